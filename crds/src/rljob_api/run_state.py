@@ -1,0 +1,47 @@
+"""What the trainer tells about itself while it runs: one JSON file, replaced atomically."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.base import Contract
+from rljob_api.contract import CONTRACT_VERSION
+from rljob_api.scalars import Count, PositiveCount
+from rljob_api.v1alpha1.status import CheckpointStatus, Progress, Timestamp
+
+
+class RunPhase(StrEnum):
+    """What the trainer is doing."""
+
+    STARTING = "Starting"
+    RUNNING = "Running"
+    STOPPING = "Stopping"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+class RunError(Contract):
+    """Why the trainer failed."""
+
+    kind: Annotated[str, Field(max_length=64)]
+    """Name of the error class."""
+    message: Annotated[str, Field(max_length=4096)]
+
+
+class RunState(Contract):
+    """The newest state of one attempt."""
+
+    contract_version: PositiveCount = CONTRACT_VERSION
+    job_name: str
+    attempt: PositiveCount
+    phase: RunPhase
+    progress: Progress
+    checkpoint: CheckpointStatus | None = None
+    resumed_from_step: Count | None = None
+    export_uri: str | None = None
+    error: RunError | None = None
+    written_at: Timestamp

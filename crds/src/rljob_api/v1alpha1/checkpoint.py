@@ -1,0 +1,44 @@
+"""What is saved, when and where."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rljob_api.base import Contract
+from rljob_api.scalars import DnsName, LongText, PositiveCount
+
+
+class Resume(StrEnum):
+    """Where a new attempt begins."""
+
+    AUTO = "Auto"
+    """At the newest complete checkpoint, if there is one."""
+    NEVER = "Never"
+    """At step 0; refused where checkpoints exist already."""
+
+
+class ExportHuggingFace(StrEnum):
+    """When the policy is written as a folder that `AutoModelForCausalLM.from_pretrained` loads."""
+
+    FINAL = "Final"
+    NEVER = "Never"
+
+
+class CheckpointStorage(Contract):
+    """Storage that every pod of the job can read and write. Locally it is a folder of the run."""
+
+    persistent_volume_claim: DnsName
+    sub_path: LongText | None = None
+    """Folder within the claim; the job's name when unset."""
+
+
+class Checkpoint(Contract):
+    """Checkpoints are complete or absent; a new attempt resumes from the newest complete one."""
+
+    storage: CheckpointStorage | None = None
+    every_steps: PositiveCount = 20
+    """Also after the last step, and when the job is asked to stop."""
+    keep: PositiveCount = 3
+    """Complete checkpoints that are kept; older ones are deleted."""
+    resume: Resume = Resume.AUTO
+    export_hugging_face: ExportHuggingFace = ExportHuggingFace.FINAL

@@ -1,0 +1,76 @@
+"""Where prompts come from and how a row becomes the text that the policy continues."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, JsonValue
+
+from rljob_api.base import Contract
+from rljob_api.scalars import Count, Flag, LongText, PositiveCount, ShortText
+
+
+class DatasetType(StrEnum):
+    """One block of the same name (camelCase) says the rest."""
+
+    FILE = "File"
+    HUGGING_FACE = "HuggingFace"
+    REASONING_GYM = "ReasoningGym"
+
+
+class FileDataset(Contract):
+    """JSON Lines (`.jsonl`) or Parquet (`.parquet`), chosen by the file's name."""
+
+    path: LongText
+    """A path (relative to the job file when run locally) or `package://<python package>/<path>`."""
+
+
+class HuggingFaceDataset(Contract):
+    """A dataset of the Hugging Face hub, or a local folder in its layout."""
+
+    path: LongText
+    subset: ShortText | None = None
+    split: ShortText = "train"
+    revision: ShortText | None = None
+
+
+class ReasoningGymDataset(Contract):
+    """Procedurally generated, verifiable tasks of the `reasoning-gym` library."""
+
+    task: ShortText
+    """Name of the task, for example `basic_arithmetic`."""
+    seed: Count = 0
+    size: PositiveCount = 1000
+    """Number of rows generated."""
+    config: Annotated[dict[str, JsonValue], Field(max_length=64)] = Field(default_factory=dict)
+    """The task's own settings, passed through as written."""
+
+
+class OverlongPrompt(StrEnum):
+    """What to do with a prompt of more than `maxPromptTokens` tokens."""
+
+    FAIL = "Fail"
+    DROP = "Drop"
+    """Leave the row out; the number of rows dropped is logged."""
+
+
+class Dataset(Contract):
+    """Rows of prompt and answer."""
+
+    type: DatasetType
+    file: FileDataset | None = None
+    hugging_face: HuggingFaceDataset | None = None
+    reasoning_gym: ReasoningGymDataset | None = None
+    prompt_field: ShortText = "prompt"
+    """Column with the prompt: text, or a list of chat messages. ReasoningGym: always its question."""
+    answer_field: ShortText = "answer"
+    """Column handed to the reward as the expected answer. ReasoningGym: always its answer."""
+    prompt_template: LongText = "{prompt}"
+    """Text around the prompt; must contain `{prompt}` exactly once."""
+    apply_chat_template: Flag = False
+    """Wrap the prompt as a user message in the tokenizer's chat template."""
+    max_prompt_tokens: PositiveCount = 512
+    overlong_prompt: OverlongPrompt = OverlongPrompt.FAIL
+    shuffle: Flag = True
+    """Visit the rows in an order drawn from `training.seed`, a new one each epoch."""

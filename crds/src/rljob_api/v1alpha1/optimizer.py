@@ -1,0 +1,38 @@
+"""The optimizer and its learning-rate schedule."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rljob_api.base import Contract
+from rljob_api.scalars import Count, Fraction, NonNegativeNumber, PositiveNumber
+
+
+class OptimizerType(StrEnum):
+    """Optimizers that exist in this version."""
+
+    ADAMW = "AdamW"
+
+
+class Schedule(StrEnum):
+    """Learning rate after the warm-up, over the remaining optimizer steps."""
+
+    CONSTANT = "Constant"
+    LINEAR = "Linear"
+    COSINE = "Cosine"
+
+
+class Optimizer(Contract):
+    """AdamW (Loshchilov & Hutter, arXiv 1711.05101) with a linear warm-up and gradient clipping."""
+
+    type: OptimizerType = OptimizerType.ADAMW
+    learning_rate: PositiveNumber = 1e-6
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    epsilon: PositiveNumber = 1e-8
+    weight_decay: NonNegativeNumber = 0.01
+    warmup_steps: Count = 0
+    """Training steps over which the learning rate rises linearly from learningRate / warmupSteps."""
+    schedule: Schedule = Schedule.CONSTANT
+    max_gradient_norm: PositiveNumber = 1.0
+    """Global norm above which gradients are scaled down."""

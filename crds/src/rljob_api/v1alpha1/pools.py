@@ -1,0 +1,172 @@
+"""Pools of machines, and what may be said about their pods."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, JsonValue, StrictStr
+
+from rljob_api.base import Contract
+from rljob_api.scalars import (
+    AbsolutePath,
+    Count,
+    DnsLabel,
+    DnsName,
+    EnvName,
+    Flag,
+    LongText,
+    PositiveCount,
+    Quantity,
+    ShortText,
+)
+
+LabelValue = Annotated[StrictStr, Field(max_length=63)]
+ResourceMap = Annotated[dict[ShortText, Quantity], Field(max_length=16)]
+
+
+class Resources(Contract):
+    """Requests and limits of one container, as in a pod. GPUs are not written here: `gpusPerNode` says them."""
+
+    requests: ResourceMap = Field(default_factory=dict)
+    limits: ResourceMap = Field(default_factory=dict)
+
+
+class TolerationOperator(StrEnum):
+    """How a toleration compares."""
+
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class TaintEffect(StrEnum):
+    """Effect of the taint that is tolerated."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Toleration(Contract):
+    """A toleration, as in a pod."""
+
+    key: ShortText | None = None
+    operator: TolerationOperator = TolerationOperator.EQUAL
+    value: LabelValue | None = None
+    effect: TaintEffect | None = None
+    toleration_seconds: Count | None = None
+
+
+class PodOverlay(Contract):
+    """What a job may say about its pods. Everything else belongs to the operator."""
+
+    labels: Annotated[dict[ShortText, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
+    annotations: Annotated[dict[ShortText, LongText], Field(max_length=32)] = Field(default_factory=dict)
+    node_selector: Annotated[dict[ShortText, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
+    affinity: Annotated[dict[str, JsonValue], Field(max_length=3)] | None = None
+    """`nodeAffinity`, `podAffinity`, `podAntiAffinity` as in a pod."""
+    priority_class_name: DnsName | None = None
+    runtime_class_name: DnsName | None = None
+    scheduler_name: DnsName | None = None
+
+
+class Pool(Contract):
+    """Equal nodes with GPUs: one Ray worker group on a cluster and one resource pool in the trainer."""
+
+    name: DnsLabel
+    nodes: Annotated[PositiveCount, Field(le=1024)] = 1
+    gpus_per_node: Annotated[PositiveCount, Field(le=64)] = 1
+    """Also the number of trainer processes per node."""
+    gpu_resource: ShortText = "nvidia.com/gpu"
+    """Resource name of one GPU on the cluster, for example `amd.com/gpu` or `nvidia.com/mig-3g.40gb`."""
+    shared_memory: Quantity = "8Gi"
+    """Size of /dev/shm in each pod; counts as memory."""
+    resources: Resources = Field(default_factory=Resources)
+    template: PodOverlay = Field(default_factory=PodOverlay)
+
+
+class Head(Contract):
+    """The pod that runs the controller, the data and the rewards. It has no GPU."""
+
+    resources: Resources = Field(default_factory=Resources)
+    template: PodOverlay = Field(default_factory=PodOverlay)
+
+
+class KeyReference(Contract):
+    """One key of a Secret or ConfigMap in the job's namespace."""
+
+    name: DnsName
+    key: ShortText
+    optional: Flag = False
+
+
+class EnvSource(Contract):
+    """Where a variable's value comes from; exactly one."""
+
+    secret_key_ref: KeyReference | None = None
+    config_map_key_ref: KeyReference | None = None
+
+
+class EnvVar(Contract):
+    """An environment variable of all pods of the job."""
+
+    name: EnvName
+    value: Annotated[StrictStr, Field(max_length=4096)] | None = None
+    value_from: EnvSource | None = None
+
+
+class ObjectReference(Contract):
+    """A Secret or ConfigMap in the job's namespace."""
+
+    name: DnsName
+    optional: Flag = False
+
+
+class EnvFrom(Contract):
+    """All keys of a Secret or ConfigMap as environment variables; exactly one of the two."""
+
+    prefix: EnvName | None = None
+    secret_ref: ObjectReference | None = None
+    config_map_ref: ObjectReference | None = None
+
+
+class LocalObjectReference(Contract):
+    """A Secret with registry credentials in the job's namespace."""
+
+    name: DnsName
+
+
+class VolumeType(StrEnum):
+    """One of the blocks below, of the same name, says the rest."""
+
+    PERSISTENT_VOLUME_CLAIM = "PersistentVolumeClaim"
+    CONFIG_MAP = "ConfigMap"
+    SECRET = "Secret"
+    EMPTY_DIR = "EmptyDir"
+
+
+class ClaimVolume(Contract):
+    """A PersistentVolumeClaim in the job's namespace."""
+
+    claim_name: DnsName
+
+
+class EmptyDirVolume(Contract):
+    """Scratch space of one pod, lost with it."""
+
+    size_limit: Quantity | None = None
+
+
+class Volume(Contract):
+    """A volume and the place where all pods of the job see it."""
+
+    name: DnsLabel
+    mount_path: AbsolutePath
+    read_only: Flag = False
+    sub_path: LongText | None = None
+    type: VolumeType
+    persistent_volume_claim: ClaimVolume | None = None
+    config_map: LocalObjectReference | None = None
+    secret: LocalObjectReference | None = None
+    empty_dir: EmptyDirVolume | None = None

@@ -1,0 +1,45 @@
+"""How a completed response is scored. Every scorer runs in a process of its own with a hard time limit."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rljob_api.base import Contract
+from rljob_api.scalars import FunctionPath, Number, PositiveCount, PositiveNumber
+
+
+class RewardType(StrEnum):
+    """One block of the same name says the rest, where there is more to say."""
+
+    FUNCTION = "Function"
+    MATH_ANSWER = "MathAnswer"
+    """1 if the response's final mathematical answer equals the row's, else 0 (math-verify)."""
+    REASONING_GYM = "ReasoningGym"
+    """The task's own scorer, 0 to 1; only with a ReasoningGym dataset."""
+
+
+class FunctionReward(Contract):
+    """`function(prompt: str, response: str, answer: object, row: dict) -> float`, importable on PYTHONPATH."""
+
+    path: FunctionPath
+
+
+class ErrorPolicy(StrEnum):
+    """What a scorer that raises, returns something that is no number, or runs too long does to the job."""
+
+    FAIL = "Fail"
+    SCORE = "Score"
+    """The sample gets `errorScore`; counted in `reward/error_rate` or `reward/timeout_rate`."""
+
+
+class Reward(Contract):
+    """The scorer and its limits."""
+
+    type: RewardType
+    function: FunctionReward | None = None
+    timeout_seconds: PositiveNumber = 10.0
+    """For one response, on the wall clock; the process is killed then."""
+    num_processes: PositiveCount = 2
+    on_error: ErrorPolicy = ErrorPolicy.FAIL
+    on_timeout: ErrorPolicy = ErrorPolicy.SCORE
+    error_score: Number = 0.0

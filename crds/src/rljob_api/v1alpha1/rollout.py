@@ -1,0 +1,42 @@
+"""How responses are generated."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.base import Contract
+from rljob_api.scalars import Count, LongText, OpenFraction, PositiveCount, PositiveNumber, Quantity
+
+
+class RolloutEngine(StrEnum):
+    """The program that generates."""
+
+    AUTO = "Auto"
+    """VLLM if it can be imported in the worker, else HuggingFace."""
+    VLLM = "VLLM"
+    HUGGING_FACE = "HuggingFace"
+    """Generation with the training model itself: slow, no second copy of the weights."""
+
+
+class Rollout(Contract):
+    """Sampling for training. Evaluation has its own."""
+
+    engine: RolloutEngine = RolloutEngine.AUTO
+    group_size: PositiveCount = 8
+    """Responses per prompt; group-relative advantages need at least 2."""
+    max_new_tokens: PositiveCount = 512
+    temperature: PositiveNumber = 1.0
+    top_p: OpenFraction = 1.0
+    top_k: Count = 0
+    """Sample among the k most likely tokens; 0 for all."""
+    stop: Annotated[tuple[LongText, ...], Field(max_length=16)] = ()
+    """Texts that end a response; the text itself is left out of what the reward sees."""
+    max_num_sequences: PositiveCount = 256
+    """Sequences that one engine decodes at the same time."""
+    gpu_memory_utilization: OpenFraction = 0.5
+    """Share of a GPU's memory for the engine while it generates."""
+    cpu_kv_cache: Quantity = "1Gi"
+    """Memory of one engine's KV cache on CPUs."""

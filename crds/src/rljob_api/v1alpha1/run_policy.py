@@ -1,0 +1,27 @@
+"""Deadlines, stopping and cleaning up."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rljob_api.base import Contract
+from rljob_api.scalars import Seconds
+
+
+class Cleanup(StrEnum):
+    """What becomes of the cluster when the job has ended."""
+
+    DELETE_CLUSTER = "DeleteCluster"
+    KEEP_CLUSTER = "KeepCluster"
+
+
+class RunPolicy(Contract):
+    """May be changed while the job exists."""
+
+    provisioning_deadline_seconds: Seconds = 1800
+    """From creation of the cluster to all pods ready; the job fails after that."""
+    active_deadline_seconds: Seconds | None = None
+    """Total running time over all attempts; the job is stopped with a checkpoint and fails after that."""
+    cleanup: Cleanup = Cleanup.DELETE_CLUSTER
+    grace_period_seconds: Seconds = 120
+    """Time to write a checkpoint when the job is stopped."""

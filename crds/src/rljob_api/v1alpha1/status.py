@@ -1,0 +1,97 @@
+"""What the operator reports."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.base import Contract
+from rljob_api.scalars import Count, LongText, Number, PositiveCount, ShortText
+
+Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+"""RFC 3339 in UTC, for example `2026-01-31T12:00:00Z`."""
+
+
+class ConditionStatus(StrEnum):
+    """As in every Kubernetes condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(Contract):
+    """One observation about the job."""
+
+    type: ShortText
+    status: ConditionStatus
+    reason: ShortText
+    message: Annotated[str, Field(max_length=1024)] = ""
+    observed_generation: Count = 0
+    last_transition_time: Timestamp
+
+
+class Progress(Contract):
+    """Where the training is; at most a few seconds old while it runs."""
+
+    step: Count
+    total_steps: Count
+    reward_mean: Number | None = None
+    eval_score: Number | None = None
+    """Greedy score of the newest evaluation."""
+    tokens_per_second: Number | None = None
+    updated_at: Timestamp
+    eta_seconds: Count | None = None
+
+
+class CheckpointStatus(Contract):
+    """The newest complete checkpoint."""
+
+    step: Count
+    uri: LongText
+    digest: ShortText
+    saved_at: Timestamp
+
+
+class AttemptOutcome(StrEnum):
+    """How an attempt ended, or that it has not."""
+
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+class Attempt(Contract):
+    """One cluster and the runs on it."""
+
+    number: PositiveCount
+    cluster: ShortText
+    started: Timestamp
+    ended: Timestamp | None = None
+    outcome: AttemptOutcome = AttemptOutcome.RUNNING
+    reason: ShortText | None = None
+    resumed_from_step: Count | None = None
+
+
+class PoolStatus(Contract):
+    """Nodes of one pool."""
+
+    name: ShortText
+    desired: Count
+    ready: Count
+
+
+class RLJobStatus(Contract):
+    """Written by the operator only."""
+
+    observed_generation: Count = 0
+    phase: ShortText | None = None
+    """Derived from the conditions, for people; programs read the conditions."""
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = ()
+    progress: Progress | None = None
+    checkpoint: CheckpointStatus | None = None
+    attempts: Annotated[tuple[Attempt, ...], Field(max_length=64)] = ()
+    pools: Annotated[tuple[PoolStatus, ...], Field(max_length=8)] = ()

@@ -1,0 +1,50 @@
+"""What is trained and how. This is the trainer's whole configuration; there is no second configuration language."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.base import Contract
+from rljob_api.scalars import Count, PositiveCount
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.dataset import Dataset
+from rljob_api.v1alpha1.evaluation import Evaluation
+from rljob_api.v1alpha1.model import Model
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_api.v1alpha1.reward import Reward
+from rljob_api.v1alpha1.rollout import Rollout
+
+
+class Logger(StrEnum):
+    """Sinks for metrics. JSON Lines are always written."""
+
+    CONSOLE = "Console"
+    TENSORBOARD = "TensorBoard"
+
+
+class Training(Contract):
+    """One reinforcement-learning run."""
+
+    model: Model
+    dataset: Dataset
+    reward: Reward
+    algorithm: Algorithm = Field(default_factory=Algorithm)
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    rollout: Rollout = Field(default_factory=Rollout)
+    evaluation: Evaluation | None = None
+    loggers: Annotated[tuple[Logger, ...], Field(max_length=8)] = (Logger.CONSOLE, Logger.TENSORBOARD)
+    steps: PositiveCount
+    """Training steps in all; a resumed run does the rest of them."""
+    batch_size: PositiveCount = 64
+    """Prompts per step, over all workers; batchSize x rollout.groupSize responses are trained on."""
+    mini_batch_size: PositiveCount | None = None
+    """Prompts per optimizer update, over all workers; batchSize when unset (strictly on-policy)."""
+    num_epochs_per_batch: PositiveCount = 1
+    """Passes over each batch."""
+    max_tokens_per_micro_batch: PositiveCount = 16384
+    """Tokens, padding included, in one forward and backward pass of one worker. A memory limit: results do not
+    depend on it."""
+    seed: Count = 0
