@@ -23,6 +23,10 @@ ENV_RUN_STATE_FILE = "RLJOB_RUN_STATE_FILE"
 """File into which the trainer writes RunState (atomic replace)."""
 ENV_ATTEMPT = "RLJOB_ATTEMPT"
 """Number of this attempt, from 1."""
+ENV_JOB_FOLDER = "RLJOB_JOB_FOLDER"
+"""Folder that relative paths in the job (datasets, models) start from: locally that of the job file."""
+ENV_DEVICE = "RLJOB_DEVICE"
+"""What the workers compute on: `cuda` or `cpu`. Found out by the trainer when unset."""
 
 MAX_SPEC_BYTES = 64 * 1024
 RUN_STATE_FILE_NAME = "rljob-run-state.json"

@@ -1,0 +1,76 @@
+"""RunState on disk: complete at every moment, versioned, and true."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from rljob_api.run_state import RunPhase, RunState
+from rljob_api.v1alpha1.status import CheckpointStatus
+from rljob_trainer.controller.run_reporter import RunReporter
+
+
+class WallClock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reporter(path: Path, clock: WallClock) -> RunReporter:
+    return RunReporter(path, "sort", attempt=2, total_steps=10, num_devices=4, wall_clock=clock)
+
+
+def test_the_first_state_is_written_at_once_with_its_version(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "state.json"
+    reporter(path, WallClock())
+    assert json.loads(path.read_text()) == {
+        "contractVersion": 1,
+        "jobName": "sort",
+        "attempt": 2,
+        "phase": "Starting",
+        "progress": {"step": 0, "totalSteps": 10, "updatedAt": "2023-11-14T22:13:20Z"},
+        "writtenAt": "2023-11-14T22:13:20Z",
+    }
+
+
+def test_a_run_from_resume_to_the_end(tmp_path: Path) -> None:
+    path, clock = tmp_path / "state.json", WallClock()
+    run = reporter(path, clock)
+    run.training_started(4, resumed_from_step=4)
+    run.evaluated({"eval/greedy_score": 0.75})
+    clock.now += 6.0
+    run.step_done(6, {"critic/rewards/mean": 0.5, "perf/throughput": 100.0})
+    run.checkpoint_saved(
+        CheckpointStatus(step=6, uri="file:checkpoints/6", digest="sha256:0", saved_at="2023-11-14T22:13:26Z")
+    )
+    state = RunState.model_validate_json(path.read_text())
+    assert state.phase is RunPhase.RUNNING
+    assert state.resumed_from_step == 4
+    progress = state.progress
+    assert (progress.step, progress.reward_mean, progress.eval_score) == (6, 0.5, 0.75)
+    assert progress.tokens_per_second == 400.0
+    assert progress.eta_seconds == 12
+    assert state.checkpoint is not None
+    assert state.checkpoint.step == 6
+    run.complete("file:export")
+    state = RunState.model_validate_json(path.read_text())
+    assert (state.phase, state.export_uri, state.progress.step) == (RunPhase.COMPLETE, "file:export", 6)
+    assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_failure_is_told_in_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    run = reporter(path, WallClock())
+    run.step_done(1, {"critic/rewards/mean": 0.5})
+    run.step_done(2, {"critic/rewards/mean": math.nan})
+    run.failed(RuntimeError("\x1b[31m" + "x" * 10_000))
+    state = RunState.model_validate_json(path.read_text())
+    assert state.phase is RunPhase.FAILED
+    assert state.progress.reward_mean == 0.5
+    assert state.error is not None
+    assert state.error.kind == "RuntimeError"
+    assert state.error.message.startswith("\\x1b[31mxxx")
+    assert len(state.error.message) <= 4096

@@ -1,0 +1,90 @@
+"""JSON Lines files that grow while a run goes on and survive a crash in the middle of a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TextIO
+
+
+class JsonlWriter:
+    """Appends rows; each is on its way to the disk when `append` returns (flushed, not fsynced)."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens `path` for appending and makes its folder.
+
+        Raises:
+            OSError: the file cannot be made or opened.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = path.open(
+            "a", encoding="utf-8", errors="backslashreplace"
+        )  # a lone surrogate becomes its JSON escape
+
+    def append(self, row: Mapping[str, object]) -> None:
+        """Writes one row.
+
+        Raises:
+            OSError: the row could not be written, for example because the disk is full.
+            ValueError: a value is NaN or infinite, which JSON cannot say.
+        """
+        self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file; more than once does no harm."""
+        self._file.close()
+
+
+def read_rows(path: Path) -> Iterator[dict[str, object]]:
+    """The complete rows of a file, in order; a last line that was cut off is left out, as is a file that is missing.
+
+    Raises:
+        ValueError: a line other than the last is not a JSON object; the text names file and line.
+    """
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    last_number = len(lines)
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == last_number:
+                return
+            raise ValueError(
+                f"{path}:{number}: not a line of JSON ({error.msg}); remove the line or the file"
+            ) from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number}: not a JSON object ({line[:40]!r}); remove the line or the file")
+        yield row
+
+
+def cut_back(path: Path, last_step: int) -> int:
+    """Removes the rows of steps after `last_step`, which a resumed run does again; returns how many were removed.
+
+    The file is replaced in one piece, so a crash leaves the old or the new one.
+
+    Raises:
+        ValueError: as `read_rows`.
+        OSError: the new file cannot be written.
+    """
+    if not path.exists():
+        return 0
+    num_removed = 0
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        for row in read_rows(path):
+            step = row.get("step")
+            if isinstance(step, int) and step > last_step:
+                num_removed += 1
+                continue
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return num_removed

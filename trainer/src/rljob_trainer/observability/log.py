@@ -1,0 +1,60 @@
+"""Log lines: one form for the whole trainer, and text of users or models made harmless before a terminal sees it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import unicodedata
+from typing import TextIO
+
+MAX_MESSAGE_CHARS = 4000
+"""A longer message is cut; a model's output must not fill the log."""
+
+_LOGGER_NAME = "rljob_trainer"
+
+
+def printable(text: str, max_chars: int, *, keep_newlines: bool = False) -> str:
+    """`text` with control characters, direction marks and lone surrogates written as escapes, cut at `max_chars`.
+
+    A newline becomes `\\n` unless `keep_newlines`; what is cut is said at the end.
+    """
+    shown = text[:max_chars]
+    escaped = "".join(_escape(character, keep_newlines) for character in shown)
+    num_cut = len(text) - len(shown)
+    return f"{escaped}... ({num_cut} more characters)" if num_cut else escaped
+
+
+class PrintableFormatter(logging.Formatter):
+    """`12:00:00 INFO controller: message`, in UTC, with the whole line (traceback included) made printable."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002 - logging's own
+        """Time of day in UTC."""
+        return time.strftime("%H:%M:%S", time.gmtime(record.created))
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line for one record."""
+        return printable(super().format(record), MAX_MESSAGE_CHARS, keep_newlines=True)
+
+
+def set_up_logging(level: int = logging.INFO, stream: TextIO | None = None) -> logging.Logger:
+    """Sends the trainer's log lines to `stream` (standard error by default); called again, it replaces the handler."""
+    logger = logging.getLogger(_LOGGER_NAME)
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(PrintableFormatter())
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
+    return logger
+
+
+def _escape(character: str, keep_newlines: bool) -> str:
+    if character == "\n" and keep_newlines:
+        return character
+    # Cc control, Cf format (direction marks, zero width), Cs surrogates, Co private use, Zl and Zp line separators
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
+        return character.encode("unicode_escape").decode("ascii")
+    return character

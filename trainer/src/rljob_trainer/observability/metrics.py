@@ -1,0 +1,109 @@
+"""Metrics are a flat mapping from a name to a float; the names are those the field uses, so that dashboards carry over.
+
+The last part of a name says how values of several workers become one: see `reduction_of`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Final
+
+Metrics = Mapping[str, float]
+
+REWARD_MEAN: Final = "critic/rewards/mean"
+REWARD_MAX: Final = "critic/rewards/max"
+REWARD_MIN: Final = "critic/rewards/min"
+REWARD_ERROR_RATE: Final = "reward/error_rate"
+REWARD_TIMEOUT_RATE: Final = "reward/timeout_rate"
+ADVANTAGE_MEAN: Final = "critic/advantages/mean"
+
+POLICY_LOSS: Final = "actor/pg_loss"
+ENTROPY: Final = "actor/entropy"
+KL_LOSS: Final = "actor/kl_loss"
+"""KL(policy || reference) by the job's estimator."""
+PPO_KL: Final = "actor/ppo_kl"
+"""Mean of old minus new log-probability within one batch."""
+CLIP_FRACTION: Final = "actor/pg_clipfrac"
+GRADIENT_NORM: Final = "actor/grad_norm"
+LEARNING_RATE: Final = "actor/lr"
+
+RESPONSE_LENGTH_MEAN: Final = "response_length/mean"
+RESPONSE_LENGTH_MAX: Final = "response_length/max"
+RESPONSE_LENGTH_MIN: Final = "response_length/min"
+RESPONSE_CLIP_RATIO: Final = "response_length/clip_ratio"
+"""Share of responses cut off by the token limit."""
+PROMPT_LENGTH_MEAN: Final = "prompt_length/mean"
+
+LOGPROB_DIFF_MAX: Final = "rollout/logprob_diff_max"
+LOGPROB_DIFF_MEAN: Final = "rollout/logprob_diff_mean"
+
+THROUGHPUT: Final = "perf/throughput"
+"""Prompt and response tokens per second and device."""
+TOTAL_TOKENS: Final = "perf/total_num_tokens"
+TIME_PER_STEP: Final = "perf/time_per_step"
+
+EVAL_GREEDY: Final = "eval/greedy_score"
+EVAL_SAMPLED: Final = "eval/sampled_score"
+
+TIMING_PREFIX: Final = "timing_s/"
+
+
+class Reduction(StrEnum):
+    """How the values of several workers become one."""
+
+    MEAN = "mean"
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+
+
+_BY_LAST_WORD: Final = {"max": Reduction.MAX, "min": Reduction.MIN, "sum": Reduction.SUM, "mean": Reduction.MEAN}
+
+
+def reduction_of(name: str) -> Reduction:
+    """The rule for one metric.
+
+    Timings take the maximum, because a step waits for its slowest worker; totals (`perf/total_...`) are added up; a
+    name that ends in max, min, sum or mean (after `/` or `_`) does what it says; all others are averaged.
+    """
+    if name.startswith(TIMING_PREFIX):
+        return Reduction.MAX
+    last = name.rsplit("/", maxsplit=1)[-1]
+    if last.startswith("total_"):
+        return Reduction.SUM
+    return _BY_LAST_WORD.get(last.rsplit("_", maxsplit=1)[-1], Reduction.MEAN)
+
+
+def reduce_metrics(per_worker: Sequence[Metrics]) -> dict[str, float]:
+    """One mapping from those of several workers; each metric over the workers that report it, in order of first sight.
+
+    A NaN of any worker makes the result NaN: a broken worker must show.
+    """
+    collected: dict[str, list[float]] = {}
+    for metrics in per_worker:
+        for name, value in metrics.items():
+            collected.setdefault(name, []).append(value)
+    return {name: _reduce(values, reduction_of(name)) for name, values in collected.items()}
+
+
+def spread(prefix: str, values: Sequence[float]) -> dict[str, float]:
+    """`prefix/mean`, `prefix/max` and `prefix/min` of `values`; nothing for no values."""
+    if not values:
+        return {}
+    return {f"{prefix}/{rule}": _reduce(values, rule) for rule in (Reduction.MEAN, Reduction.MAX, Reduction.MIN)}
+
+
+def _reduce(values: Sequence[float], rule: Reduction) -> float:
+    if any(math.isnan(value) for value in values):
+        return math.nan
+    match rule:
+        case Reduction.MAX:
+            return float(max(values))
+        case Reduction.MIN:
+            return float(min(values))
+        case Reduction.SUM:
+            return math.fsum(values)
+        case Reduction.MEAN:
+            return math.fsum(values) / len(values)

@@ -1,0 +1,183 @@
+"""PNG curves of a run, drawn from its `metrics.jsonl` alone: `python -m rljob_trainer.observability.plots RUN_FOLDER`.
+
+The file may be that of a run still going on, and its last line may be cut off.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from rljob_trainer.observability import metrics
+from rljob_trainer.observability.jsonl import read_rows
+from rljob_trainer.observability.sinks import METRICS_FILE_NAME
+
+PLOTS_FOLDER_NAME = "plots"
+OVERVIEW_NAME = "overview.png"
+SMOOTHING_WINDOW = 10
+"""Steps in the moving average that is drawn over a noisy curve."""
+
+Points = list[tuple[int, float]]
+"""(step, value), by step, one point per step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve of a plot."""
+
+    metric: str
+    label: str
+    smooth: bool = False
+    """Also draw the moving average, the raw curve being faint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One PNG."""
+
+    name: str
+    title: str
+    y_label: str
+    lines: tuple[Line, ...]
+    unit_range: bool = False
+    """The y axis goes from 0 to 1."""
+
+
+PLOTS = (
+    Plot("reward", "Training reward", "mean reward", (Line(metrics.REWARD_MEAN, "reward", smooth=True),)),
+    Plot(
+        "evaluation",
+        "Held-out score",
+        "mean score",
+        (Line(metrics.EVAL_GREEDY, "greedy"), Line(metrics.EVAL_SAMPLED, "sampled")),
+        unit_range=True,
+    ),
+    Plot(
+        "kl",
+        "KL divergence",
+        "nats per token",
+        (Line(metrics.KL_LOSS, "to the reference"), Line(metrics.PPO_KL, "to the sampling policy")),
+    ),
+    Plot("entropy", "Entropy of the policy", "nats per token", (Line(metrics.ENTROPY, "entropy"),)),
+    Plot(
+        "response_length",
+        "Response length",
+        "tokens",
+        (Line(metrics.RESPONSE_LENGTH_MEAN, "mean"), Line(metrics.RESPONSE_LENGTH_MAX, "longest")),
+    ),
+)
+
+
+def read_curves(run_folder: Path) -> dict[str, Points]:
+    """Every metric of the run by name. Of several values for one step the last counts; NaN points are left out.
+
+    Raises:
+        FileNotFoundError: the folder has no metrics.
+        ValueError: a line before the last one is damaged.
+    """
+    path = run_folder / METRICS_FILE_NAME
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; give the folder of a run, such as runs/<name>")
+    by_name: dict[str, dict[int, float]] = {}
+    for row in read_rows(path):
+        step = row.get("step")
+        if not isinstance(step, int):
+            continue
+        for name, value in row.items():
+            if name not in ("step", "wall_time") and isinstance(value, int | float) and math.isfinite(value):
+                by_name.setdefault(name, {})[step] = float(value)
+    return {name: sorted(points.items()) for name, points in by_name.items()}
+
+
+def moving_average(points: Points, window: int) -> Points:
+    """Mean of the newest `window` values up to each point; of fewer at the beginning."""
+    averaged = []
+    for index, (step, _) in enumerate(points):
+        newest = [value for _, value in points[max(0, index + 1 - window) : index + 1]]
+        averaged.append((step, math.fsum(newest) / len(newest)))
+    return averaged
+
+
+def draw_plots(run_folder: Path) -> list[Path]:
+    """Draws one PNG for each of `PLOTS` that has data, and an overview of them; returns the files, overview first.
+
+    Raises:
+        FileNotFoundError: the folder has no metrics.
+        ValueError: the metrics are damaged.
+        OSError: a file cannot be written.
+    """
+    curves = read_curves(run_folder)
+    shown = [plot for plot in PLOTS if any(line.metric in curves for line in plot.lines)]
+    if not shown:
+        return []
+    folder = run_folder / PLOTS_FOLDER_NAME
+    folder.mkdir(exist_ok=True)
+    files = [_save(run_folder.name, shown, curves, folder / OVERVIEW_NAME)]
+    files += [_save(run_folder.name, [plot], curves, folder / f"{plot.name}.png") for plot in shown]
+    return files
+
+
+def _save(run_name: str, plots: Sequence[Plot], curves: dict[str, Points], path: Path) -> Path:
+    num_columns = min(3, len(plots))
+    num_rows = math.ceil(len(plots) / num_columns)
+    figure = Figure(figsize=(5.2 * num_columns, 3.6 * num_rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(run_name)
+    for index, plot in enumerate(plots, start=1):
+        _draw(figure.add_subplot(num_rows, num_columns, index), plot, curves)
+    temporary = path.with_name(path.name + ".tmp")
+    figure.savefig(temporary, format="png", dpi=110)
+    temporary.replace(path)
+    return path
+
+
+def _draw(axes: Axes, plot: Plot, curves: dict[str, Points]) -> None:
+    for index, line in enumerate(plot.lines):
+        points = curves.get(line.metric, [])
+        if not points:
+            continue
+        color = f"C{index}"
+        steps = [step for step, _ in points]
+        marker = "o" if len(points) <= 30 else ""
+        values = [value for _, value in points]
+        opacity = 0.35 if line.smooth else 1.0
+        axes.plot(steps, values, color=color, marker=marker, markersize=3.5, alpha=opacity, label=line.label)
+        if line.smooth:
+            averaged = [value for _, value in moving_average(points, SMOOTHING_WINDOW)]
+            axes.plot(steps, averaged, color=color, label=f"{line.label}, mean of {SMOOTHING_WINDOW} steps")
+    axes.set_title(plot.title)
+    axes.set_xlabel("training step")
+    axes.set_ylabel(plot.y_label)
+    if plot.unit_range:
+        axes.set_ylim(-0.02, 1.02)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Draws the plots of the one run folder named; prints the files."""
+    if len(arguments) != 1:
+        print("usage: python -m rljob_trainer.observability.plots RUN_FOLDER", file=sys.stderr)
+        return 2
+    try:
+        files = draw_plots(Path(arguments[0]))
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    for file in files:
+        print(file)
+    if not files:
+        print(f"{arguments[0]}: no metrics to draw yet; wait for the first step", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

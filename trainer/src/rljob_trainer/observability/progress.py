@@ -1,0 +1,108 @@
+"""Progress for people: a bar on a terminal, one plain line per step where there is none (CI, `kubectl logs`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from rljob_trainer.observability.metrics import (
+    EVAL_GREEDY,
+    EVAL_SAMPLED,
+    REWARD_MEAN,
+    THROUGHPUT,
+    TIMING_PREFIX,
+    Metrics,
+)
+from rljob_trainer.observability.timing import Clock, RemainingTime
+
+_STEP_TIMING = TIMING_PREFIX + "step"
+NUM_PHASES_SHOWN = 3
+
+
+class ProgressDisplay:
+    """A sink that shows the newest step. Reward and evaluation stay on show until newer ones come."""
+
+    def __init__(self, console: Console, total_steps: int, num_devices: int, clock: Clock) -> None:
+        self._console = console
+        self._total_steps = total_steps
+        self._num_devices = num_devices
+        self._clock = clock
+        self._remaining = RemainingTime(total_steps)
+        self._newest: dict[str, float] = {}
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+
+    def start(self, step: int) -> None:
+        """Begins at `step` steps done: 0, or the step resumed from."""
+        self._remaining.observe(step, self._clock())
+        if not self._console.is_terminal:
+            return
+        columns = (
+            TextColumn("training"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        self._bar = RichProgress(*columns, console=self._console, transient=False)
+        self._task = self._bar.add_task("training", total=self._total_steps, completed=step, note="")
+        self._bar.start()
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Shows that `step` steps are done."""
+        self._newest.update(metrics)
+        if REWARD_MEAN in metrics:
+            self._remaining.observe(step, self._clock())
+        note = ", ".join(self._summary(metrics))
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=step, note=note)
+        else:
+            self._console.print(Text(f"step {step}/{self._total_steps}: {note}"), soft_wrap=True)
+
+    def show(self, renderable: RenderableType) -> None:
+        """Prints a table or a text above the bar; text is taken as it is, never as markup."""
+        self._console.print(Text(renderable) if isinstance(renderable, str) else renderable)
+
+    def close(self) -> None:
+        """Leaves the bar where it stands and frees the terminal."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _summary(self, metrics: Metrics) -> Sequence[str]:
+        parts = []
+        for label, name in (("reward", REWARD_MEAN), ("eval", EVAL_GREEDY), ("eval sampled", EVAL_SAMPLED)):
+            if name in self._newest:
+                parts.append(f"{label} {self._newest[name]:.3f}")
+        if THROUGHPUT in metrics:
+            parts.append(f"{metrics[THROUGHPUT] * self._num_devices:,.0f} tokens/s")
+        eta = self._remaining.seconds()
+        if eta is not None:
+            parts.append(f"ETA {duration(eta)}")
+        parts.extend(_timing(metrics))
+        return parts
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3 min 05 s` or `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _timing(metrics: Metrics) -> list[str]:
+    if _STEP_TIMING not in metrics:
+        return []
+    phases = [
+        (seconds, name.removeprefix(TIMING_PREFIX))
+        for name, seconds in metrics.items()
+        if name.startswith(TIMING_PREFIX) and name != _STEP_TIMING
+    ]
+    longest = [f"{name} {seconds:.2f}" for seconds, name in sorted(phases, reverse=True)[:NUM_PHASES_SHOWN]]
+    return [f"{metrics[_STEP_TIMING]:.2f} s" + (f" ({', '.join(longest)})" if longest else "")]

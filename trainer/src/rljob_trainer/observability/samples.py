@@ -1,0 +1,79 @@
+"""Prompts and responses as people read them: JSON Lines for all that were logged, a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from rljob_trainer.observability.jsonl import JsonlWriter, cut_back
+from rljob_trainer.observability.log import printable
+
+SAMPLES_FILE_NAME = "samples.jsonl"
+MAX_CELL_CHARS = 200
+
+
+class SampleKind(StrEnum):
+    """Where a sample comes from."""
+
+    TRAIN = "train"
+    GREEDY = "eval_greedy"
+    SAMPLED = "eval_sampled"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One scored response.
+
+    Example: `Sample(3, SampleKind.TRAIN, "09305>", "00359", "00359", 1.0)`
+    """
+
+    step: int
+    kind: SampleKind
+    prompt: str
+    response: str
+    answer: str
+    score: float
+
+
+class SampleLog:
+    """Appends samples to `samples.jsonl` of a run folder."""
+
+    def __init__(self, run_folder: Path, resumed_from_step: int | None) -> None:
+        """Opens the file; rows after `resumed_from_step` (None: a new run, so all of them) are removed first.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        path = run_folder / SAMPLES_FILE_NAME
+        cut_back(path, -1 if resumed_from_step is None else resumed_from_step)
+        self._writer = JsonlWriter(path)
+
+    def write(self, samples: Sequence[Sample]) -> None:
+        """Appends the samples.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        for sample in samples:
+            self._writer.append(asdict(sample))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._writer.close()
+
+
+def sample_table(title: str, samples: Sequence[Sample]) -> Table:
+    """The samples as a table; their text can neither move the cursor nor be taken for markup."""
+    table = Table(title=title, title_justify="left", show_lines=False)
+    for name in ("prompt", "response", "answer"):
+        table.add_column(name, overflow="fold")
+    table.add_column("score", justify="right")
+    for sample in samples:
+        texts = (sample.prompt, sample.response, sample.answer)
+        table.add_row(*(Text(printable(text, MAX_CELL_CHARS)) for text in texts), f"{sample.score:g}")
+    return table

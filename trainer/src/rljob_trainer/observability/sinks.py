@@ -1,0 +1,111 @@
+"""Where metrics go. `metrics.jsonl` is always written and is the only file that plots and resumed runs read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from rljob_trainer.observability.jsonl import JsonlWriter, cut_back
+from rljob_trainer.observability.metrics import Metrics
+
+METRICS_FILE_NAME = "metrics.jsonl"
+TENSORBOARD_FOLDER_NAME = "tensorboard"
+
+WallClock = Callable[[], float]
+"""Seconds since 1970, such as `time.time`."""
+
+
+class Sink(Protocol):
+    """One destination. Steps only go up; one step may come in several parts (training, then evaluation)."""
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Takes the metrics of one step."""
+
+    def close(self) -> None:
+        """Writes what is left and lets go of files."""
+
+
+class JsonlSink:
+    """One row per call: `{"step": 3, "wall_time": 1700000000.0, "critic/rewards/mean": 0.5, ...}`.
+
+    A value that is NaN or infinite is written as null, because JSON has no word for it.
+    """
+
+    def __init__(self, run_folder: Path, resumed_from_step: int | None, wall_clock: WallClock) -> None:
+        """Opens the file; rows after `resumed_from_step` (None: a new run, so all of them) are removed first.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        path = run_folder / METRICS_FILE_NAME
+        cut_back(path, -1 if resumed_from_step is None else resumed_from_step)
+        self._writer = JsonlWriter(path)
+        self._wall_clock = wall_clock
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Appends the row.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        row: dict[str, object] = {"step": step, "wall_time": round(self._wall_clock(), 3)}
+        for name, value in metrics.items():
+            row[name] = float(value) if math.isfinite(value) else None
+        self._writer.append(row)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._writer.close()
+
+
+class TensorBoardSink:
+    """Scalars in TensorBoard's event format."""
+
+    def __init__(self, run_folder: Path, resumed_from_step: int | None, wall_clock: WallClock) -> None:
+        """Opens a new event file; points after `resumed_from_step` in older files are marked as superseded.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._wall_clock = wall_clock
+        self._writer = EventFileWriter(str(run_folder / TENSORBOARD_FOLDER_NAME))
+        if resumed_from_step is not None:
+            restart = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=wall_clock(), step=resumed_from_step + 1, session_log=restart))
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Adds one point per metric."""
+        values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
+        self._writer.add_event(Event(wall_time=self._wall_clock(), step=step, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Writes what is queued and closes the file."""
+        self._writer.close()
+
+
+class MetricLog:
+    """Several sinks as one."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Hands the metrics to every sink, in order.
+
+        Raises:
+            OSError: a sink cannot write.
+        """
+        for sink in self._sinks:
+            sink.write(step, metrics)
+
+    def close(self) -> None:
+        """Closes every sink."""
+        for sink in self._sinks:
+            sink.close()

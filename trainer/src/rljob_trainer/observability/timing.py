@@ -1,0 +1,61 @@
+"""Where the time of a step goes, and how long the rest will take. Clocks are passed in, so tests need not wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rljob_trainer.observability.metrics import TIMING_PREFIX
+
+Clock = Callable[[], float]
+"""Seconds since any fixed moment, never going back, such as `time.perf_counter`."""
+
+
+class PhaseTimer:
+    """Adds up the seconds of the named phases of one step."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times the block as `name`; entered again, the times add up. A block that raises is counted too."""
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - started
+
+    def seconds(self, name: str) -> float:
+        """Seconds in `name` since the last `take`; 0 when it was never entered."""
+        return self._seconds.get(name, 0.0)
+
+    def take(self) -> dict[str, float]:
+        """The phases so far as `timing_s/<phase>`, and starts again from nothing."""
+        taken = {TIMING_PREFIX + name: seconds for name, seconds in self._seconds.items()}
+        self._seconds = {}
+        return taken
+
+
+class RemainingTime:
+    """Estimates the rest of a run from a moving average over the newest steps, evaluations and saves included."""
+
+    def __init__(self, total_steps: int, window: int = 20) -> None:
+        self._total_steps = total_steps
+        self._moments: deque[tuple[int, float]] = deque(maxlen=window + 1)
+
+    def observe(self, step: int, now_seconds: float) -> None:
+        """Notes that `step` steps are done at `now_seconds`."""
+        self._moments.append((step, now_seconds))
+
+    def seconds(self) -> float | None:
+        """Seconds to the last step; None before two moments are known."""
+        if len(self._moments) < 2:
+            return None
+        (first_step, first_seconds), (last_step, last_seconds) = self._moments[0], self._moments[-1]
+        if last_step <= first_step:
+            return None
+        per_step = (last_seconds - first_seconds) / (last_step - first_step)
+        return max(0.0, per_step * (self._total_steps - last_step))
