@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from types import NoneType
+from typing import Self, get_args
+
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+
+
+def keeps_null(field: FieldInfo) -> bool:
+    """Whether an explicit null says something else than leaving the field out: it is allowed and not the default."""
+    return not field.is_required() and field.default is not None and NoneType in get_args(field.annotation)
 
 
 class Contract(BaseModel):
@@ -18,6 +27,23 @@ class Contract(BaseModel):
         ser_json_inf_nan="constants",
         use_attribute_docstrings=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_unset(cls, data: object) -> object:
+        """Takes an explicit null for an unset field, as the API server does before it fills in defaults."""
+        if not isinstance(data, dict):
+            return data
+        dropped = set()
+        for name, field in cls.model_fields.items():
+            if not keeps_null(field):
+                dropped |= {name, field.alias}
+        return {key: value for key, value in data.items() if value is not None or key not in dropped}
+
+    @classmethod
+    def from_wire(cls, data: object) -> Self:
+        """The value of a wire form (parsed YAML or JSON): camelCase names only. Raises pydantic.ValidationError."""
+        return cls.model_validate(data, by_alias=True, by_name=False)
 
     def to_wire(self) -> dict[str, object]:
         """The JSON form: camelCase names, unset fields left out (so that an older reader sees no unknown name)."""

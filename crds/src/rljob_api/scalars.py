@@ -61,6 +61,7 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity such as `500m`, `2` or `16Gi`; whole numbers may be written without quotes."""
 FunctionPath = Annotated[
-    StrictStr, Field(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$")
+    StrictStr,
+    Field(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"),
 ]
 """`package.module:function`."""

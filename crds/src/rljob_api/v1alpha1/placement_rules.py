@@ -1,0 +1,141 @@
+"""Rules on where roles run, on uniqueness, and on batches that must spread evenly over the GPUs."""
+
+from __future__ import annotations
+
+import re
+
+from rljob_api.v1alpha1.pools import Pool
+from rljob_api.v1alpha1.rule import Rule, cel_text, rule, unique_rule
+from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
+
+MAX_NAME_LENGTH = 46
+_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_ROLES = ("actor", "rollout", "ref")
+_PARALLEL = "self.roles.rollout.tensorParallel"
+
+
+def _pool_of(role: str) -> str:
+    """CEL for the name of a role's pool."""
+    return f"(has(self.roles.{role}.pool) ? self.roles.{role}.pool : self.pools[0].name)"
+
+
+def _role_pools(spec: RLJobSpec) -> dict[str, str | None]:
+    """The pool that each role names."""
+    return {"actor": spec.roles.actor.pool, "rollout": spec.roles.rollout.pool, "ref": spec.roles.ref.pool}
+
+
+def _rollout_pools(spec: RLJobSpec) -> list[Pool]:
+    """The pool of the rollout role; none if it names one that does not exist."""
+    name = spec.roles.rollout.pool or spec.pools[0].name
+    return [pool for pool in spec.pools if pool.name == name]
+
+
+def _tensor_parallel_fits(spec: RLJobSpec) -> bool:
+    return all(pool.gpus_per_node % spec.roles.rollout.tensor_parallel == 0 for pool in _rollout_pools(spec))
+
+
+def _prompts_divide(spec: RLJobSpec, num_prompts: int | None) -> bool:
+    """Whether prompts spread evenly over the replicas. Says nothing where tensorParallel does not fit."""
+    parallel = spec.roles.rollout.tensor_parallel
+    if num_prompts is None or not _tensor_parallel_fits(spec):
+        return True
+    return all(num_prompts % (p.nodes * p.gpus_per_node // parallel) == 0 for p in _rollout_pools(spec))
+
+
+def _prompts_divide_cel(field: str) -> str:
+    return (
+        f"self.pools.all(p, p.name != {_pool_of('rollout')} || p.gpusPerNode % {_PARALLEL} != 0"
+        f" || {field} % (p.nodes * p.gpusPerNode / {_PARALLEL}) == 0)"
+    )
+
+
+def _role_pool_rule(role: str) -> Rule:
+    def holds(spec: RLJobSpec) -> bool:
+        name = _role_pools(spec)[role]
+        return name is None or any(pool.name == name for pool in spec.pools)
+
+    return rule(
+        RLJobSpec,
+        f"RLJobSpec.{role}Pool",
+        field=f".roles.{role}.pool",
+        cel=f"!has(self.roles.{role}.pool) || self.pools.exists(p, p.name == self.roles.{role}.pool)",
+        wrong="there is no pool of this name",
+        advice="name one of spec.pools, or leave it out for the first",
+        holds=holds,
+    )
+
+
+def _on_one_pool(spec: RLJobSpec) -> bool:
+    return len({name or spec.pools[0].name for name in _role_pools(spec).values()}) == 1
+
+
+METADATA_RULES = (
+    rule(
+        Metadata,
+        "Metadata.name",
+        field=".name",
+        cel=f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches({cel_text(_NAME)})",
+        wrong=f"must be at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', with no '-' at either end",
+        advice="choose a shorter or simpler name (clusters are called <name>-<attempt>)",
+        holds=lambda metadata: len(metadata.name) <= MAX_NAME_LENGTH and re.fullmatch(_NAME, metadata.name) is not None,
+    ),
+)
+
+
+PLACEMENT_RULES = (
+    *(_role_pool_rule(role) for role in _ROLES),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.onePool",
+        field=".roles",
+        cel=f"{_pool_of('actor')} == {_pool_of('rollout')} && {_pool_of('actor')} == {_pool_of('ref')}",
+        wrong="all roles must be on one pool; this version shares every GPU between them",
+        advice="name the same pool everywhere, or none (roles on pools of their own come in a later version)",
+        holds=_on_one_pool,
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.noIdlePool",
+        field=".pools",
+        cel="self.pools.all(p, " + " || ".join(f"p.name == {_pool_of(role)}" for role in _ROLES) + ")",
+        wrong="there is a pool without a role, whose GPUs would stay idle",
+        advice="remove it (roles on pools of their own come in a later version)",
+        holds=lambda spec: (
+            {pool.name for pool in spec.pools} <= {name or spec.pools[0].name for name in _role_pools(spec).values()}
+        ),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.tensorParallel",
+        field=".roles.rollout.tensorParallel",
+        cel=f"self.pools.all(p, p.name != {_pool_of('rollout')} || p.gpusPerNode % {_PARALLEL} == 0)",
+        wrong="must divide the gpusPerNode of the rollout's pool",
+        advice="choose a divisor, so that one copy of the model stays within a node",
+        holds=_tensor_parallel_fits,
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.batchSize",
+        field=".training.batchSize",
+        cel=_prompts_divide_cel("self.training.batchSize"),
+        wrong="must be divisible by the number of replicas, nodes * gpusPerNode / tensorParallel of the pool",
+        advice="choose a multiple, so that every replica gets as many prompts as the others",
+        holds=lambda spec: _prompts_divide(spec, spec.training.batch_size),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.miniBatchSize",
+        field=".training.miniBatchSize",
+        cel="!has(self.training.miniBatchSize) || " + _prompts_divide_cel("self.training.miniBatchSize"),
+        wrong="must be divisible by the number of replicas, nodes * gpusPerNode / tensorParallel of the pool",
+        advice="choose a multiple, so that every replica gets as many prompts as the others",
+        holds=lambda spec: _prompts_divide(spec, spec.training.mini_batch_size),
+    ),
+)
+
+UNIQUE_RULES = (
+    unique_rule(RLJobSpec, "pools", "name", lambda spec: [pool.name for pool in spec.pools]),
+    unique_rule(RLJobSpec, "env", "name", lambda spec: [variable.name for variable in spec.env]),
+    unique_rule(RLJobSpec, "volumes", "name", lambda spec: [volume.name for volume in spec.volumes]),
+    unique_rule(RLJobSpec, "volumes", "mountPath", lambda spec: [volume.mount_path for volume in spec.volumes]),
+)

@@ -1,0 +1,146 @@
+"""What a cross-field rule is, and makers for the shapes of rule that occur more than once.
+
+A rule is said twice, in Python and in CEL (the Common Expression Language, which the API server runs), with one text. It
+stands on a type: wherever that type occurs in a job, the rule holds there, and the generated CRD carries it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rljob_api.base import Contract
+
+ContractT = TypeVar("ContractT", bound=Contract)
+Path = tuple[str | int, ...]
+
+# Property names that CEL reserves; a schema's CEL spells them between double underscores.
+_RESERVED = (
+    *("as", "break", "const", "continue", "else", "false", "for", "function", "if", "import", "in", "let", "loop"),
+    *("namespace", "null", "package", "return", "true", "var", "void", "while"),
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule on one type."""
+
+    name: str
+    on: type[Contract]
+    field: str
+    """Where the fault is shown, from the object that the rule stands on: `.rollout.groupSize`; empty for itself."""
+    cel: str
+    wrong: str
+    advice: str
+    holds: Callable[[Contract], bool]
+
+    @property
+    def message(self) -> str:
+        """The text that both sides print."""
+        return f"{self.wrong}; {self.advice}"
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a job breaks."""
+
+    rule: str
+    path: Path
+    wrong: str
+    advice: str
+    seen: str | None = None
+    """The value at the path, if it is short."""
+
+    @property
+    def message(self) -> str:
+        """What is wrong (value seen); what to do."""
+        shown = f" (seen: {self.seen})" if self.seen is not None else ""
+        return f"{self.wrong}{shown}; {self.advice}"
+
+
+def rule(
+    on: type[ContractT], name: str, *, field: str, cel: str, wrong: str, advice: str, holds: Callable[[ContractT], bool]
+) -> Rule:
+    """A rule whose predicate is typed by the type that it stands on."""
+
+    def checked(value: Contract) -> bool:
+        assert isinstance(value, on)
+        return holds(value)
+
+    return Rule(name=name, on=on, field=field, cel=cel, wrong=wrong, advice=advice, holds=checked)
+
+
+def cel_property(name: str) -> str:
+    """A property's name as CEL spells it."""
+    return f"__{name}__" if name in _RESERVED else name
+
+
+def wire_name(on: type[Contract], field: str) -> str:
+    """The camelCase name of a Python field."""
+    alias = on.model_fields[field].alias
+    assert alias is not None
+    return alias
+
+
+def union_rules(
+    on: type[ContractT], blocks: Iterable[tuple[str, str, Callable[[ContractT], tuple[str, object]]]]
+) -> tuple[Rule, ...]:
+    """Kubernetes unions: `type` names the one block that is given. `blocks` are (value of type, Python name of the
+    block, function that gives the object's type and that block)."""
+    return tuple(_union_rule(on, variant, field, read) for variant, field, read in blocks)
+
+
+def _union_rule(on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str, object]]) -> Rule:
+    wire = wire_name(on, field)
+
+    def holds(value: ContractT) -> bool:
+        chosen, block = read(value)
+        return (chosen == variant) == (block is not None)
+
+    return rule(
+        on,
+        f"{on.__name__}.{wire}",
+        field=f".{wire}",
+        cel=f"(self.type == '{variant}') == has(self.{cel_property(wire)})",
+        wrong=f"the block `{wire}` must be given if `type` is {variant}, and only then",
+        advice="write the block that `type` names and no other",
+        holds=holds,
+    )
+
+
+def exactly_one_rule(
+    on: type[ContractT], fields: tuple[str, ...], read: Callable[[ContractT], tuple[object, ...]]
+) -> Rule:
+    """Exactly one of the fields is given. `read` gives their values, None for unset."""
+    names = [wire_name(on, field) for field in fields]
+    count = " + ".join(f"(has(self.{cel_property(name)}) ? 1 : 0)" for name in names)
+    return rule(
+        on,
+        f"{on.__name__}.exactlyOne",
+        field="",
+        cel=f"{count} == 1",
+        wrong="exactly one of " + ", ".join(f"`{name}`" for name in names) + " must be given",
+        advice="keep one of them",
+        holds=lambda value: sum(item is not None for item in read(value)) == 1,
+    )
+
+
+def unique_rule(on: type[ContractT], field: str, key: str, read: Callable[[ContractT], Sequence[str]]) -> Rule:
+    """No two entries of a list share the key. `field` is the list's Python name, `key` the wire name of the key."""
+    wire = wire_name(on, field)
+    return rule(
+        on,
+        f"{on.__name__}.{wire}.{key}",
+        field=f".{wire}",
+        cel=f"self.{wire}.all(a, self.{wire}.exists_one(b, b.{key} == a.{key}))",
+        wrong=f"two entries have the same {key}",
+        advice="rename or remove one of them",
+        holds=lambda value: len(set(read(value))) == len(read(value)),
+    )
+
+
+def cel_text(text: str) -> str:
+    """A raw CEL string literal, as regular expressions are best written."""
+    assert "'" not in text
+    return f"r'{text}'"

@@ -1,0 +1,108 @@
+"""All rules between fields, and the two questions asked of them: what is broken, and what may not be changed.
+
+Each rule stands once, with its Python predicate, its CEL text and its message; pydantic runs the predicates here, the
+API server runs the CEL that `crdgen` puts into the CRD. Rules on `Metadata` stand at the root there, because a CRD may not
+describe metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rljob_api.base import Contract
+from rljob_api.v1alpha1.placement_rules import METADATA_RULES, PLACEMENT_RULES, UNIQUE_RULES
+from rljob_api.v1alpha1.pod_rules import ENV_RULES, POOL_RULES, VOLUME_RULES
+from rljob_api.v1alpha1.rule import Path, Rule, Violation, cel_property, wire_name
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.training_rules import SOURCE_RULES, TRAINING_RULES, UNION_RULES
+
+RULES: tuple[Rule, ...] = (
+    *METADATA_RULES,
+    *UNIQUE_RULES,
+    *PLACEMENT_RULES,
+    *POOL_RULES,
+    *ENV_RULES,
+    *VOLUME_RULES,
+    *UNION_RULES,
+    *SOURCE_RULES,
+    *TRAINING_RULES,
+)
+
+MUTABLE_SPEC_FIELDS = ("run_policy",)
+_FIXED_WRONG = "cannot be changed while the job exists"
+_FIXED_ADVICE = "create a job of another name (only runPolicy may change)"
+_LONGEST_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class FixedField:
+    """A field of the spec that keeps its value for the life of the job."""
+
+    name: str
+    """The Python name."""
+    field: str
+    cel: str
+    message: str = f"{_FIXED_WRONG}; {_FIXED_ADVICE}"
+
+
+def fixed_fields() -> tuple[FixedField, ...]:
+    """The immutable fields of the spec with their CEL transition rules."""
+    fixed = []
+    for name, info in RLJobSpec.model_fields.items():
+        if name in MUTABLE_SPEC_FIELDS:
+            continue
+        wire = cel_property(wire_name(RLJobSpec, name))
+        same = f"self.{wire} == oldSelf.{wire}"
+        if not info.is_required() and info.get_default(call_default_factory=True) is None:
+            same = f"has(self.{wire}) == has(oldSelf.{wire}) && (!has(self.{wire}) || {same})"
+        fixed.append(FixedField(name=name, field=f".{wire_name(RLJobSpec, name)}", cel=same))
+    return tuple(fixed)
+
+
+def immutable_changes(old: RLJobSpec, new: RLJobSpec) -> tuple[Violation, ...]:
+    """What an update changes although it may not; the API server refuses the same."""
+    before, after = dict(old), dict(new)
+    return tuple(
+        Violation(rule="immutable", path=("spec", fixed.field[1:]), wrong=_FIXED_WRONG, advice=_FIXED_ADVICE)
+        for fixed in fixed_fields()
+        if before[fixed.name] != after[fixed.name]
+    )
+
+
+def violations(value: Contract, path: Path = ()) -> tuple[Violation, ...]:
+    """Every rule that the value, or anything within it, breaks. `path` is the place of the value in the job."""
+    wire = value.model_dump(mode="json", by_alias=True)
+    return tuple(
+        Violation(rule=rule.name, path=path + at, wrong=rule.wrong, advice=rule.advice, seen=_seen(wire, at))
+        for rule, at in _broken(value, ())
+    )
+
+
+def _broken(value: Contract, path: Path) -> Iterator[tuple[Rule, Path]]:
+    """The rules broken at this value and below, with the place of the fault."""
+    for rule in RULES:
+        if rule.on is type(value) and not rule.holds(value):
+            yield rule, (*path, *rule.field.split(".")[1:])
+    for name, item in value:
+        at = (*path, wire_name(type(value), name))
+        if isinstance(item, Contract):
+            yield from _broken(item, at)
+        elif isinstance(item, tuple):
+            for index, entry in enumerate(item):
+                if isinstance(entry, Contract):
+                    yield from _broken(entry, (*at, index))
+
+
+def _seen(wire: object, path: Path) -> str | None:
+    """The short value at a path of the wire form, as JSON; None where there is nothing short to show."""
+    for part in path:
+        if isinstance(wire, dict):
+            wire = wire.get(part)
+        elif isinstance(wire, list) and isinstance(part, int):
+            wire = wire[part]
+    if wire is None or isinstance(wire, dict | list):
+        return None
+    shown = json.dumps(wire, ensure_ascii=False)
+    return shown if len(shown) <= _LONGEST_SHOWN else None

@@ -1,0 +1,55 @@
+"""What stands under `spec` and `metadata` of a job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StrictStr
+
+from rljob_api.base import Contract
+from rljob_api.scalars import AbsolutePath, DnsLabel, DnsName, LongText, ShortText
+from rljob_api.v1alpha1.checkpoint import Checkpoint
+from rljob_api.v1alpha1.pools import EnvFrom, EnvVar, Head, LocalObjectReference, Pool, Volume
+from rljob_api.v1alpha1.roles import Roles
+from rljob_api.v1alpha1.run_policy import RunPolicy
+from rljob_api.v1alpha1.training import Training
+
+
+class Code(Contract):
+    """The user's Python, put on PYTHONPATH of all pods; exactly one source. Locally it is the job file's folder."""
+
+    config_map: DnsName | None = None
+    """Each key is a file."""
+    persistent_volume_claim: DnsName | None = None
+    image_path: AbsolutePath | None = None
+    """A folder that is already in the image."""
+
+
+class RLJobSpec(Contract):
+    """What is wanted. Immutable once created, except `runPolicy`."""
+
+    image: LongText | None = None
+    """Trainer image; the operator's default when unset."""
+    ray_version: Annotated[StrictStr, Field(max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")] | None = None
+    """Ray version in the image; the operator's default when unset."""
+    head: Head = Field(default_factory=Head)
+    pools: Annotated[tuple[Pool, ...], Field(min_length=1, max_length=8)]
+    roles: Roles = Field(default_factory=Roles)
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
+    env_from: Annotated[tuple[EnvFrom, ...], Field(max_length=16)] = ()
+    image_pull_secrets: Annotated[tuple[LocalObjectReference, ...], Field(max_length=8)] = ()
+    volumes: Annotated[tuple[Volume, ...], Field(max_length=16)] = ()
+    code: Code | None = None
+    training: Training
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    run_policy: RunPolicy = Field(default_factory=RunPolicy)
+
+
+class Metadata(Contract):
+    """The parts of Kubernetes metadata that a job file may carry."""
+
+    name: ShortText
+    """A DNS label of at most 46 characters: clusters are called <name>-<attempt>."""
+    namespace: DnsLabel | None = None
+    labels: Annotated[dict[StrictStr, StrictStr], Field(max_length=64)] = Field(default_factory=dict)
+    annotations: Annotated[dict[StrictStr, StrictStr], Field(max_length=64)] = Field(default_factory=dict)

@@ -1,0 +1,141 @@
+"""Rules on what is trained: data, reward, model and the sizes of batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
+from rljob_api.v1alpha1.dataset import Dataset, DatasetType, HuggingFaceDataset
+from rljob_api.v1alpha1.model import Model
+from rljob_api.v1alpha1.reward import Reward, RewardType
+from rljob_api.v1alpha1.rule import ContractT, Rule, cel_text, rule, union_rules
+from rljob_api.v1alpha1.training import Training
+
+_LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://)"
+_PROMPT = "{prompt}"
+
+
+def _revision_rule(on: type[ContractT], field: str, read: Callable[[ContractT], tuple[str, str | None]]) -> Rule:
+    """A revision belongs to a repository of the hub. `read` gives the source and the revision."""
+
+    def holds(value: ContractT) -> bool:
+        source, revision = read(value)
+        return revision is None or re.search(_LOCAL_SOURCE, source) is None
+
+    return rule(
+        on,
+        f"{on.__name__}.revision",
+        field=".revision",
+        cel=f"!has(self.revision) || !self.{field}.matches({cel_text(_LOCAL_SOURCE)})",
+        wrong=f"a revision needs a Hugging Face repository, but {field} is a local path",
+        advice="remove the revision",
+        holds=holds,
+    )
+
+
+def _rewards_match(training: Training) -> bool:
+    evaluation = training.evaluation
+    if training.reward.type is not RewardType.REASONING_GYM or evaluation is None:
+        return True
+    return evaluation.dataset.type is DatasetType.REASONING_GYM
+
+
+def _longest_sequence_fits(training: Training) -> bool:
+    longest = training.dataset.max_prompt_tokens + training.rollout.max_new_tokens
+    return training.max_tokens_per_micro_batch >= longest
+
+
+UNION_RULES = (
+    *union_rules(
+        Dataset,
+        (
+            ("File", "file", lambda dataset: (dataset.type, dataset.file)),
+            ("HuggingFace", "hugging_face", lambda dataset: (dataset.type, dataset.hugging_face)),
+            ("ReasoningGym", "reasoning_gym", lambda dataset: (dataset.type, dataset.reasoning_gym)),
+        ),
+    ),
+    *union_rules(Reward, (("Function", "function", lambda reward: (reward.type, reward.function)),)),
+)
+
+SOURCE_RULES = (
+    _revision_rule(Model, "source", lambda model: (model.source, model.revision)),
+    _revision_rule(HuggingFaceDataset, "path", lambda dataset: (dataset.path, dataset.revision)),
+    rule(
+        Dataset,
+        "Dataset.promptTemplate",
+        field=".promptTemplate",
+        cel="self.promptTemplate.contains('{prompt}')"
+        " && self.promptTemplate.indexOf('{prompt}') == self.promptTemplate.lastIndexOf('{prompt}')",
+        wrong="must contain {prompt} exactly once",
+        advice="write {prompt} where the row's prompt belongs",
+        holds=lambda dataset: dataset.prompt_template.count(_PROMPT) == 1,
+    ),
+    rule(
+        Algorithm,
+        "Algorithm.dualClipRatio",
+        field=".dualClipRatio",
+        cel="!has(self.dualClipRatio) || self.dualClipRatio == null || self.dualClipRatio > 1.0",
+        wrong="must be above 1",
+        advice="3.0 is usual; null turns dual clipping off",
+        holds=lambda algorithm: algorithm.dual_clip_ratio is None or algorithm.dual_clip_ratio > 1,
+    ),
+)
+
+TRAINING_RULES = (
+    rule(
+        Training,
+        "Training.groupSize",
+        field=".rollout.groupSize",
+        cel="self.algorithm.type != 'GRPO' || self.rollout.groupSize >= 2",
+        wrong="GRPO compares responses to the same prompt and needs at least 2 of them",
+        advice="set groupSize to 2 or more (8 is usual)",
+        holds=lambda t: t.algorithm.type is not AlgorithmType.GRPO or t.rollout.group_size >= 2,
+    ),
+    rule(
+        Training,
+        "Training.reasoningGymReward",
+        field=".reward.type",
+        cel="self.reward.type != 'ReasoningGym' || self.dataset.type == 'ReasoningGym'",
+        wrong="the ReasoningGym reward needs a ReasoningGym dataset",
+        advice="change the reward, or the type of training.dataset",
+        holds=lambda t: t.reward.type is not RewardType.REASONING_GYM or t.dataset.type is DatasetType.REASONING_GYM,
+    ),
+    rule(
+        Training,
+        "Training.reasoningGymEvaluation",
+        field=".evaluation.dataset.type",
+        cel="self.reward.type != 'ReasoningGym' || !has(self.evaluation)"
+        " || self.evaluation.dataset.type == 'ReasoningGym'",
+        wrong="the ReasoningGym reward also scores the evaluation and needs a ReasoningGym dataset there",
+        advice="change the reward, or the type of this dataset",
+        holds=_rewards_match,
+    ),
+    rule(
+        Training,
+        "Training.miniBatchSize",
+        field=".miniBatchSize",
+        cel="!has(self.miniBatchSize) || self.batchSize % self.miniBatchSize == 0",
+        wrong="must divide batchSize",
+        advice="choose a divisor of batchSize, or leave it out for one update per batch",
+        holds=lambda t: t.mini_batch_size is None or t.batch_size % t.mini_batch_size == 0,
+    ),
+    rule(
+        Training,
+        "Training.warmupSteps",
+        field=".optimizer.warmupSteps",
+        cel="self.optimizer.warmupSteps <= self.steps",
+        wrong="must not be more than training.steps",
+        advice="lower it, or train for more steps",
+        holds=lambda t: t.optimizer.warmup_steps <= t.steps,
+    ),
+    rule(
+        Training,
+        "Training.maxTokensPerMicroBatch",
+        field=".maxTokensPerMicroBatch",
+        cel="self.maxTokensPerMicroBatch >= self.dataset.maxPromptTokens + self.rollout.maxNewTokens",
+        wrong="must hold one longest sequence: dataset.maxPromptTokens + rollout.maxNewTokens tokens",
+        advice="raise it, or lower one of the two",
+        holds=_longest_sequence_fits,
+    ),
+)

@@ -1,0 +1,1 @@
+"""What the tests share: real servers to test against, and builders for programs that have to be built first."""

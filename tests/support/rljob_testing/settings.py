@@ -1,0 +1,23 @@
+"""The environment that test support reads, in one place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where built programs are kept between runs: `RLJOB_CACHE`, else `~/.cache/rljob`."""
+    chosen = os.environ.get("RLJOB_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "rljob"
+
+
+def kubebuilder_assets() -> Path | None:
+    """Folder with ready-made `etcd` and `kube-apiserver`: `KUBEBUILDER_ASSETS`, as envtest of Kubernetes names it."""
+    chosen = os.environ.get("KUBEBUILDER_ASSETS")
+    return Path(chosen) if chosen else None
+
+
+def inherited_environment() -> dict[str, str]:
+    """A copy of this process's environment, for child processes that need PATH, proxies and certificates."""
+    return dict(os.environ)
