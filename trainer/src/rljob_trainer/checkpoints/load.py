@@ -1,0 +1,222 @@
+"""Loading: finding the newest sound checkpoint, and reading from it just the blocks that a rank needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from rljob_trainer.checkpoints.attempts import visible_checkpoints
+from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
+from rljob_trainer.checkpoints.layout import (
+    CheckpointFolder,
+    Manifest,
+    Piece,
+    TensorEntry,
+    digest_of,
+    has_manifest,
+    list_checkpoint_folders,
+    read_manifest,
+)
+from rljob_trainer.checkpoints.merging import Box, overlap_of
+from rljob_trainer.checkpoints.sharding import local_block
+from rljob_trainer.checkpoints.tensor_file import (
+    DTYPE_NAMES,
+    DTYPES,
+    Span,
+    WrittenFile,
+    check_tensor_files,
+    read_header,
+    read_range,
+)
+from rljob_trainer.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A checkpoint that was passed over."""
+
+    folder: Path
+    reason: str
+    """For people: which file, which check."""
+
+    def __str__(self) -> str:
+        return f"{self.folder.name}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest checkpoint whose every byte has been checked."""
+
+    folder: Path
+    manifest: Manifest
+    digest: str
+    rejected: tuple[Rejected, ...]
+    """Newer ones that are damaged, newest first; report them."""
+
+    @property
+    def checkpoint(self) -> CheckpointFolder:
+        """For `start_attempt`."""
+        return CheckpointFolder(self.manifest.step, self.manifest.attempt, self.folder)
+
+
+def find_newest_complete(root: Path, attempt: int) -> Found | None:
+    """The checkpoint that this attempt resumes from; None where there is none, which means step 0.
+
+    Raises CheckpointError where there are checkpoints but every one is damaged: starting again from step 0 is never
+    silent. Raises FencedError where a later attempt has started.
+    """
+    rejected: list[Rejected] = []
+    for folder in visible_checkpoints(root, attempt):
+        try:
+            manifest, digest = check_checkpoint(folder.path)
+        except DamagedError as error:
+            rejected.append(Rejected(folder.path, str(error)))
+        else:
+            return Found(folder.path, manifest, digest, tuple(rejected))
+    if rejected:
+        reasons = "".join(f"\n  {rejection}" for rejection in rejected)
+        raise CheckpointError(
+            f"{root}: no checkpoint is usable, {len(rejected)} are damaged:{reasons}\n"
+            f"Restore one of them, or move them all away to start again at step 0"
+        )
+    return None
+
+
+def refuse_existing(root: Path) -> None:
+    """The rule of `resume: Never`. Raises ConfigurationError where a committed checkpoint exists, sound or not."""
+    existing = [folder.name for folder in list_checkpoint_folders(root) if has_manifest(folder.path)]
+    if existing:
+        raise ConfigurationError(
+            f"checkpoint.resume: is Never, but {root} holds {len(existing)} checkpoints (newest {existing[0]}); "
+            f"set it to Auto to go on from there, or choose another folder"
+        )
+
+
+def check_checkpoint(folder: Path, digests: bool = True) -> tuple[Manifest, str]:
+    """Compares every byte of a checkpoint (sizes only where not `digests`) with its manifest; gives it and its digest.
+
+    Raises DamagedError, naming the file and the check that failed.
+    """
+    manifest, digest = read_manifest(folder)
+    written = {file.name: WrittenFile(file.num_bytes, file.header_digest, {}) for file in manifest.files}
+    for tensor in manifest.tensors:
+        for piece in tensor.pieces:
+            written[piece.file].tensor_digests[tensor.name] = piece.digest
+    check_tensor_files(folder, written, digests)
+    return manifest, digest
+
+
+class CheckpointReader:
+    """Reads blocks of a checkpoint's tensors. Opens files when a block of them is first asked for."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._entries = {tensor.name: tensor for tensor in manifest.tensors}
+        self._spans: dict[str, dict[str, Span]] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._entries)
+
+    def entry(self, name: str) -> TensorEntry:
+        """Shape, dtype and pieces. Raises CheckpointError where the checkpoint has no such tensor."""
+        if name not in self._entries:
+            raise CheckpointError(
+                f"{self.folder}: has no tensor {name} among its {len(self._entries)}; was another model saved?"
+            )
+        return self._entries[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor, on the CPU, with the dtype it was saved with."""
+        entry = self.entry(name)
+        out = torch.empty(entry.global_shape, dtype=DTYPES[entry.dtype])
+        self.read_into(name, (0,) * out.dim(), out)
+        return out
+
+    def read_all(self, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors whose name begins so, one at a time and without the prefix; the input of `write_huggingface`."""
+        for name in self.names:
+            if name.startswith(prefix):
+                yield name.removeprefix(prefix), self.read(name)
+
+    def read_into(self, name: str, offsets: tuple[int, ...], out: torch.Tensor) -> None:
+        """Fills `out` (any device) with the block of the tensor that begins at `offsets` and has the shape of `out`.
+
+        Raises CheckpointError where dtype or shape do not fit, DamagedError where bytes are not as saved.
+        """
+        entry = self.entry(name)
+        if DTYPE_NAMES.get(out.dtype) != entry.dtype:
+            raise CheckpointError(
+                f"{self.folder}: tensor {name} was saved as {entry.dtype}, {out.dtype} is wanted; use the dtype of the "
+                f"run that saved it"
+            )
+        num_elements = 0
+        for piece in entry.pieces:
+            box = overlap_of(offsets, out.shape, piece.offsets, piece.shape)
+            if box is None:
+                continue
+            block = self._read_piece(name, piece, box, out.dtype)
+            out[_slices(box, offsets)].copy_(block)
+            num_elements += block.numel()
+        if num_elements != out.numel():
+            raise CheckpointError(
+                f"{self.folder}: tensor {name}: {num_elements:,} of {out.numel():,} elements from {list(offsets)} on "
+                f"are stored; the saved tensor has shape {list(entry.global_shape)}"
+            )
+
+    def _read_piece(self, name: str, piece: Piece, box: Box, dtype: torch.dtype) -> torch.Tensor:
+        """The part of a piece within `box`. Reads whole rows of the first dimension, contiguous in the file."""
+        path = self.folder / piece.file
+        span = self._span(name, piece)
+        # A scalar is read as one row.
+        shape = piece.shape or (1,)
+        rows = _slices(box, piece.offsets)[0] if box else slice(0, 1)
+        row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        data = read_range(path, Span(span.start + rows.start * row_bytes, span.start + rows.stop * row_bytes))
+        if len(data) == span.end - span.start and digest_of(memoryview(data)) != piece.digest:
+            raise DamagedError(f"{path}: tensor {name} has changed since the checkpoint was checked; check the storage")
+        block = torch.frombuffer(data, dtype=dtype).reshape((rows.stop - rows.start, *shape[1:]))
+        return block[(slice(None), *_slices(box, piece.offsets)[1:])] if box else block.reshape(())
+
+    def _span(self, name: str, piece: Piece) -> Span:
+        if piece.file not in self._spans:
+            self._spans[piece.file] = read_header(self.folder / piece.file)[1]
+        span = self._spans[piece.file].get(name)
+        num_bytes = math.prod(piece.shape) * DTYPES[self._entries[name].dtype].itemsize
+        if span is None or span.end - span.start != num_bytes:
+            raise DamagedError(f"{self.folder / piece.file}: does not hold tensor {name} as the manifest says")
+        return span
+
+
+def _slices(box: Box, offsets: tuple[int, ...]) -> tuple[slice, ...]:
+    """Where a box of the whole tensor lies in the block that begins at `offsets`."""
+    return tuple(slice(start - offset, end - offset) for (start, end), offset in zip(box, offsets, strict=True))
+
+
+def open_checkpoint(folder: Path) -> CheckpointReader:
+    """A reader for a checkpoint that `find_newest_complete` has checked. Raises DamagedError."""
+    return CheckpointReader(folder, read_manifest(folder)[0])
+
+
+def load_into(named: Iterable[tuple[str, torch.Tensor | DTensor]], reader: CheckpointReader) -> None:
+    """Fills the tensors in place; each rank reads its own blocks, whatever the number of ranks was at the save.
+
+    Tensors of the checkpoint that are not named are left alone.
+    Raises CheckpointError where one is missing or has another shape or dtype, DamagedError where bytes have changed.
+    """
+    for name, tensor in named:
+        block = local_block(name, tensor)
+        saved = reader.entry(name).global_shape
+        if saved != block.global_shape:
+            raise CheckpointError(
+                f"{reader.folder}: tensor {name} was saved with shape {list(saved)}, {list(block.global_shape)} is "
+                f"wanted; it is of another model"
+            )
+        if block.local.numel():
+            reader.read_into(name, block.offsets, block.local)

@@ -1,0 +1,83 @@
+"""The states of the random generators as JSON, without pickle: torch (CPU, CUDA), numpy's and Python's global ones."""
+
+from __future__ import annotations
+
+import base64
+import random
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from rljob_trainer.checkpoints.errors import CheckpointError
+
+
+class _NumpyState(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    keys: list[int]
+    position: int
+    has_gauss: int
+    cached_gaussian: float
+
+
+class _PythonState(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    version: int
+    words: list[int]
+    next_gauss: float | None
+
+
+class _RandomState(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    torch_cpu: str
+    """base64 of the generator's bytes; so are those of CUDA, one for each visible device."""
+    torch_cuda: list[str]
+    numpy: _NumpyState
+    python: _PythonState
+
+
+def capture_random_state() -> dict[str, JsonValue]:
+    """The states of this process's global generators, about 20 kB of JSON. A caller's own are not in it."""
+    _, keys, position, has_gauss, cached_gaussian = np.random.get_state(legacy=True)
+    version, words, next_gauss = random.getstate()
+    state = _RandomState(
+        torch_cpu=_encode(torch.get_rng_state()),
+        torch_cuda=[_encode(device) for device in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        numpy=_NumpyState(
+            keys=[int(key) for key in keys],
+            position=int(position),
+            has_gauss=int(has_gauss),
+            cached_gaussian=float(cached_gaussian),
+        ),
+        python=_PythonState(version=version, words=list(words), next_gauss=next_gauss),
+    )
+    return state.model_dump(mode="json")
+
+
+def restore_random_state(document: JsonValue) -> None:
+    """Sets the generators to a captured state; those of CUDA as far as devices are there.
+
+    Raises CheckpointError where the document is not one that `capture_random_state` made; nothing is set then.
+    """
+    try:
+        state = _RandomState.model_validate(document)
+    except ValidationError as error:
+        raise CheckpointError(f"random state of the checkpoint: {error}; it is not from this program") from error
+    torch.set_rng_state(_decode(state.torch_cpu))
+    if torch.cuda.is_available():
+        for device, text in enumerate(state.torch_cuda[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(_decode(text), device)
+    keys = np.array(state.numpy.keys, dtype=np.uint32)
+    np.random.set_state(("MT19937", keys, state.numpy.position, state.numpy.has_gauss, state.numpy.cached_gaussian))
+    random.setstate((state.python.version, tuple(state.python.words), state.python.next_gauss))
+
+
+def _encode(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _decode(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

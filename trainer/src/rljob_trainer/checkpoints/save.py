@@ -1,0 +1,235 @@
+"""Saving: every rank writes its file, then the controller writes the manifest, which makes them a checkpoint.
+
+`begin_save` (controller) -> `save_shard` or `save_shard_async` (each rank) -> `commit` (controller). Until the commit
+has returned nothing refers to the files; when it has returned they are durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import JsonValue
+
+from rljob_api.contract import CONTRACT_VERSION
+from rljob_trainer.checkpoints.attempts import refuse_if_fenced, timestamp_now
+from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
+from rljob_trainer.checkpoints.layout import (
+    MANIFEST_FILE,
+    FileEntry,
+    Manifest,
+    Piece,
+    ShardRecord,
+    TensorEntry,
+    folder_name,
+    has_manifest,
+    seal,
+    shard_file_name,
+)
+from rljob_trainer.checkpoints.merging import merge_tensors
+from rljob_trainer.checkpoints.sharding import ShardedTensor
+from rljob_trainer.checkpoints.storage import create_absent, free_bytes, make_folder, remove_folder, storage_errors
+from rljob_trainer.checkpoints.tensor_file import (
+    WrittenFile,
+    check_tensor_files,
+    dtype_name,
+    num_tensor_bytes,
+    write_tensor_file,
+)
+
+
+@dataclass(frozen=True)
+class CommittedCheckpoint:
+    """What the job tells about its newest checkpoint."""
+
+    step: int
+    uri: str
+    digest: str
+    """Of the manifest, which holds the digests of everything else."""
+    saved_at: str
+
+
+def begin_save(root: Path, step: int, attempt: int, num_bytes: int = 0) -> Path:
+    """Makes the folder of a new checkpoint; controller only.
+
+    `num_bytes` is the sum of `num_shard_bytes` over the ranks, checked against the free space before anything is
+    written; 0 skips the check. The checkpoint needs its room beside those that are kept.
+
+    Raises FencedError, and CheckpointError where the space is too small or the step is saved already.
+    """
+    refuse_if_fenced(root, attempt)
+    folder = root / folder_name(step, attempt)
+    if has_manifest(folder):
+        raise CheckpointError(f"{folder}: step {step} is saved already; do not save a step twice in one attempt")
+    with storage_errors(folder, "making the checkpoint's folder", num_bytes):
+        free = free_bytes(root)
+        if num_bytes > free:
+            raise CheckpointError(
+                f"{folder}: the storage is too small for the checkpoint: {num_bytes:,} bytes needed, {free:,} bytes "
+                f"free; make room or keep fewer checkpoints. Earlier checkpoints are untouched"
+            )
+        make_folder(folder)
+    return folder
+
+
+def num_shard_bytes(tensors: Sequence[ShardedTensor]) -> int:
+    """Bytes that the tensors take in storage, without the header."""
+    return sum(num_tensor_bytes(tensor.local) for tensor in tensors)
+
+
+def save_shard(folder: Path, rank: int, tensors: Sequence[ShardedTensor]) -> ShardRecord:
+    """Writes this rank's blocks; durable on return, but part of a checkpoint only after `commit`.
+
+    Raises CheckpointError naming the folder, the bytes needed and free; nothing of the file is left then.
+    """
+    blocks = {tensor.name: tensor.local for tensor in tensors if tensor.local.numel()}
+    num_bytes = num_shard_bytes(tensors)
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise CheckpointError(f"{folder}: rank {rank} gives two tensors of one name; every name may occur once")
+    file_name = shard_file_name(rank)
+    with storage_errors(folder, f"writing {file_name}", num_bytes):
+        written = write_tensor_file(folder / file_name, blocks, metadata={})
+    return ShardRecord(
+        rank=rank,
+        file=FileEntry(name=file_name, num_bytes=written.num_bytes, header_digest=written.header_digest),
+        tensors=tuple(_entry(tensor, file_name, written) for tensor in tensors),
+    )
+
+
+def _entry(tensor: ShardedTensor, file_name: str, written: WrittenFile) -> TensorEntry:
+    digest = written.tensor_digests.get(tensor.name)
+    piece = (
+        [Piece(offsets=tensor.offsets, shape=tuple(tensor.local.shape), file=file_name, digest=digest)]
+        if digest
+        else []
+    )
+    return TensorEntry(
+        name=tensor.name,
+        dtype=dtype_name(tensor.name, tensor.local.dtype),
+        global_shape=tensor.global_shape,
+        pieces=tuple(piece),
+    )
+
+
+class HostBuffers:
+    """CPU memory for one rank's copies, kept from save to save: pinned memory is slow to get, fresh memory to touch."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+        self.pending: PendingShard | None = None
+
+    def copy(self, tensors: Sequence[ShardedTensor]) -> list[ShardedTensor]:
+        """The same tensors with their blocks in this memory; waits for copies from a device to end."""
+        copies = []
+        for tensor in tensors:
+            buffer = self._buffer_for(tensor.name, tensor.local)
+            buffer.copy_(tensor.local, non_blocking=True)
+            copies.append(ShardedTensor(tensor.name, buffer, tensor.global_shape, tensor.offsets))
+        if any(tensor.local.is_cuda for tensor in tensors):
+            torch.cuda.synchronize()
+        return copies
+
+    def _buffer_for(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
+            buffer = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+            self._buffers[name] = buffer
+        return buffer
+
+
+class PendingShard:
+    """A shard that is being written in the background."""
+
+    def __init__(self, future: Future[ShardRecord]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def wait(self, timeout_seconds: float | None = None) -> ShardRecord:
+        """The record once the file is durable. Raises what `save_shard` raises, and TimeoutError."""
+        return self._future.result(timeout_seconds)
+
+
+def save_shard_async(folder: Path, rank: int, tensors: Sequence[ShardedTensor], buffers: HostBuffers) -> PendingShard:
+    """As `save_shard`, but blocks only for the copy into `buffers`; the tensors may change afterwards.
+
+    Raises CheckpointError while the former save still uses the buffers: call its `wait` first, or skip this save.
+    """
+    if buffers.pending and not buffers.pending.done():
+        raise CheckpointError(
+            f"{folder}: the former checkpoint of rank {rank} is still being written; wait for it or save less often"
+        )
+    copies = buffers.copy(tensors)
+    pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-save")
+    buffers.pending = PendingShard(pool.submit(save_shard, folder, rank, copies))
+    pool.shutdown(wait=False)
+    return buffers.pending
+
+
+def commit(
+    root: Path,
+    folder: Path,
+    step: int,
+    attempt: int,
+    records: Sequence[ShardRecord],
+    extra: Mapping[str, JsonValue],
+) -> CommittedCheckpoint:
+    """Makes the ranks' files a checkpoint by writing the manifest; controller only, after all ranks have returned.
+
+    Raises FencedError where a later attempt has started, and CheckpointError where records are missing, files are not
+    as recorded, or the pieces do not cover every tensor exactly once. It is no checkpoint then.
+    """
+    refuse_if_fenced(root, attempt)
+    manifest = _manifest(folder, step, attempt, records, extra)
+    content, digest = seal(manifest)
+    with storage_errors(folder, f"writing {MANIFEST_FILE}", len(content)):
+        try:
+            create_absent(folder / MANIFEST_FILE, content)
+        except FileExistsError as error:
+            raise CheckpointError(f"{folder}: is committed already; do not save a step twice in one attempt") from error
+    # A later attempt may have started since the first look. It has not listed this checkpoint, or has: either way this
+    # attempt is over and may not report it.
+    refuse_if_fenced(root, attempt)
+    return CommittedCheckpoint(step, folder.resolve().as_uri(), digest, manifest.saved_at)
+
+
+def _manifest(
+    folder: Path, step: int, attempt: int, records: Sequence[ShardRecord], extra: Mapping[str, JsonValue]
+) -> Manifest:
+    if folder.name != folder_name(step, attempt):
+        raise CheckpointError(f"{folder}: is not the folder of step {step} and attempt {attempt}; use begin_save's")
+    ordered = sorted(records, key=lambda record: record.rank)
+    ranks = [record.rank for record in ordered]
+    if not ranks or ranks != list(range(len(ranks))):
+        raise CheckpointError(f"{folder}: records are of ranks {ranks}; give one of every rank from 0 on")
+    written = {r.file.name: WrittenFile(r.file.num_bytes, r.file.header_digest, {}) for r in ordered}
+    try:
+        check_tensor_files(folder, written, digests=False)
+    except DamagedError as error:
+        raise CheckpointError(f"{folder}: cannot be committed: {error}; save again") from error
+    return Manifest(
+        contract_version=CONTRACT_VERSION,
+        step=step,
+        attempt=attempt,
+        world_size=len(ranks),
+        saved_at=timestamp_now(),
+        files=tuple(record.file for record in ordered),
+        tensors=merge_tensors(folder, ordered),
+        extra=dict(extra),
+    )
+
+
+def discard_save(folder: Path) -> None:
+    """Removes a folder whose save has failed; controller only, when no rank writes any more.
+
+    Raises CheckpointError where the folder is a checkpoint.
+    """
+    if has_manifest(folder):
+        raise CheckpointError(f"{folder}: is a complete checkpoint and is not discarded; see `retention`")
+    if folder.exists():
+        with storage_errors(folder, "removing an incomplete checkpoint"):
+            remove_folder(folder)

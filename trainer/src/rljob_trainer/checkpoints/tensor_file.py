@@ -1,0 +1,243 @@
+"""Writing and checking one safetensors file, durably and with digests that are computed while it is written.
+
+The format (safetensors README, "Format"): 8 bytes little-endian length of the header, a JSON header with dtype, shape
+and position of each tensor, then the tensors' bytes without gaps. The library's own writer neither syncs nor hashes;
+hashing afterwards would read everything again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
+from rljob_trainer.checkpoints.layout import digest_of
+from rljob_trainer.checkpoints.storage import sync_folder, temporary_file, write_all
+
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names that safetensors gives to dtypes."""
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+NUM_HASH_THREADS = 4
+_READ_BYTES = 4 * 1024 * 1024
+_MAX_HEADER_BYTES = 100 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """What a file must look like when it is read again."""
+
+    num_bytes: int
+    header_digest: str
+    tensor_digests: dict[str, str]
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes | memoryview, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+def dtype_name(name: str, dtype: torch.dtype) -> str:
+    """The safetensors name of a tensor's dtype. Raises CheckpointError for dtypes that the format does not have."""
+    if dtype not in DTYPE_NAMES:
+        raise CheckpointError(f"tensor {name}: {dtype} cannot be stored in safetensors; convert it before saving")
+    return DTYPE_NAMES[dtype]
+
+
+def num_tensor_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> WrittenFile:
+    """Writes the tensors (on any device) to a safetensors file; it has its name and is durable on return.
+
+    Raises OSError; nothing is left of the file then.
+    """
+    # Wide elements first: positions in the file are then aligned for a reader that maps it into memory.
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
+    header = _header(ordered, metadata)
+    pool = ThreadPoolExecutor(NUM_HASH_THREADS, thread_name_prefix="checkpoint-digest")
+    try:
+        digests: dict[str, Future[str]] = {}
+        with temporary_file(path) as (temporary, descriptor):
+            write_all(descriptor, header)
+            for name, tensor in ordered.items():
+                data = _bytes_of(tensor)
+                digests[name] = pool.submit(digest_of, data)
+                write_all(descriptor, data)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+        return WrittenFile(
+            num_bytes=len(header) + sum(num_tensor_bytes(tensor) for tensor in ordered.values()),
+            header_digest=digest_of(header),
+            tensor_digests={name: digest.result() for name, digest in digests.items()},
+        )
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    position = 0
+    for name, tensor in tensors.items():
+        end = position + num_tensor_bytes(tensor)
+        entries[name] = {
+            "dtype": dtype_name(name, tensor.dtype),
+            "shape": list(tensor.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return flat.numpy().data
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a tensor's bytes are in its file: from `start` up to `end`."""
+
+    start: int
+    end: int
+
+
+def read_header(path: Path) -> tuple[bytes, dict[str, Span]]:
+    """The first part of a safetensors file and the place of each tensor.
+
+    Raises DamagedError where there is no such file or header.
+    """
+    try:
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = int.from_bytes(prefix, "little")
+            text = file.read(length) if length <= _MAX_HEADER_BYTES else b""
+    except OSError as error:
+        raise DamagedError(f"{path.name} cannot be read: {error.strerror}") from error
+    data_start = len(prefix) + length
+    try:
+        entries: dict[str, dict[str, list[int]]] = json.loads(text)
+        entries.pop("__metadata__", None)
+        offsets = {name: entry["data_offsets"] for name, entry in entries.items()}
+        spans = {name: Span(data_start + start, data_start + end) for name, (start, end) in offsets.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{path.name} does not begin with a safetensors header") from error
+    return prefix + text, spans
+
+
+@dataclass(frozen=True)
+class _Check:
+    """One range of a file and the digest that its bytes must have."""
+
+    path: Path
+    tensor: str
+    start: int
+    end: int
+    digest: str
+
+
+def check_tensor_files(folder: Path, files: Mapping[str, WrittenFile], digests: bool = True) -> None:
+    """Compares files with what was written: sizes first, then (where `digests`) every byte, in parallel threads.
+
+    Raises DamagedError for the first difference, naming file, tensor and check.
+    """
+    for name, expected in files.items():
+        _check_size(folder / name, expected.num_bytes)
+    if not digests:
+        return
+    with ThreadPoolExecutor(NUM_HASH_THREADS, thread_name_prefix="checkpoint-check") as pool:
+        checks = [check for name, expected in files.items() for check in _checks(folder / name, expected)]
+        for _ in pool.map(_check_range, checks):
+            pass
+
+
+def _check_size(path: Path, num_bytes: int) -> None:
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise DamagedError(f"{path.name} is missing") from error
+    except OSError as error:
+        raise DamagedError(f"{path.name} cannot be read: {error.strerror}") from error
+    if size != num_bytes:
+        raise DamagedError(f"{path.name} has {size:,} bytes, {num_bytes:,} were written")
+
+
+def _checks(path: Path, expected: WrittenFile) -> Iterator[_Check]:
+    header, spans = read_header(path)
+    digest = digest_of(header)
+    if digest != expected.header_digest:
+        raise DamagedError(f"{path.name}: digest of the header is {digest}, it was written as {expected.header_digest}")
+    if spans.keys() != expected.tensor_digests.keys():
+        raise DamagedError(f"{path.name}: holds other tensors than the manifest says")
+    for name, span in spans.items():
+        yield _Check(path, name, span.start, span.end, expected.tensor_digests[name])
+
+
+def _check_range(check: _Check) -> None:
+    try:
+        digest = _digest_of_range(check.path, check.start, check.end)
+    except OSError as error:
+        raise DamagedError(f"{check.path.name} cannot be read: {error.strerror}") from error
+    if digest != check.digest:
+        raise DamagedError(
+            f"{check.path.name}: digest of tensor {check.tensor} is {digest}, it was written as {check.digest}"
+        )
+
+
+def _digest_of_range(path: Path, start: int, end: int) -> str:
+    running: _Hash = sha256()
+    buffer = memoryview(bytearray(min(_READ_BYTES, end - start)))
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while start < end:
+            count = file.readinto(buffer[: min(len(buffer), end - start)])
+            if not count:
+                break
+            running.update(buffer[:count])
+            start += count
+    return f"sha256:{running.hexdigest()}"
+
+
+def read_range(path: Path, span: Span) -> bytearray:
+    """The bytes of a range. Raises DamagedError where the file ends before it or cannot be read."""
+    data = bytearray(span.end - span.start)
+    view, count = memoryview(data), 0
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(span.start)
+            while count < len(data):
+                read = file.readinto(view[count:])
+                if not read:
+                    raise DamagedError(f"{path.name} is cut short: it ends before byte {span.end:,}")
+                count += read
+    except OSError as error:
+        raise DamagedError(f"{path.name} cannot be read: {error.strerror}") from error
+    return data
