@@ -1,0 +1,82 @@
+"""Group-relative advantages: hand-worked values, properties, and a slow loop in 64 bits."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_trainer.algorithms.advantages import group_relative_advantages, zero_variance_mask
+
+REWARD = st.floats(min_value=-5, max_value=5, allow_nan=False, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3)
+ROWS = st.lists(st.tuples(REWARD, st.integers(min_value=-2, max_value=3)), min_size=1, max_size=24)
+
+
+def slow_advantages(rows: list[tuple[float, int]], normalize_by_std: bool) -> list[float]:
+    result = []
+    for reward, group in rows:
+        peers = [other for other, other_group in rows if other_group == group]
+        mean = statistics.fmean(peers) if len(peers) > 1 else 0.0
+        std = statistics.stdev(peers) if len(peers) > 1 else 1.0
+        result.append((reward - mean) / (std + 1e-6) if normalize_by_std else reward - mean)
+    return result
+
+
+def test_hand_worked_groups() -> None:
+    # Group 7 is (1, 0, 0, 0): mean 1/4, unbiased variance (9/16 + 3/16) / 3 = 1/4, std 1/2. Group 3 is all equal.
+    rewards_B = torch.tensor([1.0, 0.3, 0.0, 0.0, 0.3, 0.0])
+    groups_B = torch.tensor([7, 3, 7, 7, 3, 7])
+    expected_B = torch.tensor([1.5, 0.0, -0.5, -0.5, 0.0, -0.5])
+    torch.testing.assert_close(group_relative_advantages(rewards_B, groups_B), expected_B, atol=5e-6, rtol=0)
+    without_std_B = group_relative_advantages(rewards_B, groups_B, normalize_by_std=False)
+    torch.testing.assert_close(without_std_B, torch.tensor([0.75, 0.0, -0.25, -0.25, 0.0, -0.25]))
+    assert zero_variance_mask(rewards_B, groups_B).tolist() == [False, True, False, False, True, False]
+
+
+def test_a_group_of_one_keeps_its_reward_and_is_not_zero_variance() -> None:
+    rewards_B, groups_B = torch.tensor([3.0], dtype=torch.float64), torch.tensor([0])
+    assert group_relative_advantages(rewards_B, groups_B).item() == pytest.approx(3.0 / (1 + 1e-6), rel=1e-12)
+    assert group_relative_advantages(rewards_B, groups_B, normalize_by_std=False).item() == 3.0
+    assert not zero_variance_mask(rewards_B, groups_B).item()
+
+
+def test_equal_rewards_that_are_no_binary_fractions_give_no_advantage() -> None:
+    advantages_B = group_relative_advantages(torch.full((7,), 0.1), torch.zeros(7, dtype=torch.long))
+    assert advantages_B.abs().max() < 1e-9
+
+
+@given(ROWS, st.booleans())
+def test_equals_a_loop_over_groups(rows: list[tuple[float, int]], normalize_by_std: bool) -> None:
+    rewards_B = torch.tensor([reward for reward, _ in rows], dtype=torch.float64)
+    groups_B = torch.tensor([group for _, group in rows])
+    actual_B = group_relative_advantages(rewards_B, groups_B, normalize_by_std=normalize_by_std)
+    expected_B = torch.tensor(slow_advantages(rows, normalize_by_std), dtype=torch.float64)
+    torch.testing.assert_close(actual_B, expected_B, atol=1e-8, rtol=1e-6)
+
+
+@given(ROWS)
+def test_zero_variance_mask_equals_a_loop(rows: list[tuple[float, int]]) -> None:
+    rewards_B = torch.tensor([reward for reward, _ in rows])
+    groups_B = torch.tensor([group for _, group in rows])
+    expected = []
+    for _, group in rows:
+        peers = [reward for reward, other_group in rows if other_group == group]
+        expected.append(len(peers) > 1 and len(set(peers)) == 1)
+    assert zero_variance_mask(rewards_B, groups_B).tolist() == expected
+
+
+@given(ROWS)
+def test_the_order_of_sequences_does_not_matter(rows: list[tuple[float, int]]) -> None:
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(len(rows)))
+    rewards_B = torch.tensor([reward for reward, _ in rows], dtype=torch.float64)
+    groups_B = torch.tensor([group for _, group in rows])
+    shuffled_B = group_relative_advantages(rewards_B[order], groups_B[order])
+    torch.testing.assert_close(shuffled_B, group_relative_advantages(rewards_B, groups_B)[order], atol=1e-8, rtol=1e-6)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"vectors of one length \(got \[4, 1\] and \[4\]\)"):
+        group_relative_advantages(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long))

@@ -1,0 +1,47 @@
+"""The trainer's errors. Each carries one message, so that it survives pickling between processes.
+
+A message reads *where: what is wrong (value seen); what to do*. Errors of a kind that the user can only mend by
+changing the job are `ConfigurationError`; the trainer's exit code tells the operator not to retry them.
+"""
+
+from __future__ import annotations
+
+
+class TrainerError(Exception):
+    """Base of all errors that the trainer raises on purpose."""
+
+
+class ConfigurationError(TrainerError, ValueError):
+    """The job can never work as written (exit code 2)."""
+
+
+class DatasetError(ConfigurationError):
+    """A dataset cannot be read, or a row of it cannot be used."""
+
+
+class RewardError(TrainerError):
+    """The job's reward failed on a response, and the job's policy is to fail then."""
+
+
+class DataError(TrainerError, ValueError):
+    """Columns of a batch do not fit together; a mistake in our own code or in a worker's method."""
+
+
+class DispatchError(TrainerError, TypeError):
+    """A worker method is called in a way that its registration does not allow."""
+
+
+class ResourceError(TrainerError):
+    """Devices, memory, ports or disk are missing (exit code 75: another try elsewhere may work)."""
+
+
+class WorkerError(TrainerError):
+    """A worker raised something that is none of our errors; the text holds its traceback."""
+
+
+class WorkerDiedError(TrainerError):
+    """A worker process is gone (exit code 75); the text names its rank and the cause."""
+
+
+class NonFiniteUpdateError(TrainerError):
+    """Several updates in a row had gradients that were not finite."""
