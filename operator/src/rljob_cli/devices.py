@@ -1,0 +1,71 @@
+"""Which devices this machine has, found out without importing torch (which takes seconds)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+QUERY_TIMEOUT_SECONDS = 20
+
+
+class DeviceType(StrEnum):
+    """What a worker computes on; the values of `RLJOB_DEVICE`."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Equal devices of one machine: its GPUs, or its CPU cores where it has no GPU."""
+
+    type: DeviceType
+    count: int
+
+    def __str__(self) -> str:
+        noun = "GPU" if self.type is DeviceType.CUDA else "CPU core"
+        return f"{self.count} {noun}{'' if self.count == 1 else 's'}"
+
+
+def find_devices(visible_cuda: str | None, dev_folder: Path = Path("/dev")) -> Devices:
+    """The GPUs that this process may use, else its CPU cores.
+
+    `visible_cuda` is `CUDA_VISIBLE_DEVICES`; as in CUDA, an empty list hides all GPUs.
+    """
+    num_gpus = _count_gpus(dev_folder)
+    if num_gpus and visible_cuda is not None:
+        num_gpus = count_visible(visible_cuda, num_gpus)
+    if num_gpus:
+        return Devices(DeviceType.CUDA, num_gpus)
+    return Devices(DeviceType.CPU, _count_cores())
+
+
+def count_visible(visible_cuda: str, num_gpus: int) -> int:
+    """How many of `num_gpus` GPUs are on the list. CUDA stops at the first entry that it does not know."""
+    count = 0
+    for entry in visible_cuda.split(","):
+        name = entry.strip()
+        known = int(name) < num_gpus if name.isdecimal() else name.startswith(("GPU-", "MIG-"))
+        if not known:
+            break
+        count += 1
+    return count
+
+
+def _count_gpus(dev_folder: Path) -> int:
+    try:
+        query = ["nvidia-smi", "-L"]
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        # Some images come without nvidia-smi; the driver's device files are there all the same.
+        return sum(1 for _ in dev_folder.glob("nvidia[0-9]*"))
+    return sum(1 for line in answer.stdout.splitlines() if line.startswith("GPU ")) if answer.returncode == 0 else 0
+
+
+def _count_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

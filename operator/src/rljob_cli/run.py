@@ -1,0 +1,183 @@
+"""`rljob run`: the same file as on a cluster, on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rljob_api.contract import (
+    CONTRACT_VERSION,
+    ENV_ATTEMPT,
+    ENV_CHECKPOINT_FOLDER,
+    ENV_DEVICE,
+    ENV_JOB_FOLDER,
+    ENV_RUN_FOLDER,
+    ENV_RUN_STATE_FILE,
+    ENV_SPEC,
+    ExitCode,
+)
+from rljob_api.handover import TrainerJob
+from rljob_api.loading import load_job_file
+from rljob_api.v1alpha1.checkpoint import Resume
+from rljob_api.v1alpha1.job import RLJob
+from rljob_cli.devices import find_devices
+from rljob_cli.errors import CliError
+from rljob_cli.mapping import Mapping, map_to_machine
+from rljob_cli.run_folder import RunFolder
+from rljob_cli.settings import inherited_environment, visible_cuda_devices
+from rljob_cli.trainer_process import TrainerProcess
+
+TRAINER_PACKAGE = "rljob_trainer"
+
+_MEANING = {
+    ExitCode.SUCCESS: "complete",
+    ExitCode.APPLICATION: "the training or the job's own code failed; mend it, then go on from the newest checkpoint",
+    ExitCode.CONFIGURATION: "the job cannot work as written; change the file",
+    ExitCode.INFRASTRUCTURE: "a worker or a device was lost; going on from the newest checkpoint may well work",
+    ExitCode.INTERRUPTED: "stopped on request after a checkpoint",
+}
+SIGKILL_EXIT_CODE = 137
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command line says."""
+
+    file: Path
+    num_workers: int | None = None
+    resume: bool = False
+    run_folder: Path | None = None
+    code: Path | None = None
+
+
+def run(options: RunOptions, console: Console, trainer_command: tuple[str, ...] | None = None) -> int:
+    """Runs the job to its end and returns the trainer's exit code.
+
+    `trainer_command` stands in for the trainer in tests of this command.
+
+    Raises:
+        JobFileError: the file is no valid job.
+        CliError: the job or the folder does not allow this run.
+    """
+    job = load_job_file(options.file)
+    if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
+        raise CliError("spec.checkpoint.resume: is Never, so --resume cannot be done; change it to Auto")
+    mapping = map_to_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
+    command = trainer_command or trainer_module_command(TRAINER_PACKAGE)
+    folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
+    with folder.locked() as lock:
+        folder.refuse_unfit(resume=options.resume, file=options.file)
+        attempt = folder.num_attempts() + 1
+        show_mapping(mapping, folder, console)
+        folder.write_job(job.model_copy(update={"spec": mapping.spec}))
+        folder.record(attempt, started=_now())
+        process = TrainerProcess(
+            command, trainer_environment(options, job, mapping, folder, attempt), _announcer(console)
+        )
+        code = process.run(keep_open=(lock,))
+        folder.record(attempt, ended=_now(), exitCode=code)
+    _tell_the_end(code, options, folder, console)
+    return code
+
+
+def trainer_module_command(module: str) -> tuple[str, ...]:
+    """The command that runs a module of the trainer in this Python.
+
+    Raises:
+        CliError: the trainer is not installed.
+    """
+    if find_spec(TRAINER_PACKAGE) is None:
+        raise CliError(
+            f"the trainer is not installed in this Python environment ({sys.prefix}); install rljob-trainer, "
+            "or run `make install` in the project's folder"
+        )
+    return (sys.executable, "-m", module)
+
+
+def trainer_environment(
+    options: RunOptions, job: RLJob, mapping: Mapping, folder: RunFolder, attempt: int
+) -> dict[str, str]:
+    """This process's environment, the job's own variables, and the contract's."""
+    environment = inherited_environment()
+    # A local run starts a Ray of its own.
+    environment.pop("RAY_ADDRESS", None)
+    environment.update({variable.name: variable.value for variable in job.spec.env if variable.value is not None})
+    handed_over = TrainerJob(contract_version=CONTRACT_VERSION, name=job.metadata.name, spec=mapping.spec)
+    job_folder = options.file.absolute().parent
+    code = [str(job_folder), *([str(options.code.absolute())] if options.code else [])]
+    inherited = environment.get("PYTHONPATH")
+    environment |= {
+        ENV_SPEC: json.dumps(handed_over.to_wire()),
+        ENV_RUN_FOLDER: str(folder.path),
+        ENV_CHECKPOINT_FOLDER: str(folder.checkpoints),
+        ENV_RUN_STATE_FILE: str(folder.run_state_file),
+        ENV_ATTEMPT: str(attempt),
+        ENV_JOB_FOLDER: str(job_folder),
+        ENV_DEVICE: mapping.devices.type.value,
+        "PYTHONPATH": os.pathsep.join([*code, *([inherited] if inherited else [])]),
+    }
+    return environment
+
+
+def show_mapping(mapping: Mapping, folder: RunFolder, console: Console) -> None:
+    """Prints what of the file runs where."""
+    table = Table(title=f"this machine: {mapping.devices}", title_justify="left")
+    for name in ("pool", "roles"):
+        table.add_column(name)
+    for name in ("workers in the file", "workers here"):
+        table.add_column(name, justify="right")
+    for row in mapping.pools:
+        table.add_row(row.pool, ", ".join(row.roles), str(row.num_workers_asked), str(row.num_workers))
+    console.print(table)
+    for note in mapping.notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+    console.print(Text(f"results: {folder.path}"), soft_wrap=True)
+
+
+def explain_exit(code: int) -> str:
+    """One line about an exit code."""
+    if code == SIGKILL_EXIT_CODE:
+        return "the trainer was killed; most often the machine ran out of memory"
+    if code in list(ExitCode):
+        return _MEANING[ExitCode(code)]
+    if code > 128:
+        return f"the trainer was ended by signal {code - 128}"
+    return "the trainer ended in a way that it never means to; its last lines above tell more"
+
+
+def _tell_the_end(code: int, options: RunOptions, folder: RunFolder, console: Console) -> None:
+    console.print(Text(f"exit code {code}: {explain_exit(code)}"), soft_wrap=True)
+    state = folder.run_state()
+    if state is not None:
+        progress = state.progress
+        reached = f"step {progress.step} of {progress.total_steps}"
+        if progress.eval_score is not None:
+            reached += f", held-out score {progress.eval_score:.3f}"
+        if state.checkpoint is not None:
+            reached += f", newest checkpoint at step {state.checkpoint.step}"
+        console.print(Text(f"{reached}; see {folder.path}"), soft_wrap=True)
+    if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
+        where = f" --run-folder {options.run_folder}" if options.run_folder else ""
+        console.print(Text(f"to go on: rljob run {options.file} --resume{where}"), soft_wrap=True)
+
+
+def _announcer(console: Console) -> Callable[[str], None]:
+    def announce(text: str) -> None:
+        console.print(Text(f"\n{text}"), soft_wrap=True)
+
+    return announce
+
+
+def _now() -> str:
+    return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,133 @@
+"""The folder of one run, and the rules that keep two runs from mixing in it.
+
+runs/<name>/  job.yaml          the job as it was run, with every default written out
+              attempts.jsonl    one line at the start and one at the end of each attempt
+              metrics.jsonl, samples.jsonl, tensorboard/, plots/      written by the trainer
+              checkpoints/, export/, rljob-run-state.json             written by the trainer
+              .lock             held while an attempt runs
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from rljob_api.contract import RUN_STATE_FILE_NAME
+from rljob_api.run_state import RunState
+from rljob_api.v1alpha1.job import RLJob
+from rljob_cli.errors import RunFolderError
+
+JOB_FILE_NAME = "job.yaml"
+ATTEMPTS_FILE_NAME = "attempts.jsonl"
+LOCK_FILE_NAME = ".lock"
+
+
+class RunFolder:
+    """One run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.checkpoints = self.path / "checkpoints"
+        self.run_state_file = self.path / RUN_STATE_FILE_NAME
+
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        """Makes the folder and holds its lock; gives the lock's file descriptor.
+
+        A process that inherits the descriptor holds the lock too, until it ends.
+
+        Raises:
+            RunFolderError: another run holds the lock, or the folder cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / LOCK_FILE_NAME).open("a+", encoding="utf-8")
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.path}: cannot be used ({error.strerror}); choose another --run-folder"
+            ) from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise RunFolderError(
+                    f"{self.path}: another run is using it (process {holder}); wait for it, or choose another --run-folder"
+                ) from error
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            yield file.fileno()
+
+    def num_attempts(self) -> int:
+        """Attempts begun so far."""
+        return max((attempt for attempt, _ in self._records()), default=0)
+
+    def refuse_unfit(self, *, resume: bool, file: Path) -> None:
+        """Refuses a second run without --resume, --resume without a first run, and a folder of something else.
+
+        Raises:
+            RunFolderError: as said.
+        """
+        attempts = self.num_attempts()
+        if attempts and not resume:
+            raise RunFolderError(
+                f"{self.path}: holds a run already ({self._where()}); `rljob run {file} --resume` goes on with it, "
+                "--run-folder starts another beside it"
+            )
+        if not attempts and resume:
+            raise RunFolderError(f"{self.path}: there is no run to resume; leave --resume out to start one")
+        strangers = [entry.name for entry in self.path.iterdir() if entry.name != LOCK_FILE_NAME]
+        if not attempts and strangers:
+            raise RunFolderError(
+                f"{self.path}: is not empty and not the folder of a run ({sorted(strangers)[0]} is in it); "
+                "choose another --run-folder"
+            )
+
+    def write_job(self, job: RLJob) -> None:
+        """Writes the resolved job: every default written out."""
+        yaml = YAML()
+        yaml.default_flow_style = False
+        temporary = self.path / (JOB_FILE_NAME + ".tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            yaml.dump(job.model_dump(mode="json", by_alias=True, exclude_none=True), file)
+        temporary.replace(self.path / JOB_FILE_NAME)
+
+    def record(self, attempt: int, **facts: str | int) -> None:
+        """Adds a line about an attempt."""
+        line = json.dumps({"attempt": attempt, **facts})
+        with (self.path / ATTEMPTS_FILE_NAME).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def run_state(self) -> RunState | None:
+        """What the trainer last said; None if it has said nothing readable."""
+        try:
+            return RunState.from_wire(json.loads(self.run_state_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, ValidationError):
+            return None
+
+    def _where(self) -> str:
+        state = self.run_state()
+        if state is None:
+            return f"{self.num_attempts()} attempts"
+        return f"step {state.progress.step} of {state.progress.total_steps}, {state.phase}"
+
+    def _records(self) -> Iterator[tuple[int, dict[str, object]]]:
+        path = self.path / ATTEMPTS_FILE_NAME
+        if not path.exists():
+            return
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(row, dict) and isinstance(row.get("attempt"), int):
+                yield row["attempt"], row

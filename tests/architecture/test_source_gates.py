@@ -1,0 +1,174 @@
+"""The repository keeps its own rules, and each rule can fail."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from rljob_testing import source_gates as gates
+from rljob_testing.source_gates import Source
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGE_FOLDERS = [REPOSITORY / place / "src" for place in ("crds", "operator", "trainer")]
+PROGRAM_FOLDERS = [REPOSITORY / place for place in ("tests", "e2e", "bench", "examples", "tools")]
+PACKAGES = [source for folder in PACKAGE_FOLDERS for source in gates.sources_below(folder)]
+PROGRAMS = [source for folder in PROGRAM_FOLDERS for source in gates.sources_below(folder)]
+PLACES = {
+    "kopf": ["rljob_operator.handlers", "rljob_operator.__main__"],
+    "kubernetes": ["rljob_operator.kube", "rljob_cli.cluster"],
+    "ray": ["rljob_trainer.cluster"],
+    "vllm": ["rljob_trainer.engines.rollout.vllm_engine"],
+}
+FORBIDDEN_TEXT = {
+    # Written so that this file does not match itself.
+    "host of a package registry": "|".join(
+        re.escape(host.replace("_", ".")) for host in ("pypi_org", "pythonhosted_org", "proxy_golang_org", "npmjs_org")
+    ),
+    "path of one machine": r"(?<![\w.$}~*-])/(root|work|home/\w+|Users/\w+)/",
+}
+
+Gate = Callable[[Iterable[Source]], list[str]]
+
+
+def bad(text: str, module: str = "rljob_x.part") -> list[Source]:
+    return [Source(Path(f"{module.replace('.', '/')}.py"), module, text)]
+
+
+def misplaced(sources: Iterable[Source]) -> list[str]:
+    return gates.misplaced_imports(sources, PLACES)
+
+
+GATES_FOR_ALL: list[Gate] = [gates.long_files, gates.long_functions, gates.vague_names]
+GATES_FOR_PACKAGES: list[Gate] = [
+    gates.undocumented,
+    gates.environment_reads,
+    gates.unsafe_code,
+    gates.import_time_work,
+    misplaced,
+]
+
+
+@pytest.mark.parametrize("gate", [*GATES_FOR_ALL, *GATES_FOR_PACKAGES], ids=lambda gate: gate.__name__)
+def test_the_packages_keep_the_rule(gate: Gate) -> None:
+    found = gate(PACKAGES)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("gate", GATES_FOR_ALL, ids=lambda gate: gate.__name__)
+def test_tests_and_programs_keep_the_rule(gate: Gate) -> None:
+    found = gate(PROGRAMS)
+    assert not found, "\n".join(found)
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    found = gates.import_cycles(PACKAGES)
+    assert not found, "\n".join(found)
+
+
+def test_places_are_not_packages() -> None:
+    places = [REPOSITORY / name for name in ("crds", "operator", "trainer", "tests", "e2e")]
+    assert [place for place in places if (place / "__init__.py").exists()] == []
+
+
+def test_tracked_files_name_no_registry_and_no_machine() -> None:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True).stdout
+    files = [REPOSITORY / name for name in listing.decode().split("\0") if name]
+    found = gates.forbidden_text((path for path in files if path.is_file()), FORBIDDEN_TEXT)
+    assert not found, "\n".join(found)
+
+
+GOOD_LINES = '"""Doc."""\n' + "x = 1\n" * 399
+FUNCTION_OF_61_LINES = '"""Doc."""\n\n\ndef f() -> None:\n    """Doc."""\n' + "    x = 1\n" * 59
+
+
+@pytest.mark.parametrize(
+    ("gate", "text"),
+    [
+        (gates.long_files, GOOD_LINES + "x = 1\n"),
+        (gates.long_functions, FUNCTION_OF_61_LINES),
+        (gates.undocumented, "x = 1\n"),
+        (gates.undocumented, '"""Doc."""\ndef public() -> None: ...\n'),
+        (gates.undocumented, '"""Doc."""\nclass Public: ...\n'),
+        (gates.undocumented, '"""Doc."""\nclass Public:\n  """Doc."""\n  async def method(self) -> None: ...\n'),
+        (gates.environment_reads, "import os\nx = os.environ['A']\n"),
+        (gates.environment_reads, "import os\nx = os.getenv('A')\n"),
+        (gates.environment_reads, "from os import environ\n"),
+        (gates.unsafe_code, "import pickle\n"),
+        (gates.unsafe_code, "def f():\n  from cloudpickle import loads\n"),
+        (gates.unsafe_code, "import torch\nx = torch.load('f')\n"),
+        (gates.unsafe_code, "x = eval('1')\n"),
+        (gates.unsafe_code, "import subprocess\nsubprocess.run('ls', shell=True)\n"),
+        (gates.import_time_work, "import torch\ntorch.manual_seed(0)\n"),
+        (gates.import_time_work, "for x in (1, 2):\n  print(x)\n"),
+        (misplaced, "import ray\n"),
+        (misplaced, "def f():\n  from ray.util import placement_group\n"),
+        (misplaced, "from vllm import LLM\n"),
+        (misplaced, "from kubernetes.aio import client\n"),
+    ],
+)
+def test_each_gate_finds_a_bad_source(gate: Gate, text: str) -> None:
+    assert len(gate(bad(text))) >= 1
+
+
+@pytest.mark.parametrize(
+    ("gate", "text"),
+    [
+        (gates.long_files, GOOD_LINES),
+        (gates.long_functions, FUNCTION_OF_61_LINES.removesuffix("    x = 1\n")),
+        (gates.undocumented, '"""Doc."""\ndef _private(): ...\nclass _Private:\n  def method(self): ...\n'),
+        (gates.environment_reads, "import os\nx = os.getpid()\n"),
+        (gates.unsafe_code, "model.eval()\nimport subprocess\nsubprocess.run(['ls'])\n"),
+        (gates.import_time_work, "import torch\nX = tuple([1])\nif __name__ == '__main__':\n  main()\n"),
+        (misplaced, "import raymond\nfrom rljob_x import ray\n"),
+    ],
+)
+def test_no_gate_complains_about_a_good_source(gate: Gate, text: str) -> None:
+    assert gate(bad(text)) == []
+
+
+@pytest.mark.parametrize("module", ["rljob_x.utils", "rljob_x.common.thing", "rljob_x.helpers"])
+def test_a_vague_name_is_found(module: str) -> None:
+    assert len(gates.vague_names(bad("", module))) == 1
+
+
+def test_settings_may_read_the_environment_and_cluster_may_know_ray() -> None:
+    assert gates.environment_reads(bad("import os\nx = os.environ\n", "rljob_x.settings")) == []
+    assert misplaced(bad("import ray\n", "rljob_trainer.cluster.session")) == []
+    assert len(misplaced(bad("import ray\n", "rljob_trainer.clusters"))) == 1
+
+
+def test_cycles_are_found_through_relative_and_late_imports(tmp_path: Path) -> None:
+    package = tmp_path / "p"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "a.py").write_text("from . import b\n")
+    (package / "b.py").write_text("def f():\n    from p.c import x\n")
+    (package / "c.py").write_text("import p.a\nx = 1\n")
+    (package / "d.py").write_text("from p import a, b\n")
+    assert gates.import_cycles(gates.sources_below(tmp_path)) == ["p.a <-> p.b <-> p.c"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "index = https://" + "pypi" + ".org/simple",
+        "cd /" + "root/project",
+        "cp x '/" + "home/ann/y'",
+        "open('/" + "work/z/a')",
+    ],
+)
+def test_forbidden_text_is_found(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text(f"fine\n{line}\n")
+    assert len(gates.forbidden_text([path], FORBIDDEN_TEXT)) == 1
+
+
+def test_ordinary_paths_and_binaries_are_not_forbidden(tmp_path: Path) -> None:
+    text, binary = tmp_path / "text", tmp_path / "binary"
+    text.write_text("~/work/x $HOME/work/ runs/work/a github.com/root/x /homework/\n")
+    binary.write_bytes(b"\0/" + b"root/x\n")
+    assert gates.forbidden_text([text, binary], FORBIDDEN_TEXT) == []
