@@ -1,0 +1,117 @@
+"""The trainer as a program: `python -m rljob_trainer`, with its job in the environment (see `rljob_api.contract`)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+from rljob_api.contract import ExitCode
+from rljob_api.errors import ContractError
+from rljob_api.handover import TrainerJob, load_job
+from rljob_trainer.checkpoints.errors import FencedError
+from rljob_trainer.controller.build import built_run
+from rljob_trainer.controller.checkpointing import Checkpointing
+from rljob_trainer.controller.controller import Controller
+from rljob_trainer.controller.run_output import RunOutput
+from rljob_trainer.controller.run_reporter import RunReporter
+from rljob_trainer.controller.stop_request import StopRequest
+from rljob_trainer.errors import ConfigurationError, ResourceError, TrainerError, WorkerDiedError
+from rljob_trainer.observability.log import set_up_logging
+from rljob_trainer.settings import Settings, driver_environment, read_settings
+
+log = logging.getLogger("rljob_trainer")
+
+
+def main() -> int:
+    """Runs the job; the exit code is one of `rljob_api.contract.ExitCode`."""
+    set_up_logging()
+    try:
+        driver_environment()
+        settings = read_settings()
+        job = load_job(settings.spec_text)
+    except (ConfigurationError, ContractError) as error:
+        log.error("%s", error)
+        return ExitCode.CONFIGURATION
+    pool = job.spec.pools[0]
+    reporter = RunReporter(
+        settings.run_state_file,
+        job.name,
+        settings.attempt,
+        job.spec.training.steps,
+        pool.nodes * pool.gpus_per_node,
+        time.time,
+    )
+    stop = StopRequest()
+    stop.install()
+    try:
+        return run_job(job, settings, reporter, stop)
+    except KeyboardInterrupt:
+        log.error("stopped at once; what happened since the last checkpoint is lost")
+        reporter.stopped()
+        return ExitCode.INTERRUPTED
+    except TrainerError as error:
+        log.error("%s", error)
+        reporter.failed(error)
+        return exit_code_of(error)
+    except Exception as error:
+        log.exception("this should not happen; please report it")
+        reporter.failed(error)
+        return ExitCode.APPLICATION
+
+
+def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: StopRequest) -> int:
+    """Builds, resumes, trains, saves, exports. Raises TrainerError."""
+    checkpointing = Checkpointing(job.spec.checkpoint, settings.checkpoint_folder, settings.attempt, job.name)
+    point = checkpointing.find()
+    first_step = point.state.step if point else 0
+    for note in point.notes if point else ():
+        log.warning("%s", note)
+    with built_run(job, settings) as run:
+        output = RunOutput(
+            settings.run_folder,
+            job.spec.training.loggers,
+            first_step if point else None,
+            job.spec.training.steps,
+            run.workers.num_devices,
+        )
+        try:
+            controller = Controller(job, run, output, reporter, checkpointing, stop)
+            log.info(
+                "%d training prompts, %d held out (%d training rows were among them and are left out)",
+                len(run.prompts.training),
+                len(run.prompts.held_out),
+                run.prompts.num_removed,
+            )
+            if point:
+                checkpointing.load(point, run.workers.actor)
+                controller.cursor.restore(point.state.cursor)
+                log.info("resumed from step %d (%s)", first_step, point.folder.name)
+            reporter.training_started(first_step, first_step if point else None)
+            output.start(first_step)
+            if not controller.train(first_step):
+                reporter.stopping()
+                step = controller.save_on_stop()
+                reporter.stopped()
+                log.warning("stopped as asked after step %d; the checkpoint is complete", step)
+                return ExitCode.INTERRUPTED
+            exported = controller.export(settings.run_folder / "export")
+            reporter.complete(exported.as_uri() if exported else None)
+        finally:
+            output.close()
+        if output.summary():
+            log.info("%s", output.summary())
+    return ExitCode.SUCCESS
+
+
+def exit_code_of(error: TrainerError) -> ExitCode:
+    """The class of a failure, as the operator sees it."""
+    if isinstance(error, ConfigurationError):
+        return ExitCode.CONFIGURATION
+    if isinstance(error, ResourceError | WorkerDiedError | FencedError):
+        return ExitCode.INFRASTRUCTURE
+    return ExitCode.APPLICATION
+
+
+if __name__ == "__main__":
+    sys.exit(main())

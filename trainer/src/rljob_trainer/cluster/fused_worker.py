@@ -1,0 +1,50 @@
+"""Several roles in one process: a fused worker holds one worker per role as plain fields of a dictionary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rljob_trainer.dispatch.modes import MeshPosition
+from rljob_trainer.dispatch.register import registration_of
+from rljob_trainer.errors import DispatchError
+from rljob_trainer.workers.base import Worker, WorkerContext
+
+WorkerFactory = Callable[[WorkerContext, Mapping[str, Worker]], Worker]
+"""Builds the worker of one role; the second argument holds the workers of the roles before it in the same process."""
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """One role: its name, and how its worker is built. The factory must pickle."""
+
+    name: str
+    factory: WorkerFactory
+
+
+class FusedWorker:
+    """The workers of all roles of one process, in the order given; later ones may use earlier ones."""
+
+    def __init__(self, context: WorkerContext, roles: Sequence[RoleSpec]) -> None:
+        """Raises DispatchError for two roles of one name, and whatever a factory raises."""
+        self.workers: dict[str, Worker] = {}
+        for role in roles:
+            if role.name in self.workers:
+                raise DispatchError(f"fused worker: two roles are called '{role.name}'")
+            self.workers[role.name] = role.factory(context, self.workers)
+
+    def execute(self, role: str, method: str, arguments: tuple[object, ...]) -> object:
+        """Calls a registered method of a role's worker. Raises DispatchError when there is none of that name."""
+        worker = self._worker(role)
+        registration_of(type(worker), method)
+        bound: Callable[..., object] = worker.__getattribute__(method)
+        return bound(*arguments)
+
+    def mesh_position(self, role: str, mesh: str) -> MeshPosition:
+        """Where this process stands in a mesh of a role."""
+        return self._worker(role).mesh_position(mesh)
+
+    def _worker(self, role: str) -> Worker:
+        if role not in self.workers:
+            raise DispatchError(f"fused worker: no role '{role}' (there are: {', '.join(self.workers)})")
+        return self.workers[role]

@@ -1,0 +1,159 @@
+"""Worker groups: the controller's view of a role, whose methods run on all of its ranks.
+
+`WorkerProcesses` are the processes of one pool. `RoleGroup` is one role on them: it has the registered methods of the
+role's worker class, each taking the whole batch and giving back the whole result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError, WorkerCrashedError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rljob_trainer.cluster.fused_worker import RoleSpec
+from rljob_trainer.cluster.ray_worker import ProcessInfo, RayWorker
+from rljob_trainer.cluster.resource_pool import ResourcePool
+from rljob_trainer.dispatch.modes import MeshPosition, gather_results, split_arguments
+from rljob_trainer.dispatch.register import Registration, registrations
+from rljob_trainer.errors import TrainerError, WorkerDiedError, WorkerError
+from rljob_trainer.workers.base import Worker, WorkerContext
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_SECONDS = 10.0
+
+
+class WorkerProcesses:
+    """One process per slot of a pool. Starting them returns at once; `build` waits."""
+
+    def __init__(self, pool: ResourcePool, environment: dict[str, str], max_concurrency: int = 1) -> None:
+        self.pool = pool
+        settings = pool.settings
+        actor_class = ray.remote(RayWorker)
+        self.handles: list[ActorHandle] = [
+            actor_class.options(
+                num_cpus=settings.num_cpus_per_device,
+                num_gpus=1 if settings.use_gpu else 0,
+                max_concurrency=max_concurrency,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    slot.group, placement_group_bundle_index=slot.bundle_index
+                ),
+                runtime_env={"env_vars": environment},
+            ).remote()
+            for slot in pool.slots()
+        ]
+        self.infos: list[ProcessInfo] = []
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Has all processes import modules; returns at once."""
+        for handle in self.handles:
+            handle.preload.remote(tuple(modules))
+
+    def build(self, device_type: str, num_threads: int, roles: Sequence[RoleSpec], log_folder: Path | None) -> None:
+        """Builds all roles in all processes. Raises what a worker raised, or WorkerDiedError."""
+        self.infos = [_expect_info(info) for info in self.call_all([("info", ())] * len(self.handles))]
+        slots = self.pool.slots()
+        calls: list[tuple[str, tuple[object, ...]]] = []
+        for slot in slots:
+            context = WorkerContext(
+                rank=slot.rank,
+                world_size=len(slots),
+                local_rank=slot.local_rank,
+                node_rank=slot.node_rank,
+                master_address=self.infos[0].address,
+                master_port=self.infos[0].free_port,
+                device_type=device_type,
+                num_threads=num_threads,
+            )
+            log_file = log_folder / f"worker-{slot.rank}.log" if log_folder else None
+            calls.append(("build", (context, tuple(roles), log_file)))
+        self.call_all(calls)
+
+    def call_all(
+        self, calls: Sequence[tuple[str, tuple[object, ...]]], ranks: Sequence[int] | None = None
+    ) -> list[object]:
+        """Calls a method with its arguments on every rank (or on `ranks`) and waits for all.
+
+        The first failure ends the wait: with one rank gone, the others may wait for it for ever."""
+        targets = list(range(len(self.handles))) if ranks is None else list(ranks)
+        references = [
+            getattr(self.handles[rank], method).remote(*arguments)
+            for rank, (method, arguments) in zip(targets, calls, strict=True)
+        ]
+        results: dict[int, object] = {}
+        pending = dict(zip(references, targets, strict=True))
+        while pending:
+            ready, _ = ray.wait(list(pending), num_returns=1)
+            rank = pending.pop(ready[0])
+            try:
+                results[rank] = ray.get(ready[0])
+            except (ActorDiedError, ActorUnavailableError, WorkerCrashedError) as error:
+                raise self._died(rank, error) from error
+            except RayTaskError as error:
+                raise self._failed(rank, error) from error
+        return [results[rank] for rank in targets]
+
+    def close(self) -> None:
+        """Ends all processes: asked first, then killed. Never raises."""
+        try:
+            ray.get([handle.close.remote() for handle in self.handles], timeout=CLOSE_TIMEOUT_SECONDS)
+        except (RayTaskError, ActorDiedError, ActorUnavailableError, GetTimeoutError, WorkerCrashedError):
+            log.debug("workers did not close in time; they are killed")
+        for handle in self.handles:
+            ray.kill(handle)
+        self.pool.release()
+
+    def _died(self, rank: int, error: Exception) -> WorkerDiedError:
+        info = self.infos[rank] if self.infos else None
+        place = f"process {info.process_id} on {info.address}" if info else "before it was built"
+        cause = " ".join(str(error).split())
+        return WorkerDiedError(f"worker rank {rank} ({place}) died: {cause}")
+
+    def _failed(self, rank: int, error: RayTaskError) -> TrainerError:
+        """Our own errors come back as they were raised; others become WorkerError with the worker's traceback."""
+        if isinstance(error.cause, TrainerError):
+            return error.cause
+        return WorkerError(f"worker rank {rank}: {error.cause!r}\n{error}")
+
+
+class RoleGroup:
+    """One role on a set of processes; has one attribute per registered method of the worker class."""
+
+    def __init__(self, processes: WorkerProcesses, role: str, worker_class: type[Worker]) -> None:
+        self.processes = processes
+        self.role = role
+        self.positions: dict[str, list[MeshPosition]] = {}
+        for name, registration in registrations(worker_class).items():
+            method: Callable[..., object] = partial(self._call, name, registration)
+            setattr(self, name, method)
+
+    def _call(self, method: str, registration: Registration, *arguments: object) -> object:
+        positions = self._positions(registration.mesh)
+        call = split_arguments(registration.dispatch, positions, arguments)
+        results = self.processes.call_all(
+            [("execute", (self.role, method, share)) for share in call.arguments], call.ranks
+        )
+        return gather_results(registration.dispatch, positions, call, results)
+
+    def _positions(self, mesh: str) -> list[MeshPosition]:
+        """Asked once per mesh and kept."""
+        if mesh not in self.positions:
+            calls = [("mesh_position", (self.role, mesh))] * len(self.processes.handles)
+            self.positions[mesh] = [_expect_position(value) for value in self.processes.call_all(calls)]
+        return self.positions[mesh]
+
+
+def _expect_info(value: object) -> ProcessInfo:
+    assert isinstance(value, ProcessInfo)
+    return value
+
+
+def _expect_position(value: object) -> MeshPosition:
+    assert isinstance(value, MeshPosition)
+    return value

@@ -1,0 +1,200 @@
+"""Puts a run together: data, reward, worker groups. The slow parts start first and overlap."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from rljob_api.handover import TrainerJob
+from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.training import Training
+from rljob_trainer.cluster.fused_worker import RoleSpec
+from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
+from rljob_trainer.cluster.session import num_cluster_gpus, ray_session
+from rljob_trainer.cluster.worker_group import RoleGroup, WorkerProcesses
+from rljob_trainer.controller.quantities import bytes_of
+from rljob_trainer.data.model_source import local_model_folder
+from rljob_trainer.data.prompts import PromptRow, load_prompts
+from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.engines.rollout.select import select_engine
+from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
+from rljob_trainer.rewards.process_pool import RewardPool
+from rljob_trainer.settings import Settings, worker_environment
+from rljob_trainer.workers.actor import ActorSettings, ActorWorker
+from rljob_trainer.workers.factories import (
+    ACTOR,
+    HYBRID,
+    REFERENCE,
+    ROLLOUT,
+    RolloutSettings,
+    make_actor,
+    make_hybrid,
+    make_reference,
+    make_rollout,
+)
+from rljob_trainer.workers.hybrid import HybridWorker
+from rljob_trainer.workers.protocols import ActorGroup, HybridGroup, ReferenceGroup
+from rljob_trainer.workers.reference import ReferenceWorker
+
+log = logging.getLogger(__name__)
+
+GIB = 1024**3
+PRELOADED_MODULES = ("rljob_trainer.workers.factories",)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is trained on, and what is held out; the two have no prompt in common."""
+
+    training: tuple[PromptRow, ...]
+    held_out: tuple[PromptRow, ...]
+    num_removed: int
+    """Training rows that were left out because they are held out."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(row.token_ids) for row in (*self.training, *self.held_out))
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The worker groups of a run."""
+
+    actor: ActorGroup
+    hybrid: HybridGroup
+    reference: ReferenceGroup | None
+    num_devices: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that the controller works with."""
+
+    model_folder: Path
+    prompts: Prompts
+    rewards: RewardPool
+    workers: Workers
+
+
+@contextmanager
+def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
+    """A run, ready to train; everything is torn down at the end, whatever happens.
+
+    Raises ConfigurationError, DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
+    training = job.spec.training
+    device_type = settings.device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    pool_spec = job.spec.pools[0]
+    num_workers = pool_spec.nodes * pool_spec.gpus_per_node
+    select_engine(training.rollout.engine)
+    with ExitStack() as stack:
+        rewards = stack.enter_context(RewardPool(training.reward, training.dataset, settings.run_folder))
+        model_folder = local_model_folder(training.model, settings.cache_folder)
+        stack.enter_context(
+            ray_session(settings.ray_address, num_workers + 1, num_workers if device_type == "cuda" else 0)
+        )
+        num_threads = settings.num_threads or max(1, settings.num_cores // pool_spec.gpus_per_node)
+        pool = ResourcePool(
+            PoolSettings(
+                name=pool_spec.name,
+                num_nodes=pool_spec.nodes,
+                num_devices_per_node=pool_spec.gpus_per_node,
+                use_gpu=num_cluster_gpus() >= num_workers,
+                num_cpus_per_device=1,
+                timeout_seconds=job.spec.run_policy.provisioning_deadline_seconds,
+            )
+        )
+        kv_cache_gib = -(-bytes_of(training.rollout.cpu_kv_cache) // GIB)
+        processes = WorkerProcesses(pool, worker_environment(device_type, num_threads, kv_cache_gib))
+        stack.callback(processes.close)
+        processes.preload(PRELOADED_MODULES)
+        prompts = load_all_prompts(training, model_folder, settings.job_folder)
+        roles = _roles(job, model_folder, device_type, prompts.longest, num_workers)
+        processes.build(device_type, num_threads, roles, settings.run_folder / "logs")
+        has_reference = training.algorithm.kl.coefficient > 0
+        reference = RoleGroup(processes, REFERENCE, ReferenceWorker) if has_reference else None
+        yield Run(
+            model_folder,
+            prompts,
+            rewards,
+            Workers(
+                # A group has exactly the methods that its worker class registers; a test holds the protocols to them.
+                actor=cast(ActorGroup, RoleGroup(processes, ACTOR, ActorWorker)),
+                hybrid=cast(HybridGroup, RoleGroup(processes, HYBRID, HybridWorker)),
+                reference=cast(ReferenceGroup, reference) if reference else None,
+                num_devices=num_workers,
+            ),
+        )
+
+
+def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -> Prompts:
+    """Training and held-out prompts. Raises DatasetError."""
+    tokenizer = Tokenizer(model_folder)
+    rows = load_prompts(training.dataset, tokenizer, job_folder, "spec.training.dataset")
+    held_out: tuple[PromptRow, ...] = ()
+    if training.evaluation is not None:
+        evaluation_rows = load_prompts(
+            training.evaluation.dataset, tokenizer, job_folder, "spec.training.evaluation.dataset"
+        )
+        held_out = tuple(evaluation_rows[: training.evaluation.num_prompts])
+    kept, num_removed = without_held_out(rows, held_out)
+    return Prompts(tuple(kept), held_out, num_removed)
+
+
+def _compute_dtype(dtype: Dtype, device_type: str) -> torch.dtype:
+    if dtype is Dtype.AUTO:
+        return torch.bfloat16 if device_type == "cuda" else torch.float32
+    return torch.bfloat16 if dtype is Dtype.BFLOAT16 else torch.float32
+
+
+def _roles(
+    job: TrainerJob, model_folder: Path, device_type: str, longest_prompt: int, num_workers: int
+) -> list[RoleSpec]:
+    """The roles of one process, in the order in which they are built."""
+    training = job.spec.training
+    rollout = training.rollout
+    dtype = _compute_dtype(training.model.dtype, device_type)
+    frozen = TrainEngineSettings(
+        model_folder=model_folder,
+        device=torch.device("cpu"),
+        compute_dtype=dtype,
+        gradient_checkpointing=training.model.gradient_checkpointing,
+        max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
+        optimizer=None,
+    )
+    trained = TrainEngineSettings(**{**vars(frozen), "optimizer": training.optimizer})
+    actor = ActorSettings(
+        engine=trained,
+        algorithm=training.algorithm,
+        optimizer=training.optimizer,
+        temperature=rollout.temperature,
+        num_steps=training.steps,
+        num_epochs_per_batch=training.num_epochs_per_batch,
+        mini_batch_rows=(training.mini_batch_size or training.batch_size) * rollout.group_size // num_workers,
+    )
+    generator = RolloutSettings(
+        model_folder=model_folder,
+        engine=rollout.engine,
+        dtype=dtype,
+        tensor_parallel=job.spec.roles.rollout.tensor_parallel,
+        max_model_length=longest_prompt + rollout.max_new_tokens,
+        max_num_sequences=rollout.max_num_sequences,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
+        seed=training.seed,
+    )
+    roles = [RoleSpec(ACTOR, partial(make_actor, actor))]
+    if training.algorithm.kl.coefficient > 0:
+        roles.append(RoleSpec(REFERENCE, partial(make_reference, frozen, rollout.temperature)))
+    return [
+        *roles,
+        RoleSpec(ROLLOUT, partial(make_rollout, generator)),
+        RoleSpec(HYBRID, partial(make_hybrid, dtype)),
+    ]

@@ -1,0 +1,159 @@
+"""The single controller: one process that drives all workers through the run, keeps its state, and reports.
+
+resume or start -> evaluate -> (step -> metrics -> evaluate? -> checkpoint?)* -> checkpoint -> export
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import torch
+
+from rljob_api.handover import TrainerJob
+from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
+from rljob_api.v1alpha1.status import CheckpointStatus
+from rljob_trainer.checkpoints.export import write_huggingface
+from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
+from rljob_trainer.checkpoints.save import CommittedCheckpoint
+from rljob_trainer.controller.build import Run
+from rljob_trainer.controller.checkpointing import Checkpointing
+from rljob_trainer.controller.evaluation import Evaluation, as_samples
+from rljob_trainer.controller.rollout_phase import RolloutPhase
+from rljob_trainer.controller.run_output import RunOutput
+from rljob_trainer.controller.run_reporter import RunReporter
+from rljob_trainer.controller.stop_request import StopRequest
+from rljob_trainer.controller.training_step import StepPlan, TrainingStep
+from rljob_trainer.data.cursor import PromptCursor
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.observability.samples import SampleKind
+from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.workers.actor import MODEL_PREFIX
+
+log = logging.getLogger(__name__)
+
+NUM_TRAINING_SAMPLES_LOGGED = 8
+
+
+class Controller:
+    """Of one attempt of one job."""
+
+    def __init__(
+        self,
+        job: TrainerJob,
+        run: Run,
+        output: RunOutput,
+        reporter: RunReporter,
+        checkpointing: Checkpointing,
+        stop: StopRequest,
+    ) -> None:
+        self.job = job
+        self.run_parts = run
+        self.output = output
+        self.reporter = reporter
+        self.checkpointing = checkpointing
+        self.stop = stop
+        self.num_steps = job.spec.training.steps
+        self.timer = PhaseTimer(time.perf_counter)
+        training = job.spec.training
+        self.cursor = PromptCursor(run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle)
+        rollout = RolloutPhase(run.workers.hybrid, run.rewards, self.timer)
+        self.training_step = TrainingStep(step_plan(job), rollout, run.workers.actor, run.workers.reference, self.timer)
+        self.evaluation: Evaluation | None = None
+        if training.evaluation is not None:
+            self.evaluation = Evaluation(
+                training.evaluation,
+                run.prompts.held_out,
+                training.rollout.max_new_tokens,
+                training.rollout.stop,
+                rollout,
+                self.timer,
+                training.seed,
+            )
+
+    def train(self, first_step: int) -> bool:
+        """Runs from `first_step` steps done to the end; True when all steps are done, False when asked to stop."""
+        if first_step == 0:
+            self._evaluate(0)
+        for step in range(first_step, self.num_steps):
+            if self.stop.is_requested:
+                return False
+            self._step(step)
+            self._evaluate(step + 1)
+            self._save_if_due(step + 1)
+        return True
+
+    def save_on_stop(self) -> int:
+        """A checkpoint of where the run is; the number of steps in it."""
+        step = self.reporter.state.progress.step
+        if step > 0 and step != self.checkpointing.last_saved_step:
+            self._save(step)
+        return step
+
+    def export(self, folder: Path) -> Path | None:
+        """The policy as a Hugging Face folder, from the newest checkpoint."""
+        if self.job.spec.checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
+            return None
+        found = find_newest_complete(self.checkpointing.root, self.checkpointing.attempt)
+        assert found is not None, "the last step was saved"
+        tensors = open_checkpoint(found.folder).read_all(MODEL_PREFIX)
+        write_huggingface(folder, self.run_parts.model_folder, tensors, torch.float32)
+        return folder
+
+    def _step(self, step: int) -> None:
+        started = time.perf_counter()
+        prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
+        rollout, metrics = self.training_step.run(prompts, step)
+        seconds = time.perf_counter() - started
+        num_tokens = rollout.num_tokens()
+        metrics.update(self.timer.take())
+        metrics.update(self.run_parts.workers.hybrid.take_seconds())
+        metrics["timing_s/step"] = seconds
+        metrics["perf/time_per_step"] = seconds
+        metrics["perf/total_num_tokens"] = float(num_tokens)
+        metrics["perf/throughput"] = num_tokens / seconds / self.run_parts.workers.num_devices
+        self.output.step_done(
+            step + 1, metrics, as_samples(rollout, step + 1, SampleKind.TRAIN)[:NUM_TRAINING_SAMPLES_LOGGED]
+        )
+        self.reporter.step_done(step + 1, metrics)
+
+    def _evaluate(self, step: int) -> None:
+        if self.evaluation is None or not self.evaluation.is_due(step, self.num_steps):
+            return
+        metrics, samples = self.evaluation.run(step)
+        seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_seconds()}
+        self.output.evaluated(step, {**metrics, "timing_s/eval": seconds["timing_s/eval"]}, samples)
+        self.reporter.evaluated(metrics)
+
+    def _save_if_due(self, step: int) -> None:
+        if self.checkpointing.is_due(step, self.num_steps):
+            self._save(step)
+
+    def _save(self, step: int) -> CommittedCheckpoint:
+        with self.timer.phase("save"):
+            committed = self.checkpointing.save(step, self.cursor.state(), self.run_parts.workers.actor)
+        self.output.saved(step, self.timer.take())
+        self.reporter.checkpoint_saved(
+            CheckpointStatus(
+                step=committed.step, uri=committed.uri, digest=committed.digest, saved_at=committed.saved_at
+            )
+        )
+        return committed
+
+
+def step_plan(job: TrainerJob) -> StepPlan:
+    """What the job says about every step."""
+    training = job.spec.training
+    rollout = training.rollout
+    mini_batch_size = training.mini_batch_size or training.batch_size
+    return StepPlan(
+        algorithm=training.algorithm,
+        sampling=SamplingSettings(
+            rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_new_tokens, rollout.stop
+        ),
+        group_size=rollout.group_size,
+        has_single_update=mini_batch_size == training.batch_size and training.num_epochs_per_batch == 1,
+        seed=training.seed,
+    )

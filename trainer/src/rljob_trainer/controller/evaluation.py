@@ -1,0 +1,68 @@
+"""Evaluation on held-out prompts: the same ones each time, greedy and sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rljob_api.v1alpha1.evaluation import Evaluation as EvaluationSpec
+from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, sample_seeds
+from rljob_trainer.data.prompts import PromptRow
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED
+from rljob_trainer.observability.samples import Sample, SampleKind
+from rljob_trainer.observability.timing import PhaseTimer
+
+EVALUATION_STREAM = 1
+
+
+class Evaluation:
+    """Scores the policy as it is. The sampled responses have the same seeds at every evaluation."""
+
+    def __init__(
+        self,
+        spec: EvaluationSpec,
+        prompts: Sequence[PromptRow],
+        max_new_tokens: int,
+        stop: tuple[str, ...],
+        rollout: RolloutPhase,
+        timer: PhaseTimer,
+        seed: int,
+    ) -> None:
+        self.spec = spec
+        self.prompts = tuple(prompts)
+        self.rollout = rollout
+        self.timer = timer
+        self.seed = seed
+        self.greedy = SamplingSettings(0.0, 1.0, 0, max_new_tokens, stop)
+        self.sampled = SamplingSettings(spec.temperature, 1.0, 0, max_new_tokens, stop)
+
+    def is_due(self, step: int, num_steps: int) -> bool:
+        """Whether to evaluate after `step` steps of `num_steps`."""
+        if step == 0:
+            return self.spec.at_start
+        return step == num_steps or (self.spec.every_steps > 0 and step % self.spec.every_steps == 0)
+
+    def run(self, step: int) -> tuple[dict[str, float], list[Sample]]:
+        """Mean scores and all samples after `step` steps."""
+        with self.timer.phase("eval"):
+            seeds_B = torch.zeros(len(self.prompts), dtype=torch.int64)
+            greedy = self.rollout.run(self.prompts, self.greedy, seeds_B)
+            metrics = {EVAL_GREEDY: float(greedy.rewards_B.mean())}
+            samples = as_samples(greedy, step, SampleKind.GREEDY)
+            if self.spec.num_samples:
+                repeated = [prompt for prompt in self.prompts for _ in range(self.spec.num_samples)]
+                seeds_B = sample_seeds(self.seed, EVALUATION_STREAM, 0, len(repeated))
+                sampled = self.rollout.run(repeated, self.sampled, seeds_B)
+                metrics[EVAL_SAMPLED] = float(sampled.rewards_B.mean())
+                samples += as_samples(sampled, step, SampleKind.SAMPLED)
+        return metrics, samples
+
+
+def as_samples(rollout: ScoredRollout, step: int, kind: SampleKind) -> list[Sample]:
+    """One sample per response."""
+    return [
+        Sample(step, kind, prompt.prompt, response, str(prompt.answer), outcome.score)
+        for prompt, response, outcome in zip(rollout.prompts, rollout.responses, rollout.outcomes, strict=True)
+    ]

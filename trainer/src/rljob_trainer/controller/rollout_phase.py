@@ -1,0 +1,106 @@
+"""From prompts to scored responses: one call of the rollout engine and one of the reward.
+
+Legend: B responses (prompts x group size), T tokens of prompt and response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rljob_trainer.data.prompts import PromptRow
+from rljob_trainer.data.proto import DataProto
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.observability.metrics import spread
+from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.rewards.base import OutcomeStatus, RewardOutcome, RewardRequest
+from rljob_trainer.rewards.process_pool import RewardPool
+from rljob_trainer.workers.columns import (
+    IS_TRUNCATED,
+    PROMPT_TOKEN_IDS,
+    RESPONSE_MASK,
+    RESPONSE_TEXTS,
+    SAMPLE_SEEDS,
+)
+from rljob_trainer.workers.protocols import HybridGroup
+
+MAX_SEED = 2**31
+
+
+@dataclass(frozen=True)
+class ScoredRollout:
+    """Responses and what they are worth; row i of every part belongs together."""
+
+    prompts: tuple[PromptRow, ...]
+    batch: DataProto
+    """Columns of a rollout (see workers/columns), [B, T]."""
+    responses: tuple[str, ...]
+    outcomes: tuple[RewardOutcome, ...]
+    rewards_B: torch.Tensor
+
+    def metrics(self) -> dict[str, float]:
+        """Rewards, lengths and failures of the reward."""
+        lengths = [float(length) for length in self.batch[RESPONSE_MASK].sum(dim=1).tolist()]
+        num_rows = len(self.prompts)
+        return {
+            **spread("critic/rewards", self.rewards_B.tolist()),
+            **spread("response_length", lengths),
+            "response_length/clip_ratio": float(self.batch[IS_TRUNCATED].float().mean()),
+            "prompt_length/mean": sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
+            "reward/error_rate": _share(self.outcomes, OutcomeStatus.ERROR),
+            "reward/timeout_rate": _share(self.outcomes, OutcomeStatus.TIMEOUT),
+        }
+
+    def num_tokens(self) -> int:
+        """Prompt and response tokens."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts) + int(self.batch[RESPONSE_MASK].sum())
+
+
+class RolloutPhase:
+    """Generates and scores."""
+
+    def __init__(self, hybrid: HybridGroup, rewards: RewardPool, timer: PhaseTimer) -> None:
+        self.hybrid = hybrid
+        self.rewards = rewards
+        self.timer = timer
+
+    def run(self, prompts: Sequence[PromptRow], sampling: SamplingSettings, seeds: torch.Tensor) -> ScoredRollout:
+        """One response per element of `prompts` (repeat a prompt for a group). `seeds` is [B] int64.
+
+        Raises RewardError when the reward fails and the job says so."""
+        width = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_new_tokens
+        request = DataProto({SAMPLE_SEEDS: seeds}, {PROMPT_TOKEN_IDS: tuple(prompt.token_ids for prompt in prompts)})
+        with self.timer.phase("rollout"):
+            batch = _trimmed(self.hybrid.generate_sequences(request, sampling, width))
+        responses = tuple(str(text) for text in batch.object_column(RESPONSE_TEXTS))
+        with self.timer.phase("reward"):
+            requests = [
+                RewardRequest(prompt.prompt, response, prompt.answer, prompt.row)
+                for prompt, response in zip(prompts, responses, strict=True)
+            ]
+            outcomes = tuple(self.rewards.score(requests))
+        rewards_B = torch.tensor([outcome.score for outcome in outcomes], dtype=torch.float32)
+        return ScoredRollout(tuple(prompts), batch, responses, outcomes, rewards_B)
+
+
+def sample_seeds(job_seed: int, stream: int, step: int, count: int) -> torch.Tensor:
+    """[count] int64 seeds that depend on nothing but the arguments, so that a resumed run draws the same ones.
+
+    `stream` keeps training and evaluation apart."""
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([job_seed, stream, step])))
+    return torch.from_numpy(generator.integers(0, MAX_SEED, size=count, dtype=np.int64))
+
+
+def _trimmed(batch: DataProto) -> DataProto:
+    """Without the columns of padding that no row needs."""
+    used = batch[RESPONSE_MASK].any(dim=0).nonzero()
+    width = int(used.max()) + 1 if len(used) else 1
+    wide = {name: column[:, :width].contiguous() for name, column in batch.tensors.items() if column.dim() == 2}
+    return batch.with_columns(wide)
+
+
+def _share(outcomes: Sequence[RewardOutcome], status: OutcomeStatus) -> float:
+    return sum(outcome.status is status for outcome in outcomes) / max(1, len(outcomes))

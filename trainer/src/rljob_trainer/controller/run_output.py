@@ -1,0 +1,81 @@
+"""What a run leaves for people: metrics, samples, plots, and the lines on the terminal."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from rljob_api.v1alpha1.training import Logger
+from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED, Metrics
+from rljob_trainer.observability.plots import draw_plots
+from rljob_trainer.observability.progress import ProgressDisplay
+from rljob_trainer.observability.samples import Sample, SampleLog, sample_table
+from rljob_trainer.observability.sinks import JsonlSink, MetricLog, Sink, TensorBoardSink
+
+log = logging.getLogger(__name__)
+
+NUM_SAMPLES_SHOWN = 4
+
+
+class RunOutput:
+    """Writes into the run folder and to the terminal."""
+
+    def __init__(
+        self,
+        run_folder: Path,
+        loggers: Sequence[Logger],
+        resumed_from_step: int | None,
+        num_steps: int,
+        num_devices: int,
+    ) -> None:
+        self.run_folder = run_folder
+        sinks: list[Sink] = [JsonlSink(run_folder, resumed_from_step, time.time)]
+        if Logger.TENSORBOARD in loggers:
+            sinks.append(TensorBoardSink(run_folder, resumed_from_step, time.time))
+        self.console = Console(quiet=Logger.CONSOLE not in loggers)
+        self.progress = ProgressDisplay(self.console, num_steps, num_devices, time.monotonic)
+        self.metrics = MetricLog([*sinks, self.progress])
+        self.samples = SampleLog(run_folder, resumed_from_step)
+        self.scores: dict[int, Metrics] = {}
+
+    def start(self, step: int) -> None:
+        """Begins the progress display at `step` steps done."""
+        self.progress.start(step)
+
+    def step_done(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
+        """The newest step."""
+        self.metrics.write(step, metrics)
+        self.samples.write(samples)
+
+    def evaluated(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
+        """An evaluation after `step` steps; a few of its samples are shown."""
+        self.metrics.write(step, metrics)
+        self.samples.write(samples)
+        self.scores[step] = metrics
+        self.progress.show(sample_table(f"held-out prompts after step {step}", samples[:NUM_SAMPLES_SHOWN]))
+
+    def saved(self, step: int, metrics: Metrics) -> None:
+        """A checkpoint after `step` steps; only the time it took is a metric."""
+        log.debug("saved step %d: %s", step, dict(metrics))
+
+    def close(self) -> None:
+        """Closes files, draws the plots, and says what the evaluation gained."""
+        self.metrics.close()
+        self.samples.close()
+        draw_plots(self.run_folder)
+
+    def summary(self) -> str | None:
+        """Held-out scores before and after, when there are two evaluations."""
+        if len(self.scores) < 2:
+            return None
+        first, last = self.scores[min(self.scores)], self.scores[max(self.scores)]
+        parts = [
+            f"{label} {first[name]:.1%} -> {last[name]:.1%}"
+            for label, name in (("greedy", EVAL_GREEDY), ("sampled", EVAL_SAMPLED))
+            if name in first and name in last
+        ]
+        return f"held-out score, step {min(self.scores)} -> {max(self.scores)}: {', '.join(parts)}"

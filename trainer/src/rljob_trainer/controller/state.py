@@ -1,0 +1,34 @@
+"""What the controller itself must remember between attempts; everything else is in the tensors of a checkpoint."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue, ValidationError
+
+from rljob_api.base import Contract
+from rljob_api.scalars import Count
+from rljob_trainer.checkpoints.errors import CheckpointError
+from rljob_trainer.checkpoints.layout import Manifest
+from rljob_trainer.data.cursor import CursorState
+
+
+class ControllerState(Contract):
+    """After `step` training steps."""
+
+    job_name: str
+    step: Count
+    """Also the policy version."""
+    cursor: CursorState
+    random_states: tuple[JsonValue, ...]
+    """One per worker; used where the number of workers is the same. All sampling is seeded by step anyway."""
+
+
+def state_of(manifest: Manifest) -> ControllerState:
+    """The controller's part of a checkpoint. Raises CheckpointError when it is not there or not readable."""
+    try:
+        return ControllerState.model_validate(manifest.extra)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise CheckpointError(
+            f"checkpoint of step {manifest.step}: its state cannot be read ({problem['loc']}: {problem['msg']}); "
+            "it was written by another program or version"
+        ) from error

@@ -1,0 +1,108 @@
+"""What every rollout engine offers: requests go in one by one, finished sequences come out, weights can be replaced.
+
+An engine lives in one process. Where several ranks hold one copy of the model together (tensor parallel), all of them
+make the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+
+class FinishReason(StrEnum):
+    """Why a response ended."""
+
+    STOP = "stop"
+    """End-of-sequence token or stop text."""
+    LENGTH = "length"
+    """The limit of new tokens."""
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How one response is sampled. Temperature 0 is greedy; `top_k` 0 means all tokens."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_new_tokens: int
+    stop: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One response to one prompt. Equal seed, weights and batch give the equal response."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingSettings
+    seed: int
+
+
+@dataclass(frozen=True)
+class FinishedSequence:
+    """A response. `logprobs[i]` and `policy_versions[i]` belong to `token_ids[i]`; `text` is without the stop text."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    policy_versions: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+
+
+class RolloutEngine(ABC):
+    """A generator of responses with replaceable weights."""
+
+    @abstractmethod
+    def add(self, request: GenerationRequest) -> None:
+        """Takes a request in; it is worked on from the next `step` on."""
+
+    @abstractmethod
+    def step(self) -> list[FinishedSequence]:
+        """One decoding step for all requests in hand; the sequences that it finished."""
+
+    @abstractmethod
+    def has_unfinished(self) -> bool:
+        """Whether `step` has work."""
+
+    @abstractmethod
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Forgets requests; unknown ids are ignored."""
+
+    @abstractmethod
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
+        """Replaces all weights (names of the Hugging Face model, whole tensors) and drops what was cached from the
+        old ones. Tokens generated from now on carry `policy_version`."""
+
+    @abstractmethod
+    def wake(self, *, weights: bool, kv_cache: bool) -> None:
+        """Gives memory back to the parts that `sleep` took it from. Where nothing sleeps, nothing happens."""
+
+    @abstractmethod
+    def sleep(self) -> None:
+        """Frees the memory of weights and KV cache where the device can."""
+
+    @property
+    @abstractmethod
+    def forgets_weights_asleep(self) -> bool:
+        """Whether `sleep` drops the weights, so that they must be handed over again after it."""
+
+    @abstractmethod
+    def clear_cache(self) -> None:
+        """Drops cached prefixes. Equal calls then give equal results, whatever was generated before."""
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> dict[str, FinishedSequence]:
+        """Runs requests to their end: request id -> sequence."""
+        for request in requests:
+            self.add(request)
+        finished: dict[str, FinishedSequence] = {}
+        while self.has_unfinished():
+            finished.update({sequence.request_id: sequence for sequence in self.step()})
+        return finished

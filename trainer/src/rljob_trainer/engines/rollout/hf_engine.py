@@ -1,0 +1,194 @@
+"""Generation with transformers: slow, exact, no second program. The numerical reference for other engines.
+
+Requests that are in hand when `step` is called first are decoded together as one batch, with a KV cache.
+
+Legend: B requests, T positions so far, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
+
+from rljob_trainer.engines.rollout.base import (
+    FinishedSequence,
+    FinishReason,
+    GenerationRequest,
+    RolloutEngine,
+    SamplingSettings,
+)
+
+
+@dataclass(frozen=True)
+class HfSettings:
+    """What an engine is built from."""
+
+    model_folder: Path
+    device: torch.device
+    dtype: torch.dtype
+    max_num_sequences: int
+
+
+@dataclass
+class _Running:
+    request: GenerationRequest
+    generator: torch.Generator
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+class HfEngine(RolloutEngine):
+    """A whole copy of the model on one device; no tensor parallelism."""
+
+    def __init__(self, settings: HfSettings) -> None:
+        config = AutoConfig.from_pretrained(settings.model_folder)
+        self.model = AutoModelForCausalLM.from_config(config, dtype=settings.dtype).to(settings.device).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
+        self.settings = settings
+        self.end_tokens = _end_tokens(settings.model_folder, config)
+        self.policy_version = -1
+        self.waiting: dict[str, GenerationRequest] = {}
+        self.running: list[_Running] = []
+        self.cache = DynamicCache()
+        self.input_BT = torch.empty(0)
+        self.mask_BT = torch.empty(0)
+
+    def add(self, request: GenerationRequest) -> None:
+        """See RolloutEngine.add."""
+        self.waiting[request.request_id] = request
+
+    def has_unfinished(self) -> bool:
+        """See RolloutEngine.has_unfinished."""
+        return bool(self.waiting or self.running)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """See RolloutEngine.abort. A running batch goes on without the aborted rows' results."""
+        unwanted = set(request_ids)
+        for request_id in unwanted:
+            self.waiting.pop(request_id, None)
+        keep = [row for row, running in enumerate(self.running) if running.request.request_id not in unwanted]
+        if len(keep) < len(self.running):
+            self._keep_rows(keep)
+
+    @torch.no_grad()
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
+        """See RolloutEngine.update_weights. Sequences under way are started again from their prompts' cache."""
+        parameters = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        for name, tensor in weights:
+            parameters[name].copy_(tensor)
+        self.policy_version = policy_version
+
+    def wake(self, *, weights: bool, kv_cache: bool) -> None:
+        """See RolloutEngine.wake. This engine never sleeps."""
+
+    @property
+    def forgets_weights_asleep(self) -> bool:
+        """See RolloutEngine.forgets_weights_asleep."""
+        return False
+
+    def clear_cache(self) -> None:
+        """See RolloutEngine.clear_cache. This engine keeps nothing between batches."""
+
+    def sleep(self) -> None:
+        """See RolloutEngine.sleep. This engine never sleeps."""
+
+    @torch.no_grad()
+    def step(self) -> list[FinishedSequence]:
+        """See RolloutEngine.step."""
+        if not self.running:
+            self._start_batch()
+        positions_BT = (self.mask_BT.cumsum(dim=1) - 1).clamp(min=0)[:, -self.input_BT.shape[1] :]
+        output = self.model(
+            input_ids=self.input_BT, attention_mask=self.mask_BT, position_ids=positions_BT, past_key_values=self.cache
+        )
+        finished: list[FinishedSequence] = []
+        keep: list[int] = []
+        for row, (running, logits_V) in enumerate(zip(self.running, output.logits[:, -1].float(), strict=True)):
+            token, logprob = _sample(logits_V, running.request.sampling, running.generator)
+            running.token_ids.append(token)
+            running.logprobs.append(logprob)
+            running.versions.append(self.policy_version)
+            reason = self._finish_reason(running)
+            if reason is None:
+                keep.append(row)
+            else:
+                finished.append(self._finished(running, reason))
+        last_tokens = torch.tensor([[running.token_ids[-1]] for running in self.running], device=self.settings.device)
+        self.input_BT = last_tokens
+        self.mask_BT = torch.cat([self.mask_BT, torch.ones_like(last_tokens)], dim=1)
+        if finished:
+            self._keep_rows(keep)
+        return finished
+
+    def _start_batch(self) -> None:
+        requests = [self.waiting.pop(key) for key in list(self.waiting)[: self.settings.max_num_sequences]]
+        device = self.settings.device
+        self.running = [_Running(request, torch.Generator(device).manual_seed(request.seed)) for request in requests]
+        width = max(len(request.prompt_token_ids) for request in requests)
+        rows = [[0] * (width - len(r.prompt_token_ids)) + list(r.prompt_token_ids) for r in requests]
+        masks = [[0] * (width - len(r.prompt_token_ids)) + [1] * len(r.prompt_token_ids) for r in requests]
+        self.input_BT = torch.tensor(rows, device=device)
+        self.mask_BT = torch.tensor(masks, device=device)
+        self.cache = DynamicCache()
+
+    def _keep_rows(self, rows: list[int]) -> None:
+        self.running = [self.running[row] for row in rows]
+        if rows:
+            index = torch.tensor(rows, device=self.settings.device)
+            self.input_BT, self.mask_BT = self.input_BT[index], self.mask_BT[index]
+            self.cache.batch_select_indices(index)
+
+    def _finish_reason(self, running: _Running) -> FinishReason | None:
+        if running.token_ids[-1] in self.end_tokens:
+            return FinishReason.STOP
+        stops = running.request.sampling.stop
+        if stops and any(stop in self.tokenizer.decode(running.token_ids) for stop in stops):
+            return FinishReason.STOP
+        if len(running.token_ids) >= running.request.sampling.max_new_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def _finished(self, running: _Running, reason: FinishReason) -> FinishedSequence:
+        text = self.tokenizer.decode(running.token_ids, skip_special_tokens=True)
+        ends = [text.find(stop) for stop in running.request.sampling.stop if stop in text]
+        return FinishedSequence(
+            request_id=running.request.request_id,
+            token_ids=tuple(running.token_ids),
+            logprobs=tuple(running.logprobs),
+            policy_versions=tuple(running.versions),
+            text=text[: min(ends)] if ends else text,
+            finish_reason=reason,
+        )
+
+
+def _sample(logits_V: torch.Tensor, sampling: SamplingSettings, generator: torch.Generator) -> tuple[int, float]:
+    """A token, and its log-probability under the distribution that it was drawn from."""
+    if sampling.temperature == 0:
+        token = int(logits_V.argmax())
+        return token, float(torch.log_softmax(logits_V, dim=-1)[token])
+    logits_V = logits_V / sampling.temperature
+    if sampling.top_k:
+        threshold = torch.topk(logits_V, min(sampling.top_k, logits_V.shape[0])).values[-1]
+        logits_V = logits_V.masked_fill(logits_V < threshold, float("-inf"))
+    if sampling.top_p < 1:
+        sorted_V, order_V = torch.sort(logits_V, descending=True)
+        probabilities_V = sorted_V.softmax(dim=-1)
+        outside_V = probabilities_V.cumsum(dim=-1) - probabilities_V >= sampling.top_p
+        logits_V = logits_V.masked_fill(torch.zeros_like(outside_V).scatter(0, order_V, outside_V), float("-inf"))
+    logprobs_V = torch.log_softmax(logits_V, dim=-1)
+    token = int(torch.multinomial(logprobs_V.exp(), 1, generator=generator))
+    return token, float(logprobs_V[token])
+
+
+def _end_tokens(model_folder: Path, config) -> frozenset[int]:  # type: ignore[no-untyped-def]
+    """End-of-sequence tokens of the generation configuration, else of the model configuration."""
+    if (model_folder / "generation_config.json").exists():
+        ids = GenerationConfig.from_pretrained(model_folder).eos_token_id
+    else:
+        ids = config.eos_token_id
+    return frozenset([ids] if isinstance(ids, int) else ids or [])

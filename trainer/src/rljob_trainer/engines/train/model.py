@@ -1,0 +1,119 @@
+"""Builds a causal language model for FSDP2 without ever holding it whole: meta device, then each rank its shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rljob_trainer.errors import ConfigurationError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def build_on_meta(folder: Path) -> nn.Module:
+    """The architecture that `config.json` in `folder` describes, in float32, without memory for its weights.
+
+    Raises ConfigurationError when the folder holds no causal language model."""
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"spec.training.model.source: {folder} holds no causal language model that can be built ({error})"
+        ) from error
+    return model
+
+
+def transformer_layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks, each of which becomes one unit of sharding and of recomputation."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
+    if not lists:
+        raise ConfigurationError("spec.training.model.source: the model has no list of layers to shard")
+    return list(max(lists, key=_num_parameters).children())
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Gives every shard memory on `device` and recomputes the buffers that no file holds (rotary frequencies).
+
+    Raises ConfigurationError for a model with such buffers that cannot be rebuilt from its configuration."""
+    model.to_empty(device=device)
+    for name, module in model.named_modules():
+        names = [buffer for buffer in module._non_persistent_buffers_set if module._buffers.get(buffer) is not None]
+        if not names:
+            continue
+        config = vars(module).get("config")
+        if config is None:
+            raise ConfigurationError(f"spec.training.model.source: module {name} has buffers that cannot be rebuilt")
+        fresh = type(module)(config).to(device)
+        for buffer in names:
+            module._buffers[buffer] = fresh._buffers[buffer]
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, folder: Path, name_prefix: str) -> None:
+    """Copies weights from the safetensors files of `folder`; every rank reads only the slices of its own shards.
+
+    Parameter names of the model, less `name_prefix`, are names in the files.
+    Raises ConfigurationError for a missing tensor or one of another shape."""
+    files = _tensor_files(folder)
+    with ExitStack() as stack:
+        readers = {file: stack.enter_context(safe_open(folder / file, framework="pt")) for file in set(files.values())}
+        for full_name, parameter in named_tensors(model):
+            name = full_name.removeprefix(name_prefix)
+            if name not in files:
+                raise ConfigurationError(f"spec.training.model.source: {folder} has no tensor '{name}'")
+            piece = readers[files[name]].get_slice(name)
+            if tuple(piece.get_shape()) != tuple(parameter.shape):
+                raise ConfigurationError(
+                    f"spec.training.model.source: tensor '{name}' in {folder} has shape {piece.get_shape()}, "
+                    f"the model expects {list(parameter.shape)}"
+                )
+            _copy_slice(parameter, piece)
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and persistent buffers; tied parameters once, under their first name."""
+    yield from model.named_parameters()
+    for name, buffer in model.named_buffers():
+        parent = model.get_submodule(name.rpartition(".")[0])
+        if name.rpartition(".")[2] not in parent._non_persistent_buffers_set:
+            yield name, buffer
+
+
+def _tensor_files(folder: Path) -> dict[str, str]:
+    """Tensor name -> file name."""
+    index = folder / INDEX_FILE
+    if index.exists():
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        return weight_map
+    if not (folder / SINGLE_FILE).exists():
+        raise ConfigurationError(f"spec.training.model.source: no {SINGLE_FILE} and no {INDEX_FILE} in {folder}")
+    with safe_open(folder / SINGLE_FILE, framework="pt") as reader:
+        return dict.fromkeys(reader.keys(), SINGLE_FILE)
+
+
+def _copy_slice(parameter: torch.Tensor, piece: object) -> None:
+    """`piece` is a safetensors slice; only the part that this rank holds is read."""
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(piece[...])  # type: ignore[index]
+        return
+    shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    if 0 in shape:
+        return
+    window = tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+    parameter.to_local().copy_(piece[window])  # type: ignore[index]

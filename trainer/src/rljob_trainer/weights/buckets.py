@@ -1,0 +1,80 @@
+"""Whole tensors out of FSDP2 shards, a bucket at a time: one all-gather per bucket, never the whole model twice.
+
+Legend: S the local shard's rows, W ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
+
+BUCKET_BYTES = 256 * 1024 * 1024
+
+
+def whole_tensors(
+    named_shards: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Collective. Every tensor whole, floating-point ones in `dtype`, in the order of `named_shards`.
+
+    All ranks must iterate in step and to the end. Tensors are sharded along dimension 0 or not at all. At any time
+    one bucket (its shards and its whole tensors) exists beyond the shards; a tensor larger than a bucket is one by
+    itself. A tensor is only valid until the next one is asked for."""
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in named_shards:
+        num_bytes = tensor.numel() * dtype.itemsize
+        if bucket and size + num_bytes > bucket_bytes:
+            yield from _gather(bucket, dtype)
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += num_bytes
+    if bucket:
+        yield from _gather(bucket, dtype)
+
+
+def _gather(bucket: list[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    sharded = [tensor for _, tensor in bucket if isinstance(tensor, DTensor) and _is_sharded(tensor)]
+    gathered = iter(_gather_sharded(sharded, dtype) if sharded else [])
+    for name, tensor in bucket:
+        if isinstance(tensor, DTensor) and _is_sharded(tensor):
+            yield name, next(gathered)
+        else:
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            yield name, local.detach().to(dtype) if local.is_floating_point() else local.detach()
+
+
+def _is_sharded(tensor: DTensor) -> bool:
+    return tensor.device_mesh.size() > 1 and any(isinstance(placement, Shard) for placement in tensor.placements)
+
+
+def _gather_sharded(tensors: list[DTensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """One flat all-gather. Shards are padded to the largest (rank 0's), as `fully_shard` cuts rows."""
+    mesh = tensors[0].device_mesh
+    num_ranks = mesh.size()
+    padded_rows = [-(-tensor.shape[0] // num_ranks) for tensor in tensors]
+    row_sizes = [tensor[0].numel() if tensor.dim() > 1 else 1 for tensor in (_meta(tensor) for tensor in tensors)]
+    sizes = [rows * row_size for rows, row_size in zip(padded_rows, row_sizes, strict=True)]
+    flat = torch.zeros(sum(sizes), dtype=dtype, device=tensors[0].to_local().device)
+    offset = 0
+    for tensor, size in zip(tensors, sizes, strict=True):
+        local = tensor.to_local().detach().reshape(-1)
+        flat[offset : offset + local.numel()].copy_(local)
+        offset += size
+    everything = torch.empty(num_ranks * flat.numel(), dtype=dtype, device=flat.device)
+    dist.all_gather_into_tensor(everything, flat, group=mesh.get_group())
+    per_rank = everything.view(num_ranks, flat.numel())
+    whole: list[torch.Tensor] = []
+    offset = 0
+    for tensor, size in zip(tensors, sizes, strict=True):
+        pieces = per_rank[:, offset : offset + size].reshape(-1)
+        whole.append(pieces[: tensor.numel()].view(tensor.shape))
+        offset += size
+    return whole
+
+
+def _meta(tensor: DTensor) -> torch.Tensor:
+    """The tensor's shape without its memory (indexing a DTensor would communicate)."""
+    return torch.empty(tensor.shape, device="meta")

@@ -1,0 +1,43 @@
+"""What every worker knows about its place, and the shape of a worker.
+
+Workers are plain Python objects: nothing here knows Ray, so each can be built in an ordinary process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rljob_trainer.dispatch.modes import MeshPosition
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """One rank's place. `device_type` is `cpu` or `cuda`; `num_threads` are CPU threads for this process."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node_rank: int
+    master_address: str
+    master_port: int
+    device_type: str
+    num_threads: int
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank. Ray shows a process its own GPU only, as number 0."""
+        return torch.device("cuda", 0) if self.device_type == "cuda" else torch.device("cpu")
+
+
+class Worker:
+    """The part of one role that runs on one rank."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+
+    def mesh_position(self, mesh: str) -> MeshPosition:
+        """Where this rank stands in a mesh of the role; by default every rank is a data-parallel rank of its own."""
+        del mesh
+        return MeshPosition(self.context.rank, self.context.world_size, is_collected=True)

@@ -1,0 +1,84 @@
+"""Builds the worker of each role inside its process. These functions travel to the workers with their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from rljob_api.v1alpha1.rollout import RolloutEngine as RolloutEngineName
+from rljob_trainer.engines.rollout.base import RolloutEngine
+from rljob_trainer.engines.rollout.select import select_engine
+from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
+from rljob_trainer.workers.actor import ActorSettings, ActorWorker
+from rljob_trainer.workers.base import Worker, WorkerContext
+from rljob_trainer.workers.hybrid import HybridWorker
+from rljob_trainer.workers.reference import ReferenceWorker
+from rljob_trainer.workers.rollout import RolloutWorker
+
+ACTOR, ROLLOUT, HYBRID, REFERENCE = "actor", "rollout", "hybrid", "ref"
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """What a rollout engine is built from. `max_model_length` counts prompt and response tokens."""
+
+    model_folder: Path
+    engine: RolloutEngineName
+    dtype: torch.dtype
+    tensor_parallel: int
+    max_model_length: int
+    max_num_sequences: int
+    gpu_memory_utilization: float
+    cpu_kv_cache_bytes: int
+    seed: int
+
+
+def make_actor(settings: ActorSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
+    """The policy in training."""
+    return ActorWorker(context, replace(settings, engine=replace(settings.engine, device=context.device)))
+
+
+def make_reference(
+    settings: TrainEngineSettings, temperature: float, context: WorkerContext, _others: Mapping[str, Worker]
+) -> Worker:
+    """The frozen policy of the KL term."""
+    return ReferenceWorker(context, replace(settings, device=context.device), temperature)
+
+
+def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
+    """The generator."""
+    return RolloutWorker(context, lambda: _make_engine(settings, context), settings.tensor_parallel)
+
+
+def make_hybrid(dtype: torch.dtype, context: WorkerContext, others: Mapping[str, Worker]) -> Worker:
+    """Actor and generator of this process as one."""
+    actor, rollout = others[ACTOR], others[ROLLOUT]
+    assert isinstance(actor, ActorWorker)
+    assert isinstance(rollout, RolloutWorker)
+    return HybridWorker(context, actor, rollout, dtype)
+
+
+def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEngine:
+    """Imports the engine's library only here: it may be missing, and it is slow."""
+    if select_engine(settings.engine) is RolloutEngineName.HUGGING_FACE:
+        from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
+
+        return HfEngine(HfSettings(settings.model_folder, context.device, settings.dtype, settings.max_num_sequences))
+    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+
+    return VllmEngine(
+        VllmSettings(
+            model_folder=settings.model_folder,
+            device_type=context.device_type,
+            dtype=settings.dtype,
+            tensor_parallel=settings.tensor_parallel,
+            max_model_length=settings.max_model_length,
+            max_num_sequences=settings.max_num_sequences,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            cpu_kv_cache_bytes=settings.cpu_kv_cache_bytes,
+            seed=settings.seed,
+        )
+    )

@@ -1,0 +1,103 @@
+"""The hybrid engine: training and generation take turns on the same device, in one process.
+
+    trainer_mode                     rollout_mode
+    forward, backward, update   ->   weights awake, synchronised, KV cache awake, generate, asleep   ->   ...
+
+`rollout_mode` and `trainer_mode` own the order of the transitions; nobody else wakes, sleeps or synchronises.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from rljob_trainer.data.proto import DataProto
+from rljob_trainer.dispatch.modes import MeshPosition
+from rljob_trainer.dispatch.register import Dispatch, register
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.weights.same_process import sync_weights
+from rljob_trainer.workers.actor import ActorWorker
+from rljob_trainer.workers.base import Worker, WorkerContext
+from rljob_trainer.workers.rollout import ROLLOUT_MESH, RolloutWorker
+
+
+class HybridWorker(Worker):
+    """An actor and a rollout worker that share this process."""
+
+    def __init__(
+        self, context: WorkerContext, actor: ActorWorker, rollout: RolloutWorker, rollout_dtype: torch.dtype
+    ) -> None:
+        super().__init__(context)
+        self.actor = actor
+        self.rollout = rollout
+        self.rollout_dtype = rollout_dtype
+        self.synced_version: int | None = None
+        self.rollout_rng_state = torch.get_rng_state()
+        self.seconds: dict[str, float] = {}
+
+    def mesh_position(self, mesh: str) -> MeshPosition:
+        """That of the rollout worker."""
+        return self.rollout.mesh_position(mesh)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH)
+    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, width: int) -> DataProto:
+        """Responses by the actor's present weights; see RolloutWorker.generate."""
+        with self.rollout_mode():
+            started = time.perf_counter()
+            sequences = self.rollout.generate(batch, sampling, width)
+            self._count("generate", started)
+        return sequences
+
+    @register(Dispatch.DP_COMPUTE_METRIC)
+    def take_seconds(self) -> Metrics:
+        """Seconds since the last call: `weight_sync`, `generate`. On several ranks the slowest counts."""
+        taken = {f"timing_s/{name}": seconds for name, seconds in self.seconds.items()}
+        self.seconds = {}
+        return taken
+
+    @contextmanager
+    def rollout_mode(self) -> Iterator[None]:
+        """Collective. Within it the rollout engine is awake and has the actor's weights."""
+        started = time.perf_counter()
+        engine = self.rollout.engine
+        with self.trainer_state_kept():
+            engine.wake(weights=True, kv_cache=False)
+            if self.synced_version != self.actor.policy_version:
+                sync_weights(self.actor.engine, engine, self.rollout_dtype, self.actor.policy_version)
+                self.synced_version = self.actor.policy_version
+            self._give_memory_back()
+            engine.wake(weights=False, kv_cache=True)
+            engine.clear_cache()
+            self._count("weight_sync", started)
+            try:
+                yield
+            finally:
+                engine.sleep()
+                if engine.forgets_weights_asleep:
+                    self.synced_version = None
+                self._give_memory_back()
+
+    @contextmanager
+    def trainer_state_kept(self) -> Iterator[None]:
+        """The random numbers of generation are a stream of their own: training goes on as if it had not happened."""
+        trainer_rng_state = torch.get_rng_state()
+        torch.set_rng_state(self.rollout_rng_state)
+        try:
+            yield
+        finally:
+            self.rollout_rng_state = torch.get_rng_state()
+            torch.set_rng_state(trainer_rng_state)
+
+    def _give_memory_back(self) -> None:
+        """Returns what torch's allocator holds in reserve, so that the other engine can have it."""
+        if self.context.device_type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _count(self, name: str, started: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

@@ -1,0 +1,33 @@
+"""Joining and leaving the process group that all ranks of a worker group share."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from rljob_trainer.settings import export_rank
+from rljob_trainer.workers.base import WorkerContext
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+def join_process_group(context: WorkerContext) -> None:
+    """Collective over all ranks: gloo on CPUs, NCCL (and gloo for CPU tensors) on GPUs."""
+    export_rank(context.rank, context.world_size, context.local_rank, context.master_address, context.master_port)
+    torch.set_num_threads(context.num_threads)
+    if context.device_type == "cuda":
+        torch.cuda.set_device(context.device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if context.device_type == "cuda" else "gloo",
+        rank=context.rank,
+        world_size=context.world_size,
+        timeout=COLLECTIVE_TIMEOUT,
+    )
+
+
+def leave_process_group() -> None:
+    """Destroys the process group if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,58 @@
+"""What the controller sees of each role: the registered methods, with whole batches in and whole results out.
+
+A worker group has these methods once it is built for the worker class of the same name; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import JsonValue
+
+from rljob_trainer.checkpoints.layout import ShardRecord
+from rljob_trainer.data.proto import DataProto
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.observability.metrics import Metrics
+
+
+class ActorGroup(Protocol):
+    """All ranks of `ActorWorker`."""
+
+    def compute_logprobs(self, batch: DataProto) -> DataProto:
+        """See ActorWorker.compute_logprobs."""
+
+    def update_policy(self, batch: DataProto, step: int) -> Metrics:
+        """See ActorWorker.update_policy."""
+
+    def num_checkpoint_bytes(self) -> list[int]:
+        """One number per rank; see ActorWorker.num_checkpoint_bytes."""
+
+    def save_checkpoint(self, folder: Path) -> list[ShardRecord]:
+        """One record per rank; see ActorWorker.save_checkpoint."""
+
+    def load_checkpoint(self, folder: Path, policy_version: int) -> list[None]:
+        """See ActorWorker.load_checkpoint."""
+
+    def random_state(self) -> list[JsonValue]:
+        """One document per rank; see ActorWorker.random_state."""
+
+    def restore_random_state(self, states: list[JsonValue]) -> list[None]:
+        """One document per rank; see ActorWorker.restore_random_state."""
+
+
+class HybridGroup(Protocol):
+    """All ranks of `HybridWorker`."""
+
+    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, width: int) -> DataProto:
+        """See HybridWorker.generate_sequences."""
+
+    def take_seconds(self) -> Metrics:
+        """See HybridWorker.take_seconds."""
+
+
+class ReferenceGroup(Protocol):
+    """All ranks of `ReferenceWorker`."""
+
+    def compute_ref_logprobs(self, batch: DataProto) -> DataProto:
+        """See ReferenceWorker.compute_ref_logprobs."""

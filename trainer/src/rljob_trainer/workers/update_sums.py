@@ -1,0 +1,63 @@
+"""Adds up what the updates of one training step are reported by, over micro-batches, mini-batches and ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine
+
+
+@dataclass
+class UpdateSums:
+    """Sums over response tokens; `policy_loss` is the sum of this rank's parts of the losses of all mini-batches."""
+
+    num_tokens: float = 0.0
+    num_clipped: float = 0.0
+    ppo_kl_sum: float = 0.0
+    policy_loss: float = 0.0
+    entropy_sum: float = 0.0
+    kl_sum: float = 0.0
+    difference_sum: float = 0.0
+    num_updates: float = 0.0
+    difference_max: float = 0.0
+
+    def add(
+        self,
+        *,
+        num_tokens: float,
+        num_clipped: float,
+        ppo_kl_sum: float,
+        policy_loss: float,
+        entropy_sum: float,
+        kl_sum: float,
+        difference_sum: float,
+        difference_max: float,
+    ) -> None:
+        """Adds one micro-batch."""
+        self.num_tokens += num_tokens
+        self.num_clipped += num_clipped
+        self.ppo_kl_sum += ppo_kl_sum
+        self.policy_loss += policy_loss
+        self.entropy_sum += entropy_sum
+        self.kl_sum += kl_sum
+        self.difference_sum += difference_sum
+        self.difference_max = max(self.difference_max, difference_max)
+
+    def reduced(self, engine: Fsdp2Engine) -> dict[str, float]:
+        """Collective. Metrics of the whole batch, equal on all ranks."""
+        names = [field.name for field in fields(self) if field.name != "difference_max"]
+        mine = torch.tensor([float(vars(self)[name]) for name in names], dtype=torch.float64)
+        total = dict(zip(names, engine.sum_over_ranks(mine).tolist(), strict=True))
+        num_tokens = max(1.0, total["num_tokens"])
+        num_updates = max(1.0, total["num_updates"] / engine.mesh.size())
+        return {
+            "actor/pg_loss": total["policy_loss"] / num_updates,
+            "actor/pg_clipfrac": total["num_clipped"] / num_tokens,
+            "actor/ppo_kl": total["ppo_kl_sum"] / num_tokens,
+            "actor/entropy": total["entropy_sum"] / num_tokens,
+            "actor/kl_loss": total["kl_sum"] / num_tokens,
+            "rollout/logprob_diff_mean": total["difference_sum"] / num_tokens,
+            "rollout/logprob_diff_max": engine.max_over_ranks(self.difference_max),
+        }
