@@ -4,39 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr
+from pydantic import BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 MAX_COUNT = 2_147_483_647
-
-
-def _refuse_non_number(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"must be a number, not {type(value).__name__}; write it without quotes")
-    return value
-
-
-def _refuse_non_integer(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"must be a whole number, not {type(value).__name__}; write it without quotes or decimals")
-    return value
-
-
-def _refuse_non_finite(value: float) -> float:
-    if value != value or value in (float("inf"), float("-inf")):
-        raise ValueError("must be a finite number")
-    return value
 
 
 def _quantity_text(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _without_nulls(value: object) -> object:
+    return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+WITHOUT_NULLS = BeforeValidator(_without_nulls)
+"""For maps: an entry whose value is null counts as absent, as on the API server."""
+
 Flag = StrictBool
-Integer = Annotated[int, BeforeValidator(_refuse_non_integer)]
+Integer = StrictInt
 Count = Annotated[Integer, Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[Integer, Field(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[Integer, Field(ge=1, le=MAX_COUNT)]
-Number = Annotated[float, BeforeValidator(_refuse_non_number), AfterValidator(_refuse_non_finite)]
+Number = Annotated[StrictFloat, Field(allow_inf_nan=False)]
 NonNegativeNumber = Annotated[Number, Field(ge=0)]
 PositiveNumber = Annotated[Number, Field(gt=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
@@ -51,13 +40,13 @@ DnsName = Annotated[StrictStr, Field(min_length=1, max_length=253, pattern=r"^[a
 EnvName = Annotated[StrictStr, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 AbsolutePath = Annotated[StrictStr, Field(min_length=1, max_length=1024, pattern=r"^/[^\x00]*$")]
 Quantity = Annotated[
-    str,
-    BeforeValidator(_quantity_text),
+    StrictStr,
     Field(
         max_length=32,
         pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$",
-        json_schema_extra={"x-kubernetes-int-or-string": True},
+        json_schema_extra={"x-kubernetes-int-or-string": True, "minimum": 0},
     ),
+    BeforeValidator(_quantity_text),
 ]
 """A Kubernetes quantity such as `500m`, `2` or `16Gi`; whole numbers may be written without quotes."""
 FunctionPath = Annotated[

@@ -80,7 +80,7 @@ POOL_RULES = (
         PodOverlay,
         "PodOverlay.labels",
         field=".labels",
-        cel=f"self.labels.all(k, {_starts_with_none('k', OWNED_LABEL_PREFIXES)})",
+        cel=f"!has(self.labels) || self.labels.all(k, {_starts_with_none('k', OWNED_LABEL_PREFIXES)})",
         wrong="labels under " + ", ".join(OWNED_LABEL_PREFIXES) + " belong to the operator",
         advice="choose another prefix",
         holds=lambda overlay: not any(key.startswith(OWNED_LABEL_PREFIXES) for key in overlay.labels),

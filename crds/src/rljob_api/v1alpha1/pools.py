@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, StrictStr
 
 from rljob_api.base import Contract
 from rljob_api.scalars import (
+    WITHOUT_NULLS,
     AbsolutePath,
     Count,
     DnsLabel,
@@ -22,7 +23,7 @@ from rljob_api.scalars import (
 )
 
 LabelValue = Annotated[StrictStr, Field(max_length=63)]
-ResourceMap = Annotated[dict[ShortText, Quantity], Field(max_length=16)]
+ResourceMap = Annotated[dict[ShortText, Quantity], Field(max_length=16), WITHOUT_NULLS]
 
 
 class Resources(Contract):
@@ -60,9 +61,11 @@ class Toleration(Contract):
 class PodOverlay(Contract):
     """What a job may say about its pods. Everything else belongs to the operator."""
 
-    labels: Annotated[dict[ShortText, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
-    annotations: Annotated[dict[ShortText, LongText], Field(max_length=32)] = Field(default_factory=dict)
-    node_selector: Annotated[dict[ShortText, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
+    labels: Annotated[dict[ShortText, LabelValue], Field(max_length=32), WITHOUT_NULLS] = Field(default_factory=dict)
+    annotations: Annotated[dict[ShortText, LongText], Field(max_length=32), WITHOUT_NULLS] = Field(default_factory=dict)
+    node_selector: Annotated[dict[ShortText, LabelValue], Field(max_length=32), WITHOUT_NULLS] = Field(
+        default_factory=dict
+    )
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
     affinity: Annotated[dict[str, JsonValue], Field(max_length=3)] | None = None
     """`nodeAffinity`, `podAffinity`, `podAntiAffinity` as in a pod."""

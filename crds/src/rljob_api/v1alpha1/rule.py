@@ -1,7 +1,7 @@
 """What a cross-field rule is, and makers for the shapes of rule that occur more than once.
 
-A rule is said twice, in Python and in CEL (the Common Expression Language, which the API server runs), with one text. It
-stands on a type: wherever that type occurs in a job, the rule holds there, and the generated CRD carries it there.
+A rule is said twice, in Python and in CEL (the Common Expression Language, which the API server runs), with one text.
+It stands on a type: wherever that type occurs in a job, the rule holds there, and the generated CRD carries it there.
 """
 
 from __future__ import annotations

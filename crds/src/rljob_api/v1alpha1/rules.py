@@ -1,8 +1,8 @@
 """All rules between fields, and the two questions asked of them: what is broken, and what may not be changed.
 
 Each rule stands once, with its Python predicate, its CEL text and its message; pydantic runs the predicates here, the
-API server runs the CEL that `crdgen` puts into the CRD. Rules on `Metadata` stand at the root there, because a CRD may not
-describe metadata.
+API server runs the CEL that `crdgen` puts into the CRD. Rules on `Metadata` stand at the root there, because a CRD may
+not describe metadata.
 """
 
 from __future__ import annotations

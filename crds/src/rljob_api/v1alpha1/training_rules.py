@@ -75,7 +75,7 @@ SOURCE_RULES = (
         Algorithm,
         "Algorithm.dualClipRatio",
         field=".dualClipRatio",
-        cel="!has(self.dualClipRatio) || self.dualClipRatio == null || self.dualClipRatio > 1.0",
+        cel="!has(self.dualClipRatio) || self.dualClipRatio > 1.0",
         wrong="must be above 1",
         advice="3.0 is usual; null turns dual clipping off",
         holds=lambda algorithm: algorithm.dual_clip_ratio is None or algorithm.dual_clip_ratio > 1,

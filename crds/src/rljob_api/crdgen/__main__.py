@@ -1,0 +1,47 @@
+"""`python -m rljob_api.crdgen`: writes what is generated from the types; `--check` says whether it is up to date."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rljob_api.crdgen.manifest import manifest_text
+
+COMMAND = "python -m rljob_api.crdgen"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0 if everything is written or up to date, 1 if `--check` finds a difference."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
+    parser.add_argument("--root", type=Path, default=_repository(), help="the repository (default: this one)")
+    options = parser.parse_args(arguments)
+    stale = [path for path, text in _outputs(options.root).items() if not _holds(path, text)]
+    if options.check:
+        for path in stale:
+            print(
+                f"{path}: differs from the types in rljob_api; run `{COMMAND}` and commit the result", file=sys.stderr
+            )
+        return 1 if stale else 0
+    for path, text in _outputs(options.root).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _repository() -> Path:
+    """The repository that this file is in: crds/src/rljob_api/crdgen/__main__.py."""
+    return Path(__file__).resolve().parents[4]
+
+
+def _outputs(root: Path) -> dict[Path, str]:
+    return {root / "crds" / "rljobs.yaml": manifest_text()}
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

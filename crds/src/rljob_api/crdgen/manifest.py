@@ -1,0 +1,66 @@
+"""The CustomResourceDefinition around the structural schema, as an object and as YAML text."""
+
+from __future__ import annotations
+
+import io
+
+from ruamel.yaml import YAML
+
+from rljob_api.contract import API_GROUP, API_VERSION, KIND
+from rljob_api.crdgen.structural import Schema, root_schema
+
+PLURAL = "rljobs"
+_HEADER = "# Generated from the types in rljob_api by `python -m rljob_api.crdgen`; do not edit.\n"
+
+_COLUMNS = (
+    ("Phase", "string", ".status.phase"),
+    ("Step", "integer", ".status.progress.step"),
+    ("Reward", "number", ".status.progress.rewardMean"),
+    ("Ckpt", "integer", ".status.checkpoint.step"),
+    ("Attempt", "integer", ".status.attempts[-1:].number"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+)
+
+
+def custom_resource_definition() -> Schema:
+    """The CRD as the API server takes it."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{API_GROUP}"},
+        "spec": {
+            "group": API_GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["rlj"],
+                "categories": ["all", "ml"],
+            },
+            "versions": [
+                {
+                    "name": API_VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [
+                        {"name": name, "type": kind, "jsonPath": path} for name, kind, path in _COLUMNS
+                    ],
+                    "schema": {"openAPIV3Schema": root_schema()},
+                }
+            ],
+        },
+    }
+
+
+def manifest_text() -> str:
+    """The CRD as YAML, ready for `kubectl apply`."""
+    writer = YAML(typ="safe", pure=True)
+    writer.default_flow_style = False
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    writer.width = 120
+    stream = io.StringIO()
+    writer.dump(custom_resource_definition(), stream)
+    return _HEADER + stream.getvalue()

@@ -1,0 +1,165 @@
+"""Turns pydantic's JSON schema into a structural schema, the part of JSON schema that a CRD may use.
+
+References are written out, `X | None` becomes X, number bounds take their OpenAPI 3.0 form, free maps keep unknown
+fields, and the rules of each type are attached where the type occurs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.rules import RULES, fixed_fields
+from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
+
+Schema = dict[str, object]
+
+_COPIED = (
+    *("type", "format", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength"),
+    *("minItems", "maxItems", "maxProperties", "required", "x-kubernetes-int-or-string"),
+)
+_LISTS_BY_NAME = ("Pool", "EnvVar", "Volume", "PoolStatus", "Condition")
+_LIST_KEYS = {"Condition": "type"}
+
+
+class UnknownSchemaError(TypeError):
+    """A type uses a form of JSON schema that no CRD can carry."""
+
+
+def root_schema() -> Schema:
+    """The structural schema of a whole RLJob, ready for `openAPIV3Schema`."""
+    document = RLJob.model_json_schema(by_alias=True)
+    definitions = mapping(document["$defs"])
+    converter = _Converter(definitions)
+    root = mapping(converter.definition("RLJob", document))
+    properties = mapping(root["properties"])
+    properties["apiVersion"] = {"type": "string"}
+    properties["kind"] = {"type": "string"}
+    properties["metadata"] = {"type": "object", "properties": {"name": {"type": "string"}}}
+    root["required"] = ["spec"]
+    root["x-kubernetes-validations"] = [
+        _validation(rule.cel, rule.message, f".metadata{rule.field}") for rule in RULES if rule.on is Metadata
+    ]
+    return root
+
+
+def mapping(value: object) -> Schema:
+    """The value as a mapping; JSON schema is typed only by what it holds."""
+    if not isinstance(value, dict):
+        raise UnknownSchemaError(f"schema: a mapping was expected (seen: {value!r})")
+    return value
+
+
+def _rules_of(name: str) -> list[Schema]:
+    """The validations of one type."""
+    rules = [_validation(rule.cel, rule.message, rule.field) for rule in RULES if rule.on.__name__ == name]
+    if name == RLJobSpec.__name__:
+        rules += [_validation(fixed.cel, fixed.message, fixed.field) for fixed in fixed_fields()]
+    return rules
+
+
+def _validation(cel: str, message: str, field: str) -> Schema:
+    validation: Schema = {"rule": cel, "message": message}
+    return validation | {"fieldPath": field} if field else validation
+
+
+def _first_paragraph(text: object) -> str:
+    return " ".join(str(text).split("\n\n")[0].split())
+
+
+@dataclass(frozen=True)
+class _Converter:
+    """Converts schemas that refer to the same definitions."""
+
+    definitions: Mapping[str, object]
+
+    def definition(self, name: str, schema: Schema) -> Schema:
+        """A named type: an enum, or an object with its rules."""
+        result = self.convert(schema)
+        rules = _rules_of(name)
+        if rules:
+            result["x-kubernetes-validations"] = rules
+        return result
+
+    def convert(self, schema: Schema) -> Schema:
+        """A schema without references, unions with null or pydantic's additions."""
+        if "$ref" in schema:
+            return self._reference(schema)
+        if "anyOf" in schema:
+            return self._optional(schema)
+        result: Schema = {}
+        if "description" in schema:
+            result["description"] = _first_paragraph(schema["description"])
+        result |= {key: schema[key] for key in _COPIED if key in schema}
+        if "x-kubernetes-int-or-string" in result:
+            del result["type"]
+        for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if exclusive in schema:
+                result |= {bound: schema[exclusive], exclusive: True}
+        if schema.get("default") is not None:
+            result["default"] = schema["default"]
+        if schema.get("type") == "array":
+            result |= self._list(mapping(schema["items"]))
+        elif schema.get("type") == "object":
+            result |= self._object(schema)
+        elif "type" not in schema and "const" not in schema:
+            raise UnknownSchemaError(f"schema: neither a type nor a reference (seen: {schema!r})")
+        return result
+
+    def _reference(self, schema: Schema) -> Schema:
+        name = str(schema["$ref"]).removeprefix("#/$defs/")
+        result = self.definition(name, mapping(self.definitions[name]))
+        for key in ("description", "default"):
+            if schema.get(key) is not None:
+                result[key] = schema[key]
+        if "description" in result:
+            result["description"] = _first_paragraph(result["description"])
+        return result
+
+    def _optional(self, schema: Schema) -> Schema:
+        """`X | None`. Only where null is not the default does it differ from leaving the field out."""
+        variants = [mapping(variant) for variant in _items(schema["anyOf"])]
+        kinds = [variant for variant in variants if variant.get("type") != "null"]
+        if len(kinds) != 1 or len(variants) != 2:
+            raise UnknownSchemaError(f"schema: only unions with null can be written in a CRD (seen: {schema!r})")
+        around = {key: value for key, value in schema.items() if key != "anyOf"}
+        result = self.convert(kinds[0] | around)
+        if schema.get("default") is not None:
+            result["nullable"] = True
+        return result
+
+    def _list(self, items: Schema) -> Schema:
+        name = str(items.get("$ref", "")).removeprefix("#/$defs/")
+        result: Schema = {"items": self.convert(items)}
+        if name in _LISTS_BY_NAME:
+            return result | {
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": [_LIST_KEYS.get(name, "name")],
+            }
+        return result | {"x-kubernetes-list-type": "atomic"}
+
+    def _object(self, schema: Schema) -> Schema:
+        if "properties" in schema:
+            required = set(_items(schema.get("required", [])))
+            properties = mapping(schema["properties"])
+            return {"properties": {k: self._property(mapping(v), k in required) for k, v in properties.items()}}
+        values = mapping(schema["additionalProperties"])
+        if values.get("$ref") == "#/$defs/JsonValue":
+            return {"x-kubernetes-preserve-unknown-fields": True}
+        return {"additionalProperties": self.convert(values)}
+
+    def _property(self, schema: Schema, required: bool) -> Schema:
+        """A field. pydantic leaves the default out where a factory makes it; ours make empty objects."""
+        result = self.convert(schema)
+        if not required and "default" not in schema:
+            if result.get("type") != "object":
+                raise UnknownSchemaError(f"schema: only objects may have a default factory (seen: {schema!r})")
+            result["default"] = {}
+        return result
+
+
+def _items(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise UnknownSchemaError(f"schema: a list was expected (seen: {value!r})")
+    return value

@@ -1,0 +1,61 @@
+"""Reads a job file: YAML text to a checked `RLJob`, or to every problem in it with its line and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path as FilePath
+
+from pydantic import ValidationError
+
+from rljob_api.errors import JobFileError, Problem
+from rljob_api.pydantic_messages import is_echo, plain_message
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.yaml_text import Document, Path, YamlProblem, read_yaml, wire_path
+
+
+def load_job_file(path: FilePath) -> RLJob:
+    """The job in a file. Raises JobFileError with every problem found; also if the file cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        problem = Problem("", f"the file cannot be read ({error.strerror}); check the path", 1, 1)
+        raise JobFileError(str(path), [problem]) from error
+    except UnicodeDecodeError as error:
+        problem = Problem("", f"the file is not UTF-8 text (byte {error.start}); save it as UTF-8", 1, 1)
+        raise JobFileError(str(path), [problem]) from error
+    return load_job_text(text, str(path))
+
+
+def load_job_text(text: str, source: str = "job") -> RLJob:
+    """The job in a YAML text; `source` names it in messages. Raises JobFileError with every problem found."""
+    try:
+        document = read_yaml(text)
+    except YamlProblem as error:
+        raise JobFileError(source, [error.problem]) from None
+    try:
+        return RLJob.from_wire(document.value)
+    except ValidationError as error:
+        raise JobFileError(source, _problems(error, document)) from None
+
+
+def _problems(error: ValidationError, document: Document) -> list[Problem]:
+    """pydantic's errors with places, in the order of the file."""
+    problems = []
+    for details in error.errors(include_url=False):
+        if is_echo(details):
+            continue
+        loc = details["loc"]
+        if loc and loc[-1] == "[key]":
+            loc = loc[:-1]
+        line, column = _place(loc, document, at_key=details["type"] in ("extra_forbidden", "missing"))
+        problems.append(Problem(wire_path(loc), plain_message(details, RLJob), line, column))
+    return sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
+
+
+def _place(loc: Path, document: Document, *, at_key: bool) -> tuple[int, int]:
+    """Where the value stands; where it is missing, the nearest thing around it that is there."""
+    for length in range(len(loc), 0, -1):
+        at = loc[:length]
+        if at in document.values:
+            shown_at_key = at_key or length < len(loc)
+            return document.keys.get(at, document.values[at]) if shown_at_key else document.values[at]
+    return document.values.get((), (1, 1))

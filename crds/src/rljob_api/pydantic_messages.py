@@ -1,0 +1,131 @@
+"""Says in plain words what pydantic found, in the form *what is wrong (value seen); what to do*."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import get_args
+
+from pydantic_core import ErrorDetails
+
+from rljob_api.base import Contract
+from rljob_api.v1alpha1.job import RULE_ERROR
+from rljob_api.yaml_text import Path
+
+_LONGEST_SHOWN = 60
+
+_TYPES = {
+    "int_type": ("must be a whole number", "write it without quotes or decimals"),
+    "int_from_float": ("must be a whole number", "write it without decimals"),
+    "float_type": ("must be a number", "write it without quotes"),
+    "bool_type": ("must be true or false", "write one of them without quotes"),
+    "string_type": ("must be text", "put it in quotes"),
+    "string_unicode": ("must be text", "remove the characters that are no valid Unicode"),
+    "tuple_type": ("must be a list", "write its entries with '- ' in front"),
+    "list_type": ("must be a list", "write its entries with '- ' in front"),
+    "dict_type": ("must be a mapping", "write 'name: value' lines below it"),
+    "model_type": ("must be a mapping", "write its fields below it"),
+    "model_attributes_type": ("must be a mapping", "write its fields below it"),
+    "finite_number": ("must be a finite number", "write a number"),
+    "invalid-json-value": ("must be a value of JSON", "use text, numbers, true, false, null, lists and mappings"),
+}
+_BOUNDS = {
+    "greater_than": ("must be above {}", "gt", "raise it"),
+    "greater_than_equal": ("must be at least {}", "ge", "raise it"),
+    "less_than": ("must be below {}", "lt", "lower it"),
+    "less_than_equal": ("must be at most {}", "le", "lower it"),
+    "string_too_long": ("must have at most {} characters", "max_length", "shorten it"),
+    "string_too_short": ("must have at least {} character(s)", "min_length", "write something or remove the field"),
+    "too_long": ("must have at most {} entries", "max_length", "remove some"),
+    "too_short": ("must have at least {} entry", "min_length", "add one"),
+    "string_pattern_mismatch": ("must look like {}", "pattern", "correct it"),
+}
+
+
+def plain_message(error: ErrorDetails, root: type[Contract]) -> str:
+    """The text for one error of validating a `root`."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == RULE_ERROR:
+        seen = error["input"]
+        return f"{context['wrong']}{f' (seen: {seen})' if seen is not None else ''}; {context['advice']}"
+    if kind == "missing":
+        return "is required but not there; add it"
+    if kind == "extra_forbidden":
+        return _unknown_field(error["loc"], root)
+    seen = _seen(error["input"])
+    if kind in ("enum", "literal_error"):
+        return f"must be one of {_choices(context)} (seen: {seen}); {_nearest_choice(error['input'], context)}"
+    if kind in _BOUNDS:
+        text, name, advice = _BOUNDS[kind]
+        return f"{text.format(context[name])} (seen: {seen}); {advice}"
+    wrong, advice = _TYPES.get(kind, (_without_jargon(error["msg"]), "correct it"))
+    return f"{wrong} (seen: {seen}); {advice}"
+
+
+def is_echo(error: ErrorDetails) -> bool:
+    """Whether the error only follows from another: pydantic counts a list's valid entries when it checks its length."""
+    value = error["input"]
+    return error["type"] == "too_short" and isinstance(value, list | tuple) and len(value) >= error["ctx"]["min_length"]
+
+
+def model_at(root: type[Contract], path: Path) -> type[Contract] | None:
+    """The type that stands at a wire path, if it is one with fields of its own."""
+    current: type[Contract] | None = root
+    for part in path:
+        if isinstance(part, int):
+            continue
+        if current is None:
+            return None
+        annotations = [info.annotation for info in current.model_fields.values() if info.alias == part]
+        current = next((model for each in annotations for model in _models_in(each)), None)
+    return current
+
+
+def _models_in(annotation: object) -> Iterable[type[Contract]]:
+    """The contract types in an annotation such as `tuple[Pool, ...]` or `Code | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, Contract):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _unknown_field(loc: Path, root: type[Contract]) -> str:
+    model = model_at(root, loc[:-1])
+    known = sorted(info.alias or name for name, info in model.model_fields.items()) if model is not None else []
+    name = str(loc[-1])
+    near = difflib.get_close_matches(name, known, n=1) or [
+        k for k in known if k.lower() == name.replace("_", "").lower()
+    ]
+    if near:
+        return f"is not a known field; did you mean {near[0]}?"
+    return f"is not a known field; known are {', '.join(known)}"
+
+
+def _choices(context: Mapping[str, object]) -> str:
+    return str(context["expected"]).replace("'", "").replace(" or ", ", ")
+
+
+def _nearest_choice(value: object, context: Mapping[str, object]) -> str:
+    by_lower: dict[str, str] = {choice.lower(): choice for choice in _choices(context).split(", ")}
+    near = difflib.get_close_matches(str(value).lower(), list(by_lower), n=1)
+    return f"did you mean {by_lower[near[0]]}?" if near else "choose one of them"
+
+
+def _seen(value: object) -> str:
+    """A value as it would be written, cut to a length that can be read."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    plain = value.value if isinstance(value, Enum) else value
+    text = json.dumps(plain, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+
+
+def _without_jargon(message: str) -> str:
+    for start in ("Input should be ", "Value error, ", "Assertion failed, "):
+        if message.startswith(start):
+            return ("must be " if start.startswith("Input") else "") + message.removeprefix(start)
+    return message

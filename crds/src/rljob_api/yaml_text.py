@@ -1,0 +1,230 @@
+"""Reads YAML into plain values and the place of each, and refuses what two readers of YAML would read differently.
+
+`rljob` reads YAML 1.2. kubectl and PyYAML read YAML 1.1, in which `no` is false, `010` is eight and `1:30` is ninety.
+The same file must mean the same everywhere, so such plain scalars are refused; in quotes they are plain text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+)
+
+from rljob_api.errors import Problem
+
+Path = tuple[str | int, ...]
+Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
+
+MAX_TEXT_CHARACTERS = 1024 * 1024
+MAX_VALUES = 20_000
+"""Values after all aliases are written out."""
+MAX_DEPTH = 64
+
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
+_NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_OLD_BOOLEAN = re.compile(r"y|Y|yes|Yes|YES|n|N|no|No|NO|on|On|ON|off|Off|OFF")
+_OLD_NUMBERS = (
+    (re.compile(r"[-+]?0[0-9][0-9_]*(\.[0-9]*)?"), "a number with a leading zero"),
+    (re.compile(r"0o[0-7_]+|0O[0-7_]+"), "an octal number"),
+    (re.compile(r"[-+]?0b[01_]+"), "a binary number"),
+    (re.compile(r"[-+]?0x[0-9a-fA-F_]*_[0-9a-fA-F_]*"), "a number with underscores"),
+    (re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?"), "a number with underscores"),
+    (re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"), "a number in base 60"),
+)
+_CONSTANTS: dict[str, Plain] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+
+
+class YamlProblem(Exception):
+    """The text cannot be read; carries one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(str(problem))
+
+
+@dataclass
+class Document:
+    """A YAML document as plain values, and where they stand."""
+
+    value: Plain = None
+    values: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    """Line and column of each value, both from 1."""
+    keys: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    """Line and column of the key in front of each value."""
+
+
+def read_yaml(text: str) -> Document:
+    """The one document in the text. Raises YamlProblem at the first thing that cannot be read."""
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise YamlProblem(Problem("", f"the file is longer than {MAX_TEXT_CHARACTERS} characters; shorten it", 1, 1))
+    try:
+        return _Reader(text).document()
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
+        raise YamlProblem(Problem("", f"this is not YAML: {error.problem or error.context}", line, column)) from None
+    except YAMLError as error:
+        raise YamlProblem(Problem("", f"this is not YAML: {' '.join(str(error).split())}", 1, 1)) from None
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A value with its place; children of mappings and lists in order."""
+
+    line: int
+    column: int
+    scalar: Plain = None
+    entries: tuple[tuple[str, _Node, _Node], ...] | None = None
+    """Of a mapping: key, the key's place, value."""
+    items: tuple[_Node, ...] | None = None
+
+
+class _Reader:
+    """One pass over the parser's events."""
+
+    def __init__(self, text: str) -> None:
+        self._events: Iterator[Event] = iter(YAML(typ="safe", pure=True).parse(text))
+        self._anchors: dict[str, _Node] = {}
+        self._num_values = 0
+
+    def document(self) -> Document:
+        next(self._events)  # start of the stream
+        start = next(self._events)
+        if isinstance(start, StreamEndEvent):
+            raise YamlProblem(Problem("", "the file is empty; write a job (see `rljob init`)", 1, 1))
+        root = self._node(next(self._events), (), 0)
+        next(self._events)  # end of the document
+        after = next(self._events)
+        if isinstance(after, DocumentStartEvent):
+            raise _at(after, (), "a second document starts here; write one job per file")
+        document = Document()
+        document.value = self._plain(root, (), document)
+        return document
+
+    def _node(self, event: Event, path: Path, depth: int) -> _Node:
+        if depth > MAX_DEPTH:
+            raise _at(event, path, f"nested more than {MAX_DEPTH} levels deep; flatten it")
+        if isinstance(event, AliasEvent):
+            if event.anchor not in self._anchors:
+                raise _at(
+                    event, path, f"the alias *{event.anchor} has no anchor before it; define &{event.anchor} first"
+                )
+            return self._anchors[event.anchor]
+        assert isinstance(event, ScalarEvent | SequenceStartEvent | MappingStartEvent)
+        if event.tag is not None:
+            raise _at(event, path, f"tags are not supported (seen: {event.tag}); remove it")
+        node = self._content(event, path, depth)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _content(self, event: Event, path: Path, depth: int) -> _Node:
+        line, column = event.start_mark.line + 1, event.start_mark.column + 1
+        if isinstance(event, MappingStartEvent):
+            return _Node(line, column, entries=tuple(self._entries(path, depth)))
+        if isinstance(event, SequenceStartEvent):
+            return _Node(line, column, items=tuple(self._list_items(path, depth)))
+        assert isinstance(event, ScalarEvent)
+        return _Node(line, column, scalar=_scalar(event, path))
+
+    def _entries(self, path: Path, depth: int) -> Iterator[tuple[str, _Node, _Node]]:
+        seen = set()
+        while not isinstance(event := next(self._events), MappingEndEvent):
+            key = self._node(event, path, depth + 1)
+            if not isinstance(key.scalar, str):
+                raise _at(event, path, f"a key must be text (seen: {_shown(event)}); put it in quotes")
+            if key.scalar == "<<" and isinstance(event, ScalarEvent) and event.style is None:
+                raise _at(event, path, "merge keys (<<) are not part of YAML 1.2; write the fields out")
+            if key.scalar in seen:
+                raise _at(event, (*path, key.scalar), "the key occurs twice in this mapping; remove one")
+            seen.add(key.scalar)
+            yield key.scalar, key, self._node(next(self._events), (*path, key.scalar), depth + 1)
+
+    def _list_items(self, path: Path, depth: int) -> Iterator[_Node]:
+        index = 0
+        while not isinstance(event := next(self._events), SequenceEndEvent):
+            yield self._node(event, (*path, index), depth + 1)
+            index += 1
+
+    def _plain(self, node: _Node, path: Path, document: Document) -> Plain:
+        """The node's value; aliases are written out here, so this is where their number is limited."""
+        self._num_values += 1
+        if self._num_values > MAX_VALUES or len(path) > MAX_DEPTH:
+            message = f"more than {MAX_VALUES} values or {MAX_DEPTH} levels with all aliases written out; use fewer"
+            raise YamlProblem(Problem(wire_path(path[:4]), message, node.line, node.column))
+        document.values[path] = (node.line, node.column)
+        if node.entries is not None:
+            for key, place, _ in node.entries:
+                document.keys[(*path, key)] = (place.line, place.column)
+            return {key: self._plain(value, (*path, key), document) for key, _, value in node.entries}
+        if node.items is not None:
+            return [self._plain(item, (*path, index), document) for index, item in enumerate(node.items)]
+        return node.scalar
+
+
+def _scalar(event: ScalarEvent, path: Path) -> Plain:
+    """The value of a scalar by the core schema of YAML 1.2 (section 10.3.2)."""
+    text = str(event.value)
+    if event.style is not None:
+        return text
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _OLD_BOOLEAN.fullmatch(text):
+        raise _at(event, path, f"some readers of YAML take this for true or false (seen: {text}); {_CHOICE}")
+    for pattern, what in _OLD_NUMBERS:
+        if pattern.fullmatch(text):
+            raise _at(event, path, f"readers of YAML disagree about {what} (seen: {text}); {_NUMBER_CHOICE}")
+    if _INTEGER.fullmatch(text):
+        return _integer(event, path, 10)
+    if _HEXADECIMAL.fullmatch(text):
+        return _integer(event, path, 16)
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if _NOT_FINITE.fullmatch(text):
+        raise _at(event, path, f"must be a finite number (seen: {text}); JSON has no other")
+    return text
+
+
+_CHOICE = "write true or false, or put it in quotes"
+_NUMBER_CHOICE = "write a plain decimal number, or put it in quotes if it is text"
+
+
+def _integer(event: ScalarEvent, path: Path, base: int) -> int:
+    """Raises for more digits than any field holds; Python would refuse to print or read them much later."""
+    if len(event.value) > 20:
+        raise _at(event, path, "the number is too large; no field takes more than 19 digits")
+    return int(str(event.value), base)
+
+
+def _at(event: Event, path: Path, message: str) -> YamlProblem:
+    return YamlProblem(Problem(wire_path(path), message, event.start_mark.line + 1, event.start_mark.column + 1))
+
+
+def _shown(event: Event) -> str:
+    return str(event.value)[:40] if isinstance(event, ScalarEvent) else "a mapping or list"
+
+
+def wire_path(path: Path) -> str:
+    """`spec.pools[0].name`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")

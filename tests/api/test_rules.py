@@ -1,0 +1,77 @@
+"""Every rule: the table of good and bad jobs through pydantic, and what the messages look like."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from rljob_api.v1alpha1.job import RULE_ERROR, RLJob
+from rljob_api.v1alpha1.rules import MUTABLE_SPEC_FIELDS, RULES, immutable_changes, violations
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.yaml_text import wire_path
+from rljob_testing.rule_examples import BAD, GOOD, Bad, edited, valid_job
+
+GOOD_CASES = [(name, edits) for name, examples in GOOD.items() for edits in examples]
+BAD_CASES = [(name, bad) for name, examples in BAD.items() for bad in examples]
+
+
+def test_every_rule_has_good_and_bad_examples() -> None:
+    names = [rule.name for rule in RULES]
+    assert len(set(names)) == len(names)
+    assert set(names) == set(GOOD) == set(BAD)
+
+
+@pytest.mark.parametrize(("rule", "edits"), GOOD_CASES, ids=[name for name, _ in GOOD_CASES])
+def test_a_good_example_is_accepted(rule: str, edits: dict[str, object]) -> None:
+    job = RLJob.from_wire(edited(valid_job(), edits))
+    assert rule not in {found.rule for found in violations(job)}
+
+
+@pytest.mark.parametrize(("rule", "bad"), BAD_CASES, ids=[name for name, _ in BAD_CASES])
+def test_a_bad_example_breaks_its_rule_at_its_path_and_no_other(rule: str, bad: Bad) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RLJob.from_wire(edited(valid_job(), bad.edits))
+    errors = caught.value.errors()
+    assert {error["type"] for error in errors} == {RULE_ERROR}
+    assert {error["ctx"]["rule"] for error in errors} == {rule, *bad.also}
+    assert [wire_path(error["loc"]) for error in errors if error["ctx"]["rule"] == rule] == [bad.path]
+    message = next(each.message for each in RULES if each.name == rule)
+    assert message in [error["msg"] for error in errors]
+
+
+def test_all_violations_are_reported_together() -> None:
+    edits = {"spec.training.rollout.groupSize": 1, "spec.training.batchSize": 7, "metadata.name": "UPPER"}
+    with pytest.raises(ValidationError) as caught:
+        RLJob.from_wire(edited(valid_job(), edits))
+    assert [wire_path(error["loc"]) for error in caught.value.errors()] == [
+        "metadata.name",
+        "spec.training.batchSize",
+        "spec.training.rollout.groupSize",
+    ]
+
+
+def test_a_violation_says_what_is_wrong_the_value_seen_and_what_to_do() -> None:
+    spec = RLJob.from_wire(valid_job()).spec
+    training = spec.training.model_copy(update={"batch_size": 9})
+    (found,) = violations(spec.model_copy(update={"training": training}), ("spec",))
+    assert wire_path(found.path) == "spec.training.batchSize"
+    assert found.message == (
+        "must be divisible by the number of replicas, nodes * gpusPerNode / tensorParallel of the pool (seen: 9);"
+        " choose a multiple, so that every replica gets as many prompts as the others"
+    )
+
+
+def _spec(edits: dict[str, object]) -> RLJobSpec:
+    return RLJob.from_wire(edited(valid_job(), edits)).spec
+
+
+def test_only_run_policy_may_change() -> None:
+    old = _spec({})
+    assert immutable_changes(old, _spec({"spec.runPolicy.cleanup": "KeepCluster"})) == ()
+    changed = immutable_changes(old, _spec({"spec.training.steps": 11, "spec.image": "x", "spec.code.imagePath": "/c"}))
+    assert [wire_path(found.path) for found in changed] == ["spec.image", "spec.code", "spec.training"]
+    assert MUTABLE_SPEC_FIELDS == ("run_policy",)
+
+
+def test_a_default_written_out_is_no_change() -> None:
+    assert immutable_changes(_spec({}), _spec({"spec.training.seed": 0, "spec.env": [], "spec.code": None})) == ()

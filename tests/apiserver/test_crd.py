@@ -1,0 +1,214 @@
+"""The generated CRD on a real API server: accepted whole, small enough, and the same defaults and types as pydantic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from rljob_api.contract import API_GROUP
+from rljob_api.crdgen.manifest import custom_resource_definition, manifest_text
+from rljob_api.pydantic_messages import is_echo
+from rljob_api.v1alpha1.job import RLJob
+from rljob_testing.rljob_client import create, delete, get_table, merge
+from rljob_testing.rule_examples import REMOVED, edited, valid_job
+
+pytestmark = pytest.mark.apiserver
+
+CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.{API_GROUP}"
+NOW = "2026-01-31T12:00:00Z"
+
+
+@pytest.fixture
+def stored(api: httpx.Client) -> Iterator[str]:
+    """The name of a stored valid job."""
+    answer = create(api, valid_job(), keep=True)
+    assert answer.status == 201, answer.message
+    yield "example"
+    delete(api, "example")
+
+
+def test_the_crd_is_established_and_structural(api: httpx.Client) -> None:
+    crd = api.get(CRD).raise_for_status().json()
+    conditions = {condition["type"]: condition["status"] for condition in crd["status"]["conditions"]}
+    assert conditions["Established"] == "True"
+    assert conditions["NamesAccepted"] == "True"
+    assert conditions.get("NonStructuralSchema", "False") == "False"
+    assert crd["status"]["acceptedNames"]["shortNames"] == ["rlj"]
+    assert crd["status"]["acceptedNames"]["categories"] == ["all", "ml"]
+
+
+def test_the_crd_fits_client_side_apply() -> None:
+    # kubectl apply keeps the last applied object as JSON in an annotation; all annotations together may have 256 KiB.
+    assert len(manifest_text().encode()) < 100_000
+    assert len(json.dumps(custom_resource_definition()).encode()) < 256 * 1024
+
+
+def test_client_side_apply_with_its_annotation_is_accepted(api: httpx.Client) -> None:
+    applied = json.dumps(custom_resource_definition())
+    patch = {"metadata": {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": applied}}}
+    headers = {"Content-Type": "application/merge-patch+json"}
+    answer = api.patch(CRD, headers=headers, json=patch, params={"dryRun": "All"})
+    assert answer.status_code == 200, answer.text
+
+
+def _without_nulls(value: object) -> object:
+    """None entries removed: pydantic dumps unset optional fields as null, the server leaves them out."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def test_defaults_are_the_ones_of_the_types(api: httpx.Client) -> None:
+    edits: dict[str, object] = {
+        "spec.training.evaluation.dataset": {"type": "ReasoningGym", "reasoningGym": {"task": "leg_counting"}},
+        "spec.pools[0].template.tolerations": [{"key": "gpu"}],
+        "spec.env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
+        "spec.envFrom": [{"secretRef": {"name": "a"}}],
+        "spec.volumes": [{"name": "s", "mountPath": "/s", "type": "EmptyDir", "emptyDir": {}}],
+        "spec.checkpoint.storage": {"persistentVolumeClaim": "c"},
+    }
+    job = edited(valid_job(), edits)
+    ours = RLJob.from_wire(job).model_dump(mode="json", by_alias=True)["spec"]
+    assert create(api, job).at("spec") == _without_nulls(ours)
+
+
+def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None:
+    job = valid_job()
+    stored = job | {"spec": create(api, job).at("spec")}
+    assert RLJob.from_wire(stored) == RLJob.from_wire(job)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"spec.training.steps": "10"},
+        {"spec.training.optimizer.learningRate": "1e-6"},
+        {"spec.training.optimizer.beta1": True},
+        {"spec.training.dataset.shuffle": "yes"},
+        {"spec.training.model.source": 3},
+        {"spec.training.steps": 0},
+        {"spec.training.steps": 2**31},
+        {"spec.training.steps": 10.5},
+        {"spec.training.steps": None},
+        {"spec.training.steps": REMOVED},
+        {"spec.training.rollout.topP": 0},
+        {"spec.training.rollout.topP": 1.01},
+        {"spec.training.rollout.stop": "text"},
+        {"spec.training.rollout.stop": ["x"] * 17},
+        {"spec.training.reward": {"type": "Function", "function": {"path": "no-colon"}}},
+        {"spec.training.reward.type": "mathAnswer"},
+        {"spec.pools": []},
+        {"spec.pools[0].nodes": 1025},
+        {"spec.pools[0].sharedMemory": "eight"},
+        {"spec.pools[0].sharedMemory": -1},
+        {"spec.env": [None]},
+        {"spec.code.imagePath": "relative"},
+        {"spec": REMOVED},
+    ],
+    ids=str,
+)
+def test_a_wrong_type_or_bound_is_refused_on_both_sides(api: httpx.Client, edits: dict[str, object]) -> None:
+    job = edited(valid_job(), edits)
+    with pytest.raises(ValidationError):
+        RLJob.from_wire(job)
+    assert create(api, job).status == 422
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"spec.training.optimizer.beta1": 1},
+        {"spec.training.batchSize": None},
+        {"spec.training.evaluation": None},
+        {"spec.training.algorithm": None},
+        {"spec.training.dataset.reasoningGym": None},
+        {"spec.pools[0].template.labels": {"a": None}},
+        {"spec.pools[0].sharedMemory": 1024},
+        {
+            "spec.training.dataset": {
+                "type": "ReasoningGym",
+                "reasoningGym": {"task": "t", "config": {"a": None, "b": [1]}},
+            }
+        },
+        {"spec.head.template.affinity": {"nodeAffinity": {"any": {"thing": [1, "x"]}}}},
+    ],
+    ids=str,
+)
+def test_an_unusual_but_valid_form_is_accepted_on_both_sides_with_one_meaning(
+    api: httpx.Client, edits: dict[str, object]
+) -> None:
+    job = edited(valid_job(), edits)
+    answer = create(api, job)
+    assert answer.status == 201, answer.message
+    assert RLJob.from_wire(job | {"spec": answer.at("spec")}) == RLJob.from_wire(job)
+
+
+def test_null_for_dual_clip_ratio_is_none_and_not_the_default(api: httpx.Client) -> None:
+    job = edited(valid_job(), {"spec.training.algorithm.dualClipRatio": None})
+    assert create(api, job).at("spec", "training", "algorithm", "dualClipRatio") is None
+    assert RLJob.from_wire(job).spec.training.algorithm.dual_clip_ratio is None
+
+
+@pytest.mark.parametrize("path", ["spec.nope", "spec.training.optimizer.learning_rate", "spec.pools[0].template.nope"])
+def test_an_unknown_field_is_refused_on_both_sides(api: httpx.Client, path: str) -> None:
+    job = edited(valid_job(), {path: 1})
+    with pytest.raises(ValidationError) as caught:
+        RLJob.from_wire(job)
+    assert {error["type"] for error in caught.value.errors() if not is_echo(error)} == {"extra_forbidden"}
+    answer = create(api, job)
+    assert answer.status == 400
+    assert f'unknown field "{path}"' in answer.message
+
+
+def test_status_is_written_only_through_its_subresource(api: httpx.Client, stored: str) -> None:
+    progress = {"step": 3, "totalSteps": 10, "updatedAt": NOW}
+    assert merge(api, stored, {"status": {"phase": "Running", "progress": progress}}).status == 200
+    assert "status" not in api.get(f"/apis/rljob.dev/v1alpha1/namespaces/default/rljobs/{stored}").json()
+    answer = merge(api, stored, {"status": {"progress": progress}, "spec": {"image": "x"}}, "/status")
+    assert answer.at("status", "progress") == progress
+    spec = answer.at("spec")
+    assert isinstance(spec, dict)
+    assert "image" not in spec
+
+
+def test_columns_show_phase_step_reward_checkpoint_attempt_and_age(api: httpx.Client, stored: str) -> None:
+    attempts = [{"number": number, "cluster": f"example-{number}", "started": NOW} for number in (1, 2)]
+    status = {
+        "phase": "Running",
+        "progress": {"step": 40, "totalSteps": 500, "rewardMean": 0.25, "updatedAt": NOW},
+        "checkpoint": {"step": 20, "uri": "/checkpoints/20", "digest": "abc", "savedAt": NOW},
+        "attempts": attempts,
+    }
+    assert merge(api, stored, {"status": status}, "/status").status == 200
+    names, cells = get_table(api, stored)
+    assert names == ["Name", "Phase", "Step", "Reward", "Ckpt", "Attempt", "Age"]
+    assert cells[:6] == ["example", "Running", 40, 0.25, 20, 2]
+
+
+@pytest.mark.parametrize(
+    ("patch", "path"),
+    [
+        ({"training": {"steps": 11}}, "spec.training"),
+        ({"image": "other:1"}, "spec.image"),
+        ({"code": {"imagePath": "/code"}}, "spec.code"),
+        ({"pools": [{"name": "main", "nodes": 2, "gpusPerNode": 2}]}, "spec.pools"),
+        ({"head": {"template": {"affinity": {"nodeAffinity": {"hidden": 1}}}}}, "spec.head"),
+    ],
+)
+def test_the_spec_is_immutable(api: httpx.Client, stored: str, patch: dict[str, object], path: str) -> None:
+    answer = merge(api, stored, {"spec": patch})
+    assert answer.status == 422
+    assert f"{path}: Invalid value" in answer.message
+    assert "cannot be changed while the job exists; create a job of another name" in answer.message
+
+
+def test_run_policy_may_change(api: httpx.Client, stored: str) -> None:
+    answer = merge(api, stored, {"spec": {"runPolicy": {"activeDeadlineSeconds": 60, "cleanup": "KeepCluster"}}})
+    assert answer.status == 200, answer.message
+    assert answer.at("spec", "runPolicy", "activeDeadlineSeconds") == 60

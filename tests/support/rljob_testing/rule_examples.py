@@ -1,0 +1,340 @@
+"""A small valid job, and for every rule of the API jobs that keep it and jobs that break it.
+
+The table is run through pydantic and through a real API server; both must give the verdict written here.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+Wire = dict[str, object]
+
+
+class Remove(Enum):
+    """Instead of a value: takes the field away."""
+
+    FIELD = "removed"
+
+
+REMOVED = Remove.FIELD
+
+
+def valid_job() -> Wire:
+    """The job that the examples change: one pool of 1 node with 2 GPUs, batches of 8 prompts, groups of 4."""
+    return {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "example"},
+        "spec": {
+            "pools": [{"name": "main", "nodes": 1, "gpusPerNode": 2}],
+            "training": {
+                "model": {"source": "owner/model"},
+                "dataset": {"type": "File", "file": {"path": "train.jsonl"}, "maxPromptTokens": 64},
+                "reward": {"type": "MathAnswer"},
+                "rollout": {"groupSize": 4, "maxNewTokens": 64},
+                "steps": 10,
+                "batchSize": 8,
+            },
+        },
+    }
+
+
+def edited(job: Wire, edits: Mapping[str, object]) -> Wire:
+    """A copy of the job with values set (or REMOVED) at wire paths such as `spec.pools[0].name`. Mappings on the way
+    are made; a list takes an index at most one past its end."""
+    result = copy.deepcopy(job)
+    for path, value in edits.items():
+        parts = [int(part[1:-1]) if part[0] == "[" else part for part in re.findall(r"\[\d+\]|[^.\[\]]+", path)]
+        place: object = result
+        for part, following in itertools.pairwise(parts):
+            place = _entered(place, part, [] if isinstance(following, int) else {})
+        _set(place, parts[-1], value)
+    return result
+
+
+def _entered(place: object, part: str | int, empty: object) -> object:
+    if isinstance(place, dict):
+        return place.setdefault(part, empty)
+    assert isinstance(place, list)
+    assert isinstance(part, int)
+    if part == len(place):
+        place.append(empty)
+    return place[part]
+
+
+def _set(place: object, part: str | int, value: object) -> None:
+    if isinstance(place, dict):
+        if value is REMOVED:
+            del place[part]
+        else:
+            place[part] = value
+        return
+    assert isinstance(place, list)
+    assert isinstance(part, int)
+    place[part : part + 1] = [value]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A job that breaks the rule, and where that is shown."""
+
+    path: str
+    edits: Mapping[str, object]
+    also: tuple[str, ...] = ()
+    """Other rules that the same job cannot help breaking."""
+
+
+_T = "spec.training."
+_TOLERATIONS = "spec.pools[0].template.tolerations"
+_ENV = "spec.env"
+_SECRET = {"name": "credentials", "key": "token"}
+_GYM = {"type": "ReasoningGym", "reasoningGym": {"task": "basic_arithmetic"}}
+_CLAIM = {"name": "data", "mountPath": "/data", "type": "PersistentVolumeClaim"}
+_CLAIMED = _CLAIM | {"persistentVolumeClaim": {"claimName": "data"}}
+_SCRATCH = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emptyDir": {}}
+
+GOOD: dict[str, list[Mapping[str, object]]] = {
+    "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "0-a"}],
+    "RLJobSpec.pools.name": [{}],
+    "RLJobSpec.env.name": [{_ENV: [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}],
+    "RLJobSpec.volumes.name": [{"spec.volumes": [_CLAIMED, _SCRATCH]}],
+    "RLJobSpec.volumes.mountPath": [{"spec.volumes": [_CLAIMED, _SCRATCH]}],
+    "RLJobSpec.actorPool": [{"spec.roles.actor.pool": "main"}],
+    "RLJobSpec.rolloutPool": [{"spec.roles.rollout.pool": "main"}],
+    "RLJobSpec.refPool": [{"spec.roles.ref.pool": "main"}],
+    "RLJobSpec.onePool": [
+        {"spec.roles": {role: {"pool": "main"} for role in ("actor", "rollout", "ref")}},
+        {"spec.roles": {"actor": {"pool": "main"}}},
+    ],
+    "RLJobSpec.noIdlePool": [{"spec.pools[0].nodes": 2}],
+    "RLJobSpec.tensorParallel": [{"spec.roles.rollout.tensorParallel": 2}],
+    "RLJobSpec.batchSize": [
+        {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 4},
+        # 2 nodes of 8 GPUs at tensorParallel 2 are 8 replicas.
+        {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 8, "spec.roles.rollout.tensorParallel": 2},
+    ],
+    "RLJobSpec.miniBatchSize": [{_T + "miniBatchSize": 2}],
+    "Pool.nameNotHead": [{"spec.pools[0].name": "head2"}],
+    "Pool.gpusNotInResources": [
+        {"spec.pools[0].resources": {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "16Gi"}}}
+    ],
+    "PodOverlay.labels": [{"spec.pools[0].template.labels": {"team": "a", "example.com/rljob.dev": "b"}}],
+    "Toleration.existsHasNoValue": [
+        {_TOLERATIONS: [{"key": "gpu", "operator": "Exists"}]},
+        {_TOLERATIONS: [{"key": "gpu", "value": "a100"}]},
+    ],
+    "Toleration.equalHasKey": [{_TOLERATIONS: [{"operator": "Exists"}]}],
+    "Toleration.secondsOnlyForNoExecute": [
+        {_TOLERATIONS: [{"key": "gpu", "effect": "NoExecute", "tolerationSeconds": 30}]}
+    ],
+    "EnvVar.nameNotOwned": [
+        {_ENV: [{"name": "TOKENIZERS_PARALLELISM", "value": "false"}]},
+        {_ENV: [{"name": "MY_RAY_FLAG", "value": "1"}]},
+    ],
+    "EnvVar.secretByReference": [
+        {_ENV: [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": _SECRET}}]},
+        {_ENV: [{"name": "MAX_TOKENS", "value": "3"}, {"name": "KEYBOARD", "value": "us"}]},
+    ],
+    "EnvVar.exactlyOne": [{_ENV: [{"name": "EMPTY", "value": ""}]}],
+    "EnvSource.exactlyOne": [{_ENV: [{"name": "A", "valueFrom": {"configMapKeyRef": _SECRET}}]}],
+    "EnvFrom.exactlyOne": [
+        {"spec.envFrom": [{"secretRef": {"name": "all"}}, {"configMapRef": {"name": "all"}, "prefix": "P_"}]}
+    ],
+    "Code.exactlyOne": [
+        {"spec.code": {"configMap": "rewards"}},
+        {"spec.code": {"persistentVolumeClaim": "code"}},
+        {"spec.code": {"imagePath": "/opt/code"}},
+    ],
+    "Volume.persistentVolumeClaim": [{"spec.volumes": [_CLAIMED]}],
+    "Volume.configMap": [
+        {"spec.volumes": [{"name": "c", "mountPath": "/c", "type": "ConfigMap", "configMap": {"name": "c"}}]}
+    ],
+    "Volume.secret": [{"spec.volumes": [{"name": "s", "mountPath": "/s", "type": "Secret", "secret": {"name": "s"}}]}],
+    "Volume.emptyDir": [{"spec.volumes": [_SCRATCH | {"emptyDir": {"sizeLimit": "1Gi"}}]}],
+    "Volume.subPath": [
+        {"spec.volumes": [_CLAIMED | {"subPath": "a/b..c"}]},
+        {"spec.volumes": [_CLAIMED | {"subPath": "..."}]},
+    ],
+    "CheckpointStorage.subPath": [
+        {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt", "subPath": "team/run"}},
+        {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt"}},
+    ],
+    "Dataset.file": [{}],
+    "Dataset.huggingFace": [{_T + "dataset": {"type": "HuggingFace", "huggingFace": {"path": "owner/data"}}}],
+    "Dataset.reasoningGym": [{_T + "dataset": _GYM}],
+    "Reward.function": [{_T + "reward": {"type": "Function", "function": {"path": "rewards.mine:score"}}}],
+    "Model.revision": [
+        {_T + "model": {"source": "owner/model", "revision": "main"}},
+        {_T + "model": {"source": "/models/mine"}},
+        {_T + "model": {"source": "package://my_models/small"}},
+    ],
+    "HuggingFaceDataset.revision": [
+        {_T + "dataset": {"type": "HuggingFace", "huggingFace": {"path": "owner/data", "revision": "v1"}}}
+    ],
+    "Dataset.promptTemplate": [
+        {_T + "dataset.promptTemplate": "Question: {prompt}\nAnswer:"},
+        {_T + "dataset.promptTemplate": "{ {prompt} {other}"},
+    ],
+    "Algorithm.dualClipRatio": [
+        {_T + "algorithm.dualClipRatio": 1.001},
+        {_T + "algorithm.dualClipRatio": 3},
+        {_T + "algorithm.dualClipRatio": None},
+    ],
+    "Training.groupSize": [{_T + "rollout.groupSize": 2}],
+    "Training.reasoningGymReward": [{_T + "dataset": _GYM, _T + "reward": {"type": "ReasoningGym"}}],
+    "Training.reasoningGymEvaluation": [
+        {_T + "dataset": _GYM, _T + "reward": {"type": "ReasoningGym"}, _T + "evaluation.dataset": _GYM},
+        {_T + "evaluation.dataset": _GYM},
+    ],
+    "Training.miniBatchSize": [{_T + "miniBatchSize": 4}, {_T + "miniBatchSize": 8}],
+    "Training.warmupSteps": [{_T + "optimizer.warmupSteps": 10}],
+    # 64 prompt tokens and 64 new ones.
+    "Training.maxTokensPerMicroBatch": [{_T + "maxTokensPerMicroBatch": 128}],
+}
+
+BAD: dict[str, list[Bad]] = {
+    "Metadata.name": [
+        Bad("metadata.name", {"metadata.name": "a" * 47}),
+        Bad("metadata.name", {"metadata.name": "a.b"}),
+    ],
+    "RLJobSpec.pools.name": [Bad("spec.pools", {"spec.pools[1]": {"name": "main", "gpusPerNode": 2}})],
+    "RLJobSpec.env.name": [Bad(_ENV, {_ENV: [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]})],
+    "RLJobSpec.volumes.name": [Bad("spec.volumes", {"spec.volumes": [_CLAIMED, _SCRATCH | {"name": "data"}]})],
+    "RLJobSpec.volumes.mountPath": [
+        Bad("spec.volumes", {"spec.volumes": [_CLAIMED, _SCRATCH | {"mountPath": "/data"}]})
+    ],
+    "RLJobSpec.actorPool": [
+        Bad("spec.roles.actor.pool", {"spec.roles.actor.pool": "other"}, also=("RLJobSpec.onePool",))
+    ],
+    "RLJobSpec.rolloutPool": [
+        Bad("spec.roles.rollout.pool", {"spec.roles.rollout.pool": "other"}, also=("RLJobSpec.onePool",))
+    ],
+    "RLJobSpec.refPool": [Bad("spec.roles.ref.pool", {"spec.roles.ref.pool": "other"}, also=("RLJobSpec.onePool",))],
+    "RLJobSpec.onePool": [
+        Bad("spec.roles", {"spec.pools[1]": {"name": "second"}, "spec.roles.rollout.pool": "second"}),
+    ],
+    "RLJobSpec.noIdlePool": [Bad("spec.pools", {"spec.pools[1]": {"name": "second"}})],
+    "RLJobSpec.tensorParallel": [
+        Bad("spec.roles.rollout.tensorParallel", {"spec.roles.rollout.tensorParallel": 3}),
+        Bad("spec.roles.rollout.tensorParallel", {"spec.roles.rollout.tensorParallel": 4, "spec.pools[0].nodes": 2}),
+    ],
+    "RLJobSpec.batchSize": [
+        Bad(_T + "batchSize", {_T + "batchSize": 7}),
+        Bad(_T + "batchSize", {"spec.pools[0].nodes": 3}),
+    ],
+    "RLJobSpec.miniBatchSize": [Bad(_T + "miniBatchSize", {_T + "miniBatchSize": 1})],
+    "Pool.nameNotHead": [Bad("spec.pools[0].name", {"spec.pools[0].name": "head"})],
+    "Pool.gpusNotInResources": [
+        Bad("spec.pools[0].resources", {"spec.pools[0].resources.limits": {"nvidia.com/gpu": 2}}),
+        Bad(
+            "spec.pools[0].resources",
+            {"spec.pools[0].gpuResource": "amd.com/gpu", "spec.pools[0].resources.requests": {"amd.com/gpu": "2"}},
+        ),
+    ],
+    "PodOverlay.labels": [
+        Bad("spec.pools[0].template.labels", {"spec.pools[0].template.labels": {"rljob.dev/job": "x"}}),
+        Bad("spec.head.template.labels", {"spec.head.template.labels": {"ray.io/cluster": "x"}}),
+    ],
+    "Toleration.existsHasNoValue": [
+        Bad(_TOLERATIONS + "[0].value", {_TOLERATIONS: [{"key": "gpu", "operator": "Exists", "value": "a"}]})
+    ],
+    "Toleration.equalHasKey": [Bad(_TOLERATIONS + "[0].key", {_TOLERATIONS: [{"effect": "NoSchedule"}]})],
+    "Toleration.secondsOnlyForNoExecute": [
+        Bad(_TOLERATIONS + "[0].tolerationSeconds", {_TOLERATIONS: [{"key": "gpu", "tolerationSeconds": 30}]})
+    ],
+    "EnvVar.nameNotOwned": [
+        Bad(_ENV + "[0].name", {_ENV: [{"name": "RLJOB_SPEC", "value": "{}"}]}),
+        Bad(_ENV + "[0].name", {_ENV: [{"name": "LD_PRELOAD", "value": "/x.so"}]}),
+    ],
+    "EnvVar.secretByReference": [
+        Bad(_ENV + "[0].value", {_ENV: [{"name": "HF_TOKEN", "value": "abc"}]}),
+        Bad(_ENV + "[0].value", {_ENV: [{"name": "wandb_api_key", "value": "abc"}]}),
+    ],
+    "EnvVar.exactlyOne": [
+        Bad(_ENV + "[0]", {_ENV: [{"name": "A"}]}),
+        Bad(_ENV + "[0]", {_ENV: [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": _SECRET}}]}),
+    ],
+    "EnvSource.exactlyOne": [
+        Bad(_ENV + "[0].valueFrom", {_ENV: [{"name": "A", "valueFrom": {}}]}),
+        Bad(
+            _ENV + "[0].valueFrom",
+            {_ENV: [{"name": "A", "valueFrom": {"secretKeyRef": _SECRET, "configMapKeyRef": _SECRET}}]},
+        ),
+    ],
+    "EnvFrom.exactlyOne": [
+        Bad("spec.envFrom[0]", {"spec.envFrom": [{"prefix": "P_"}]}),
+        Bad("spec.envFrom[0]", {"spec.envFrom": [{"secretRef": {"name": "a"}, "configMapRef": {"name": "a"}}]}),
+    ],
+    "Code.exactlyOne": [
+        Bad("spec.code", {"spec.code": {}}),
+        Bad("spec.code", {"spec.code": {"configMap": "a", "imagePath": "/a"}}),
+    ],
+    "Volume.persistentVolumeClaim": [Bad("spec.volumes[0].persistentVolumeClaim", {"spec.volumes": [_CLAIM]})],
+    "Volume.configMap": [
+        Bad("spec.volumes[0].configMap", {"spec.volumes": [{"name": "c", "mountPath": "/c", "type": "ConfigMap"}]})
+    ],
+    "Volume.secret": [
+        Bad("spec.volumes[0].secret", {"spec.volumes": [_CLAIMED | {"secret": {"name": "s"}}]}),
+    ],
+    "Volume.emptyDir": [Bad("spec.volumes[0].emptyDir", {"spec.volumes": [_CLAIMED | {"emptyDir": {}}]})],
+    "Volume.subPath": [
+        Bad("spec.volumes[0].subPath", {"spec.volumes": [_CLAIMED | {"subPath": "../x"}]}),
+        Bad("spec.volumes[0].subPath", {"spec.volumes": [_CLAIMED | {"subPath": "/x"}]}),
+    ],
+    "CheckpointStorage.subPath": [
+        Bad(
+            "spec.checkpoint.storage.subPath",
+            {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt", "subPath": "a/../.."}},
+        )
+    ],
+    "Dataset.file": [Bad(_T + "dataset.file", {_T + "dataset": {"type": "File"}})],
+    "Dataset.huggingFace": [
+        Bad(_T + "dataset.huggingFace", {_T + "dataset": {"type": "HuggingFace"}}),
+        Bad(_T + "dataset.huggingFace", {_T + "dataset.huggingFace": {"path": "owner/data"}}),
+    ],
+    "Dataset.reasoningGym": [
+        Bad(_T + "evaluation.dataset.reasoningGym", {_T + "evaluation.dataset": {"type": "ReasoningGym"}}),
+    ],
+    "Reward.function": [
+        Bad(_T + "reward.function", {_T + "reward": {"type": "Function"}}),
+        Bad(_T + "reward.function", {_T + "reward.function": {"path": "rewards:score"}}),
+    ],
+    "Model.revision": [
+        Bad(_T + "model.revision", {_T + "model": {"source": "./mine", "revision": "main"}}),
+        Bad(_T + "model.revision", {_T + "model": {"source": "package://my_models/small", "revision": "main"}}),
+    ],
+    "HuggingFaceDataset.revision": [
+        Bad(
+            _T + "dataset.huggingFace.revision",
+            {_T + "dataset": {"type": "HuggingFace", "huggingFace": {"path": "/data", "revision": "v1"}}},
+        )
+    ],
+    "Dataset.promptTemplate": [
+        Bad(_T + "dataset.promptTemplate", {_T + "dataset.promptTemplate": "Question:"}),
+        Bad(_T + "dataset.promptTemplate", {_T + "dataset.promptTemplate": "{prompt}{prompt}"}),
+    ],
+    "Algorithm.dualClipRatio": [
+        Bad(_T + "algorithm.dualClipRatio", {_T + "algorithm.dualClipRatio": 1}),
+        Bad(_T + "algorithm.dualClipRatio", {_T + "algorithm.dualClipRatio": 0.5}),
+    ],
+    "Training.groupSize": [Bad(_T + "rollout.groupSize", {_T + "rollout.groupSize": 1})],
+    "Training.reasoningGymReward": [Bad(_T + "reward.type", {_T + "reward.type": "ReasoningGym"})],
+    "Training.reasoningGymEvaluation": [
+        Bad(
+            _T + "evaluation.dataset.type",
+            {
+                _T + "dataset": _GYM,
+                _T + "reward": {"type": "ReasoningGym"},
+                _T + "evaluation.dataset": {"type": "File", "file": {"path": "held_out.jsonl"}},
+            },
+        )
+    ],
+    "Training.miniBatchSize": [Bad(_T + "miniBatchSize", {_T + "miniBatchSize": 6})],
+    "Training.warmupSteps": [Bad(_T + "optimizer.warmupSteps", {_T + "optimizer.warmupSteps": 11})],
+    "Training.maxTokensPerMicroBatch": [Bad(_T + "maxTokensPerMicroBatch", {_T + "maxTokensPerMicroBatch": 127})],
+}
