@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rljob_trainer.algorithms.logprobs import token_logprobs_and_entropy
+from rljob_trainer.engines.train.logprobs import token_logprobs_and_entropy
 
 NUM_VOCABULARY = 11
 

@@ -13,8 +13,8 @@ import ray
 
 from rljob_trainer.cluster.fused_worker import FusedWorker, RoleSpec
 from rljob_trainer.dispatch.modes import MeshPosition
-from rljob_trainer.workers.base import WorkerContext
-from rljob_trainer.workers.process_group import join_process_group, leave_process_group
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.process_group import join_process_group, leave_process_group
 
 
 @dataclass(frozen=True)

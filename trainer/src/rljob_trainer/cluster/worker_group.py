@@ -22,7 +22,7 @@ from rljob_trainer.cluster.resource_pool import ResourcePool
 from rljob_trainer.dispatch.modes import MeshPosition, gather_results, split_arguments
 from rljob_trainer.dispatch.register import Registration, registrations
 from rljob_trainer.errors import TrainerError, WorkerDiedError, WorkerError
-from rljob_trainer.workers.base import Worker, WorkerContext
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from rljob_trainer.data.proto import DataProto
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import spread
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.rewards.base import OutcomeStatus, RewardOutcome, RewardRequest
+from rljob_trainer.rewards.base import RewardStatus, RewardOutcome, RewardRequest
 from rljob_trainer.rewards.process_pool import RewardPool
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
@@ -50,8 +50,8 @@ class ScoredRollout:
             **spread("response_length", lengths),
             "response_length/clip_ratio": float(self.batch[IS_TRUNCATED].float().mean()),
             "prompt_length/mean": sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
-            "reward/error_rate": _share(self.outcomes, OutcomeStatus.ERROR),
-            "reward/timeout_rate": _share(self.outcomes, OutcomeStatus.TIMEOUT),
+            "reward/error_rate": _share(self.outcomes, RewardStatus.ERROR),
+            "reward/timeout_rate": _share(self.outcomes, RewardStatus.TIMEOUT),
         }
 
     def num_tokens(self) -> int:
@@ -102,5 +102,5 @@ def _trimmed(batch: DataProto) -> DataProto:
     return batch.with_columns(wide)
 
 
-def _share(outcomes: Sequence[RewardOutcome], status: OutcomeStatus) -> float:
+def _share(outcomes: Sequence[RewardOutcome], status: RewardStatus) -> float:
     return sum(outcome.status is status for outcome in outcomes) / max(1, len(outcomes))

@@ -30,7 +30,7 @@ from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine, TrainEngineSettings, 
 from rljob_trainer.engines.train.optimizer import learning_rate
 from rljob_trainer.errors import NonFiniteUpdateError
 from rljob_trainer.observability.metrics import Metrics
-from rljob_trainer.workers.base import Worker, WorkerContext
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
     OLD_LOGPROBS,

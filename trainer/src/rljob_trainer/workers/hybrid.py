@@ -22,7 +22,7 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.weights.same_process import sync_weights
 from rljob_trainer.workers.actor import ActorWorker
-from rljob_trainer.workers.base import Worker, WorkerContext
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.workers.rollout import ROLLOUT_MESH, RolloutWorker
 
 

@@ -18,7 +18,7 @@ from rljob_trainer.engines.rollout.base import (
     RolloutEngine,
     SamplingSettings,
 )
-from rljob_trainer.workers.base import Worker, WorkerContext
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
     POLICY_VERSIONS,

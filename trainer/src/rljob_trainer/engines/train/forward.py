@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rljob_trainer.algorithms.logprobs import token_logprobs_and_entropy
+from rljob_trainer.engines.train.logprobs import token_logprobs_and_entropy
 
 LOGITS_CHUNK_TOKENS = 2048
 """Logits exist for at most so many tokens at a time (x V x 4 bytes); with more they are recomputed for the gradient."""

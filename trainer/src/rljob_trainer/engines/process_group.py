@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from rljob_trainer.settings import export_rank
-from rljob_trainer.workers.base import WorkerContext
+from rljob_trainer.dispatch.worker import WorkerContext
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
