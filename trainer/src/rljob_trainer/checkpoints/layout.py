@@ -131,14 +131,16 @@ def _checkpoint_folders(root: Path) -> Iterator[CheckpointFolder]:
 
 
 def has_manifest(folder: Path) -> bool:
+    """True where a commit was at least begun; what the manifest says has still to be checked."""
+    return (folder / MANIFEST_FILE).exists()
+
+
+def is_committed(folder: Path) -> bool:
     """True where a commit has happened, whether or not the files are still sound.
 
-    An empty manifest counts as absent: where hard links are missing, a commit that was cut short leaves one.
+    An empty manifest is none: where hard links are missing, a commit that was cut short leaves one (`create_absent`).
     """
-    try:
-        return (folder / MANIFEST_FILE).stat().st_size > 0
-    except FileNotFoundError:
-        return False
+    return has_manifest(folder) and (folder / MANIFEST_FILE).stat().st_size > 0
 
 
 def digest_of(data: bytes | memoryview) -> str:

@@ -18,7 +18,7 @@ from rljob_trainer.checkpoints.layout import (
     Piece,
     TensorEntry,
     digest_of,
-    has_manifest,
+    is_committed,
     list_checkpoint_folders,
     read_manifest,
 )
@@ -67,7 +67,7 @@ class Found:
 def find_newest_complete(root: Path, attempt: int) -> Found | None:
     """The checkpoint that this attempt resumes from; None where there is none, which means step 0.
 
-    Raises CheckpointError where there are checkpoints but every one is damaged: starting again from step 0 is never
+    Raises CheckpointError where there were commits but every checkpoint is damaged: starting again from step 0 is never
     silent. Raises FencedError where a later attempt has started.
     """
     rejected: list[Rejected] = []
@@ -78,7 +78,7 @@ def find_newest_complete(root: Path, attempt: int) -> Found | None:
             rejected.append(Rejected(folder.path, str(error)))
         else:
             return Found(folder.path, manifest, digest, tuple(rejected))
-    if rejected:
+    if any(is_committed(rejection.folder) for rejection in rejected):
         reasons = "".join(f"\n  {rejection}" for rejection in rejected)
         raise CheckpointError(
             f"{root}: no checkpoint is usable, {len(rejected)} are damaged:{reasons}\n"
@@ -89,7 +89,7 @@ def find_newest_complete(root: Path, attempt: int) -> Found | None:
 
 def refuse_existing(root: Path) -> None:
     """The rule of `resume: Never`. Raises ConfigurationError where a committed checkpoint exists, sound or not."""
-    existing = [folder.name for folder in list_checkpoint_folders(root) if has_manifest(folder.path)]
+    existing = [folder.name for folder in list_checkpoint_folders(root) if is_committed(folder.path)]
     if existing:
         raise ConfigurationError(
             f"checkpoint.resume: is Never, but {root} holds {len(existing)} checkpoints (newest {existing[0]}); "

@@ -25,7 +25,7 @@ from rljob_trainer.checkpoints.layout import (
     ShardRecord,
     TensorEntry,
     folder_name,
-    has_manifest,
+    is_committed,
     seal,
     shard_file_name,
 )
@@ -62,7 +62,7 @@ def begin_save(root: Path, step: int, attempt: int, num_bytes: int = 0) -> Path:
     """
     refuse_if_fenced(root, attempt)
     folder = root / folder_name(step, attempt)
-    if has_manifest(folder):
+    if is_committed(folder):
         raise CheckpointError(f"{folder}: step {step} is saved already; do not save a step twice in one attempt")
     with storage_errors(folder, "making the checkpoint's folder", num_bytes):
         free = free_bytes(root)
@@ -228,7 +228,7 @@ def discard_save(folder: Path) -> None:
 
     Raises CheckpointError where the folder is a checkpoint.
     """
-    if has_manifest(folder):
+    if is_committed(folder):
         raise CheckpointError(f"{folder}: is a complete checkpoint and is not discarded; see `retention`")
     if folder.exists():
         with storage_errors(folder, "removing an incomplete checkpoint"):
