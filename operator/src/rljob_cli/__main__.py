@@ -48,7 +48,7 @@ def run_command(
     file: JobFile,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Workers per pool; else the pool's size, or the number of devices if less."),
+        typer.Option(min=1, help="Workers per pool; else its size, at most the devices found."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint.")] = False,
     run_folder: Annotated[Path | None, typer.Option(help="Where results go.", show_default="runs/<name>")] = None,

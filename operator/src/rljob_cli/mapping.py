@@ -50,16 +50,14 @@ def map_to_machine(job: RLJob, devices: Devices, num_workers: int | None) -> Map
     pools: list[Pool] = []
     rows: list[PoolMapping] = []
     for pool in job.spec.pools:
-        if pool.name not in roles_of:
-            continue
         asked = pool.nodes * pool.gpus_per_node
         chosen = min(asked, devices.count, MAX_WORKERS_PER_NODE) if num_workers is None else num_workers
         pools.append(pool.model_copy(update={"nodes": 1, "gpus_per_node": chosen}))
-        rows.append(PoolMapping(pool.name, roles_of[pool.name], asked, chosen))
+        rows.append(PoolMapping(pool.name, roles_of.get(pool.name, ()), asked, chosen))
     _refuse_too_many(rows, devices)
     spec = job.spec.model_copy(update={"pools": tuple(pools)})
     _refuse_uneven(spec, rows)
-    return Mapping(spec, devices, tuple(rows), tuple(_notes(job.spec, roles_of)))
+    return Mapping(spec, devices, tuple(rows), tuple(_notes(job.spec)))
 
 
 def _roles_by_pool(spec: RLJobSpec) -> dict[str, tuple[str, ...]]:
@@ -95,7 +93,7 @@ def _refuse_uneven(spec: RLJobSpec, rows: list[PoolMapping]) -> None:
     )
 
 
-def _notes(spec: RLJobSpec, roles_of: dict[str, tuple[str, ...]]) -> Iterator[str]:
+def _notes(spec: RLJobSpec) -> Iterator[str]:
     if spec.image is not None:
         yield f"image {spec.image}: ignored, the trainer of this Python environment is used"
     if spec.ray_version is not None:
@@ -103,9 +101,6 @@ def _notes(spec: RLJobSpec, roles_of: dict[str, tuple[str, ...]]) -> Iterator[st
     if "head" in spec.model_fields_set:
         yield "head: ignored, the controller runs on this machine"
     for pool in spec.pools:
-        if pool.name not in roles_of:
-            yield f"pools {pool.name}: ignored, no role uses it"
-            continue
         unused = pool.model_fields_set & {"resources", "template", "shared_memory", "gpu_resource"}
         if unused:
             names = ", ".join(sorted(Pool.model_fields[name].alias or name for name in unused))

@@ -61,10 +61,8 @@ class RunOptions:
     code: Path | None = None
 
 
-def run(options: RunOptions, console: Console, trainer_command: tuple[str, ...] | None = None) -> int:
+def run(options: RunOptions, console: Console) -> int:
     """Runs the job to its end and returns the trainer's exit code.
-
-    `trainer_command` stands in for the trainer in tests of this command.
 
     Raises:
         JobFileError: the file is no valid job.
@@ -74,7 +72,7 @@ def run(options: RunOptions, console: Console, trainer_command: tuple[str, ...] 
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
         raise CliError("spec.checkpoint.resume: is Never, so --resume cannot be done; change it to Auto")
     mapping = map_to_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
-    command = trainer_command or trainer_module_command(TRAINER_PACKAGE)
+    command = trainer_module_command(TRAINER_PACKAGE)
     folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
     with folder.locked() as lock:
         folder.refuse_unfit(resume=options.resume, file=options.file)

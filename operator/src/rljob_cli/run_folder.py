@@ -60,7 +60,8 @@ class RunFolder:
                 file.seek(0)
                 holder = file.read().strip() or "unknown"
                 raise RunFolderError(
-                    f"{self.path}: another run is using it (process {holder}); wait for it, or choose another --run-folder"
+                    f"{self.path}: another run is using it (process {holder}); wait for it, or choose another "
+                    "--run-folder"
                 ) from error
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
@@ -71,6 +72,13 @@ class RunFolder:
         """Attempts begun so far."""
         return max((attempt for attempt, _ in self._records()), default=0)
 
+    def has_results(self) -> bool:
+        """Whether an attempt did a step or began a checkpoint. An attempt that failed before that leaves nothing to
+        protect, and nothing to resume."""
+        state = self.run_state()
+        trained = state is not None and state.progress.step > 0
+        return trained or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+
     def refuse_unfit(self, *, resume: bool, file: Path) -> None:
         """Refuses a second run without --resume, --resume without a first run, and a folder of something else.
 
@@ -78,18 +86,18 @@ class RunFolder:
             RunFolderError: as said.
         """
         attempts = self.num_attempts()
-        if attempts and not resume:
+        strangers = sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK_FILE_NAME)
+        if resume and not attempts:
+            raise RunFolderError(f"{self.path}: there is no run to resume; leave --resume out to start one")
+        if strangers and not attempts:
+            raise RunFolderError(
+                f"{self.path}: is not empty and not the folder of a run ({strangers[0]} is in it); "
+                "choose another --run-folder"
+            )
+        if self.has_results() and not resume:
             raise RunFolderError(
                 f"{self.path}: holds a run already ({self._where()}); `rljob run {file} --resume` goes on with it, "
                 "--run-folder starts another beside it"
-            )
-        if not attempts and resume:
-            raise RunFolderError(f"{self.path}: there is no run to resume; leave --resume out to start one")
-        strangers = [entry.name for entry in self.path.iterdir() if entry.name != LOCK_FILE_NAME]
-        if not attempts and strangers:
-            raise RunFolderError(
-                f"{self.path}: is not empty and not the folder of a run ({sorted(strangers)[0]} is in it); "
-                "choose another --run-folder"
             )
 
     def write_job(self, job: RLJob) -> None:
@@ -117,7 +125,7 @@ class RunFolder:
     def _where(self) -> str:
         state = self.run_state()
         if state is None:
-            return f"{self.num_attempts()} attempts"
+            return f"{self.num_attempts()} attempts, with checkpoints"
         return f"step {state.progress.step} of {state.progress.total_steps}, {state.phase}"
 
     def _records(self) -> Iterator[tuple[int, dict[str, object]]]:

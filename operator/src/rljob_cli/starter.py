@@ -45,7 +45,7 @@ spec:
 
     reward:                       # scores each response, in a process of its own with a time limit
       type: MathAnswer            # 1 when the final mathematical answer is right, else 0
-      # Your own function instead, `def score(prompt, response, answer, row) -> float` in my_rewards.py beside this file:
+      # Your own function instead, `score(prompt, response, answer, row) -> float` in my_rewards.py beside this file:
       # type: Function
       # function: {path: "my_rewards:score"}
 

@@ -1,0 +1,84 @@
+"""A small program in the trainer's place: it keeps the contract of `rljob_api.contract` and trains nothing.
+
+It lets tests of `rljob run` see what the trainer is given, stop it, and make it fail, in a fraction of a second. Copied
+to `<code folder>/rljob_trainer/__main__.py`, it is found before the real trainer. `STAND_IN` says what it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rljob_api import contract
+from rljob_api.handover import TrainerJob
+from rljob_api.run_state import RunPhase, RunState
+from rljob_api.v1alpha1.status import CheckpointStatus, Progress
+
+STOPS: list[int] = []
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def report(job: TrainerJob, step: int, phase: RunPhase, checkpoint: CheckpointStatus | None = None) -> None:
+    state = RunState(
+        contract_version=contract.CONTRACT_VERSION,
+        job_name=job.name,
+        attempt=int(os.environ[contract.ENV_ATTEMPT]),
+        phase=phase,
+        progress=Progress(step=step, total_steps=job.spec.training.steps, eval_score=0.5, updated_at=now()),
+        checkpoint=checkpoint,
+        written_at=now(),
+    )
+    Path(os.environ[contract.ENV_RUN_STATE_FILE]).write_text(json.dumps(state.to_wire()))
+
+
+def save(step: int) -> CheckpointStatus:
+    folder = Path(os.environ[contract.ENV_CHECKPOINT_FOLDER]) / f"step-{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return CheckpointStatus(step=step, uri=folder.as_uri(), digest="none", saved_at=now())
+
+
+def first_step() -> int:
+    saved = Path(os.environ[contract.ENV_CHECKPOINT_FOLDER]).glob("step-*")
+    return max((int(folder.name.removeprefix("step-")) for folder in saved), default=0)
+
+
+def main() -> int:
+    mode = os.environ.get("STAND_IN", "finish")
+    job = TrainerJob.from_wire(json.loads(os.environ[contract.ENV_SPEC]))
+    run_folder = Path(os.environ[contract.ENV_RUN_FOLDER])
+    told = {name: value for name, value in os.environ.items() if name.startswith("RLJOB_") or name == "PYTHONPATH"}
+    told["RAY_ADDRESS"] = os.environ.get("RAY_ADDRESS", "unset")
+    (run_folder / f"told-{told[contract.ENV_ATTEMPT]}.json").write_text(json.dumps(told))
+    signal.signal(signal.SIGINT, lambda number, _frame: STOPS.append(number))
+    signal.signal(signal.SIGTERM, lambda number, _frame: STOPS.append(number))
+    if mode == "orphan":
+        sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        (run_folder / "orphan.pid").write_text(str(sleeper.pid))
+    if mode.startswith("exit-"):
+        return int(mode.removeprefix("exit-"))
+    if mode == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    for step in range(first_step() + 1, job.spec.training.steps + 1):
+        report(job, step, RunPhase.RUNNING)
+        with (run_folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, "wall_time": 0.0, "critic/rewards/mean": 0.5}) + "\n")
+        while mode in ("wait", "deaf"):
+            if STOPS and mode == "wait":
+                report(job, step, RunPhase.STOPPED, save(step))
+                return contract.ExitCode.INTERRUPTED
+            time.sleep(0.02)
+    report(job, job.spec.training.steps, RunPhase.COMPLETE, save(job.spec.training.steps))
+    return contract.ExitCode.SUCCESS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""`rljob run` as a process, with a stand-in for the trainer: what it hands over, refuses, stops and leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rljob_api.handover import TrainerJob
+from rljob_api.loading import load_job_file
+from rljob_testing.command_line import Workplace
+
+WaitFor = Callable[[Callable[[], bool]], None]
+
+
+def told(workplace: Workplace, attempt: int) -> dict[str, str]:
+    return dict(json.loads((workplace.run_folder / f"told-{attempt}.json").read_text()))
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_a_run_hands_the_whole_contract_over(workplace: Workplace) -> None:
+    code, output = workplace.run(RAY_ADDRESS="10.0.0.1:6379", PYTHONPATH="/somewhere", CUDA_VISIBLE_DEVICES="")
+    assert code == 0, output
+    environment = told(workplace, 1)
+    job = TrainerJob.from_wire(json.loads(environment["RLJOB_SPEC"]))
+    assert (job.contract_version, job.name) == (1, "small")
+    assert '"contractVersion": 1' in environment["RLJOB_SPEC"]
+    folder = workplace.run_folder
+    assert environment["RLJOB_RUN_FOLDER"] == str(folder)
+    assert environment["RLJOB_CHECKPOINT_FOLDER"] == str(folder / "checkpoints")
+    assert environment["RLJOB_RUN_STATE_FILE"] == str(folder / "rljob-run-state.json")
+    assert environment["RLJOB_ATTEMPT"] == "1"
+    assert environment["RLJOB_JOB_FOLDER"] == str(workplace.folder)
+    assert environment["RLJOB_DEVICE"] == "cpu"
+    assert environment["PYTHONPATH"] == f"{workplace.folder}:{workplace.folder / 'code'}:/somewhere"
+    assert environment["RAY_ADDRESS"] == "unset"
+
+
+def test_a_run_says_where_it_runs_and_how_it_ended(workplace: Workplace) -> None:
+    _, output = workplace.run(CUDA_VISIBLE_DEVICES="")
+    assert "CPU core" in output
+    assert "actor, rollout, ref" in output
+    assert f"results: {workplace.run_folder}" in output
+    assert "exit code 0: complete" in output
+    assert "step 3 of 3, held-out score 0.500, newest checkpoint at step 3" in output
+    assert "to go on" not in output
+
+
+def test_the_resolved_job_is_a_valid_job_with_every_default(workplace: Workplace) -> None:
+    workplace.run()
+    job = load_job_file(workplace.run_folder / "job.yaml")
+    assert job.spec.training.batch_size == 4
+    assert "clipRatioLow: 0.2" in (workplace.run_folder / "job.yaml").read_text()
+
+
+def test_plain_variables_of_the_job_reach_the_trainer(workplace: Workplace) -> None:
+    with workplace.job_file.open("a") as file:
+        file.write("  env: [{name: STAND_IN, value: exit-75}]\n")
+    code, output = workplace.run(mode="finish")
+    assert code == 75
+    assert "a worker or a device was lost" in output
+    assert "to go on: rljob run job.yaml --resume" in output
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "text"),
+    [
+        ("exit-1", 1, "the training or the job's own code failed"),
+        ("exit-2", 2, "the job cannot work as written"),
+        ("exit-3", 3, "ended in a way that it never means to"),
+        ("killed", 137, "most often the machine ran out of memory"),
+    ],
+)
+def test_the_trainers_exit_code_is_passed_on_and_explained(
+    workplace: Workplace, mode: str, code: int, text: str
+) -> None:
+    seen, output = workplace.run(mode=mode)
+    assert seen == code
+    assert f"exit code {code}: " in output
+    assert text in output
+
+
+def test_a_second_run_is_refused_and_a_resumed_one_counts_on(workplace: Workplace) -> None:
+    assert workplace.run()[0] == 0
+    before = (workplace.run_folder / "metrics.jsonl").read_text()
+    code, output = workplace.run()
+    assert code == 2
+    assert "holds a run already (step 3 of 3, Complete); `rljob run job.yaml --resume` goes on" in output
+    assert (workplace.run_folder / "metrics.jsonl").read_text() == before
+    assert workplace.run("--resume")[0] == 0
+    assert told(workplace, 2)["RLJOB_ATTEMPT"] == "2"
+
+
+def test_a_run_that_failed_before_its_first_step_may_simply_be_run_again(workplace: Workplace) -> None:
+    assert workplace.run(mode="exit-2")[0] == 2
+    assert workplace.run()[0] == 0
+    assert told(workplace, 2)["RLJOB_ATTEMPT"] == "2"
+
+
+def test_resuming_nothing_is_refused(workplace: Workplace) -> None:
+    code, output = workplace.run("--resume")
+    assert code == 2
+    assert "there is no run to resume" in output
+
+
+def test_resume_is_refused_where_the_job_says_never(workplace: Workplace) -> None:
+    with workplace.job_file.open("a") as file:
+        file.write("  checkpoint: {resume: Never}\n")
+    code, output = workplace.run("--resume")
+    assert code == 2
+    assert "spec.checkpoint.resume: is Never" in output
+
+
+def test_a_folder_of_something_else_is_left_alone(workplace: Workplace) -> None:
+    folder = workplace.folder / "mine"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("x")
+    code, output = workplace.run("--run-folder", "mine")
+    assert code == 2
+    assert "is not empty and not the folder of a run (thesis.txt is in it)" in output
+    assert sorted(entry.name for entry in folder.iterdir()) == [".lock", "thesis.txt"]
+
+
+def test_two_runs_cannot_use_one_folder_at_once(workplace: Workplace, wait_for: WaitFor) -> None:
+    first = workplace.start(mode="wait")
+    wait_for((workplace.run_folder / "metrics.jsonl").exists)
+    code, output = workplace.run("--resume")
+    assert code == 2
+    assert f"another run is using it (process {first.pid})" in output
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=30)
+
+
+def test_ctrl_c_saves_and_tells_how_to_go_on(workplace: Workplace, wait_for: WaitFor) -> None:
+    process = workplace.start(mode="wait")
+    wait_for((workplace.run_folder / "metrics.jsonl").exists)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Ctrl-C again to stop at once" in output
+    assert "exit code 130: stopped on request after a checkpoint" in output
+    assert "to go on: rljob run job.yaml --resume" in output
+    assert workplace.run("--resume")[0] == 0
+    rows = [json.loads(line)["step"] for line in (workplace.run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [1, 2, 3]
+
+
+def test_a_second_ctrl_c_stops_at_once(workplace: Workplace, wait_for: WaitFor) -> None:
+    process = workplace.start(mode="deaf")
+    wait_for((workplace.run_folder / "metrics.jsonl").exists)
+    trainer = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    while "Ctrl-C again" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 137
+    assert "stopping at once" in output
+    assert not alive(trainer)
+
+
+def test_a_process_that_the_trainer_left_behind_is_ended(workplace: Workplace) -> None:
+    code, _ = workplace.run(mode="orphan")
+    assert code == 0
+    assert not alive(int((workplace.run_folder / "orphan.pid").read_text()))
+
+
+def test_the_trainer_is_asked_to_stop_when_the_command_is_killed(workplace: Workplace, wait_for: WaitFor) -> None:
+    process = workplace.start(mode="wait")
+    wait_for((workplace.run_folder / "metrics.jsonl").exists)
+    trainer = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+    process.kill()
+    process.communicate(timeout=30)
+    wait_for(lambda: not alive(trainer))
+    assert [folder.name for folder in (workplace.run_folder / "checkpoints").iterdir()] == ["step-1"]
+    assert workplace.run("--resume")[0] == 0
+
+
+def test_a_bad_file_is_refused_before_anything_is_made(workplace: Workplace) -> None:
+    workplace.job_file.write_text(workplace.job_file.read_text().replace("steps: 3", "stepz: 3"))
+    code, output = workplace.run()
+    assert code == 2
+    assert "job.yaml:" in output
+    assert "stepz" in output
+    assert "Traceback" not in output
+    assert not (workplace.folder / "runs").exists()
+
+
+def test_a_missing_trainer_is_said_plainly(workplace: Workplace) -> None:
+    import_blocker = workplace.folder / "blocked"
+    import_blocker.mkdir()
+    (import_blocker / "sitecustomize.py").write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, package=None: None if name == 'rljob_trainer' else find(name, package)\n"
+    )
+    code, output = workplace.run(PYTHONPATH=str(import_blocker))
+    assert code == 2
+    assert "the trainer is not installed" in output
+    assert not (workplace.folder / "runs").exists()
