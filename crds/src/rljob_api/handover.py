@@ -73,7 +73,7 @@ def _load(kind: type[DocumentT], text: str, what: str) -> DocumentT:
     if not isinstance(data, dict):
         raise HandoverError(f"{what}: an object was expected (seen: {type(data).__name__}); check what wrote it")
     version = data.get("contractVersion")
-    if not isinstance(version, int) or not OLDEST_READABLE_CONTRACT_VERSION <= version <= CONTRACT_VERSION:
+    if type(version) is not int or not OLDEST_READABLE_CONTRACT_VERSION <= version <= CONTRACT_VERSION:
         raise HandoverError(
             f"{what}: contract versions {OLDEST_READABLE_CONTRACT_VERSION} to {CONTRACT_VERSION} can be read here"
             f" (seen: {json.dumps(version)}); use an image and an operator of neighbouring versions"

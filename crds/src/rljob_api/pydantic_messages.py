@@ -59,7 +59,7 @@ def plain_message(error: ErrorDetails, root: type[Contract]) -> str:
         return f"must be one of {_choices(context)} (seen: {seen}); {_nearest_choice(error['input'], context)}"
     if kind in _BOUNDS:
         text, name, advice = _BOUNDS[kind]
-        return f"{text.format(context[name])} (seen: {seen}); {advice}"
+        return f"{text.format(_bound(context[name]))} (seen: {seen}); {advice}"
     wrong, advice = _TYPES.get(kind, (_without_jargon(error["msg"]), "correct it"))
     return f"{wrong} (seen: {seen}); {advice}"
 
@@ -101,6 +101,11 @@ def _unknown_field(loc: Path, root: type[Contract]) -> str:
     if near:
         return f"is not a known field; did you mean {near[0]}?"
     return f"is not a known field; known are {', '.join(known)}"
+
+
+def _bound(value: object) -> object:
+    """Bounds of fractional numbers are floats; 1.0 is written 1."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _choices(context: Mapping[str, object]) -> str:

@@ -1,0 +1,84 @@
+"""What is generated from the types: up to date in the repository, and only forms that a CRD may have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from rljob_api.crdgen.__main__ import main
+from rljob_api.crdgen.manifest import custom_resource_definition, manifest_text
+from rljob_api.crdgen.structural import root_schema
+from rljob_api.v1alpha1.rules import RULES
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def schemas(schema: object, path: str = "") -> Iterator[tuple[str, dict[str, object]]]:
+    """Every schema in a schema, with its path."""
+    assert isinstance(schema, dict)
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from schemas(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from schemas(schema[key], f"{path}.{key}")
+
+
+def test_the_committed_files_are_up_to_date() -> None:
+    command = [sys.executable, "-m", "rljob_api.crdgen", "--check"]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_drift_is_found_and_the_message_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--root", str(tmp_path)]) == 0
+    assert main(["--root", str(tmp_path), "--check"]) == 0
+    changed = tmp_path / "crds" / "rljobs.yaml"
+    changed.write_text(changed.read_text().replace("maximum: 1024", "maximum: 1025"))
+    assert main(["--root", str(tmp_path), "--check"]) == 1
+    assert capsys.readouterr().err == (
+        f"{changed}: differs from the types in rljob_api; run `python -m rljob_api.crdgen` and commit the result\n"
+    )
+
+
+def test_the_yaml_text_is_the_definition() -> None:
+    assert YAML(typ="safe", pure=True).load(manifest_text()) == custom_resource_definition()
+
+
+def test_all_text_and_all_lists_and_maps_of_the_spec_are_bounded() -> None:
+    # The API server estimates the cost of rules from these bounds.
+    unbounded = []
+    for path, schema in schemas(root_schema()["properties"]["spec"], "spec"):  # type: ignore[index]
+        bound = {"string": "maxLength", "array": "maxItems"}.get(str(schema.get("type")))
+        if "additionalProperties" in schema or "x-kubernetes-preserve-unknown-fields" in schema:
+            bound = "maxProperties"
+        if bound is not None and bound not in schema and "enum" not in schema:
+            unbounded.append(path)
+    assert unbounded == []
+
+
+def test_every_rule_stands_in_the_definition() -> None:
+    written = set()
+    for _, schema in schemas(root_schema()):
+        validations = schema.get("x-kubernetes-validations", [])
+        assert isinstance(validations, list)
+        written |= {validation["rule"] for validation in validations}
+    assert {rule.cel for rule in RULES} <= written
+
+
+def test_number_bounds_quantities_and_free_maps_take_their_kubernetes_form() -> None:
+    by_path = dict(schemas(root_schema()))
+    rate = by_path[".spec.training.optimizer.learningRate"]
+    assert rate == {"type": "number", "minimum": 0, "exclusiveMinimum": True, "default": 1e-06}
+    shared = by_path[".spec.pools.items.sharedMemory"]
+    assert shared["x-kubernetes-int-or-string"] is True
+    assert "type" not in shared
+    config = by_path[".spec.training.dataset.reasoningGym.config"]
+    assert config["x-kubernetes-preserve-unknown-fields"] is True
+    assert by_path[".spec.training.algorithm.dualClipRatio"]["nullable"] is True
+    assert by_path[".spec.env"]["x-kubernetes-list-map-keys"] == ["name"]

@@ -1,0 +1,81 @@
+"""Documents between programs: nothing is lost, unset fields are left out, other versions are refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rljob_api.contract import CONTRACT_VERSION, MAX_SPEC_BYTES
+from rljob_api.errors import HandoverError
+from rljob_api.handover import TrainerJob, dump_job, dump_run_state, load_job, load_run_state
+from rljob_api.run_state import RunPhase, RunState
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.status import Progress
+from rljob_testing.rule_examples import edited, valid_job
+
+NOW = "2026-01-31T12:00:00Z"
+
+
+def trainer_job(edits: dict[str, object] | None = None) -> TrainerJob:
+    return TrainerJob(name="example", spec=RLJob.from_wire(edited(valid_job(), edits or {})).spec)
+
+
+def run_state() -> RunState:
+    progress = Progress(step=3, total_steps=10, updated_at=NOW)
+    return RunState(job_name="example", attempt=1, phase=RunPhase.RUNNING, progress=progress, written_at=NOW)
+
+
+def test_a_job_survives_the_handover() -> None:
+    job = trainer_job({"spec.training.algorithm.dualClipRatio": None, "spec.training.model.source": "ö/模型"})
+    read = load_job(dump_job(job))
+    assert read == job
+    assert read.spec.training.algorithm.dual_clip_ratio is None
+
+
+def test_unset_fields_are_left_out_but_the_version_is_written() -> None:
+    written = json.loads(dump_job(trainer_job()))
+    assert written == {"contractVersion": CONTRACT_VERSION, "name": "example", "spec": valid_job()["spec"]}
+
+
+def test_a_job_may_have_64_kibibytes_and_no_more() -> None:
+    def filled(length: int) -> TrainerJob:
+        gym = {"type": "ReasoningGym", "reasoningGym": {"task": "t", "config": {"filler": "x" * length}}}
+        return trainer_job({"spec.training.dataset": gym})
+
+    room = MAX_SPEC_BYTES - len(dump_job(filled(0)))
+    assert len(dump_job(filled(room))) == 65536
+    with pytest.raises(HandoverError, match="job example: its spec is 65537 bytes as JSON, more than 65536; shorten"):
+        dump_job(filled(room + 1))
+
+
+@pytest.mark.parametrize("version", [0, 2, 1.0, "1", True, None])
+def test_a_version_that_cannot_be_read_is_refused(version: object) -> None:
+    text = json.dumps(json.loads(dump_job(trainer_job())) | {"contractVersion": version})
+    with pytest.raises(HandoverError) as caught:
+        load_job(text)
+    assert str(caught.value) == (
+        f"job: contract versions 1 to 1 can be read here (seen: {json.dumps(version)});"
+        " use an image and an operator of neighbouring versions"
+    )
+
+
+def test_a_document_without_a_version_is_refused() -> None:
+    with pytest.raises(HandoverError, match=r"contract versions 1 to 1 can be read here \(seen: null\)"):
+        load_job('{"name": "example"}')
+
+
+def test_damage_is_refused_with_what_is_wrong() -> None:
+    with pytest.raises(HandoverError, match="job: this is not JSON"):
+        load_job(dump_job(trainer_job())[:-1])
+    with pytest.raises(HandoverError, match=r"run state: an object was expected \(seen: list\)"):
+        load_run_state("[]")
+    with pytest.raises(HandoverError, match="job: spec: is required but not there; add it"):
+        load_job('{"contractVersion": 1, "name": "example"}')
+    damaged = json.loads(dump_run_state(run_state())) | {"attempt": "one"}
+    with pytest.raises(HandoverError, match=r'run state: attempt: must be a whole number \(seen: "one"\)'):
+        load_run_state(json.dumps(damaged))
+
+
+def test_the_run_state_survives() -> None:
+    assert load_run_state(dump_run_state(run_state())) == run_state()
