@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from rljob_api.contract import ExitCode
 from rljob_api.errors import ContractError
-from rljob_api.loading import load_job_file
 from rljob_cli import plot as plotting
 from rljob_cli import run as running
-from rljob_cli import starter
+from rljob_cli import starter, validate
 from rljob_cli.errors import CliError
 
 app = typer.Typer(
@@ -39,8 +39,8 @@ def init_command(
 @app.command("validate")
 def validate_command(file: JobFile) -> None:
     """Check a job file; prints every error with its line."""
-    job = load_job_file(file)
-    _console().print(Text(f"{file}: valid ({job.metadata.name})"), soft_wrap=True)
+    if validate.validate_file(file, _console()) is None:
+        raise typer.Exit(ExitCode.CONFIGURATION)
 
 
 @app.command("run")
@@ -78,7 +78,7 @@ def main() -> None:
         raise SystemExit(error.exit_code) from None
     except ContractError as error:
         Console(stderr=True).print(Text(str(error)), soft_wrap=True)
-        raise SystemExit(CliError("").exit_code) from None
+        raise SystemExit(ExitCode.CONFIGURATION) from None
 
 
 def _console() -> Console:

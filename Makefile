@@ -1,0 +1,62 @@
+# Everything is installed into .venv, from constraints/; `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+DEVICE ?= cpu
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-$(DEVICE)
+PACKAGES := crds/src operator/src trainer/src tests/support
+UV := .cache/bootstrap/bin/uv
+COMPILE := $(UV) pip compile -q --python-version 3.11 --universal --generate-hashes --no-annotate --no-header
+
+.PHONY: help install lint check test demo e2e bench constraints clean
+
+help: ## This list
+	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+install: $(INSTALLED) ## Install into .venv (DEVICE=gpu for GPU machines); nothing to do when up to date
+
+$(INSTALLED): constraints/bootstrap.txt constraints/build.txt constraints/$(DEVICE).txt tools/install.sh \
+		crds/pyproject.toml operator/pyproject.toml trainer/pyproject.toml
+	@rm -f $(VENV)/.installed-*
+	@tools/install.sh $(DEVICE) $(VENV)
+	@touch $@
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/python -m rljob_api.crdgen --check
+
+check: lint ## Lint, types, generated CRD up to date, import contracts, repository gates
+	$(BIN)/python -m pytest tests/architecture
+
+# One thread per process: the thread pools of several workers on few cores get in each other's way.
+test: export OMP_NUM_THREADS := 1
+test: lint ## All of check, and every test (PYTEST_ARGS="-k name" for some)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+demo: $(INSTALLED) ## Train the small model of examples/quickstart.yaml on this machine; results in runs/
+	@$(BIN)/python -m rljob_cli run examples/quickstart.yaml --run-folder runs/demo-$$(date +%Y%m%d-%H%M%S)
+
+e2e: $(INSTALLED) ## Real cluster: comes with the cluster chain
+	@echo "make e2e: there are no cluster tests yet; they come with the operator"
+
+bench: $(INSTALLED) ## Measurements in bench/
+	@found=0; for program in bench/*.py; do \
+		[ -e "$$program" ] || continue; found=1; echo "== $$program"; $(BIN)/python "$$program"; done; \
+	[ $$found = 1 ] || echo "make bench: there are no measurements in bench/ yet"
+
+constraints: $(INSTALLED) ## Resolve constraints/*.txt again from the pins (upgrades: UV_UPGRADE_ARGS=--upgrade)
+	for name in bootstrap build; do \
+		$(COMPILE) $(UV_UPGRADE_ARGS) constraints/$$name.in -o constraints/$$name.txt; done
+	for device in cpu gpu; do \
+		$(COMPILE) $(UV_UPGRADE_ARGS) --override constraints/overrides.txt pyproject.toml --group dev \
+			crds/pyproject.toml operator/pyproject.toml trainer/pyproject.toml --extra $$device --extra examples \
+			constraints/pins-$$device.txt -o constraints/$$device.txt \
+			--no-emit-package rljob-api --no-emit-package rljob-operator --no-emit-package rljob-trainer; done
+
+clean: ## Remove caches of tools (neither .venv nor runs/)
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
