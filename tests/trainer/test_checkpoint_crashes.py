@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from rljob_testing.checkpoint_crashes import sweep
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rljob_testing.checkpoint_ranks import RankRun, run_in_order
 from safetensors.torch import load_file
 
+from rljob_testing.checkpoint_ranks import RankRun, run_in_order
 from rljob_trainer.checkpoints.load import open_checkpoint
-
 
 DIRECTIONS = [(1, 2), (2, 1), (2, 2), (2, 3)]
 

@@ -20,11 +20,10 @@ from pathlib import Path
 
 import torch
 
+from rljob_testing.checkpoint_samples import save_step, values_of
 from rljob_trainer.checkpoints.attempts import start_attempt
 from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
 from rljob_trainer.checkpoints.retention import prune
-from rljob_trainer.checkpoints.save import HostBuffers, begin_save, commit, save_shard, save_shard_async
-from rljob_trainer.checkpoints.sharding import ShardedTensor
 
 OPERATIONS = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir", "rmdir")
 """The functions of `os` through which the library changes the file system."""
@@ -47,22 +46,8 @@ class CrashResult:
     """Folders below the root after the third attempt has saved step 50 and pruned to two."""
 
 
-def values_of(step: int) -> torch.Tensor:
-    """The whole tensor `weight` that is saved at a step: 5 rows for two ranks."""
-    return torch.arange(15, dtype=torch.float32).reshape(5, 3) + step
-
-
-def save_step(root: Path, step: int, attempt: int) -> None:
-    """A save on two ranks, played one after the other."""
-    whole = values_of(step)
-    folder = begin_save(root, step, attempt, num_bytes=whole.nbytes)
-    first, second = (ShardedTensor("weight", whole[rows], (5, 3), (rows.start, 0)) for rows in (slice(0, 3), slice(3, 5)))
-    records = [save_shard(folder, 0, [first]), save_shard_async(folder, 1, [second], HostBuffers()).wait()]
-    commit(root, folder, step, attempt, records, {"cursor": step})
-
-
 def sweep(root: Path, hard_links: bool) -> list[CrashResult]:
-    """Runs the scenario once for every operation and, for writes, once more for half of one. In a process of its own."""
+    """Runs the scenario once for every operation and, for writes, once more for half of one; in its own process."""
     out = root / "results.json"
     process = multiprocessing.get_context("spawn").Process(target=_sweep, args=(root, out, hard_links))
     process.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing import start_processes
 
+from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.checkpoints.load import find_newest_complete, load_into, open_checkpoint
-from rljob_trainer.checkpoints.save import ShardRecord, begin_save, commit, num_shard_bytes, save_shard
+from rljob_trainer.checkpoints.save import begin_save, commit, num_shard_bytes, save_shard
 from rljob_trainer.checkpoints.sharding import sharded_tensors_from_dtensors
 
 STEP = 20
@@ -50,27 +51,33 @@ def run_in_order(runs: list[RankRun]) -> None:
 
 def _fork_ranks(runs: list[RankRun]) -> None:
     torch.set_num_threads(1)
+    fork = multiprocessing.get_context("fork")
     for run in runs:
-        arguments = (run.num_ranks, run.task, str(run.root), str(run.out))
-        start_processes(_rank_program, args=arguments, nprocs=run.num_ranks, start_method="fork")
+        ranks = [fork.Process(target=_rank_program, args=(rank, run)) for rank in range(run.num_ranks)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        if any(process.exitcode != 0 for process in ranks):
+            sys.exit(1)
 
 
-def _rank_program(rank: int, num_ranks: int, task: str, root: str, out: str) -> None:
+def _rank_program(rank: int, run: RankRun) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{out}.rendezvous", rank=rank, world_size=num_ranks)
+    dist.init_process_group("gloo", init_method=f"file://{run.out}.rendezvous", rank=rank, world_size=run.num_ranks)
     try:
-        model, optimizer = _model(seed=1 if task == "train_and_save" else 2)
-        if task == "train_and_save":
+        model, optimizer = _model(seed=1 if run.task == "train_and_save" else 2)
+        if run.task == "train_and_save":
             _train(model, optimizer, num_steps=3)
-            _save(Path(root), rank, _state(model, optimizer))
+            _save(run.root, rank, _state(model, optimizer))
         else:
             _train(model, optimizer, num_steps=1)
-            found = find_newest_complete(Path(root), attempt=2)
+            found = find_newest_complete(run.root, attempt=2)
             assert found is not None
             load_into(_state(model, optimizer), open_checkpoint(found.folder))
         whole = {name: _whole(tensor) for name, tensor in _state(model, optimizer)}
         if rank == 0:
-            save_file(whole, out)
+            save_file(whole, run.out)
     finally:
         dist.destroy_process_group()
 
