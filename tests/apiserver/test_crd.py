@@ -90,7 +90,11 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
         {"spec.training.steps": "10"},
         {"spec.training.optimizer.learningRate": "1e-6"},
         {"spec.training.optimizer.beta1": True},
-        {"spec.training.dataset.shuffle": "yes"},
+        # `image: no` and `shuffle: no`, as readers of YAML 1.1 and of YAML 1.2 hand them on.
+        {"spec.image": False},
+        {"spec.training.dataset.shuffle": "no"},
+        # `image: 010`
+        {"spec.image": 8},
         {"spec.training.model.source": 3},
         {"spec.training.steps": 0},
         {"spec.training.steps": 2**31},

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rljob_api.crdgen.manifest import manifest_text
+from rljob_api.crdgen.reference import reference_text
 
 COMMAND = "python -m rljob_api.crdgen"
 
@@ -36,7 +37,7 @@ def _repository() -> Path:
 
 
 def _outputs(root: Path) -> dict[Path, str]:
-    return {root / "crds" / "rljobs.yaml": manifest_text()}
+    return {root / "crds" / "rljobs.yaml": manifest_text(), root / "docs" / "spec-reference.md": reference_text()}
 
 
 def _holds(path: Path, text: str) -> bool:

@@ -89,7 +89,7 @@ PLACEMENT_RULES = (
         "RLJobSpec.onePool",
         field=".roles",
         cel=f"{_pool_of('actor')} == {_pool_of('rollout')} && {_pool_of('actor')} == {_pool_of('ref')}",
-        wrong="all roles must be on one pool; this version shares every GPU between them",
+        wrong="all roles must be on one pool, because this version shares every GPU between them",
         advice="name the same pool everywhere, or none (roles on pools of their own come in a later version)",
         holds=_on_one_pool,
     ),

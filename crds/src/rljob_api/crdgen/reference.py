@@ -1,0 +1,137 @@
+"""Writes docs/spec-reference.md: every type of the spec with its fields, defaults, bounds and rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from rljob_api.crdgen.structural import Schema, mapping
+from rljob_api.scalars import MAX_COUNT
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.rules import MUTABLE_SPEC_FIELDS, RULES
+from rljob_api.v1alpha1.spec import RLJobSpec
+
+_REFERENCE = "#/$defs/"
+_ROOTS = ("RLJobSpec", "RLJobStatus")
+_HEADER = """\
+<!-- Generated from the types in rljob_api by `python -m rljob_api.crdgen`; do not edit. -->
+# Reference of `rljob.dev/v1alpha1`, kind `RLJob`
+
+A job has `apiVersion: rljob.dev/v1alpha1`, `kind: RLJob`, `metadata.name`, and `spec` ([RLJobSpec](#rljobspec)). The
+operator writes `status` ([RLJobStatus](#rljobstatus)). Unknown fields are refused, numbers are never written in quotes,
+and an explicit `null` is the same as leaving a field out, except where a description says otherwise.
+
+While a job exists its spec is fixed, except {mutable}.
+"""
+
+
+def reference_text() -> str:
+    """The whole page as Markdown."""
+    definitions = mapping(RLJob.model_json_schema(by_alias=True)["$defs"])
+    mutable = ", ".join(f"`{RLJobSpec.model_fields[name].alias}`" for name in MUTABLE_SPEC_FIELDS)
+    parts = [_HEADER.format(mutable=mutable)]
+    for name in _reachable(definitions):
+        parts.append("\n".join(_section(name, definitions))))
+    return "\n".join(parts)
+
+
+def _reachable(definitions: Schema) -> list[str]:
+    """Names of types in the order in which a reader meets them."""
+    found: dict[str, None] = {}
+    waiting = list(_ROOTS)
+    while waiting:
+        name = waiting.pop(0)
+        if name not in found and name != "JsonValue":
+            found[name] = None
+            waiting = [*dict.fromkeys(_references(definitions[name])), *waiting]
+    return list(found)
+
+
+def _references(schema: object) -> Iterator[str]:
+    """Names of the types that a schema refers to, in its order."""
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "$ref":
+                yield str(value).removeprefix(_REFERENCE)
+            else:
+                yield from _references(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _references(value)
+
+
+def _section(name: str, definitions: Schema) -> Iterator[str]:
+    schema = mapping(definitions[name])
+    yield f"## {name}"
+    yield str(schema.get("description", ""))
+    yield ""
+    if "enum" in schema:
+        yield "One of " + ", ".join(f"`{value}`" for value in _items(schema["enum"])) + "."
+        yield ""
+        return
+    yield "| field | type | default | description |"
+    yield "|---|---|---|---|"
+    required = _items(schema.get("required", []))
+    for field, info in mapping(schema.get("properties", {})).items():
+        cells = (f"`{field}`", _type(mapping(info)), _default(mapping(info), field in required), _description(info, definitions))
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    yield ""
+    rules = [rule for rule in RULES if rule.on.__name__ == name]
+    if rules:
+        yield "Refused, with this text:"
+        yield ""
+        yield from (f"- {f'`{rule.field[1:]}`: ' if rule.field else ''}{rule.message}" for rule in rules)
+        yield ""
+
+
+def _type(schema: Schema) -> str:
+    """A short name of a field's type with its bounds."""
+    if "$ref" in schema:
+        name = str(schema["$ref"]).removeprefix(_REFERENCE)
+        return "any JSON" if name == "JsonValue" else f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        variants = [mapping(variant) for variant in _items(schema["anyOf"])]
+        return _type(next(variant for variant in variants if variant.get("type") != "null"))
+    if schema.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    kind = schema.get("type")
+    if kind == "array":
+        return f"list of {_type(mapping(schema['items']))}{_limit(schema, 'maxItems', 'entries')}"
+    if kind == "object":
+        values = mapping(schema["additionalProperties"])
+        return f"map of {_type(values)}{_limit(schema, 'maxProperties', 'entries')}"
+    if kind == "string":
+        return "text" + _limit(schema, "maxLength", "characters")
+    if kind in ("integer", "number"):
+        return {"integer": "whole number", "number": "number"}[str(kind)] + _number_bounds(schema)
+    return "true or false"
+
+
+def _limit(schema: Schema, key: str, unit: str) -> str:
+    return f", at most {schema[key]} {unit}" if key in schema else ""
+
+
+def _number_bounds(schema: Schema) -> str:
+    words = (("minimum", "from"), ("exclusiveMinimum", "above"), ("maximum", "to"), ("exclusiveMaximum", "below"))
+    shown = [f"{word} {schema[key]:g}" for key, word in words if key in schema and schema[key] != MAX_COUNT]
+    return f", {' '.join(shown)}" if shown else ""
+
+
+def _default(schema: Schema, required: bool) -> str:
+    if required:
+        return "required"
+    if "default" not in schema:
+        return "its own defaults" if "$ref" in schema else "empty"
+    return "unset" if schema["default"] is None else f"`{json.dumps(schema['default'], ensure_ascii=False)}`"
+
+
+def _description(info: object, definitions: Schema) -> str:
+    """The field's own words, else those of the type that it has or lists."""
+    own = mapping(info).get("description")
+    types = [mapping(definitions[name]).get("description", "") for name in _references(info) if name != "JsonValue"]
+    return " ".join(str(own or " ".join(str(text) for text in types)).split())
+
+
+def _items(value: object) -> list[object]:
+    assert isinstance(value, list)
+    return value

@@ -1,0 +1,84 @@
+"""The builder of Go programs: builds once, keeps the result, says what went wrong. Go itself is a stand-in here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rljob_testing import go_programs
+from rljob_testing.go_programs import PROGRAMS, BuildError, ensure_program
+
+GO = """\
+#!/bin/sh
+case "$1" in
+  env) echo go1.26.0 ;;
+  build)
+    echo build >> "$STAND_IN_LOG"
+    sleep 0.3
+    [ -z "$STAND_IN_FAILS" ] || { echo "no such module" >&2; exit 3; }
+    while [ "$1" != -o ]; do shift; done
+    echo binary > "$2" ;;
+esac
+"""
+
+
+@pytest.fixture
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with one line per build; Go is a script that writes it."""
+    (tmp_path / "bin").mkdir()
+    go = tmp_path / "bin" / "go"
+    go.write_text(GO)
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("RLJOB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("STAND_IN_LOG", str(tmp_path / "builds"))
+    return tmp_path / "builds"
+
+
+def test_a_program_is_built_once(builds: Path) -> None:
+    binary = ensure_program("etcd")
+    assert binary.read_text() == "binary\n"
+    assert ensure_program("etcd") == binary
+    assert builds.read_text() == "build\n"
+
+
+def test_two_processes_build_once(builds: Path) -> None:
+    program = "from rljob_testing.go_programs import ensure_program; print(ensure_program('etcd'))"
+    support = Path(go_programs.__file__).parents[1]
+    command = [sys.executable, "-c", program]
+    running = [subprocess.Popen(command, cwd=support, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    printed = {process.communicate(timeout=60)[0] for process in running}
+    assert len(printed) == 1
+    assert builds.read_text() == "build\n"
+
+
+def test_a_failed_build_says_why_and_leaves_nothing_that_looks_built(
+    builds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_FAILS", "yes")
+    with pytest.raises(BuildError, match=r"go build in .*: exit code 3: no such module"):
+        ensure_program("etcd")
+    monkeypatch.delenv("STAND_IN_FAILS")
+    assert ensure_program("etcd").is_file()
+    assert builds.read_text() == "build\nbuild\n"
+
+
+def test_a_kubernetes_program_replaces_its_staging_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = tmp_path / "go.mod"
+    upstream.write_text("require (\n\tk8s.io/api v0.0.0\n\tk8s.io/utils v0.0.0-20250604170112-4c0f3b243397\n)\n")
+
+    def answered(_go: Path, _arguments: list[str], _folder: Path) -> str:
+        return f'{{"GoMod": "{upstream}"}}'
+
+    monkeypatch.setattr(go_programs, "_run_go", answered)
+    text = go_programs._module_text(PROGRAMS["kube-apiserver"], Path("go"), tmp_path)
+    assert text.splitlines() == [
+        "module rljob.dev/build/kube-apiserver",
+        "go 1.26.0",
+        "require k8s.io/kubernetes v1.34.4",
+        "tool k8s.io/kubernetes/cmd/kube-apiserver",
+        "replace k8s.io/api => k8s.io/api v0.34.4",
+    ]
