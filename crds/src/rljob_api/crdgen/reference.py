@@ -31,7 +31,7 @@ def reference_text() -> str:
     mutable = ", ".join(f"`{RLJobSpec.model_fields[name].alias}`" for name in MUTABLE_SPEC_FIELDS)
     parts = [_HEADER.format(mutable=mutable)]
     for name in _reachable(definitions):
-        parts.append("\n".join(_section(name, definitions))))
+        parts.append("\n".join(_section(name, definitions)))
     return "\n".join(parts)
 
 
@@ -72,8 +72,9 @@ def _section(name: str, definitions: Schema) -> Iterator[str]:
     yield "| field | type | default | description |"
     yield "|---|---|---|---|"
     required = _items(schema.get("required", []))
-    for field, info in mapping(schema.get("properties", {})).items():
-        cells = (f"`{field}`", _type(mapping(info)), _default(mapping(info), field in required), _description(info, definitions))
+    for field, value in mapping(schema.get("properties", {})).items():
+        info = mapping(value)
+        cells = (f"`{field}`", _type(info), _default(info, field in required), _description(info, definitions))
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     yield ""
     rules = [rule for rule in RULES if rule.on.__name__ == name]
@@ -125,9 +126,9 @@ def _default(schema: Schema, required: bool) -> str:
     return "unset" if schema["default"] is None else f"`{json.dumps(schema['default'], ensure_ascii=False)}`"
 
 
-def _description(info: object, definitions: Schema) -> str:
+def _description(info: Schema, definitions: Schema) -> str:
     """The field's own words, else those of the type that it has or lists."""
-    own = mapping(info).get("description")
+    own = info.get("description")
     types = [mapping(definitions[name]).get("description", "") for name in _references(info) if name != "JsonValue"]
     return " ".join(str(own or " ".join(str(text) for text in types)).split())
 
