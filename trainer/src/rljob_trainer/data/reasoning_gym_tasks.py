@@ -1,0 +1,42 @@
+"""The `reasoning-gym` library behind types; importing it takes seconds, so only what needs it imports this module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Protocol
+
+from reasoning_gym import create_dataset
+from reasoning_gym.factory import DATASETS
+
+from rljob_trainer.errors import DatasetError
+
+
+class ReasoningGymTask(Protocol):
+    """A generated data set: a fixed number of entries with `question`, `answer` and `metadata`."""
+
+    def __iter__(self) -> Iterator[dict[str, object]]: ...
+
+    def score_answer(self, answer: str | None, entry: Mapping[str, object]) -> float:
+        """From 0 to 1."""
+
+
+def create_task(task: str, seed: int, size: int, config: Mapping[str, object], where: str) -> ReasoningGymTask:
+    """Raises DatasetError, starting with `where`, for an unknown task or settings that the task refuses."""
+    if task not in DATASETS:
+        near = get_close_matches(task, DATASETS, n=3, cutoff=0.5)
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else f"the {len(DATASETS)} tasks: {', '.join(sorted(DATASETS))}"
+        )
+        raise DatasetError(f"{where}: reasoning-gym has no task {task!r}; {hint}")
+    try:
+        created: ReasoningGymTask = create_dataset(task, seed=seed, size=size, **config)
+    except (AssertionError, TypeError, ValueError, KeyError, AttributeError) as error:
+        # Tasks check their settings with assert, and unknown names fail in the constructor.
+        known = ", ".join(sorted(set(DATASETS[task][1].__dataclass_fields__) - {"seed", "size"}))
+        raise DatasetError(
+            f"{where}: the task {task} refuses its settings {dict(config)}: {error}; its settings are: {known}"
+        ) from error
+    return created

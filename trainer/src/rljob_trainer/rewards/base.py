@@ -1,0 +1,90 @@
+"""What a scorer is given, what it returns, and which return values count as a score."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+MAX_VALUE_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class RewardRequest:
+    """One response to score; what `wire` can carry."""
+
+    prompt: str
+    response: str
+    answer: object
+    """The expected answer, as the dataset has it."""
+    row: Mapping[str, object]
+    """The whole dataset row."""
+
+
+class RewardStatus(StrEnum):
+    """What became of one request."""
+
+    OK = "OK"
+    ERROR = "ERROR"
+    """The scorer raised, returned something that is no score, or its process died."""
+    TIMEOUT = "TIMEOUT"
+    """The scorer ran longer than allowed and its process was killed."""
+
+
+@dataclass(frozen=True)
+class RewardOutcome:
+    """The result of one request."""
+
+    score: float
+    """0 unless the status is OK."""
+    status: RewardStatus
+    detail: str
+    """Why there is no score; empty for OK."""
+    seconds: float
+    """Wall-clock time in the scoring process."""
+
+
+Scorer = Callable[[RewardRequest], object]
+"""Returns the score; what it may be is checked by `as_score`."""
+
+
+class ScorerSpec(Protocol):
+    """Says which scorer to use; a dataclass of plain values. Each scoring process makes it anew and loads it once."""
+
+    @property
+    def where(self) -> str:
+        """The field of the job that chose the scorer, for messages."""
+
+    @property
+    def name(self) -> str:
+        """The scorer as people call it, for messages."""
+
+    def load(self) -> Scorer:
+        """Imports what the scorer needs, in the scoring process. Raises ConfigurationError if it cannot work."""
+
+
+def as_score(value: object) -> float:
+    """The score as a float.
+
+    Any finite real number is one, numpy's scalars included, and True and False are 1 and 0, because `return response
+    == answer` is the most natural reward. Texts are refused even if they look like numbers. Raises TypeError or
+    ValueError saying what was returned.
+    """
+    if isinstance(value, numbers.Real) or type(value).__name__ == "bool":
+        score = float(value)  # type: ignore[arg-type]
+        if math.isfinite(score):
+            return score
+        raise ValueError(f"returned {score}; return a finite number")
+    seen = "None" if value is None else f"a {type(value).__name__} ({excerpt(repr(value), MAX_VALUE_CHARACTERS)})"
+    raise TypeError(f"returned {seen}; return a finite number (int, float, True or False)")
+
+
+def excerpt(text: str, max_characters: int) -> str:
+    """The text, or its two ends with the number of characters left out between them."""
+    if len(text) <= max_characters:
+        return text
+    half = max_characters // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"

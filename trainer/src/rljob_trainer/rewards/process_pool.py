@@ -1,0 +1,287 @@
+"""Scoring in parallel processes with a hard time limit for each response.
+
+One thread owns the processes: it hands out responses in chunks that shrink towards the end, reads results as they
+come, and kills the process group of a scorer that runs too long. Only the response in work is lost then; the rest of
+the chunk goes to the next process. A process that dies (exit, signal, out of memory) costs its response the same way.
+
+No process outlives its parent, however the parent ends: each ends itself when its connection closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from rljob_trainer.errors import ConfigurationError, RewardError, TrainerError
+from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
+from rljob_trainer.rewards.scoring_child import ScoringChild
+from rljob_trainer.rewards.wire import encode
+
+MAX_CHUNK = 64
+START_TIMEOUT_SECONDS = 300.0
+DEATH_CHECK_SECONDS = 0.1
+"""How often dead processes are looked for whose connection a forked child of theirs still holds open."""
+INHERITED_VARIABLES = (
+    *("PATH", "HOME", "USER", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "VIRTUAL_ENV"),
+    *("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME"),
+)
+
+
+def scorer_environment(
+    environment: Mapping[str, str], job_variables: Collection[str], import_folders: Sequence[Path] = ()
+) -> dict[str, str]:
+    """The environment of the scoring processes.
+
+    An allow-list, so that the cluster's and the trainer's secrets (Ray token, logger and hub credentials) do not reach
+    code that handles what a model wrote: `INHERITED_VARIABLES`, and `job_variables`, the names in the job's own
+    `spec.env`; a key that a reward needs has to be named there. `import_folders` go in front of PYTHONPATH.
+    Mathematical libraries get one thread: the processes are the parallelism.
+    """
+    kept = {name: environment[name] for name in (*INHERITED_VARIABLES, *job_variables) if name in environment}
+    python_path = [*map(str, import_folders), *filter(None, [kept.get("PYTHONPATH")])]
+    return {"OMP_NUM_THREADS": "1"} | kept | {"PYTHONPATH": os.pathsep.join(python_path)}
+
+
+@dataclass
+class _Batch:
+    future: Future[list[RewardOutcome]]
+    outcomes: list[RewardOutcome | None]
+    num_missing: int
+
+
+@dataclass
+class _Sample:
+    batch: _Batch
+    index: int
+    frame: bytes
+
+
+@dataclass
+class _Slot:
+    """One of the pool's places: its current process and what that one has been given and not answered."""
+
+    child: ScoringChild
+    number: int
+    deadline: float
+    """Monotonic time by which the process must have loaded the scorer, or scored the first of `samples`."""
+    is_ready: bool = False
+    samples: deque[_Sample] = field(default_factory=deque)
+
+
+class ScorerPool:
+    """Scores batches of responses; usable from any thread."""
+
+    def __init__(
+        self,
+        spec: ScorerSpec,
+        *,
+        num_processes: int,
+        timeout_seconds: float,
+        log_folder: Path,
+        environment: Mapping[str, str],
+        start_timeout_seconds: float = START_TIMEOUT_SECONDS,
+    ) -> None:
+        """Begins to start the processes and returns. What scorers print goes to `log_folder`/reward-<n>.log."""
+        self._spec = spec
+        self._num_processes = num_processes
+        self._timeout_seconds = timeout_seconds
+        self._start_timeout_seconds = start_timeout_seconds
+        self._log_folder = log_folder
+        self._environment = dict(environment)
+        self._lock = threading.Lock()
+        self._arrived: list[_Sample] = []
+        self._is_closing = False
+        self._error: TrainerError | None = None
+        self._ready: Future[None] = Future()
+        self._pending: deque[_Sample] = deque()
+        self._slots: list[_Slot] = []
+        self._selector = selectors.DefaultSelector()
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        log_folder.mkdir(parents=True, exist_ok=True)
+        # The thread lives as long as the pool: the kernel ends the processes when the *thread* that made them ends.
+        self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> ScorerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def wait_until_ready(self) -> None:
+        """Blocks until one process has loaded the scorer.
+
+        Raises ConfigurationError if the scorer cannot be loaded, RewardError if loading ends or hangs its process.
+        """
+        self._ready.result()
+
+    def submit(self, requests: Sequence[RewardRequest]) -> Future[list[RewardOutcome]]:
+        """Starts scoring and returns at once; the result is one outcome per request, in order.
+
+        The future raises a TrainerError if the pool breaks or is closed; a failed scoring is an outcome, not an error.
+        Raises RewardError for a row that cannot be sent.
+        """
+        batch = _Batch(Future(), [None] * len(requests), len(requests))
+        samples = [_Sample(batch, index, _frame(request)) for index, request in enumerate(requests)]
+        if not samples:
+            batch.future.set_result([])
+            return batch.future
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._arrived += samples
+        os.write(self._wake_writer, b"\0")
+        return batch.future
+
+    def close(self) -> None:
+        """Kills the processes. Batches that are not finished fail with RewardError. May be called twice."""
+        with self._lock:
+            if self._is_closing:
+                return
+            self._is_closing = True
+        os.write(self._wake_writer, b"\0")
+        self._thread.join()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def process_ids(self) -> list[int]:
+        """The processes as of now."""
+        return [slot.child.pid for slot in self._slots]
+
+    # Everything below runs in the pool's thread.
+
+    def _run(self) -> None:
+        try:
+            self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+            for number in range(self._num_processes):
+                self._slots.append(self._start(number))
+            while not self._is_closing:
+                self._turn()
+            self._fail(RewardError("the reward's processes were closed before all responses were scored"))
+        except TrainerError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(RewardError(f"the reward's process pool broke: {type(error).__name__}: {error}"))
+        finally:
+            for slot in self._slots:
+                slot.child.kill()
+            self._selector.close()
+
+    def _turn(self) -> None:
+        """Waits for something to happen, then reads, judges deadlines, and hands out work, in this order."""
+        for key, _ in self._selector.select(self._seconds_to_wait()):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_reader, 4096)
+        with self._lock:
+            self._pending.extend(self._arrived)
+            self._arrived = []
+        for slot in list(self._slots):
+            self._read(slot)
+            if slot.child.has_ended():
+                self._read(slot)
+                self._replace(slot, RewardStatus.ERROR)
+            elif time.monotonic() > slot.deadline and (slot.samples or not slot.is_ready):
+                self._replace(slot, RewardStatus.TIMEOUT)
+        for slot in self._slots:
+            self._hand_out(slot)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if slot.child.has_unsent else 0)
+            self._selector.modify(slot.child.connection, events, slot)
+
+    def _seconds_to_wait(self) -> float | None:
+        deadlines = [slot.deadline for slot in self._slots if slot.samples or not slot.is_ready]
+        if not deadlines:
+            return None
+        return min(DEATH_CHECK_SECONDS, max(0.0, min(deadlines) - time.monotonic()))
+
+    def _start(self, number: int) -> _Slot:
+        child = ScoringChild(self._spec, self._log_folder / f"reward-{number}.log", self._environment)
+        slot = _Slot(child, number, time.monotonic() + self._start_timeout_seconds)
+        self._selector.register(child.connection, selectors.EVENT_READ, slot)
+        return slot
+
+    def _read(self, slot: _Slot) -> None:
+        for message in slot.child.receive():
+            match message:
+                case [int() | float() | None as score, str() as detail, int() | float() as seconds] if slot.samples:
+                    status = RewardStatus.ERROR if score is None else RewardStatus.OK
+                    self._finish(slot.samples.popleft(), RewardOutcome(score or 0.0, status, detail, seconds))
+                    slot.deadline = time.monotonic() + self._timeout_seconds
+                case {"ready": True}:
+                    slot.is_ready = True
+                    if not self._ready.done():
+                        self._ready.set_result(None)
+                case {"refused": str() as text}:
+                    raise ConfigurationError(text)
+                case _:
+                    raise RewardError(f"{self._spec.name}: a scoring process sent something else ({message!r:.200})")
+
+    def _replace(self, slot: _Slot, status: RewardStatus) -> None:
+        """Kills the slot's process, charges the response in work, and starts another process."""
+        self._selector.unregister(slot.child.connection)
+        slot.child.kill()
+        self._slots.remove(slot)
+        if not slot.is_ready:
+            what = (
+                slot.child.describe_end()
+                if status is RewardStatus.ERROR
+                else f"did not load within {self._start_timeout_seconds:g} s"
+            )
+            raise RewardError(f"{self._spec.where}: {self._spec.name} {what}\nmend what it does when it is imported")
+        if slot.samples:
+            detail, seconds = slot.child.describe_end(), 0.0
+            if status is RewardStatus.TIMEOUT:
+                detail, seconds = f"ran longer than {self._timeout_seconds:g} s and was killed", self._timeout_seconds
+            self._finish(slot.samples.popleft(), RewardOutcome(0.0, status, detail, seconds))
+        self._pending.extendleft(reversed(slot.samples))
+        self._slots.append(self._start(slot.number))
+
+    def _hand_out(self, slot: _Slot) -> None:
+        if slot.child.has_unsent:
+            slot.child.flush()
+        if not slot.is_ready or slot.samples or not self._pending:
+            return
+        chunk = min(MAX_CHUNK, -(-len(self._pending) // (2 * self._num_processes)))
+        slot.deadline = time.monotonic() + self._timeout_seconds
+        for _ in range(chunk):
+            sample = self._pending.popleft()
+            slot.samples.append(sample)
+            slot.child.send(sample.frame)
+
+    def _finish(self, sample: _Sample, outcome: RewardOutcome) -> None:
+        batch = sample.batch
+        batch.outcomes[sample.index] = outcome
+        batch.num_missing -= 1
+        if batch.num_missing == 0 and not batch.future.cancelled():
+            batch.future.set_result([done for done in batch.outcomes if done is not None])
+
+    def _fail(self, error: TrainerError) -> None:
+        with self._lock:
+            self._error = error
+            samples = [*self._arrived, *self._pending, *(sample for slot in self._slots for sample in slot.samples)]
+        if not self._ready.done():
+            self._ready.set_exception(error)
+        for future in {id(sample.batch): sample.batch.future for sample in samples}.values():
+            if not future.done():
+                future.set_exception(error)
+
+
+def _frame(request: RewardRequest) -> bytes:
+    try:
+        return encode([request.prompt, request.response, request.answer, request.row])
+    except TypeError as error:
+        raise RewardError(
+            f"a dataset row cannot be handed to the reward: {error}; keep only texts, numbers, lists and mappings"
+        ) from error

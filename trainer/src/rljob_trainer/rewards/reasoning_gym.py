@@ -1,0 +1,69 @@
+"""The task's own scorer of the `reasoning-gym` library, and how an answer is found in free text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rljob_trainer.rewards.base import RewardRequest, Scorer
+
+ANSWER_TAG = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
+NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")
+"""A minus sign belongs to the number unless something to subtract from stands right before it (`5-3`)."""
+
+
+class _Task(Protocol):
+    def score_answer(self, answer: str | None, entry: Mapping[str, object]) -> float: ...
+
+
+@dataclass(frozen=True)
+class ReasoningGymScorer:
+    """The task's `score_answer(answer, entry)`, from 0 to 1, on what `find_answer` takes out of the response.
+
+    Many tasks give part of the score for an answer that contains the right one. Rows name the task that made them, so
+    a held-out set of another task is scored by that task.
+    """
+
+    task: str
+    config: Mapping[str, object] = field(default_factory=dict)
+    where: str = "spec.training.reward.type"
+
+    @property
+    def name(self) -> str:
+        return f"ReasoningGym ({self.task})"
+
+    def load(self) -> Scorer:
+        """Raises ConfigurationError for an unknown task or settings that the task refuses."""
+        from rljob_trainer.data.reasoning_gym_tasks import create_task
+
+        tasks: dict[str, _Task] = {self.task: create_task(self.task, 0, 1, self.config, self.where)}
+
+        def score(request: RewardRequest) -> object:
+            metadata = request.row.get("metadata")
+            task = metadata.get("source_dataset", self.task) if isinstance(metadata, Mapping) else self.task
+            if task not in tasks:
+                tasks[task] = create_task(task, 0, 1, {}, self.where)
+            expected = None if request.answer is None else str(request.answer)
+            return tasks[task].score_answer(find_answer(request.response, expected), request.row)
+
+        return score
+
+
+def find_answer(response: str, expected: str | None) -> str:
+    """The part of the response that is scored.
+
+    1. Behind the last `<answer>` tag, up to its end tag, where there is one.
+    2. Else, if a number is expected and the response is more than a number: the last number of the first line, without
+       thousands separators. Small models write `88 + 94 = 182` and then go on with questions of their own.
+    3. Else the whole response. All of it without surrounding white space.
+    """
+    tagged = ANSWER_TAG.findall(response)
+    if tagged:
+        return str(tagged[-1]).strip()
+    stripped = response.strip()
+    if expected is None or not NUMBER.fullmatch(expected.strip()):
+        return stripped
+    numbers = NUMBER.findall(stripped.partition("\n")[0])
+    return str(numbers[-1]).replace(",", "") if numbers else stripped

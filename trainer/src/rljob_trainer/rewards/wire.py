@@ -1,0 +1,44 @@
+"""Python values as bytes between the controller and the scoring processes: JSON, with tuples and odd keys kept.
+
+Plain JSON would turn tuples into lists and number keys into texts, and some of reasoning-gym's scorers compare with
+tuples. Pickle is not used: nothing that is read here can run code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+TUPLE_TAG = "__tuple__"
+PAIRS_TAG = "__pairs__"
+
+
+def encode(value: object) -> bytes:
+    """Raises TypeError for anything but None, bool, int, float, str, and lists, tuples and mappings of these."""
+    return json.dumps(_tagged(value)).encode()
+
+
+def decode(data: bytes) -> object:
+    """The value that was encoded; mappings come back as dict."""
+    return json.loads(data, object_hook=_untagged)
+
+
+def _tagged(value: object) -> object:
+    if isinstance(value, tuple):
+        return {TUPLE_TAG: [_tagged(item) for item in value]}
+    if isinstance(value, list):
+        return [_tagged(item) for item in value]
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: _tagged(item) for key, item in value.items()}
+        return {PAIRS_TAG: [[_tagged(key), _tagged(item)] for key, item in value.items()]}
+    return value
+
+
+def _untagged(value: dict[str, object]) -> object:
+    match value:
+        case {"__tuple__": [*items]} if len(value) == 1:
+            return tuple(items)
+        case {"__pairs__": [*pairs]} if len(value) == 1:
+            return {pair[0]: pair[1] for pair in pairs if isinstance(pair, list)}
+    return value
