@@ -42,9 +42,9 @@ TRAINER_PACKAGE = "rljob_trainer"
 
 _MEANING = {
     ExitCode.SUCCESS: "complete",
-    ExitCode.APPLICATION: "the training or the job's own code failed; mend it, then go on from the newest checkpoint",
+    ExitCode.APPLICATION: "the training or the job's own code failed; the lines above say why",
     ExitCode.CONFIGURATION: "the job cannot work as written; change the file",
-    ExitCode.INFRASTRUCTURE: "a worker or a device was lost; going on from the newest checkpoint may well work",
+    ExitCode.INFRASTRUCTURE: "a worker or a device was lost; going on may well work",
     ExitCode.INTERRUPTED: "stopped on request after a checkpoint",
 }
 SIGKILL_EXIT_CODE = 137
@@ -166,8 +166,12 @@ def _tell_the_end(code: int, options: RunOptions, folder: RunFolder, console: Co
             reached += f", newest checkpoint at step {state.checkpoint.step}"
         console.print(Text(f"{reached}; see {folder.path}"), soft_wrap=True)
     if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
-        where = f" --run-folder {options.run_folder}" if options.run_folder else ""
-        console.print(Text(f"to go on: rljob run {options.file} --resume{where}"), soft_wrap=True)
+        again = f"rljob run {options.file}"
+        if folder.has_results():
+            again += " --resume"
+        if options.run_folder:
+            again += f" --run-folder {options.run_folder}"
+        console.print(Text(f"to go on: {again}"), soft_wrap=True)
 
 
 def _announcer(console: Console) -> Callable[[str], None]:

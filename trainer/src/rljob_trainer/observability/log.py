@@ -43,12 +43,23 @@ class PrintableFormatter(logging.Formatter):
 def set_up_logging(level: int = logging.INFO, stream: TextIO | None = None) -> logging.Logger:
     """Sends the trainer's log lines to `stream` (standard error by default); called again, it replaces the handler."""
     logger = logging.getLogger(_LOGGER_NAME)
-    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler = logging.StreamHandler(stream if stream is not None else _CurrentStandardError())
     handler.setFormatter(PrintableFormatter())
     logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False
     return logger
+
+
+class _CurrentStandardError:
+    """Standard error as it is when a line is written: while a progress bar is shown, rich puts a proxy there that
+    prints above the bar."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def _escape(character: str, keep_newlines: bool) -> str:

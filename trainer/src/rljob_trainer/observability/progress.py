@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from rich.console import Console, RenderableType
@@ -47,7 +48,8 @@ class ProgressDisplay:
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        self._bar = RichProgress(*columns, console=self._console, transient=False)
+        # Log lines are printed above the bar, unless they go somewhere else than the terminal.
+        self._bar = RichProgress(*columns, console=self._console, redirect_stderr=sys.stderr.isatty())
         self._task = self._bar.add_task("training", total=self._total_steps, completed=step, note="")
         self._bar.start()
 
