@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import TEMPORARY_SUFFIX
-from rljob_trainer.checkpoints.storage import make_folder, storage_errors, sync_folder, temporary_file, write_all
+from rljob_trainer.checkpoints.storage import durable_file, make_folder, storage_errors, sync_folder, write_all
 from rljob_trainer.checkpoints.tensor_file import num_tensor_bytes, write_tensor_file
 
 MAX_FILE_BYTES = 5 * 1000**3
@@ -137,9 +137,8 @@ def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
     for path in sorted(source.iterdir()):
         is_index = path.name.endswith(".index.json")
         if path.is_file() and path.suffix in _COPIED_SUFFIXES and not is_index and path.name != _CONFIG_FILE:
-            with temporary_file(target / path.name) as (temporary, descriptor):
+            with durable_file(target / path.name) as descriptor:
                 write_all(descriptor, path.read_bytes())
-            os.rename(temporary, target / path.name)
     config: dict[str, object] = json.loads((source / _CONFIG_FILE).read_bytes())
     # from_pretrained loads with the dtype that stands here; older versions of transformers read the second name.
     config["dtype"] = config["torch_dtype"] = str(dtype).removeprefix("torch.")
@@ -147,9 +146,8 @@ def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
 
 
 def _write_json(path: Path, document: dict[str, object]) -> None:
-    with temporary_file(path) as (temporary, descriptor):
+    with durable_file(path) as descriptor:
         write_all(descriptor, json.dumps(document, indent=2).encode() + b"\n")
-    os.rename(temporary, path)
 
 
 def _replace_folder(temporary: Path, folder: Path) -> None:

@@ -65,7 +65,11 @@ def restore_random_state(document: JsonValue) -> None:
     try:
         state = _RandomState.model_validate(document)
     except ValidationError as error:
-        raise CheckpointError(f"random state of the checkpoint: {error}; it is not from this program") from error
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(
+            f"random state of the checkpoint: {where}: {first['msg']}; it is not from this program"
+        ) from error
     torch.set_rng_state(_decode(state.torch_cpu))
     if torch.cuda.is_available():
         for device, text in enumerate(state.torch_cuda[: torch.cuda.device_count()]):

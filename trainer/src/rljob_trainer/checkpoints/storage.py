@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,19 +28,25 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 @contextmanager
-def temporary_file(path: Path) -> Iterator[tuple[Path, int]]:
-    """A new file beside `path`, as path and descriptor; at the end of the block it is durable, not yet renamed.
+def durable_file(path: Path, publish: Callable[[Path, Path], None] | None = None) -> Iterator[int]:
+    """A descriptor to write the file's content to; after the block the file is durable and has its name.
 
-    Whatever fails, nothing of it is left.
+    `publish(temporary, path)` gives the name; without it, a file that has the name is replaced. Whatever fails, nothing
+    is left of the temporary file.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            yield temporary, descriptor
+            yield descriptor
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        if publish:
+            publish(temporary, path)
+        else:
+            os.replace(temporary, path)
+        sync_folder(path.parent)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
@@ -52,23 +58,21 @@ def create_absent(path: Path, data: bytes) -> None:
 
     Raises FileExistsError where the file exists, whoever wrote it: of two callers exactly one succeeds.
     """
-    with temporary_file(path) as (temporary, descriptor):
+    with durable_file(path, _publish_absent) as descriptor:
         write_all(descriptor, data)
+
+
+def _publish_absent(temporary: Path, path: Path) -> None:
     try:
-        try:
-            os.link(temporary, path)
-        except OSError as error:
-            if error.errno not in _NO_HARD_LINKS:
-                raise
-            # SMB and most object-store mounts have no hard links. The empty file claims the name; readers take an
-            # empty file as absent, and rename replaces it in one step.
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-            os.replace(temporary, path)
-            temporary = path
-    finally:
-        if temporary != path:
-            os.unlink(temporary)
-    sync_folder(path.parent)
+        os.link(temporary, path)
+        os.unlink(temporary)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        # SMB and most object-store mounts have no hard links. The empty file claims the name; readers take an empty
+        # file as absent, and the rename replaces it in one step.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        os.replace(temporary, path)
 
 
 def sync_folder(folder: Path) -> None:

@@ -8,7 +8,6 @@ hashing afterwards would read everything again.
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +20,7 @@ import torch
 
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.layout import digest_of
-from rljob_trainer.checkpoints.storage import sync_folder, temporary_file, write_all
+from rljob_trainer.checkpoints.storage import durable_file, write_all
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -84,14 +83,12 @@ def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata:
     pool = ThreadPoolExecutor(NUM_HASH_THREADS, thread_name_prefix="checkpoint-digest")
     try:
         digests: dict[str, Future[str]] = {}
-        with temporary_file(path) as (temporary, descriptor):
+        with durable_file(path) as descriptor:
             write_all(descriptor, header)
             for name, tensor in ordered.items():
                 data = _bytes_of(tensor)
                 digests[name] = pool.submit(digest_of, data)
                 write_all(descriptor, data)
-        os.replace(temporary, path)
-        sync_folder(path.parent)
         return WrittenFile(
             num_bytes=len(header) + sum(num_tensor_bytes(tensor) for tensor in ordered.values()),
             header_digest=digest_of(header),
