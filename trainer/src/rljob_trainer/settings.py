@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,8 @@ class Settings:
     num_threads: int | None
     """CPU threads per worker process; the machine's cores are shared out when None."""
     num_cores: int
+    environment: Mapping[str, str]
+    """The variables themselves, for processes that get a chosen part of them."""
 
 
 def read_settings() -> Settings:
@@ -67,6 +70,7 @@ def read_settings() -> Settings:
         cache_folder=cache_folder(),
         num_threads=int(threads_text) if threads_text else None,
         num_cores=len(os.sched_getaffinity(0)),
+        environment=dict(os.environ),
     )
 
 

@@ -20,12 +20,14 @@ from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
 from rljob_trainer.cluster.session import num_cluster_gpus, ray_session
 from rljob_trainer.cluster.worker_group import RoleGroup, WorkerProcesses
 from rljob_trainer.controller.quantities import bytes_of
+from rljob_trainer.controller.rollout_phase import Rewarding
 from rljob_trainer.data.model_source import local_model_folder
 from rljob_trainer.data.prompts import PromptRow, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.engines.rollout.select import select_engine
 from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
-from rljob_trainer.rewards.process_pool import RewardPool
+from rljob_trainer.rewards.loading import scorer_spec
+from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
 from rljob_trainer.settings import Settings, worker_environment
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.factories import (
@@ -80,7 +82,7 @@ class Run:
 
     model_folder: Path
     prompts: Prompts
-    rewards: RewardPool
+    rewarding: Rewarding
     workers: Workers
 
 
@@ -95,8 +97,18 @@ def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
     num_workers = pool_spec.nodes * pool_spec.gpus_per_node
     select_engine(training.rollout.engine)
     with ExitStack() as stack:
-        rewards = stack.enter_context(RewardPool(training.reward, training.dataset, settings.run_folder))
+        scorer = scorer_spec(training.reward, training.dataset)
+        rewards = stack.enter_context(
+            ScorerPool(
+                scorer,
+                num_processes=training.reward.num_processes,
+                timeout_seconds=training.reward.timeout_seconds,
+                log_folder=settings.run_folder / "logs",
+                environment=scorer_environment(settings.environment, [variable.name for variable in job.spec.env]),
+            )
+        )
         model_folder = local_model_folder(training.model, settings.cache_folder)
+        rewards.wait_until_ready()
         stack.enter_context(
             ray_session(settings.ray_address, num_workers + 1, num_workers if device_type == "cuda" else 0)
         )
@@ -123,7 +135,7 @@ def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
         yield Run(
             model_folder,
             prompts,
-            rewards,
+            Rewarding(training.reward, scorer.name, rewards),
             Workers(
                 # A group has exactly the methods that its worker class registers; a test holds the protocols to them.
                 actor=cast(ActorGroup, RoleGroup(processes, ACTOR, ActorWorker)),

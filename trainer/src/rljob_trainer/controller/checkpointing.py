@@ -77,7 +77,9 @@ class Checkpointing:
             state = ControllerState(
                 job_name=self.job_name, step=step, cursor=cursor, random_states=tuple(actor.random_state())
             )
-            committed = commit(self.root, folder, step, self.attempt, records, state.model_dump(mode="json", by_alias=True))
+            committed = commit(
+                self.root, folder, step, self.attempt, records, state.model_dump(mode="json", by_alias=True)
+            )
         except TrainerError:
             discard_save(folder)
             raise

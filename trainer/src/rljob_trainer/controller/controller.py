@@ -59,7 +59,7 @@ class Controller:
         self.timer = PhaseTimer(time.perf_counter)
         training = job.spec.training
         self.cursor = PromptCursor(run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle)
-        rollout = RolloutPhase(run.workers.hybrid, run.rewards, self.timer)
+        rollout = RolloutPhase(run.workers.hybrid, run.rewarding, self.timer)
         self.training_step = TrainingStep(step_plan(job), rollout, run.workers.actor, run.workers.reference, self.timer)
         self.evaluation: Evaluation | None = None
         if training.evaluation is not None:

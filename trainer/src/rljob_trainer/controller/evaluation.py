@@ -63,6 +63,6 @@ class Evaluation:
 def as_samples(rollout: ScoredRollout, step: int, kind: SampleKind) -> list[Sample]:
     """One sample per response."""
     return [
-        Sample(step, kind, prompt.prompt, response, str(prompt.answer), outcome.score)
-        for prompt, response, outcome in zip(rollout.prompts, rollout.responses, rollout.outcomes, strict=True)
+        Sample(step, kind, prompt.prompt, response, str(prompt.answer), score)
+        for prompt, response, score in zip(rollout.prompts, rollout.responses, rollout.scores.scores, strict=True)
     ]

@@ -23,6 +23,6 @@ SUFFIXES = {
 
 def bytes_of(quantity: str) -> int:
     """`2Gi` -> 2147483648. The pattern of `scalars.Quantity` is taken for granted."""
-    digits = quantity.rstrip("mkMGTPEi")
+    digits = quantity.rstrip("mkMGTPEKi")
     suffix = quantity[len(digits) :]
     return int(Fraction(digits) * SUFFIXES.get(suffix, Fraction(1)))

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rljob_api.v1alpha1.reward import Reward
 from rljob_trainer.data.prompts import PromptRow
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import spread
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.rewards.base import RewardStatus, RewardOutcome, RewardRequest
-from rljob_trainer.rewards.process_pool import RewardPool
+from rljob_trainer.rewards.base import RewardRequest
+from rljob_trainer.rewards.policy import Scores, settle
+from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
     PROMPT_TOKEN_IDS,
@@ -38,7 +40,7 @@ class ScoredRollout:
     batch: DataProto
     """Columns of a rollout (see workers/columns), [B, T]."""
     responses: tuple[str, ...]
-    outcomes: tuple[RewardOutcome, ...]
+    scores: Scores
     rewards_B: torch.Tensor
 
     def metrics(self) -> dict[str, float]:
@@ -50,8 +52,8 @@ class ScoredRollout:
             **spread("response_length", lengths),
             "response_length/clip_ratio": float(self.batch[IS_TRUNCATED].float().mean()),
             "prompt_length/mean": sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
-            "reward/error_rate": _share(self.outcomes, RewardStatus.ERROR),
-            "reward/timeout_rate": _share(self.outcomes, RewardStatus.TIMEOUT),
+            "reward/error_rate": self.scores.num_errors / num_rows,
+            "reward/timeout_rate": self.scores.num_timeouts / num_rows,
         }
 
     def num_tokens(self) -> int:
@@ -59,12 +61,25 @@ class ScoredRollout:
         return sum(len(prompt.token_ids) for prompt in self.prompts) + int(self.batch[RESPONSE_MASK].sum())
 
 
+@dataclass(frozen=True)
+class Rewarding:
+    """The job's reward: what it is called, how it fails, and the processes that compute it."""
+
+    spec: Reward
+    scorer_name: str
+    pool: ScorerPool
+
+    def score(self, requests: Sequence[RewardRequest]) -> Scores:
+        """Raises RewardError when the reward fails and the job says so."""
+        return settle(self.spec, self.scorer_name, requests, self.pool.submit(requests).result())
+
+
 class RolloutPhase:
     """Generates and scores."""
 
-    def __init__(self, hybrid: HybridGroup, rewards: RewardPool, timer: PhaseTimer) -> None:
+    def __init__(self, hybrid: HybridGroup, rewarding: Rewarding, timer: PhaseTimer) -> None:
         self.hybrid = hybrid
-        self.rewards = rewards
+        self.rewarding = rewarding
         self.timer = timer
 
     def run(self, prompts: Sequence[PromptRow], sampling: SamplingSettings, seeds: torch.Tensor) -> ScoredRollout:
@@ -81,9 +96,9 @@ class RolloutPhase:
                 RewardRequest(prompt.prompt, response, prompt.answer, prompt.row)
                 for prompt, response in zip(prompts, responses, strict=True)
             ]
-            outcomes = tuple(self.rewards.score(requests))
-        rewards_B = torch.tensor([outcome.score for outcome in outcomes], dtype=torch.float32)
-        return ScoredRollout(tuple(prompts), batch, responses, outcomes, rewards_B)
+            scores = self.rewarding.score(requests)
+        rewards_B = torch.tensor(scores.scores, dtype=torch.float32)
+        return ScoredRollout(tuple(prompts), batch, responses, scores, rewards_B)
 
 
 def sample_seeds(job_seed: int, stream: int, step: int, count: int) -> torch.Tensor:
@@ -100,7 +115,3 @@ def _trimmed(batch: DataProto) -> DataProto:
     width = int(used.max()) + 1 if len(used) else 1
     wide = {name: column[:, :width].contiguous() for name, column in batch.tensors.items() if column.dim() == 2}
     return batch.with_columns(wide)
-
-
-def _share(outcomes: Sequence[RewardOutcome], status: RewardStatus) -> float:
-    return sum(outcome.status is status for outcome in outcomes) / max(1, len(outcomes))
