@@ -255,10 +255,8 @@ class ScorerPool:
             return
         chunk = min(MAX_CHUNK, -(-len(self._pending) // (2 * self._num_processes)))
         slot.deadline = time.monotonic() + self._timeout_seconds
-        for _ in range(chunk):
-            sample = self._pending.popleft()
-            slot.samples.append(sample)
-            slot.child.send(sample.frame)
+        slot.samples.extend(self._pending.popleft() for _ in range(chunk))
+        slot.child.send(*(sample.frame for sample in slot.samples))
 
     def _finish(self, sample: _Sample, outcome: RewardOutcome) -> None:
         batch = sample.batch

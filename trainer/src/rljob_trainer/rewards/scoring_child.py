@@ -59,9 +59,10 @@ class ScoringChild:
         """Whether `flush` has to be called again once the connection takes more."""
         return bool(self._unsent)
 
-    def send(self, frame: bytes) -> None:
-        """Queues one frame and writes as much as the connection takes."""
-        self._unsent += len(frame).to_bytes(8, "little") + frame
+    def send(self, *frames: bytes) -> None:
+        """Queues frames and writes as much as the connection takes."""
+        for frame in frames:
+            self._unsent += len(frame).to_bytes(8, "little") + frame
         self.flush()
 
     def flush(self) -> None:

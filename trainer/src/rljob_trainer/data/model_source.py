@@ -1,0 +1,95 @@
+"""The model as a folder in Hugging Face's layout on this machine, whatever the job calls it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rljob_api.v1alpha1.model import Model
+from rljob_trainer.data.sources import local_path, looks_local
+from rljob_trainer.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+WHERE = "spec.training.model.source"
+CONVERSION_VERSION = 1
+"""Part of the name of a converted model; to be raised when conversion comes to write something else."""
+
+
+def local_model_folder(model: Model, cache_folder: Path, base_folder: Path | None = None) -> Path:
+    """A folder with configuration, weights and tokenizer.
+
+    A folder is taken as it is; relative paths start at `base_folder` (the working directory when None). A `.gguf` file
+    is converted once into `cache_folder`. Anything else is a repository of the Hugging Face hub, downloaded into that
+    library's own cache; its `revision` may be a commit. Raises ConfigurationError if there is no such model.
+    """
+    base = Path.cwd() if base_folder is None else base_folder
+    if not looks_local(model.source, base):
+        from rljob_trainer.data.model_download import download_model
+
+        return download_model(model.source, model.revision, WHERE)
+    path = local_path(model.source, base, WHERE)
+    if model.revision is not None:
+        raise ConfigurationError(
+            f"spec.training.model.revision: {model.revision!r} means nothing for a local model ({model.source}); "
+            "leave it out"
+        )
+    if path.is_file() and path.suffix == ".gguf":
+        return converted_gguf(path, cache_folder)
+    if not (path / "config.json").is_file():
+        raise ConfigurationError(
+            f"{WHERE}: {path} holds no config.json; name a folder in Hugging Face's layout or a .gguf file"
+        )
+    return path
+
+
+def converted_gguf(gguf_file: Path, cache_folder: Path) -> Path:
+    """The model of a GGUF file as a plain 32-bit folder, converted at the first call for the file's content.
+
+    Several processes may call this at once: one converts, the others wait. A folder appears complete or not at all.
+    """
+    digest = _digest(gguf_file)
+    folder = cache_folder / "models" / f"{gguf_file.stem}-{digest[:16]}-v{CONVERSION_VERSION}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(folder.name + ".lock")):
+        if folder.is_dir():
+            return folder
+        from rljob_trainer.data.gguf_conversion import convert_gguf
+
+        started = time.monotonic()
+        log.info("converting %s into %s (once)", gguf_file.name, folder)
+        unfinished = folder.with_name(folder.name + ".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            convert_gguf(gguf_file, unfinished)
+            os.replace(unfinished, folder)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"{WHERE}: cannot convert {gguf_file} into {folder}: {error}; is the disk full, or the file damaged?"
+            ) from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        log.info("converted %s in %.0f s", gguf_file.name, time.monotonic() - started)
+    return folder
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _locked(lock_file: Path) -> Iterator[None]:
+    # The kernel drops the lock with its process, so a killed conversion blocks nobody.
+    with lock_file.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,53 @@
+"""From the text of a `source` or `path` field to a place on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path, PurePosixPath
+
+from rljob_trainer.errors import ConfigurationError
+
+PACKAGE_SCHEME = "package://"
+
+
+def local_path(text: str, base_folder: Path, where: str) -> Path:
+    """The path that `text` names: inside a Python package for `package://`, else relative to `base_folder`.
+
+    Raises ConfigurationError, starting with `where`, if a package is not installed or nothing is there.
+    """
+    if text.startswith(PACKAGE_SCHEME):
+        return _package_path(text, where)
+    path = base_folder / Path(text).expanduser()
+    if not path.exists():
+        raise ConfigurationError(f"{where}: {text!r} not found (looked for {path}); check the path")
+    return path
+
+
+def looks_local(text: str, base_folder: Path) -> bool:
+    """Whether `text` names a path rather than a Hugging Face repository.
+
+    `owner/name` may be either; it is a path if something is there.
+    """
+    if text.startswith((PACKAGE_SCHEME, "/", "./", "../", "~")):
+        return True
+    return (base_folder / text).exists() or len(PurePosixPath(text).parts) > 2
+
+
+def _package_path(text: str, where: str) -> Path:
+    package, _, inner = text.removeprefix(PACKAGE_SCHEME).partition("/")
+    if not package or not inner or ".." in PurePosixPath(inner).parts:
+        raise ConfigurationError(f"{where}: {text!r} is not of the form package://<python package>/<path>; write it so")
+    top, *nested = package.split(".")
+    # The package is found, not imported: importing may need libraries or a device that this machine lacks.
+    found = importlib.util.find_spec(top)
+    if found is None or found.submodule_search_locations is None:
+        raise ConfigurationError(f"{where}: no Python package {top!r} is installed ({text!r}); install it")
+    candidates = [Path(folder, *nested, inner) for folder in found.submodule_search_locations]
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    present = sorted(path.name for path in candidates[0].parent.glob("*") if not path.name.startswith("_"))[:10]
+    raise ConfigurationError(
+        f"{where}: the package {package} has no {inner!r}; beside where it should be there is: "
+        f"{', '.join(present) or 'nothing'}"
+    )

@@ -1,0 +1,97 @@
+"""The model's tokenizer behind types. Importing this module loads transformers' tokenizers, not its models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, TypedDict, cast
+
+from transformers import AutoTokenizer
+
+from rljob_trainer.errors import ConfigurationError
+
+
+class ChatMessage(TypedDict):
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+class _Backend(Protocol):
+    """What is used of transformers' tokenizers."""
+
+    eos_token_id: int | None
+    pad_token_id: int | None
+    chat_template: str | None
+
+    def __call__(self, text: list[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]: ...
+
+    def __len__(self) -> int: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+    def apply_chat_template(
+        self, conversation: list[ChatMessage], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str: ...
+
+
+class Tokenizer:
+    """Text to token ids and back."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads it from a model's folder. Raises ConfigurationError if there is none that can be read."""
+        self._folder = folder
+        try:
+            self._backend = cast(_Backend, AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ConfigurationError(
+                f"spec.training.model.source: no tokenizer can be read from {folder}: {error}; use a model that has one"
+            ) from error
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens, added ones included; the model's output may be wider."""
+        return len(self._backend)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a response: those of the model's generation settings and the tokenizer's own, in order."""
+        file = self._folder / "generation_config.json"
+        declared = json.loads(file.read_text()).get("eos_token_id") if file.exists() else None
+        tokens = declared if isinstance(declared, list) else [declared]
+        return tuple(dict.fromkeys(token for token in (*tokens, self._backend.eos_token_id) if token is not None))
+
+    @property
+    def pad_token_id(self) -> int:
+        """The padding token; an end token, or 0, in tokenizers without one. Padding is masked everywhere."""
+        if self._backend.pad_token_id is not None:
+            return self._backend.pad_token_id
+        return next(iter(self.eos_token_ids), 0)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` can be used."""
+        return self._backend.chat_template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; by default with what the model expects at the beginning of a text, such as a BOS token."""
+        return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Many texts at once, which is much faster than one by one."""
+        if not texts:
+            return []
+        return self._backend(list(texts), add_special_tokens=add_special_tokens)["input_ids"]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of some tokens."""
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """The conversation in the model's chat template, up to where the assistant begins to answer.
+
+        The text holds the special tokens already: encode it without adding any.
+        """
+        return self._backend.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
