@@ -21,6 +21,7 @@ from rljob_trainer.cluster.session import num_cluster_gpus, ray_session
 from rljob_trainer.cluster.worker_group import RoleGroup, WorkerProcesses
 from rljob_trainer.controller.quantities import bytes_of
 from rljob_trainer.controller.rollout_phase import Rewarding
+from rljob_trainer.data.contamination import without_held_out
 from rljob_trainer.data.model_source import local_model_folder
 from rljob_trainer.data.prompts import PromptRow, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer
