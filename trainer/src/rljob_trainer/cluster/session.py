@@ -20,14 +20,14 @@ def ray_session(address: str | None, num_cpus: int, num_gpus: int) -> Iterator[N
     Raises ResourceError when Ray cannot be reached or started (ports, memory, disk)."""
     try:
         if address:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         else:
             ray.init(
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
                 include_dashboard=False,
                 log_to_driver=False,
-                logging_level=logging.WARNING,
+                logging_level=logging.ERROR,
             )
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         where = f"at {address}" if address else "on this machine"

@@ -108,8 +108,10 @@ def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
                 environment=scorer_environment(settings.environment, [variable.name for variable in job.spec.env]),
             )
         )
-        model_folder = local_model_folder(training.model, settings.cache_folder)
+        log.info("model: %s", training.model.source)
+        model_folder = local_model_folder(training.model, settings.cache_folder, settings.job_folder)
         rewards.wait_until_ready()
+        log.info("Ray: %s", f"connecting to {settings.ray_address}" if settings.ray_address else "starting")
         stack.enter_context(
             ray_session(settings.ray_address, num_workers + 1, num_workers if device_type == "cuda" else 0)
         )
@@ -128,8 +130,17 @@ def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
         processes = WorkerProcesses(pool, worker_environment(device_type, num_threads, kv_cache_gib))
         stack.callback(processes.close)
         processes.preload(PRELOADED_MODULES)
+        log.info("data: reading prompts")
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
         roles = _roles(job, model_folder, device_type, prompts.longest, num_workers)
+        log.info(
+            "workers: building %d on %s (policy%s, %s); logs in %s",
+            num_workers,
+            device_type,
+            ", reference" if training.algorithm.kl.coefficient > 0 else "",
+            select_engine(training.rollout.engine).value,
+            settings.run_folder / "logs",
+        )
         processes.build(device_type, num_threads, roles, settings.run_folder / "logs")
         has_reference = training.algorithm.kl.coefficient > 0
         reference = RoleGroup(processes, REFERENCE, ReferenceWorker) if has_reference else None
