@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import JsonValue
 
 from rljob_testing.checkpoint_samples import save_step, shards_of, values_of
 from rljob_trainer.checkpoints.errors import CheckpointError
@@ -140,9 +141,20 @@ def test_a_committed_step_is_neither_saved_again_nor_discarded(tmp_path: Path) -
     assert committed.uri == folder.as_uri()
     with pytest.raises(CheckpointError, match="step 20 is saved already"):
         begin_save(tmp_path, 20, 1)
-    with pytest.raises(CheckpointError, match="is a complete checkpoint and is not discarded"):
-        discard_save(folder)
+    discard_save(folder)
     assert torch.equal(open_checkpoint(folder).read("weight"), values_of(20))
+
+
+def test_extra_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    extra: dict[str, JsonValue] = {
+        "none": None,
+        "snake_case": [1, 2.5, "ü", True, {"deep": None}],
+        "big": 2**70,
+        "": {},
+    }
+    folder = begin_save(tmp_path, 20, 1)
+    commit(tmp_path, folder, 20, 1, [save_shard(folder, 0, [])], extra)
+    assert open_checkpoint(folder).manifest.extra == extra
 
 
 def test_the_manifest_is_json_that_says_what_was_saved(tmp_path: Path) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from rljob_testing.checkpoint_crashes import sweep
+from rljob_testing.checkpoint_crashes import CrashResult, sweep
+
+
+@pytest.fixture(scope="module")
+def all_results(tmp_path_factory: pytest.TempPathFactory) -> list[CrashResult]:
+    return sweep(tmp_path_factory.mktemp("sweep"))
 
 
 @pytest.mark.parametrize("hard_links", [True, False], ids=["hard links", "no hard links"])
 def test_killed_at_every_operation_resumes_from_the_newest_complete_checkpoint(
-    tmp_path: Path, hard_links: bool
+    all_results: list[CrashResult], hard_links: bool
 ) -> None:
-    results = sweep(tmp_path, hard_links)
+    results = [result for result in all_results if result.hard_links == hard_links]
     # Two saves of two shards and a manifest, one attempt file: 7 durable files, of which shards have header and data.
     counts = Counter(result.operation for result in results if not result.mid_write)
     assert counts["write"] == 4 * 2 + 3

@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,6 +33,8 @@ OPERATIONS = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir", "r
 class CrashResult:
     """What a third attempt finds after the second was killed."""
 
+    hard_links: bool
+    """Whether the storage has them."""
     operation: str
     index: int
     mid_write: bool
@@ -46,10 +48,10 @@ class CrashResult:
     """Folders below the root after the third attempt has saved step 50 and pruned to two."""
 
 
-def sweep(root: Path, hard_links: bool) -> list[CrashResult]:
-    """Runs the scenario once for every operation and, for writes, once more for half of one; in its own process."""
+def sweep(root: Path) -> list[CrashResult]:
+    """Runs the scenario once for every operation (twice for writes: half of one), with hard links and without."""
     out = root / "results.json"
-    process = multiprocessing.get_context("spawn").Process(target=_sweep, args=(root, out, hard_links))
+    process = multiprocessing.get_context("spawn").Process(target=_sweep, args=(root, out))
     process.start()
     process.join()
     if process.exitcode != 0:
@@ -57,21 +59,25 @@ def sweep(root: Path, hard_links: bool) -> list[CrashResult]:
     return [CrashResult(**result) for result in json.loads(out.read_text())]
 
 
-def _sweep(root: Path, out: Path, hard_links: bool) -> None:
+def _sweep(root: Path, out: Path) -> None:
     torch.set_num_threads(1)
     base = root / "base"
     start_attempt(base, 1, None)
     save_step(base, 10, 1)
     save_step(base, 20, 1)
+    results = [asdict(result) for hard_links in (True, False) for result in _kill_everywhere(root, base, hard_links)]
+    out.write_text(json.dumps(results))
+
+
+def _kill_everywhere(root: Path, base: Path, hard_links: bool) -> Iterator[CrashResult]:
     operations: list[str] = []
     _Interruption(operations, hard_links=hard_links).scenario(_copy(base, root / "undisturbed"))
-    results = []
     for index, operation in enumerate(operations):
         for mid_write in (False, True) if operation == "write" else (False,):
             case = _copy(base, root / "case")
-            committed = _run_killed(case, index, mid_write, hard_links)
-            results.append(asdict(_resume(case, operation, index, mid_write, committed)))
-    out.write_text(json.dumps(results))
+            was_killed, committed_step = _run_killed(case, index, mid_write, hard_links)
+            found_by_third = _resume(case)
+            yield CrashResult(hard_links, operation, index, mid_write, was_killed, committed_step, *found_by_third)
 
 
 def _copy(base: Path, target: Path) -> Path:
@@ -97,24 +103,17 @@ def _run_killed(root: Path, index: int, mid_write: bool, hard_links: bool) -> tu
     return killed, max(steps, default=20)
 
 
-def _resume(root: Path, operation: str, index: int, mid_write: bool, committed: tuple[bool, int]) -> CrashResult:
+def _resume(root: Path) -> tuple[int, bool, list[str], list[str]]:
+    """The last four fields of a result."""
     found = find_newest_complete(root, attempt=3)
     assert found is not None
     read = open_checkpoint(found.folder).read("weight")
     start_attempt(root, 3, found.checkpoint)
     save_step(root, 50, 3)
     prune(root, 3, keep=2)
-    return CrashResult(
-        operation=operation,
-        index=index,
-        mid_write=mid_write,
-        was_killed=committed[0],
-        committed_step=committed[1],
-        resumed_step=found.manifest.step,
-        tensors_equal=torch.equal(read, values_of(found.manifest.step)),
-        rejected=[str(rejection) for rejection in found.rejected],
-        left_at_end=sorted(path.name for path in root.iterdir()),
-    )
+    are_equal = torch.equal(read, values_of(found.manifest.step))
+    rejected = [str(rejection) for rejection in found.rejected]
+    return found.manifest.step, are_equal, rejected, sorted(path.name for path in root.iterdir())
 
 
 class _Interruption:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -224,12 +225,11 @@ def _manifest(
 
 
 def discard_save(folder: Path) -> None:
-    """Removes a folder whose save has failed; controller only, when no rank writes any more.
+    """Removes what a failed save has left; controller only, when no rank writes any more.
 
-    Raises CheckpointError where the folder is a checkpoint.
+    It leaves a committed checkpoint alone and raises nothing: it is called while an error is reported, and `prune`
+    removes what stays behind.
     """
-    if is_committed(folder):
-        raise CheckpointError(f"{folder}: is a complete checkpoint and is not discarded; see `retention`")
-    if folder.exists():
-        with storage_errors(folder, "removing an incomplete checkpoint"):
+    with suppress(OSError):
+        if folder.exists() and not is_committed(folder):
             remove_folder(folder)
