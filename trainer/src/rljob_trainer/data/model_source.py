@@ -28,7 +28,8 @@ def local_model_folder(model: Model, cache_folder: Path, base_folder: Path | Non
 
     A folder is taken as it is; relative paths start at `base_folder` (the working directory when None). A `.gguf` file
     is converted once into `cache_folder`. Anything else is a repository of the Hugging Face hub, downloaded into that
-    library's own cache; its `revision` may be a commit. Raises ConfigurationError if there is no such model.
+    library's own cache; its `revision` may be a commit. Raises ConfigurationError if there is no such model,
+    ResourceError if the hub cannot be reached.
     """
     base = Path.cwd() if base_folder is None else base_folder
     if not looks_local(model.source, base):

@@ -1,0 +1,124 @@
+"""Which scorer a job gets, and what is said when it cannot be had. Scorers are loaded in this process here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset, ReasoningGymDataset
+from rljob_api.v1alpha1.reward import FunctionReward, Reward, RewardType
+from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.rewards.base import RewardRequest
+from rljob_trainer.rewards.function import FunctionScorer
+from rljob_trainer.rewards.loading import scorer_spec
+from rljob_trainer.rewards.math_answer import MathAnswerScorer
+from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
+
+FILE_DATASET = Dataset(type=DatasetType.FILE, file=FileDataset(path="x.jsonl"))
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of this test's own, importable."""
+    name = f"rewards_of_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(
+        "def exact(prompt, response, answer, row):\n"
+        "    return response == answer and row['weight'] * len(prompt)\n"
+        "def loose(response, **rest):\n    return len(response)\n"
+        "def two(response, answer):\n    return 1\n"
+        "async def later(prompt, response, answer, row):\n    return 1\n"
+        "NUMBER = 3\n"
+    )
+    (tmp_path / f"broken_{name}.py").write_text("limit = 1 / 0\n")
+    (tmp_path / f"needy_{name}.py").write_text("import library_that_is_not_installed\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def test_a_function_gets_its_arguments_by_name(module: str) -> None:
+    request = RewardRequest("ab", "x", "x", {"weight": 5})
+    assert FunctionScorer(f"{module}:exact").load()(request) == 10
+    assert FunctionScorer(f"{module}:loose").load()(request) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module:score", r"no module 'no_such_module' \(looking for no_such_module:score\); put the folder"),
+        ("{module}.inner:score", r"no module '{module}.inner'|is not a package"),
+        ("{module}:exakt", r"has no 'exakt'; did you mean exact\?"),
+        ("{module}:NUMBER", r"{module}:NUMBER is a int; name a plain function"),
+        ("{module}:later", r"{module}:later is an async function"),
+        ("{module}:two", r"{module}:two\(response, answer\) cannot be called as \(prompt=\.\.\., .*'prompt'.* four"),
+        ("broken_{module}:f", r"(?s)importing broken_{module}:f failed.*1 / 0.*ZeroDivisionError"),
+        ("needy_{module}:f", r"(?s)importing needy_{module}:f failed.*No module named 'library_that_is_not_installed'"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_refused(module: str, path: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message.replace("{module}", module)) as caught:
+        FunctionScorer(path.replace("{module}", module)).load()
+    assert str(caught.value).startswith("spec.training.reward.function.path: ")
+
+
+def test_each_reward_type_gives_its_scorer() -> None:
+    gym = ReasoningGymDataset(task="basic_arithmetic", config={"max_terms": 2})
+    gym_dataset = Dataset(type=DatasetType.REASONING_GYM, reasoning_gym=gym)
+    function = Reward(type=RewardType.FUNCTION, function=FunctionReward(path="a.b:c"))
+    assert scorer_spec(function, FILE_DATASET) == FunctionScorer("a.b:c")
+    assert scorer_spec(Reward(type=RewardType.MATH_ANSWER), FILE_DATASET) == MathAnswerScorer()
+    assert scorer_spec(Reward(type=RewardType.REASONING_GYM), gym_dataset) == ReasoningGymScorer(
+        "basic_arithmetic", {"max_terms": 2}
+    )
+
+
+def test_reasoning_gym_needs_its_dataset() -> None:
+    with pytest.raises(ConfigurationError, match=r"ReasoningGym scores only .* \(dataset\.type is File\)"):
+        scorer_spec(Reward(type=RewardType.REASONING_GYM), FILE_DATASET)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [
+        ("The answer is 42.", "42", 1.0),
+        ("The answer is 41.", "42", 0.0),
+        ("so $x = \\frac{1}{2}$", "0.5", 1.0),
+        ("\\boxed{0.5}", "\\frac{1}{2}", 1.0),
+        ("It is $\\frac{2}{3}$", "$\\frac{4}{6}$", 1.0),
+        ("They pay 18 dollars", "She sells 9 * 2 = 18.\n#### 18", 1.0),
+        ("no number at all", "18", 0.0),
+        ("7", 7, 1.0),
+    ],
+)
+def test_mathematical_answers(response: str, answer: object, score: float) -> None:
+    assert MathAnswerScorer().load()(RewardRequest("", response, answer, {})) == score
+
+
+def test_a_row_without_a_mathematical_answer_is_an_error_of_the_data() -> None:
+    with pytest.raises(ValueError, match="the row's answer is no mathematical expression"):
+        MathAnswerScorer().load()(RewardRequest("", "5", "", {}))
+
+
+def test_reasoning_gym_scores_by_the_task_of_the_row() -> None:
+    scorer = ReasoningGymScorer("basic_arithmetic", {"min_terms": 2, "max_terms": 2}).load()
+    row = {"question": "88 + 94", "answer": "182", "metadata": {"source_dataset": "basic_arithmetic"}}
+    assert scorer(RewardRequest("", "88 + 94 = 182\nand 7", "182", row)) == 1.0
+    assert scorer(RewardRequest("", "88 + 94 = 181", "182", row)) == 0.0
+    # Half of `12` is right for basic_arithmetic; spell_backward wants all of it.
+    assert scorer(RewardRequest("", "12", "2", {**row, "answer": "2"})) == 0.5
+    other = {"question": "2", "answer": "2", "metadata": {"source_dataset": "spell_backward"}}
+    assert scorer(RewardRequest("", "12", "2", other)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "message"),
+    [
+        ("basic_aritmetic", {}, r"reasoning-gym has no task 'basic_aritmetic'; did you mean basic_arithmetic"),
+        ("zzz", {}, r"no task 'zzz'; the \d+ tasks: .*leg_counting"),
+        ("leg_counting", {"legs": 3}, r"refuses its settings \{'legs': 3\}: .*'legs'; its settings are: .*max_animals"),
+        ("basic_arithmetic", {"min_terms": -1}, r"refuses its settings .*: min_terms must be positive"),
+    ],
+)
+def test_unknown_tasks_and_settings_are_refused(task: str, config: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        ReasoningGymScorer(task, config).load()

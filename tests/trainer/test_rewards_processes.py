@@ -1,0 +1,239 @@
+"""Scoring processes: order, limits, crashes, and that none is left behind. Real processes, user code from a file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.errors import ConfigurationError, RewardError
+from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
+from rljob_trainer.rewards.function import FunctionScorer
+from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
+
+USER_CODE = """
+import ctypes, os, signal, subprocess, sys, time
+
+def score(prompt, response, answer, row):
+    verb, _, rest = response.partition(" ")
+    if verb == "number":
+        return float(rest)
+    if verb == "hang":
+        child = subprocess.Popen(["sleep", "600"])
+        print("grandchild", child.pid)
+        time.sleep(600)
+    if verb == "hang_in_c":
+        ctypes.PyDLL(None).sleep(600)
+    if verb == "raise":
+        raise ValueError("cannot score " + prompt)
+    if verb == "text":
+        return "1.0"
+    if verb == "leave":
+        sys.exit(0)
+    if verb == "exit":
+        print("about to exit")
+        os._exit(7)
+    if verb == "exit_with_child":
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(7)
+    if verb == "crash":
+        ctypes.string_at(0)
+    if verb == "modules":
+        return sum(name in sys.modules for name in ("torch", "ray", "numpy", "pydantic", "transformers"))
+    if verb == "environment":
+        return rest in os.environ
+    if verb == "row":
+        return row["pair"] == (1, 2) and answer == {"x": None}
+    if verb == "big":
+        return len(prompt)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "user_rewards.py").write_text(USER_CODE)
+    (tmp_path / "broken_rewards.py").write_text("import os\nprint('loading')\nos._exit(5)\n")
+    (tmp_path / "slow_rewards.py").write_text("import time\ntime.sleep(600)\n")
+    return tmp_path
+
+
+def make_pool(
+    folder: Path,
+    path: str = "user_rewards:score",
+    *,
+    num_processes: int = 2,
+    timeout_seconds: float = 30.0,
+    start_timeout_seconds: float = 60.0,
+) -> ScorerPool:
+    return ScorerPool(
+        FunctionScorer(path),
+        num_processes=num_processes,
+        timeout_seconds=timeout_seconds,
+        start_timeout_seconds=start_timeout_seconds,
+        log_folder=folder / "logs",
+        environment=scorer_environment({"PATH": os.environ["PATH"], "SECRET": "s", "JUDGE": "j"}, ["JUDGE"], [folder]),
+    )
+
+
+@pytest.fixture
+def pool(folder: Path) -> Iterator[ScorerPool]:
+    with make_pool(folder) as pool:
+        yield pool
+
+
+def run(pool: ScorerPool, *responses: str) -> list[RewardOutcome]:
+    return pool.submit([RewardRequest("p", response, None, {}) for response in responses]).result(timeout=60)
+
+
+def statuses(outcomes: list[RewardOutcome]) -> str:
+    """One letter per outcome."""
+    return "".join(outcome.status[0] for outcome in outcomes)
+
+
+def test_outcomes_come_in_the_order_of_the_requests(pool: ScorerPool) -> None:
+    first = pool.submit([RewardRequest("p", f"number {n}", None, {}) for n in range(300)])
+    second = pool.submit([RewardRequest("p", f"number {-n}", None, {}) for n in range(7)])
+    assert [outcome.score for outcome in second.result(timeout=60)] == [-n for n in range(7)]
+    assert [outcome.score for outcome in first.result(timeout=60)] == list(range(300))
+    assert pool.submit([]).result(timeout=60) == []
+
+
+def test_a_hanging_scorer_costs_its_own_response_only_and_dies_with_its_children(folder: Path) -> None:
+    with make_pool(folder, timeout_seconds=0.5) as pool:
+        pool.wait_until_ready()
+        started = time.monotonic()
+        outcomes = run(pool, "number 1", "hang", "number 2", "hang_in_c", *["number 3"] * 8)
+        assert time.monotonic() - started < 15
+    assert statuses(outcomes) == "OTOT" + "O" * 8
+    assert outcomes[1].detail == "ran longer than 0.5 s and was killed"
+    assert outcomes[1].score == 0.0
+    assert [outcome.score for outcome in outcomes[4:]] == [3.0] * 8
+    printed = "".join(path.read_text() for path in (folder / "logs").iterdir())
+    assert is_gone(int(printed.split("grandchild ")[1].split()[0]))
+
+
+def test_a_dying_scorer_costs_its_own_response_only_and_its_last_words_are_kept(pool: ScorerPool) -> None:
+    outcomes = run(pool, "number 1", "exit", "number 2", "crash", "exit_with_child", *["number 3"] * 8)
+    assert statuses(outcomes) == "OEOEE" + "O" * 8
+    assert "ended its process (exit code 7)" in outcomes[1].detail
+    assert "about to exit" in outcomes[1].detail
+    assert "ended its process (signal SIGSEGV)" in outcomes[3].detail
+    assert "in score" in outcomes[3].detail
+    assert "ended its process (exit code 7)" in outcomes[4].detail
+
+
+def test_errors_name_the_exception_and_the_line(pool: ScorerPool) -> None:
+    raised, text, left, fine = run(pool, "raise", "text", "leave", "number 4")
+    assert statuses([raised, text, left, fine]) == "EEEO"
+    assert raised.detail.startswith("raised ValueError: cannot score p\n")
+    assert 'raise ValueError("cannot score " + prompt)' in raised.detail
+    assert text.detail == "returned a str ('1.0'); return a finite number (int, float, True or False)"
+    assert left.detail.startswith("raised SystemExit: 0")
+
+
+def test_scoring_processes_are_light_and_see_only_what_they_may(pool: ScorerPool) -> None:
+    outcomes = run(pool, "modules", "environment SECRET", "environment JUDGE", "environment OMP_NUM_THREADS")
+    assert [outcome.score for outcome in outcomes] == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_rows_arrive_whole_and_large(pool: ScorerPool) -> None:
+    row = pool.submit([RewardRequest("p", "row", {"x": None}, {"pair": (1, 2)})]).result(timeout=60)
+    assert row[0].score == 1.0
+    large = pool.submit([RewardRequest("p" * 500_000, "big", None, {}) for _ in range(6)]).result(timeout=60)
+    assert [outcome.score for outcome in large] == [500_000.0] * 6
+
+
+def test_a_row_that_cannot_be_sent_is_refused_at_once(pool: ScorerPool) -> None:
+    with pytest.raises(RewardError, match=r"cannot be handed to the reward: .*bytes"):
+        pool.submit([RewardRequest("p", "row", None, {"image": b"\0"})])
+
+
+def test_a_scorer_that_cannot_be_loaded_is_reported_before_any_work(folder: Path) -> None:
+    with make_pool(folder, "user_rewards:scor") as pool:
+        with pytest.raises(ConfigurationError, match=r"has no 'scor'; did you mean score\?"):
+            pool.wait_until_ready()
+        with pytest.raises(ConfigurationError):
+            pool.submit([RewardRequest("p", "number 1", None, {})])
+
+
+def test_a_module_that_ends_or_blocks_the_process_is_reported(folder: Path) -> None:
+    with (
+        make_pool(folder, "broken_rewards:score") as pool,
+        pytest.raises(RewardError, match=r"(?s)broken_rewards:score ended its process \(exit code 5\).*loading"),
+    ):
+        pool.wait_until_ready()
+    with (
+        make_pool(folder, "slow_rewards:score", start_timeout_seconds=0.5) as pool,
+        pytest.raises(RewardError, match=r"slow_rewards:score did not load within 0\.5 s"),
+    ):
+        pool.wait_until_ready()
+
+
+def test_closing_kills_the_processes_and_fails_what_is_not_finished(folder: Path) -> None:
+    with make_pool(folder) as pool:
+        pool.wait_until_ready()
+        process_ids = pool.process_ids()
+        waiting = pool.submit([RewardRequest("p", "hang", None, {})])
+    with pytest.raises(RewardError, match="closed before all responses were scored"):
+        waiting.result(timeout=10)
+    assert len(process_ids) == 2
+    assert all(is_gone(process_id) for process_id in process_ids)
+
+
+PARENT = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_rewards_processes import make_pool
+from rljob_trainer.rewards.base import RewardRequest
+pool = make_pool(Path({folder!r}))
+pool.wait_until_ready()
+pool.submit([RewardRequest("p", "hang", None, {{}}), RewardRequest("p", "hang_in_c", None, {{}})])
+time.sleep(0.5)
+print(*pool.process_ids(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_nothing_outlives_a_killed_parent(folder: Path) -> None:
+    script = PARENT.format(tests=str(Path(__file__).parent), folder=str(folder))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        process_ids = [int(word) for word in parent.stdout.readline().split()]
+        parent.send_signal(signal.SIGKILL)
+    printed = "".join(path.read_text() for path in (folder / "logs").iterdir())
+    process_ids.append(int(printed.split("grandchild ")[1].split()[0]))
+    assert len(process_ids) == 3
+    assert all(is_gone(process_id) for process_id in process_ids)
+
+
+def test_hundreds_of_easy_responses_cost_milliseconds(pool: ScorerPool) -> None:
+    pool.wait_until_ready()
+    requests = [RewardRequest("p" * 50, "number 1", "182", {"prompt": "p" * 50, "answer": "182"}) for _ in range(512)]
+    seconds = []
+    for _ in range(5):
+        started = time.monotonic()
+        pool.submit(requests).result(timeout=60)
+        seconds.append(time.monotonic() - started)
+    # 15 to 25 ms on an idle core; the bound leaves room for a busy machine.
+    assert min(seconds) < 0.2, seconds
+
+
+def is_gone(process_id: int) -> bool:
+    """Whether the process ends within a few seconds."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False

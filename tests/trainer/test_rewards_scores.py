@@ -1,0 +1,126 @@
+"""What counts as a score, what is scored of a response, and what failures do to the job."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from rljob_api.v1alpha1.reward import ErrorPolicy, Reward, RewardType
+from rljob_trainer.errors import ConfigurationError, DatasetError, RewardError
+from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, as_score, excerpt
+from rljob_trainer.rewards.policy import settle
+from rljob_trainer.rewards.reasoning_gym import find_answer
+from rljob_trainer.rewards.wire import decode, encode
+
+
+@pytest.mark.parametrize(
+    ("value", "score"),
+    [
+        *[(1, 1.0), (0.25, 0.25), (-3, -3.0), (True, 1.0), (False, 0.0)],
+        *[(np.float32(0.5), 0.5), (np.int64(2), 2.0), (np.True_, 1.0)],
+    ],
+)
+def test_numbers_and_truth_values_are_scores(value: object, score: float) -> None:
+    assert as_score(value) == score
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("1.0", "returned a str ('1.0'); return a finite number (int, float, True or False)"),
+        (None, "returned None; return a finite number (int, float, True or False)"),
+        (math.nan, "returned nan; return a finite number"),
+        (math.inf, "returned inf; return a finite number"),
+        ({"score": 1}, "returned a dict ({'score': 1}); return a finite number (int, float, True or False)"),
+        (torch.tensor(1.0), "returned a Tensor (tensor(1.)); return a finite number (int, float, True or False)"),
+    ],
+)
+def test_anything_else_is_refused_saying_what_it_was(value: object, text: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        as_score(value)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("response", "expected", "found"),
+    [
+        ("thinking 5 ... <answer> 42 </answer> bye 7", "42", "42"),
+        ("<answer>1</answer> no: <answer>2</answer>", "2", "2"),
+        ("cut off <answer>9", "9", "9"),
+        ("88 + 94 = 182\nQuestion: What is 3 + 5?\nAnswer: 8", "182", "182"),
+        (" 182", "182", "182"),
+        ("The result is -17.", "-17", "-17"),
+        ("5-3", "2", "3"),
+        ("12 - 30 = -18", "-18", "-18"),
+        ("about 1,234,567 people", "1234567", "1234567"),
+        ("0.50", "0.5", "0.50"),
+        ("no idea", "3", "no idea"),
+        ("  01 2\n", "01 2", "01 2"),
+        ("red\nbecause 5", "red", "red\nbecause 5"),
+        ("7 apples", None, "7 apples"),
+    ],
+)
+def test_the_scored_part_of_a_response(response: str, expected: str | None, found: str) -> None:
+    assert find_answer(response, expected) == found
+
+
+REQUESTS = [RewardRequest(f"prompt {n}", f"response {n}", n, {}) for n in range(3)]
+OUTCOMES = [
+    RewardOutcome(0.75, RewardStatus.OK, "", 0.1),
+    RewardOutcome(0.0, RewardStatus.ERROR, "raised ValueError: no", 0.1),
+    RewardOutcome(0.0, RewardStatus.TIMEOUT, "ran longer than 2 s and was killed", 2.0),
+]
+
+
+def reward(on_error: ErrorPolicy, on_timeout: ErrorPolicy) -> Reward:
+    return Reward(type=RewardType.MATH_ANSWER, on_error=on_error, on_timeout=on_timeout, error_score=-1.0)
+
+
+def test_tolerated_failures_get_the_error_score_and_are_counted() -> None:
+    scores = settle(reward(ErrorPolicy.SCORE, ErrorPolicy.SCORE), "f", REQUESTS, OUTCOMES)
+    assert scores.scores == (0.75, -1.0, -1.0)
+    assert (scores.num_errors, scores.num_timeouts) == (1, 1)
+
+
+def test_an_error_that_is_not_tolerated_names_everything_needed_to_mend_it() -> None:
+    with pytest.raises(RewardError) as caught:
+        settle(reward(ErrorPolicy.FAIL, ErrorPolicy.SCORE), "my.module:score", REQUESTS, OUTCOMES)
+    assert str(caught.value) == (
+        "spec.training.reward: my.module:score raised ValueError: no\n"
+        "  prompt: 'prompt 1'\n"
+        "  response: 'response 1'\n"
+        "  answer: '1'\n"
+        "1 of 3 responses failed like this; mend the reward, or set spec.training.reward.onError: Score to give such "
+        "responses errorScore"
+    )
+
+
+def test_a_timeout_that_is_not_tolerated_names_its_own_switch() -> None:
+    with pytest.raises(RewardError, match=r"(?s)ran longer than 2 s.*'response 2'.*onTimeout: Score"):
+        settle(reward(ErrorPolicy.SCORE, ErrorPolicy.FAIL), "f", REQUESTS, OUTCOMES)
+
+
+def test_long_texts_are_cut_in_the_middle() -> None:
+    assert excerpt("a" * 6 + "b" * 6, 4) == "aa ... (8 characters) ... bb"
+    assert excerpt("short", 5) == "short"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a": [1, 2.5, None, True, "ä\n"], "b": {"c": (1, (2, [3]))}}, {1: "x", (2, 3): {"__tuple__": 1}}, [], ""],
+)
+def test_values_arrive_as_they_were_sent(value: object) -> None:
+    assert decode(encode(value)) == value
+
+
+def test_errors_survive_the_way_between_processes() -> None:
+    for kind in (RewardError, DatasetError, ConfigurationError):
+        copy = pickle.loads(pickle.dumps(kind("where: what")))
+        assert type(copy) is kind
+        assert str(copy) == "where: what"
+    assert issubclass(DatasetError, ConfigurationError)
+    assert issubclass(ConfigurationError, ValueError)
