@@ -40,7 +40,7 @@ install_missing_packages() {
     say "Debian packages: $missing"
     apt-get update -qq
     # shellcheck disable=SC2086 - a list of words
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
   else
     say "these system packages are missing (Debian's names): $missing; install them and try again" >&2
     return 1

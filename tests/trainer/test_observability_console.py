@@ -25,6 +25,7 @@ def test_without_a_terminal_each_step_is_one_line() -> None:
             "perf/throughput": 600.0,
             "timing_s/step": 4.0,
             "timing_s/rollout": 2.5,
+            "timing_s/generate": 2.25,
             "timing_s/save": 0.1,
         },
     )

@@ -27,6 +27,7 @@ from rljob_cli.errors import RunFolderError
 JOB_FILE_NAME = "job.yaml"
 ATTEMPTS_FILE_NAME = "attempts.jsonl"
 LOCK_FILE_NAME = ".lock"
+CHECKPOINT_PATTERN = "step-*"
 
 
 class RunFolder:
@@ -77,7 +78,7 @@ class RunFolder:
         protect, and nothing to resume."""
         state = self.run_state()
         trained = state is not None and state.progress.step > 0
-        return trained or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+        return trained or (self.checkpoints.is_dir() and any(self.checkpoints.glob(CHECKPOINT_PATTERN)))
 
     def refuse_unfit(self, *, resume: bool, file: Path) -> None:
         """Refuses a second run without --resume, --resume without a first run, and a folder of something else.

@@ -21,6 +21,7 @@ from rljob_trainer.observability.metrics import (
 from rljob_trainer.observability.timing import Clock, RemainingTime
 
 _STEP_TIMING = TIMING_PREFIX + "step"
+_PARTS_OF_ROLLOUT = (TIMING_PREFIX + "generate", TIMING_PREFIX + "weight_sync")
 NUM_PHASES_SHOWN = 3
 
 
@@ -104,7 +105,7 @@ def _timing(metrics: Metrics) -> list[str]:
     phases = [
         (seconds, name.removeprefix(TIMING_PREFIX))
         for name, seconds in metrics.items()
-        if name.startswith(TIMING_PREFIX) and name != _STEP_TIMING
+        if name.startswith(TIMING_PREFIX) and name not in (_STEP_TIMING, *_PARTS_OF_ROLLOUT)
     ]
     longest = [f"{name} {seconds:.2f}" for seconds, name in sorted(phases, reverse=True)[:NUM_PHASES_SHOWN]]
     return [f"{metrics[_STEP_TIMING]:.2f} s" + (f" ({', '.join(longest)})" if longest else "")]
