@@ -77,12 +77,6 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
         )
         try:
             controller = Controller(job, run, output, reporter, checkpointing, stop)
-            log.info(
-                "%d training prompts, %d held out (%d training rows were among them and are left out)",
-                len(run.prompts.training),
-                len(run.prompts.held_out),
-                run.prompts.num_removed,
-            )
             if point:
                 checkpointing.load(point, run.workers.actor)
                 controller.cursor.restore(point.state.cursor)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rljob_trainer.dispatch.modes import MeshPosition
 from rljob_trainer.dispatch.register import registration_of
-from rljob_trainer.errors import DispatchError
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.errors import DispatchError
 
 WorkerFactory = Callable[[WorkerContext, Mapping[str, Worker]], Worker]
 """Builds the worker of one role; the second argument holds the workers of the roles before it in the same process."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 from collections.abc import Sequence
@@ -32,11 +31,6 @@ class RayWorker:
 
     def __init__(self) -> None:
         self.fused: FusedWorker | None = None
-
-    def preload(self, modules: Sequence[str]) -> None:
-        """Imports modules, so that slow libraries load while the controller does other things."""
-        for module in modules:
-            importlib.import_module(module)
 
     def info(self) -> ProcessInfo:
         """Where this process runs."""

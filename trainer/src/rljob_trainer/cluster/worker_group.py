@@ -7,13 +7,15 @@ role's worker class, each taking the whole batch and giving back the whole resul
 from __future__ import annotations
 
 import logging
+import re
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError, WorkerCrashedError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_trainer.cluster.fused_worker import RoleSpec
@@ -21,12 +23,14 @@ from rljob_trainer.cluster.ray_worker import ProcessInfo, RayWorker
 from rljob_trainer.cluster.resource_pool import ResourcePool
 from rljob_trainer.dispatch.modes import MeshPosition, gather_results, split_arguments
 from rljob_trainer.dispatch.register import Registration, registrations
-from rljob_trainer.errors import TrainerError, WorkerDiedError, WorkerError
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.errors import TrainerError, WorkerDiedError, WorkerError
 
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_SECONDS = 10.0
+FAILURE_GRACE_SECONDS = 5.0
+"""How long the other ranks have to end after the first has failed: some cannot, because they wait for it."""
 
 
 class WorkerProcesses:
@@ -49,14 +53,11 @@ class WorkerProcesses:
             for slot in pool.slots()
         ]
         self.infos: list[ProcessInfo] = []
-
-    def preload(self, modules: Sequence[str]) -> None:
-        """Has all processes import modules; returns at once."""
-        for handle in self.handles:
-            handle.preload.remote(tuple(modules))
+        self.log_folder: Path | None = None
 
     def build(self, device_type: str, num_threads: int, roles: Sequence[RoleSpec], log_folder: Path | None) -> None:
         """Builds all roles in all processes. Raises what a worker raised, or WorkerDiedError."""
+        self.log_folder = log_folder
         self.infos = [_expect_info(info) for info in self.call_all([("info", ())] * len(self.handles))]
         slots = self.pool.slots()
         calls: list[tuple[str, tuple[object, ...]]] = []
@@ -71,8 +72,7 @@ class WorkerProcesses:
                 device_type=device_type,
                 num_threads=num_threads,
             )
-            log_file = log_folder / f"worker-{slot.rank}.log" if log_folder else None
-            calls.append(("build", (context, tuple(roles), log_file)))
+            calls.append(("build", (context, tuple(roles), self._log_file(slot.rank))))
         self.call_all(calls)
 
     def call_all(
@@ -80,40 +80,55 @@ class WorkerProcesses:
     ) -> list[object]:
         """Calls a method with its arguments on every rank (or on `ranks`) and waits for all.
 
-        The first failure ends the wait: with one rank gone, the others may wait for it for ever."""
+        When a rank fails, the rest get `FAILURE_GRACE_SECONDS` to end. Raised is the cause rather than what followed
+        from it: a rank that died (its peers then fail in their collectives, often sooner than the death is known),
+        else one of our own errors, else the first failure."""
         targets = list(range(len(self.handles))) if ranks is None else list(ranks)
         references = [
             getattr(self.handles[rank], method).remote(*arguments)
             for rank, (method, arguments) in zip(targets, calls, strict=True)
         ]
         results: dict[int, object] = {}
+        errors: list[TrainerError] = []
+        deadline: float | None = None
         pending = dict(zip(references, targets, strict=True))
         while pending:
-            ready, _ = ray.wait(list(pending), num_returns=1)
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=remaining)
+            if not ready:
+                break
             rank = pending.pop(ready[0])
             try:
                 results[rank] = ray.get(ready[0])
-            except (ActorDiedError, ActorUnavailableError, WorkerCrashedError) as error:
-                raise self._died(rank, error) from error
             except RayTaskError as error:
-                raise self._failed(rank, error) from error
+                errors.append(self._failed(rank, error))
+            except RayError as error:
+                raise self._died(rank, error) from None
+            if errors and deadline is None:
+                deadline = time.monotonic() + FAILURE_GRACE_SECONDS
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, WorkerError))
         return [results[rank] for rank in targets]
 
     def close(self) -> None:
         """Ends all processes: asked first, then killed. Never raises."""
         try:
             ray.get([handle.close.remote() for handle in self.handles], timeout=CLOSE_TIMEOUT_SECONDS)
-        except (RayTaskError, ActorDiedError, ActorUnavailableError, GetTimeoutError, WorkerCrashedError):
+        except RayError:
             log.debug("workers did not close in time; they are killed")
         for handle in self.handles:
             ray.kill(handle)
         self.pool.release()
 
-    def _died(self, rank: int, error: Exception) -> WorkerDiedError:
-        info = self.infos[rank] if self.infos else None
-        place = f"process {info.process_id} on {info.address}" if info else "before it was built"
-        cause = " ".join(str(error).split())
-        return WorkerDiedError(f"worker rank {rank} ({place}) died: {cause}")
+    def _died(self, rank: int, error: RayError) -> WorkerDiedError:
+        place = "before it was built"
+        if self.infos:
+            place = f"process {self.infos[rank].process_id} on {self.infos[rank].address}"
+        where = f"; its last words are in {self._log_file(rank)}" if self.log_folder else ""
+        return WorkerDiedError(f"worker rank {rank} ({place}) died: {_cause_of_death(error)}{where}")
+
+    def _log_file(self, rank: int) -> Path | None:
+        return self.log_folder / f"worker-{rank}.log" if self.log_folder else None
 
     def _failed(self, rank: int, error: RayTaskError) -> TrainerError:
         """Our own errors come back as they were raised; others become WorkerError with the worker's traceback."""

@@ -49,7 +49,8 @@ from rljob_trainer.workers.reference import ReferenceWorker
 log = logging.getLogger(__name__)
 
 GIB = 1024**3
-PRELOADED_MODULES = ("rljob_trainer.workers.factories",)
+LOG_FOLDER = "logs"
+"""In the run folder: one file per worker and per reward process."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,9 @@ class Run:
 def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
     """A run, ready to train; everything is torn down at the end, whatever happens.
 
-    Raises ConfigurationError, DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
+    What can be wrong with the job is found before Ray is started and a device is taken. Raises ConfigurationError,
+    DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
     training = job.spec.training
-    device_type = settings.device_type or ("cuda" if torch.cuda.is_available() else "cpu")
-    pool_spec = job.spec.pools[0]
-    num_workers = pool_spec.nodes * pool_spec.gpus_per_node
     select_engine(training.rollout.engine)
     with ExitStack() as stack:
         scorer = scorer_spec(training.reward, training.dataset)
@@ -104,18 +103,38 @@ def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
                 scorer,
                 num_processes=training.reward.num_processes,
                 timeout_seconds=training.reward.timeout_seconds,
-                log_folder=settings.run_folder / "logs",
+                log_folder=settings.run_folder / LOG_FOLDER,
                 environment=scorer_environment(settings.environment, [variable.name for variable in job.spec.env]),
             )
         )
         log.info("model: %s", training.model.source)
         model_folder = local_model_folder(training.model, settings.cache_folder, settings.job_folder)
+        prompts = load_all_prompts(training, model_folder, settings.job_folder)
+        log.info(
+            "data: %d training prompts, %d held out (%d training rows were among them and are left out)",
+            len(prompts.training),
+            len(prompts.held_out),
+            prompts.num_removed,
+        )
         rewards.wait_until_ready()
+        workers = stack.enter_context(_workers(job, settings, model_folder, prompts.longest))
+        yield Run(model_folder, prompts, Rewarding(training.reward, scorer.name, rewards), workers)
+
+
+@contextmanager
+def _workers(job: TrainerJob, settings: Settings, model_folder: Path, longest_prompt: int) -> Iterator[Workers]:
+    """Ray, the pool's devices, and the worker groups on them."""
+    pool_spec = job.spec.pools[0]
+    num_workers = pool_spec.nodes * pool_spec.gpus_per_node
+    device_type = settings.device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    num_threads = settings.num_threads or max(1, settings.num_cores // pool_spec.gpus_per_node)
+    kv_cache_gib = -(-bytes_of(job.spec.training.rollout.cpu_kv_cache) // GIB)
+    log_folder = settings.run_folder / LOG_FOLDER
+    with ExitStack() as stack:
         log.info("Ray: %s", f"connecting to {settings.ray_address}" if settings.ray_address else "starting")
         stack.enter_context(
             ray_session(settings.ray_address, num_workers + 1, num_workers if device_type == "cuda" else 0)
         )
-        num_threads = settings.num_threads or max(1, settings.num_cores // pool_spec.gpus_per_node)
         pool = ResourcePool(
             PoolSettings(
                 name=pool_spec.name,
@@ -126,35 +145,19 @@ def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
                 timeout_seconds=job.spec.run_policy.provisioning_deadline_seconds,
             )
         )
-        kv_cache_gib = -(-bytes_of(training.rollout.cpu_kv_cache) // GIB)
+        log.info("workers: building %d on %s; their logs are in %s", num_workers, device_type, log_folder)
         processes = WorkerProcesses(pool, worker_environment(device_type, num_threads, kv_cache_gib))
         stack.callback(processes.close)
-        processes.preload(PRELOADED_MODULES)
-        log.info("data: reading prompts")
-        prompts = load_all_prompts(training, model_folder, settings.job_folder)
-        roles = _roles(job, model_folder, device_type, prompts.longest, num_workers)
-        log.info(
-            "workers: building %d on %s (policy%s, %s); logs in %s",
-            num_workers,
-            device_type,
-            ", reference" if training.algorithm.kl.coefficient > 0 else "",
-            select_engine(training.rollout.engine).value,
-            settings.run_folder / "logs",
-        )
-        processes.build(device_type, num_threads, roles, settings.run_folder / "logs")
-        has_reference = training.algorithm.kl.coefficient > 0
+        roles = _roles(job, model_folder, device_type, longest_prompt, num_workers)
+        processes.build(device_type, num_threads, roles, log_folder)
+        has_reference = job.spec.training.algorithm.kl.coefficient > 0
         reference = RoleGroup(processes, REFERENCE, ReferenceWorker) if has_reference else None
-        yield Run(
-            model_folder,
-            prompts,
-            Rewarding(training.reward, scorer.name, rewards),
-            Workers(
-                # A group has exactly the methods that its worker class registers; a test holds the protocols to them.
-                actor=cast(ActorGroup, RoleGroup(processes, ACTOR, ActorWorker)),
-                hybrid=cast(HybridGroup, RoleGroup(processes, HYBRID, HybridWorker)),
-                reference=cast(ReferenceGroup, reference) if reference else None,
-                num_devices=num_workers,
-            ),
+        # A group has exactly the methods that its worker class registers; a test holds the protocols to them.
+        yield Workers(
+            actor=cast(ActorGroup, RoleGroup(processes, ACTOR, ActorWorker)),
+            hybrid=cast(HybridGroup, RoleGroup(processes, HYBRID, HybridWorker)),
+            reference=cast(ReferenceGroup, reference) if reference else None,
+            num_devices=num_workers,
         )
 
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rljob_trainer.settings import export_rank
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.settings import export_rank
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 

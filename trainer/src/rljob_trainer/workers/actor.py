@@ -26,11 +26,11 @@ from rljob_trainer.checkpoints.save import num_shard_bytes, save_shard
 from rljob_trainer.checkpoints.sharding import ShardedTensor, sharded_tensors_from_dtensors
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.dispatch.register import Dispatch, register
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine, TrainEngineSettings, cut_rows, row_lengths
 from rljob_trainer.engines.train.optimizer import learning_rate
 from rljob_trainer.errors import NonFiniteUpdateError
 from rljob_trainer.observability.metrics import Metrics
-from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
     OLD_LOGPROBS,

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from rljob_api.v1alpha1.rollout import RolloutEngine as RolloutEngineName
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import RolloutEngine
 from rljob_trainer.engines.rollout.select import select_engine
 from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
-from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
 from rljob_trainer.workers.rollout import RolloutWorker

@@ -18,11 +18,11 @@ import torch
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.dispatch.modes import MeshPosition
 from rljob_trainer.dispatch.register import Dispatch, register
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.weights.same_process import sync_weights
 from rljob_trainer.workers.actor import ActorWorker
-from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.workers.rollout import ROLLOUT_MESH, RolloutWorker
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.dispatch.register import Dispatch, register
-from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine, TrainEngineSettings
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine, TrainEngineSettings
 from rljob_trainer.workers.columns import REF_LOGPROBS, RESPONSE_MASK, TOKENS
 
 

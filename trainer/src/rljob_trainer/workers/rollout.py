@@ -11,6 +11,7 @@ import torch
 
 from rljob_trainer.data.proto import DataProto, pad_columns
 from rljob_trainer.dispatch.modes import MeshPosition
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import (
     FinishedSequence,
     FinishReason,
@@ -18,7 +19,6 @@ from rljob_trainer.engines.rollout.base import (
     RolloutEngine,
     SamplingSettings,
 )
-from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
     POLICY_VERSIONS,
