@@ -47,7 +47,8 @@ def main() -> int:
     try:
         return run_job(job, settings, reporter, stop)
     except KeyboardInterrupt:
-        log.error("stopped at once; what happened since the last checkpoint is lost")
+        lost = "what happened since the last checkpoint is lost" if stop.is_training else "no step was done"
+        log.error("stopped at once; %s", lost)
         reporter.stopped()
         return ExitCode.INTERRUPTED
     except TrainerError as error:
@@ -83,11 +84,13 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
                 log.info("resumed from step %d (%s)", first_step, point.folder.name)
             reporter.training_started(first_step, first_step if point else None)
             output.start(first_step)
+            stop.is_training = True
             if not controller.train(first_step):
                 reporter.stopping()
                 step = controller.save_on_stop()
                 reporter.stopped()
-                log.warning("stopped as asked after step %d; the checkpoint is complete", step)
+                saved = "; its checkpoint is complete" if step else ""
+                log.warning("stopped as asked after step %d%s", step, saved)
                 return ExitCode.INTERRUPTED
             exported = controller.export(settings.run_folder / "export")
             reporter.complete(exported.as_uri() if exported else None)

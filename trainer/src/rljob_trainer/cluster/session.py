@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import ray
 
@@ -12,28 +15,20 @@ from rljob_trainer.errors import ResourceError
 
 log = logging.getLogger(__name__)
 
+MAX_STARTS = 3
+"""Ray gives its own helpers 15 s to come up; the first start on a cold or busy machine can miss that."""
+
 
 @contextmanager
 def ray_session(address: str | None, num_cpus: int, num_gpus: int) -> Iterator[None]:
     """Connected to the cluster at `address`, or to a local one with so many CPUs and GPUs (logical numbers).
 
     Raises ResourceError when Ray cannot be reached or started (ports, memory, disk)."""
-    try:
+    with _signals_kept():
         if address:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            _connect(address)
         else:
-            ray.init(
-                num_cpus=num_cpus,
-                num_gpus=num_gpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        where = f"at {address}" if address else "on this machine"
-        raise ResourceError(
-            f"ray: no cluster {where} ({error}); check free memory, disk, ports and RAY_ADDRESS"
-        ) from error
+            _start(num_cpus, num_gpus)
     try:
         yield
     finally:
@@ -43,3 +38,64 @@ def ray_session(address: str | None, num_cpus: int, num_gpus: int) -> Iterator[N
 def num_cluster_gpus() -> int:
     """GPUs (real or declared) of all nodes that are alive."""
     return int(ray.cluster_resources().get("GPU", 0))
+
+
+def _connect(address: str) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        raise ResourceError(
+            f"RAY_ADDRESS: no Ray cluster answers at {address} ({_one_line(error)}); check the address, the network "
+            "and that both sides have the same Ray version and token"
+        ) from error
+
+
+def _start(num_cpus: int, num_gpus: int) -> None:
+    """Ray reports a failed start as a bare Exception and leaves the processes of the failed start behind."""
+    for start in range(1, MAX_STARTS + 1):
+        others = _children()
+        try:
+            ray.init(
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:
+            for pid in _children() - others:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+            if start == MAX_STARTS:
+                raise ResourceError(
+                    f"Ray: could not be started on this machine in {MAX_STARTS} tries ({_one_line(error)}); check free "
+                    "memory, processor load, disk space in /tmp/ray and /dev/shm"
+                ) from error
+            log.warning("Ray did not start (%s); trying again", _one_line(error))
+        else:
+            return
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray puts its own SIGTERM handler, which ends the process at once; a run has its own way to stop."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as error:
+        raise KeyboardInterrupt from error
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _children() -> set[int]:
+    """Processes that this process has started; none where /proc does not tell."""
+    with suppress(OSError):
+        tasks = Path("/proc/self/task").glob("*/children")
+        return {int(pid) for task in tasks for pid in task.read_text().split()}
+    return set()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

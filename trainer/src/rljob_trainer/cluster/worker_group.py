@@ -164,6 +164,20 @@ class RoleGroup:
         return self.positions[mesh]
 
 
+def _cause_of_death(error: RayError) -> str:
+    """Ray's text without its identifiers; for a process that just ended, what that most often means."""
+    text = " ".join(str(error).split())
+    detail = re.search(r"Worker exit detail: (.*?)(?= There are some potential root causes|$)", text)
+    if detail is None:
+        return re.sub(r"^.*?(?=The actor is dead because|The actor died because)", "", text)
+    if "connection error" not in detail[1]:
+        return detail[1]
+    return (
+        "its process ended without a word; the kernel kills processes when memory runs out (see dmesg), "
+        "and native code can crash"
+    )
+
+
 def _expect_info(value: object) -> ProcessInfo:
     assert isinstance(value, ProcessInfo)
     return value

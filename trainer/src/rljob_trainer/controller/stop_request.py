@@ -1,4 +1,5 @@
-"""Asking a run to stop: SIGINT or SIGTERM once finishes the step and saves; SIGINT twice stops at once."""
+"""Asking a run to stop. Before training begins a signal stops at once, for nothing would be lost; afterwards SIGINT or
+SIGTERM once finishes the step and saves, and SIGINT twice stops at once."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.is_requested = False
+        self.is_training = False
 
     def install(self) -> None:
         """Takes over SIGINT and SIGTERM of this process."""
@@ -18,6 +20,7 @@ class StopRequest:
         signal.signal(signal.SIGTERM, self._handle)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.is_requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        at_once = not self.is_training or (self.is_requested and number == signal.SIGINT)
         self.is_requested = True
+        if at_once:
+            raise KeyboardInterrupt
