@@ -19,6 +19,7 @@ from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, 
 from rljob_trainer.data.prompts import PromptRow
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_LOSS
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import ADVANTAGES, OLD_LOGPROBS, REF_LOGPROBS, RESPONSE_MASK, TOKENS
 from rljob_trainer.workers.protocols import ActorGroup, ReferenceGroup
@@ -70,13 +71,20 @@ class TrainingStep:
             with self.timer.phase("ref"):
                 batch = batch.union(self.reference.compute_ref_logprobs(batch.select([TOKENS, RESPONSE_MASK])))
         rewards_B = rollout.rewards_B
+        kl_metrics: dict[str, float] = {}
         if kl_in_rewards:
             kl_BT = kl_estimate(batch[OLD_LOGPROBS], batch[REF_LOGPROBS], kl.estimator)
             rewards_B = kl_in_reward(rewards_B, kl_BT, batch[RESPONSE_MASK], kl.coefficient)
+            kl_metrics = {KL_LOSS: float(kl_BT[batch[RESPONSE_MASK]].mean())}
         batch, advantages_B = self._with_advantages(batch, rewards_B)
         with self.timer.phase("update_actor"):
             metrics = dict(self.actor.update_policy(_for_update(batch), step))
-        return rollout, {**rollout.metrics(), **metrics, "critic/advantages/mean": float(advantages_B.mean())}
+        return rollout, {
+            **rollout.metrics(),
+            **metrics,
+            **kl_metrics,
+            ADVANTAGE_MEAN: float(advantages_B.mean()),
+        }
 
     def _with_advantages(self, batch: DataProto, rewards_B: torch.Tensor) -> tuple[DataProto, torch.Tensor]:
         """Adds ADVANTAGES [B, T]; sequences that are left out lose their response mask."""

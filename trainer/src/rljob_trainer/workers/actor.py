@@ -198,7 +198,7 @@ class ActorWorker(Worker):
         loss = policy_loss
         if algorithm.entropy_coefficient:
             loss = loss - algorithm.entropy_coefficient * aggregated(spread(entropy_N))
-        kl_sum = 0.0
+        kl_sum: float | None = None
         if algorithm.kl.coefficient and algorithm.kl.placement is KlPlacement.LOSS:
             kl_BT = kl_estimate(logprobs_BT, column(REF_LOGPROBS), algorithm.kl.estimator)
             loss = loss + algorithm.kl.coefficient * aggregated(kl_BT)
@@ -213,7 +213,7 @@ class ActorWorker(Worker):
         stats: SurrogateStats,
         policy_loss: Tensor,
         entropy_N: Tensor,
-        kl_sum: float,
+        kl_sum: float | None,
         differences_BT: Tensor,
     ) -> None:
         sums.add(

@@ -19,6 +19,8 @@ class UpdateSums:
     policy_loss: float = 0.0
     entropy_sum: float = 0.0
     kl_sum: float = 0.0
+    num_kl_tokens: float = 0.0
+    """Response tokens for which a KL to the reference was computed."""
     difference_sum: float = 0.0
     num_updates: float = 0.0
     difference_max: float = 0.0
@@ -31,7 +33,7 @@ class UpdateSums:
         ppo_kl_sum: float,
         policy_loss: float,
         entropy_sum: float,
-        kl_sum: float,
+        kl_sum: float | None,
         difference_sum: float,
         difference_max: float,
     ) -> None:
@@ -41,7 +43,9 @@ class UpdateSums:
         self.ppo_kl_sum += ppo_kl_sum
         self.policy_loss += policy_loss
         self.entropy_sum += entropy_sum
-        self.kl_sum += kl_sum
+        if kl_sum is not None:
+            self.kl_sum += kl_sum
+            self.num_kl_tokens += num_tokens
         self.difference_sum += difference_sum
         self.difference_max = max(self.difference_max, difference_max)
 
@@ -52,12 +56,13 @@ class UpdateSums:
         total = dict(zip(names, engine.sum_over_ranks(mine).tolist(), strict=True))
         num_tokens = max(1.0, total["num_tokens"])
         num_updates = max(1.0, total["num_updates"] / engine.mesh.size())
+        kl = {"actor/kl_loss": total["kl_sum"] / total["num_kl_tokens"]} if total["num_kl_tokens"] else {}
         return {
+            **kl,
             "actor/pg_loss": total["policy_loss"] / num_updates,
             "actor/pg_clipfrac": total["num_clipped"] / num_tokens,
             "actor/ppo_kl": total["ppo_kl_sum"] / num_tokens,
             "actor/entropy": total["entropy_sum"] / num_tokens,
-            "actor/kl_loss": total["kl_sum"] / num_tokens,
             "rollout/logprob_diff_mean": total["difference_sum"] / num_tokens,
             "rollout/logprob_diff_max": engine.max_over_ranks(self.difference_max),
         }
