@@ -64,7 +64,7 @@ def _gather_sharded(tensors: list[DTensor], dtype: torch.dtype) -> list[torch.Te
         flat[offset : offset + local.numel()].copy_(local)
         offset += size
     everything = torch.empty(num_ranks * flat.numel(), dtype=dtype, device=flat.device)
-    dist.all_gather_into_tensor(everything, flat, group=mesh.get_group())
+    dist.all_gather_single(everything, flat, group=mesh.get_group())
     per_rank = everything.view(num_ranks, flat.numel())
     whole: list[torch.Tensor] = []
     offset = 0

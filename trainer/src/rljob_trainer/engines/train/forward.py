@@ -36,16 +36,16 @@ class PolicyModel(nn.Module):
         hidden_BTD = body(input_ids=tokens_BT, use_cache=False).last_hidden_state
         hidden_ND = hidden_BTD[:, :-1][predicted_BT[:, 1:]]
         targets_N = tokens_BT[:, 1:][predicted_BT[:, 1:]]
-        if hidden_ND.shape[0] <= LOGITS_CHUNK_TOKENS:
-            return self._score(hidden_ND, targets_N, temperature, with_entropy_gradient)
-        logprobs, entropies = [], []
-        for start in range(0, hidden_ND.shape[0], LOGITS_CHUNK_TOKENS):
-            piece = slice(start, start + LOGITS_CHUNK_TOKENS)
-            result = checkpoint(
-                self._score, hidden_ND[piece], targets_N[piece], temperature, with_entropy_gradient, use_reentrant=False
-            )
-            logprobs.append(result[0])
-            entropies.append(result[1])
+        num_chunks = max(1, -(-hidden_ND.shape[0] // LOGITS_CHUNK_TOKENS))
+        results = []
+        for hidden, targets in zip(hidden_ND.tensor_split(num_chunks), targets_N.tensor_split(num_chunks), strict=True):
+            if num_chunks == 1:
+                results.append(self._score(hidden, targets, temperature, with_entropy_gradient))
+            else:
+                results.append(
+                    checkpoint(self._score, hidden, targets, temperature, with_entropy_gradient, use_reentrant=False)
+                )
+        logprobs, entropies = zip(*results, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
     def _score(
