@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,8 +116,7 @@ def test_a_hanging_scorer_costs_its_own_response_only_and_dies_with_its_children
     assert outcomes[1].detail == "ran longer than 0.5 s and was killed"
     assert outcomes[1].score == 0.0
     assert [outcome.score for outcome in outcomes[4:]] == [3.0] * 8
-    printed = "".join(path.read_text() for path in (folder / "logs").iterdir())
-    assert is_gone(int(printed.split("grandchild ")[1].split()[0]))
+    assert is_gone(grandchild(folder))
 
 
 def test_a_dying_scorer_costs_its_own_response_only_and_its_last_words_are_kept(pool: ScorerPool) -> None:
@@ -196,7 +196,6 @@ from rljob_trainer.rewards.base import RewardRequest
 pool = make_pool(Path({folder!r}))
 pool.wait_until_ready()
 pool.submit([RewardRequest("p", "hang", None, {{}}), RewardRequest("p", "hang_in_c", None, {{}})])
-time.sleep(0.5)
 print(*pool.process_ids(), flush=True)
 time.sleep(600)
 """
@@ -207,9 +206,8 @@ def test_nothing_outlives_a_killed_parent(folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         process_ids = [int(word) for word in parent.stdout.readline().split()]
+        process_ids.append(grandchild(folder))
         parent.send_signal(signal.SIGKILL)
-    printed = "".join(path.read_text() for path in (folder / "logs").iterdir())
-    process_ids.append(int(printed.split("grandchild ")[1].split()[0]))
     assert len(process_ids) == 3
     assert all(is_gone(process_id) for process_id in process_ids)
 
@@ -222,8 +220,18 @@ def test_hundreds_of_easy_responses_cost_milliseconds(pool: ScorerPool) -> None:
         started = time.monotonic()
         pool.submit(requests).result(timeout=60)
         seconds.append(time.monotonic() - started)
-    # 15 to 25 ms on an idle core; the bound leaves room for a busy machine.
-    assert min(seconds) < 0.2, seconds
+    # About 20 ms on two idle cores; the bound leaves room for a busy machine.
+    assert min(seconds) < 0.5, seconds
+
+
+def grandchild(folder: Path) -> int:
+    """The process that the hanging scorer has started, as it printed it."""
+    for _ in range(200):
+        printed = "".join(path.read_text() for path in (folder / "logs").iterdir())
+        if found := re.search(r"grandchild (\d+)\n", printed):
+            return int(found[1])
+        time.sleep(0.05)
+    raise AssertionError(printed)
 
 
 def is_gone(process_id: int) -> bool:

@@ -7,11 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, OverlongPrompt
 from rljob_trainer.data.rows import RawRow, read_rows
-from rljob_trainer.data.tokenizer import ChatMessage, Tokenizer
 from rljob_trainer.errors import DatasetError
+
+if TYPE_CHECKING:
+    # Importing it loads transformers.
+    from rljob_trainer.data.tokenizer import ChatMessage, Tokenizer
 
 log = logging.getLogger(__name__)
 

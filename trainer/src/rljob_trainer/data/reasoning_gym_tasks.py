@@ -22,7 +22,10 @@ class ReasoningGymTask(Protocol):
 
 
 def create_task(task: str, seed: int, size: int, config: Mapping[str, object], where: str) -> ReasoningGymTask:
-    """Raises DatasetError, starting with `where`, for an unknown task or settings that the task refuses."""
+    """Entry i depends on `seed` + i alone, so data sets whose seeds are closer than their sizes share entries.
+
+    Raises DatasetError, starting with `where`, for an unknown task or settings that the task refuses.
+    """
     if task not in DATASETS:
         near = get_close_matches(task, DATASETS, n=3, cutoff=0.5)
         hint = (

@@ -65,7 +65,7 @@ def _read_json_lines(path: Path) -> Iterator[RawRow]:
             if not line.strip():
                 continue
             try:
-                columns = json.loads(line)
+                columns = json.loads(line.rstrip())
             except UnicodeDecodeError as error:
                 raise DatasetError(f"{place}: not UTF-8 text ({error.reason}); save the file as UTF-8") from error
             except json.JSONDecodeError as error:

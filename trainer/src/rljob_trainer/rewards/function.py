@@ -24,6 +24,7 @@ class FunctionScorer:
 
     @property
     def name(self) -> str:
+        """The path."""
         return self.path
 
     def load(self) -> Scorer:

@@ -22,6 +22,7 @@ class MathAnswerScorer:
     name: str = "MathAnswer"
 
     def load(self) -> Scorer:
+        """Imports sympy by way of math-verify: a second or two."""
         from math_verify import parse, verify
 
         # The library says once that its own time limit is off. It is: that one needs SIGALRM in the main thread and

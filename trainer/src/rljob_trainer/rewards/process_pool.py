@@ -4,7 +4,7 @@ One thread owns the processes: it hands out responses in chunks that shrink towa
 come, and kills the process group of a scorer that runs too long. Only the response in work is lost then; the rest of
 the chunk goes to the next process. A process that dies (exit, signal, out of memory) costs its response the same way.
 
-No process outlives its parent, however the parent ends: each ends itself when its connection closes.
+No process outlives its parent, however the parent ends (see `scoring_process`).
 """
 
 from __future__ import annotations
@@ -108,7 +108,6 @@ class ScorerPool:
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         log_folder.mkdir(parents=True, exist_ok=True)
-        # The thread lives as long as the pool: the kernel ends the processes when the *thread* that made them ends.
         self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
         self._thread.start()
 

@@ -32,6 +32,7 @@ class ReasoningGymScorer:
 
     @property
     def name(self) -> str:
+        """With the task of the training data."""
         return f"ReasoningGym ({self.task})"
 
     def load(self) -> Scorer:

@@ -27,13 +27,14 @@ class ScoringChild:
 
     def __init__(self, spec: ScorerSpec, log_file: Path, environment: Mapping[str, str]) -> None:
         self.connection, child_end = socket.socketpair()
+        guardian_end, self._lifeline = os.pipe()
         self.connection.setblocking(False)
         self._log_file = log_file
         self._unsent = bytearray()
         self._unread = b""
         self._is_closed = False
         flags = ["-P", "-u", "-X", "faulthandler"]
-        program = ["-m", "rljob_trainer.rewards.scoring_process", str(child_end.fileno())]
+        program = ["-m", "rljob_trainer.rewards.scoring_process", str(child_end.fileno()), str(guardian_end)]
         with log_file.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
@@ -42,11 +43,12 @@ class ScoringChild:
                 stdout=log,
                 stderr=log,
                 env=dict(environment),
-                pass_fds=(child_end.fileno(),),
+                pass_fds=(child_end.fileno(), guardian_end),
                 # A process group that can be killed as a whole, and no Ctrl-C from the terminal.
                 start_new_session=True,
             )
         child_end.close()
+        os.close(guardian_end)
         self.send(encode([type(spec).__name__, vars(spec)]))
 
     @property
@@ -103,6 +105,7 @@ class ScoringChild:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         self.connection.close()
+        os.close(self._lifeline)
 
     def describe_end(self) -> str:
         """How the process ended and the last lines that it wrote; call after `kill`."""

@@ -1,6 +1,6 @@
 """The program of one scoring process: loads the scorer once, then scores what comes through a socket, in order.
 
-Started as `python -m rljob_trainer.rewards.scoring_process SOCKET_FD` by `scoring_child`. Imports nothing
+Started as `python -m rljob_trainer.rewards.scoring_process SOCKET_FD LIFELINE_FD` by `scoring_child`. Imports nothing
 heavy itself. Requests: frames of an 8-byte length and a value (see `wire`), the first one the scorer's class name and
 fields, then `[prompt, response, answer, row]`. Results: JSON lines, first `{"ready": true}` or `{"refused": text}`,
 then `[score or null, detail, seconds]` for each request.
@@ -8,15 +8,13 @@ then `[score or null, detail, seconds]` for each request.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import queue
 import signal
 import sys
-import threading
 import time
 import traceback
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from rljob_trainer.errors import ConfigurationError
@@ -28,25 +26,24 @@ from rljob_trainer.rewards.wire import decode
 
 MAX_DETAIL_CHARACTERS = 4000
 NUM_TRACEBACK_LINES = 8
-PR_SET_PDEATHSIG = 1
 SCORERS = {scorer.__name__: scorer for scorer in (FunctionScorer, MathAnswerScorer, ReasoningGymScorer)}
 
 
 def main() -> None:
     """Runs until the parent closes the connection, or is gone."""
-    _die_with_parent()
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)
-    frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_frames, args=(os.fdopen(descriptor, "rb"), frames), daemon=True).start()
+    descriptor, lifeline = int(sys.argv[1]), int(sys.argv[2])
+    for inherited in (descriptor, lifeline):
+        os.set_inheritable(inherited, False)
+    _start_guardian(descriptor, lifeline)
+    frames = _frames(os.fdopen(descriptor, "rb"))
     try:
-        scorer = _make_spec(frames.get()).load()
+        scorer = _make_spec(next(frames)).load()
     except ConfigurationError as error:
         _send(descriptor, {"refused": str(error)})
         return
     _send(descriptor, {"ready": True})
-    while True:
-        _send(descriptor, _score(scorer, frames.get()))
+    for frame in frames:
+        _send(descriptor, _score(scorer, frame))
 
 
 def _make_spec(frame: bytes) -> ScorerSpec:
@@ -92,17 +89,26 @@ def _send(descriptor: int, message: object) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _read_frames(requests: BinaryIO, frames: queue.SimpleQueue[bytes]) -> None:
-    """Ends the process, and all that it started in its process group, as soon as the parent's end is closed."""
+def _frames(requests: BinaryIO) -> Iterator[bytes]:
     while header := requests.read(8):
-        frames.put(requests.read(int.from_bytes(header, "little")))
+        yield requests.read(int.from_bytes(header, "little"))
+
+
+def _start_guardian(connection: int, lifeline: int) -> None:
+    """Forks a process that waits for the end of the parent and then kills this process group, itself included.
+
+    A thread would get no turn while user code hangs inside C code, and a signal of the kernel at the parent's death
+    (PR_SET_PDEATHSIG) would spare what user code has started. Forked twice, so that it is no child of user code's.
+    """
+    if child := os.fork():
+        os.waitpid(child, 0)
+        os.close(lifeline)
+        return
+    if os.fork():
+        os._exit(0)
+    os.close(connection)
+    os.read(lifeline, 1)
     os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
-def _die_with_parent() -> None:
-    # The end of the connection does the same, but its thread gets no turn while user code hangs inside C code.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":
