@@ -13,6 +13,7 @@ from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import RolloutEngine
 from rljob_trainer.engines.rollout.select import select_engine
 from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
+from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
@@ -67,7 +68,13 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
         from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 
         return HfEngine(HfSettings(settings.model_folder, context.device, settings.dtype, settings.max_num_sequences))
-    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+    try:
+        from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+    except ImportError as error:
+        raise ConfigurationError(
+            f"spec.training.rollout.engine: vLLM is installed and cannot be imported ({error}); mend the installation "
+            "(is it the build for this device?), or write HuggingFace"
+        ) from error
 
     return VllmEngine(
         VllmSettings(

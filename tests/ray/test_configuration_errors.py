@@ -1,0 +1,109 @@
+"""Jobs that can never work: refused with exit code 2, a place and a cure, before Ray or a device is touched.
+
+And clusters that do not fit or do not answer: exit code 75, for another try elsewhere may work.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rljob_cli.run_folder import RunFolder
+from rljob_testing.trainer_program import RunTrainer
+from rljob_testing.training_runs import Document, LocalRun, small_job
+from rljob_trainer.controller import build
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes starting or reaching Ray a failure of the test."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("Ray was asked for")
+
+    monkeypatch.setattr(build, "ray_session", refuse)
+
+
+def reasoning_gym(task: str) -> Document:
+    return {"type": "ReasoningGym", "file": None, "reasoningGym": {"task": task, "size": 8}}
+
+
+CASES: dict[str, tuple[Document, str]] = {
+    "missing model folder": (
+        small_job(model={"source": "./not-there"}),
+        r"spec\.training\.model\.source: .*not-there",
+    ),
+    "folder without a model": (small_job(model={"source": "./empty"}), r"empty holds no config\.json"),
+    "missing file": (
+        small_job(dataset={"file": {"path": "gone.jsonl"}}),
+        r"spec\.training\.dataset.*gone\.jsonl",
+    ),
+    "unreadable row": (small_job(dataset={"file": {"path": "rows.jsonl"}}), r"rows\.jsonl:2: .*JSON"),
+    "row without the answer": (small_job(dataset={"file": {"path": "rows2.jsonl"}}), r"rows2\.jsonl:2: .*'?answer'?"),
+    "prompt too long": (small_job(dataset={"maxPromptTokens": 3}), r"maxPromptTokens"),
+    "unknown task": (small_job(dataset=reasoning_gym("no_such_task")), r"reasoningGym\.task: .*no_such_task"),
+    "missing reward function": (
+        small_job(reward={"function": {"path": "json:no_such_function"}}),
+        r"spec\.training\.reward\.function\.path: .*no_such_function",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("no_ray")
+def test_a_job_that_cannot_work_is_refused_before_ray(name: str, tmp_path: Path, run_trainer: RunTrainer) -> None:
+    job, text = CASES[name]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": oops}\n')
+    (tmp_path / "rows2.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": "2>"}\n')
+    run = run_trainer(job, None)
+    assert run.exit_code == 2, run.terminal
+    assert "Traceback" not in run.terminal
+    state = run.files.state()
+    assert state.phase == "Failed"
+    assert state.error is not None
+    for said in (run.terminal, state.error.message):
+        assert re.search(text, said), said
+
+
+HIDE_VLLM = """\
+import importlib.machinery
+real = importlib.machinery.PathFinder.find_spec
+def find_spec(name, path=None, target=None):
+    return None if name == "vllm" else real(name, path, target)
+importlib.machinery.PathFinder.find_spec = staticmethod(find_spec)
+"""
+
+
+def test_vllm_that_is_not_installed_is_refused_before_ray(tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(HIDE_VLLM)
+    run = LocalRun(tmp_path, small_job(rollout={"engine": "VLLM"}), PYTHONPATH=str(hidden))
+    assert run.end() == 2, run.output
+    assert "spec.training.rollout.engine: vLLM is not installed (seen: VLLM); install" in run.output
+    assert "exit code 2: the job cannot work as written; change the file" in run.output
+    assert not [process for process in run.seen if "gcs_server" in process.title]
+    # Nothing was done that a second try would have to be protected from.
+    assert not RunFolder(run.files.folder).has_results()
+
+
+def test_a_pool_that_the_cluster_cannot_hold_says_what_is_missing(run_trainer: RunTrainer, cluster: str) -> None:
+    run = run_trainer(small_job(num_workers=4), cluster)
+    assert run.exit_code == 75, run.terminal
+    assert (
+        "pool main: needs 1 nodes with 4 x {'CPU': 1} each, the cluster has 0 such of 1 nodes "
+        "(missing on the others: CPU 4 needed, 3 there)"
+    ) in run.terminal
+    assert run.files.state().phase == "Failed"
+
+
+def test_a_cluster_that_does_not_answer_is_named(run_trainer: RunTrainer) -> None:
+    run = run_trainer(small_job(), "127.0.0.1:1")
+    assert run.exit_code == 75, run.terminal
+    assert "RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1" in run.terminal
+    assert "Traceback" not in run.terminal

@@ -1,0 +1,91 @@
+"""A worker process that is killed: one error that says which and why, nothing left behind, and the next run goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from rljob_testing.processes import Process
+from rljob_testing.training_runs import Document, LocalRun, small_job
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+NUM_STEPS = 6
+SECONDS_TO_END = 30.0
+
+
+def job() -> Document:
+    return small_job(num_workers=2, batchSize=32, rollout={"groupSize": 16}, steps=NUM_STEPS)
+
+
+@dataclass(frozen=True)
+class Killed:
+    """A run that lost a worker in a step after its second checkpoint."""
+
+    run: LocalRun
+    victim: Process
+    seconds_to_end: float
+    checkpoints: list[str]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    run = LocalRun(tmp_path_factory.mktemp("killed"), job())
+    run.wait_for(lambda: len(run.files.training_steps()) >= 2 and newest_checkpoint(run) >= 2)
+    victim = max((process for process in run.seen if "RayWorker" in process.title), key=lambda process: process.pid)
+    time.sleep(0.3)
+    os.kill(victim.pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    run.end()
+    return Killed(run, victim, time.monotonic() - killed_at, run.files.checkpoint_names())
+
+
+def newest_checkpoint(run: LocalRun) -> int:
+    checkpoint = run.files.state().checkpoint
+    return checkpoint.step if checkpoint else 0
+
+
+def test_the_error_names_the_rank_and_the_cause(killed: Killed) -> None:
+    run = killed.run
+    assert run.process.returncode == 75, run.output
+    errors = [line for line in run.output.splitlines() if " ERROR " in line]
+    assert len(errors) == 1, run.output
+    expected = (
+        rf"worker rank [01] \(process {killed.victim.pid} on \S+\) died: its process ended without a word; .*memory.*"
+        r"; its last words are in .*worker-[01]\.log"
+    )
+    assert re.search(expected, errors[0]), errors[0]
+    assert "Traceback" not in run.output
+    assert "a worker or a device was lost; going on may well work" in run.output
+
+
+def test_it_ends_soon_and_leaves_no_process(killed: Killed) -> None:
+    assert killed.seconds_to_end < SECONDS_TO_END
+    assert len(killed.run.seen) > 5
+    assert killed.run.left_behind() == []
+
+
+def test_run_state_tells_the_same(killed: Killed) -> None:
+    state = killed.run.files.state()
+    assert state.phase == "Failed"
+    assert state.error is not None
+    assert state.error.kind == "WorkerDiedError"
+    assert f"(process {killed.victim.pid} on" in state.error.message
+
+
+def test_the_next_run_resumes_from_the_newest_checkpoint(killed: Killed) -> None:
+    newest = killed.run.files.training_steps()[-1]
+    complete = [name for name in killed.checkpoints if (killed.run.files.checkpoints / name / "manifest.json").exists()]
+    assert complete[-1] in (f"step-{newest:08d}.attempt-0001", f"step-{newest - 1:08d}.attempt-0001")
+    run = LocalRun(killed.run.files.folder.parents[1], job(), "--resume")
+    assert run.end() == 0, run.output
+    assert f"({complete[-1]})" in run.output
+    assert run.files.training_steps() == list(range(1, NUM_STEPS + 1))
+    # Checkpoints of the lost attempt that were not complete are gone.
+    assert all((path / "manifest.json").exists() for path in run.files.checkpoints.glob("step-*"))
+    assert run.left_behind() == []

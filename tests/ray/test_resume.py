@@ -1,0 +1,162 @@
+"""A run that is stopped and resumed ends, bit for bit, where the uninterrupted run ends."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rljob_testing.training_runs import Document, LocalRun, held_out, small_job
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+NUM_STEPS = 4
+STOPPED_AFTER = 2
+
+
+def job() -> Document:
+    """Two workers, so that shards are put together again; steps long enough (512 responses) to be stopped in."""
+    return small_job(
+        num_workers=2,
+        batchSize=32,
+        rollout={"groupSize": 16},
+        optimizer={"warmupSteps": 3},
+        evaluation=held_out(num_prompts=24, every_steps=4),
+        steps=NUM_STEPS,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> LocalRun:
+    """Four steps without interruption."""
+    run = LocalRun(tmp_path_factory.mktemp("whole"), job())
+    assert run.end() == 0, run.output
+    return run
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """A run that was stopped after two steps, and its continuation."""
+
+    first: LocalRun
+    refused_beside: LocalRun
+    refused_after: LocalRun
+    checkpoints_of_first: list[str]
+    second: LocalRun
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
+    """Ctrl-C in the second step; then once without --resume, and once with it."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    first = LocalRun(folder, job())
+    first.wait_for_step(STOPPED_AFTER - 1)
+    first.process.send_signal(signal.SIGINT)
+    beside = LocalRun(folder, job())
+    beside.end()
+    first.end()
+    checkpoints = first.files.checkpoint_names()
+    after = LocalRun(folder, job())
+    after.end()
+    second = LocalRun(folder, job(), "--resume")
+    second.end()
+    return Interrupted(first, beside, after, checkpoints, second)
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(interrupted: Interrupted) -> None:
+    run = interrupted.first
+    assert run.process.returncode == 130, run.output
+    assert "stopping: the trainer finishes its step and saves" in run.output
+    assert f"stopped as asked after step {STOPPED_AFTER}; its checkpoint is complete" in run.output
+    assert run.output.endswith("to go on: rljob run job.yaml --resume\n")
+    assert interrupted.checkpoints_of_first == ["step-00000001.attempt-0001", "step-00000002.attempt-0001"]
+    assert run.left_behind() == []
+
+
+def test_a_second_run_at_the_same_time_is_refused(interrupted: Interrupted) -> None:
+    run = interrupted.refused_beside
+    assert run.process.returncode == 2
+    assert f"another run is using it (process {interrupted.first.process.pid})" in run.output
+
+
+def test_a_second_run_afterwards_needs_resume(interrupted: Interrupted) -> None:
+    run = interrupted.refused_after
+    assert run.process.returncode == 2
+    assert f"holds a run already (step {STOPPED_AFTER} of {NUM_STEPS}, Stopped)" in run.output
+
+
+def test_the_resumed_run_goes_on_where_the_first_stopped(interrupted: Interrupted) -> None:
+    run = interrupted.second
+    assert run.process.returncode == 0, run.output
+    assert f"resumed from step {STOPPED_AFTER} (step-00000002.attempt-0001)" in run.output
+    state = run.files.state()
+    assert (state.phase, state.attempt, state.resumed_from_step) == ("Complete", 2, STOPPED_AFTER)
+    assert run.files.training_steps() == list(range(1, NUM_STEPS + 1))
+    assert run.left_behind() == []
+
+
+def test_both_runs_saw_the_same_prompts_and_gave_the_same_responses(whole: LocalRun, interrupted: Interrupted) -> None:
+    for step in range(1, NUM_STEPS + 1):
+        expected = whole.files.samples("train", step)
+        assert len(expected) == 8
+        assert interrupted.second.files.samples("train", step) == expected
+    # A cursor that starts again would repeat the first step's prompts.
+    first, third = ({row["prompt"] for row in whole.files.samples("train", step)} for step in (1, 3))
+    assert not first & third
+
+
+def test_both_runs_report_the_same_numbers(whole: LocalRun, interrupted: Interrupted) -> None:
+    for name in ("critic/rewards/mean", "actor/pg_loss", "actor/grad_norm", "actor/lr", "eval/greedy_score"):
+        expected = whole.files.series(name)
+        assert expected, name
+        assert interrupted.second.files.series(name) == expected
+
+
+def test_the_final_weights_are_bitwise_equal(whole: LocalRun, interrupted: Interrupted) -> None:
+    assert interrupted.second.files.exported_weights() == whole.files.exported_weights()
+
+
+def test_the_export_answers_like_the_last_evaluation(whole: LocalRun) -> None:
+    expected = whole.files.samples("eval_greedy", NUM_STEPS)
+    assert len(expected) == 24
+    folder = whole.files.folder / "export"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    answers = []
+    for row in expected:
+        prompt = torch.tensor([tokenizer.encode(row["prompt"])])
+        tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)
+        answers.append(tokenizer.decode(tokens[0, prompt.shape[1] :], skip_special_tokens=True))
+    assert answers == [row["response"] for row in expected]
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(whole: LocalRun, tmp_path: Path) -> None:
+    shutil.copytree(whole.files.folder, tmp_path / "runs" / "small")
+    newest = tmp_path / "runs" / "small" / "checkpoints" / "step-00000004.attempt-0001"
+    flip_a_byte(newest / "rank-00001.safetensors")
+    run = LocalRun(tmp_path, job(), "--resume")
+    assert run.end() == 0, run.output
+    assert "passed over damaged checkpoint step-00000004.attempt-0001: rank-00001.safetensors" in run.output
+    assert "resumed from step 3 (step-00000003.attempt-0001)" in run.output
+    assert run.files.training_steps() == [1, 2, 3, 4]
+    # The last step is done again, and comes out the same.
+    assert run.files.exported_weights() == whole.files.exported_weights()
+    assert run.files.checkpoint_names() == [
+        "step-00000002.attempt-0001",
+        "step-00000003.attempt-0001",
+        "step-00000004.attempt-0002",
+    ]
+
+
+def flip_a_byte(path: Path) -> None:
+    before = hashlib.sha256(path.read_bytes()).digest()
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    assert hashlib.sha256(path.read_bytes()).digest() != before

@@ -1,0 +1,176 @@
+"""Real runs of the smallest model, with what they wrote and which processes they started.
+
+`LocalRun` is `rljob run` as a user types it, Ray included. `small_job` is a job of a few steps on the model that ships
+with the trainer (119k parameters, sorts five digits).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from pydantic import JsonValue
+
+from rljob_api.run_state import RunState
+from rljob_testing.processes import Process, descendants, is_alive
+from rljob_testing.settings import inherited_environment
+
+Document = dict[str, JsonValue]
+
+ASSETS = "package://rljob_trainer/assets/sort_digits"
+WATCH_SECONDS = 0.2
+END_SECONDS = 240.0
+
+
+def small_job(*, num_workers: int = 1, checkpoint: Document | None = None, **training: JsonValue) -> Document:
+    """Four steps of 4 prompts with 4 responses each, a checkpoint after each. `training` is merged into
+    spec.training, in the names of the file; mappings are merged, everything else is replaced."""
+    base: Document = {
+        "model": {"source": f"{ASSETS}/model"},
+        "dataset": {"type": "File", "file": {"path": f"{ASSETS}/train.jsonl"}, "maxPromptTokens": 8},
+        "reward": {
+            "type": "Function",
+            "function": {"path": "rljob_trainer.rewards.exact_match:exact_match"},
+            "numProcesses": 1,
+        },
+        "optimizer": {"learningRate": 3.0e-4},
+        "rollout": {"engine": "HuggingFace", "groupSize": 4, "maxNewTokens": 8},
+        "loggers": ["Console"],
+        "steps": 4,
+        "batchSize": 4,
+    }
+    spec: Document = {
+        "pools": [{"name": "main", "nodes": 1, "gpusPerNode": num_workers}],
+        "training": merged(base, training),
+        "checkpoint": merged({"everySteps": 1, "keep": 3}, checkpoint or {}),
+    }
+    return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "small"}, "spec": spec}
+
+
+def held_out(num_prompts: int, every_steps: int) -> Document:
+    """An evaluation block on the digits' held-out file."""
+    dataset: Document = {"type": "File", "file": {"path": f"{ASSETS}/held_out.jsonl"}, "maxPromptTokens": 8}
+    return {"dataset": dataset, "numPrompts": num_prompts, "everySteps": every_steps}
+
+
+def merged(base: Document, changes: Document) -> Document:
+    """`base` with `changes`, mapping by mapping."""
+    result = dict(base)
+    for name, value in changes.items():
+        old = result.get(name)
+        result[name] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run has written."""
+
+    folder: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The checkpoint folder of a local run."""
+        return self.folder / "checkpoints"
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Complete rows of metrics.jsonl."""
+        return cast(list[dict[str, float]], rows_of(self.folder / "metrics.jsonl"))
+
+    def training_steps(self) -> list[int]:
+        """Steps that have a training row, in the order of the file."""
+        return [int(row["step"]) for row in self.metrics() if "actor/lr" in row]
+
+    def series(self, name: str) -> list[float]:
+        """One metric over the rows that have it."""
+        return [row[name] for row in self.metrics() if name in row]
+
+    def samples(self, kind: str, step: int) -> list[dict[str, str]]:
+        """Rows of samples.jsonl."""
+        rows = cast(list[dict[str, str]], rows_of(self.folder / "samples.jsonl"))
+        return [row for row in rows if row["kind"] == kind and int(row["step"]) == step]
+
+    def state(self) -> RunState:
+        """RunState as it is now."""
+        return RunState.from_wire(json.loads((self.folder / "rljob-run-state.json").read_text()))
+
+    def checkpoint_names(self) -> list[str]:
+        """Folders of the checkpoint root that are checkpoints or were to become one, oldest first."""
+        return sorted(path.name for path in self.checkpoints.glob("step-*"))
+
+    def exported_weights(self) -> bytes:
+        """The exported weights file, byte for byte."""
+        return (self.folder / "export" / "model.safetensors").read_bytes()
+
+
+def rows_of(path: Path) -> list[Document]:
+    """The complete lines of a JSON Lines file that may still grow; none where it is missing."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+
+
+class LocalRun:
+    """One `rljob run job.yaml`, started in `folder` and watched until it ends."""
+
+    def __init__(self, folder: Path, job: Document, *arguments: str, **variables: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        # YAML contains JSON.
+        (folder / "job.yaml").write_text(json.dumps(job))
+        self.files = RunFiles(folder / "runs" / "small")
+        self.seen: set[Process] = set()
+        self._output_file = folder / f"output-{time.monotonic_ns()}.txt"
+        environment = inherited_environment() | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", **variables}
+        with self._output_file.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rljob_cli", "run", "job.yaml", *arguments],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self._output_file.read_text()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Waits until the condition holds; fails when the run ends before."""
+        deadline = time.monotonic() + END_SECONDS
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.returncode} too early:\n{self.output}"
+            assert time.monotonic() < deadline, f"not within {END_SECONDS:.0f} s:\n{self.output}"
+            time.sleep(0.02)
+
+    def wait_for_step(self, step: int) -> None:
+        """Waits until this many steps are done."""
+        self.wait_for(lambda: step in self.files.training_steps())
+
+    def end(self) -> int:
+        """Waits for the end; the exit code."""
+        try:
+            code = self.process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"still running after {END_SECONDS:.0f} s:\n{self.output}") from None
+        self._watcher.join()
+        return code
+
+    def left_behind(self) -> list[Process]:
+        """Processes of the run that outlived it."""
+        return [process for process in self.seen if is_alive(process)]
+
+    def _watch(self) -> None:
+        while self.process.poll() is None:
+            self.seen |= descendants(self.process.pid)
+            time.sleep(WATCH_SECONDS)
