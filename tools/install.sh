@@ -69,6 +69,9 @@ use_the_index_of_pip
 uv=$bootstrap/bin/uv
 [ -x "$venv/bin/python" ] || "$uv" venv -q --python "$python" "$venv"
 export VIRTUAL_ENV=$PWD/$venv
+# Compiled once, now. Otherwise the first processes of a run all compile the same thousands of files at once, and where
+# PYTHONDONTWRITEBYTECODE is set every start does: slow enough that Ray gives its own agents up (15 s).
+export UV_COMPILE_BYTECODE=1
 say "dependencies for $device ($(grep -c == "constraints/$device.txt") packages; about 3 GB the first time)"
 "$uv" pip install --require-hashes --no-deps -r constraints/build.txt
 "$uv" pip install --require-hashes --no-deps --no-build-isolation -r "constraints/$device.txt"

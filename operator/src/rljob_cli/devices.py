@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -66,6 +67,6 @@ def _count_gpus(dev_folder: Path) -> int:
 
 
 def _count_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
+    if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
