@@ -105,14 +105,17 @@ class CheckpointFolder:
 
     @property
     def name(self) -> str:
+        """Of the folder, without the path before it."""
         return self.path.name
 
 
 def folder_name(step: int, attempt: int) -> str:
+    """Sorts by step, then by attempt."""
     return f"step-{step:08d}.attempt-{attempt:04d}"
 
 
 def shard_file_name(rank: int) -> str:
+    """Of the file that one rank writes."""
     return f"rank-{rank:05d}.safetensors"
 
 

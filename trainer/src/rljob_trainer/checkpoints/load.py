@@ -122,6 +122,7 @@ class CheckpointReader:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Of all tensors, in the manifest's order."""
         return tuple(self._entries)
 
     def entry(self, name: str) -> TensorEntry:

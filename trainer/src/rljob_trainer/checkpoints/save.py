@@ -148,6 +148,7 @@ class PendingShard:
         self._future = future
 
     def done(self) -> bool:
+        """Whether `wait` would return or raise at once."""
         return self._future.done()
 
     def wait(self, timeout_seconds: float | None = None) -> ShardRecord:

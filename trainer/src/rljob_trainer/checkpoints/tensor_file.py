@@ -69,6 +69,7 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
 
 
 def num_tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the tensor\'s elements in a file."""
     return tensor.numel() * tensor.element_size()
 
 
