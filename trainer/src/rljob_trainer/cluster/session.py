@@ -56,6 +56,8 @@ def _start(num_cpus: int, num_gpus: int) -> None:
         others = _children()
         try:
             ray.init(
+                # Without it Ray would join a cluster that somebody else has started on this machine.
+                address="local",
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
                 include_dashboard=False,
