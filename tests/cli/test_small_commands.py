@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from rljob_api.loading import load_job_file
 from rljob_testing.command_line import Workplace
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -25,6 +28,15 @@ def test_the_starter_file_is_valid_and_is_not_overwritten(workplace: Workplace) 
     assert code == 2
     assert output == "error: mine.yaml: exists already; give another name\n"
     assert (workplace.folder / "mine.yaml").read_text() == "my changes"
+
+
+def test_the_starter_file_trains_as_the_example_that_was_measured(workplace: Workplace) -> None:
+    finish(workplace.command("init", "mine.yaml"))
+    mine = load_job_file(workplace.folder / "mine.yaml").spec.training
+    example = load_job_file(REPOSITORY / "examples" / "smollm2-arithmetic.yaml").spec.training
+    for part in ("model", "dataset", "reward", "optimizer", "steps", "batch_size"):
+        assert mine.model_dump()[part] == example.model_dump()[part]
+    assert mine.rollout.group_size == example.rollout.group_size
 
 
 def test_the_starter_file_can_only_be_written_where_there_is_a_folder(workplace: Workplace) -> None:

@@ -20,7 +20,7 @@ spec:
     gpusPerNode: 1
 
   training:
-    steps: 60
+    steps: 24
     batchSize: 8                  # prompts per step; x rollout.groupSize responses
     seed: 0
 
@@ -34,7 +34,9 @@ spec:
         task: basic_arithmetic
         seed: 1
         size: 2000
-        config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2, operators: ["+"], allow_parentheses: false}
+        config:                   # the task's own settings
+          {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2, operators: ["+"], allow_parentheses: false,
+           allow_negation: false}
       promptTemplate: "Question: {prompt}\\nAnswer:"
       maxPromptTokens: 64
       # Your own rows instead:
@@ -44,7 +46,7 @@ spec:
       # answerField: answer
 
     reward:                       # scores each response, in a process of its own with a time limit
-      type: MathAnswer            # 1 when the final mathematical answer is right, else 0
+      type: ReasoningGym          # the task's own scorer; `MathAnswer` compares final mathematical answers
       # Your own function instead, `score(prompt, response, answer, row) -> float` in my_rewards.py beside this file:
       # type: Function
       # function: {path: "my_rewards:score"}
@@ -54,7 +56,8 @@ spec:
       kl: {coefficient: 0.0}      # above 0, the policy is held near the first model
 
     optimizer:
-      learningRate: 2.0e-5
+      learningRate: 1.0e-5
+      warmupSteps: 2
 
     rollout:
       engine: Auto                # vLLM where it is installed
@@ -64,20 +67,22 @@ spec:
       stop: ["\\n"]
 
     evaluation:                   # never trained on
-      everySteps: 10
+      everySteps: 8
       numPrompts: 64
       dataset:
         type: ReasoningGym
         reasoningGym:
           task: basic_arithmetic
-          seed: 2
+          seed: 1000000           # rows of its own
           size: 64
-          config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2, operators: ["+"], allow_parentheses: false}
+          config:
+            {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2, operators: ["+"], allow_parentheses: false,
+             allow_negation: false}
         promptTemplate: "Question: {prompt}\\nAnswer:"
         maxPromptTokens: 64
 
   checkpoint:
-    everySteps: 20
+    everySteps: 12
     keep: 2
     exportHuggingFace: Final      # runs/my-first-run/export, for AutoModelForCausalLM.from_pretrained
 """
