@@ -42,10 +42,10 @@ CASES: dict[str, tuple[Document, str]] = {
         small_job(dataset={"file": {"path": "gone.jsonl"}}),
         r"spec\.training\.dataset.*gone\.jsonl",
     ),
-    "unreadable row": (small_job(dataset={"file": {"path": "rows.jsonl"}}), r"rows\.jsonl:2: .*JSON"),
-    "row without the answer": (small_job(dataset={"file": {"path": "rows2.jsonl"}}), r"rows2\.jsonl:2: .*'?answer'?"),
+    "unreadable row": (small_job(dataset={"file": {"path": "rows.jsonl"}}), r"rows\.jsonl, line 2: not valid JSON"),
+    "row without a prompt": (small_job(dataset={"file": {"path": "other.jsonl"}}), r"other\.jsonl, line 2: .*prompt"),
     "prompt too long": (small_job(dataset={"maxPromptTokens": 3}), r"maxPromptTokens"),
-    "unknown task": (small_job(dataset=reasoning_gym("no_such_task")), r"reasoningGym\.task: .*no_such_task"),
+    "unknown task": (small_job(dataset=reasoning_gym("no_such_task")), r"dataset\.reasoningGym: .*'no_such_task'"),
     "missing reward function": (
         small_job(reward={"function": {"path": "json:no_such_function"}}),
         r"spec\.training\.reward\.function\.path: .*no_such_function",
@@ -59,7 +59,7 @@ def test_a_job_that_cannot_work_is_refused_before_ray(name: str, tmp_path: Path,
     job, text = CASES[name]
     (tmp_path / "empty").mkdir()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": oops}\n')
-    (tmp_path / "rows2.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": "2>"}\n')
+    (tmp_path / "other.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"answer": "2"}\n')
     run = run_trainer(job, None)
     assert run.exit_code == 2, run.terminal
     assert "Traceback" not in run.terminal

@@ -43,15 +43,14 @@ def mount(folder: Path, options: str) -> subprocess.CompletedProcess[str]:
 def test_a_full_storage_fails_the_save_and_nothing_else(
     run_trainer: RunTrainer, cluster: str, small_storage: Path
 ) -> None:
-    storage = {"RLJOB_CHECKPOINT_FOLDER": str(small_storage)}
     job = small_job(num_workers=2)
-    run = run_trainer(job, cluster, **storage)
+    run = run_trainer(job, cluster, RLJOB_CHECKPOINT_FOLDER=str(small_storage))
     assert run.exit_code == 1, run.terminal
     state = run.files.state()
     assert state.phase == "Failed"
     assert state.error is not None
     for text in (run.terminal, state.error.message):
-        said = re.search(r"(\S+): .*?; ([\d,]+) bytes needed, ([\d,]+) bytes free", text)
+        said = re.search(r"(/\S+): .*[:;] ([\d,]+) bytes needed, ([\d,]+) bytes free", text)
         assert said, text
         assert said[1].startswith(str(small_storage))
         needed, free = (int(number.replace(",", "")) for number in said.groups()[1:])
@@ -65,7 +64,7 @@ def test_a_full_storage_fails_the_save_and_nothing_else(
     found = find_newest_complete(small_storage, 2)
     assert found is not None
     assert (found.manifest.step, found.rejected) == (2, ())
-    resumed = run_trainer(job, cluster, attempt=2, **storage)
+    resumed = run_trainer(job, cluster, attempt=2, RLJOB_CHECKPOINT_FOLDER=str(small_storage))
     assert resumed.exit_code == 0, resumed.terminal
     assert "resumed from step 2 (step-00000002.attempt-0001)" in resumed.terminal
     assert resumed.files.training_steps() == [1, 2, 3, 4]

@@ -36,18 +36,13 @@ class Killed:
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     run = LocalRun(tmp_path_factory.mktemp("killed"), job())
-    run.wait_for(lambda: len(run.files.training_steps()) >= 2 and newest_checkpoint(run) >= 2)
+    run.wait_for(lambda: run.files.newest_checkpoint() >= 2)
     victim = max((process for process in run.seen if "RayWorker" in process.title), key=lambda process: process.pid)
     time.sleep(0.3)
     os.kill(victim.pid, signal.SIGKILL)
     killed_at = time.monotonic()
     run.end()
     return Killed(run, victim, time.monotonic() - killed_at, run.files.checkpoint_names())
-
-
-def newest_checkpoint(run: LocalRun) -> int:
-    checkpoint = run.files.state().checkpoint
-    return checkpoint.step if checkpoint else 0
 
 
 def test_the_error_names_the_rank_and_the_cause(killed: Killed) -> None:

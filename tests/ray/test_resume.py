@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from rljob_testing.training_runs import Document, LocalRun, held_out, small_job
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 NUM_STEPS = 4
-STOPPED_AFTER = 2
+SECONDS_INTO_STEP = 0.2
+"""After the save of a step: the next one is under way."""
 
 
 def job() -> Document:
@@ -47,35 +49,41 @@ class Interrupted:
     first: LocalRun
     refused_beside: LocalRun
     refused_after: LocalRun
+    stopped_after: int
     checkpoints_of_first: list[str]
     second: LocalRun
 
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
-    """Ctrl-C in the second step; then once without --resume, and once with it."""
+    """Ctrl-C in the second step (on a machine that stalls it may be another); then once without --resume, and once
+    with it."""
     folder = tmp_path_factory.mktemp("interrupted")
     first = LocalRun(folder, job())
-    first.wait_for_step(STOPPED_AFTER - 1)
+    first.wait_for(lambda: first.files.newest_checkpoint() >= 1)
+    time.sleep(SECONDS_INTO_STEP)
     first.process.send_signal(signal.SIGINT)
     beside = LocalRun(folder, job())
     beside.end()
     first.end()
+    stopped_after = first.files.state().progress.step
     checkpoints = first.files.checkpoint_names()
     after = LocalRun(folder, job())
     after.end()
     second = LocalRun(folder, job(), "--resume")
     second.end()
-    return Interrupted(first, beside, after, checkpoints, second)
+    return Interrupted(first, beside, after, stopped_after, checkpoints, second)
 
 
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(interrupted: Interrupted) -> None:
     run = interrupted.first
     assert run.process.returncode == 130, run.output
     assert "stopping: the trainer finishes its step and saves" in run.output
-    assert f"stopped as asked after step {STOPPED_AFTER}; its checkpoint is complete" in run.output
+    assert 1 <= interrupted.stopped_after < NUM_STEPS
+    assert f"stopped as asked after step {interrupted.stopped_after}; its checkpoint is complete" in run.output
     assert run.output.endswith("to go on: rljob run job.yaml --resume\n")
-    assert interrupted.checkpoints_of_first == ["step-00000001.attempt-0001", "step-00000002.attempt-0001"]
+    saved = [f"step-{step:08d}.attempt-0001" for step in range(1, interrupted.stopped_after + 1)]
+    assert interrupted.checkpoints_of_first == saved
     assert run.left_behind() == []
 
 
@@ -88,15 +96,16 @@ def test_a_second_run_at_the_same_time_is_refused(interrupted: Interrupted) -> N
 def test_a_second_run_afterwards_needs_resume(interrupted: Interrupted) -> None:
     run = interrupted.refused_after
     assert run.process.returncode == 2
-    assert f"holds a run already (step {STOPPED_AFTER} of {NUM_STEPS}, Stopped)" in run.output
+    assert f"holds a run already (step {interrupted.stopped_after} of {NUM_STEPS}, Stopped)" in run.output
 
 
 def test_the_resumed_run_goes_on_where_the_first_stopped(interrupted: Interrupted) -> None:
     run = interrupted.second
     assert run.process.returncode == 0, run.output
-    assert f"resumed from step {STOPPED_AFTER} (step-00000002.attempt-0001)" in run.output
+    step = interrupted.stopped_after
+    assert f"resumed from step {step} ({interrupted.checkpoints_of_first[-1]})" in run.output
     state = run.files.state()
-    assert (state.phase, state.attempt, state.resumed_from_step) == ("Complete", 2, STOPPED_AFTER)
+    assert (state.phase, state.attempt, state.resumed_from_step) == ("Complete", 2, step)
     assert run.files.training_steps() == list(range(1, NUM_STEPS + 1))
     assert run.left_behind() == []
 

@@ -11,7 +11,7 @@ from rljob_testing.training_runs import Document, small_job
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-REWARDS = '''
+REWARDS = """
 import time
 
 
@@ -27,7 +27,7 @@ def hangs_on_one(prompt, response, answer, row):
     if prompt.startswith("1"):
         time.sleep(3600)
     return 1.0
-'''
+"""
 
 
 def job(function: str, reward: Document | None = None, dataset: Document | None = None) -> Document:
@@ -53,7 +53,9 @@ def test_a_reward_that_fails_ends_the_run_and_is_quoted(
         assert f"spec.training.reward: my_rewards:{function}" in text
         assert said in text
         assert "prompt: " in text
-        assert "16 of 16 responses failed like this; mend the reward, or set spec.training.reward.onError: Score" in text
+        assert (
+            "16 of 16 responses failed like this; mend the reward, or set spec.training.reward.onError: Score" in text
+        )
     assert run.files.training_steps() == []
     assert run.files.checkpoint_names() == []
 

@@ -44,7 +44,7 @@ def _start(num_cpus: int, log_file: Path) -> subprocess.Popen[bytes]:
                 *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"),
                 *("--include-dashboard=false", "--disable-usage-stats", f"--num-cpus={num_cpus}", "--num-gpus=0"),
             ],
-            env=inherited_environment() | {"CUDA_VISIBLE_DEVICES": ""},
+            env=inherited_environment() | {"CUDA_VISIBLE_DEVICES": "", "RAY_AUTH_MODE": "disabled"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

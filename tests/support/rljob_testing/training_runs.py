@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 from pydantic import JsonValue
 
+from rljob_api.contract import RUN_STATE_FILE_NAME
 from rljob_api.run_state import RunState
 from rljob_testing.processes import Process, descendants, is_alive
 from rljob_testing.settings import inherited_environment
@@ -98,8 +99,14 @@ class RunFiles:
         return [row for row in rows if row["kind"] == kind and int(row["step"]) == step]
 
     def state(self) -> RunState:
-        """RunState as it is now."""
-        return RunState.from_wire(json.loads((self.folder / "rljob-run-state.json").read_text()))
+        """RunState as it is now; the run must have written one."""
+        return RunState.from_wire(json.loads((self.folder / RUN_STATE_FILE_NAME).read_text()))
+
+    def newest_checkpoint(self) -> int:
+        """The step of the newest checkpoint as RunState tells it; 0 where there is none yet."""
+        has_begun = (self.folder / RUN_STATE_FILE_NAME).exists()
+        checkpoint = self.state().checkpoint if has_begun else None
+        return checkpoint.step if checkpoint else 0
 
     def checkpoint_names(self) -> list[str]:
         """Folders of the checkpoint root that are checkpoints or were to become one, oldest first."""
@@ -149,26 +156,30 @@ class LocalRun:
         deadline = time.monotonic() + END_SECONDS
         while not condition():
             assert self.process.poll() is None, f"ended with {self.process.returncode} too early:\n{self.output}"
-            assert time.monotonic() < deadline, f"not within {END_SECONDS:.0f} s:\n{self.output}"
+            if time.monotonic() > deadline:
+                self._give_up()
             time.sleep(0.02)
-
-    def wait_for_step(self, step: int) -> None:
-        """Waits until this many steps are done."""
-        self.wait_for(lambda: step in self.files.training_steps())
 
     def end(self) -> int:
         """Waits for the end; the exit code."""
         try:
             code = self.process.wait(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise AssertionError(f"still running after {END_SECONDS:.0f} s:\n{self.output}") from None
+            self._give_up()
         self._watcher.join()
         return code
 
     def left_behind(self) -> list[Process]:
         """Processes of the run that outlived it."""
         return [process for process in self.seen if is_alive(process)]
+
+    def _give_up(self) -> NoReturn:
+        output = self.output
+        for _ in range(2):
+            self.process.terminate()
+            time.sleep(1)
+        self.process.wait()
+        raise AssertionError(f"not done within {END_SECONDS:.0f} s:\n{output}")
 
     def _watch(self) -> None:
         while self.process.poll() is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +17,7 @@ from rljob_trainer.errors import ResourceError
 
 log = logging.getLogger(__name__)
 
+CONNECT_SECONDS = 5.0
 MAX_STARTS = 3
 """Ray gives its own helpers 15 s to come up; the first start on a cold or busy machine can miss that."""
 
@@ -42,12 +45,30 @@ def num_cluster_gpus() -> int:
 
 def _connect(address: str) -> None:
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         raise ResourceError(
             f"RAY_ADDRESS: no Ray cluster answers at {address} ({_one_line(error)}); check the address, the network "
             "and that both sides have the same Ray version and token"
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody listens at a `host:port`: Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not port.isdecimal():
+        return
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+        else:
+            return
 
 
 def _start(num_cpus: int, num_gpus: int) -> None:
