@@ -52,12 +52,14 @@ def test_all_violations_are_reported_together() -> None:
 
 def test_a_violation_says_what_is_wrong_the_value_seen_and_what_to_do() -> None:
     spec = RLJob.from_wire(valid_job()).spec
-    training = spec.training.model_copy(update={"batch_size": 9})
+    training = spec.training.model_copy(
+        update={"batch_size": 9, "rollout": spec.training.rollout.model_copy(update={"group_size": 3})}
+    )
     (found,) = violations(spec.model_copy(update={"training": training}), ("spec",))
     assert wire_path(found.path) == "spec.training.batchSize"
     assert found.message == (
-        "must be divisible by the number of replicas, nodes * gpusPerNode / tensorParallel of the pool (seen: 9);"
-        " choose a multiple, so that every replica gets as many prompts as the others"
+        "batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the pool (seen: 9);"
+        " change one of them, so that every GPU trains on as many responses as the others"
     )
 
 

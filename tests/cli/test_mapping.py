@@ -61,6 +61,14 @@ def test_batches_that_no_longer_divide_are_refused() -> None:
     assert "--workers" in str(caught.value)
 
 
+def test_tensor_parallel_peers_need_responses_of_their_own() -> None:
+    # 1 prompt of 8 responses is enough for 2 replicas of 8 workers, and too few for 16 workers.
+    small = job("  roles: {rollout: {tensorParallel: 2}}", "[{name: main, gpusPerNode: 8}]", "    miniBatchSize: 1")
+    assert map_to_machine(small, TWO_CORES, 8).pools[0].num_workers == 8
+    with pytest.raises(MappingError, match=r"spec\.training\.miniBatchSize: .* nodes \* gpusPerNode of the pool"):
+        map_to_machine(small, TWO_CORES, 16)
+
+
 def test_tensor_parallelism_that_no_longer_divides_is_refused() -> None:
     with pytest.raises(MappingError, match="tensorParallel"):
         map_to_machine(job("  roles: {rollout: {tensorParallel: 4}}"), TWO_CORES, None)

@@ -15,13 +15,13 @@ kind: RLJob
 metadata: {name: example}
 spec:
   pools:
-  - {name: main, nodes: 2, gpusPerNode: 4}
+  - {name: main, nodes: 2, gpusPerNode: 6}
   training:
     model: {source: owner/model}
     dataset: {type: File, file: {path: "[bold]train.jsonl"}}
     reward: {type: MathAnswer}
     steps: 10
-    batchSize: 64
+    batchSize: 72
 """
 
 
@@ -34,12 +34,12 @@ def validated(path: Path) -> tuple[bool, str]:
 def test_a_valid_file_gives_one_line(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
-    assert validated(path) == (True, f"{path}: RLJob example is valid (pools: main 2x4)\n")
+    assert validated(path) == (True, f"{path}: RLJob example is valid (pools: main 2x6)\n")
 
 
 def test_every_problem_is_shown_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text(JOB.replace("batchSize: 64", "batchSize: 60").replace("type: MathAnswer", "type: Function"))
+    path.write_text(JOB.replace("batchSize: 72", "batchSize: 64").replace("type: MathAnswer", "type: Function"))
     accepted, output = validated(path)
     assert not accepted
     assert output == (
@@ -47,10 +47,9 @@ def test_every_problem_is_shown_with_its_line(tmp_path: Path) -> None:
         " only then; write the block that `type` names and no other\n"
         "   10 |     reward: {type: Function}\n"
         "            ^\n"
-        f"{path}:12:16: spec.training.batchSize: must be divisible by the number of replicas, nodes * gpusPerNode /"
-        " tensorParallel of the pool (seen: 60); choose a multiple, so that every replica gets as many prompts as the"
-        " others\n"
-        "   12 |     batchSize: 60\n"
+        f"{path}:12:16: spec.training.batchSize: batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode"
+        " of the pool (seen: 64); change one of them, so that every GPU trains on as many responses as the others\n"
+        "   12 |     batchSize: 64\n"
         "                       ^\n"
         f"{path}: 2 problems found\n"
     )

@@ -115,10 +115,12 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "RLJobSpec.tensorParallel": [{"spec.roles.rollout.tensorParallel": 2}],
     "RLJobSpec.batchSize": [
         {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 4},
-        # 2 nodes of 8 GPUs at tensorParallel 2 are 8 replicas.
+        # 8 prompts of 4 responses over 16 GPUs: fewer prompts than GPUs.
         {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 8, "spec.roles.rollout.tensorParallel": 2},
+        # 28 responses over 2 GPUs: a group may be trained on in two places.
+        {_T + "batchSize": 7},
     ],
-    "RLJobSpec.miniBatchSize": [{_T + "miniBatchSize": 2}],
+    "RLJobSpec.miniBatchSize": [{_T + "miniBatchSize": 2}, {_T + "miniBatchSize": 1}],
     "Pool.nameNotHead": [{"spec.pools[0].name": "head2"}],
     "Pool.gpusNotInResources": [
         {"spec.pools[0].resources": {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "16Gi"}}}
@@ -224,10 +226,27 @@ BAD: dict[str, list[Bad]] = {
         Bad("spec.roles.rollout.tensorParallel", {"spec.roles.rollout.tensorParallel": 4, "spec.pools[0].nodes": 2}),
     ],
     "RLJobSpec.batchSize": [
-        Bad(_T + "batchSize", {_T + "batchSize": 7}),
+        Bad(_T + "batchSize", {_T + "batchSize": 7, _T + "rollout.groupSize": 3}),
         Bad(_T + "batchSize", {"spec.pools[0].nodes": 3}),
+        # 8 responses for 4 replicas of 4 GPUs: even over the replicas, but the 16 GPUs each train on rows of their own.
+        Bad(
+            _T + "batchSize",
+            {
+                "spec.pools[0].nodes": 2,
+                "spec.pools[0].gpusPerNode": 8,
+                "spec.roles.rollout.tensorParallel": 4,
+                _T + "batchSize": 2,
+            },
+        ),
     ],
-    "RLJobSpec.miniBatchSize": [Bad(_T + "miniBatchSize", {_T + "miniBatchSize": 1})],
+    "RLJobSpec.miniBatchSize": [
+        Bad(_T + "miniBatchSize", {_T + "miniBatchSize": 1, "spec.pools[0].gpusPerNode": 8}),
+        # The whole batch of 16 responses divides over 16 GPUs, a mini-batch of 8 does not.
+        Bad(
+            _T + "miniBatchSize",
+            {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 8, _T + "batchSize": 4, _T + "miniBatchSize": 2},
+        ),
+    ],
     "Pool.nameNotHead": [Bad("spec.pools[0].name", {"spec.pools[0].name": "head"})],
     "Pool.gpusNotInResources": [
         Bad("spec.pools[0].resources", {"spec.pools[0].resources.limits": {"nvidia.com/gpu": 2}}),

@@ -15,7 +15,7 @@ class OptimizerType(StrEnum):
 
 
 class Schedule(StrEnum):
-    """Learning rate after the warm-up, over the remaining optimizer steps."""
+    """Learning rate after the warm-up, over the remaining training steps; all updates of one step share it."""
 
     CONSTANT = "Constant"
     LINEAR = "Linear"

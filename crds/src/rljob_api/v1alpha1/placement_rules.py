@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.rule import Rule, cel_text, rule, unique_rule
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 
@@ -24,28 +23,22 @@ def _role_pools(spec: RLJobSpec) -> dict[str, str | None]:
     return {"actor": spec.roles.actor.pool, "rollout": spec.roles.rollout.pool, "ref": spec.roles.ref.pool}
 
 
-def _rollout_pools(spec: RLJobSpec) -> list[Pool]:
-    """The pool of the rollout role; none if it names one that does not exist."""
-    name = spec.roles.rollout.pool or spec.pools[0].name
-    return [pool for pool in spec.pools if pool.name == name]
-
-
 def _tensor_parallel_fits(spec: RLJobSpec) -> bool:
-    return all(pool.gpus_per_node % spec.roles.rollout.tensor_parallel == 0 for pool in _rollout_pools(spec))
+    name = spec.roles.rollout.pool or spec.pools[0].name
+    return all(p.gpus_per_node % spec.roles.rollout.tensor_parallel == 0 for p in spec.pools if p.name == name)
 
 
-def _prompts_divide(spec: RLJobSpec, num_prompts: int | None) -> bool:
-    """Whether prompts spread evenly over the replicas. Says nothing where tensorParallel does not fit."""
-    parallel = spec.roles.rollout.tensor_parallel
-    if num_prompts is None or not _tensor_parallel_fits(spec):
-        return True
-    return all(num_prompts % (p.nodes * p.gpus_per_node // parallel) == 0 for p in _rollout_pools(spec))
+def _responses_divide(spec: RLJobSpec, num_prompts: int | None) -> bool:
+    """Whether the responses to these prompts spread evenly over all GPUs of the actor's pool."""
+    name = spec.roles.actor.pool or spec.pools[0].name
+    num_responses = (num_prompts or 0) * spec.training.rollout.group_size
+    return all(num_responses % (p.nodes * p.gpus_per_node) == 0 for p in spec.pools if p.name == name)
 
 
-def _prompts_divide_cel(field: str) -> str:
+def _responses_divide_cel(field: str) -> str:
     return (
-        f"self.pools.all(p, p.name != {_pool_of('rollout')} || p.gpusPerNode % {_PARALLEL} != 0"
-        f" || {field} % (p.nodes * p.gpusPerNode / {_PARALLEL}) == 0)"
+        f"self.pools.all(p, p.name != {_pool_of('actor')}"
+        f" || {field} * self.training.rollout.groupSize % (p.nodes * p.gpusPerNode) == 0)"
     )
 
 
@@ -117,19 +110,19 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.batchSize",
         field=".training.batchSize",
-        cel=_prompts_divide_cel("self.training.batchSize"),
-        wrong="must be divisible by the number of replicas, nodes * gpusPerNode / tensorParallel of the pool",
-        advice="choose a multiple, so that every replica gets as many prompts as the others",
-        holds=lambda spec: _prompts_divide(spec, spec.training.batch_size),
+        cel=_responses_divide_cel("self.training.batchSize"),
+        wrong="batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the pool",
+        advice="change one of them, so that every GPU trains on as many responses as the others",
+        holds=lambda spec: _responses_divide(spec, spec.training.batch_size),
     ),
     rule(
         RLJobSpec,
         "RLJobSpec.miniBatchSize",
         field=".training.miniBatchSize",
-        cel="!has(self.training.miniBatchSize) || " + _prompts_divide_cel("self.training.miniBatchSize"),
-        wrong="must be divisible by the number of replicas, nodes * gpusPerNode / tensorParallel of the pool",
-        advice="choose a multiple, so that every replica gets as many prompts as the others",
-        holds=lambda spec: _prompts_divide(spec, spec.training.mini_batch_size),
+        cel="!has(self.training.miniBatchSize) || " + _responses_divide_cel("self.training.miniBatchSize"),
+        wrong="miniBatchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the pool",
+        advice="change one of them, so that every GPU trains on as many responses as the others",
+        holds=lambda spec: _responses_divide(spec, spec.training.mini_batch_size),
     ),
 )
 

@@ -15,10 +15,10 @@ class RolloutEngine(StrEnum):
     """The program that generates."""
 
     AUTO = "Auto"
-    """VLLM if it can be imported in the worker, else HuggingFace."""
+    """VLLM where it is installed, else HuggingFace."""
     VLLM = "VLLM"
     HUGGING_FACE = "HuggingFace"
-    """Generation with the training model itself: slow, no second copy of the weights."""
+    """Generation with transformers, on a copy of the weights of its own: slow, and without tensor parallelism."""
 
 
 class Rollout(Contract):

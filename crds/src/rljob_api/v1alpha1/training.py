@@ -39,7 +39,8 @@ class Training(Contract):
     steps: PositiveCount
     """Training steps in all; a resumed run does the rest of them."""
     batch_size: PositiveCount = 64
-    """Prompts per step, over all workers; batchSize x rollout.groupSize responses are trained on."""
+    """Prompts per step, over all workers; batchSize x rollout.groupSize responses are trained on, an equal number by
+    every GPU of the pool."""
     mini_batch_size: PositiveCount | None = None
     """Prompts per optimizer update, over all workers; batchSize when unset (strictly on-policy)."""
     num_epochs_per_batch: PositiveCount = 1
