@@ -15,7 +15,7 @@ from rljob_testing.training_runs import Document, RunFiles, held_out, small_job
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-NUM_STEPS = 15
+NUM_STEPS = 12
 # Coins as fair as the model is good at step 0, tossed without a look at the response.
 REWARDS = """
 import random
@@ -58,9 +58,8 @@ def test_only_the_true_reward_teaches(reward: str, run_trainer: RunTrainer, clus
     run = run_trainer(job(reward), cluster)
     assert run.exit_code == 0, run.terminal
     before, after = accuracy(run.files, 0), accuracy(run.files, NUM_STEPS)
-    print(f"{reward}: {before:.3f} -> {after:.3f}")
     if reward == "true":
-        assert after > before + 0.08, (before, after)
+        assert after > before + 0.3, (before, after)
         assert run.files.series("eval/greedy_score") == [before, after]
     else:
         assert after < before + 0.03, (before, after)

@@ -21,3 +21,8 @@ def kubebuilder_assets() -> Path | None:
 def inherited_environment() -> dict[str, str]:
     """A copy of this process's environment, for child processes that need PATH, proxies and certificates."""
     return dict(os.environ)
+
+
+def inherited_python_path() -> list[str]:
+    """The entries of this process's PYTHONPATH."""
+    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +16,7 @@ import pytest
 
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.loading import load_job_file
+from rljob_testing.settings import inherited_python_path
 from rljob_testing.training_runs import Document, RunFiles
 from rljob_trainer.__main__ import main
 
@@ -29,11 +36,9 @@ class RunTrainer:
     """Runs `python -m rljob_trainer` to its end, as the operator would start it. Relative paths of the job start at
     `folder`, which is also on the PYTHONPATH of workers and rewards."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run_folder = folder / "run"
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
 
     def __call__(self, job: Document, ray_address: str | None, *, attempt: int = 1, **variables: str) -> Ended:
         """One attempt; `variables` are added to its environment."""
@@ -46,13 +51,32 @@ class RunTrainer:
             "RLJOB_JOB_FOLDER": str(self.folder),
             "RLJOB_DEVICE": "cpu",
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": f"{self.folder}:{SUPPORT_FOLDER}",
+            "PYTHONPATH": os.pathsep.join([str(self.folder), str(SUPPORT_FOLDER), *inherited_python_path()]),
             **({"RAY_ADDRESS": ray_address} if ray_address else {}),
             **variables,
         }
-        with self._monkeypatch.context() as patch:
+        terminal = io.StringIO()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            redirect_stdout(terminal),
+            redirect_stderr(terminal),
+            _own_signals(),
+        ):
             for name, value in environment.items():
                 patch.setenv(name, value)
             code = main()
-        shown = self._capsys.readouterr()
-        return Ended(code, shown.out + shown.err, RunFiles(self.run_folder))
+        return Ended(code, terminal.getvalue(), RunFiles(self.run_folder))
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """The trainer takes over signals and logging of its process; here that is pytest's."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    logger = logging.getLogger("rljob_trainer")
+    propagates, log_handlers = logger.propagate, list(logger.handlers)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        logger.propagate, logger.handlers[:] = propagates, log_handlers

@@ -1,0 +1,108 @@
+"""vLLM and FSDP2 in the same processes: both engines give the same log-probabilities, after every update, with and
+without tensor parallelism; and the metric that says so would show stale weights."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rljob_testing.trainer_program import Ended, RunTrainer
+from rljob_testing.training_runs import Document, small_job
+from rljob_testing.watched_hybrid import NEVER, watched_hybrid
+from rljob_trainer.controller import build
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(300)]
+
+NUM_UPDATES = 3
+NUM_STALE_STEPS = 2
+
+
+def job(tensor_parallel: int, num_steps: int) -> Document:
+    job = small_job(
+        num_workers=2,
+        rollout={"engine": "VLLM", "cpuKvCache": "64Mi", "maxNumSequences": 64},
+        optimizer={"learningRate": 1.0e-3},
+        steps=num_steps,
+        batchSize=8,
+        checkpoint={"everySteps": 100, "exportHuggingFace": "Never"},
+    )
+    spec = job["spec"]
+    assert isinstance(spec, dict)
+    spec["roles"] = {"rollout": {"tensorParallel": tensor_parallel}}
+    return job
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run, and per rank the digest of the generating weights at each policy version."""
+
+    run: Ended
+    digests: list[dict[int, str]]
+
+
+def watch(folder: Path, cluster: str, tensor_parallel: int, num_steps: int, stale_from: int) -> Watched:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "make_hybrid", partial(watched_hybrid, stale_from))
+        run = RunTrainer(folder)(job(tensor_parallel, num_steps), cluster)
+    assert run.exit_code == 0, run.terminal
+    logs = [(run.files.folder / "logs" / f"worker-{rank}.log").read_text() for rank in (0, 1)]
+    lines = [re.findall(r"^weights (\d+) (\w+)$", log, re.MULTILINE) for log in logs]
+    return Watched(run, [{int(version): digest for version, digest in found} for found in lines])
+
+
+@pytest.fixture(scope="module")
+def data_parallel(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """One engine per rank; after three updates the weights are not handed over any more."""
+    folder = tmp_path_factory.mktemp("data-parallel")
+    return watch(folder, cluster, 1, NUM_UPDATES + 1 + NUM_STALE_STEPS, stale_from=NUM_UPDATES + 1)
+
+
+@pytest.fixture(scope="module")
+def tensor_parallel(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """One engine on both ranks."""
+    return watch(tmp_path_factory.mktemp("tensor-parallel"), cluster, 2, NUM_UPDATES + 1, stale_from=NEVER)
+
+
+def differences(watched: Watched) -> list[float]:
+    """Per step the largest difference between the log-probabilities of the two engines."""
+    return watched.run.files.series("rollout/logprob_diff_max")
+
+
+def test_both_engines_agree_at_every_step(data_parallel: Watched, tensor_parallel: Watched) -> None:
+    for watched in (data_parallel, tensor_parallel):
+        in_sync = differences(watched)[: NUM_UPDATES + 1]
+        assert len(in_sync) == NUM_UPDATES + 1
+        assert all(0 < difference < 1e-3 for difference in in_sync), in_sync
+
+
+def test_weights_that_are_not_handed_over_are_seen(data_parallel: Watched) -> None:
+    stale = differences(data_parallel)[NUM_UPDATES + 1 :]
+    assert len(stale) == NUM_STALE_STEPS
+    assert all(difference > 0.05 for difference in stale), stale
+
+
+def test_both_ranks_generate_with_the_same_new_weights(data_parallel: Watched) -> None:
+    first, second = data_parallel.digests
+    assert first == second
+    assert sorted(first) == list(range(NUM_UPDATES + 1 + NUM_STALE_STEPS))
+    fresh = [first[version] for version in range(NUM_UPDATES + 1)]
+    assert len(set(fresh)) == NUM_UPDATES + 1
+    assert {first[version] for version in range(NUM_UPDATES + 1, NUM_UPDATES + 1 + NUM_STALE_STEPS)} == {fresh[-1]}
+
+
+def test_each_rank_holds_its_half_with_tensor_parallelism(tensor_parallel: Watched) -> None:
+    first, second = tensor_parallel.digests
+    assert sorted(first) == sorted(second) == list(range(NUM_UPDATES + 1))
+    assert not set(first.values()) & set(second.values())
+    assert len(set(first.values())) == NUM_UPDATES + 1
+
+
+def test_tensor_parallelism_does_not_change_the_first_rollout(data_parallel: Watched, tensor_parallel: Watched) -> None:
+    ours, theirs = data_parallel.run.files, tensor_parallel.run.files
+    assert ours.series("critic/rewards/mean")[0] == theirs.series("critic/rewards/mean")[0]
+    assert ours.samples("train", 1) == theirs.samples("train", 1)
+    assert ours.series("response_length/mean")[0] == theirs.series("response_length/mean")[0]

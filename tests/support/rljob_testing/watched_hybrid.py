@@ -1,0 +1,57 @@
+"""A hybrid engine that writes down the weights it generates with, and that can be told to forget the weight sync."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
+from rljob_trainer.workers.actor import ActorWorker
+from rljob_trainer.workers.factories import ACTOR, ROLLOUT
+from rljob_trainer.workers.hybrid import HybridWorker
+from rljob_trainer.workers.rollout import RolloutWorker
+
+NEVER = 10**9
+
+
+def watched_hybrid(stale_from: int, dtype: torch.dtype, context: WorkerContext, others: Mapping[str, Worker]) -> Worker:
+    """In place of `make_hybrid`. From policy version `stale_from` on the rollout engine gets no weights any more."""
+    actor, rollout = others[ACTOR], others[ROLLOUT]
+    assert isinstance(actor, ActorWorker)
+    assert isinstance(rollout, RolloutWorker)
+    return WatchedHybrid(stale_from, context, actor, rollout, dtype)
+
+
+class WatchedHybrid(HybridWorker):
+    """Prints `weights <policy version> <digest>` into the worker's log at each rollout."""
+
+    def __init__(
+        self, stale_from: int, context: WorkerContext, actor: ActorWorker, rollout: RolloutWorker, dtype: torch.dtype
+    ) -> None:
+        super().__init__(context, actor, rollout, dtype)
+        self.stale_from = stale_from
+
+    @contextmanager
+    def rollout_mode(self) -> Iterator[None]:
+        """See HybridWorker.rollout_mode."""
+        if self.actor.policy_version >= self.stale_from:
+            self.synced_version = self.actor.policy_version
+        with super().rollout_mode():
+            engine = self.rollout.engine
+            assert isinstance(engine, VllmEngine)
+            [digest] = engine.engine.apply_model(digest_of)
+            print(f"weights {self.actor.policy_version} {digest}", flush=True)
+            yield
+
+
+def digest_of(model: torch.nn.Module) -> str:
+    """Of all parameters, names included."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
