@@ -77,7 +77,7 @@ def update(aggregation: LossAggregation, max_tokens: int, context: WorkerContext
     algorithm = Algorithm(
         loss_aggregation=aggregation, entropy_coefficient=0.01, kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS)
     )
-    settings = ActorSettings(engine, algorithm, optimizer, 1.0, 10, 1, NUM_ROWS // context.world_size)
+    settings = ActorSettings(engine, algorithm, optimizer, 1.0, True, 10, 1, NUM_ROWS // context.world_size)
     actor = ActorWorker(context, settings)
     gradients: dict[str, torch.Tensor] = {}
     apply_update = actor.engine.optimizer_step

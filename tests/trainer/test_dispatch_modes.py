@@ -113,3 +113,8 @@ def test_registrations_are_found_through_inheritance_and_only_where_made() -> No
 
 def test_a_registered_method_is_still_an_ordinary_method() -> None:
     assert Example().registered(4) == 4
+
+
+def test_metrics_of_a_batch_that_would_need_padding_are_refused() -> None:
+    with pytest.raises(DispatchError, match="a batch of 3 rows does not spread evenly over 2 workers"):
+        split_arguments(Dispatch.DP_COMPUTE_METRIC, DATA_PARALLEL, (batch(1, 2, 3),))

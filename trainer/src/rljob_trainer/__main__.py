@@ -34,31 +34,43 @@ def main() -> int:
         log.error("%s", error)
         return ExitCode.CONFIGURATION
     pool = job.spec.pools[0]
-    reporter = RunReporter(
-        settings.run_state_file,
-        job.name,
-        settings.attempt,
-        job.spec.training.steps,
-        pool.nodes * pool.gpus_per_node,
-        time.time,
-    )
     stop = StopRequest()
     stop.install()
+    reporter: RunReporter | None = None
     try:
+        reporter = RunReporter(
+            settings.run_state_file,
+            job.name,
+            settings.attempt,
+            job.spec.training.steps,
+            pool.nodes * pool.gpus_per_node,
+            time.time,
+        )
         return run_job(job, settings, reporter, stop)
     except KeyboardInterrupt:
         lost = "what happened since the last checkpoint is lost" if stop.is_training else "no step was done"
         log.error("stopped at once; %s", lost)
-        reporter.stopped()
+        report_end(reporter, None)
         return ExitCode.INTERRUPTED
     except TrainerError as error:
         log.error("%s", error)
-        reporter.failed(error)
+        report_end(reporter, error)
         return exit_code_of(error)
     except Exception as error:
         log.exception("this should not happen; please report it")
-        reporter.failed(error)
+        report_end(reporter, error)
         return ExitCode.APPLICATION
+
+
+def report_end(reporter: RunReporter | None, error: Exception | None) -> None:
+    """Writes the last state. A state file that cannot be written must not hide why the run ended."""
+    try:
+        if reporter is not None and error is not None:
+            reporter.failed(error)
+        elif reporter is not None:
+            reporter.stopped()
+    except OSError as problem:
+        log.error("the state file cannot be written (%s)", problem)
 
 
 def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: StopRequest) -> int:
@@ -66,8 +78,11 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
     checkpointing = Checkpointing(job.spec.checkpoint, settings.checkpoint_folder, settings.attempt, job.name)
     point = checkpointing.find()
     first_step = point.state.step if point else 0
-    for note in point.notes if point else ():
-        log.warning("%s", note)
+    if point:
+        for note in point.notes:
+            log.warning("%s", note)
+        refuse_fewer_steps(first_step, job.spec.training.steps)
+        reporter.checkpoint_saved(point.status)
     with built_run(job, settings) as run:
         output = RunOutput(
             settings.run_folder,
@@ -79,7 +94,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
         try:
             controller = Controller(job, run, output, reporter, checkpointing, stop)
             if point:
-                checkpointing.load(point, run.workers.actor)
+                checkpointing.load(point, run.workers.actor, run.workers.num_devices)
                 controller.cursor.restore(point.state.cursor)
                 log.info("resumed from step %d (%s)", first_step, point.folder.name)
             reporter.training_started(first_step, first_step if point else None)
@@ -99,6 +114,15 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
         if output.summary():
             log.info("%s", output.summary())
     return ExitCode.SUCCESS
+
+
+def refuse_fewer_steps(steps_done: int, num_steps: int) -> None:
+    """Raises ConfigurationError when the checkpoint is beyond the job's end."""
+    if steps_done > num_steps:
+        raise ConfigurationError(
+            f"spec.training.steps: the checkpoint has {steps_done} steps already (seen: {num_steps}); write at least "
+            f"{steps_done}, or begin a new run"
+        )
 
 
 def exit_code_of(error: TrainerError) -> ExitCode:

@@ -36,7 +36,7 @@ FAILURE_GRACE_SECONDS = 5.0
 class WorkerProcesses:
     """One process per slot of a pool. Starting them returns at once; `build` waits."""
 
-    def __init__(self, pool: ResourcePool, environment: dict[str, str], max_concurrency: int = 1) -> None:
+    def __init__(self, pool: ResourcePool, environment: dict[str, str]) -> None:
         self.pool = pool
         settings = pool.settings
         actor_class = ray.remote(RayWorker)
@@ -44,7 +44,6 @@ class WorkerProcesses:
             actor_class.options(
                 num_cpus=settings.num_cpus_per_device,
                 num_gpus=1 if settings.use_gpu else 0,
-                max_concurrency=max_concurrency,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     slot.group, placement_group_bundle_index=slot.bundle_index
                 ),

@@ -1,4 +1,4 @@
-"""Puts a run together: data, reward, worker groups. The slow parts start first and overlap."""
+"""Puts a run together: data, reward, worker groups. The reward's processes load while the rest is built."""
 
 from __future__ import annotations
 
@@ -202,6 +202,7 @@ def _roles(
         algorithm=training.algorithm,
         optimizer=training.optimizer,
         temperature=rollout.temperature,
+        samples_all_tokens=rollout.top_p == 1 and rollout.top_k == 0,
         num_steps=training.steps,
         num_epochs_per_batch=training.num_epochs_per_batch,
         mini_batch_rows=(training.mini_batch_size or training.batch_size) * rollout.group_size // num_workers,

@@ -1,6 +1,7 @@
 """Saving and resuming: the controller's side of `checkpoints`.
 
-Order of a save: space check and folder (controller), shards (all workers), manifest (controller), then old ones go.
+Order of a save: space check and folder (controller), copy (all workers; training goes on after it), shards (all
+workers, in the background), manifest (controller), then old ones go.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from pathlib import Path
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint as CheckpointSpec
 from rljob_api.v1alpha1.checkpoint import Resume
+from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.attempts import start_attempt
+from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.load import find_newest_complete, refuse_existing
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import CommittedCheckpoint, begin_save, commit, discard_save
 from rljob_trainer.controller.state import ControllerState, state_of
 from rljob_trainer.data.cursor import CursorState
-from rljob_trainer.errors import TrainerError
+from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.workers.protocols import ActorGroup
 
 log = logging.getLogger(__name__)
@@ -29,8 +32,17 @@ class ResumePoint:
 
     folder: Path
     state: ControllerState
+    status: CheckpointStatus
     notes: tuple[str, ...]
     """Why newer checkpoints were passed over, for people."""
+
+
+@dataclass(frozen=True)
+class PendingSave:
+    """A save under way: its folder, and the controller's state at the moment of the copy."""
+
+    folder: Path
+    state: ControllerState
 
 
 class Checkpointing:
@@ -41,7 +53,8 @@ class Checkpointing:
         self.root = root
         self.attempt = attempt
         self.job_name = job_name
-        self.last_saved_step: int | None = None
+        self.last_begun_step: int | None = None
+        self.pending: PendingSave | None = None
 
     def find(self) -> ResumePoint | None:
         """Where this attempt begins, and announces it, so that former attempts cannot write any more.
@@ -54,35 +67,57 @@ class Checkpointing:
         start_attempt(self.root, self.attempt, found.checkpoint if found else None)
         if found is None:
             return None
-        self.last_saved_step = found.manifest.step
+        state = state_of(found.manifest)
+        if state.job_name != self.job_name:
+            raise ConfigurationError(
+                f"{self.root}: holds checkpoints of the job {state.job_name!r}, this one is {self.job_name!r}; choose "
+                "another folder, or give the job its old name"
+            )
+        self.last_begun_step = state.step
+        status = CheckpointStatus(
+            step=state.step, uri=found.folder.resolve().as_uri(), digest=found.digest, saved_at=found.manifest.saved_at
+        )
         notes = tuple(f"passed over damaged checkpoint {rejected}" for rejected in found.rejected)
-        return ResumePoint(found.folder, state_of(found.manifest), notes)
+        return ResumePoint(found.folder, state, status, notes)
 
-    def load(self, point: ResumePoint, actor: ActorGroup) -> None:
-        """Puts the workers where they were."""
+    def load(self, point: ResumePoint, actor: ActorGroup, num_workers: int) -> None:
+        """Puts the workers where they were. Random generators are only restored on as many workers as there were."""
         actor.load_checkpoint(point.folder, point.state.step)
         states = list(point.state.random_states)
-        if len(states) == len(actor.num_checkpoint_bytes()):
+        if len(states) == num_workers:
             actor.restore_random_state(states)
 
     def is_due(self, step: int, num_steps: int) -> bool:
         """Whether to save after `step` steps of `num_steps`."""
-        return step != self.last_saved_step and (step == num_steps or step % self.spec.every_steps == 0)
+        return step != self.last_begun_step and (step == num_steps or step % self.spec.every_steps == 0)
 
-    def save(self, step: int, cursor: CursorState, actor: ActorGroup) -> CommittedCheckpoint:
-        """Saves the state after `step` steps. Raises CheckpointError; the checkpoints before stay as they are."""
+    def begin(self, step: int, cursor: CursorState, actor: ActorGroup) -> None:
+        """Begins to save the state after `step` steps; returns when it has been copied. No save may be under way.
+
+        Raises CheckpointError; the checkpoints before stay as they are."""
+        assert self.pending is None, "finish the former save first"
         folder = begin_save(self.root, step, self.attempt, sum(actor.num_checkpoint_bytes()))
+        state = ControllerState(
+            job_name=self.job_name, step=step, cursor=cursor, random_states=tuple(actor.random_state())
+        )
+        actor.begin_checkpoint(folder)
+        self.pending = PendingSave(folder, state)
+        self.last_begun_step = step
+
+    def finish(self, actor: ActorGroup, *, wait: bool) -> CommittedCheckpoint | None:
+        """Makes the save under way a checkpoint when all workers have written, and removes old ones.
+
+        None where no save is under way, or it is not written yet and `wait` is False. Raises CheckpointError; the
+        checkpoints before stay as they are."""
+        if self.pending is None or not (wait or all(actor.is_checkpoint_written())):
+            return None
+        pending, self.pending = self.pending, None
         try:
-            records = actor.save_checkpoint(folder)
-            state = ControllerState(
-                job_name=self.job_name, step=step, cursor=cursor, random_states=tuple(actor.random_state())
-            )
-            committed = commit(
-                self.root, folder, step, self.attempt, records, state.model_dump(mode="json", by_alias=True)
-            )
-        except TrainerError:
-            discard_save(folder)
+            records = actor.finish_checkpoint()
+            extra = pending.state.model_dump(mode="json", by_alias=True)
+            committed = commit(self.root, pending.folder, pending.state.step, self.attempt, records, extra)
+        except CheckpointError:
+            discard_save(pending.folder)
             raise
-        self.last_saved_step = step
         prune(self.root, self.attempt, self.spec.keep)
         return committed

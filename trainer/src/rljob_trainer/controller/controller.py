@@ -1,6 +1,7 @@
 """The single controller: one process that drives all workers through the run, keeps its state, and reports.
 
-resume or start -> evaluate -> (step -> metrics -> evaluate? -> checkpoint?)* -> checkpoint -> export
+start -> evaluate -> (step -> metrics -> evaluate? -> checkpoint?)* -> export
+resume ------------> (step ...
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.export import write_huggingface
 from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
-from rljob_trainer.checkpoints.save import CommittedCheckpoint
 from rljob_trainer.controller.build import Run
 from rljob_trainer.controller.checkpointing import Checkpointing
 from rljob_trainer.controller.evaluation import Evaluation, as_samples
@@ -27,7 +27,7 @@ from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
 from rljob_trainer.data.cursor import PromptCursor
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.observability.metrics import THROUGHPUT, TIME_PER_STEP, TOTAL_TOKENS, Metrics
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.actor import MODEL_PREFIX
@@ -83,13 +83,15 @@ class Controller:
             self._step(step)
             self._evaluate(step + 1)
             self._save_if_due(step + 1)
+        self._finish_save(wait=True)
         return True
 
     def save_on_stop(self) -> int:
         """A checkpoint of where the run is; the number of steps in it."""
         step = self.reporter.state.progress.step
-        if step > 0 and step != self.checkpointing.last_saved_step:
-            self._save(step)
+        if step > 0 and step != self.checkpointing.last_begun_step:
+            self._begin_save(step)
+        self._finish_save(wait=True)
         return step
 
     def export(self, folder: Path) -> Path | None:
@@ -111,9 +113,9 @@ class Controller:
         metrics.update(self.timer.take())
         metrics.update(self.run_parts.workers.hybrid.take_seconds())
         metrics["timing_s/step"] = seconds
-        metrics["perf/time_per_step"] = seconds
-        metrics["perf/total_num_tokens"] = float(num_tokens)
-        metrics["perf/throughput"] = num_tokens / seconds / self.run_parts.workers.num_devices
+        metrics[TIME_PER_STEP] = seconds
+        metrics[TOTAL_TOKENS] = float(num_tokens)
+        metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
         self.output.step_done(
             step + 1, metrics, as_samples(rollout, step + 1, SampleKind.TRAIN)[:NUM_TRAINING_SAMPLES_LOGGED]
         )
@@ -128,19 +130,26 @@ class Controller:
         self.reporter.evaluated(metrics)
 
     def _save_if_due(self, step: int) -> None:
+        self._finish_save(wait=False)
         if self.checkpointing.is_due(step, self.num_steps):
-            self._save(step)
+            self._begin_save(step)
 
-    def _save(self, step: int) -> CommittedCheckpoint:
+    def _begin_save(self, step: int) -> None:
+        """Blocks for the copy, and for the save before if that is still being written."""
+        self._finish_save(wait=True)
         with self.timer.phase("save"):
-            committed = self.checkpointing.save(step, self.cursor.state(), self.run_parts.workers.actor)
-        self.output.saved(step, self.timer.take())
-        self.reporter.checkpoint_saved(
-            CheckpointStatus(
-                step=committed.step, uri=committed.uri, digest=committed.digest, saved_at=committed.saved_at
+            self.checkpointing.begin(step, self.cursor.state(), self.run_parts.workers.actor)
+
+    def _finish_save(self, *, wait: bool) -> None:
+        with self.timer.phase("save"):
+            committed = self.checkpointing.finish(self.run_parts.workers.actor, wait=wait)
+        if committed:
+            log.info("checkpoint of step %d is complete", committed.step)
+            self.reporter.checkpoint_saved(
+                CheckpointStatus(
+                    step=committed.step, uri=committed.uri, digest=committed.digest, saved_at=committed.saved_at
+                )
             )
-        )
-        return committed
 
 
 def step_plan(job: TrainerJob) -> StepPlan:

@@ -15,7 +15,13 @@ from rljob_api.v1alpha1.reward import Reward
 from rljob_trainer.data.prompts import PromptRow
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.observability.metrics import spread
+from rljob_trainer.observability.metrics import (
+    PROMPT_LENGTH_MEAN,
+    RESPONSE_CLIP_RATIO,
+    REWARD_ERROR_RATE,
+    REWARD_TIMEOUT_RATE,
+    spread,
+)
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.rewards.base import RewardRequest
 from rljob_trainer.rewards.policy import Scores, settle
@@ -50,10 +56,10 @@ class ScoredRollout:
         return {
             **spread("critic/rewards", self.rewards_B.tolist()),
             **spread("response_length", lengths),
-            "response_length/clip_ratio": float(self.batch[IS_TRUNCATED].float().mean()),
-            "prompt_length/mean": sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
-            "reward/error_rate": self.scores.num_errors / num_rows,
-            "reward/timeout_rate": self.scores.num_timeouts / num_rows,
+            RESPONSE_CLIP_RATIO: float(self.batch[IS_TRUNCATED].float().mean()),
+            PROMPT_LENGTH_MEAN: sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
+            REWARD_ERROR_RATE: self.scores.num_errors / num_rows,
+            REWARD_TIMEOUT_RATE: self.scores.num_timeouts / num_rows,
         }
 
     def num_tokens(self) -> int:

@@ -58,15 +58,14 @@ class RunOutput:
         self.scores[step] = metrics
         self.progress.show(sample_table(f"held-out prompts after step {step}", samples[:NUM_SAMPLES_SHOWN]))
 
-    def saved(self, step: int, metrics: Metrics) -> None:
-        """A checkpoint after `step` steps; only the time it took is a metric."""
-        log.debug("saved step %d: %s", step, dict(metrics))
-
     def close(self) -> None:
-        """Closes files, draws the plots, and says what the evaluation gained."""
-        self.metrics.close()
-        self.samples.close()
-        draw_plots(self.run_folder)
+        """Closes files and draws the plots. Never raises: it must not hide how the run ended."""
+        try:
+            self.metrics.close()
+            self.samples.close()
+            draw_plots(self.run_folder)
+        except Exception as error:
+            log.warning("metrics or plots are incomplete (%s); draw them again with `rljob plot`", error)
 
     def summary(self) -> str | None:
         """Held-out scores before and after, when there are two evaluations."""

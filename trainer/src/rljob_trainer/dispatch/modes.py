@@ -47,6 +47,11 @@ def split_arguments(dispatch: Dispatch, positions: Sequence[MeshPosition], argum
         return SplitCall(_one_element_per_rank(arguments, len(positions)), all_ranks)
     num_data_ranks = positions[0].num_data_ranks
     shares, num_padded_rows = _shares(arguments, num_data_ranks)
+    if num_padded_rows and dispatch is Dispatch.DP_COMPUTE_METRIC:
+        raise DispatchError(
+            f"DP_COMPUTE_METRIC: a batch of {sum(len(a) for a in arguments if isinstance(a, DataProto))} rows does not "
+            f"spread evenly over {num_data_ranks} workers, and rows that were added would be counted"
+        )
     return SplitCall(tuple(shares[position.data_rank] for position in positions), all_ranks, num_padded_rows)
 
 

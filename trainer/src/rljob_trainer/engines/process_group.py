@@ -15,7 +15,9 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 def join_process_group(context: WorkerContext) -> None:
     """Collective over all ranks: gloo on CPUs, NCCL (and gloo for CPU tensors) on GPUs."""
-    export_rank(context.rank, context.world_size, context.local_rank, context.master_address, context.master_port)
+    # Ray shows a process its own GPU only, as number 0, and vLLM takes the local rank for the device's number.
+    device_number = 0 if context.device_type == "cuda" else context.local_rank
+    export_rank(context.rank, context.world_size, device_number, context.master_address, context.master_port)
     torch.set_num_threads(context.num_threads)
     if context.device_type == "cuda":
         torch.cuda.set_device(context.device)

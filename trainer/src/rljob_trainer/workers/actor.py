@@ -22,7 +22,7 @@ from rljob_trainer.algorithms.policy_losses import SurrogateStats, clipped_surro
 from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.checkpoints.load import load_into, open_checkpoint
 from rljob_trainer.checkpoints.random_state import capture_random_state, restore_random_state
-from rljob_trainer.checkpoints.save import num_shard_bytes, save_shard
+from rljob_trainer.checkpoints.save import HostBuffers, PendingShard, num_shard_bytes, save_shard_async
 from rljob_trainer.checkpoints.sharding import ShardedTensor, sharded_tensors_from_dtensors
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.dispatch.register import Dispatch, register
@@ -30,7 +30,13 @@ from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine, TrainEngineSettings, cut_rows, row_lengths
 from rljob_trainer.engines.train.optimizer import learning_rate
 from rljob_trainer.errors import NonFiniteUpdateError
-from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.observability.metrics import (
+    GRADIENT_NORM,
+    LEARNING_RATE,
+    LOGPROB_DIFF_MAX,
+    LOGPROB_DIFF_MEAN,
+    Metrics,
+)
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
     OLD_LOGPROBS,
@@ -45,6 +51,8 @@ MODEL_PREFIX = "model."
 OPTIMIZER_PREFIX = "optimizer."
 """Of tensor names in checkpoints."""
 
+ROLLOUT_DIFFERENCES = (LOGPROB_DIFF_MEAN, LOGPROB_DIFF_MAX)
+
 MAX_SKIPPED_UPDATES = 5
 """So many updates in a row with gradients that are not finite end the run."""
 
@@ -57,6 +65,8 @@ class ActorSettings:
     algorithm: Algorithm
     optimizer: OptimizerSpec
     temperature: float
+    samples_all_tokens: bool
+    """False with top-p or top-k: the rollout's log-probabilities are then of a truncated distribution."""
     num_steps: int
     num_epochs_per_batch: int
     mini_batch_rows: int
@@ -72,6 +82,8 @@ class ActorWorker(Worker):
         self.engine = Fsdp2Engine(settings.engine)
         self.policy_version = 0
         self.num_skipped_in_a_row = 0
+        self.host_buffers = HostBuffers()
+        self.pending_shard: PendingShard | None = None
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_logprobs(self, batch: DataProto) -> DataProto:
@@ -94,8 +106,10 @@ class ActorWorker(Worker):
             sums.num_updates += 1
         self.policy_version = step + 1
         metrics = sums.reduced(self.engine)
-        metrics["actor/grad_norm"] = sum(norms) / len(norms)
-        metrics["actor/lr"] = rate
+        if not self.settings.samples_all_tokens:
+            metrics = {name: value for name, value in metrics.items() if name not in ROLLOUT_DIFFERENCES}
+        metrics[GRADIENT_NORM] = sum(norms) / len(norms)
+        metrics[LEARNING_RATE] = rate
         metrics["actor/num_skipped_updates"] = float(sum(not math.isfinite(norm) for norm in norms))
         return metrics
 
@@ -105,9 +119,21 @@ class ActorWorker(Worker):
         return num_shard_bytes(self._shards())
 
     @register(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, folder: Path) -> ShardRecord:
-        """Writes this rank's shards of weights and optimizer state. Raises CheckpointError."""
-        return save_shard(folder, self.context.rank, self._shards())
+    def begin_checkpoint(self, folder: Path) -> None:
+        """Copies this rank's shards of weights and optimizer state and begins to write them in the background."""
+        self.pending_shard = save_shard_async(folder, self.context.rank, self._shards(), self.host_buffers)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def is_checkpoint_written(self) -> bool:
+        """Whether `finish_checkpoint` would not have to wait."""
+        return self.pending_shard is None or self.pending_shard.done()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def finish_checkpoint(self) -> ShardRecord:
+        """Waits until this rank's part is durable. Raises CheckpointError."""
+        assert self.pending_shard is not None, "begin_checkpoint first"
+        pending, self.pending_shard = self.pending_shard, None
+        return pending.wait()
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: Path, policy_version: int) -> None:
@@ -139,7 +165,7 @@ class ActorWorker(Worker):
             yield from batch.split(self.settings.mini_batch_rows)
 
     def _update(self, mini_batch: DataProto, rate: float, sums: UpdateSums) -> float:
-        """One optimizer update; returns the gradient norm."""
+        """One optimizer update; returns the gradient norm. Without any token to learn from nothing changes."""
         tokens_BT, mask_BT = mini_batch[TOKENS], mini_batch[RESPONSE_MASK]
         denominators = self._denominators(mask_BT)
         lengths = row_lengths(tokens_BT, mask_BT)
@@ -147,6 +173,9 @@ class ActorWorker(Worker):
             tokens, mask = cut_rows(rows, lengths, tokens_BT, mask_BT)
             share = mini_batch.rows(rows) if rows else mini_batch.slice(0, 1)
             self._backward(share, tokens, mask, denominators, sums)
+        if denominators.num_tokens == 0:
+            self.engine.drop_gradients()
+            return 0.0
         norm = self.engine.optimizer_step(rate)
         self.num_skipped_in_a_row = 0 if math.isfinite(norm) else self.num_skipped_in_a_row + 1
         if self.num_skipped_in_a_row >= MAX_SKIPPED_UPDATES:

@@ -1,9 +1,10 @@
 """The hybrid engine: training and generation take turns on the same device, in one process.
 
-    trainer_mode                     rollout_mode
-    forward, backward, update   ->   weights awake, synchronised, KV cache awake, generate, asleep   ->   ...
+    training                         rollout_mode
+    forward, backward, update   ->   weights awake, synchronised, KV cache awake, generate, asleep   ->   training
 
-`rollout_mode` and `trainer_mode` own the order of the transitions; nobody else wakes, sleeps or synchronises.
+`rollout_mode` owns the order of the transitions; nobody else wakes, sleeps or synchronises. Outside of it the process
+is in training. Optimizer state and gradients stay on the device while the engine is awake.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class HybridWorker(Worker):
         """Collective. Within it the rollout engine is awake and has the actor's weights."""
         started = time.perf_counter()
         engine = self.rollout.engine
-        with self.trainer_state_kept():
+        with self.trainer_rng_kept():
+            # The engine's memory comes from outside torch's allocator: what that holds in reserve is in the way.
+            self._give_memory_back()
             engine.wake(weights=True, kv_cache=False)
             if self.synced_version != self.actor.policy_version:
                 sync_weights(self.actor.engine, engine, self.rollout_dtype, self.actor.policy_version)
@@ -83,7 +86,7 @@ class HybridWorker(Worker):
                 self._give_memory_back()
 
     @contextmanager
-    def trainer_state_kept(self) -> Iterator[None]:
+    def trainer_rng_kept(self) -> Iterator[None]:
         """The random numbers of generation are a stream of their own: training goes on as if it had not happened."""
         trainer_rng_state = torch.get_rng_state()
         torch.set_rng_state(self.rollout_rng_state)

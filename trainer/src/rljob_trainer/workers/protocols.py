@@ -28,8 +28,14 @@ class ActorGroup(Protocol):
     def num_checkpoint_bytes(self) -> list[int]:
         """One number per rank; see ActorWorker.num_checkpoint_bytes."""
 
-    def save_checkpoint(self, folder: Path) -> list[ShardRecord]:
-        """One record per rank; see ActorWorker.save_checkpoint."""
+    def begin_checkpoint(self, folder: Path) -> list[None]:
+        """See ActorWorker.begin_checkpoint."""
+
+    def is_checkpoint_written(self) -> list[bool]:
+        """One answer per rank; see ActorWorker.is_checkpoint_written."""
+
+    def finish_checkpoint(self) -> list[ShardRecord]:
+        """One record per rank; see ActorWorker.finish_checkpoint."""
 
     def load_checkpoint(self, folder: Path, policy_version: int) -> list[None]:
         """See ActorWorker.load_checkpoint."""

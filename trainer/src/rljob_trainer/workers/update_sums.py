@@ -7,6 +7,15 @@ from dataclasses import dataclass, fields
 import torch
 
 from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine
+from rljob_trainer.observability.metrics import (
+    CLIP_FRACTION,
+    ENTROPY,
+    KL_LOSS,
+    LOGPROB_DIFF_MAX,
+    LOGPROB_DIFF_MEAN,
+    POLICY_LOSS,
+    PPO_KL,
+)
 
 
 @dataclass
@@ -56,13 +65,13 @@ class UpdateSums:
         total = dict(zip(names, engine.sum_over_ranks(mine).tolist(), strict=True))
         num_tokens = max(1.0, total["num_tokens"])
         num_updates = max(1.0, total["num_updates"] / engine.mesh.size())
-        kl = {"actor/kl_loss": total["kl_sum"] / total["num_kl_tokens"]} if total["num_kl_tokens"] else {}
+        kl = {KL_LOSS: total["kl_sum"] / total["num_kl_tokens"]} if total["num_kl_tokens"] else {}
         return {
             **kl,
-            "actor/pg_loss": total["policy_loss"] / num_updates,
-            "actor/pg_clipfrac": total["num_clipped"] / num_tokens,
-            "actor/ppo_kl": total["ppo_kl_sum"] / num_tokens,
-            "actor/entropy": total["entropy_sum"] / num_tokens,
-            "rollout/logprob_diff_mean": total["difference_sum"] / num_tokens,
-            "rollout/logprob_diff_max": engine.max_over_ranks(self.difference_max),
+            POLICY_LOSS: total["policy_loss"] / num_updates,
+            CLIP_FRACTION: total["num_clipped"] / num_tokens,
+            PPO_KL: total["ppo_kl_sum"] / num_tokens,
+            ENTROPY: total["entropy_sum"] / num_tokens,
+            LOGPROB_DIFF_MEAN: total["difference_sum"] / num_tokens,
+            LOGPROB_DIFF_MAX: engine.max_over_ranks(self.difference_max),
         }

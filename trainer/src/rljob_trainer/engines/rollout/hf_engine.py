@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.engines.rollout.base import (
     FinishedSequence,
     FinishReason,
@@ -50,7 +51,7 @@ class HfEngine(RolloutEngine):
         self.model = AutoModelForCausalLM.from_config(config, dtype=settings.dtype).to(settings.device).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
         self.settings = settings
-        self.end_tokens = _end_tokens(settings.model_folder, config)
+        self.end_tokens = frozenset(Tokenizer(settings.model_folder).eos_token_ids)
         self.policy_version = -1
         self.waiting: dict[str, GenerationRequest] = {}
         self.running: list[_Running] = []
@@ -77,7 +78,7 @@ class HfEngine(RolloutEngine):
 
     @torch.no_grad()
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
-        """See RolloutEngine.update_weights. Sequences under way are started again from their prompts' cache."""
+        """See RolloutEngine.update_weights. Sequences under way go on from what the old weights have cached."""
         parameters = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         for name, tensor in weights:
             parameters[name].copy_(tensor)
@@ -183,12 +184,3 @@ def _sample(logits_V: torch.Tensor, sampling: SamplingSettings, generator: torch
     logprobs_V = torch.log_softmax(logits_V, dim=-1)
     token = int(torch.multinomial(logprobs_V.exp(), 1, generator=generator))
     return token, float(logprobs_V[token])
-
-
-def _end_tokens(model_folder: Path, config) -> frozenset[int]:  # type: ignore[no-untyped-def]
-    """End-of-sequence tokens of the generation configuration, else of the model configuration."""
-    if (model_folder / "generation_config.json").exists():
-        ids = GenerationConfig.from_pretrained(model_folder).eos_token_id
-    else:
-        ids = config.eos_token_id
-    return frozenset([ids] if isinstance(ids, int) else ids or [])

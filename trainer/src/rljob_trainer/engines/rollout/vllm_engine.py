@@ -43,7 +43,8 @@ class VllmEngine(RolloutEngine):
     """
 
     def __init__(self, settings: VllmSettings) -> None:
-        """Collective. Raises ResourceError for too little memory, ConfigurationError for a model vLLM cannot run."""
+        """Collective. Raises ConfigurationError for a model that vLLM cannot run, ResourceError for too little memory
+        or a device that fails."""
         on_cpu = settings.device_type == "cpu"
         arguments = EngineArgs(
             model=str(settings.model_folder),
@@ -60,7 +61,7 @@ class VllmEngine(RolloutEngine):
             gpu_memory_utilization=settings.gpu_memory_utilization,
             kv_cache_memory_bytes=settings.cpu_kv_cache_bytes if on_cpu else None,
             enable_sleep_mode=not on_cpu,
-            # Log-probabilities of the distribution that was sampled from, as the training engine computes them.
+            # Log-probabilities of the distribution that was sampled from: after temperature, top-p and top-k.
             logprobs_mode="processed_logprobs",
             disable_log_stats=True,
             trust_remote_code=False,
@@ -71,17 +72,12 @@ class VllmEngine(RolloutEngine):
         except (ValueError, RuntimeError) as error:
             raise _start_error(error, settings) from error
         self.on_cpu = on_cpu
-        self.num_unfinished = 0
         self.policy_version = -1
-        self.request_ids: dict[str, str] = {}
 
     def add(self, request: GenerationRequest) -> None:
         """See RolloutEngine.add."""
         parameters = sampling_parameters(request.sampling, request.seed)
-        internal_id = self.engine.add_request(
-            request.request_id, {"prompt_token_ids": list(request.prompt_token_ids)}, parameters
-        )
-        self.request_ids[internal_id] = request.request_id
+        self.engine.add_request(request.request_id, {"prompt_token_ids": list(request.prompt_token_ids)}, parameters)
 
     def step(self) -> list[FinishedSequence]:
         """See RolloutEngine.step."""
@@ -168,4 +164,6 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
             f"spec.training.rollout: vLLM found too little memory ({text}); lower gpuMemoryUtilization or cpuKvCache "
             f"(now {settings.gpu_memory_utilization} and {settings.cpu_kv_cache_bytes} bytes), or maxNumSequences"
         )
-    return ConfigurationError(f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text})")
+    if isinstance(error, ValueError):
+        return ConfigurationError(f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text})")
+    return ResourceError(f"spec.training.rollout.engine: vLLM did not start ({text})")

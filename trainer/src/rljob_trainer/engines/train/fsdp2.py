@@ -115,8 +115,13 @@ class Fsdp2Engine:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.drop_gradients()
         return gradient_norm
+
+    def drop_gradients(self) -> None:
+        """Forgets the gradients of the passes since the last update."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
 
     def named_shards(self) -> Iterator[tuple[str, torch.Tensor]]:
         """This rank's shards (DTensors) under the names of the Hugging Face model, in the same order on all ranks."""

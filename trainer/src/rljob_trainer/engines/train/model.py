@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from rljob_trainer.errors import ConfigurationError
 
@@ -25,7 +25,7 @@ def build_on_meta(folder: Path) -> nn.Module:
 
     Raises ConfigurationError when the folder holds no causal language model."""
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = without_dropout(AutoConfig.from_pretrained(folder))
         with torch.device("meta"):
             model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     except (OSError, ValueError) as error:
@@ -33,6 +33,15 @@ def build_on_meta(folder: Path) -> nn.Module:
             f"spec.training.model.source: {folder} holds no causal language model that can be built ({error})"
         ) from error
     return model
+
+
+def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration with every dropout probability 0: log-probabilities of the policy must be those of the policy
+    that sampled, in training mode too (which recomputation of activations needs)."""
+    for name, value in vars(config).items():
+        if isinstance(value, float) and name.endswith(("dropout", "pdrop", "dropout_prob")):
+            setattr(config, name, 0.0)
+    return config
 
 
 def transformer_layers(model: nn.Module) -> list[nn.Module]:
