@@ -79,3 +79,17 @@ def test_damage_is_refused_with_what_is_wrong() -> None:
 
 def test_the_run_state_survives() -> None:
     assert load_run_state(dump_run_state(run_state())) == run_state()
+
+
+def test_the_full_wire_form_writes_defaults_and_only_nulls_that_say_something() -> None:
+    volume = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emptyDir": {}}
+    edits = {"spec.training.algorithm.dualClipRatio": None, "spec.volumes": [volume]}
+    job = RLJob.from_wire(edited(valid_job(), edits))
+    wire = job.to_full_wire()
+    assert RLJob.from_wire(wire) == job
+    assert "status" not in wire
+    spec = RLJob.from_wire(wire).spec.to_full_wire()
+    assert "image" not in spec
+    assert spec["volumes"] == [volume | {"emptyDir": {}, "readOnly": False}]
+    assert spec["training"]["algorithm"]["dualClipRatio"] is None  # type: ignore[index,call-overload]
+    assert spec["training"]["seed"] == 0  # type: ignore[index,call-overload]

@@ -48,3 +48,25 @@ class Contract(BaseModel):
     def to_wire(self) -> dict[str, object]:
         """The JSON form: camelCase names, unset fields left out (so that an older reader sees no unknown name)."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+    def to_full_wire(self) -> dict[str, object]:
+        """The JSON form with every default written out; a null stands only where leaving it out says something else."""
+        return _without_idle_nulls(self, self.model_dump(mode="json", by_alias=True))
+
+
+def _without_idle_nulls(value: Contract, wire: dict[str, object]) -> dict[str, object]:
+    kept: dict[str, object] = {}
+    for name, item in value:
+        field = type(value).model_fields[name]
+        assert field.alias is not None
+        if item is not None or keeps_null(field):
+            kept[field.alias] = _item_without_idle_nulls(item, wire[field.alias])
+    return kept
+
+
+def _item_without_idle_nulls(item: object, wire: object) -> object:
+    if isinstance(item, Contract) and isinstance(wire, dict):
+        return _without_idle_nulls(item, wire)
+    if isinstance(item, tuple) and isinstance(wire, list):
+        return [_item_without_idle_nulls(*pair) for pair in zip(item, wire, strict=True)]
+    return wire

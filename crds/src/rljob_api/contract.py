@@ -41,7 +41,7 @@ class ExitCode(IntEnum):
     CONFIGURATION = 2
     """The job can never work as written; not retried."""
     INFRASTRUCTURE = 75
-    """Not the job's fault, and another try may work (EX_TEMPFAIL): a worker, node or device was lost, Ray could not start,
-    memory, devices or the network were missing, or a later attempt has taken over."""
+    """Not the job's fault, and another try may work (EX_TEMPFAIL): a worker, node or device was lost, Ray could not
+    start, memory, devices or the network were missing, or a later attempt has taken over."""
     INTERRUPTED = 130
     """Stopped on request: after a checkpoint, or without one where no step was done or a second signal came."""
