@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rljob_api import contract
-from rljob_api.handover import TrainerJob
+from rljob_api.handover import TrainerJob, dump_run_state, load_job
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress
 
@@ -37,7 +37,7 @@ def report(job: TrainerJob, step: int, phase: RunPhase, checkpoint: CheckpointSt
         checkpoint=checkpoint,
         written_at=now(),
     )
-    Path(os.environ[contract.ENV_RUN_STATE_FILE]).write_text(json.dumps(state.to_wire()))
+    Path(os.environ[contract.ENV_RUN_STATE_FILE]).write_text(dump_run_state(state))
 
 
 def save(step: int) -> CheckpointStatus:
@@ -53,7 +53,7 @@ def first_step() -> int:
 
 def main() -> int:
     mode = os.environ.get("STAND_IN", "finish")
-    job = TrainerJob.from_wire(json.loads(os.environ[contract.ENV_SPEC]))
+    job = load_job(os.environ[contract.ENV_SPEC])
     run_folder = Path(os.environ[contract.ENV_RUN_FOLDER])
     told = {name: value for name, value in os.environ.items() if name.startswith("RLJOB_") or name == "PYTHONPATH"}
     told["RAY_ADDRESS"] = os.environ.get("RAY_ADDRESS", "unset")
@@ -63,15 +63,22 @@ def main() -> int:
     if mode == "orphan":
         sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         (run_folder / "orphan.pid").write_text(str(sleeper.pid))
+    if mode == "starting":
+        report(job, first_step(), RunPhase.STARTING)
+        while not STOPS:
+            time.sleep(0.02)
+        report(job, first_step(), RunPhase.STOPPED)
+        return contract.ExitCode.INTERRUPTED
     if mode.startswith("exit-"):
         return int(mode.removeprefix("exit-"))
     if mode == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     for step in range(first_step() + 1, job.spec.training.steps + 1):
-        report(job, step, RunPhase.RUNNING)
+        is_deaf = mode == "deaf" or (mode == "deaf-later" and step == 2)
+        report(job, step, RunPhase.RUNNING, save(1) if is_deaf and step == 2 else None)
         with (run_folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "wall_time": 0.0, "critic/rewards/mean": 0.5}) + "\n")
-        while mode in ("wait", "deaf"):
+        while mode == "wait" or is_deaf:
             if STOPS and mode == "wait":
                 report(job, step, RunPhase.STOPPED, save(step))
                 return contract.ExitCode.INTERRUPTED

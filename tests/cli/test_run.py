@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.handover import TrainerJob
+from rljob_api.handover import load_job
 from rljob_api.loading import load_job_file
 from rljob_testing.command_line import Workplace
 
@@ -19,6 +19,12 @@ WaitFor = Callable[[Callable[[], bool]], None]
 
 def told(workplace: Workplace, attempt: int) -> dict[str, str]:
     return dict(json.loads((workplace.run_folder / f"told-{attempt}.json").read_text()))
+
+
+def num_steps_in(workplace: Workplace) -> int:
+    """Rows of the metrics; the stand-in reports a step before it writes its row."""
+    metrics = workplace.run_folder / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
 
 def alive(pid: int) -> bool:
@@ -33,9 +39,9 @@ def test_a_run_hands_the_whole_contract_over(workplace: Workplace) -> None:
     code, output = workplace.run(RAY_ADDRESS="10.0.0.1:6379", PYTHONPATH="/somewhere", CUDA_VISIBLE_DEVICES="")
     assert code == 0, output
     environment = told(workplace, 1)
-    job = TrainerJob.from_wire(json.loads(environment["RLJOB_SPEC"]))
+    job = load_job(environment["RLJOB_SPEC"])
     assert (job.contract_version, job.name) == (1, "small")
-    assert '"contractVersion": 1' in environment["RLJOB_SPEC"]
+    assert '"contractVersion":1' in environment["RLJOB_SPEC"]
     folder = workplace.run_folder
     assert environment["RLJOB_RUN_FOLDER"] == str(folder)
     assert environment["RLJOB_CHECKPOINT_FOLDER"] == str(folder / "checkpoints")
@@ -64,12 +70,41 @@ def test_the_resolved_job_is_a_valid_job_with_every_default(workplace: Workplace
     assert "clipRatioLow: 0.2" in (workplace.run_folder / "job.yaml").read_text()
 
 
+def test_the_resolved_job_keeps_a_null_that_is_not_the_default(workplace: Workplace) -> None:
+    with workplace.job_file.open("a") as file:
+        file.write("    algorithm: {dualClipRatio: null}\n")
+    assert workplace.run("--workers", "1")[0] == 0
+    written = load_job_file(workplace.run_folder / "job.yaml")
+    assert written == load_job_file(workplace.job_file)
+    assert written.spec.training.algorithm.dual_clip_ratio is None
+    assert "image:" not in (workplace.run_folder / "job.yaml").read_text()
+
+
+def test_a_job_that_is_too_large_to_hand_over_is_refused_before_an_attempt_is_counted(workplace: Workplace) -> None:
+    with workplace.job_file.open("a") as file:
+        file.write("  env:\n" + "".join(f"  - {{name: TEXT_{n}, value: {'x' * 4000}}}\n" for n in range(17)))
+    code, output = workplace.run()
+    assert code == 2
+    assert "more than 65536; shorten" in output
+    assert "Traceback" not in output
+    assert [entry.name for entry in workplace.run_folder.iterdir()] == [".lock"]
+
+
+def test_an_environment_that_the_system_refuses_is_named_before_an_attempt_is_counted(workplace: Workplace) -> None:
+    # Linux takes at most 128 KiB in one variable; PYTHONPATH grows by the job's folders.
+    code, output = workplace.run(PYTHONPATH="/nowhere:" * 14_560)
+    assert code == 2
+    assert "error: the trainer cannot be started: its environment is larger than this system allows" in output
+    assert "Traceback" not in output
+    assert [entry.name for entry in workplace.run_folder.iterdir()] == [".lock"]
+
+
 def test_plain_variables_of_the_job_reach_the_trainer(workplace: Workplace) -> None:
     with workplace.job_file.open("a") as file:
         file.write("  env: [{name: STAND_IN, value: exit-75}]\n")
     code, output = workplace.run(mode="finish")
     assert code == 75
-    assert "a worker or a device was lost" in output
+    assert "a worker or a device was lost, or something is missing here" in output
     assert output.endswith("to go on: rljob run job.yaml\n")
 
 
@@ -156,9 +191,28 @@ def test_ctrl_c_saves_and_tells_how_to_go_on(workplace: Workplace, wait_for: Wai
     assert rows == [1, 2, 3]
 
 
-def test_a_second_ctrl_c_stops_at_once(workplace: Workplace, wait_for: WaitFor) -> None:
-    process = workplace.start(mode="deaf")
-    wait_for((workplace.run_folder / "metrics.jsonl").exists)
+def test_ctrl_c_before_the_first_step_claims_no_checkpoint(workplace: Workplace, wait_for: WaitFor) -> None:
+    process = workplace.start(mode="starting")
+    wait_for((workplace.run_folder / "rljob-run-state.json").exists)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "exit code 130: stopped on request; no step was done, so there is nothing to save\n" in output
+    assert "to go on: rljob run job.yaml\n" in output
+
+
+@pytest.mark.parametrize(
+    ("mode", "step", "lost"),
+    [
+        ("deaf", 1, "there is no checkpoint yet, so the 1 steps done are lost"),
+        ("deaf-later", 2, "what was done after the checkpoint at step 1 is lost"),
+    ],
+)
+def test_a_second_ctrl_c_stops_at_once_and_says_what_is_lost(
+    workplace: Workplace, wait_for: WaitFor, mode: str, step: int, lost: str
+) -> None:
+    process = workplace.start(mode=mode)
+    wait_for(lambda: num_steps_in(workplace) == step)
     trainer = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
@@ -168,6 +222,8 @@ def test_a_second_ctrl_c_stops_at_once(workplace: Workplace, wait_for: WaitFor) 
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 137
     assert "stopping at once" in output
+    assert "exit code 137: stopped at once, as asked a second time; " + lost in output
+    assert "memory" not in output
     assert not alive(trainer)
 
 

@@ -19,3 +19,7 @@ class MappingError(CliError):
 
 class RunFolderError(CliError):
     """The run's folder cannot be used."""
+
+
+class TrainerStartError(CliError):
+    """The trainer's process cannot be started."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -27,12 +26,13 @@ from rljob_api.contract import (
     ENV_SPEC,
     ExitCode,
 )
-from rljob_api.handover import TrainerJob
+from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.loading import load_job_file
+from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.devices import find_devices
-from rljob_cli.errors import CliError
+from rljob_cli.errors import CliError, RunFolderError
 from rljob_cli.mapping import Mapping, map_to_machine
 from rljob_cli.run_folder import RunFolder
 from rljob_cli.settings import inherited_environment, visible_cuda_devices
@@ -44,8 +44,7 @@ _MEANING = {
     ExitCode.SUCCESS: "complete",
     ExitCode.APPLICATION: "the training or the job's own code failed; the lines above say why",
     ExitCode.CONFIGURATION: "the job cannot work as written; change the file",
-    ExitCode.INFRASTRUCTURE: "a worker or a device was lost; going on may well work",
-    ExitCode.INTERRUPTED: "stopped on request after a checkpoint",
+    ExitCode.INFRASTRUCTURE: "a worker or a device was lost, or something is missing here; going on may well work",
 }
 SIGKILL_EXIT_CODE = 137
 
@@ -66,7 +65,8 @@ def run(options: RunOptions, console: Console) -> int:
 
     Raises:
         JobFileError: the file is no valid job.
-        CliError: the job or the folder does not allow this run.
+        CliError: the job, the folder or the system does not allow this run.
+        HandoverError: the job is too large to be handed over.
     """
     job = load_job_file(options.file)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
@@ -77,15 +77,20 @@ def run(options: RunOptions, console: Console) -> int:
     with folder.locked() as lock:
         folder.refuse_unfit(resume=options.resume, file=options.file)
         attempt = folder.num_attempts() + 1
+        environment = trainer_environment(options, job, mapping, folder, attempt)
         show_mapping(mapping, folder, console)
-        folder.write_job(job.model_copy(update={"spec": mapping.spec}))
-        folder.record(attempt, started=_now())
-        process = TrainerProcess(
-            command, trainer_environment(options, job, mapping, folder, attempt), _announcer(console)
-        )
-        code = process.run(keep_open=(lock,))
-        folder.record(attempt, ended=_now(), exitCode=code)
-    _tell_the_end(code, options, folder, console)
+        process = TrainerProcess(command, environment, _announcer(console))
+
+        def record_start() -> None:
+            folder.write_job(job.model_copy(update={"spec": mapping.spec}))
+            folder.record(attempt, started=_now())
+
+        code = process.run(keep_open=(lock,), on_start=record_start)
+        try:
+            folder.record(attempt, ended=_now(), exitCode=code)
+        except RunFolderError as error:
+            console.print(Text(f"note: {error}"), soft_wrap=True)
+    _tell_the_end(code, folder.run_state_of(attempt), process, options, folder, console)
     return code
 
 
@@ -106,7 +111,11 @@ def trainer_module_command(module: str) -> tuple[str, ...]:
 def trainer_environment(
     options: RunOptions, job: RLJob, mapping: Mapping, folder: RunFolder, attempt: int
 ) -> dict[str, str]:
-    """This process's environment, the job's own variables, and the contract's."""
+    """This process's environment, the job's own variables, and the contract's.
+
+    Raises:
+        HandoverError: the job is too large.
+    """
     environment = inherited_environment()
     # A local run starts a Ray of its own.
     environment.pop("RAY_ADDRESS", None)
@@ -116,7 +125,7 @@ def trainer_environment(
     code = [str(job_folder), *([str(options.code.absolute())] if options.code else [])]
     inherited = environment.get("PYTHONPATH")
     environment |= {
-        ENV_SPEC: json.dumps(handed_over.to_wire()),
+        ENV_SPEC: dump_job(handed_over),
         ENV_RUN_FOLDER: str(folder.path),
         ENV_CHECKPOINT_FOLDER: str(folder.checkpoints),
         ENV_RUN_STATE_FILE: str(folder.run_state_file),
@@ -143,8 +152,13 @@ def show_mapping(mapping: Mapping, folder: RunFolder, console: Console) -> None:
     console.print(Text(f"results: {folder.path}"), soft_wrap=True)
 
 
-def explain_exit(code: int) -> str:
-    """One line about an exit code."""
+def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bool) -> str:
+    """One line about an exit code. `state` is what this attempt said last, None if nothing."""
+    if was_killed_on_request and code == SIGKILL_EXIT_CODE:
+        return f"stopped at once, as asked a second time; {_what_is_lost(state)}"
+    if code == ExitCode.INTERRUPTED:
+        is_saved = state is not None and state.checkpoint is not None and state.checkpoint.step >= state.progress.step
+        return "stopped on request after a checkpoint" if is_saved else f"stopped on request; {_what_is_lost(state)}"
     if code == SIGKILL_EXIT_CODE:
         return "the trainer was killed; most often the machine ran out of memory"
     if code in list(ExitCode):
@@ -154,9 +168,19 @@ def explain_exit(code: int) -> str:
     return "the trainer ended in a way that it never means to; its last lines above tell more"
 
 
-def _tell_the_end(code: int, options: RunOptions, folder: RunFolder, console: Console) -> None:
-    console.print(Text(f"exit code {code}: {explain_exit(code)}"), soft_wrap=True)
-    state = folder.run_state()
+def _what_is_lost(state: RunState | None) -> str:
+    if state is None or (state.checkpoint is None and state.progress.step == 0):
+        return "no step was done, so there is nothing to save"
+    if state.checkpoint is None:
+        return f"there is no checkpoint yet, so the {state.progress.step} steps done are lost"
+    return f"what was done after the checkpoint at step {state.checkpoint.step} is lost"
+
+
+def _tell_the_end(
+    code: int, state: RunState | None, process: TrainerProcess, options: RunOptions, folder: RunFolder, console: Console
+) -> None:
+    meaning = explain_exit(code, state, was_killed_on_request=process.was_killed_on_request)
+    console.print(Text(f"exit code {code}: {meaning}"), soft_wrap=True)
     if state is not None:
         progress = state.progress
         reached = f"step {progress.step} of {progress.total_steps}"

@@ -2,8 +2,8 @@
 
 runs/<name>/  job.yaml          the job as it was run, with every default written out
               attempts.jsonl    one line at the start and one at the end of each attempt
-              metrics.jsonl, samples.jsonl, tensorboard/, plots/      written by the trainer
-              checkpoints/, export/, rljob-run-state.json             written by the trainer
+              metrics.jsonl, samples.jsonl, tensorboard/, plots/, logs/      written by the trainer
+              checkpoints/, export/, rljob-run-state.json                    written by the trainer
               .lock             held while an attempt runs
 """
 
@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from rljob_api.contract import RUN_STATE_FILE_NAME
+from rljob_api.errors import HandoverError
+from rljob_api.handover import load_run_state
 from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import RunFolderError
@@ -102,26 +103,48 @@ class RunFolder:
             )
 
     def write_job(self, job: RLJob) -> None:
-        """Writes the resolved job: every default written out."""
+        """Writes the resolved job: every default written out, and it loads as the same job again.
+
+        Raises:
+            RunFolderError: it cannot be written.
+        """
         yaml = YAML()
         yaml.default_flow_style = False
         temporary = self.path / (JOB_FILE_NAME + ".tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            yaml.dump(job.model_dump(mode="json", by_alias=True, exclude_none=True), file)
-        temporary.replace(self.path / JOB_FILE_NAME)
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                yaml.dump(job.to_full_wire(), file)
+            temporary.replace(self.path / JOB_FILE_NAME)
+        except OSError as error:
+            raise self._cannot_be_written(error) from error
 
     def record(self, attempt: int, **facts: str | int) -> None:
-        """Adds a line about an attempt."""
+        """Adds a line about an attempt.
+
+        Raises:
+            RunFolderError: it cannot be written.
+        """
         line = json.dumps({"attempt": attempt, **facts})
-        with (self.path / ATTEMPTS_FILE_NAME).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        try:
+            with (self.path / ATTEMPTS_FILE_NAME).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise self._cannot_be_written(error) from error
 
     def run_state(self) -> RunState | None:
         """What the trainer last said; None if it has said nothing readable."""
         try:
-            return RunState.from_wire(json.loads(self.run_state_file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, ValidationError):
+            return load_run_state(self.run_state_file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, HandoverError):
             return None
+
+    def run_state_of(self, attempt: int) -> RunState | None:
+        """What this attempt said last; None if it said nothing, or nothing readable."""
+        state = self.run_state()
+        return state if state is not None and state.attempt == attempt else None
+
+    def _cannot_be_written(self, error: OSError) -> RunFolderError:
+        return RunFolderError(f"{self.path}: cannot be written ({error.strerror}); make room, or choose another folder")
 
     def _where(self) -> str:
         state = self.run_state()

@@ -9,6 +9,7 @@ process (PR_SET_CHILD_SUBREAPER), which ends them; both need Linux, elsewhere th
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+
+from rljob_cli.errors import TrainerStartError
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -37,32 +40,53 @@ class TrainerProcess:
         self._announce = announce
         self._process: subprocess.Popen[bytes] | None = None
         self._num_stops = 0
+        self._is_killed = False
 
-    def run(self, keep_open: Sequence[int] = ()) -> int:
+    @property
+    def was_killed_on_request(self) -> bool:
+        """Whether a second request to stop killed it."""
+        return self._is_killed
+
+    def run(self, keep_open: Sequence[int] = (), on_start: Callable[[], None] = lambda: None) -> int:
         """Runs the trainer to its end; the file descriptors `keep_open` stay open in it.
 
-        Returns its exit code, or 128 + the number of the signal that ended it.
+        `on_start` is called as soon as its process exists; if that raises, the process is ended. Returns the exit code,
+        or 128 + the number of the signal that ended it.
 
         Raises:
-            OSError: it cannot be started.
+            TrainerStartError: it cannot be started.
         """
         _adopt_orphans()
         not_ours = _own_children()
         with self._passing_signals_on():
-            self._process = subprocess.Popen(
+            self._process = self._started(keep_open)
+            try:
+                if self._num_stops:
+                    self._process.send_signal(signal.SIGINT)
+                on_start()
+                code = self._process.wait()
+            finally:
+                self._end_the_rest(not_ours)
+        return code if code >= 0 else 128 - code
+
+    def _started(self, keep_open: Sequence[int]) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
                 self._command,
                 env=self._environment,
                 start_new_session=True,
                 pass_fds=tuple(keep_open),
                 preexec_fn=_death_signal_setter(os.getpid()),
             )
-            if self._num_stops:
-                self._process.send_signal(signal.SIGINT)
-            try:
-                code = self._process.wait()
-            finally:
-                self._end_the_rest(not_ours)
-        return code if code >= 0 else 128 - code
+        except OSError as error:
+            text = f"the trainer cannot be started ({error.strerror}: {self._command[0]})"
+            if error.errno == errno.E2BIG:
+                num_bytes = sum(len(f"{name}={value}".encode()) for name, value in self._environment.items())
+                text = (
+                    f"the trainer cannot be started: its environment is larger than this system allows ({num_bytes} "
+                    "bytes); shorten spec.env, or unset variables of this terminal"
+                )
+            raise TrainerStartError(text) from error
 
     @contextmanager
     def _passing_signals_on(self) -> Iterator[None]:
@@ -82,6 +106,7 @@ class TrainerProcess:
                 process.send_signal(signal.SIGINT)
         elif process is not None:
             self._announce("stopping at once")
+            self._is_killed = process.poll() is None
             _signal_session(process.pid, signal.SIGKILL)
 
     def _end_the_rest(self, not_ours: set[int]) -> None:
