@@ -90,6 +90,17 @@ def test_tensorboard_reads_what_was_written_and_forgets_superseded_steps(tmp_pat
     assert [(point.step, point.value) for point in events.Scalars("actor/pg_loss")] == [(1, 1.0), (2, 20.0)]
 
 
+def test_tensorboard_forgets_an_attempt_that_left_no_checkpoint(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        attempt = TensorBoardSink(tmp_path, None, lambda value=value: 1_000.0 * value)
+        for step in (0, 1):
+            attempt.write(step, {"actor/pg_loss": value})
+        attempt.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(point.step, point.value) for point in events.Scalars("actor/pg_loss")] == [(0, 2.0), (1, 2.0)]
+
+
 def test_samples_are_logged_and_shown_without_control_characters(tmp_path: Path) -> None:
     log = SampleLog(tmp_path, None)
     sample = Sample(3, SampleKind.GREEDY, "[red]prompt[/red]", "\x1b[2Jwiped\n" + "x" * 500, "1", 0.5)

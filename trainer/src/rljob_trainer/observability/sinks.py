@@ -68,16 +68,20 @@ class TensorBoardSink:
     """Scalars in TensorBoard's event format."""
 
     def __init__(self, run_folder: Path, resumed_from_step: int | None, wall_clock: WallClock) -> None:
-        """Opens a new event file; points after `resumed_from_step` in older files are marked as superseded.
+        """Opens a new event file; points of older files after `resumed_from_step` (None: a new run, so all of them) are
+        marked as superseded.
 
         Raises:
             OSError: the file cannot be written.
         """
         self._wall_clock = wall_clock
-        self._writer = EventFileWriter(str(run_folder / TENSORBOARD_FOLDER_NAME))
-        if resumed_from_step is not None:
+        folder = run_folder / TENSORBOARD_FOLDER_NAME
+        has_older = folder.is_dir() and any(folder.iterdir())
+        self._writer = EventFileWriter(str(folder))
+        if has_older:
+            first_step = 0 if resumed_from_step is None else resumed_from_step + 1
             restart = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=wall_clock(), step=resumed_from_step + 1, session_log=restart))
+            self._writer.add_event(Event(wall_time=wall_clock(), step=first_step, session_log=restart))
 
     def write(self, step: int, metrics: Metrics) -> None:
         """Adds one point per metric."""
