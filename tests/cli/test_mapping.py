@@ -98,7 +98,7 @@ def test_what_only_a_cluster_has_is_named_once_each() -> None:
   - {name: data, mountPath: /data, type: PersistentVolumeClaim, persistentVolumeClaim: {claimName: data}}
   code: {configMap: my-code}
   checkpoint: {storage: {persistentVolumeClaim: ckpt}}
-  runPolicy: {activeDeadlineSeconds: 60}
+  runPolicy: {activeDeadlineSeconds: 60, provisioningDeadlineSeconds: 60, cleanup: KeepCluster}
 """
     pools = "[{name: main, gpusPerNode: 2, sharedMemory: 16Gi, template: {labels: {a: b}}}]"
     notes = map_to_machine(job(spec, pools), TWO_CORES, None).notes
@@ -116,7 +116,13 @@ def test_what_only_a_cluster_has_is_named_once_each() -> None:
         "runPolicy",
     ]
     assert "sharedMemory, template ignored" in notes[3]
+    assert "activeDeadlineSeconds, cleanup ignored" in notes[-1]
 
 
 def test_a_job_for_one_machine_needs_no_notes() -> None:
     assert map_to_machine(job(pools="[{name: main, gpusPerNode: 2}]"), TWO_CORES, None).notes == ()
+
+
+def test_the_deadline_for_devices_holds_on_one_machine_too() -> None:
+    waits = job("  runPolicy: {provisioningDeadlineSeconds: 60}", "[{name: main, gpusPerNode: 2}]")
+    assert map_to_machine(waits, TWO_CORES, None).notes == ()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rljob_api.v1alpha1.job import RLJob, RLJobSpec
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.rules import violations
+from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.yaml_text import wire_path
 from rljob_cli.devices import Devices, DeviceType
 from rljob_cli.errors import MappingError
@@ -125,5 +126,7 @@ def _cluster_only(spec: RLJobSpec) -> Iterator[str]:
     if spec.checkpoint.storage is not None:
         claim = spec.checkpoint.storage.persistent_volume_claim
         yield f"checkpoint.storage {claim}: ignored, checkpoints go into the run's folder"
-    if "run_policy" in spec.model_fields_set:
-        yield "runPolicy: ignored, a local run has no deadlines; stop it with Ctrl-C"
+    unused = spec.run_policy.model_fields_set - {"provisioning_deadline_seconds"}
+    if unused:
+        names = ", ".join(sorted(RunPolicy.model_fields[name].alias or name for name in unused))
+        yield f"runPolicy: {names} ignored, nothing stops or cleans up a local run; stop it with Ctrl-C"
