@@ -41,8 +41,8 @@ test: lint ## All of check, and every test (PYTEST_ARGS="-k name" for some)
 demo: $(INSTALLED) ## Train the small model of examples/quickstart.yaml on this machine; results in runs/
 	@$(BIN)/python -m rljob_cli run examples/quickstart.yaml --run-folder runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-e2e: $(INSTALLED) ## Real cluster: comes with the cluster chain
-	@echo "make e2e: there are no cluster tests yet; they come with the operator"
+e2e: ## Real cluster: fails until the operator brings its tests, so that nothing unchecked looks checked
+	@echo "make e2e: there are no cluster tests yet; they come with the operator" >&2; exit 1
 
 bench: $(INSTALLED) ## Measurements in bench/
 	@found=0; for program in bench/*.py; do \
