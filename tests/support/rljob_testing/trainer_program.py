@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ import pytest
 
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.loading import load_job_file
-from rljob_testing.settings import inherited_python_path
+from rljob_testing.settings import inherited_environment, inherited_python_path
 from rljob_testing.training_runs import Document, RunFiles
 from rljob_trainer.__main__ import main
 
@@ -38,34 +40,46 @@ class RunTrainer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.run_folder = folder / "run"
 
     def __call__(self, job: Document, ray_address: str | None, *, attempt: int = 1, **variables: str) -> Ended:
         """One attempt; `variables` are added to its environment."""
+        environment = self._environment(job, ray_address, attempt) | variables
+        terminal = io.StringIO()
+        captured = (redirect_stdout(terminal), redirect_stderr(terminal))
+        with pytest.MonkeyPatch.context() as patch, captured[0], captured[1], _own_signals():
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            code = main()
+        return Ended(code, terminal.getvalue(), self.files)
+
+    def start(self, job: Document, ray_address: str | None) -> subprocess.Popen[str]:
+        """The first attempt as a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "rljob_trainer"],
+            env=inherited_environment() | self._environment(job, ray_address, attempt=1),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    @property
+    def files(self) -> RunFiles:
+        """What the run writes."""
+        return RunFiles(self.folder / "run")
+
+    def _environment(self, job: Document, ray_address: str | None, attempt: int) -> dict[str, str]:
         job_file = self.folder / "job.yaml"
         job_file.write_text(json.dumps(job))
-        environment = {
+        return {
             "RLJOB_SPEC": dump_job(TrainerJob(name="small", spec=load_job_file(job_file).spec)),
-            "RLJOB_RUN_FOLDER": str(self.run_folder),
+            "RLJOB_RUN_FOLDER": str(self.files.folder),
             "RLJOB_ATTEMPT": str(attempt),
             "RLJOB_JOB_FOLDER": str(self.folder),
             "RLJOB_DEVICE": "cpu",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(self.folder), str(SUPPORT_FOLDER), *inherited_python_path()]),
             **({"RAY_ADDRESS": ray_address} if ray_address else {}),
-            **variables,
         }
-        terminal = io.StringIO()
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            redirect_stdout(terminal),
-            redirect_stderr(terminal),
-            _own_signals(),
-        ):
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            code = main()
-        return Ended(code, terminal.getvalue(), RunFiles(self.run_folder))
 
 
 @contextmanager
