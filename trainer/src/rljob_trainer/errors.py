@@ -32,7 +32,7 @@ class DispatchError(TrainerError, TypeError):
 
 
 class ResourceError(TrainerError):
-    """Devices, memory, ports, disk or the network are missing (exit code 75: another try elsewhere may work)."""
+    """Devices, memory, ports or the network are missing (exit code 75: another try elsewhere may work)."""
 
 
 class WorkerError(TrainerError):

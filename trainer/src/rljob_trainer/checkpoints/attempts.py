@@ -40,11 +40,6 @@ class AttemptRecord(Contract):
     started_at: str
 
 
-def next_attempt(root: Path) -> int:
-    """The number after the highest attempt that has started; for local runs, where nobody counts attempts."""
-    return max(_started(root), default=0) + 1
-
-
 def start_attempt(root: Path, attempt: int, resumed_from: CheckpointFolder | None) -> None:
     """Announces the attempt; earlier ones can no longer commit.
 

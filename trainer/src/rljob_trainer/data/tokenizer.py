@@ -28,8 +28,6 @@ class _Backend(Protocol):
 
     def __call__(self, text: list[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]: ...
 
-    def __len__(self) -> int: ...
-
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
     def apply_chat_template(
@@ -49,11 +47,6 @@ class Tokenizer:
             raise ConfigurationError(
                 f"spec.training.model.source: no tokenizer can be read from {folder}: {error}; use a model that has one"
             ) from error
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of tokens, added ones included; the model's output may be wider."""
-        return len(self._backend)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
