@@ -43,7 +43,7 @@ def mount(folder: Path, options: str) -> subprocess.CompletedProcess[str]:
 def test_a_full_storage_fails_the_save_and_nothing_else(
     run_trainer: RunTrainer, cluster: str, small_storage: Path
 ) -> None:
-    job = small_job(num_workers=2)
+    job = small_job()
     run = run_trainer(job, cluster, RLJOB_CHECKPOINT_FOLDER=str(small_storage))
     assert run.exit_code == 1, run.terminal
     state = run.files.state()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, small_job
@@ -15,12 +17,14 @@ REWARDS = """
 import time
 
 
-def raises(prompt, response, answer, row):
-    raise KeyError("no such colour")
+def raises_later(prompt, response, answer, row):
+    if prompt.startswith("2"):
+        raise KeyError("no such colour")
+    return 1.0
 
 
-def answers_with_text(prompt, response, answer, row):
-    return "good"
+def says_good_later(prompt, response, answer, row):
+    return "good" if prompt.startswith("2") else 1.0
 
 
 def hangs_on_one(prompt, response, answer, row):
@@ -30,20 +34,26 @@ def hangs_on_one(prompt, response, answer, row):
 """
 
 
-def job(function: str, reward: Document | None = None, dataset: Document | None = None) -> Document:
-    named: Document = {"function": {"path": f"my_rewards:{function}"}, **(reward or {})}
-    return small_job(reward=named, dataset=dataset or {}, steps=2)
+def job(folder: Path, first_digits: str, function: str, **reward: JsonValue) -> Document:
+    """Two steps; prompt i of all eight begins with digit i."""
+    (folder / "my_rewards.py").write_text(REWARDS)
+    rows = [json.dumps({"prompt": f"{digit}0>", "answer": f"0{digit}"}) for digit in first_digits]
+    (folder / "rows.jsonl").write_text("\n".join(rows))
+    return small_job(
+        reward={"function": {"path": f"my_rewards:{function}"}, **reward},
+        dataset={"file": {"path": "rows.jsonl"}, "shuffle": False},
+        steps=2,
+    )
 
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [("raises", "KeyError: 'no such colour'"), ("answers_with_text", "'good'")],
+    [("raises_later", "KeyError: 'no such colour'"), ("says_good_later", "'good'")],
 )
 def test_a_reward_that_fails_ends_the_run_and_is_quoted(
     run_trainer: RunTrainer, cluster: str, tmp_path: Path, function: str, said: str
 ) -> None:
-    (tmp_path / "my_rewards.py").write_text(REWARDS)
-    run = run_trainer(job(function), cluster)
+    run = run_trainer(job(tmp_path, "11112222", function), cluster)
     assert run.exit_code == 1, run.terminal
     state = run.files.state()
     assert state.phase == "Failed"
@@ -56,20 +66,15 @@ def test_a_reward_that_fails_ends_the_run_and_is_quoted(
         assert (
             "16 of 16 responses failed like this; mend the reward, or set spec.training.reward.onError: Score" in text
         )
-    assert run.files.training_steps() == []
-    assert run.files.checkpoint_names() == []
+    # The step before is not lost, although its save was still under way.
+    assert run.files.training_steps() == [1]
+    assert run.files.checkpoint_names() == ["step-00000001.attempt-0001"]
+    assert run.files.newest_checkpoint() == 1
 
 
 def test_a_reward_that_hangs_is_timed_out_and_counted(run_trainer: RunTrainer, cluster: str, tmp_path: Path) -> None:
-    (tmp_path / "my_rewards.py").write_text(REWARDS)
-    # Two of the four prompts of each step begin with 1: half of the responses hang.
-    rows = [f'{{"prompt": "{first}{n}>", "answer": "{n}"}}' for n in range(4) for first in "12"]
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    hanging = job(
-        "hangs_on_one",
-        reward={"timeoutSeconds": 0.3, "numProcesses": 4},
-        dataset={"file": {"path": "rows.jsonl"}, "shuffle": False},
-    )
+    # Half of the responses of each step hang.
+    hanging = job(tmp_path, "12121212", "hangs_on_one", timeoutSeconds=0.3, numProcesses=4)
     run = run_trainer(hanging, cluster)
     assert run.exit_code == 0, run.terminal
     assert run.files.training_steps() == [1, 2]

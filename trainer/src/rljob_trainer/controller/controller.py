@@ -27,6 +27,7 @@ from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
 from rljob_trainer.data.cursor import PromptCursor
 from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.metrics import THROUGHPUT, TIME_PER_STEP, TOTAL_TOKENS, Metrics
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
@@ -74,15 +75,22 @@ class Controller:
             )
 
     def train(self, first_step: int) -> bool:
-        """Runs from `first_step` steps done to the end; True when all steps are done, False when asked to stop."""
+        """Runs from `first_step` steps done to the end; True when all steps are done, False when asked to stop.
+
+        Raises TrainerError; checkpoints that are complete stay."""
         if first_step == 0:
             self._evaluate(0)
-        for step in range(first_step, self.num_steps):
-            if self.stop.is_requested:
-                return False
-            self._step(step)
-            self._evaluate(step + 1)
-            self._save_if_due(step + 1)
+        try:
+            for step in range(first_step, self.num_steps):
+                if self.stop.is_requested:
+                    return False
+                self._step(step)
+                self._evaluate(step + 1)
+                self._save_if_due(step + 1)
+        except RewardError:
+            # The workers are sound, so what they are still writing becomes a checkpoint.
+            self._finish_save(wait=True)
+            raise
         self._finish_save(wait=True)
         return True
 
