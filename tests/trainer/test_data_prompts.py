@@ -79,6 +79,14 @@ def test_a_row_without_an_answer_has_none(tmp_path: Path, tokenizer: Tokenizer) 
     assert load_prompts(file_dataset("a.jsonl"), tokenizer, tmp_path, WHERE)[0].answer is None
 
 
+def test_an_answer_column_that_the_job_names_must_be_there(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write_lines(tmp_path / "rows.jsonl", '{"prompt": "1", "solution": "2"}')
+    dataset = file_dataset("rows.jsonl", answer_field="solutoin")
+    message = r"rows\.jsonl, line 1: no column 'solutoin' \(.*answerField\); the columns are: prompt, solution"
+    with pytest.raises(DatasetError, match=message):
+        load_prompts(dataset, tokenizer, tmp_path, "spec.training.dataset")
+
+
 def test_chat_messages_and_the_chat_template(tmp_path: Path, tokenizer: Tokenizer, chat_tokenizer: Tokenizer) -> None:
     messages = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
     write_lines(tmp_path / "a.jsonl", json.dumps({"prompt": messages}), '{"prompt": "3"}')

@@ -14,6 +14,7 @@ import torch
 
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.cluster.fused_worker import RoleSpec
 from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
@@ -27,6 +28,7 @@ from rljob_trainer.data.prompts import PromptRow, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.engines.rollout.select import select_engine
 from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
+from rljob_trainer.errors import DatasetError
 from rljob_trainer.rewards.loading import scorer_spec
 from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
 from rljob_trainer.settings import Settings, worker_environment
@@ -171,6 +173,13 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
             training.evaluation.dataset, tokenizer, job_folder, "spec.training.evaluation.dataset"
         )
         held_out = tuple(evaluation_rows[: training.evaluation.num_prompts])
+    for where, prompts in (("dataset", rows), ("evaluation.dataset", held_out)):
+        unanswered = sum(row.answer is None for row in prompts)
+        if unanswered and (unanswered < len(prompts) or training.reward.type is RewardType.MATH_ANSWER):
+            raise DatasetError(
+                f"spec.training.{where}.answerField: {unanswered} of {len(prompts)} rows have no answer to score "
+                "against; name the column that holds it, or leave these rows out"
+            )
     kept, num_removed = without_held_out(rows, held_out)
     return Prompts(tuple(kept), held_out, num_removed)
 

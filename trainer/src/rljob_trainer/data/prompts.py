@@ -69,7 +69,7 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
         texts = [_text(raw, prompt_field, dataset, tokenizer, where) for raw in chunk]
         for offset, (raw, text, token_ids) in enumerate(zip(chunk, texts, _encode(texts, tokenizer), strict=True)):
             if _fits(len(token_ids), raw, dataset, where):
-                answer = raw.columns.get(answer_field)
+                answer = _answer(raw, answer_field, dataset, where)
                 prompts.append(
                     PromptRow(num_rows + offset, text.prompt, text.source_prompt, token_ids, answer, raw.columns)
                 )
@@ -124,6 +124,15 @@ def _text(raw: RawRow, prompt_field: str, dataset: Dataset, tokenizer: Tokenizer
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
     return _Text(tokenizer.render_chat(messages), source_prompt, True)
+
+
+def _answer(raw: RawRow, answer_field: str, dataset: Dataset, where: str) -> object:
+    """The expected answer; None where the data has no such column and the job did not ask for one by name."""
+    if answer_field not in raw.columns and "answer_field" in dataset.model_fields_set:
+        raise DatasetError(
+            f"{raw.place}: no column {answer_field!r} ({where}.answerField); the columns are: {', '.join(raw.columns)}"
+        )
+    return raw.columns.get(answer_field)
 
 
 def _messages(value: object) -> list[ChatMessage] | None:

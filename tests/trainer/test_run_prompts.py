@@ -1,0 +1,52 @@
+"""What is trained on and what is held out."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from rljob_api.v1alpha1.training import Training
+from rljob_trainer.controller.build import load_all_prompts
+from rljob_trainer.errors import DatasetError
+
+MODEL = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"
+
+
+def training(path: Path, reward: str) -> Training:
+    dataset = {"type": "File", "file": {"path": str(path)}}
+    function = {"function": {"path": "rljob_trainer.rewards.exact_match:exact_match"}} if reward == "Function" else {}
+    return Training.from_wire(
+        {
+            "model": {"source": str(MODEL)},
+            "dataset": dataset,
+            "reward": {"type": reward, **function},
+            "evaluation": {"dataset": dataset, "numPrompts": 1},
+            "steps": 1,
+        }
+    )
+
+
+def test_held_out_rows_are_not_trained_on(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": "2>", "answer": "2"}\n')
+    prompts = load_all_prompts(training(path, "Function"), MODEL, tmp_path)
+    assert [row.prompt for row in prompts.training] == ["2>"]
+    assert [row.prompt for row in prompts.held_out] == ["1>"]
+    assert prompts.num_removed == 1
+
+
+def test_rows_of_which_some_have_no_answer_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": "2>"}\n')
+    with pytest.raises(DatasetError, match=r"spec\.training\.dataset\.answerField: 1 of 2 rows have no answer"):
+        load_all_prompts(training(path, "Function"), MODEL, tmp_path)
+
+
+def test_a_mathematical_reward_needs_answers(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1>"}\n{"prompt": "2>"}\n')
+    with pytest.raises(DatasetError, match=r"2 of 2 rows have no answer"):
+        load_all_prompts(training(path, "MathAnswer"), MODEL, tmp_path)
+    assert len(load_all_prompts(training(path, "Function"), MODEL, tmp_path).training) == 1
