@@ -171,6 +171,6 @@ def test_forbidden_text_is_found(tmp_path: Path, line: str) -> None:
 
 def test_ordinary_paths_and_binaries_are_not_forbidden(tmp_path: Path) -> None:
     text, binary = tmp_path / "text", tmp_path / "binary"
-    text.write_text("~/work/x $HOME/work/ runs/work/a github.com/root/x /homework/\n")
+    text.write_text("~/{0}/x $HOME/{0}/ runs/{0}/a github.com/{1}/x /home{0}/\n".format("work", "root"))
     binary.write_bytes(b"\0/" + b"root/x\n")
     assert gates.forbidden_text([text, binary], FORBIDDEN_TEXT) == []
