@@ -80,7 +80,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("RLJOB_CACHE", str(default)))
 
 
-def worker_environment(device_type: str, num_threads: int, cpu_kv_cache_gib: int) -> dict[str, str]:
+def worker_environment(device_type: str, num_threads: int) -> dict[str, str]:
     """Variables that a worker process must have before it imports torch or vLLM."""
     threads = str(num_threads)
     variables = {
@@ -95,7 +95,6 @@ def worker_environment(device_type: str, num_threads: int, cpu_kv_cache_gib: int
     }
     if device_type == "cpu":
         variables |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(cpu_kv_cache_gib),
             # The binding of threads to cores assumes that the engine owns the machine.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_WAIT_POLICY": "PASSIVE",

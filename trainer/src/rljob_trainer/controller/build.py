@@ -50,7 +50,6 @@ from rljob_trainer.workers.reference import ReferenceWorker
 
 log = logging.getLogger(__name__)
 
-GIB = 1024**3
 LOG_FOLDER = "logs"
 """In the run folder: one file per worker and per reward process."""
 
@@ -130,7 +129,6 @@ def _workers(job: TrainerJob, settings: Settings, model_folder: Path, longest_pr
     num_workers = pool_spec.nodes * pool_spec.gpus_per_node
     device_type = settings.device_type or ("cuda" if torch.cuda.is_available() else "cpu")
     num_threads = settings.num_threads or max(1, settings.num_cores // pool_spec.gpus_per_node)
-    kv_cache_gib = -(-bytes_of(job.spec.training.rollout.cpu_kv_cache) // GIB)
     log_folder = settings.run_folder / LOG_FOLDER
     with ExitStack() as stack:
         log.info("Ray: %s", f"connecting to {settings.ray_address}" if settings.ray_address else "starting")
@@ -148,7 +146,7 @@ def _workers(job: TrainerJob, settings: Settings, model_folder: Path, longest_pr
             )
         )
         log.info("workers: building %d on %s; their logs are in %s", num_workers, device_type, log_folder)
-        processes = WorkerProcesses(pool, worker_environment(device_type, num_threads, kv_cache_gib))
+        processes = WorkerProcesses(pool, worker_environment(device_type, num_threads))
         stack.callback(processes.close)
         roles = _roles(job, model_folder, device_type, longest_prompt, num_workers)
         processes.build(device_type, num_threads, roles, log_folder)

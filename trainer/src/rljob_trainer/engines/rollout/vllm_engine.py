@@ -161,8 +161,9 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
     text = str(error)
     if "memory" in text.lower():
         return ResourceError(
-            f"spec.training.rollout: vLLM found too little memory ({text}); lower gpuMemoryUtilization or cpuKvCache "
-            f"(now {settings.gpu_memory_utilization} and {settings.cpu_kv_cache_bytes} bytes), or maxNumSequences"
+            f"spec.training.rollout: vLLM found too little memory ({text}); change cpuKvCache on CPUs (now "
+            f"{settings.cpu_kv_cache_bytes} bytes), gpuMemoryUtilization on GPUs (now "
+            f"{settings.gpu_memory_utilization}), or lower maxNumSequences"
         )
     if isinstance(error, ValueError):
         return ConfigurationError(f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text})")
