@@ -57,6 +57,8 @@ constraints: $(INSTALLED) ## Resolve constraints/*.txt again from the pins (upgr
 			crds/pyproject.toml operator/pyproject.toml trainer/pyproject.toml --extra $$device --extra examples \
 			constraints/pins-$$device.txt -o constraints/$$device.txt \
 			--no-emit-package rljob-api --no-emit-package rljob-operator --no-emit-package rljob-trainer; done
+	$(COMPILE) $(UV_UPGRADE_ARGS) --constraint constraints/cpu.txt crds/pyproject.toml operator/pyproject.toml \
+		-o constraints/operator.txt --no-emit-package rljob-api --no-emit-package rljob-operator
 
 clean: ## Remove caches of tools (neither .venv nor runs/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
