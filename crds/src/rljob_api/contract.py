@@ -23,13 +23,59 @@ ENV_RUN_STATE_FILE = "RLJOB_RUN_STATE_FILE"
 """File into which the trainer writes RunState (atomic replace)."""
 ENV_ATTEMPT = "RLJOB_ATTEMPT"
 """Number of this attempt, from 1."""
+ENV_START_NUMBER = "RLJOB_START_NUMBER"
+"""Grows with every start of a trainer on the same checkpoint folder, over jobs that were deleted and made again too:
+the newest start fences all older ones. The attempt when unset."""
 ENV_JOB_FOLDER = "RLJOB_JOB_FOLDER"
 """Folder that relative paths in the job (datasets, models) start from: locally that of the job file."""
 ENV_DEVICE = "RLJOB_DEVICE"
 """What the workers compute on: `cuda` or `cpu`. Found out by the trainer when unset."""
 
+ENV_CACHE = "RLJOB_CACHE"
+"""Folder for converted models, kept between runs where there is room for it."""
+
 MAX_SPEC_BYTES = 64 * 1024
 RUN_STATE_FILE_NAME = "rljob-run-state.json"
+
+TRAINER_ENTRYPOINT = "python -m rljob_trainer"
+"""The command of every Ray job. A constant: what a user writes travels as data, never through a shell."""
+
+LABEL_JOB = "rljob.dev/job"
+"""On everything that belongs to a job: its name."""
+LABEL_JOB_UID = "rljob.dev/job-uid"
+LABEL_ATTEMPT = "rljob.dev/attempt"
+LABEL_POOL = "rljob.dev/pool"
+"""On worker pods: the pool's name."""
+ANNOTATION_TOKEN_KEY = "rljob.dev/token-key"
+"""On a RayCluster: which of the operator's keys its token was derived from."""
+
+POD_CODE_FOLDER = "/rljob/code"
+"""The job's `code`, on PYTHONPATH of all pods, and what relative paths in the job start from."""
+POD_STORAGE_FOLDER = "/rljob/storage"
+"""The folder of this job within `checkpoint.storage`, the same in all pods."""
+POD_CHECKPOINT_FOLDER = f"{POD_STORAGE_FOLDER}/checkpoints"
+POD_RUN_FOLDER = f"{POD_STORAGE_FOLDER}/run"
+POD_CACHE_FOLDER = "/rljob/cache"
+"""Scratch space of one pod."""
+POD_RAY_LOG_FOLDER = "/tmp/ray/session_latest/logs"
+"""What Ray's dashboard serves as log files, the run state among them."""
+
+HEAD_GROUP = "head"
+"""The head pod, where pods are grouped by pool; no pool has this name."""
+RAY_CONTAINER = "ray"
+DRIVER_LOG_CONTAINER = "driver"
+"""In the head pod: prints the driver's log, so that `kubectl logs` shows it."""
+DASHBOARD_PORT = 8265
+
+
+def run_state_file_name(submission_id: str) -> str:
+    """The run state of one submission, in Ray's log folder."""
+    return f"rljob-run-state-{submission_id}.json"
+
+
+def driver_log_file_name(submission_id: str) -> str:
+    """Where Ray writes what a submission prints, in its log folder."""
+    return f"job-driver-{submission_id}.log"
 
 
 class ExitCode(IntEnum):

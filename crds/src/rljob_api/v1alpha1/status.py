@@ -69,6 +69,11 @@ class Attempt(Contract):
 
     number: PositiveCount
     cluster: ShortText
+    """Name of the RayCluster."""
+    cluster_uid: ShortText | None = None
+    """Set once the RayCluster has been seen; if it is gone then, somebody has removed it."""
+    submissions: Count = 0
+    """How often a trainer was submitted to this cluster, the one under way included."""
     started: Timestamp
     ended: Timestamp | None = None
     outcome: AttemptOutcome = AttemptOutcome.RUNNING
@@ -95,3 +100,5 @@ class RLJobStatus(Contract):
     checkpoint: CheckpointStatus | None = None
     attempts: Annotated[tuple[Attempt, ...], Field(max_length=64)] = ()
     pools: Annotated[tuple[PoolStatus, ...], Field(max_length=8)] = ()
+    export_uri: LongText | None = None
+    """The trained model as a Hugging Face folder, for example `pvc://claim/folder/run/export`."""

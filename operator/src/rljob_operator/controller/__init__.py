@@ -1,0 +1,1 @@
+"""Observe, reconcile, act: one pass per key of the work queue."""

@@ -1,0 +1,1 @@
+"""From Kubernetes events to keys on the work queue."""

@@ -1,0 +1,1 @@
+"""What the operator makes on the API server, as plain objects; pure."""

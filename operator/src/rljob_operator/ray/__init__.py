@@ -1,0 +1,1 @@
+"""All HTTP to Ray dashboards."""

@@ -1,0 +1,1 @@
+"""What becomes of a job: pure decisions from what was observed."""

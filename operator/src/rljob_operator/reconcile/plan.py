@@ -1,0 +1,74 @@
+"""What is to be done about a job: a status to write, then effects, then when to look again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rljob_api.conditions import Reason
+from rljob_api.v1alpha1.status import RLJobStatus
+
+
+@dataclass(frozen=True)
+class CreateCluster:
+    """Secret, network policy and RayCluster of an attempt; those that exist already are left as they are."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class SubmitJob:
+    """Starts the trainer. A job with this id that exists already counts as submitted."""
+
+    submission_id: str
+    attempt: int
+    start_number: int
+    """See `contract.ENV_START_NUMBER`."""
+
+
+@dataclass(frozen=True)
+class StopJob:
+    """Asks the trainer to stop: it saves a checkpoint and ends."""
+
+    submission_id: str
+
+
+@dataclass(frozen=True)
+class DeleteCluster:
+    """Deletes the RayCluster of this UID; one of another UID is left alone."""
+
+    name: str
+    uid: str
+
+
+Effect = CreateCluster | SubmitJob | StopJob | DeleteCluster
+
+
+class EventType(StrEnum):
+    """As Kubernetes events have it."""
+
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    """One line under `kubectl describe`."""
+
+    type: EventType
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """In this order: write `status` if it differs from the observed one, do the effects, post the events.
+
+    The status holds the intent of each effect, so whoever reads it after a crash does the same again. If the status
+    cannot be written, nothing else is done."""
+
+    status: RLJobStatus
+    effects: tuple[Effect, ...] = ()
+    events: tuple[EventRecord, ...] = ()
+    look_again_seconds: float | None = None
+    """None where only a change of the outside can matter."""
