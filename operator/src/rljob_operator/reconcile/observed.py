@@ -1,4 +1,4 @@
-"""What the operator sees of one job at one moment. Plain values: `controller/observe` fills them, `reconcile` reads them.
+"""What the operator sees of one job at one moment: `controller/observe` fills these values, `reconcile` reads them.
 
 Everything that matters is on the API server or in Ray. Nothing here outlives a pass, so an operator that was restarted
 sees the same.
