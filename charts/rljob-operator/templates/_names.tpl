@@ -1,0 +1,29 @@
+{{- define "rljob-operator.fullname" -}}
+{{- $name := contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) -}}
+{{- default $name .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* Of the operator's pods, and only theirs. The network policies of jobs let the operator in by them. */}}
+{{- define "rljob-operator.selectorLabels" -}}
+app.kubernetes.io/name: rljob-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "rljob-operator.labels" -}}
+{{ include "rljob-operator.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "rljob-operator.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end }}
+
+{{- define "rljob-operator.tokenKeySecret" -}}
+{{- default (printf "%s-token-key" (include "rljob-operator.fullname" .)) .Values.tokenKey.existingSecret -}}
+{{- end }}
