@@ -5,29 +5,77 @@ from __future__ import annotations
 import argparse
 import sys
 
+from rljob_kind.cluster import GPU_NODE, delete_cluster, ensure_cluster, ensure_tools, is_running
 from rljob_kind.errors import KindError
-from rljob_kind.host import ensure_host
+from rljob_kind.host import ensure_host, stop_daemon
 from rljob_kind.images import ensure_base_image
+from rljob_kind.kuberay import ensure_kuberay
+from rljob_kind.loading import load_image
+from rljob_kind.node_image import ensure_node_image
+from rljob_kind.processes import run
 from rljob_kind.progress import Progress
-from rljob_kind.settings import cluster_folder
+from rljob_kind.settings import cluster_folder, kubeconfig_file, program_folder
+from rljob_testing.go_programs import BuildError
 
 
 def main() -> int:
     """Runs one command; returns the exit code."""
+    arguments = _parser().parse_args()
+    progress = Progress(cluster_folder() / "timings" / f"{arguments.command}.json")
+    try:
+        ensure_host(progress)
+        _run_command(arguments, progress)
+    except (KindError, BuildError) as error:
+        progress.say(f"FAILED: {error}")
+        return 1
+    return 0
+
+
+def _run_command(arguments: argparse.Namespace, progress: Progress) -> None:
+    match arguments.command:
+        case "base-image":
+            ensure_base_image(progress)
+        case "up":
+            up(progress)
+            progress.say("the cluster is up; for work by hand: eval $(python -m rljob_kind env)")
+        case "down":
+            ensure_tools(progress)
+            delete_cluster(progress)
+            if arguments.docker:
+                stop_daemon()
+        case "load":
+            for image in arguments.image:
+                load_image(image, arguments.node, progress)
+        case "status":
+            progress.say("running" if is_running() else "not running")
+            if is_running():
+                print(run(["kubectl", "get", "nodes,pods", "--all-namespaces", "--output=wide"]), end="")
+        case "env":
+            print(f"export KUBECONFIG={kubeconfig_file()} PATH={program_folder()}:$PATH")
+
+
+def up(progress: Progress) -> None:
+    """The cluster with KubeRay, whatever it takes; nothing is repeated that is there already."""
+    ensure_tools(progress)
+    ensure_base_image(progress)
+    ensure_cluster(ensure_node_image(progress), progress)
+    ensure_kuberay(progress)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rljob_kind", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("host", help="make Docker work on this machine")
     commands.add_parser("base-image", help="make debian:bookworm-slim available")
-    arguments = parser.parse_args()
-    progress = Progress(cluster_folder() / "timings" / f"{arguments.command}.json")
-    try:
-        ensure_host(progress)
-        if arguments.command == "base-image":
-            ensure_base_image(progress)
-    except KindError as error:
-        progress.say(f"FAILED: {error}")
-        return 1
-    return 0
+    commands.add_parser("up", help="make the cluster and KubeRay run")
+    down = commands.add_parser("down", help="remove the cluster; images and programs stay")
+    down.add_argument("--docker", action="store_true", help="also stop the Docker daemon that was started from here")
+    load = commands.add_parser("load", help="bring images of the Docker daemon onto a node")
+    load.add_argument("image", nargs="+")
+    load.add_argument("--node", default=GPU_NODE)
+    commands.add_parser("status", help="what runs")
+    commands.add_parser("env", help="shell commands that point kubectl and helm at the cluster")
+    return parser
 
 
 if __name__ == "__main__":

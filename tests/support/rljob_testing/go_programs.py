@@ -109,9 +109,7 @@ PROGRAMS: Mapping[str, GoProgram] = MappingProxyType(
                 package="github.com/coredns/coredns",
             ),
             GoProgram(name="kuberay-operator", module=KUBERAY_MODULE, version=KUBERAY_VERSION, package=KUBERAY_MODULE),
-            GoProgram(
-                name="helm", module="helm.sh/helm/v4", version="v4.3.1", package="helm.sh/helm/v4/cmd/helm"
-            ),
+            GoProgram(name="helm", module="helm.sh/helm/v4", version="v4.3.1", package="helm.sh/helm/v4/cmd/helm"),
         )
     }
 )
@@ -133,6 +131,37 @@ def ensure_program(name: str) -> Path:
         if not binary.is_file():
             _build(program, folder, binary)
     return binary
+
+
+def ensure_local_program(name: str, source: Path) -> Path:
+    """The path of a binary built from a Go file that imports the standard library only; cached by its content.
+
+    Raises BuildError as `ensure_program` does.
+    """
+    content_hash = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    folder = cache_folder() / "programs" / f"{name}-{content_hash}"
+    binary = folder / name
+    if binary.is_file():
+        return binary
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock", f"another process builds {name}"):
+        unfinished = folder / f"{name}.unfinished"
+        command = ["build", "-trimpath", "-ldflags", "-s -w", "-o", str(unfinished), str(source.resolve())]
+        _run_go(_find_go(), command, folder)
+        unfinished.replace(binary)
+    return binary
+
+
+def module_folder(name: str) -> Path:
+    """Where the published files of the program's module lie (read-only), fetched first where they are missing.
+
+    Raises BuildError as `ensure_program` does.
+    """
+    program = PROGRAMS[name]
+    folder = cache_folder() / "programs"
+    folder.mkdir(parents=True, exist_ok=True)
+    answer = _run_go(_find_go(), ["mod", "download", "-json", f"{program.module}@{program.version}"], folder)
+    return Path(json.loads(answer)["Dir"])
 
 
 def _build(program: GoProgram, folder: Path, binary: Path) -> None:

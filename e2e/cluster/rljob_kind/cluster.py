@@ -1,0 +1,131 @@
+"""The kind cluster: one control plane, a GPU node whose GPUs are only counted, and a node without GPUs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+from rljob_kind.host import check_free_disk
+from rljob_kind.images import content_hash
+from rljob_kind.network import connect_nodes, let_names_resolve
+from rljob_kind.node_image import NodeImage
+from rljob_kind.processes import run, run_logged, succeeds
+from rljob_kind.progress import Progress
+from rljob_kind.settings import cluster_folder, data_folder, kubeconfig_file, program_folder
+from rljob_testing.go_programs import ensure_program
+
+CLUSTER = "rljob"
+GPU_NODE = f"{CLUSTER}-worker"
+CPU_NODE = f"{CLUSTER}-worker2"
+NUM_GPUS = 4
+VOLUMES = ("shared-0", "shared-1", "shared-2", "shared-3")
+READY_SECONDS = 180
+CLUSTER_DISK_GIB = 6.0
+
+
+def ensure_tools(progress: Progress) -> None:
+    """Puts kind, kubectl and helm first on the PATH of the programs started here, built first where missing."""
+    program_folder().mkdir(parents=True, exist_ok=True)
+    with progress.stage("kind, kubectl and helm", "6 min the first time"):
+        for name in ("kind", "kubectl", "helm"):
+            link = program_folder() / name
+            program = ensure_program(name)
+            if not link.is_symlink() or link.readlink() != program:
+                link.unlink(missing_ok=True)
+                link.symlink_to(program)
+
+
+def ensure_cluster(node_image: NodeImage, progress: Progress) -> bool:
+    """Makes the cluster run; returns whether it was made now. One that runs and is of the same make is left alone."""
+    configuration = _configuration(node_image)
+    marker = cluster_folder() / "cluster.hash"
+    if marker.is_file() and marker.read_text() == content_hash([], configuration) and is_running():
+        return False
+    delete_cluster(progress)
+    check_free_disk(CLUSTER_DISK_GIB, "a cluster")
+    _prepare_folders()
+    file = cluster_folder() / "kind.yaml"
+    file.write_text(configuration)
+    with progress.stage("create the cluster", "60 s"):
+        command = ["kind", "create", "cluster", "--name", CLUSTER, "--config", str(file)]
+        run_logged([*command, "--kubeconfig", str(kubeconfig_file())], cluster_folder() / "logs" / "kind-create.log")
+    with progress.stage("nodes ready"):
+        if not node_image.is_published:
+            connect_nodes(node_names())
+            let_names_resolve()
+        run(["kubectl", "wait", "node", "--all", "--for=condition=Ready", f"--timeout={READY_SECONDS}s"])
+    set_gpus(GPU_NODE, NUM_GPUS)
+    _create_volumes()
+    marker.write_text(content_hash([], configuration))
+    return True
+
+
+def is_running() -> bool:
+    """Whether every node runs and the API server answers."""
+    command = ["docker", "ps", "--quiet", "--filter", f"label=io.x-k8s.kind.cluster={CLUSTER}"]
+    if len(run(command).split()) != 3:
+        return False
+    return succeeds(["kubectl", "get", "--raw", "/readyz"], timeout_seconds=30)
+
+
+def delete_cluster(progress: Progress) -> None:
+    """Removes the cluster and whatever is left of its nodes; nothing happens if there is none."""
+    command = ["docker", "ps", "--all", "--quiet", "--filter", f"label=io.x-k8s.kind.cluster={CLUSTER}"]
+    (cluster_folder() / "cluster.hash").unlink(missing_ok=True)
+    if not run(command).strip():
+        return
+    with progress.stage("delete the cluster"):
+        run(["kind", "delete", "cluster", "--name", CLUSTER, "--kubeconfig", str(kubeconfig_file())])
+
+
+def node_names() -> list[str]:
+    """The names of the cluster's nodes, which are those of their containers."""
+    return run(["kubectl", "get", "nodes", "--output", "jsonpath={.items[*].metadata.name}"]).split()
+
+
+def set_gpus(node: str, num_gpus: int) -> None:
+    """Gives a node GPUs that only the scheduler and Ray count. Must be repeated after a restart of the kubelet."""
+    counted = f'{{"nvidia.com/gpu":"{num_gpus}"}}'
+    patch = f'{{"status":{{"capacity":{counted},"allocatable":{counted}}}}}'
+    run(["kubectl", "patch", "node", node, "--subresource=status", "--type=merge", "--patch", patch])
+
+
+def on_node(node: str, command: Sequence[str], text: str | None = None) -> str:
+    """Runs a program inside a node, as its root; returns what it prints."""
+    return run(["docker", "exec", "--interactive", node, *command], text=text)
+
+
+def audit_log() -> Path:
+    """The API server's audit log, one JSON object per line; it begins with the cluster."""
+    return cluster_folder() / "audit" / "requests.jsonl"
+
+
+def shared_folder() -> Path:
+    """The folder of this machine that is `/var/shared` on every node; each volume is a folder in it."""
+    return cluster_folder() / "shared"
+
+
+def _configuration(node_image: NodeImage) -> str:
+    template = Template((data_folder() / "kind.yaml").read_text())
+    without_cni = "false" if node_image.is_published else "true"
+    return template.safe_substitute(IMAGE=node_image.tag, WITHOUT_CNI=without_cni, FOLDER=str(cluster_folder()))
+
+
+def _prepare_folders() -> None:
+    """The folders that are mounted into nodes. Images of the GPU node stay; logs of an earlier cluster do not."""
+    for name in ("audit", "audit-policy", "containerd", "shared"):
+        (cluster_folder() / name).mkdir(parents=True, exist_ok=True)
+    for log in (cluster_folder() / "audit").iterdir():
+        log.unlink()
+    shutil.copy2(data_folder() / "audit-policy.yaml", cluster_folder() / "audit-policy" / "policy.yaml")
+
+
+def _create_volumes() -> None:
+    """Empty volumes that pods of any user may write."""
+    folders = [f"/var/shared/{name}" for name in VOLUMES]
+    on_node(CPU_NODE, ["sh", "-c", f"rm -rf /var/shared/* && mkdir -m 0777 {' '.join(folders)}"])
+    template = Template((data_folder() / "volumes.yaml").read_text())
+    manifests = [template.safe_substitute(NAME=name) for name in VOLUMES]
+    run(["kubectl", "apply", "--filename", "-"], text="\n---\n".join(manifests))

@@ -1,0 +1,63 @@
+"""KubeRay: the operator that makes Ray clusters, installed from the manifests of its own module."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from rljob_kind.cluster import CPU_NODE, GPU_NODE
+from rljob_kind.images import image_id, import_image, present_or_pulled, scratch_folder
+from rljob_kind.loading import load_image
+from rljob_kind.processes import run
+from rljob_kind.progress import Progress
+from rljob_testing.go_programs import KUBERAY_VERSION, ensure_program, module_folder
+
+NAMESPACE = "kuberay-system"
+IMAGE = f"quay.io/kuberay/operator:{KUBERAY_VERSION}"
+READY_SECONDS = 180
+
+
+def ensure_kuberay(progress: Progress) -> None:
+    """Installs KubeRay and waits until its operator is ready. Raises KindError or BuildError if it does not become so."""
+    if not present_or_pulled(IMAGE, progress):
+        _build_image(progress)
+    for node in (GPU_NODE, CPU_NODE):
+        load_image(IMAGE, node, progress)
+    with progress.stage("install KubeRay", "20 s"):
+        run(["kubectl", "apply", "--server-side", "--force-conflicts", "--filename", "-"], text=_manifests())
+        wait = ["kubectl", "--namespace", NAMESPACE, "rollout", "status", "deployment/kuberay-operator"]
+        run([*wait, f"--timeout={READY_SECONDS}s"])
+
+
+def _build_image(progress: Progress) -> None:
+    with progress.stage("build the KubeRay operator", "2 min the first time"):
+        program = ensure_program("kuberay-operator")
+        with scratch_folder("kuberay") as folder:
+            shutil.copy2(program, folder / "manager")
+            import_image(folder, IMAGE, ["USER 65532:65532", 'ENTRYPOINT ["/manager"]'])
+    assert image_id(IMAGE) is not None
+
+
+def _manifests() -> str:
+    """KubeRay's default installation in a namespace of its own, without the limit that gives it a tenth of a core."""
+    with scratch_folder("kuberay-manifests") as folder:
+        published = module_folder("kuberay-operator") / "config" / "default"
+        unlimited = [{"op": "remove", "path": "/spec/template/spec/containers/0/resources/limits/cpu"}]
+        kustomization = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "namespace": NAMESPACE,
+            "resources": ["namespace.json", _relative(published, folder)],
+            "patches": [{"target": {"kind": "Deployment"}, "patch": json.dumps(unlimited)}],
+        }
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        (folder / "namespace.json").write_text(json.dumps(namespace))
+        (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
+        return run(["kubectl", "kustomize", str(folder)])
+
+
+def _relative(path: Path, start: Path) -> str:
+    """kustomize takes no absolute paths."""
+    return os.path.relpath(path.resolve(), start.resolve())

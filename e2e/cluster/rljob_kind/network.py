@@ -1,0 +1,69 @@
+"""A pod network and a name service for nodes that do not bring their own.
+
+Every node gives its pods addresses from its own range and knows over which node the other ranges are reached: what
+kind's own plugin does, from Debian's plugins. It enforces no NetworkPolicy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rljob_kind.processes import run
+
+
+def connect_nodes(nodes: Sequence[str]) -> None:
+    """Writes the network configuration of each node and its routes to the others' pods.
+
+    Routes are lost when a node restarts: call it again then.
+    """
+    ranges = {node: _of_node(node, "{.spec.podCIDR}") for node in nodes}
+    addresses = {node: _of_node(node, '{.status.addresses[?(@.type=="InternalIP")].address}') for node in nodes}
+    for node in nodes:
+        for other in nodes:
+            if other != node:
+                route = ["ip", "route", "replace", ranges[other], "via", addresses[other]]
+                run(["docker", "exec", node, *route])
+        write = ["docker", "exec", "--interactive", node, "tee", "/etc/cni/net.d/10-pods.conflist"]
+        run(write, text=json.dumps(_network(ranges[node])))
+
+
+def let_names_resolve() -> None:
+    """Takes out of CoreDNS what asks servers outside: a node's own server is not reachable from pods, and offline there
+    is nothing to ask. With them it finds itself in a loop and stops."""
+    command = ["kubectl", "--namespace", "kube-system", "get", "configmap", "coredns", "--output", "json"]
+    corefile = json.loads(run(command))["data"]["Corefile"]
+    patch = json.dumps({"data": {"Corefile": without_forwarding(corefile)}})
+    run(["kubectl", "--namespace", "kube-system", "patch", "configmap", "coredns", "--type=merge", "--patch", patch])
+    run(["kubectl", "--namespace", "kube-system", "rollout", "restart", "deployment", "coredns"])
+
+
+def without_forwarding(corefile: str) -> str:
+    """A CoreDNS configuration without the plugins `forward` (a block or a line) and `loop`."""
+    kept: list[str] = []
+    in_block = False
+    for line in corefile.splitlines():
+        words = line.split()
+        if in_block:
+            in_block = words[:1] != ["}"]
+        elif words[:1] == ["forward"]:
+            in_block = words[-1] == "{"
+        elif words != ["loop"]:
+            kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def _network(pod_range: str) -> dict[str, object]:
+    addresses = {"type": "host-local", "ranges": [[{"subnet": pod_range}]], "routes": [{"dst": "0.0.0.0/0"}]}
+    return {
+        "cniVersion": "0.4.0",
+        "name": "pods",
+        "plugins": [
+            {"type": "ptp", "ipMasq": False, "mtu": 1500, "ipam": addresses},
+            {"type": "portmap", "capabilities": {"portMappings": True}},
+        ],
+    }
+
+
+def _of_node(node: str, path: str) -> str:
+    return run(["kubectl", "get", "node", node, "--output", f"jsonpath={path}"])
