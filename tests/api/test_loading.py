@@ -94,8 +94,8 @@ def test_every_problem_is_reported_with_its_place_in_the_order_of_the_file() -> 
         ("learningRate", "learning_rate", "is not a known field; did you mean learningRate?"),
         ("steps: 10", "steps: 10\n    batchsize: 3", "is not a known field; did you mean batchSize?"),
         ("{name: example}", "{name: Example}",
-         "must be at most 46 lower-case letters, digits and '-', with no '-' at either end (seen: \"Example\");"
-         " choose a shorter or simpler name (clusters are called <name>-<attempt>)"),
+         "must be a-z, then a-z, 0-9 and '-', no '-' at the end, at most 46 characters (seen: \"Example\");"
+         " choose a shorter or simpler name (clusters and their services are named after it)"),
     ],
 )  # fmt: skip
 def test_messages_say_what_is_wrong_the_value_and_what_to_do(old: str, new: str, expected: str) -> None:

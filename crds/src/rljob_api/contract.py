@@ -33,6 +33,8 @@ ENV_DEVICE = "RLJOB_DEVICE"
 
 ENV_CACHE = "RLJOB_CACHE"
 """Folder for converted models, kept between runs where there is room for it."""
+ENV_GRACE_SECONDS = "RLJOB_GRACE_SECONDS"
+"""How long the stop hooks of a pod may wait for the trainer to save and end."""
 
 MAX_SPEC_BYTES = 64 * 1024
 RUN_STATE_FILE_NAME = "rljob-run-state.json"

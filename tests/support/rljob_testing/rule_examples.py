@@ -99,7 +99,7 @@ _CLAIMED = _CLAIM | {"persistentVolumeClaim": {"claimName": "data"}}
 _SCRATCH = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emptyDir": {}}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
-    "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "0-a"}],
+    "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "a-0"}],
     "RLJobSpec.pools.name": [{}],
     "RLJobSpec.env.name": [{_ENV: [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}],
     "RLJobSpec.volumes.name": [{"spec.volumes": [_CLAIMED, _SCRATCH]}],
@@ -125,7 +125,10 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Pool.gpusNotInResources": [
         {"spec.pools[0].resources": {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "16Gi"}}}
     ],
-    "PodOverlay.labels": [{"spec.pools[0].template.labels": {"team": "a", "example.com/rljob.dev": "b"}}],
+    "PodOverlay.labels": [
+        {"spec.pools[0].template.labels": {"team": "a", "example.com/rljob.dev": "b", "app.kubernetes.io/name": "c"}}
+    ],
+    "PodOverlay.annotations": [{"spec.pools[0].template.annotations": {"kueue.x-k8s.io/podset-group-name": "a"}}],
     "Toleration.existsHasNoValue": [
         {_TOLERATIONS: [{"key": "gpu", "operator": "Exists"}]},
         {_TOLERATIONS: [{"key": "gpu", "value": "a100"}]},
@@ -158,6 +161,11 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     ],
     "Volume.secret": [{"spec.volumes": [{"name": "s", "mountPath": "/s", "type": "Secret", "secret": {"name": "s"}}]}],
     "Volume.emptyDir": [{"spec.volumes": [_SCRATCH | {"emptyDir": {"sizeLimit": "1Gi"}}]}],
+    "Volume.nameNotOwned": [{"spec.volumes": [_SCRATCH | {"name": "my-rljob-data"}]}],
+    "Volume.mountPathNotOwned": [
+        {"spec.volumes": [_SCRATCH | {"mountPath": path}]}
+        for path in ("/tmp/rays", "/rljobs", "/home/user/.cache", "/data/..x", "/device/", "/opt/dev/tmp")
+    ],
     "Volume.subPath": [
         {"spec.volumes": [_CLAIMED | {"subPath": "a/b..c"}]},
         {"spec.volumes": [_CLAIMED | {"subPath": "..."}]},
@@ -203,6 +211,8 @@ BAD: dict[str, list[Bad]] = {
     "Metadata.name": [
         Bad("metadata.name", {"metadata.name": "a" * 47}),
         Bad("metadata.name", {"metadata.name": "a.b"}),
+        # Names of services begin with a letter.
+        Bad("metadata.name", {"metadata.name": "8b"}),
     ],
     "RLJobSpec.pools.name": [Bad("spec.pools", {"spec.pools[1]": {"name": "main", "gpusPerNode": 2}})],
     "RLJobSpec.env.name": [Bad(_ENV, {_ENV: [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]})],
@@ -247,7 +257,10 @@ BAD: dict[str, list[Bad]] = {
             {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 8, _T + "batchSize": 4, _T + "miniBatchSize": 2},
         ),
     ],
-    "Pool.nameNotHead": [Bad("spec.pools[0].name", {"spec.pools[0].name": "head"})],
+    "Pool.nameNotHead": [
+        Bad("spec.pools[0].name", {"spec.pools[0].name": "head"}),
+        Bad("spec.pools[0].name", {"spec.pools[0].name": "headgroup"}),
+    ],
     "Pool.gpusNotInResources": [
         Bad("spec.pools[0].resources", {"spec.pools[0].resources.limits": {"nvidia.com/gpu": 2}}),
         Bad(
@@ -258,6 +271,13 @@ BAD: dict[str, list[Bad]] = {
     "PodOverlay.labels": [
         Bad("spec.pools[0].template.labels", {"spec.pools[0].template.labels": {"rljob.dev/job": "x"}}),
         Bad("spec.head.template.labels", {"spec.head.template.labels": {"ray.io/cluster": "x"}}),
+        Bad("spec.head.template.labels", {"spec.head.template.labels": {"app.kubernetes.io/created-by": "x"}}),
+    ],
+    "PodOverlay.annotations": [
+        Bad(
+            "spec.head.template.annotations",
+            {"spec.head.template.annotations": {"ray.io/overwrite-container-cmd": "true"}},
+        ),
     ],
     "Toleration.existsHasNoValue": [
         Bad(_TOLERATIONS + "[0].value", {_TOLERATIONS: [{"key": "gpu", "operator": "Exists", "value": "a"}]})
@@ -301,6 +321,25 @@ BAD: dict[str, list[Bad]] = {
         Bad("spec.volumes[0].secret", {"spec.volumes": [_CLAIMED | {"secret": {"name": "s"}}]}),
     ],
     "Volume.emptyDir": [Bad("spec.volumes[0].emptyDir", {"spec.volumes": [_CLAIMED | {"emptyDir": {}}]})],
+    "Volume.nameNotOwned": [Bad("spec.volumes[0].name", {"spec.volumes": [_SCRATCH | {"name": "rljob-storage"}]})],
+    "Volume.mountPathNotOwned": [
+        Bad("spec.volumes[0].mountPath", {"spec.volumes": [_SCRATCH | {"mountPath": path}]})
+        for path in (
+            *(
+                "/",
+                "/tmp",
+                "/tmp/",
+                "/tmp/ray",
+                "/tmp/ray/x",
+                "/dev/shm",
+                "/rljob",
+                "/rljob/storage/x",
+                "/sys",
+                "/proc/",
+            ),
+            *("/data//x", "/data/../dev", "/data/.", "//", "/a:b"),
+        )
+    ],
     "Volume.subPath": [
         Bad("spec.volumes[0].subPath", {"spec.volumes": [_CLAIMED | {"subPath": "../x"}]}),
         Bad("spec.volumes[0].subPath", {"spec.volumes": [_CLAIMED | {"subPath": "/x"}]}),

@@ -8,7 +8,7 @@ from rljob_api.v1alpha1.rule import Rule, cel_text, rule, unique_rule
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 
 MAX_NAME_LENGTH = 46
-_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _ROLES = ("actor", "rollout", "ref")
 _PARALLEL = "self.roles.rollout.tensorParallel"
 
@@ -68,8 +68,8 @@ METADATA_RULES = (
         "Metadata.name",
         field=".name",
         cel=f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches({cel_text(_NAME)})",
-        wrong=f"must be at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', with no '-' at either end",
-        advice="choose a shorter or simpler name (clusters are called <name>-<attempt>)",
+        wrong=f"must be a-z, then a-z, 0-9 and '-', no '-' at the end, at most {MAX_NAME_LENGTH} characters",
+        advice="choose a shorter or simpler name (clusters and their services are named after it)",
         holds=lambda metadata: len(metadata.name) <= MAX_NAME_LENGTH and re.fullmatch(_NAME, metadata.name) is not None,
     ),
 )

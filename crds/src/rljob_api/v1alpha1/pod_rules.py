@@ -37,6 +37,12 @@ OWNED_ENV_NAMES = (
     "WORLD_SIZE",
 )
 OWNED_LABEL_PREFIXES = ("rljob.dev/", "ray.io/", "kueue.x-k8s.io/")
+# KubeRay's service of the head pod selects by the first of these.
+OWNED_LABELS = ("app.kubernetes.io/created-by", "app.kubernetes.io/managed-by")
+OWNED_ANNOTATION_PREFIXES = ("rljob.dev/", "ray.io/")
+OWNED_POOL_NAMES = ("head", "headgroup")
+OWNED_VOLUME_PREFIX = "rljob-"
+_OWNED_MOUNT = r"^/((tmp|(tmp/ray|dev|proc|rljob|sys)(/.*)?)/?)?$|//|/\.\.?(/|$)|:"
 _SECRET_NAME = r"(?i)(TOKEN|KEY|SECRET|PASSWORD)$"
 _OUTSIDE = r"^/|(^|/)\.\.(/|$)"
 
@@ -62,10 +68,10 @@ POOL_RULES = (
         Pool,
         "Pool.nameNotHead",
         field=".name",
-        cel="self.name != 'head'",
-        wrong="a pool cannot be called head",
-        advice="that is the name of the pod with the controller; choose another",
-        holds=lambda pool: pool.name != "head",
+        cel=f"!(self.name in {list(OWNED_POOL_NAMES)})",
+        wrong="a pool cannot be called " + " or ".join(OWNED_POOL_NAMES),
+        advice="these are names of the pod with the controller; choose another",
+        holds=lambda pool: pool.name not in OWNED_POOL_NAMES,
     ),
     rule(
         Pool,
@@ -80,10 +86,24 @@ POOL_RULES = (
         PodOverlay,
         "PodOverlay.labels",
         field=".labels",
-        cel=f"!has(self.labels) || self.labels.all(k, {_starts_with_none('k', OWNED_LABEL_PREFIXES)})",
-        wrong="labels under " + ", ".join(OWNED_LABEL_PREFIXES) + " belong to the operator",
+        cel=(
+            f"!has(self.labels) || self.labels.all(k, {_starts_with_none('k', OWNED_LABEL_PREFIXES)}"
+            f" && !(k in {list(OWNED_LABELS)}))"
+        ),
+        wrong=f"labels under {', '.join(OWNED_LABEL_PREFIXES)}, and {', '.join(OWNED_LABELS)} are owned by RLJob",
         advice="choose another prefix",
-        holds=lambda overlay: not any(key.startswith(OWNED_LABEL_PREFIXES) for key in overlay.labels),
+        holds=lambda overlay: (
+            not any(key.startswith(OWNED_LABEL_PREFIXES) or key in OWNED_LABELS for key in overlay.labels)
+        ),
+    ),
+    rule(
+        PodOverlay,
+        "PodOverlay.annotations",
+        field=".annotations",
+        cel=f"!has(self.annotations) || self.annotations.all(k, {_starts_with_none('k', OWNED_ANNOTATION_PREFIXES)})",
+        wrong="annotations under " + ", ".join(OWNED_ANNOTATION_PREFIXES) + " are owned by RLJob",
+        advice="choose another prefix",
+        holds=lambda overlay: not any(key.startswith(OWNED_ANNOTATION_PREFIXES) for key in overlay.annotations),
     ),
     rule(
         Toleration,
@@ -158,6 +178,24 @@ VOLUME_RULES = (
             ("Secret", "secret", lambda v: (v.type, v.secret)),
             ("EmptyDir", "empty_dir", lambda v: (v.type, v.empty_dir)),
         ),
+    ),
+    rule(
+        Volume,
+        "Volume.nameNotOwned",
+        field=".name",
+        cel=f"!self.name.startsWith('{OWNED_VOLUME_PREFIX}')",
+        wrong=f"volumes under {OWNED_VOLUME_PREFIX} are owned by RLJob",
+        advice="choose another name",
+        holds=lambda volume: not volume.name.startswith(OWNED_VOLUME_PREFIX),
+    ),
+    rule(
+        Volume,
+        "Volume.mountPathNotOwned",
+        field=".mountPath",
+        cel=f"!self.mountPath.matches({cel_text(_OWNED_MOUNT)})",
+        wrong="must be a plain path, and not /, /tmp, or one in /dev, /proc, /rljob, /sys or /tmp/ray",
+        advice="mount it somewhere else, for example at /data",
+        holds=lambda volume: re.search(_OWNED_MOUNT, volume.mount_path) is None,
     ),
     _sub_path_rule(Volume, lambda volume: volume.sub_path),
     _sub_path_rule(CheckpointStorage, lambda storage: storage.sub_path),

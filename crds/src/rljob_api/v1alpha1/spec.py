@@ -49,7 +49,7 @@ class Metadata(Contract):
     """The parts of Kubernetes metadata that a job file may carry."""
 
     name: ShortText
-    """A DNS label of at most 46 characters: clusters are called <name>-<attempt>."""
+    """A DNS label of at most 46 characters that begins with a letter: clusters are called <name>-<attempt>."""
     namespace: DnsLabel | None = None
     labels: Annotated[dict[StrictStr, StrictStr], Field(max_length=64)] = Field(default_factory=dict)
     annotations: Annotated[dict[StrictStr, StrictStr], Field(max_length=64)] = Field(default_factory=dict)
