@@ -1,0 +1,73 @@
+"""How this process reaches the API server: from inside a pod, else as a kubeconfig says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kubernetes.aio import config
+from kubernetes.aio.client import Configuration
+
+from rljob_operator.errors import SettingsError
+
+BEARER = "bearer "
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Address and credentials. kopf's watches and our own requests use the same."""
+
+    configuration: Configuration
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return str(self.configuration.host)
+
+    @property
+    def ca_file(self) -> str | None:
+        """Certificates to trust; None for the system's."""
+        return _text(self.configuration.ssl_ca_cert)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the server's certificate is checked."""
+        return bool(self.configuration.verify_ssl)
+
+    @property
+    def certificate_file(self) -> str | None:
+        """The client's own certificate, where it has one."""
+        return _text(self.configuration.cert_file)
+
+    @property
+    def private_key_file(self) -> str | None:
+        """The key to that certificate."""
+        return _text(self.configuration.key_file)
+
+    async def token(self) -> str | None:
+        """The bearer token as it is now: a pod's is exchanged while it runs. None where there is none."""
+        found = await self.configuration.get_api_key_with_prefix("BearerToken")
+        if not found:
+            return None
+        return found[len(BEARER) :].strip() if found.lower().startswith(BEARER) else found.strip()
+
+
+async def load_connection() -> Connection:
+    """From the pod's service account, else from KUBECONFIG or ~/.kube/config. Raises SettingsError."""
+    configuration = Configuration()
+    # As elsewhere in a cluster: the API server is never behind the proxy of an image's environment.
+    configuration.client_session_kwargs = {"trust_env": False}
+    try:
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        try:
+            await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        except (config.ConfigException, OSError) as error:
+            raise SettingsError(
+                f"API server: this is neither a pod with a service account nor is there a kubeconfig ({error});"
+                " set KUBECONFIG"
+            ) from None
+    return Connection(configuration)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

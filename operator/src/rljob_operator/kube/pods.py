@@ -1,0 +1,175 @@
+"""Why a pod does not start or how it ended, from its status and its events; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from rljob_api.conditions import Reason
+from rljob_api.contract import HEAD_GROUP
+from rljob_operator.kube.views import event_time, time_at
+from rljob_operator.raw_json import JsonObject, integer_at, object_at, objects_at, optional_text_at, text_at
+from rljob_operator.reconcile.observed import PodProblem, PodView
+
+LABEL_CLUSTER = "ray.io/cluster"
+LABEL_GROUP = "ray.io/group"
+LABEL_NODE_TYPE = "ray.io/node-type"
+START_PATIENCE = timedelta(seconds=8)
+"""Volumes of a pod that is well need a few seconds too; after that its events are looked at."""
+
+WAITING_REASONS = {
+    "ErrImagePull": Reason.IMAGE_PULL_FAILED,
+    "ImagePullBackOff": Reason.IMAGE_PULL_FAILED,
+    "InvalidImageName": Reason.IMAGE_PULL_FAILED,
+    "ErrImageNeverPull": Reason.IMAGE_PULL_FAILED,
+    "ImageInspectError": Reason.IMAGE_PULL_FAILED,
+    "RegistryUnavailable": Reason.IMAGE_PULL_FAILED,
+    "CreateContainerConfigError": Reason.CONTAINER_CONFIG_ERROR,
+    "CreateContainerError": Reason.CONTAINER_CONFIG_ERROR,
+    "RunContainerError": Reason.CONTAINER_CONFIG_ERROR,
+    "CrashLoopBackOff": Reason.CONTAINER_CRASHING,
+}
+EVENT_REASONS = {
+    "FailedMount": Reason.VOLUME_MOUNT_FAILED,
+    "FailedAttachVolume": Reason.VOLUME_MOUNT_FAILED,
+    "FailedCreatePodSandBox": Reason.INFRASTRUCTURE_ERROR,
+}
+
+
+def pod_view(raw: JsonObject, events: Iterable[JsonObject] = ()) -> PodView:
+    """A pod of a RayCluster. `events`: those about it, where `needs_events` says so."""
+    labels = object_at(raw, "metadata", "labels")
+    return PodView(
+        name=text_at(raw, "metadata", "name"),
+        group=HEAD_GROUP if is_head(raw) else text_at(labels, LABEL_GROUP),
+        ready=is_ready(raw),
+        deleting=optional_text_at(raw, "metadata", "deletionTimestamp") is not None,
+        ended=_ended(raw),
+        problem=_problem(raw) or _problem_in(events),
+    )
+
+
+def is_head(raw: JsonObject) -> bool:
+    """Whether it is the head of its cluster."""
+    return text_at(raw, "metadata", "labels", LABEL_NODE_TYPE) == "head"
+
+
+def is_ready(raw: JsonObject) -> bool:
+    """Whether all its containers are."""
+    return text_at(_condition(raw, "Ready"), "status") == "True" and not _ended(raw)
+
+
+def needs_events(raw: JsonObject, now: datetime) -> bool:
+    """Whether only its events can say why it does not start: it has a node, and still no container."""
+    scheduled = _condition(raw, "PodScheduled")
+    since = time_at(scheduled, "lastTransitionTime")
+    if text_at(scheduled, "status") != "True" or since is None or now - since < START_PATIENCE:
+        return False
+    if text_at(raw, "status", "phase") != "Pending" or text_at(raw, "metadata", "deletionTimestamp"):
+        return False
+    return _problem(raw) is None
+
+
+def _ended(raw: JsonObject) -> bool:
+    return text_at(raw, "status", "phase") in ("Succeeded", "Failed")
+
+
+def _problem(raw: JsonObject) -> PodProblem | None:
+    return _memory_problem(raw) or _lost(raw) or _waiting_problem(raw) or _unschedulable(raw) or _crashed(raw)
+
+
+def _memory_problem(raw: JsonObject) -> PodProblem | None:
+    for container in _containers(raw):
+        for state in ("state", "lastState"):
+            if text_at(container, state, "terminated", "reason") == "OOMKilled":
+                name = text_at(container, "name")
+                return PodProblem(Reason.OUT_OF_MEMORY, f"container {name} was killed for want of memory (OOMKilled)")
+    return None
+
+
+def _lost(raw: JsonObject) -> PodProblem | None:
+    """Evicted, preempted, or gone with its node."""
+    disruption = _condition(raw, "DisruptionTarget")
+    if text_at(disruption, "status") == "True":
+        words = _joined(text_at(disruption, "reason"), text_at(disruption, "message"))
+        return PodProblem(Reason.INFRASTRUCTURE_ERROR, words)
+    if text_at(raw, "status", "phase") == "Failed" and text_at(raw, "status", "reason"):
+        words = _joined(text_at(raw, "status", "reason"), text_at(raw, "status", "message"))
+        return PodProblem(Reason.INFRASTRUCTURE_ERROR, words)
+    return None
+
+
+def _waiting_problem(raw: JsonObject) -> PodProblem | None:
+    for container in _containers(raw):
+        waiting = text_at(container, "state", "waiting", "reason")
+        reason = WAITING_REASONS.get(waiting)
+        if reason is Reason.CONTAINER_CRASHING:
+            return _crash(container)
+        if reason is not None:
+            words = _joined(waiting, text_at(container, "state", "waiting", "message"))
+            return PodProblem(reason, f"container {text_at(container, 'name')}: {words}")
+    return None
+
+
+def _unschedulable(raw: JsonObject) -> PodProblem | None:
+    scheduled = _condition(raw, "PodScheduled")
+    if text_at(scheduled, "status") == "False" and text_at(scheduled, "reason") == "Unschedulable":
+        return PodProblem(Reason.UNSCHEDULABLE, text_at(scheduled, "message") or "no node has room for it")
+    return None
+
+
+def _crashed(raw: JsonObject) -> PodProblem | None:
+    """A pod that failed by itself, or with a container that was started again more than once without getting ready:
+    between two tries it looks like one that is starting."""
+    if text_at(raw, "status", "phase") != "Failed":
+        return next((_crash(container) for container in _containers(raw) if _keeps_crashing(container)), None)
+    for container in _containers(raw):
+        if integer_at(container, "state", "terminated", "exitCode"):
+            return _crash(container)
+    return PodProblem(Reason.CONTAINER_CRASHING, text_at(raw, "status", "message") or "the pod has failed")
+
+
+def _keeps_crashing(container: JsonObject) -> bool:
+    ended_badly = bool(integer_at(container, "lastState", "terminated", "exitCode"))
+    return ended_badly and container.get("ready") is not True and (integer_at(container, "restartCount") or 0) > 1
+
+
+def _crash(container: JsonObject) -> PodProblem:
+    return PodProblem(Reason.CONTAINER_CRASHING, f"container {text_at(container, 'name')}: {_last_words(container)}")
+
+
+def _last_words(container: JsonObject) -> str:
+    """How the container ended last. Without the number of restarts: it would change the job's status each time."""
+    for state in ("state", "lastState"):
+        ended = object_at(container, state, "terminated")
+        if ended:
+            code = integer_at(ended, "exitCode")
+            return _joined(f"ended with exit code {code}", text_at(ended, "message").strip()[-300:])
+    return "ends again and again"
+
+
+def _problem_in(events: Iterable[JsonObject]) -> PodProblem | None:
+    """What the newest telling event says."""
+    found = [event for event in events if text_at(event, "reason") in EVENT_REASONS]
+    if not found:
+        return None
+    newest = max(found, key=event_time)
+    reason = text_at(newest, "reason")
+    return PodProblem(EVENT_REASONS[reason], _joined(reason, text_at(newest, "message")))
+
+
+def _containers(raw: JsonObject) -> tuple[JsonObject, ...]:
+    """Init containers first: the others wait for them."""
+    status = object_at(raw, "status")
+    return (*objects_at(status, "initContainerStatuses"), *objects_at(status, "containerStatuses"))
+
+
+def _condition(raw: JsonObject, kind: str) -> JsonObject:
+    for condition in objects_at(raw, "status", "conditions"):
+        if text_at(condition, "type") == kind:
+            return condition
+    return {}
+
+
+def _joined(*parts: str) -> str:
+    return ": ".join(part for part in parts if part)

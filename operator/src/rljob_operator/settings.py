@@ -1,0 +1,166 @@
+"""What the installer decides, from the environment: the only module that reads it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_operator.errors import SettingsError
+
+PREFIX = "RLJOB_OPERATOR_"
+KEY_FILE = "key"
+PREVIOUS_KEY_FILE = "previous-key"
+MIN_KEY_BYTES = 16
+DEFAULT_DASHBOARD_URL = "http://{cluster}-head-svc.{namespace}.svc:8265"
+PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of it, checked."""
+
+    namespaces: tuple[str, ...]
+    """Those whose jobs are served; empty for all."""
+    trainer_image: str | None
+    """For jobs that name none."""
+    ray_version: str
+    """For jobs that name none."""
+    image_pull_policy: str
+    pod_labels: Mapping[str, str]
+    """Of the operator's own pods, for the network policies of jobs."""
+    token_keys_folder: Path
+    """Holds `key`, from which the tokens of Ray clusters are derived, and `previous-key` while keys are exchanged."""
+    dashboard_url: str
+    """Of a cluster's Ray dashboard, with `{cluster}` and `{namespace}`."""
+    pod_name: str
+    pod_namespace: str
+    leader_election: bool
+    lease_name: str
+    num_workers: int
+    """Jobs that are worked on at the same time; waiting for Ray does not count."""
+    log_level: str
+    health_port: int
+    metrics_port: int
+
+
+@dataclass(frozen=True)
+class TokenKeys:
+    """Keys from which tokens are derived, the current one first."""
+
+    keys: tuple[bytes, ...]
+
+    @property
+    def current(self) -> bytes:
+        """For new clusters."""
+        return self.keys[0]
+
+
+def settings_from_environment() -> Settings:
+    """This process's settings. Raises SettingsError."""
+    return parse_settings(os.environ)
+
+
+def parse_settings(environment: Mapping[str, str]) -> Settings:
+    """The settings that an environment describes. Raises SettingsError, which names the variable."""
+    read = _Reader(environment)
+    return Settings(
+        namespaces=read.names("NAMESPACES"),
+        trainer_image=read.text("TRAINER_IMAGE", "") or None,
+        ray_version=read.text("RAY_VERSION"),
+        image_pull_policy=read.choice("IMAGE_PULL_POLICY", PULL_POLICIES, "IfNotPresent"),
+        pod_labels=read.labels("POD_LABELS"),
+        token_keys_folder=Path(read.text("TOKEN_KEYS_FOLDER")),
+        dashboard_url=read.url_template("DASHBOARD_URL", DEFAULT_DASHBOARD_URL),
+        pod_name=read.text("POD_NAME"),
+        pod_namespace=read.text("POD_NAMESPACE"),
+        leader_election=read.choice("LEADER_ELECTION", ("true", "false"), "true") == "true",
+        lease_name=read.text("LEASE_NAME", "rljob-operator"),
+        num_workers=read.number("NUM_WORKERS", 8, 1, 1024),
+        log_level=read.choice("LOG_LEVEL", LOG_LEVELS, "info"),
+        health_port=read.number("HEALTH_PORT", 8080, 1, 65535),
+        metrics_port=read.number("METRICS_PORT", 9090, 1, 65535),
+    )
+
+
+def read_token_keys(folder: Path) -> TokenKeys:
+    """The keys as they are now: a mounted Secret changes while the operator runs. Raises SettingsError."""
+    keys = []
+    for name in (KEY_FILE, PREVIOUS_KEY_FILE):
+        path = folder / name
+        try:
+            key = path.read_bytes().strip()
+        except FileNotFoundError:
+            if name == KEY_FILE:
+                raise SettingsError(f"{path}: is missing; mount the Secret with the operator's key there") from None
+            continue
+        except OSError as error:
+            raise SettingsError(f"{path}: cannot be read ({error.strerror}); check how it is mounted") from None
+        if not key and name == PREVIOUS_KEY_FILE:
+            continue
+        if len(key) < MIN_KEY_BYTES:
+            raise SettingsError(f"{path}: has {len(key)} bytes; use at least {MIN_KEY_BYTES} random ones")
+        keys.append(key)
+    return TokenKeys(tuple(keys))
+
+
+class _Reader:
+    """Reads variables by their names without the prefix."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+
+    def text(self, name: str, default: str | None = None) -> str:
+        found = self._environment.get(PREFIX + name, "").strip() or default
+        if found is None:
+            raise SettingsError(f"{PREFIX}{name}: is not set; set it")
+        return found
+
+    def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
+        found = self.text(name, default)
+        for value in allowed:
+            if found.lower() == value.lower():
+                return value
+        raise SettingsError(f"{PREFIX}{name}: unknown value (seen: {found!r}); use one of {', '.join(allowed)}")
+
+    def number(self, name: str, default: int, lowest: int, highest: int) -> int:
+        found = self.text(name, str(default))
+        if not found.isascii() or not found.isdecimal() or not lowest <= int(found) <= highest:
+            raise SettingsError(f"{PREFIX}{name}: not a number from {lowest} to {highest} (seen: {found!r}); change it")
+        return int(found)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        found = tuple(dict.fromkeys(part.strip() for part in self.text(name, "").split(",") if part.strip()))
+        for part in found:
+            if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", part):
+                raise SettingsError(
+                    f"{PREFIX}{name}: not a namespace (seen: {part!r}); separate names with commas, nothing means all"
+                )
+        return found
+
+    def labels(self, name: str) -> Mapping[str, str]:
+        found = {}
+        for part in self.text(name, "").split(","):
+            if not part.strip():
+                continue
+            key, equals, value = part.strip().partition("=")
+            if not equals or not key:
+                raise SettingsError(f"{PREFIX}{name}: not a label (seen: {part!r}); write key=value,key=value")
+            found[key] = value
+        return found
+
+    def url_template(self, name: str, default: str) -> str:
+        found = self.text(name, default)
+        try:
+            example = found.format(cluster="a", namespace="b")
+        except (KeyError, IndexError, ValueError):
+            example = ""
+        if not re.match(r"https?://[^/]", example) or example == found:
+            raise SettingsError(
+                f"{PREFIX}{name}: not a URL with {{cluster}} and {{namespace}} (seen: {found!r});"
+                f" the default is {DEFAULT_DASHBOARD_URL}"
+            )
+        return found.rstrip("/")
