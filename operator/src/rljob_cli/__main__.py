@@ -11,9 +11,11 @@ from rich.text import Text
 
 from rljob_api.contract import ExitCode
 from rljob_api.errors import ContractError
+from rljob_cli import delete, explain, logs, starter, submit, validate, watching
 from rljob_cli import plot as plotting
 from rljob_cli import run as running
-from rljob_cli import starter, validate
+from rljob_cli import status as statuses
+from rljob_cli.cluster import ClusterOptions, connect
 from rljob_cli.errors import CliError
 
 app = typer.Typer(
@@ -24,7 +26,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+_CLUSTER_PANEL = "Which cluster"
+
 JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job file (YAML).")]
+JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a job on the cluster.")]
+Context = Annotated[
+    str | None,
+    typer.Option(help="Of the kubeconfig.", show_default="its current one", rich_help_panel=_CLUSTER_PANEL),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", show_default="that of the context", rich_help_panel=_CLUSTER_PANEL),
+]
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option(
+        show_default="those of KUBECONFIG, ~/.kube/config, or the service account of this pod",
+        rich_help_panel=_CLUSTER_PANEL,
+    ),
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Show it until it has ended: 0 for Complete, 1 for Failed.")]
 
 
 @app.command("init")
@@ -69,20 +90,136 @@ def plot_command(
     raise typer.Exit(plotting.plot(run_folder))
 
 
+@app.command("submit")
+def submit_command(
+    file: JobFile,
+    watch: Watch = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Run a job on a cluster.
+
+    A job that is there already with the same spec is found again; a changed runPolicy is applied to it.
+    """
+    options = ClusterOptions(context, namespace, kubeconfig)
+    submission = submit.submit(file, options, _console())
+    if watch:
+        name = submission.job.metadata.name
+        again = f"rljob status {name}{submission.flags} --watch"
+        raise typer.Exit(watching.watch_job(submission.cluster, name, _console(), again))
+
+
+@app.command("status")
+def status_command(
+    name: JobName,
+    watch: Watch = False,
+    output: Annotated[statuses.OutputFormat | None, typer.Option("--output", "-o", help="For programs.")] = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show where a job on a cluster is.
+
+    Exit codes: 0 shown, or with --watch Complete; 1 with --watch Failed; 3 there is no such job; 75 no answer.
+    """
+    options = ClusterOptions(context, namespace, kubeconfig)
+    cluster = connect(options)
+    if watch:
+        if output is not None:
+            raise CliError("--output: is for one look, not for --watch; leave out one of them")
+        again = f"rljob status {name}{options.flags()} --watch"
+        raise typer.Exit(watching.watch_job(cluster, name, _console(), again))
+    job = cluster.job(name)
+    if output is not None:
+        statuses.print_object(job, output, _console())
+        return
+    for line in statuses.job_lines(job, watching.utc_now()):
+        _console().print(line, soft_wrap=True)
+
+
+@app.command("list")
+def list_command(
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A")] = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show all jobs of a namespace."""
+    cluster = connect(ClusterOptions(context, namespace, kubeconfig))
+    jobs = cluster.jobs(everywhere=everywhere)
+    if not jobs:
+        place = "the cluster" if everywhere else f"namespace {cluster.namespace}"
+        _console(stderr=True).print(Text(f"no jobs in {place}"), soft_wrap=True)
+        return
+    for line in statuses.list_lines(jobs, watching.utc_now(), everywhere=everywhere):
+        _console().print(line, soft_wrap=True)
+
+
+@app.command("logs")
+def logs_command(
+    name: JobName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for the pod, then go on to its end.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, help="Lines from the end.", show_default="all")] = None,
+    pool: Annotated[str | None, typer.Option(help="A worker of this pool instead of the head.")] = None,
+    index: Annotated[int, typer.Option(min=0, help="Which worker of the pool.")] = 0,
+    container: Annotated[logs.Container | None, typer.Option(show_default="driver in the head, ray in workers")] = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Print what the training prints.
+
+    Exit code 1: the pods, and their logs with them, are gone; what is left of them is named.
+    """
+    options = logs.LogOptions(pool, index, container, follow, tail)
+    cluster = connect(ClusterOptions(context, namespace, kubeconfig))
+    raise typer.Exit(logs.show_logs(cluster, name, options, _console(stderr=True)))
+
+
+@app.command("explain")
+def explain_command(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a job on the cluster.")] = None,
+    reason: Annotated[str | None, typer.Option(help="A reason, such as Unschedulable; needs no cluster.")] = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Say what a job hangs on, why, and what to do."""
+    if (name is None) == (reason is None):
+        raise CliError("rljob explain: wants the name of a job or --reason REASON; give one of them")
+    if reason is not None:
+        explain.explain_reason(reason, _console())
+    elif name is not None:
+        explain.explain_job(connect(ClusterOptions(context, namespace, kubeconfig)), name, _console())
+
+
+@app.command("delete")
+def delete_command(
+    name: JobName,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when none of its pods is left.")] = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Delete a job and its cluster; checkpoints and results stay."""
+    delete.delete(connect(ClusterOptions(context, namespace, kubeconfig)), name, _console(), wait=wait)
+
+
 def main() -> None:
     """Runs the command; errors that the user can mend are one text on standard error, without a traceback."""
     try:
         app()
     except CliError as error:
-        Console(stderr=True).print(Text(f"error: {error}"), soft_wrap=True)
+        _console(stderr=True).print(Text(f"error: {error}"), soft_wrap=True)
         raise SystemExit(error.exit_code) from None
     except ContractError as error:
-        Console(stderr=True).print(Text(str(error)), soft_wrap=True)
+        _console(stderr=True).print(Text(str(error)), soft_wrap=True)
         raise SystemExit(ExitCode.CONFIGURATION) from None
 
 
-def _console() -> Console:
-    return Console(highlight=False)
+def _console(*, stderr: bool = False) -> Console:
+    return Console(highlight=False, stderr=stderr)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+_SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def inherited_environment() -> dict[str, str]:
@@ -13,3 +16,19 @@ def inherited_environment() -> dict[str, str]:
 def visible_cuda_devices() -> str | None:
     """`CUDA_VISIBLE_DEVICES`, as it stands; None when unset."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def kubeconfig_files() -> list[Path]:
+    """Where a kubeconfig may be: the entries of `KUBECONFIG`, else `~/.kube/config`."""
+    entries = [entry for entry in os.environ.get("KUBECONFIG", "").split(os.pathsep) if entry]
+    return [Path(entry).expanduser() for entry in entries] or [Path.home() / ".kube" / "config"]
+
+
+def service_account_namespace() -> str | None:
+    """The namespace of the pod that we run in; None outside of one, or where no service account is mounted."""
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return None
+    try:
+        return _SERVICE_ACCOUNT_NAMESPACE.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None

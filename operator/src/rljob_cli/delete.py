@@ -1,0 +1,46 @@
+"""`rljob delete`: removes a job with its cluster; what it has saved stays."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from rljob_cli.cluster import Cluster
+from rljob_cli.errors import JobNotFoundError
+from rljob_cli.job_state import storage_uri
+from rljob_cli.kube_objects import StoredJob
+from rljob_cli.watching import POLL_SECONDS, Clock
+
+
+def delete(cluster: Cluster, name: str, console: Console, *, wait: bool, clock: Clock | None = None) -> None:
+    """Deletes the job; with `wait` it returns when none of its pods is left.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+    """
+    clock = clock or Clock()
+    job = cluster.job(name)
+    cluster.delete_job(name)
+    console.print(Text(f"{job.where} deleted; its pods stop within their grace period"), soft_wrap=True)
+    folder = storage_uri(job)
+    if folder is not None:
+        console.print(Text(f"checkpoints and results stay in {folder}"), soft_wrap=True)
+    said = ""
+    while wait:
+        left = [pod.metadata.name for pod in cluster.pods(job)]
+        if not left and _is_gone(cluster, job):
+            console.print("nothing of it is left")
+            return
+        text = f"waiting for {', '.join(left) or 'the job'}"
+        if text != said:
+            said = text
+            console.print(Text(text, "dim"), soft_wrap=True)
+        clock.sleep(POLL_SECONDS)
+
+
+def _is_gone(cluster: Cluster, job: StoredJob) -> bool:
+    """Whether the job, or what has its name, is another one or none."""
+    try:
+        return cluster.job(job.metadata.name).metadata.uid != job.metadata.uid
+    except JobNotFoundError:
+        return True

@@ -1,0 +1,218 @@
+"""The parts of Kubernetes objects that the commands read; everything else in an answer is passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
+
+from rljob_api.contract import HEAD_GROUP, LABEL_ATTEMPT, LABEL_POOL
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_cli.errors import CliError
+
+Json = dict[str, object]
+
+
+class _Part(BaseModel):
+    """Reads what it knows of an object and passes over the rest."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="ignore", frozen=True)
+
+
+class ObjectMeta(_Part):
+    """Metadata of any object."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    generation: int = 0
+    labels: dict[str, str] = {}
+    creation_timestamp: datetime
+    deletion_timestamp: datetime | None = None
+
+
+class Waiting(_Part):
+    """Why a container does not run yet."""
+
+    reason: str = "Waiting"
+    message: str = ""
+
+
+class Terminated(_Part):
+    """How a container ended."""
+
+    reason: str = "Terminated"
+    message: str = ""
+    exit_code: int = 0
+
+
+class ContainerState(_Part):
+    """One of the three is given."""
+
+    waiting: Waiting | None = None
+    running: dict[str, object] | None = None
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(_Part):
+    """One container of a pod."""
+
+    name: str
+    ready: bool = False
+    restart_count: int = 0
+    state: ContainerState = ContainerState()
+    last_state: ContainerState = ContainerState()
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it has, or had, a log."""
+        states = (self.state, self.last_state)
+        return any(state.running is not None or state.terminated is not None for state in states)
+
+
+class PodCondition(_Part):
+    """One observation about a pod."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+class PodStatus(_Part):
+    """What the kubelet and the scheduler say about a pod."""
+
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    conditions: tuple[PodCondition, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class Pod(_Part):
+    """A pod of a job."""
+
+    metadata: ObjectMeta
+    status: PodStatus = PodStatus()
+
+    @property
+    def group(self) -> str:
+        """The pool's name, or `contract.HEAD_GROUP`."""
+        if self.metadata.labels.get("ray.io/node-type") == "head":
+            return HEAD_GROUP
+        return self.metadata.labels.get(LABEL_POOL, "?")
+
+    @property
+    def attempt(self) -> str:
+        """The number of the attempt that it belongs to."""
+        return self.metadata.labels.get(LABEL_ATTEMPT, "?")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all its containers run and answer."""
+        return any(condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions)
+
+    def container(self, name: str) -> ContainerStatus | None:
+        """One container's status; None before the kubelet has reported it."""
+        return next((status for status in self.status.container_statuses if status.name == name), None)
+
+
+class _Series(_Part):
+    count: int = 0
+    last_observed_time: datetime | None = None
+
+
+class InvolvedObject(_Part):
+    """What an event is about."""
+
+    kind: str = ""
+    name: str = ""
+
+
+class Event(_Part):
+    """A line under `kubectl describe`."""
+
+    metadata: ObjectMeta
+    involved_object: InvolvedObject = InvolvedObject()
+    reason: str = ""
+    message: str = ""
+    count: int | None = None
+    last_timestamp: datetime | None = None
+    event_time: datetime | None = None
+    series: _Series | None = None
+
+    @property
+    def seen(self) -> datetime:
+        """When it happened last. Old and new recorders fill different fields."""
+        newest = self.series.last_observed_time if self.series else None
+        return newest or self.last_timestamp or self.event_time or self.metadata.creation_timestamp
+
+    @property
+    def times(self) -> int:
+        """How often it happened."""
+        return (self.series.count if self.series else None) or self.count or 1
+
+
+class RefusalDetails(_Part):
+    """What was refused."""
+
+    kind: str = ""
+    name: str = ""
+
+
+class Refusal(_Part):
+    """The API server's `Status`: why it did not do what was asked."""
+
+    reason: str = ""
+    message: str = ""
+    details: RefusalDetails = RefusalDetails()
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """An RLJob as the API server has it."""
+
+    metadata: ObjectMeta
+    status: RLJobStatus
+    wire: Mapping[str, object]
+
+    @property
+    def where(self) -> str:
+        """How messages name it."""
+        return f"RLJob {self.metadata.namespace}/{self.metadata.name}"
+
+    def spec(self) -> RLJobSpec:
+        """What is wanted. Raises CliError if a newer schema made it unreadable here."""
+        try:
+            return RLJobSpec.model_validate(self.wire.get("spec"), by_alias=True, by_name=False, extra="ignore")
+        except ValidationError as error:
+            raise _other_version(self.where, error) from None
+
+
+def stored_job(wire: Mapping[str, object]) -> StoredJob:
+    """The job in an answer of the API server; fields that a newer operator added are passed over.
+
+    Raises:
+        CliError: its status cannot be read here.
+    """
+    metadata = ObjectMeta.model_validate(wire.get("metadata"))
+    where = f"RLJob {metadata.namespace}/{metadata.name}"
+    try:
+        status = RLJobStatus.model_validate(wire.get("status", {}), by_alias=True, by_name=False, extra="ignore")
+    except ValidationError as error:
+        raise _other_version(where, error) from None
+    return StoredJob(metadata, status, wire)
+
+
+def _other_version(where: str, error: ValidationError) -> CliError:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return CliError(
+        f"{where}: {place} cannot be read ({first['msg']}); the cluster's operator is of another version than this"
+        " command: install the `rljob` of its version"
+    )

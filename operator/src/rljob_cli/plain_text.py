@@ -1,0 +1,35 @@
+"""How ages, lengths of time and texts from elsewhere are shown."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+
+def one_line(text: object) -> str:
+    """The text on one line, without control characters."""
+    return " ".join(printable(str(text)).split())
+
+
+def printable(text: str) -> str:
+    """The text without control characters other than line ends: what comes from elsewhere must not steer a terminal."""
+    return "".join(character if character.isprintable() or character == "\n" else " " for character in text)
+
+
+def age(then: datetime, now: datetime) -> str:
+    """As `kubectl get` shows it: `45s`, `3m20s`, `12m`, `3h5m`, `2d`. Clocks that differ give no negative age."""
+    return length(max((now - then).total_seconds(), 0))
+
+
+def length(time_seconds: float) -> str:
+    """A length of time in its two largest units where they matter: `45s`, `3m20s`, `12m`, `3h5m`, `2d`."""
+    seconds = int(time_seconds)
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if minutes < 2:
+        return f"{seconds}s"
+    if minutes < 10:
+        return f"{minutes}m{seconds % 60}s" if seconds % 60 else f"{minutes}m"
+    if hours < 3:
+        return f"{minutes}m"
+    if hours < 8:
+        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
+    return f"{hours}h" if days < 2 else f"{days}d"
