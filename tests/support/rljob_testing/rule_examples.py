@@ -164,7 +164,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Volume.nameNotOwned": [{"spec.volumes": [_SCRATCH | {"name": "my-rljob-data"}]}],
     "Volume.mountPathNotOwned": [
         {"spec.volumes": [_SCRATCH | {"mountPath": path}]}
-        for path in ("/tmp/rays", "/rljobs", "/home/user/.cache", "/data/..x", "/device/", "/opt/dev/tmp")
+        for path in ("/tmp/rays", "/rljobs", "/var/cache", "/data/..x", "/device/", "/opt/dev/tmp")
     ],
     "Volume.subPath": [
         {"spec.volumes": [_CLAIMED | {"subPath": "a/b..c"}]},

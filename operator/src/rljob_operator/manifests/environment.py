@@ -1,0 +1,85 @@
+"""The environment of a job's pods: what the contract promises the trainer, then the job's own variables."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue, TypeAdapter
+
+from rljob_api.base import Contract
+from rljob_api.contract import (
+    ENV_CACHE,
+    ENV_CHECKPOINT_FOLDER,
+    ENV_GRACE_SECONDS,
+    ENV_JOB_FOLDER,
+    ENV_RUN_FOLDER,
+    ENV_SPEC,
+    MAX_SPEC_BYTES,
+    POD_CACHE_FOLDER,
+    POD_CHECKPOINT_FOLDER,
+    POD_CODE_FOLDER,
+    POD_RUN_FOLDER,
+    POD_STORAGE_FOLDER,
+)
+from rljob_api.errors import HandoverError
+from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_operator.manifests.objects import JobIdentity, Manifest
+
+HOOK_MARGIN_SECONDS = 5
+"""How much earlier than the kubelet kills a pod its stop hooks give up."""
+
+
+def spec_document(job: JobIdentity, spec: RLJobSpec) -> str:
+    """The value of `contract.ENV_SPEC`. Raises HandoverError where it is too large for an environment variable."""
+    document = TrainerJob(name=job.name, namespace=job.namespace, uid=job.uid, spec=spec)
+    # Kubernetes replaces $(NAME) and $$ in values; within JSON the escape means the same and is left alone.
+    text = dump_job(document).replace("$", "\\u0024")
+    if len(text.encode()) > MAX_SPEC_BYTES:
+        raise HandoverError(
+            f"job {job.name}: its spec is larger than {MAX_SPEC_BYTES} bytes once every '$' in it is escaped; use"
+            " fewer of them, or move the text into a ConfigMap"
+        )
+    return text
+
+
+def head_environment(job: JobIdentity, spec: RLJobSpec) -> list[JsonValue]:
+    """Variables of the head pod's Ray container, which the trainer inherits. Raises as `spec_document`."""
+    return [_variable(ENV_SPEC, spec_document(job, spec)), *worker_environment(spec)]
+
+
+def worker_environment(spec: RLJobSpec) -> list[JsonValue]:
+    """Variables of every Ray container."""
+    folder = code_folder(spec)
+    return [
+        _variable(ENV_RUN_FOLDER, POD_RUN_FOLDER),
+        _variable(ENV_CHECKPOINT_FOLDER, POD_CHECKPOINT_FOLDER),
+        _variable(ENV_JOB_FOLDER, folder or POD_STORAGE_FOLDER),
+        _variable(ENV_CACHE, POD_CACHE_FOLDER),
+        _grace(spec),
+        *([_variable("PYTHONPATH", folder)] if folder else []),
+        *(wire(variable) for variable in spec.env),
+    ]
+
+
+def driver_log_environment(spec: RLJobSpec) -> list[JsonValue]:
+    """Variables of the container that prints the driver's log."""
+    return [_variable(ENV_RUN_FOLDER, POD_RUN_FOLDER), _grace(spec)]
+
+
+def code_folder(spec: RLJobSpec) -> str | None:
+    """Where the job's own Python is in the pods; None where it brings none."""
+    if spec.code is None:
+        return None
+    return spec.code.image_path or POD_CODE_FOLDER
+
+
+def wire(value: Contract) -> Manifest:
+    """A value of the API whose wire form is also the Kubernetes form."""
+    return TypeAdapter(Manifest).validate_python(value.to_full_wire())
+
+
+def _grace(spec: RLJobSpec) -> Manifest:
+    return _variable(ENV_GRACE_SECONDS, str(max(1, spec.run_policy.grace_period_seconds - HOOK_MARGIN_SECONDS)))
+
+
+def _variable(name: str, value: str) -> Manifest:
+    return {"name": name, "value": value}

@@ -1,0 +1,144 @@
+"""The pods of a job's Ray cluster.
+
+KubeRay takes the first container for Ray's own, makes its command and its probes, and copies its security context and
+variables into the init container that it adds to workers. Everything here passes restricted Pod Security.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from rljob_api.contract import DRIVER_LOG_CONTAINER, LABEL_POOL, RAY_CONTAINER
+from rljob_api.v1alpha1.pools import PodOverlay, Pool, Resources
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_operator.manifests.defaults import Defaults
+from rljob_operator.manifests.environment import driver_log_environment, head_environment, wire, worker_environment
+from rljob_operator.manifests.objects import JobIdentity, Manifest, labels
+from rljob_operator.manifests.volumes import (
+    MountedVolume,
+    mounts,
+    pod_volumes,
+    ray_volume,
+    shared_memory_volume,
+    sources,
+    storage_volume,
+)
+
+USER_ID = 1000
+STOP_DRIVER = "rljob_trainer.pod.stop_driver"
+AWAIT_WORKERS = "rljob_trainer.pod.await_workers"
+DRIVER_LOG = "rljob_trainer.pod.driver_log"
+
+
+@dataclass(frozen=True)
+class PodMaker:
+    """What all pods of an attempt are made from."""
+
+    job: JobIdentity
+    spec: RLJobSpec
+    attempt: int
+    defaults: Defaults
+
+    def head(self) -> Manifest:
+        """Template of the head pod. Raises as `environment.spec_document`."""
+        volumes = [*pod_volumes(self.job, self.spec), ray_volume()]
+        resources = _resources(self.spec.head.resources)
+        environment = head_environment(self.job, self.spec)
+        ray = self._ray(environment, resources, volumes, STOP_DRIVER)
+        return self._template(self.spec.head.template, {}, [ray, self._driver_log()], volumes)
+
+    def worker(self, pool: Pool) -> Manifest:
+        """Template of a pool's pods."""
+        volumes = [*pod_volumes(self.job, self.spec), shared_memory_volume(pool.shared_memory)]
+        resources = _resources(pool.resources, {pool.gpu_resource: str(pool.gpus_per_node)})
+        container = self._ray(worker_environment(self.spec), resources, volumes, AWAIT_WORKERS)
+        return self._template(pool.template, {LABEL_POOL: pool.name}, [container], volumes)
+
+    def _template(
+        self, overlay: PodOverlay, own_labels: Manifest, containers: list[JsonValue], volumes: list[MountedVolume]
+    ) -> Manifest:
+        """The job's wishes first, so that what is ours stands."""
+        return {
+            "metadata": {
+                "labels": {**overlay.labels, **labels(self.job, self.attempt), **own_labels},
+                "annotations": {**overlay.annotations},
+            },
+            "spec": {
+                **_scheduling(overlay),
+                "automountServiceAccountToken": False,
+                "enableServiceLinks": False,
+                "terminationGracePeriodSeconds": self.spec.run_policy.grace_period_seconds,
+                "securityContext": {
+                    "runAsNonRoot": True,
+                    "runAsUser": USER_ID,
+                    "fsGroup": USER_ID,
+                    # Else the kubelet walks through all of a large storage before each start.
+                    "fsGroupChangePolicy": "OnRootMismatch",
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
+                "imagePullSecrets": [{"name": secret.name} for secret in self.spec.image_pull_secrets],
+                "containers": containers,
+                "volumes": sources(volumes),
+            },
+        }
+
+    def _ray(
+        self, environment: list[JsonValue], resources: Manifest, volumes: list[MountedVolume], stop_hook: str
+    ) -> Manifest:
+        return {
+            **self._container(RAY_CONTAINER),
+            "env": environment,
+            "envFrom": [wire(source) for source in self.spec.env_from],
+            "resources": resources,
+            "lifecycle": {"preStop": {"exec": {"command": ["python", "-m", stop_hook]}}},
+            "volumeMounts": mounts(volumes),
+        }
+
+    def _driver_log(self) -> Manifest:
+        volumes = [storage_volume(self.job, self.spec), ray_volume(read_only=True)]
+        return {
+            **self._container(DRIVER_LOG_CONTAINER),
+            "command": ["python", "-m", DRIVER_LOG],
+            "env": driver_log_environment(self.spec),
+            "resources": {
+                "requests": {"cpu": "10m", "memory": "64Mi"},
+                "limits": {"cpu": "500m", "memory": "256Mi"},
+            },
+            "volumeMounts": mounts(volumes),
+        }
+
+    def _container(self, name: str) -> Manifest:
+        image = self.spec.image or self.defaults.trainer_image
+        assert image is not None, "a job without image does not get this far (cluster_rules)"
+        return {
+            "name": name,
+            "image": image,
+            "imagePullPolicy": self.defaults.image_pull_policy,
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "runAsNonRoot": True,
+                "runAsUser": USER_ID,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+        }
+
+
+def _resources(given: Resources, gpus: dict[str, str] | None = None) -> Manifest:
+    """As given, and the GPUs as request and limit."""
+    return {"requests": {**given.requests, **(gpus or {})}, "limits": {**given.limits, **(gpus or {})}}
+
+
+def _scheduling(overlay: PodOverlay) -> Manifest:
+    """What the job says about the nodes of its pods; unset fields are left out."""
+    wishes: Manifest = {
+        "nodeSelector": {**overlay.node_selector},
+        "tolerations": [wire(toleration) for toleration in overlay.tolerations],
+        "affinity": overlay.affinity,
+        "priorityClassName": overlay.priority_class_name,
+        "runtimeClassName": overlay.runtime_class_name,
+        "schedulerName": overlay.scheduler_name,
+    }
+    return {name: value for name, value in wishes.items() if value}

@@ -1,0 +1,72 @@
+"""The RayCluster of an attempt: a head without GPUs, and a worker group for each pool. Made once, never changed."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from rljob_api.contract import ANNOTATION_TOKEN_KEY
+from rljob_api.v1alpha1.pools import Pool, Resources
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_operator.manifests.defaults import Defaults
+from rljob_operator.manifests.naming import cluster_name
+from rljob_operator.manifests.objects import JobIdentity, Manifest, metadata
+from rljob_operator.manifests.pod_template import PodMaker
+
+API_VERSION = "ray.io/v1"
+KIND = "RayCluster"
+_FACTORS = {
+    "": Fraction(1),
+    "m": Fraction(1, 1000),
+    **{suffix: Fraction(1000**power) for power, suffix in enumerate("kMGTPE", start=1)},
+    **{f"{suffix}i": Fraction(1024**power) for power, suffix in enumerate("KMGTPE", start=1)},
+}
+
+
+def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defaults, token_key_id: str) -> Manifest:
+    """`token_key_id` names the key that the cluster's token was derived from. Raises HandoverError for a spec that is
+    too large to hand over."""
+    pods = PodMaker(job, spec, attempt, defaults)
+    annotations: Manifest = {
+        ANNOTATION_TOKEN_KEY: token_key_id,
+        # A new head would come up empty, and the job would wait for a driver that is gone.
+        "ray.io/disable-provisioned-head-restart": "true",
+    }
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {**metadata(job, cluster_name(job.name, attempt), attempt), "annotations": annotations},
+        "spec": {
+            "rayVersion": spec.ray_version or defaults.ray_version,
+            "authOptions": {"mode": "token"},
+            "headGroupSpec": {
+                # No CPUs for Ray: the pod is for the controller, and the workers belong on the pools.
+                "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0", "num-gpus": "0"},
+                "template": pods.head(),
+            },
+            "workerGroupSpecs": [_worker_group(pool, pods.worker(pool)) for pool in spec.pools],
+        },
+    }
+
+
+def _worker_group(pool: Pool, template: Manifest) -> Manifest:
+    return {
+        "groupName": pool.name,
+        "replicas": pool.nodes,
+        "minReplicas": pool.nodes,
+        "maxReplicas": pool.nodes,
+        "rayStartParams": {"num-cpus": str(_num_cpus(pool)), "num-gpus": str(pool.gpus_per_node)},
+        "template": template,
+    }
+
+
+def _num_cpus(pool: Pool) -> int:
+    """What Ray believes of a worker pod's CPUs. The trainer reserves one for each GPU, however few there are."""
+    return max(pool.gpus_per_node + 1, _whole_cpus(pool.resources))
+
+
+def _whole_cpus(resources: Resources) -> int:
+    """CPUs of the limit, else of the request, rounded up; 0 where neither is given."""
+    text = resources.limits.get("cpu") or resources.requests.get("cpu") or "0"
+    number = text.rstrip("kmiKMGTPE")
+    return math.ceil(Fraction(number) * _FACTORS[text[len(number) :]])

@@ -1,0 +1,57 @@
+"""How a trainer is started on a cluster: the request to Ray's Jobs API."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rljob_api.contract import (
+    ENV_ATTEMPT,
+    ENV_RUN_STATE_FILE,
+    ENV_START_NUMBER,
+    LABEL_JOB_UID,
+    POD_RAY_LOG_FOLDER,
+    TRAINER_ENTRYPOINT,
+    run_state_file_name,
+)
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_operator.manifests.objects import JobIdentity, Manifest
+
+STOP_MARGIN_SECONDS = 10
+"""What is left of the grace period for Ray, after it has killed a trainer that did not end."""
+
+
+class Start(Protocol):
+    """What is to be started; `reconcile.plan.SubmitJob` is one."""
+
+    @property
+    def submission_id(self) -> str:
+        """See `naming.submission_id`."""
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt, from 1."""
+
+    @property
+    def start_number(self) -> int:
+        """See `contract.ENV_START_NUMBER`."""
+
+
+def submission(job: JobIdentity, spec: RLJobSpec, submit: Start) -> Manifest:
+    """Body of `POST /api/jobs/`. The command is a constant: what users write is data, and stands in the head pod's
+    environment."""
+    run_state_file = f"{POD_RAY_LOG_FOLDER}/{run_state_file_name(submit.submission_id)}"
+    stop_wait_seconds = max(1, spec.run_policy.grace_period_seconds - STOP_MARGIN_SECONDS)
+    return {
+        "entrypoint": TRAINER_ENTRYPOINT,
+        "submission_id": submit.submission_id,
+        "runtime_env": {
+            "env_vars": {
+                ENV_ATTEMPT: str(submit.attempt),
+                ENV_START_NUMBER: str(submit.start_number),
+                ENV_RUN_STATE_FILE: run_state_file,
+                # Ray's own default is 3 s from SIGTERM to SIGKILL, too short for a checkpoint.
+                "RAY_JOB_STOP_WAIT_TIME_S": str(stop_wait_seconds),
+            }
+        },
+        "metadata": {LABEL_JOB_UID: job.uid},
+    }

@@ -1,0 +1,101 @@
+"""The volumes of a job's pods, and where its containers see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from rljob_api.contract import POD_CACHE_FOLDER, POD_CODE_FOLDER, POD_STORAGE_FOLDER
+from rljob_api.v1alpha1.pools import Volume
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_operator.manifests.objects import JobIdentity, Manifest
+
+RAY_FOLDER = "/tmp/ray"
+"""Where Ray keeps its sessions; `contract.POD_RAY_LOG_FOLDER` is below it."""
+
+
+@dataclass(frozen=True)
+class MountedVolume:
+    """A volume of a pod and its place in the containers that have it."""
+
+    source: Manifest
+    mount: Manifest
+
+
+def pod_volumes(job: JobIdentity, spec: RLJobSpec) -> list[MountedVolume]:
+    """What head and workers have alike: storage, scratch space, code, and the job's own volumes."""
+    return [
+        storage_volume(job, spec),
+        _mounted("rljob-cache", {"emptyDir": {}}, POD_CACHE_FOLDER),
+        *_code_volume(spec),
+        *(_own_volume(volume) for volume in spec.volumes),
+    ]
+
+
+def storage_volume(job: JobIdentity, spec: RLJobSpec) -> MountedVolume:
+    """The job's folder of its checkpoint storage."""
+    storage = spec.checkpoint.storage
+    assert storage is not None, "a job without storage does not get this far (cluster_rules)"
+    source: Manifest = {"persistentVolumeClaim": {"claimName": storage.persistent_volume_claim}}
+    return _mounted("rljob-storage", source, POD_STORAGE_FOLDER, sub_path=storage.sub_path or job.name)
+
+
+def shared_memory_volume(size: str) -> MountedVolume:
+    """/dev/shm, for Ray's objects and for NCCL. KubeRay adds none where there is one."""
+    return _mounted("rljob-shm", {"emptyDir": {"medium": "Memory", "sizeLimit": size}}, "/dev/shm")
+
+
+def ray_volume(*, read_only: bool = False) -> MountedVolume:
+    """Ray's files in the head pod, which two containers see."""
+    return _mounted("rljob-ray", {"emptyDir": {}}, RAY_FOLDER, read_only=read_only)
+
+
+def sources(volumes: list[MountedVolume]) -> list[JsonValue]:
+    """For the pod."""
+    return [volume.source for volume in volumes]
+
+
+def mounts(volumes: list[MountedVolume]) -> list[JsonValue]:
+    """For a container."""
+    return [volume.mount for volume in volumes]
+
+
+def _code_volume(spec: RLJobSpec) -> list[MountedVolume]:
+    if spec.code is None or spec.code.image_path is not None:
+        return []
+    if spec.code.config_map is not None:
+        source: Manifest = {"configMap": {"name": spec.code.config_map}}
+    else:
+        source = {"persistentVolumeClaim": {"claimName": spec.code.persistent_volume_claim}}
+    return [_mounted("rljob-code", source, POD_CODE_FOLDER, read_only=True)]
+
+
+def _own_volume(volume: Volume) -> MountedVolume:
+    return _mounted(
+        volume.name, _own_source(volume), volume.mount_path, read_only=volume.read_only, sub_path=volume.sub_path
+    )
+
+
+def _own_source(volume: Volume) -> Manifest:
+    """Exactly one of the four is set (the rules of `Volume` see to it)."""
+    if volume.persistent_volume_claim is not None:
+        return {"persistentVolumeClaim": {"claimName": volume.persistent_volume_claim.claim_name}}
+    if volume.config_map is not None:
+        return {"configMap": {"name": volume.config_map.name}}
+    if volume.secret is not None:
+        return {"secret": {"secretName": volume.secret.name}}
+    assert volume.empty_dir is not None
+    limit = volume.empty_dir.size_limit
+    return {"emptyDir": {} if limit is None else {"sizeLimit": limit}}
+
+
+def _mounted(
+    name: str, source: Manifest, path: str, *, read_only: bool = False, sub_path: str | None = None
+) -> MountedVolume:
+    mount: Manifest = {"name": name, "mountPath": path}
+    if read_only:
+        mount["readOnly"] = True
+    if sub_path is not None:
+        mount["subPath"] = sub_path
+    return MountedVolume(source={"name": name, **source}, mount=mount)
