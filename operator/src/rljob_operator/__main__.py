@@ -1,0 +1,40 @@
+"""`python -m rljob_operator`: runs the operator until it is told to stop.
+
+Exit codes: 0 when stopped, 1 when leadership was lost or a port is taken (start it again), 2 for settings that cannot
+be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from rljob_operator.errors import OperatorError, SettingsError
+from rljob_operator.handlers.lifecycle import run_operator
+from rljob_operator.log import configure_logging
+from rljob_operator.settings import settings_from_environment
+
+STOPPED, FAILED, UNUSABLE = 0, 1, 2
+
+logger = logging.getLogger("rljob_operator")
+
+
+def main() -> int:
+    """Runs the operator; returns the exit code."""
+    configure_logging("info")
+    try:
+        settings = settings_from_environment()
+        configure_logging(settings.log_level)
+        asyncio.run(run_operator(settings))
+    except SettingsError as error:
+        logger.error("%s", error)
+        return UNUSABLE
+    except (OperatorError, OSError) as error:
+        logger.error("%s", error)
+        return FAILED
+    return STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Kubernetes events to keys on the work queue, by kopf.
+
+kopf runs in a thread with an event loop of its own. When it ends it cancels every task of its loop, and it must be
+possible to begin it anew: it looks only once which resources exist, and some errors of a watch end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import kopf
+
+from rljob_api.contract import API_GROUP, API_VERSION, LABEL_JOB
+from rljob_operator.controller.loop import JobKey
+from rljob_operator.kube.connection import Connection
+from rljob_operator.metrics import Metrics
+from rljob_operator.raw_json import JsonObject, integer_at, object_at, optional_text_at, text_at
+
+JOBS = (API_GROUP, API_VERSION, "rljobs")
+CLUSTERS = ("ray.io", "v1", "rayclusters")
+PODS = ("", "v1", "pods")
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
+STOP_SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class JobVersions:
+    """Tells what is new about a job from its status, which nobody but the operator writes."""
+
+    def __init__(self) -> None:
+        self._known: dict[JobKey, tuple[str, int, bool]] = {}
+
+    def is_news(self, key: JobKey, event_type: str, job: JsonObject) -> bool:
+        """Whether more than the status has changed since the last event about this job."""
+        if event_type == "DELETED":
+            self._known.pop(key, None)
+            return True
+        deleting = optional_text_at(job, "metadata", "deletionTimestamp") is not None
+        version = (text_at(job, "metadata", "uid"), integer_at(job, "metadata", "generation") or 0, deleting)
+        known = self._known.get(key)
+        self._known[key] = version
+        return known != version
+
+
+class Watches:
+    """All watches. `on_key` is called with the key of each job that something happened to, in the loop of `run`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        namespaces: tuple[str, ...],
+        on_key: Callable[[JobKey], None],
+        metrics: Metrics,
+    ) -> None:
+        self._connection = connection
+        self._namespaces = namespaces
+        self._on_key = on_key
+        self._metrics = metrics
+        self._versions = JobVersions()
+        self._thread: _KopfThread | None = None
+
+    async def run(self) -> None:
+        """Watches until it is cancelled. Where kopf ends by itself, it is begun anew."""
+        loop = asyncio.get_running_loop()
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            started = loop.time()
+            thread = self._thread = _KopfThread(self._registry(loop), self._namespaces)
+            try:
+                await thread.run()
+            finally:
+                await thread.stop()
+            if thread.was_told_to_stop:
+                continue
+            self._metrics.watch_restarts.inc()
+            if loop.time() - started > LONGEST_PAUSE_SECONDS:
+                pause = FIRST_PAUSE_SECONDS
+            logger.warning("the watches ended; they are begun anew in %.0f s", pause)
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
+
+    def restart(self) -> None:
+        """Begins the watches anew, to find a resource that was not there before."""
+        if self._thread is not None:
+            self._thread.tell_to_stop()
+
+    def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+        """Handlers for kopf. They run in kopf's thread and hand over at once."""
+        registry = kopf.OperatorRegistry()
+
+        # kopf passes what it has by name; what is not needed is taken and dropped.
+        async def log_in(**_: object) -> kopf.ConnectionInfo:
+            return await _credentials(self._connection)
+
+        async def on_job(event: kopf.RawEvent, **_: object) -> None:
+            loop.call_soon_threadsafe(self._on_job, event["type"] or "", event["object"])
+
+        async def on_part(event: kopf.RawEvent, **_: object) -> None:
+            loop.call_soon_threadsafe(self._on_part, event["object"])
+
+        kopf.on.login(registry=registry)(log_in)
+        kopf.on.event(*JOBS, registry=registry)(on_job)
+        kopf.on.event(*CLUSTERS, registry=registry)(on_part)
+        kopf.on.event(*PODS, registry=registry)(on_part)
+        return registry
+
+    def _on_job(self, event_type: str, job: JsonObject) -> None:
+        key = JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name"))
+        if self._versions.is_news(key, event_type, job):
+            self._on_key(key)
+
+    def _on_part(self, part: JsonObject) -> None:
+        name = text_at(object_at(part, "metadata", "labels"), LABEL_JOB)
+        if name:
+            self._on_key(JobKey(text_at(part, "metadata", "namespace"), name))
+
+
+class _KopfThread:
+    """One life of kopf."""
+
+    def __init__(self, registry: kopf.OperatorRegistry, namespaces: tuple[str, ...]) -> None:
+        self._registry = registry
+        self._namespaces = namespaces
+        self._ended = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._flag: asyncio.Event | None = None
+        self.was_told_to_stop = False
+
+    async def run(self) -> None:
+        """Returns when kopf has ended, for whatever reason."""
+        ours = asyncio.get_running_loop()
+
+        def live() -> None:
+            try:
+                asyncio.run(self._operate())
+            except Exception:
+                logger.exception("kopf failed")
+            finally:
+                ours.call_soon_threadsafe(self._ended.set)
+
+        # A daemon: if kopf hangs at the end, the process ends nevertheless.
+        threading.Thread(target=live, name="kopf", daemon=True).start()
+        await self._ended.wait()
+
+    def tell_to_stop(self) -> None:
+        """Asks kopf to end."""
+        self.was_told_to_stop = True
+        if self._loop is not None and self._flag is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._flag.set)
+
+    async def stop(self) -> None:
+        """Asks kopf to end if it has not, and waits a little."""
+        if self._ended.is_set():
+            return
+        self.tell_to_stop()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._ended.wait()
+        except TimeoutError:
+            logger.warning("the watches did not end within %.0f s", STOP_SECONDS)
+
+    async def _operate(self) -> None:
+        self._flag = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        if self.was_told_to_stop:
+            return
+        await kopf.operator(
+            registry=self._registry,
+            settings=_settings(),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+            stop_flag=self._flag,
+        )
+
+
+class _EndlessDelays:
+    """Pauses between tries of one request, in seconds. kopf iterates over it anew for each request."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((0.5, 1.0, 2.0, 4.0), itertools.repeat(8.0))
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    # The operator's role cannot list namespaces or CRDs.
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = _EndlessDelays()
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    settings.watching.label_selectors[PODS] = LABEL_JOB
+    settings.watching.label_selectors[CLUSTERS] = LABEL_JOB
+    return settings
+
+
+async def _credentials(connection: Connection) -> kopf.ConnectionInfo:
+    return kopf.ConnectionInfo(
+        server=connection.server,
+        ca_path=connection.ca_file,
+        insecure=not connection.verifies,
+        token=await connection.token(),
+        certificate_path=connection.certificate_file,
+        private_key_path=connection.private_key_file,
+    )
