@@ -43,6 +43,8 @@ class ApiServer:
     """The server's own certificate, which is also the one to trust."""
     http: httpx.Client
     """Sends the token and trusts the certificate; paths are relative to `url`."""
+    program: Program
+    """The server itself, which a test may stop and start again; what is stored stays."""
 
 
 @contextmanager
@@ -58,14 +60,21 @@ def running_apiserver() -> Iterator[ApiServer]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rljob-apiserver-")))
         etcd_port, peer_port, port = _free_ports(3)
         etcd_url = f"http://127.0.0.1:{etcd_port}"
-        stack.enter_context(_running(_etcd_command(etcd, folder, etcd_url, peer_port), folder / "etcd.log"))
+        store = Program(_etcd_command(etcd, folder, etcd_url, peer_port), folder / "etcd.log")
+        stack.callback(store.stop)
+        store.start()
         token = secrets.token_hex(16)
         command = _apiserver_command(apiserver, folder, etcd_url, port, token)
-        process = stack.enter_context(_running(command, folder / "kube-apiserver.log"))
-        http = stack.enter_context(_ready_client(process, folder, f"https://127.0.0.1:{port}", token))
+        program = Program(command, folder / "kube-apiserver.log")
+        stack.callback(program.stop)
+        program.start()
+        http = stack.enter_context(_client(program, folder, f"https://127.0.0.1:{port}", token))
+        wait_until_ready(program, http)
         seconds = time.monotonic() - started
         print(f"[rljob tests] kube-apiserver ready after {seconds:.1f} s on port {port}", file=sys.stderr, flush=True)
-        yield ApiServer(url=str(http.base_url), token=token, certificate=_certificate(folder), http=http)
+        yield ApiServer(
+            url=str(http.base_url), token=token, certificate=_certificate(folder), http=http, program=program
+        )
 
 
 def _program(name: str) -> Path:
@@ -119,46 +128,63 @@ def _certificate(folder: Path) -> Path:
 
 
 @contextmanager
-def _ready_client(process: subprocess.Popen[bytes], folder: Path, url: str, token: str) -> Iterator[httpx.Client]:
-    """Waits until the server says that it is ready."""
+def _client(program: Program, folder: Path, url: str, token: str) -> Iterator[httpx.Client]:
+    """A client that trusts the server, once it has written its certificate."""
     deadline = time.monotonic() + START_DEADLINE_SECONDS
-    log = folder / "kube-apiserver.log"
     while not _certificate(folder).is_file():
-        _check_alive(process, log, deadline)
+        program.check(deadline)
         time.sleep(0.1)
     context = ssl.create_default_context(cafile=str(_certificate(folder)))
     headers = {"Authorization": f"Bearer {token}"}
     with httpx.Client(base_url=url, headers=headers, verify=context, timeout=30.0, trust_env=False) as http:
-        while True:
-            _check_alive(process, log, deadline)
-            try:
-                if http.get("/readyz").status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass
-            time.sleep(0.2)
         yield http
 
 
-def _check_alive(process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:
-    if process.poll() is not None or time.monotonic() > deadline:
-        raise ServerError(f"kube-apiserver: not ready (exit code {process.returncode}): {log.read_text()[-4000:]}")
-
-
-@contextmanager
-def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process that is stopped, and killed if it does not stop, when the context ends."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
-    try:
-        yield process
-    finally:
-        process.terminate()
+def wait_until_ready(program: Program, http: httpx.Client) -> None:
+    """Waits until the server says that it is ready. Raises ServerError."""
+    deadline = time.monotonic() + START_DEADLINE_SECONDS
+    while True:
+        program.check(deadline)
         try:
-            process.wait(STOP_DEADLINE_SECONDS)
+            if http.get("/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+
+
+class Program:
+    """A server process that writes to a log, and can be started again."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self._command = command
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it; does not wait for anything."""
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command, stdout=output, stderr=subprocess.STDOUT, cwd=self._log.parent
+            )
+
+    def stop(self) -> None:
+        """Stops it, and kills it if it does not stop."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._process.kill()
+            self._process.wait()
+
+    def check(self, deadline: float) -> None:
+        """Raises ServerError, with the end of the log, if it has ended or the deadline (monotonic) has passed."""
+        exit_code = self._process.poll() if self._process is not None else None
+        if exit_code is not None or time.monotonic() > deadline:
+            name = Path(self._command[0]).name
+            raise ServerError(f"{name}: not ready (exit code {exit_code}): {self._log.read_text()[-4000:]}")
 
 
 def _free_ports(count: int) -> list[int]:
