@@ -9,15 +9,23 @@ from pathlib import Path
 
 from rljob_api.contract import (
     ENV_ATTEMPT,
+    ENV_CACHE,
     ENV_CHECKPOINT_FOLDER,
     ENV_DEVICE,
+    ENV_GRACE_SECONDS,
     ENV_JOB_FOLDER,
     ENV_RUN_FOLDER,
     ENV_RUN_STATE_FILE,
     ENV_SPEC,
+    ENV_START_NUMBER,
     RUN_STATE_FILE_NAME,
 )
 from rljob_trainer.errors import ConfigurationError
+
+NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
+MAX_NUMBER = 2_147_483_647
+"""Of attempts and starts: what fits the documents that hold them."""
+DEFAULT_GRACE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -31,16 +39,29 @@ class Settings:
     job_folder: Path
     """Base of relative dataset paths."""
     attempt: int
+    start_number: int
+    """Grows with every start on the same checkpoint folder; a later start fences the earlier ones."""
     device_type: str | None
     """`cpu` or `cuda`; found out when None."""
     ray_address: str | None
     """An existing Ray cluster; one is started here when None."""
     cache_folder: Path
     num_threads: int | None
-    """CPU threads per worker process; the machine's cores are shared out when None."""
-    num_cores: int
+    """CPU threads per worker process; each takes its share of the cores that it may use when None."""
+    is_ray_job: bool
+    """Started through Ray's Jobs API, which sets `num_threads` to 1 where nobody else has set it."""
     environment: Mapping[str, str]
     """The variables themselves, for processes that get a chosen part of them."""
+
+
+@dataclass(frozen=True)
+class PodSettings:
+    """What the small programs beside the trainer in a pod (see `pod`) are told."""
+
+    grace_seconds: float
+    """How long a pod's stop may wait for the trainer to save and end."""
+    run_folder: Path | None
+    ray_token: str | None
 
 
 def read_settings() -> Settings:
@@ -49,42 +70,55 @@ def read_settings() -> Settings:
     if not spec_text:
         raise ConfigurationError(f"{ENV_SPEC}: not set; the trainer is started by `rljob run` or by the operator")
     run_folder = Path(os.environ.get(ENV_RUN_FOLDER, "run")).absolute()
-    attempt_text = os.environ.get(ENV_ATTEMPT, "1")
-    if not attempt_text.isdecimal() or int(attempt_text) < 1:
-        raise ConfigurationError(f"{ENV_ATTEMPT}: must be a whole number from 1 (seen: {attempt_text!r})")
+    attempt = _number(ENV_ATTEMPT, 1)
     device_type = os.environ.get(ENV_DEVICE)
     if device_type not in (None, "cpu", "cuda"):
         raise ConfigurationError(f"{ENV_DEVICE}: must be cpu or cuda (seen: {device_type!r})")
-    threads_text = os.environ.get("OMP_NUM_THREADS", "")
-    if threads_text and not (threads_text.isdecimal() and int(threads_text) > 0):
-        raise ConfigurationError(f"OMP_NUM_THREADS: must be a whole number from 1 (seen: {threads_text!r})")
     return Settings(
         spec_text=spec_text,
         run_folder=run_folder,
         checkpoint_folder=Path(os.environ.get(ENV_CHECKPOINT_FOLDER, str(run_folder / "checkpoints"))).absolute(),
         run_state_file=Path(os.environ.get(ENV_RUN_STATE_FILE, str(run_folder / RUN_STATE_FILE_NAME))).absolute(),
         job_folder=Path(os.environ.get(ENV_JOB_FOLDER, ".")).absolute(),
-        attempt=int(attempt_text),
+        attempt=attempt,
+        start_number=_number(ENV_START_NUMBER, attempt),
         device_type=device_type,
         ray_address=os.environ.get("RAY_ADDRESS"),
         cache_folder=cache_folder(),
-        num_threads=int(threads_text) if threads_text else None,
-        num_cores=len(os.sched_getaffinity(0)),
+        num_threads=_number(NUM_THREADS_VARIABLE, 0) or None,
+        is_ray_job="RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ,
         environment=dict(os.environ),
     )
 
 
+def told_run_state() -> tuple[Path, int] | None:
+    """The file for RunState and the attempt, where the one is told and the other is possible: all that is needed to
+    report that the rest of the environment is not."""
+    path, attempt = os.environ.get(ENV_RUN_STATE_FILE), os.environ.get(ENV_ATTEMPT, "1")
+    return (Path(path).absolute(), int(attempt) if _is_number(attempt) else 1) if path else None
+
+
+def read_pod_settings() -> PodSettings:
+    """Never raises: what stops a pod must not fail."""
+    grace, run_folder = os.environ.get(ENV_GRACE_SECONDS, ""), os.environ.get(ENV_RUN_FOLDER)
+    return PodSettings(
+        grace_seconds=float(grace) if _is_number(grace) else DEFAULT_GRACE_SECONDS,
+        run_folder=Path(run_folder) if run_folder else None,
+        ray_token=os.environ.get("RAY_AUTH_TOKEN"),
+    )
+
+
 def cache_folder() -> Path:
-    """Where converted models are kept between runs."""
+    """Where models are kept between runs."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "rljob"
-    return Path(os.environ.get("RLJOB_CACHE", str(default)))
+    return Path(os.environ.get(ENV_CACHE, str(default)))
 
 
-def worker_environment(device_type: str, num_threads: int) -> dict[str, str]:
+def worker_environment(device_type: str, num_threads: int | None) -> dict[str, str]:
     """Variables that a worker process must have before it imports torch or vLLM."""
-    threads = str(num_threads)
+    threads = "" if num_threads is None else str(num_threads)
     variables = {
-        "OMP_NUM_THREADS": threads,
+        NUM_THREADS_VARIABLE: threads,
         "MKL_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -122,3 +156,17 @@ def export_rank(rank: int, world_size: int, local_rank: int, master_address: str
             "MASTER_PORT": str(master_port),
         }
     )
+
+
+def _number(name: str, default: int) -> int:
+    """Raises ConfigurationError where the variable is set to something else than a whole number from 1."""
+    text = os.environ.get(name)
+    if text is None or text == "":
+        return default
+    if not _is_number(text):
+        raise ConfigurationError(f"{name}: must be a whole number from 1 to {MAX_NUMBER} (seen: {text!r})")
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 10 and 1 <= int(text) <= MAX_NUMBER

@@ -4,6 +4,8 @@ A job that is tried again must not mix with a former attempt that was only pause
 back). So attempt N writes `attempts/<N>.json` before it does anything else: the checkpoints that it accepts, which are
 the one it resumes from and those before it. From then on earlier attempts are refused when they commit, and should one
 have passed that check just before, its manifest is not in the list and is ignored by N and by all later attempts.
+
+An attempt is here one start of the trainer. The numbers only have to grow on one folder; gaps do not matter.
 """
 
 from __future__ import annotations

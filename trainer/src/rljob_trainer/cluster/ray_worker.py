@@ -11,6 +11,7 @@ from pathlib import Path
 import ray
 
 from rljob_trainer.cluster.fused_worker import FusedWorker, RoleSpec
+from rljob_trainer.cpu_limit import num_usable_cores
 from rljob_trainer.dispatch.modes import MeshPosition
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.process_group import join_process_group, leave_process_group
@@ -18,12 +19,14 @@ from rljob_trainer.engines.process_group import join_process_group, leave_proces
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """Where a worker process runs, and a port that was free there a moment ago."""
+    """Where a worker process runs, a port that was free there a moment ago, and the cores that the workers of its node
+    share."""
 
     address: str
     node_id: str
     process_id: int
     free_port: int
+    num_cores: int
 
 
 class RayWorker:
@@ -38,7 +41,7 @@ class RayWorker:
         with socket.socket() as listener:
             listener.bind(("", 0))
             port = int(listener.getsockname()[1])
-        return ProcessInfo(address, ray.get_runtime_context().get_node_id(), os.getpid(), port)
+        return ProcessInfo(address, ray.get_runtime_context().get_node_id(), os.getpid(), port, num_usable_cores())
 
     def build(self, context: WorkerContext, roles: Sequence[RoleSpec], log_file: Path | None) -> None:
         """Joins the process group and builds the workers of all roles. Output goes to `log_file` from here on."""

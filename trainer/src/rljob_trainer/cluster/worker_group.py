@@ -54,8 +54,12 @@ class WorkerProcesses:
         self.infos: list[ProcessInfo] = []
         self.log_folder: Path | None = None
 
-    def build(self, device_type: str, num_threads: int, roles: Sequence[RoleSpec], log_folder: Path | None) -> None:
-        """Builds all roles in all processes. Raises what a worker raised, or WorkerDiedError."""
+    def build(
+        self, device_type: str, num_threads: int | None, roles: Sequence[RoleSpec], log_folder: Path | None
+    ) -> None:
+        """Builds all roles in all processes, each with so many CPU threads, or with its share of its node's cores.
+
+        Raises what a worker raised, or WorkerDiedError."""
         self.log_folder = log_folder
         self.infos = [_expect_info(info) for info in self.call_all([("info", ())] * len(self.handles))]
         slots = self.pool.slots()
@@ -69,7 +73,7 @@ class WorkerProcesses:
                 master_address=self.infos[0].address,
                 master_port=self.infos[0].free_port,
                 device_type=device_type,
-                num_threads=num_threads,
+                num_threads=num_threads or self._share_of_cores(slot.rank),
             )
             calls.append(("build", (context, tuple(roles), self._log_file(slot.rank))))
         self.call_all(calls)
@@ -125,6 +129,9 @@ class WorkerProcesses:
             place = f"process {self.infos[rank].process_id} on {self.infos[rank].address}"
         where = f"; its last words are in {self._log_file(rank)}" if self.log_folder else ""
         return WorkerDiedError(f"worker rank {rank} ({place}) died: {_cause_of_death(error)}{where}")
+
+    def _share_of_cores(self, rank: int) -> int:
+        return max(1, self.infos[rank].num_cores // self.pool.settings.num_devices_per_node)
 
     def _log_file(self, rank: int) -> Path | None:
         return self.log_folder / f"worker-{rank}.log" if self.log_folder else None

@@ -23,7 +23,7 @@ from rljob_trainer.cluster.worker_group import RoleGroup, WorkerProcesses
 from rljob_trainer.controller.quantities import bytes_of
 from rljob_trainer.controller.rollout_phase import Rewarding
 from rljob_trainer.data.contamination import without_held_out
-from rljob_trainer.data.model_source import local_model_folder
+from rljob_trainer.data.model_source import ModelPlace, controller_model
 from rljob_trainer.data.prompts import PromptRow, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.engines.rollout.select import select_engine
@@ -31,7 +31,7 @@ from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.rewards.loading import scorer_spec
 from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
-from rljob_trainer.settings import Settings, worker_environment
+from rljob_trainer.settings import NUM_THREADS_VARIABLE, Settings, worker_environment
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.factories import (
     ACTOR,
@@ -109,7 +109,7 @@ def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
             )
         )
         log.info("model: %s", training.model.source)
-        model_folder = local_model_folder(training.model, settings.cache_folder, settings.job_folder)
+        model_folder, model = controller_model(training.model, settings.cache_folder, settings.job_folder)
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
         log.info(
             "data: %d training prompts, %d held out (%d training rows were among them and are left out)",
@@ -118,29 +118,31 @@ def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
             prompts.num_removed,
         )
         rewards.wait_until_ready()
-        workers = stack.enter_context(_workers(job, settings, model_folder, prompts.longest))
+        workers = stack.enter_context(_workers(job, settings, model, prompts.longest))
         yield Run(model_folder, prompts, Rewarding(training.reward, scorer.name, rewards), workers)
 
 
 @contextmanager
-def _workers(job: TrainerJob, settings: Settings, model_folder: Path, longest_prompt: int) -> Iterator[Workers]:
+def _workers(job: TrainerJob, settings: Settings, model: ModelPlace, longest_prompt: int) -> Iterator[Workers]:
     """Ray, the pool's devices, and the worker groups on them."""
     pool_spec = job.spec.pools[0]
     num_workers = pool_spec.nodes * pool_spec.gpus_per_node
-    device_type = settings.device_type or ("cuda" if torch.cuda.is_available() else "cpu")
-    num_threads = settings.num_threads or max(1, settings.num_cores // pool_spec.gpus_per_node)
+    num_threads = _chosen_num_threads(job, settings)
     log_folder = settings.run_folder / LOG_FOLDER
     with ExitStack() as stack:
         log.info("Ray: %s", f"connecting to {settings.ray_address}" if settings.ray_address else "starting")
-        stack.enter_context(
-            ray_session(settings.ray_address, num_workers + 1, num_workers if device_type == "cuda" else 0)
-        )
+        has_gpus = settings.device_type == "cuda" or (settings.device_type is None and torch.cuda.is_available())
+        stack.enter_context(ray_session(settings.ray_address, num_workers + 1, num_workers if has_gpus else 0))
+        num_gpus = num_cluster_gpus()
+        # A cluster's head has no GPU itself: what its nodes declare counts, not what torch finds here.
+        device_type = settings.device_type or ("cuda" if num_gpus else "cpu")
         pool = ResourcePool(
             PoolSettings(
                 name=pool_spec.name,
                 num_nodes=pool_spec.nodes,
                 num_devices_per_node=pool_spec.gpus_per_node,
-                use_gpu=num_cluster_gpus() >= num_workers,
+                # Also where they are declared only and not computed on: they are what keeps workers off the head.
+                use_gpu=num_gpus > 0,
                 num_cpus_per_device=1,
                 timeout_seconds=job.spec.run_policy.provisioning_deadline_seconds,
             )
@@ -148,7 +150,7 @@ def _workers(job: TrainerJob, settings: Settings, model_folder: Path, longest_pr
         log.info("workers: building %d on %s; their logs are in %s", num_workers, device_type, log_folder)
         processes = WorkerProcesses(pool, worker_environment(device_type, num_threads))
         stack.callback(processes.close)
-        roles = _roles(job, model_folder, device_type, longest_prompt, num_workers)
+        roles = _roles(job, model, device_type, longest_prompt, num_workers)
         processes.build(device_type, num_threads, roles, log_folder)
         has_reference = job.spec.training.algorithm.kl.coefficient > 0
         reference = RoleGroup(processes, REFERENCE, ReferenceWorker) if has_reference else None
@@ -159,6 +161,12 @@ def _workers(job: TrainerJob, settings: Settings, model_folder: Path, longest_pr
             reference=cast(ReferenceGroup, reference) if reference else None,
             num_devices=num_workers,
         )
+
+
+def _chosen_num_threads(job: TrainerJob, settings: Settings) -> int | None:
+    """CPU threads of each worker, where somebody has chosen them."""
+    is_chosen = not settings.is_ray_job or NUM_THREADS_VARIABLE in [variable.name for variable in job.spec.env]
+    return settings.num_threads if is_chosen else None
 
 
 def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -> Prompts:
@@ -189,14 +197,15 @@ def _compute_dtype(dtype: Dtype, device_type: str) -> torch.dtype:
 
 
 def _roles(
-    job: TrainerJob, model_folder: Path, device_type: str, longest_prompt: int, num_workers: int
+    job: TrainerJob, model: ModelPlace, device_type: str, longest_prompt: int, num_workers: int
 ) -> list[RoleSpec]:
     """The roles of one process, in the order in which they are built."""
     training = job.spec.training
     rollout = training.rollout
     dtype = _compute_dtype(training.model.dtype, device_type)
     frozen = TrainEngineSettings(
-        model_folder=model_folder,
+        # Each worker puts in its own folder and device.
+        model_folder=Path(),
         device=torch.device("cpu"),
         compute_dtype=dtype,
         gradient_checkpointing=training.model.gradient_checkpointing,
@@ -215,7 +224,7 @@ def _roles(
         mini_batch_rows=(training.mini_batch_size or training.batch_size) * rollout.group_size // num_workers,
     )
     generator = RolloutSettings(
-        model_folder=model_folder,
+        model=model,
         engine=rollout.engine,
         dtype=dtype,
         tensor_parallel=job.spec.roles.rollout.tensor_parallel,
@@ -225,9 +234,9 @@ def _roles(
         cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
         seed=training.seed,
     )
-    roles = [RoleSpec(ACTOR, partial(make_actor, actor))]
+    roles = [RoleSpec(ACTOR, partial(make_actor, actor, model))]
     if training.algorithm.kl.coefficient > 0:
-        roles.append(RoleSpec(REFERENCE, partial(make_reference, frozen, rollout.temperature)))
+        roles.append(RoleSpec(REFERENCE, partial(make_reference, frozen, model, rollout.temperature)))
     return [
         *roles,
         RoleSpec(ROLLOUT, partial(make_rollout, generator)),

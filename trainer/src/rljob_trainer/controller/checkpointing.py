@@ -46,25 +46,25 @@ class PendingSave:
 
 
 class Checkpointing:
-    """Of one attempt."""
+    """Of one start of the trainer. Its number stands where `checkpoints` says attempt."""
 
-    def __init__(self, spec: CheckpointSpec, root: Path, attempt: int, job_name: str) -> None:
+    def __init__(self, spec: CheckpointSpec, root: Path, start_number: int, job_name: str) -> None:
         self.spec = spec
         self.root = root
-        self.attempt = attempt
+        self.start_number = start_number
         self.job_name = job_name
         self.last_begun_step: int | None = None
         self.pending: PendingSave | None = None
 
     def find(self) -> ResumePoint | None:
-        """Where this attempt begins, and announces it, so that former attempts cannot write any more.
+        """Where this start begins, and announces it, so that former ones cannot write any more.
 
         Raises ConfigurationError when resuming is forbidden and there are checkpoints; CheckpointError when there are
         some and none is usable."""
         if self.spec.resume is Resume.NEVER:
             refuse_existing(self.root)
-        found = find_newest_complete(self.root, self.attempt)
-        start_attempt(self.root, self.attempt, found.checkpoint if found else None)
+        found = find_newest_complete(self.root, self.start_number)
+        start_attempt(self.root, self.start_number, found.checkpoint if found else None)
         if found is None:
             return None
         state = state_of(found.manifest)
@@ -91,14 +91,18 @@ class Checkpointing:
         """Whether to save after `step` steps of `num_steps`."""
         return step != self.last_begun_step and (step == num_steps or step % self.spec.every_steps == 0)
 
-    def begin(self, step: int, cursor: CursorState, actor: ActorGroup) -> None:
+    def begin(self, step: int, cursor: CursorState, is_evaluated: bool, actor: ActorGroup) -> None:
         """Begins to save the state after `step` steps; returns when it has been copied. No save may be under way.
 
         Raises CheckpointError; the checkpoints before stay as they are."""
         assert self.pending is None, "finish the former save first"
-        folder = begin_save(self.root, step, self.attempt, sum(actor.num_checkpoint_bytes()))
+        folder = begin_save(self.root, step, self.start_number, sum(actor.num_checkpoint_bytes()))
         state = ControllerState(
-            job_name=self.job_name, step=step, cursor=cursor, random_states=tuple(actor.random_state())
+            job_name=self.job_name,
+            step=step,
+            cursor=cursor,
+            random_states=tuple(actor.random_state()),
+            is_evaluated=is_evaluated,
         )
         actor.begin_checkpoint(folder)
         self.pending = PendingSave(folder, state)
@@ -115,9 +119,9 @@ class Checkpointing:
         try:
             records = actor.finish_checkpoint()
             extra = pending.state.model_dump(mode="json", by_alias=True)
-            committed = commit(self.root, pending.folder, pending.state.step, self.attempt, records, extra)
+            committed = commit(self.root, pending.folder, pending.state.step, self.start_number, records, extra)
         except CheckpointError:
             discard_save(pending.folder)
             raise
-        prune(self.root, self.attempt, self.spec.keep)
+        prune(self.root, self.start_number, self.spec.keep)
         return committed

@@ -23,7 +23,7 @@ from rljob_trainer.controller.evaluation import Evaluation, as_samples
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
-from rljob_trainer.controller.stop_request import StopRequest
+from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
 from rljob_trainer.data.cursor import PromptCursor
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -58,9 +58,10 @@ class Controller:
         self.stop = stop
         self.num_steps = job.spec.training.steps
         self.timer = PhaseTimer(time.perf_counter)
+        self.is_evaluated = True
         training = job.spec.training
         self.cursor = PromptCursor(run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle)
-        rollout = RolloutPhase(run.workers.hybrid, run.rewarding, self.timer)
+        rollout = RolloutPhase(run.workers.hybrid, run.rewarding, self.timer, stop)
         self.training_step = TrainingStep(step_plan(job), rollout, run.workers.actor, run.workers.reference, self.timer)
         self.evaluation: Evaluation | None = None
         if training.evaluation is not None:
@@ -74,19 +75,22 @@ class Controller:
                 training.seed,
             )
 
-    def train(self, first_step: int) -> bool:
+    def train(self, first_step: int, *, is_evaluated: bool) -> bool:
         """Runs from `first_step` steps done to the end; True when all steps are done, False when asked to stop.
 
-        Raises TrainerError; checkpoints that are complete stay."""
-        if first_step == 0:
-            self._evaluate(0)
+        `is_evaluated` tells whether an evaluation after `first_step` steps has been done, should one be due. Raises
+        TrainerError; checkpoints that are complete stay."""
         try:
+            if not is_evaluated:
+                self._evaluate(first_step)
             for step in range(first_step, self.num_steps):
                 if self.stop.is_requested:
                     return False
                 self._step(step)
                 self._evaluate(step + 1)
                 self._save_if_due(step + 1)
+        except StepAbandonedError:
+            return False
         except RewardError:
             # The workers are sound, so what they are still writing becomes a checkpoint.
             self._finish_save(wait=True)
@@ -106,7 +110,7 @@ class Controller:
         """The policy as a Hugging Face folder, from the newest checkpoint."""
         if self.job.spec.checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
             return None
-        found = find_newest_complete(self.checkpointing.root, self.checkpointing.attempt)
+        found = find_newest_complete(self.checkpointing.root, self.checkpointing.start_number)
         assert found is not None, "the last step was saved"
         tensors = open_checkpoint(found.folder).read_all(MODEL_PREFIX)
         write_huggingface(folder, self.run_parts.model_folder, tensors, torch.float32)
@@ -114,8 +118,13 @@ class Controller:
 
     def _step(self, step: int) -> None:
         started = time.perf_counter()
+        cursor = self.cursor.state()
         prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
-        rollout, metrics = self.training_step.run(prompts, step)
+        try:
+            rollout, metrics = self.training_step.run(prompts, step)
+        except StepAbandonedError:
+            self.cursor.restore(cursor)
+            raise
         seconds = time.perf_counter() - started
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())
@@ -132,10 +141,12 @@ class Controller:
     def _evaluate(self, step: int) -> None:
         if self.evaluation is None or not self.evaluation.is_due(step, self.num_steps):
             return
+        self.is_evaluated = False
         metrics, samples = self.evaluation.run(step)
         seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_seconds()}
         self.output.evaluated(step, {**metrics, "timing_s/eval": seconds["timing_s/eval"]}, samples)
         self.reporter.evaluated(metrics)
+        self.is_evaluated = True
 
     def _save_if_due(self, step: int) -> None:
         self._finish_save(wait=False)
@@ -146,7 +157,7 @@ class Controller:
         """Blocks for the copy, and for the save before if that is still being written."""
         self._finish_save(wait=True)
         with self.timer.phase("save"):
-            self.checkpointing.begin(step, self.cursor.state(), self.run_parts.workers.actor)
+            self.checkpointing.begin(step, self.cursor.state(), self.is_evaluated, self.run_parts.workers.actor)
 
     def _finish_save(self, *, wait: bool) -> None:
         with self.timer.phase("save"):

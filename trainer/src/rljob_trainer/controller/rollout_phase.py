@@ -12,9 +12,11 @@ import numpy as np
 import torch
 
 from rljob_api.v1alpha1.reward import Reward
+from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.data.prompts import PromptRow
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.metrics import (
     PROMPT_LENGTH_MEAN,
     RESPONSE_CLIP_RATIO,
@@ -83,15 +85,17 @@ class Rewarding:
 class RolloutPhase:
     """Generates and scores."""
 
-    def __init__(self, hybrid: HybridGroup, rewarding: Rewarding, timer: PhaseTimer) -> None:
+    def __init__(self, hybrid: HybridGroup, rewarding: Rewarding, timer: PhaseTimer, stop: StopRequest) -> None:
         self.hybrid = hybrid
         self.rewarding = rewarding
         self.timer = timer
+        self.stop = stop
 
     def run(self, prompts: Sequence[PromptRow], sampling: SamplingSettings, seeds: torch.Tensor) -> ScoredRollout:
         """One response per element of `prompts` (repeat a prompt for a group). `seeds` is [B] int64.
 
-        Raises RewardError when the reward fails and the job says so."""
+        Raises RewardError when the reward fails and the job says so, StepAbandonedError when a stop was asked for
+        meanwhile."""
         width = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_new_tokens
         request = DataProto({SAMPLE_SEEDS: seeds}, {PROMPT_TOKEN_IDS: tuple(prompt.token_ids for prompt in prompts)})
         with self.timer.phase("rollout"):
@@ -102,9 +106,21 @@ class RolloutPhase:
                 RewardRequest(prompt.prompt, response, prompt.answer, prompt.row)
                 for prompt, response in zip(prompts, responses, strict=True)
             ]
-            scores = self.rewarding.score(requests)
+            scores = self._score(requests)
         rewards_B = torch.tensor(scores.scores, dtype=torch.float32)
         return ScoredRollout(tuple(prompts), batch, responses, scores, rewards_B)
+
+    def _score(self, requests: Sequence[RewardRequest]) -> Scores:
+        """Scores are not trusted once a stop was asked for: Ray signals what the reward has started, too."""
+        try:
+            scores = self.rewarding.score(requests)
+        except RewardError as error:
+            if self.stop.is_requested:
+                raise StepAbandonedError from error
+            raise
+        if self.stop.is_requested:
+            raise StepAbandonedError
+        return scores
 
 
 def sample_seeds(job_seed: int, stream: int, step: int, count: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import JsonValue, ValidationError
 
 from rljob_api.base import Contract
-from rljob_api.scalars import Count
+from rljob_api.scalars import Count, Flag
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import Manifest
 from rljob_trainer.data.cursor import CursorState
@@ -20,6 +20,8 @@ class ControllerState(Contract):
     cursor: CursorState
     random_states: tuple[JsonValue, ...]
     """One per worker; used where the number of workers is the same. All sampling is seeded by step anyway."""
+    is_evaluated: Flag = True
+    """Whether the evaluation that may be due after this step is done; a stop can come before it."""
 
 
 def state_of(manifest: Manifest) -> ControllerState:

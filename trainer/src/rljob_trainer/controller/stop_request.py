@@ -7,6 +7,10 @@ import signal
 from types import FrameType
 
 
+class StepAbandonedError(Exception):
+    """The run is asked to stop, and what was begun is given up: nothing has been changed by it yet."""
+
+
 class StopRequest:
     """Whether the run was asked to stop."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
@@ -16,19 +18,47 @@ from huggingface_hub.errors import (
 
 from rljob_trainer.errors import ConfigurationError, ResourceError
 
-FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+SETTINGS_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
+"""Configuration and tokenizer."""
+ALL_FILES = (*SETTINGS_FILES, "*.safetensors")
 """No weights in pickled form: those run code when they are loaded."""
 
 
-def download_model(repository: str, revision: str | None, where: str) -> Path:
-    """The repository's files of one revision.
+def download_once(repository: str, revision: str, where: str, marker: Path) -> Path:
+    """All files of a commit; the hub is asked until the first success, of which `marker` tells, and no more after it.
+
+    One caller at a time. Raises as `download_model`, and ConfigurationError where weights are missing."""
+    if marker.exists():
+        try:
+            return Path(snapshot_download(repository, revision=revision, local_files_only=True))
+        except LocalEntryNotFoundError:
+            marker.unlink()
+    folder = download_model(repository, revision, where, ALL_FILES)
+    missing = [name for name in _weight_files(folder) if not (folder / name).is_file()]
+    if missing:
+        raise ConfigurationError(
+            f"{where}: {repository!r} at revision {revision!r} lacks {missing[0]}; weights must be in safetensors files"
+        )
+    marker.touch()
+    return folder
+
+
+def _weight_files(folder: Path) -> Sequence[str]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return ["model.safetensors"]
+    return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+
+
+def download_model(repository: str, revision: str | None, where: str, files: Sequence[str] = ALL_FILES) -> Path:
+    """The repository's files of one revision, in a folder that is named after its commit.
 
     Raises ConfigurationError, starting with `where`, if there is no such model, ResourceError if the hub cannot be
     reached and the model is not in the cache.
     """
     seen = f"{repository!r}" + (f" at revision {revision!r}" if revision else "")
     try:
-        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=list(FILES)))
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=list(files)))
     except HFValidationError as error:
         raise ConfigurationError(f"{where}: {seen} is neither a path nor a repository's name ({error})") from error
     except GatedRepoError as error:

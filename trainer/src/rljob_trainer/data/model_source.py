@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.v1alpha1.model import Model
@@ -21,6 +22,42 @@ log = logging.getLogger(__name__)
 WHERE = "spec.training.model.source"
 CONVERSION_VERSION = 1
 """Part of the name of a converted model; to be raised when conversion comes to write something else."""
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """A model by what leads to it on every machine alike: the folder itself may have to be made on each."""
+
+    model: Model
+    """With a commit as `revision` where it is one of the hub, so that no machine gets another version of it."""
+    cache_folder: Path
+    base_folder: Path
+
+    def folder(self) -> Path:
+        """The model's folder on this machine; raises as `local_model_folder`. May be called by several processes at
+        once: one downloads or converts, the others wait, and later calls use what is there."""
+        if looks_local(self.model.source, self.base_folder):
+            return local_model_folder(self.model, self.cache_folder, self.base_folder)
+        from rljob_trainer.data.model_download import download_once
+
+        assert self.model.revision is not None, "the controller names a commit"
+        locks = self.cache_folder / "models"
+        locks.mkdir(parents=True, exist_ok=True)
+        name = f"{self.model.source.replace('/', '--')}-{self.model.revision}"
+        with _locked(locks / f"{name}.lock"):
+            return download_once(self.model.source, self.model.revision, WHERE, locks / f"{name}.complete")
+
+
+def controller_model(model: Model, cache_folder: Path, base_folder: Path) -> tuple[Path, ModelPlace]:
+    """What the controller needs of the model (its configuration and tokenizer, with weights where they are local), and
+    where the workers get theirs. Raises as `local_model_folder`."""
+    if looks_local(model.source, base_folder):
+        return local_model_folder(model, cache_folder, base_folder), ModelPlace(model, cache_folder, base_folder)
+    from rljob_trainer.data.model_download import SETTINGS_FILES, download_model
+
+    folder = download_model(model.source, model.revision, WHERE, SETTINGS_FILES)
+    pinned = model.model_copy(update={"revision": folder.name})
+    return folder, ModelPlace(pinned, cache_folder, base_folder)
 
 
 def local_model_folder(model: Model, cache_folder: Path, base_folder: Path | None = None) -> Path:

@@ -7,19 +7,28 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from rljob_api.contract import ENV_DEVICE
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.errors import ResourceError
 from rljob_trainer.settings import export_rank
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 def join_process_group(context: WorkerContext) -> None:
-    """Collective over all ranks: gloo on CPUs, NCCL (and gloo for CPU tensors) on GPUs."""
+    """Collective over all ranks: gloo on CPUs, NCCL (and gloo for CPU tensors) on GPUs.
+
+    Raises ResourceError where a GPU was promised and none is there."""
     # Ray shows a process its own GPU only, as number 0, and vLLM takes the local rank for the device's number.
     device_number = 0 if context.device_type == "cuda" else context.local_rank
     export_rank(context.rank, context.world_size, device_number, context.master_address, context.master_port)
     torch.set_num_threads(context.num_threads)
     if context.device_type == "cuda":
+        if not torch.cuda.is_available():
+            raise ResourceError(
+                f"worker rank {context.rank}: torch finds no usable GPU on this node; check its driver and that the "
+                f"image's torch is built for it, or set {ENV_DEVICE}=cpu where GPUs are only declared"
+            )
         torch.cuda.set_device(context.device)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if context.device_type == "cuda" else "gloo",

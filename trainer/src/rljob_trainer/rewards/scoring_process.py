@@ -34,6 +34,7 @@ def main() -> None:
     descriptor, lifeline = int(sys.argv[1]), int(sys.argv[2])
     for inherited in (descriptor, lifeline):
         os.set_inheritable(inherited, False)
+    _outlive_stop_signals()
     _start_guardian(descriptor, lifeline)
     frames = _frames(os.fdopen(descriptor, "rb"))
     try:
@@ -92,6 +93,13 @@ def _send(descriptor: int, message: object) -> None:
 def _frames(requests: BinaryIO) -> Iterator[bytes]:
     while header := requests.read(8):
         yield requests.read(int.from_bytes(header, "little"))
+
+
+def _outlive_stop_signals() -> None:
+    """Stopping a Ray job signals every process below the trainer, which needs this one until its step is done. User
+    code's own children, forked or executed, can be terminated as ever."""
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _start_guardian(connection: int, lifeline: int) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from rljob_api.v1alpha1.rollout import RolloutEngine as RolloutEngineName
+from rljob_trainer.data.model_source import ModelPlace
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import RolloutEngine
 from rljob_trainer.engines.rollout.select import select_engine
@@ -26,7 +26,7 @@ ACTOR, ROLLOUT, HYBRID, REFERENCE = "actor", "rollout", "hybrid", "ref"
 class RolloutSettings:
     """What a rollout engine is built from. `max_model_length` counts prompt and response tokens."""
 
-    model_folder: Path
+    model: ModelPlace
     engine: RolloutEngineName
     dtype: torch.dtype
     tensor_parallel: int
@@ -37,16 +37,24 @@ class RolloutSettings:
     seed: int
 
 
-def make_actor(settings: ActorSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
+def make_actor(
+    settings: ActorSettings, model: ModelPlace, context: WorkerContext, _others: Mapping[str, Worker]
+) -> Worker:
     """The policy in training."""
-    return ActorWorker(context, replace(settings, engine=replace(settings.engine, device=context.device)))
+    engine = replace(settings.engine, device=context.device, model_folder=model.folder())
+    return ActorWorker(context, replace(settings, engine=engine))
 
 
 def make_reference(
-    settings: TrainEngineSettings, temperature: float, context: WorkerContext, _others: Mapping[str, Worker]
+    settings: TrainEngineSettings,
+    model: ModelPlace,
+    temperature: float,
+    context: WorkerContext,
+    _others: Mapping[str, Worker],
 ) -> Worker:
     """The frozen policy of the KL term."""
-    return ReferenceWorker(context, replace(settings, device=context.device), temperature)
+    engine = replace(settings, device=context.device, model_folder=model.folder())
+    return ReferenceWorker(context, engine, temperature)
 
 
 def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
@@ -67,7 +75,7 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
     if select_engine(settings.engine) is RolloutEngineName.HUGGING_FACE:
         from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 
-        return HfEngine(HfSettings(settings.model_folder, context.device, settings.dtype, settings.max_num_sequences))
+        return HfEngine(HfSettings(settings.model.folder(), context.device, settings.dtype, settings.max_num_sequences))
     try:
         from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
     except ImportError as error:
@@ -78,7 +86,7 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
 
     return VllmEngine(
         VllmSettings(
-            model_folder=settings.model_folder,
+            model_folder=settings.model.folder(),
             device_type=context.device_type,
             dtype=settings.dtype,
             tensor_parallel=settings.tensor_parallel,

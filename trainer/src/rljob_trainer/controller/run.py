@@ -1,0 +1,71 @@
+"""One run from its checkpoint, or from nothing, to its export. Importing this loads torch and transformers, which takes
+seconds; whoever wants to report before that imports it late."""
+
+from __future__ import annotations
+
+import logging
+
+from rljob_api.contract import ExitCode
+from rljob_api.handover import TrainerJob
+from rljob_trainer.controller.build import built_run
+from rljob_trainer.controller.checkpointing import Checkpointing
+from rljob_trainer.controller.controller import Controller
+from rljob_trainer.controller.run_output import RunOutput
+from rljob_trainer.controller.run_reporter import RunReporter
+from rljob_trainer.controller.stop_request import StopRequest
+from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: StopRequest) -> int:
+    """Builds, resumes, trains, saves, exports. Raises TrainerError."""
+    checkpointing = Checkpointing(job.spec.checkpoint, settings.checkpoint_folder, settings.start_number, job.name)
+    point = checkpointing.find()
+    first_step = point.state.step if point else 0
+    if point:
+        for note in point.notes:
+            log.warning("%s", note)
+        refuse_fewer_steps(first_step, job.spec.training.steps)
+        reporter.checkpoint_saved(point.status)
+    with built_run(job, settings) as run:
+        output = RunOutput(
+            settings.run_folder,
+            job.spec.training.loggers,
+            first_step if point else None,
+            job.spec.training.steps,
+            run.workers.num_devices,
+        )
+        try:
+            controller = Controller(job, run, output, reporter, checkpointing, stop)
+            if point:
+                checkpointing.load(point, run.workers.actor, run.workers.num_devices)
+                controller.cursor.restore(point.state.cursor)
+                log.info("resumed from step %d (%s)", first_step, point.folder.name)
+            reporter.training_started(first_step, first_step if point else None)
+            output.start(first_step)
+            stop.is_training = True
+            if not controller.train(first_step, is_evaluated=point is not None and point.state.is_evaluated):
+                reporter.stopping()
+                step = controller.save_on_stop()
+                reporter.stopped()
+                saved = "; its checkpoint is complete" if step else ""
+                log.warning("stopped as asked after step %d%s", step, saved)
+                return ExitCode.INTERRUPTED
+            exported = controller.export(settings.run_folder / "export")
+            reporter.complete(exported.as_uri() if exported else None)
+        finally:
+            output.close()
+        if output.summary():
+            log.info("%s", output.summary())
+    return ExitCode.SUCCESS
+
+
+def refuse_fewer_steps(steps_done: int, num_steps: int) -> None:
+    """Raises ConfigurationError when the checkpoint is beyond the job's end."""
+    if steps_done > num_steps:
+        raise ConfigurationError(
+            f"spec.training.steps: the checkpoint has {steps_done} steps already (seen: {num_steps}); write at least "
+            f"{steps_done}, or begin a new run"
+        )

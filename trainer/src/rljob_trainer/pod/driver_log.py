@@ -1,0 +1,140 @@
+"""Main program of the head pod's second container: prints what the trainer's driver prints, so that `kubectl logs`
+shows it, and keeps a copy in the run's folder, which outlives the pod.
+
+Ray writes the output of each submission into a file of its own in its log folder. The files are followed in the order
+in which they appear; they may not be there yet, grow, be replaced, or go away.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from rljob_api.contract import DASHBOARD_PORT, POD_RAY_LOG_FOLDER
+from rljob_trainer.pod.log_copy import LogCopy
+from rljob_trainer.pod.ray_jobs import RayJobs
+from rljob_trainer.settings import read_pod_settings
+
+POLL_SECONDS = 0.5
+READ_BYTES = 1 << 16
+LOGS_FOLDER = "logs"
+"""In the run's folder."""
+SOURCE_PREFIX, COPY_PREFIX = "job-driver-", "driver-"
+
+
+def main() -> int:
+    """Runs until SIGTERM, and then until the driver cannot print any more."""
+    settings = read_pod_settings()
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stopping.set())
+    copies = settings.run_folder / LOGS_FOLDER if settings.run_folder else None
+    logs = DriverLogs(Path(POD_RAY_LOG_FOLDER), sys.stdout.buffer, copies)
+    while not stopping.wait(POLL_SECONDS):
+        logs.print_new()
+    # The head's container stops its driver before it ends itself, and with it goes the dashboard.
+    head, deadline = RayJobs(DASHBOARD_PORT, None), time.monotonic() + settings.grace_seconds
+    while head.is_listening() and time.monotonic() < deadline:
+        logs.print_new()
+        time.sleep(POLL_SECONDS)
+    logs.close()
+    return 0
+
+
+class DriverLogs:
+    """All driver logs of Ray's log folder."""
+
+    def __init__(self, folder: Path, output: BinaryIO, copies: Path | None) -> None:
+        """`copies` is the folder for copies; there are none where it is None."""
+        self._folder = folder
+        self._output = output
+        self._copies = copies
+        self._logs: dict[str, _FollowedLog] = {}
+
+    def print_new(self) -> None:
+        """Prints the complete lines that have been written since the last call."""
+        present = sorted(self._folder.glob(f"{SOURCE_PREFIX}*.log"), key=_written_at)
+        for name in self._logs.keys() - {path.name for path in present}:
+            self._logs.pop(name).close()
+        for path in present:
+            log = self._logs.get(path.name)
+            if log is not None and not log.is_of(path):
+                self._logs.pop(path.name).close()
+                log = None
+            if log is None and (log := self._opened(path)) is None:
+                continue
+            self._logs[path.name] = log
+            log.print_new()
+        self._output.flush()
+
+    def close(self) -> None:
+        """Prints all that is there, a last line without an end included."""
+        self.print_new()
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
+        self._output.flush()
+
+    def _opened(self, path: Path) -> _FollowedLog | None:
+        try:
+            source = path.open("rb")
+        except OSError:
+            return None
+        copy = self._copies / path.name.replace(SOURCE_PREFIX, COPY_PREFIX, 1) if self._copies else None
+        return _FollowedLog(source, path, self._output, copy)
+
+
+class _FollowedLog:
+    """One file, which may have been renamed or removed since it was opened."""
+
+    def __init__(self, source: BinaryIO, path: Path, output: BinaryIO, copy: Path | None) -> None:
+        self._source = source
+        self._identity = _identity(os.fstat(source.fileno()))
+        self._output = output
+        self._unfinished_line = b""
+        self._copy = LogCopy(copy, path) if copy else None
+
+    def is_of(self, path: Path) -> bool:
+        """Whether this is still the file of that name, and it has not been cut."""
+        try:
+            status = path.stat()
+        except OSError:
+            return False
+        return _identity(status) == self._identity and status.st_size >= self._source.tell()
+
+    def print_new(self) -> None:
+        while data := self._source.read(READ_BYTES):
+            if self._copy:
+                self._copy.write(data)
+            lines, newline, rest = data.rpartition(b"\n")
+            if newline:
+                self._output.write(self._unfinished_line + lines + newline)
+                self._unfinished_line = b""
+            self._unfinished_line += rest
+
+    def close(self) -> None:
+        self.print_new()
+        self._output.write(self._unfinished_line + b"\n" if self._unfinished_line else b"")
+        self._source.close()
+        if self._copy:
+            self._copy.close()
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _written_at(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The Jobs API of the Ray head in this pod, as far as the programs here need it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from rljob_trainer.errors import TrainerError
+
+HOST = "127.0.0.1"
+TIMEOUT_SECONDS = 10.0
+KNOCK_SECONDS = 1.0
+_UNFINISHED = ("PENDING", "RUNNING")
+
+
+class RayJobsError(TrainerError):
+    """Ray's dashboard does not do what it is asked."""
+
+
+@dataclass(frozen=True)
+class RayJobs:
+    """The jobs of the head whose dashboard listens on a port of this machine. `token` is None without
+    authentication."""
+
+    port: int
+    token: str | None
+
+    def is_listening(self) -> bool:
+        """Whether there is a dashboard at all, however busy it is."""
+        try:
+            socket.create_connection((HOST, self.port), timeout=KNOCK_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+    def unfinished(self) -> list[str]:
+        """Submission ids of the jobs that run or are to run. Raises RayJobsError."""
+        jobs = self._call("GET", "/api/jobs/")
+        if not isinstance(jobs, list):
+            raise RayJobsError(f"Ray's dashboard: a list of jobs was expected (seen: {jobs!r:.200})")
+        return [
+            identifier
+            for job in jobs
+            if isinstance(job, dict)
+            and job.get("status") in _UNFINISHED
+            and isinstance(identifier := job.get("submission_id"), str)
+        ]
+
+    def stop(self, submission_id: str) -> bool:
+        """Asks Ray to stop a job; False where it has nothing to signal yet. Raises RayJobsError."""
+        answer = self._call("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
+        return isinstance(answer, dict) and answer.get("stopped") is True
+
+    def _call(self, method: str, path: str) -> object:
+        # Not urllib: it would go through the proxy that the job's environment may name.
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=TIMEOUT_SECONDS)
+        try:
+            connection.request(method, path, headers={"Authorization": f"Bearer {self.token}"} if self.token else {})
+            response = connection.getresponse()
+            text = response.read().decode(errors="replace")
+            if response.status != http.client.OK:
+                raise RayJobsError(f"Ray's dashboard: {method} {path} gave {response.status} ({text[:200]})")
+            answer: object = json.loads(text)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise RayJobsError(f"Ray's dashboard: {method} {path} failed ({error})") from error
+        finally:
+            connection.close()
+        return answer
