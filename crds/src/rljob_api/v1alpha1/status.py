@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rljob_api.base import Contract
 from rljob_api.scalars import Count, LongText, Number, PositiveCount, ShortText
 
-Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+
+def _moment(text: str) -> str:
+    """An API server refuses a status with any other text, so a trainer's is checked where it is read."""
+    if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", text, re.ASCII):
+        raise ValueError("must be a time such as 2026-01-31T12:00:00Z")
+    datetime.fromisoformat(text)
+    return text
+
+
+Timestamp = Annotated[str, AfterValidator(_moment), Field(json_schema_extra={"format": "date-time"})]
 """RFC 3339 in UTC, for example `2026-01-31T12:00:00Z`."""
 
 

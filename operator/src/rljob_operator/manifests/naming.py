@@ -5,8 +5,14 @@ from __future__ import annotations
 
 
 def cluster_name(job: str, attempt: int) -> str:
-    """The RayCluster of an attempt; its Secret and its network policy have the same name."""
+    """The RayCluster of an attempt."""
     return f"{job}-{attempt}"
+
+
+def companion_name(cluster: str, job_uid: str) -> str:
+    """The Secret and the network policy of a cluster. A former job of the same name had others, which the garbage
+    collector may still be about to delete."""
+    return f"{cluster}-{job_uid[:8]}"
 
 
 def submission_id(job: str, attempt: int, submission: int) -> str:

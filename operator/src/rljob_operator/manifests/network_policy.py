@@ -7,12 +7,13 @@ from pydantic import JsonValue
 
 from rljob_api.contract import DASHBOARD_PORT, LABEL_ATTEMPT, LABEL_JOB_UID
 from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.manifests.naming import cluster_name
+from rljob_operator.manifests.naming import cluster_name, companion_name
 from rljob_operator.manifests.objects import JobIdentity, Manifest, metadata
 
 
 def network_policy(job: JobIdentity, attempt: int, defaults: Defaults) -> Manifest:
     """The NetworkPolicy of an attempt."""
+    name = companion_name(cluster_name(job.name, attempt), job.uid)
     operator_labels: dict[str, JsonValue] = dict(defaults.operator_pod_labels)
     from_operator: Manifest = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": defaults.operator_namespace}},
@@ -21,7 +22,7 @@ def network_policy(job: JobIdentity, attempt: int, defaults: Defaults) -> Manife
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(job, cluster_name(job.name, attempt), attempt),
+        "metadata": metadata(job, name, attempt),
         "spec": {
             "podSelector": _pods(job, attempt),
             "policyTypes": ["Ingress"],

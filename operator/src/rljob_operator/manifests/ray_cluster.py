@@ -9,7 +9,7 @@ from rljob_api.contract import ANNOTATION_TOKEN_KEY
 from rljob_api.v1alpha1.pools import Pool, Resources
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.manifests.naming import cluster_name
+from rljob_operator.manifests.naming import cluster_name, companion_name
 from rljob_operator.manifests.objects import JobIdentity, Manifest, metadata
 from rljob_operator.manifests.pod_template import PodMaker
 
@@ -26,6 +26,7 @@ _FACTORS = {
 def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defaults, token_key_id: str) -> Manifest:
     """`token_key_id` names the key that the cluster's token was derived from. Raises HandoverError for a spec that is
     too large to hand over."""
+    name = cluster_name(job.name, attempt)
     pods = PodMaker(job, spec, attempt, defaults)
     annotations: Manifest = {
         ANNOTATION_TOKEN_KEY: token_key_id,
@@ -35,10 +36,10 @@ def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defau
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {**metadata(job, cluster_name(job.name, attempt), attempt), "annotations": annotations},
+        "metadata": {**metadata(job, name, attempt), "annotations": annotations},
         "spec": {
             "rayVersion": spec.ray_version or defaults.ray_version,
-            "authOptions": {"mode": "token"},
+            "authOptions": {"mode": "token", "secretName": companion_name(name, job.uid)},
             "headGroupSpec": {
                 # No CPUs for Ray: the pod is for the controller, and the workers belong on the pools.
                 "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0", "num-gpus": "0"},

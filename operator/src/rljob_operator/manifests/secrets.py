@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 
+from rljob_operator.manifests.naming import companion_name
 from rljob_operator.manifests.objects import JobIdentity, Manifest, metadata
 
 KEY_ID_LENGTH = 8
+TOKEN_KEY = "auth_token"
+"""Key within the Secret, as KubeRay wants it."""
 
 
 def derived_token(key: bytes, job: JobIdentity, cluster: str) -> str:
@@ -25,12 +28,12 @@ def key_id(key: bytes) -> str:
 
 
 def token_secret(job: JobIdentity, cluster: str, token: str) -> Manifest:
-    """The Secret in which KubeRay looks for the cluster's token. If it is there first, KubeRay takes it as it is."""
+    """The Secret that the cluster's `authOptions.secretName` names."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(job, cluster),
+        "metadata": metadata(job, companion_name(cluster, job.uid)),
         "type": "Opaque",
         "immutable": True,
-        "stringData": {"auth_token": token},
+        "stringData": {TOKEN_KEY: token},
     }

@@ -35,7 +35,7 @@ class JobView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """A RayCluster that has the name of the job's newest attempt."""
+    """The RayCluster that has the name of the job's newest attempt, whoever owns it."""
 
     name: str
     uid: str
@@ -120,7 +120,9 @@ class RayView:
     job: RayJobView | None = None
     """None where Ray knows no job with the id of the newest submission."""
     run_state: RunState | None = None
-    """Of the newest submission; None before the trainer has written it, or where it cannot be read."""
+    """Of the newest submission, read after `job`, so that of a job that has ended it is the last. None before the
+    trainer has written it, and for one that is damaged or of another version; where the request for it failed, the
+    dashboard counts as unreachable."""
     infeasible_groups: tuple[str, ...] = ()
     """Placement groups that no set of nodes can hold, with what they ask for."""
     log_tail: str = ""
@@ -153,6 +155,7 @@ class Observed:
     kuberay_installed: bool
     cluster: ClusterView | None
     pods: tuple[PodView, ...]
-    """Pods with the cluster's label, those that are going included."""
+    """Pods with the label of the newest attempt's cluster, those that are going included. Where there is no cluster,
+    they are of a former one of its name."""
     ray: RayView
     failure: EffectFailure | None = None

@@ -1,0 +1,88 @@
+"""The limits in time: until the trainer runs, in all, and for stopping."""
+
+from __future__ import annotations
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.v1alpha1.run_policy import RunPolicy
+from rljob_operator.reconcile.failure import Ending
+from rljob_operator.reconcile.observed import Answer, Observed
+from rljob_operator.reconcile.plan import Effect, StopJob
+from rljob_operator.reconcile.run import report_stop_request
+from rljob_operator.reconcile.status import StatusDraft
+from rljob_operator.reconcile.submission import newest_submission
+from rljob_operator.reconcile.timestamps import seconds_since
+
+NAME_CONFLICT_SECONDS = 60
+"""How long another cluster may have the name: that of a job which was deleted and made again is about to go."""
+
+_BEFORE_RUNNING = (ConditionType.CLUSTER_READY, ConditionType.PLACEMENT_FEASIBLE, ConditionType.JOB_SUBMITTED)
+
+
+def exceeded_deadline(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> Ending | None:
+    """The ending that is due, if one is."""
+    due = [(seconds, ending) for seconds, ending in _endings(draft, observed, policy) if seconds <= 0]
+    return min(due, key=lambda pair: pair[0])[1] if due else None
+
+
+def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> tuple[Effect, ...]:
+    """Asks a running trainer to stop at the active deadline, and again until it has ended: asking twice does no harm.
+    That it was asked stands in the attempt, as the reason of its ending to come."""
+    if draft.attempt.reason is None:
+        seconds = _seconds_of_activity(draft, policy)
+        if seconds is None or seconds > 0:
+            return ()
+        reason = Reason.ACTIVE_DEADLINE_EXCEEDED
+        draft.change_attempt(draft.attempt.model_copy(update={"reason": reason.value}))
+        report_stop_request(draft)
+    return (StopJob(newest_submission(draft, observed.job)),) if observed.ray.answer is Answer.OK else ()
+
+
+def seconds_to_deadline(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> float | None:
+    """Until time alone changes something; None where it does not."""
+    limits = [seconds for seconds, _ in _endings(draft, observed, policy)]
+    activity = _seconds_of_activity(draft, policy)
+    if activity is not None:
+        limits.append(activity)
+    return min((seconds for seconds in limits if seconds > 0), default=None)
+
+
+def _endings(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> list[tuple[float, Ending]]:
+    """What ends the attempt, and in how many seconds."""
+    attempt = draft.attempt
+    if draft.is_true(ConditionType.JOB_SUBMITTED):
+        if attempt.reason is None:
+            return []
+        asked = draft.condition(ConditionType.PROGRESSING)
+        assert asked is not None, "a request to stop is always reported"
+        waited = seconds_since(asked.last_transition_time, draft.now)
+        grace = policy.grace_period_seconds
+        text = f"the trainer was asked to stop and did not end within {grace} s"
+        return [(grace - waited, Ending(Reason(attempt.reason), text))]
+    age = seconds_since(attempt.started, draft.now)
+    limit = policy.provisioning_deadline_seconds
+    text = f"the trainer did not run within {limit} s: {_open_point(draft)}"
+    found = [(limit - age, Ending(Reason.PROVISIONING_DEADLINE_EXCEEDED, text))]
+    cluster = observed.cluster
+    if draft.has_reason(ConditionType.CLUSTER_READY, Reason.NAME_CONFLICT) and cluster and not cluster.deleting:
+        found.append((NAME_CONFLICT_SECONDS - age, Ending(Reason.NAME_CONFLICT, _open_point(draft))))
+    activity = _seconds_of_activity(draft, policy)
+    if activity is not None:
+        text = f"the trainer did not run within the job's {policy.active_deadline_seconds} s: {_open_point(draft)}"
+        found.append((activity, Ending(Reason.ACTIVE_DEADLINE_EXCEEDED, text)))
+    return found
+
+
+def _seconds_of_activity(draft: StatusDraft, policy: RunPolicy) -> float | None:
+    """What is left of the active deadline, which counts from the first attempt; None where there is none."""
+    if policy.active_deadline_seconds is None:
+        return None
+    return policy.active_deadline_seconds - seconds_since(draft.attempts[0].started, draft.now)
+
+
+def _open_point(draft: StatusDraft) -> str:
+    """What the job still waits for."""
+    for kind in _BEFORE_RUNNING:
+        condition = draft.condition(kind)
+        if condition is not None and not draft.is_true(kind):
+            return condition.message
+    return "it was about to be submitted"

@@ -1,0 +1,124 @@
+"""How an attempt ends, and why: the one place that says whose fault a failure is."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.contract import ExitCode
+from rljob_api.run_state import RunPhase
+from rljob_operator.reconcile.messages import MAX_LENGTH, beginning_of, end_of
+from rljob_operator.reconcile.observed import Observed, RayJobStatus, RayJobView, RayView
+from rljob_operator.reconcile.pods import Pods, head_pod
+from rljob_operator.reconcile.status import StatusDraft
+from rljob_operator.reconcile.submission import ray_job
+
+_NOT_STARTED = (
+    "RUNTIME_ENV_SETUP_FAILURE",
+    "JOB_SUPERVISOR_ACTOR_START_TIMEOUT",
+    "JOB_SUPERVISOR_ACTOR_START_FAILURE",
+    "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE",
+    "JOB_ENTRYPOINT_COMMAND_START_ERROR",
+)
+"""Ray's error types for a trainer that never ran."""
+
+_EXIT_REASONS = {
+    ExitCode.CONFIGURATION: Reason.CONFIGURATION_ERROR,
+    ExitCode.INFRASTRUCTURE: Reason.INFRASTRUCTURE_ERROR,
+    ExitCode.INTERRUPTED: Reason.STOPPED_OUTSIDE,
+    # Nobody in the pod sends these: the kernel, the kubelet or Ray does.
+    -signal.SIGKILL: Reason.INFRASTRUCTURE_ERROR,
+    -signal.SIGTERM: Reason.INFRASTRUCTURE_ERROR,
+}
+"""Every other exit code is the application's own."""
+
+_MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended. `Reason.SUCCEEDED` is the only good one."""
+
+    reason: Reason
+    message: str
+
+
+def ending_of_attempt(draft: StatusDraft, observed: Observed) -> Ending | None:
+    """None while the attempt goes on. The conditions of this pass must stand in the draft."""
+    job = ray_job(draft, observed)
+    of_job = _ending_of_job(draft, observed, job) if job is not None else None
+    ending = of_job or _ending_of_cluster(draft)
+    if ending is not None and ending.reason in _MEMORY_MAY_BE_THE_CAUSE:
+        return _out_of_memory(observed.pods) or ending
+    return ending
+
+
+def _ending_of_cluster(draft: StatusDraft) -> Ending | None:
+    fatal = ((ConditionType.CLUSTER_READY, Reason.CLUSTER_LOST), (ConditionType.CLUSTER_READY, Reason.HEAD_LOST))
+    for kind, reason in (*fatal, (ConditionType.JOB_SUBMITTED, Reason.DRIVER_LOST)):
+        condition = draft.condition(kind)
+        if condition is not None and condition.reason == reason:
+            return Ending(reason, condition.message)
+    return None
+
+
+def _ending_of_job(draft: StatusDraft, observed: Observed, job: RayJobView) -> Ending | None:
+    stop_reason = draft.attempt.reason
+    if job.status is RayJobStatus.SUCCEEDED:
+        return _ending_of_success(observed.ray)
+    if job.status not in (RayJobStatus.FAILED, RayJobStatus.STOPPED):
+        return None
+    if stop_reason is not None:
+        return Ending(Reason(stop_reason), _stopped_on_request(draft))
+    head = head_pod(observed.pods)
+    if job.status is RayJobStatus.STOPPED and head is not None and head.deleting:
+        return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was removed while the trainer ran")
+    if job.status is RayJobStatus.STOPPED:
+        return Ending(Reason.STOPPED_OUTSIDE, "the trainer was stopped through Ray, and not by the operator")
+    if job.error_type in _NOT_STARTED:
+        return Ending(Reason.SUBMISSION_FAILED, f"{job.error_type}: {job.message}")
+    if job.exit_code is None:
+        return Ending(Reason.INFRASTRUCTURE_ERROR, _told(f"Ray lost the trainer ({job.error_type})", observed.ray, job))
+    reason = _EXIT_REASONS.get(job.exit_code, Reason.APPLICATION_ERROR)
+    return Ending(reason, _told(f"the trainer ended with {_exit(job.exit_code)}", observed.ray, job))
+
+
+def _ending_of_success(ray: RayView) -> Ending:
+    state = ray.run_state
+    if state is not None and state.phase is RunPhase.COMPLETE:
+        return Ending(Reason.SUCCEEDED, f"{state.progress.step} of {state.progress.total_steps} steps are done")
+    phase = "wrote no run state that can be read" if state is None else f"was {state.phase} by its run state"
+    return Ending(Reason.ENDED_WITHOUT_RESULT, f"the trainer ended with exit code 0, but {phase}")
+
+
+def _stopped_on_request(draft: StatusDraft) -> str:
+    checkpoint = draft.checkpoint
+    saved = "no checkpoint" if checkpoint is None else f"the checkpoint of step {checkpoint.step}"
+    return f"the trainer was asked to stop and has ended; it leaves {saved}"
+
+
+def _out_of_memory(pods: Pods) -> Ending | None:
+    for pod in sorted(pods, key=lambda pod: pod.name):
+        if pod.problem is not None and pod.problem.reason is Reason.OUT_OF_MEMORY:
+            return Ending(Reason.OUT_OF_MEMORY, f"pod {pod.name}: {pod.problem.message}")
+    return None
+
+
+def _exit(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _told(what: str, ray: RayView, job: RayJobView) -> str:
+    """The best account there is: the trainer's own error, else the last lines of its log, else Ray's message."""
+    start = f"{what}: "
+    error = ray.run_state.error if ray.run_state is not None else None
+    if error is not None:
+        return f"{start}{error.kind}: {error.message}"
+    limit = MAX_LENGTH - len(start)
+    return start + (end_of(ray.log_tail, limit) or beginning_of(job.message, limit) or "nothing else is known")

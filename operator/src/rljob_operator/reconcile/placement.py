@@ -1,0 +1,37 @@
+"""Whether Ray has the nodes and the GPUs that the pools promise, and can place what the trainer reserves."""
+
+from __future__ import annotations
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_operator.reconcile.observed import Answer, Observed, RayView
+from rljob_operator.reconcile.status import FALSE, TRUE, StatusDraft
+
+
+def missing_ray_nodes(spec: RLJobSpec, ray: RayView) -> str | None:
+    """Which pods have not joined Ray; None when all have."""
+    num_workers = sum(pool.nodes for pool in spec.pools)
+    num_joined = min(num_workers, sum(not node.is_head for node in ray.nodes))
+    has_head = any(node.is_head for node in ray.nodes)
+    if num_joined == num_workers and has_head:
+        return None
+    return f"all {num_workers + 1} pods are ready, and {num_joined + has_head} of them have joined Ray"
+
+
+def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
+    """Sets PlacementFeasible, once all nodes have joined; says nothing new while they have not."""
+    ray = observed.ray
+    if observed.cluster is None or ray.answer is not Answer.OK or missing_ray_nodes(spec, ray) is not None:
+        return
+    kind = ConditionType.PLACEMENT_FEASIBLE
+    expected = sorted((pool.gpus_per_node for pool in spec.pools for _ in range(pool.nodes)), reverse=True)
+    seen = sorted((node.num_gpus for node in ray.nodes if not node.is_head), reverse=True)
+    numbers = f"{sum(seen)} of {sum(expected)} GPUs on {len(seen)} Ray nodes"
+    if any(there < needed for there, needed in zip(seen, expected, strict=False)):
+        smallest = f"{seen[-1]} on the node with the fewest"
+        draft.set(kind, FALSE, Reason.INSUFFICIENT_GPUS, f"{numbers}, {smallest}")
+    elif ray.infeasible_groups:
+        groups = "; ".join(ray.infeasible_groups)
+        draft.set(kind, FALSE, Reason.PLACEMENT_GROUP_INFEASIBLE, f"{numbers}; no node can hold {groups}")
+    else:
+        draft.set(kind, TRUE, Reason.FEASIBLE, numbers)

@@ -1,0 +1,98 @@
+"""The trainer at work: Progressing, Checkpointed, progress, checkpoint and export, from its RunState."""
+
+from __future__ import annotations
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.contract import POD_STORAGE_FOLDER
+from rljob_api.run_state import RunPhase, RunState
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.status import Progress
+from rljob_operator.reconcile.observed import Answer, Observed, RayJobStatus
+from rljob_operator.reconcile.pods import head_pod
+from rljob_operator.reconcile.status import FALSE, TRUE, UNKNOWN, StatusDraft
+from rljob_operator.reconcile.submission import ray_job
+from rljob_operator.reconcile.timestamps import seconds_since
+
+ENDED_IN_RAY = (RayJobStatus.SUCCEEDED, RayJobStatus.FAILED, RayJobStatus.STOPPED)
+
+MIN_SECONDS_BETWEEN_PROGRESS = 5
+MAX_SECONDS_OF_OLD_PROGRESS = 9
+MAX_URI_LENGTH = 4096
+
+
+def report_run(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
+    """Takes over what the trainer says, once it was submitted."""
+    if not draft.is_true(ConditionType.JOB_SUBMITTED):
+        return
+    state = observed.ray.run_state if ray_job(draft, observed) is not None else None
+    if state is not None:
+        _take_over(draft, observed, state, _job_folder(spec, observed.job.name))
+    if draft.checkpoint is None:
+        draft.set(ConditionType.CHECKPOINTED, FALSE, Reason.NO_CHECKPOINT_YET, "")
+    else:
+        draft.set(ConditionType.CHECKPOINTED, TRUE, Reason.SAVED, f"checkpoint of step {draft.checkpoint.step}")
+    _report_progressing(draft, observed, state)
+
+
+def report_stop_request(draft: StatusDraft) -> None:
+    """Progressing, from the moment when the attempt has a reason to be stopped."""
+    message = f"the trainer was asked to stop ({draft.attempt.reason})"
+    draft.set(ConditionType.PROGRESSING, FALSE, Reason.STOPPING, message)
+
+
+def _take_over(draft: StatusDraft, observed: Observed, state: RunState, folder: str) -> None:
+    checkpoint = state.checkpoint
+    if checkpoint is not None:
+        checkpoint = checkpoint.model_copy(update={"uri": _claim_uri(checkpoint.uri, folder)})
+    job = ray_job(draft, observed)
+    at_once = checkpoint not in (None, draft.checkpoint) or (job is not None and job.status in ENDED_IN_RAY)
+    if at_once or _is_due(draft, state.progress):
+        draft.progress = state.progress
+    draft.checkpoint = checkpoint or draft.checkpoint
+    if state.export_uri is not None:
+        draft.export_uri = _claim_uri(state.export_uri, folder)
+    if state.resumed_from_step is not None:
+        draft.change_attempt(draft.attempt.model_copy(update={"resumed_from_step": state.resumed_from_step}))
+
+
+def _is_due(draft: StatusDraft, progress: Progress) -> bool:
+    """Whether this progress is worth a write: not more often than every 5 s on the average, nor later than the pass
+    after 9 s."""
+    if draft.progress is None:
+        return True
+    written = draft.progress.updated_at
+    step_seconds = seconds_since(written, draft.now) - seconds_since(progress.updated_at, draft.now)
+    waited_seconds = seconds_since(written, draft.now)
+    return step_seconds >= MIN_SECONDS_BETWEEN_PROGRESS or waited_seconds >= MAX_SECONDS_OF_OLD_PROGRESS
+
+
+def _report_progressing(draft: StatusDraft, observed: Observed, state: RunState | None) -> None:
+    kind, ray = ConditionType.PROGRESSING, observed.ray
+    head = head_pod(observed.pods)
+    if draft.attempt.reason is not None:
+        report_stop_request(draft)
+    elif head is not None and head.deleting:
+        draft.set(kind, FALSE, Reason.STOPPING, f"the head pod {head.name} is being removed")
+    elif ray.answer is Answer.REJECTED:
+        draft.set(kind, UNKNOWN, Reason.TOKEN_REJECTED, ray.error or "")
+    elif ray.answer is not Answer.OK:
+        draft.set(kind, UNKNOWN, Reason.DASHBOARD_UNREACHABLE, ray.error or "the head pod is not ready")
+    elif state is None or state.phase is RunPhase.STARTING:
+        draft.set(kind, TRUE, Reason.STARTING, "the trainer loads the model and builds its workers")
+    elif state.phase is RunPhase.STOPPING:
+        draft.set(kind, FALSE, Reason.STOPPING, "the trainer was asked to stop")
+    elif state.phase is RunPhase.RUNNING:
+        draft.set(kind, TRUE, Reason.TRAINING, f"{state.progress.total_steps} steps in all")
+
+
+def _job_folder(spec: RLJobSpec, job: str) -> str:
+    storage = spec.checkpoint.storage
+    assert storage is not None, "a job without storage does not get this far (cluster_rules)"
+    return f"pvc://{storage.persistent_volume_claim}/{(storage.sub_path or job).strip('/')}/"
+
+
+def _claim_uri(uri: str, folder: str) -> str:
+    """A place in the pods as one that people find: the claim, and the folder within it."""
+    inside = f"file://{POD_STORAGE_FOLDER}/"
+    found = folder + uri.removeprefix(inside) if uri.startswith(inside) else uri
+    return found if len(found) <= MAX_URI_LENGTH else uri
