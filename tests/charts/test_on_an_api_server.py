@@ -1,0 +1,195 @@
+"""The chart on a real API server: accepted whole, admitted at the strictest Pod Security level, allowed exactly what it
+says, and its key outlives everything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import httpx
+import pytest
+
+from rljob_testing.apiserver import ApiServer
+from rljob_testing.chart import NAMESPACE, Helm, Manifest, at, connected, items_at, only
+
+pytestmark = pytest.mark.apiserver
+
+OPERATOR = f"system:serviceaccount:{NAMESPACE}:rljob-operator"
+SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/rljob-operator-token-key"
+PATHS = {
+    "Secret": "/api/v1/namespaces/{}/secrets",
+    "Service": "/api/v1/namespaces/{}/services",
+    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+}
+STRICT_DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
+FULL = ("replicas=2", "topologySpreadConstraints[0].maxSkew=1", "topologySpreadConstraints[0].topologyKey=zone")
+FULL_SPREAD = "topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway"
+
+Edit = Callable[[dict[str, object], dict[str, object]], object]
+
+
+@pytest.mark.parametrize("settings", [(), ("watchNamespaces={team-a,team-b}",)], ids=["cluster-wide", "namespaced"])
+def test_every_manifest_is_accepted(http: httpx.Client, helm: Helm, settings: tuple[str, ...]) -> None:
+    kinds = set()
+    for manifest in helm.rendered(*settings, *FULL, FULL_SPREAD, with_crd=True):
+        kind, metadata = str(manifest["kind"]), at(manifest, "metadata")
+        assert isinstance(metadata, Mapping)
+        path = PATHS[kind].format(metadata.get("namespace", ""))
+        answer = http.post(path, params=STRICT_DRY_RUN, json=manifest)
+        assert answer.status_code == 201, f"{kind}: {answer.text}"
+        kinds.add(kind)
+    of_one_mode = {"Role", "RoleBinding"} if settings else {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    assert kinds == (set(PATHS) - {"ClusterRole", "ClusterRoleBinding"}) | of_one_mode
+
+
+def pod(helm: Helm) -> tuple[dict[str, object], dict[str, object]]:
+    """The Deployment's pod as one of its own, and its only container."""
+    template = at(only(helm.rendered(), "Deployment"), "spec", "template")
+    spec = at(template, "spec")
+    assert isinstance(spec, dict)
+    (container,) = items_at(spec, "containers")
+    assert isinstance(container, dict)
+    metadata = {"name": "operator", "labels": at(template, "metadata", "labels")}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, container
+
+
+def admitted(http: httpx.Client, manifest: Manifest) -> httpx.Response:
+    return http.post(f"/api/v1/namespaces/{NAMESPACE}/pods", params=STRICT_DRY_RUN, json=manifest)
+
+
+def test_pod_security_at_its_strictest_admits_the_operator(http: httpx.Client, helm: Helm) -> None:
+    manifest, _ = pod(helm)
+    answer = admitted(http, manifest)
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["spec"]["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+@pytest.mark.parametrize(
+    ("edit", "complaint"),
+    [
+        (lambda _, container: container.pop("securityContext"), "allowPrivilegeEscalation != false"),
+        (lambda spec, _: spec.pop("securityContext"), "runAsNonRoot != true"),
+        (lambda spec, _: spec.update(hostNetwork=True), "host namespaces"),
+    ],
+)
+def test_pod_security_would_have_refused_anything_less(
+    http: httpx.Client, helm: Helm, edit: Edit, complaint: str
+) -> None:
+    manifest, container = pod(helm)
+    spec = manifest["spec"]
+    assert isinstance(spec, dict)
+    edit(spec, container)
+    answer = admitted(http, manifest)
+    assert answer.status_code == 403
+    assert complaint in answer.json()["message"]
+
+
+@pytest.fixture
+def release(server: ApiServer, helm: Helm) -> Iterator[Helm]:
+    """Helm connected to the server; whatever was installed is gone afterwards."""
+    connection = connected(helm, server)
+    yield connection
+    if "rljob-operator" in connection("list", "--short", f"--namespace={NAMESPACE}"):
+        connection.uninstall()
+    server.http.delete(SECRET)
+    server.http.delete("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.rljob.dev")
+
+
+def allowed(http: httpx.Client, namespace: str, group: str, resource: str, verb: str, name: str = "") -> bool:
+    """Whether the operator's service account may do that, by the server's own authorizer."""
+    plain, _, subresource = resource.partition("/")
+    attributes = {
+        "namespace": namespace,
+        "group": group,
+        "resource": plain,
+        "subresource": subresource,
+        "verb": verb,
+        "name": name,
+    }
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": OPERATOR, "resourceAttributes": attributes},
+    }
+    answer = http.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", json=review)
+    return bool(answer.raise_for_status().json()["status"]["allowed"])
+
+
+def wait_until_authorized(http: httpx.Client, namespace: str) -> None:
+    """The authorizer learns of new roles a moment after they were written."""
+    deadline = time.monotonic() + 10
+    while not allowed(http, namespace, "ray.io", "rayclusters", "create"):
+        assert time.monotonic() < deadline, "the operator has no rights after 10 s"
+        time.sleep(0.1)
+
+
+def test_a_namespaced_operator_can_do_nothing_elsewhere(http: httpx.Client, release: Helm) -> None:
+    release.install("watchNamespaces={team-a,team-b}")
+    for namespace in ("team-a", "team-b"):
+        wait_until_authorized(http, namespace)
+        assert allowed(http, namespace, "rljob.dev", "rljobs/status", "patch")
+        assert not allowed(http, namespace, "rljob.dev", "rljobs", "patch")
+        assert allowed(http, namespace, "", "secrets", "create")
+        assert not allowed(http, namespace, "", "secrets", "get")
+        assert not allowed(http, namespace, "coordination.k8s.io", "leases", "create")
+    for namespace in ("others", NAMESPACE, ""):
+        assert not allowed(http, namespace, "rljob.dev", "rljobs", "list")
+        assert not allowed(http, namespace, "", "secrets", "create")
+        assert not allowed(http, namespace, "", "pods", "list")
+    assert allowed(http, NAMESPACE, "coordination.k8s.io", "leases", "update", "rljob-operator")
+    assert not allowed(http, NAMESPACE, "coordination.k8s.io", "leases", "update", "another")
+
+
+def test_a_cluster_wide_operator_reads_jobs_everywhere_and_leases_only_at_home(
+    http: httpx.Client, release: Helm
+) -> None:
+    release.install()
+    wait_until_authorized(http, "others")
+    assert allowed(http, "", "rljob.dev", "rljobs", "watch")
+    assert allowed(http, "others", "networking.k8s.io", "networkpolicies", "create")
+    assert not allowed(http, "others", "networking.k8s.io", "networkpolicies", "delete")
+    assert not allowed(http, "others", "", "secrets", "list")
+    assert not allowed(http, "others", "coordination.k8s.io", "leases", "create")
+    assert allowed(http, NAMESPACE, "coordination.k8s.io", "leases", "create")
+
+
+def key_of(http: httpx.Client) -> object:
+    return http.get(SECRET).raise_for_status().json()["data"]
+
+
+def test_the_key_outlives_upgrades_and_the_release(http: httpx.Client, release: Helm) -> None:
+    release.install()
+    first = key_of(http)
+    release.install("replicas=2", "numWorkers=4")
+    assert key_of(http) == first
+    # An administrator exchanges it for 32 letters n, in base64.
+    exchanged = {"key": "bm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm4=", "previous-key": at(first, "key")}
+    merge = {"Content-Type": "application/merge-patch+json"}
+    http.patch(SECRET, headers=merge, json={"data": exchanged}).raise_for_status()
+    release.install()
+    assert key_of(http) == exchanged
+    release.uninstall()
+    assert key_of(http) == exchanged
+    crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.rljob.dev"
+    assert http.get(crd).status_code == 200
+    release.install()
+    assert key_of(http) == exchanged
+
+
+def test_two_installations_have_different_keys(http: httpx.Client, release: Helm) -> None:
+    release.install()
+    first = at(key_of(http), "key")
+    release.uninstall()
+    http.delete(SECRET).raise_for_status()
+    release.install()
+    second = at(key_of(http), "key")
+    assert first != second
+    assert len(str(first)) == len(str(second)) == 88  # 64 characters in base64
