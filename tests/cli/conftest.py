@@ -1,15 +1,21 @@
-"""A folder with a job file and the stand-in trainer."""
+"""A folder with a job file and the stand-in trainer; a namespace on a real API server; the command in this process."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from rljob_cli.__main__ import main
+from rljob_testing.apiserver import ApiServer, running_apiserver
 from rljob_testing.command_line import JOB, Workplace
+from rljob_testing.job_cluster import JobCluster, StandInKubelet, install_crd, new_namespace, running_kubelet
+
+Rljob = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -34,3 +40,50 @@ def wait_for() -> Callable[[Callable[[], bool]], None]:
             time.sleep(0.02)
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def bare_apiserver() -> Iterator[ApiServer]:
+    """One API server for all tests here; it has the CRD only after `apiserver` was asked for."""
+    with running_apiserver() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def apiserver(bare_apiserver: ApiServer) -> ApiServer:
+    """The API server with the CRD."""
+    install_crd(bare_apiserver)
+    return bare_apiserver
+
+
+@pytest.fixture(scope="session")
+def kubelet(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInKubelet]:
+    """The node that all pods of these tests are on."""
+    with running_kubelet(apiserver, tmp_path_factory.mktemp("kubelet")) as kubelet:
+        yield kubelet
+
+
+@pytest.fixture
+def job_cluster(apiserver: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobCluster:
+    """A fresh namespace, and the kubeconfig that names it as the one that commands find."""
+    cluster = new_namespace(apiserver, tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    return cluster
+
+
+@pytest.fixture
+def rljob(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Rljob:
+    """Runs `rljob ARGUMENTS` in this process: exit code, standard output, standard error."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rljob", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output = capsys.readouterr()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return code, output.out, output.err
+
+    return run

@@ -219,7 +219,8 @@ def _refusal(status: int, body: bytes, cluster: str) -> ClusterError:
     message = one_line(refusal.message) or f"HTTP {status}"
     if status == 401:
         return ClusterError(f"{cluster}: the API server does not accept these credentials; log in again")
-    if status == 403:
+    # Quotas and other admission plugins answer 403 too, without naming a user.
+    if status == 403 and 'User "' in message:
         return ClusterError(f"{cluster}: not allowed ({message}); ask for a role as in docs/install.md")
     if status == 404 and refusal.details.kind == _PLURAL and refusal.details.name:
         return JobNotFoundError(refusal.details.name)

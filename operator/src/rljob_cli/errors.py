@@ -36,8 +36,8 @@ class ClusterUnreachableError(ClusterError):
 
     def __init__(self, cluster: str, reason: str) -> None:
         super().__init__(
-            f"{cluster}: no answer from the API server ({reason}); try again, check the network, or name another cluster"
-            " with --context",
+            f"{cluster}: no answer from the API server ({reason}); try again, check the network, or name another"
+            " cluster with --context",
             ExitCode.INFRASTRUCTURE,
         )
         self.reason = reason

@@ -25,7 +25,6 @@ _UNSEEN_SECONDS = 10
 """An operator that works has looked at a job by then."""
 
 _NEXT = {
-    ConditionType.SPEC_VALID: "the operator makes the RayCluster",
     ConditionType.CLUSTER_READY: "the operator compares Ray's nodes with the pools, then submits the training",
     ConditionType.PLACEMENT_FEASIBLE: "the operator submits the training",
     ConditionType.JOB_SUBMITTED: "the trainer loads the model and starts its workers",
@@ -158,12 +157,10 @@ def _what_is_next(job: StoredJob, now: datetime) -> Iterator[str]:
         yield "it is being deleted; its pods stop within their grace period"
         return
     waits = waits_for(status)
-    if waits is None:
-        yield (
-            "Complete when the last step is done, with the export at status.exportUri"
-            if status.conditions
-            else ("the operator says SpecValid")
-        )
+    if not status.conditions:
+        yield "the operator checks it and makes its RayCluster"
+    elif waits is None:
+        yield "Complete when the last step is done, with the export at status.exportUri"
     elif waits.type != ConditionType.SPEC_VALID:
         yield f"when {waits.type} is True: {_NEXT[ConditionType(waits.type)]}"
     yield from _deadlines(job, now)

@@ -127,8 +127,12 @@ def _refuse_unknown(job: StoredJob, options: LogOptions) -> None:
         raise CliError("--container driver: only the head pod has it; leave out --pool, or name --container ray")
 
 
-def _copy(pieces: Iterator[bytes], output: BinaryIO | None = None) -> None:
-    output = output or sys.stdout.buffer
+def _standard_output() -> BinaryIO:
+    return sys.stdout.buffer
+
+
+def _copy(pieces: Iterator[bytes]) -> None:
+    output = _standard_output()
     for piece in pieces:
         output.write(piece)
         output.flush()

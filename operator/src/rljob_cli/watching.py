@@ -63,7 +63,7 @@ def watch_job(cluster: Cluster, name: str, console: Console, again: str, clock: 
     clock = clock or Clock()
     try:
         if console.is_terminal:
-            with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+            with Live(console=console, auto_refresh=False) as live:
                 return _watch(cluster, name, _LiveView(live), clock)
         last = _Lines(console)
         code = _watch(cluster, name, last, clock)

@@ -105,12 +105,52 @@ class JobCluster:
         self.server.http.post(f"/api/v1/namespaces/{self.namespace}/events", json=event).raise_for_status()
 
 
+def condition(kind: str, status: str, reason: str, since: str, message: str = "") -> Json:
+    """One condition of a job."""
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": since}
+
+
+def full_status() -> Json:
+    """The status of a job that trains: step 12 of 80 at 12:29:50."""
+    day = "2026-01-31T"
+    return {
+        "observedGeneration": 1,
+        "phase": "Running",
+        "conditions": [
+            condition("SpecValid", "True", "Valid", f"{day}12:00:00Z"),
+            condition("ClusterReady", "True", "Ready", f"{day}12:05:00Z", "3 of 3 pods are ready"),
+            condition("PlacementFeasible", "True", "Feasible", f"{day}12:05:00Z"),
+            condition("JobSubmitted", "True", "Submitted", f"{day}12:06:00Z"),
+            condition("Progressing", "True", "Training", f"{day}12:10:00Z"),
+            condition("Checkpointed", "True", "Saved", f"{day}12:29:10Z"),
+        ],
+        "progress": {
+            "step": 12,
+            "totalSteps": 80,
+            "rewardMean": 0.4125,
+            "evalScore": 0.25,
+            "tokensPerSecond": 1234.6,
+            "updatedAt": f"{day}12:29:50Z",
+            "etaSeconds": 570,
+        },
+        "checkpoint": {
+            "step": 10,
+            "uri": "pvc://results/small/checkpoints/step-000010",
+            "digest": "d",
+            "savedAt": f"{day}12:29:10Z",
+        },
+        "attempts": [{"number": 1, "cluster": "small-1", "started": f"{day}12:02:00Z", "outcome": "Running"}],
+        "pools": [{"name": "main", "desired": 2, "ready": 2}],
+    }
+
+
 def install_crd(server: ApiServer) -> None:
     """Installs the generated CRD and waits until it is served."""
     answer = server.http.post(_CRDS, params={"fieldValidation": "Strict"}, json=custom_resource_definition())
     assert answer.status_code in (201, 409), answer.text
     deadline = time.monotonic() + 30
-    while server.http.get("/apis/rljob.dev/v1alpha1").status_code != 200:
+    # Listing is answered last: until the storage is ready it says 429.
+    while server.http.get("/apis/rljob.dev/v1alpha1/rljobs").status_code != 200:
         assert time.monotonic() < deadline, "the CRD is not served after 30 s"
         time.sleep(0.1)
 

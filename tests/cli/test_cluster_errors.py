@@ -1,0 +1,176 @@
+"""Whatever keeps a command from its cluster is one line that says what to do, never a traceback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kubernetes.config import incluster_config
+
+from rljob_cli import settings
+from rljob_cli.errors import CliError
+from rljob_cli.kube_objects import stored_job
+from rljob_testing.apiserver import ApiServer
+from rljob_testing.job_cluster import JobCluster, kubeconfig_text
+
+pytestmark = pytest.mark.apiserver
+
+Rljob = Callable[..., tuple[int, str, str]]
+
+
+def test_without_a_crd_the_operator_is_not_installed(
+    bare_apiserver: ApiServer, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A group that no server here ever serves stands for a cluster without the operator: the tests share one server.
+    monkeypatch.setattr("rljob_cli.cluster._JOBS", "/apis/not-installed.dev/v1alpha1")
+    file = tmp_path / "kubeconfig"
+    file.write_text(kubeconfig_text(bare_apiserver.url, bare_apiserver.certificate, bare_apiserver.token, "default"))
+    code, _, errors = rljob("list", "--kubeconfig", str(file))
+    assert code == 2
+    assert errors == (
+        "error: here: the API server does not know RLJobs; install the operator (docs/install.md), or name another"
+        " cluster with --context\n"
+    )
+
+
+def test_without_a_kubeconfig_it_says_where_it_looked(
+    rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/a:{tmp_path}/b")
+    code, _, errors = rljob("status", "small")
+    assert code == 2
+    assert errors == (
+        f"error: no kubeconfig (looked at {tmp_path}/a, {tmp_path}/b); name one with --kubeconfig or KUBECONFIG, or"
+        " write it with the tool of your cluster\n"
+    )
+
+
+@pytest.mark.usefixtures("job_cluster")
+def test_a_kubeconfig_that_is_named_must_be_there(rljob: Rljob, tmp_path: Path) -> None:
+    code, _, errors = rljob("status", "small", "--kubeconfig", str(tmp_path / "other"))
+    assert code == 2
+    assert errors.startswith(f"error: no kubeconfig (looked at {tmp_path}/other); ")
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "{}", "clusters: 3\ncontexts: 4\n", "contexts: []\n"])
+def test_a_kubeconfig_that_is_none_is_one_line(
+    rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    file = tmp_path / "config"
+    file.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    code, output, errors = rljob("status", "small")
+    assert (code, output) == (2, "")
+    assert errors.startswith(f"error: {file}: cannot be used (")
+    assert errors.endswith("); correct it, or name another with --kubeconfig\n")
+    assert errors.count("\n") == 1
+
+
+def test_a_context_that_is_not_there_is_named_with_those_that_are(job_cluster: JobCluster, rljob: Rljob) -> None:
+    code, _, errors = rljob("status", "small", "--context", "there")
+    assert code == 2
+    assert errors == f"error: {job_cluster.kubeconfig}: there is no context there; it has here\n"
+
+
+def test_several_kubeconfigs_are_merged_and_any_context_can_be_named(
+    job_cluster: JobCluster, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tmp_path / "first"
+    text = kubeconfig_text("https://127.0.0.1:1", job_cluster.server.certificate, "none", "default")
+    first.write_text(text.replace('"here"', '"elsewhere"').replace('"me"', '"nobody"'))
+    monkeypatch.setenv("KUBECONFIG", f"{first}:{job_cluster.kubeconfig}:{tmp_path}/none")
+    code, _, errors = rljob("list", "--context", "here")
+    assert (code, errors) == (0, f"no jobs in namespace {job_cluster.namespace}\n")
+
+
+def test_a_server_that_does_not_listen(
+    apiserver: ApiServer, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        file = tmp_path / "config"
+        file.write_text(kubeconfig_text(f"https://127.0.0.1:{port}", apiserver.certificate, "t", "default"))
+        monkeypatch.setenv("KUBECONFIG", str(file))
+        code, _, errors = rljob("explain", "small")
+    assert code == 75
+    assert errors.startswith("error: here: no answer from the API server (")
+    assert "Connection refused" in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_certificate_that_is_not_trusted(
+    apiserver: ApiServer, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config"
+    text = kubeconfig_text(apiserver.url, apiserver.certificate, apiserver.token, "default")
+    file.write_text(text.replace(f'"certificate-authority": "{apiserver.certificate}"', '"tls-server-name": "other"'))
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    code, _, errors = rljob("list")
+    assert code == 75
+    assert "CERTIFICATE_VERIFY_FAILED" in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_token_that_is_not_valid(
+    apiserver: ApiServer, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config"
+    file.write_text(kubeconfig_text(apiserver.url, apiserver.certificate, "expired", "default"))
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    code, _, errors = rljob("list")
+    assert code == 2
+    assert errors == "error: here: the API server does not accept these credentials; log in again\n"
+
+
+def service_account_token(cluster: JobCluster) -> str:
+    accounts = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts"
+    cluster.server.http.post(accounts, json={"metadata": {"name": "visitor"}}).raise_for_status()
+    answer = cluster.server.http.post(f"{accounts}/visitor/token", json={"spec": {"expirationSeconds": 3600}})
+    token = answer.raise_for_status().json()["status"]["token"]
+    assert isinstance(token, str)
+    return token
+
+
+def test_what_is_not_allowed_is_said_in_the_servers_words(job_cluster: JobCluster, rljob: Rljob) -> None:
+    server, token = job_cluster.server, service_account_token(job_cluster)
+    job_cluster.kubeconfig.write_text(kubeconfig_text(server.url, server.certificate, token, job_cluster.namespace))
+    code, _, errors = rljob("status", "small")
+    assert code == 2
+    assert errors == (
+        'error: here: not allowed (rljobs.rljob.dev "small" is forbidden: User'
+        f' "system:serviceaccount:{job_cluster.namespace}:visitor" cannot get resource "rljobs" in API group'
+        f' "rljob.dev" in the namespace "{job_cluster.namespace}"); ask for a role as in docs/install.md\n'
+    )
+
+
+def test_in_a_pod_its_service_account_and_namespace_are_used(
+    job_cluster: JobCluster, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, port = job_cluster.server.url.removeprefix("https://").split(":")
+    (tmp_path / "token").write_text(job_cluster.server.token)
+    (tmp_path / "namespace").write_text(job_cluster.namespace)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    monkeypatch.setattr(settings, "_SERVICE_ACCOUNT_NAMESPACE", tmp_path / "namespace")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(job_cluster.server.certificate))
+    assert rljob("list") == (0, "", f"no jobs in namespace {job_cluster.namespace}\n")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "gone"))
+    code, _, errors = rljob("list")
+    assert code == 2
+    assert errors == (
+        "error: this pod's service account cannot be used (Service token file does not exist.); mount its token into"
+        " the pod, or name a kubeconfig with --kubeconfig\n"
+    )
+
+
+def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
+    metadata = {"name": "small", "namespace": "here", "creationTimestamp": "2026-01-31T12:00:00Z"}
+    known = {"phase": "Running", "mood": "good", "pools": [{"name": "main", "desired": 1, "ready": 1, "spare": 2}]}
+    assert stored_job({"metadata": metadata, "status": known}).status.pools[0].ready == 1
+    with pytest.raises(CliError, match=r"RLJob here/small: pools\.0\.ready cannot be read .*of another version"):
+        stored_job({"metadata": metadata, "status": {"pools": [{"name": "main", "desired": 1, "ready": "all"}]}})

@@ -1,0 +1,240 @@
+"""`rljob explain`: what a job hangs on, why, and what comes next, written out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+import pytest
+from ruamel.yaml import YAML
+
+from rljob_api.conditions import ADVICE, Reason
+from rljob_cli.explain import explanation
+from rljob_cli.kube_objects import Event, Pod, stored_job
+from rljob_testing.command_line import JOB
+from rljob_testing.job_cluster import JobCluster, condition, full_status
+
+Rljob = Callable[..., tuple[int, str, str]]
+NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
+CREATED = "2026-01-31T12:00:00Z"
+VALID = condition("SpecValid", "True", "Valid", CREATED)
+ATTEMPT = {"number": 1, "cluster": "small-1", "started": "2026-01-31T12:10:00Z"}
+STORAGE = "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
+
+
+def explained(
+    status: Mapping[str, object], pods: list[Pod] | None = None, warnings: list[Event] | None = None, more: str = ""
+) -> str:
+    metadata = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": CREATED}
+    spec = YAML(typ="safe", pure=True).load(JOB + STORAGE + more)["spec"]
+    job = stored_job({"metadata": metadata, "spec": spec, "status": dict(status)})
+    return "\n".join(line.plain for line in explanation(job, pods or [], warnings or [], NOW))
+
+
+def pod(name: str, status: Mapping[str, object]) -> Pod:
+    labels = {"rljob.dev/pool": "main", "ray.io/node-type": "worker"}
+    metadata = {"name": name, "creationTimestamp": CREATED, "labels": labels}
+    return Pod.model_validate({"metadata": metadata, "status": dict(status)})
+
+
+def waiting_container(name: str, reason: str, message: str, **more: object) -> dict[str, object]:
+    return {"name": name, "state": {"waiting": {"reason": reason, "message": message}}, **more}
+
+
+def warning(name: str, reason: str, message: str, seen: str, count: int) -> Event:
+    about = {"kind": "Pod", "name": name}
+    event = {"metadata": {"name": "e", "creationTimestamp": seen}, "involvedObject": about, "lastTimestamp": seen}
+    return Event.model_validate(event | {"reason": reason, "message": message, "count": count})
+
+
+def test_a_pool_that_cannot_be_scheduled() -> None:
+    message = "1 of 2 pods of pool main: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
+    stuck = condition("ClusterReady", "False", "Unschedulable", "2026-01-31T12:10:20Z", message)
+    scheduling = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    pods = [
+        pod("small-1-main-a", {"conditions": [scheduling]}),
+        pod("small-1-main-b", {"conditions": [{"type": "Ready", "status": "True"}]}),
+    ]
+    warnings = [warning("small-1-main-a", "FailedScheduling", "0/3 nodes are available", "2026-01-31T12:29:00Z", 12)]
+    status = {"phase": "Pending", "attempts": [ATTEMPT], "conditions": [VALID, stuck]}
+    assert explained(status, pods, warnings) == (
+        "RLJob team-a/small: Pending, 30m old\n"
+        "\n"
+        "It hangs on: ClusterReady=False, reason Unschedulable, for 19m\n"
+        f"  {message}\n"
+        f"What to do: {ADVICE[Reason.UNSCHEDULABLE]}\n"
+        "\n"
+        "Pods that are not ready:\n"
+        "  small-1-main-a (main): Unschedulable: 0/3 nodes\n"
+        "\n"
+        "Latest warnings:\n"
+        "    60s  Pod small-1-main-a: FailedScheduling (x12): 0/3 nodes are available\n"
+        "\n"
+        "What comes next:\n"
+        "  when ClusterReady is True: the operator compares Ray's nodes with the pools, then submits the training\n"
+        "  Failed at 2026-01-31T12:40:00Z (in 10m) if not all pods are ready then"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "trouble"),
+    [
+        (
+            {"containerStatuses": [waiting_container("ray", "ImagePullBackOff", "no such image")]},
+            "container ray: ImagePullBackOff: no such image",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    waiting_container(
+                        "ray",
+                        "CrashLoopBackOff",
+                        "back-off 40s",
+                        lastState={"terminated": {"reason": "OOMKilled", "exitCode": 137}},
+                    )
+                ]
+            },
+            "container ray: CrashLoopBackOff: back-off 40s; it ended with OOMKilled, exit code 137",
+        ),
+        (
+            {
+                "initContainerStatuses": [{"name": "wait-gcs-ready", "state": {"running": {}}}],
+                "containerStatuses": [waiting_container("ray", "PodInitializing", "")],
+            },
+            "container wait-gcs-ready: runs, but is not ready",
+        ),
+        (
+            {"containerStatuses": [{"name": "ray", "state": {"terminated": {"reason": "Error", "exitCode": 3}}}]},
+            "container ray: Error (exit code 3)",
+        ),
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "node was low on memory"},
+            "Evicted: node was low on memory",
+        ),
+        ({"phase": "Pending"}, "Pending"),
+    ],
+)
+def test_what_keeps_a_pod_is_said_in_the_words_of_whoever_knows(status: dict[str, object], trouble: str) -> None:
+    waits = condition("ClusterReady", "False", "PodsPending", CREATED)
+    text = explained({"conditions": [VALID, waits]}, [pod("p", status)])
+    assert f"Pods that are not ready:\n  p (main): {trouble}\n" in text
+
+
+def test_many_pods_and_warnings_are_cut_to_what_can_be_read() -> None:
+    waits = condition("ClusterReady", "False", "PodsPending", CREATED)
+    pods = [pod(f"p{number:02}", {}) for number in range(20)]
+    warnings = [warning("p01", f"Reason{number}", "m", CREATED, 1) for number in range(9)]
+    text = explained({"conditions": [VALID, waits]}, pods, warnings)
+    assert "  p07 (main): Pending\n  and 12 more\n" in text
+    assert "Reason3" not in text
+    assert text.count("  30m  Pod p01: Reason") == 5
+
+
+def test_a_job_that_trains_hangs_on_nothing() -> None:
+    assert explained(full_status(), more="  runPolicy: {activeDeadlineSeconds: 3600}\n") == (
+        "RLJob team-a/small: Running, 30m old\n"
+        "  step 12 of 80, reward 0.4125, eval 0.25, checkpoint 10, ETA 9m30s\n"
+        "\n"
+        "Nothing keeps it from going on.\n"
+        "\n"
+        "What comes next:\n"
+        "  Complete when the last step is done, with the export at status.exportUri\n"
+        "  Failed at 2026-01-31T13:02:00Z (in 32m) if it still runs then"
+    )
+
+
+def test_a_job_without_a_checkpoint_says_what_would_be_lost() -> None:
+    none = condition("Checkpointed", "False", "NoCheckpointYet", CREATED)
+    text = explained({"conditions": [VALID, none]})
+    assert f"Nothing keeps it from going on.\nNo checkpoint yet: {ADVICE[Reason.NO_CHECKPOINT_YET]}\n" in text
+
+
+def test_a_failure_says_how_to_go_on() -> None:
+    failed = condition("Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1\n  division by zero")
+    status = full_status() | {"phase": "Failed", "attempts": [ATTEMPT], "conditions": [VALID, failed]}
+    text = explained(status, [pod("p", {})], more="  runPolicy: {cleanup: KeepCluster}\n")
+    assert text == (
+        "RLJob team-a/small: Failed, 30m old\n"
+        "  step 12 of 80, reward 0.4125, eval 0.25, checkpoint 10, ETA 9m30s\n"
+        "\n"
+        "It has ended: Failed=True, reason ApplicationError, for 10m\n"
+        "  exit code 1\n"
+        "    division by zero\n"
+        f"What to do: {ADVICE[Reason.APPLICATION_ERROR]}\n"
+        "\n"
+        "What comes next:\n"
+        "  remove the cause, then `rljob delete small` and `rljob submit` again\n"
+        "  it goes on from step 10, unless checkpoint.resume is Never\n"
+        "  results, logs and checkpoints: pvc://results/small\n"
+        "  its cluster is kept, GPUs included; `rljob delete small` frees them"
+    )
+
+
+def test_a_success_says_where_the_model_is() -> None:
+    complete = condition("Complete", "True", "Succeeded", CREATED)
+    status = {"phase": "Complete", "conditions": [VALID, complete], "exportUri": "pvc://results/small/run/export"}
+    assert explained(status).endswith(
+        "What comes next:\n  the model: pvc://results/small/run/export\n"
+        "  results, logs and checkpoints: pvc://results/small"
+    )
+
+
+def test_a_job_that_no_operator_has_seen() -> None:
+    assert explained({}) == (
+        "RLJob team-a/small: Unseen, 30m old\n"
+        "\n"
+        "No operator has looked at it yet.\n"
+        "What to do: see whether the operator runs and handles this namespace (Helm value watchNamespaces): kubectl get"
+        " pods --all-namespaces -l app.kubernetes.io/name=rljob-operator\n"
+        "\n"
+        "What comes next:\n"
+        "  the operator checks it and makes its RayCluster"
+    )
+
+
+def test_a_reason_of_a_newer_operator_does_not_stop_it() -> None:
+    later = condition("Progressing", "False", "Retrying", CREATED, "attempt 2 of 3")
+    text = explained({"conditions": [VALID, later]})
+    assert "It hangs on: Progressing=False, reason Retrying, for 30m\n  attempt 2 of 3\n" in text
+    assert "What to do: update rljob; this version does not know the reason.\n" in text
+
+
+@pytest.mark.parametrize("text", ["OutOfMemory", "outofmemory"])
+def test_a_reason_alone_needs_no_cluster(rljob: Rljob, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("KUBECONFIG", "none")
+    code, output, _ = rljob("explain", "--reason", text)
+    assert (code, output) == (0, f"OutOfMemory: {ADVICE[Reason.OUT_OF_MEMORY]}\n")
+
+
+def test_a_reason_that_does_not_exist_is_answered_with_those_that_do(rljob: Rljob) -> None:
+    code, _, errors = rljob("explain", "--reason", "Tired")
+    assert code == 2
+    assert errors.startswith("error: --reason Tired: there is no such reason; it is one of Valid, InvalidSpec, ")
+
+
+def test_a_name_or_a_reason_but_not_both(rljob: Rljob) -> None:
+    for arguments in ([], ["small", "--reason", "Valid"]):
+        code, _, errors = rljob("explain", *arguments)
+        assert code == 2
+        assert errors == "error: rljob explain: wants the name of a job or --reason REASON; give one of them\n"
+
+
+@pytest.mark.apiserver
+def test_pods_and_warnings_of_the_job_are_found_on_the_server_and_no_others(
+    job_cluster: JobCluster, rljob: Rljob
+) -> None:
+    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    metadata = stored["metadata"]
+    assert isinstance(metadata, dict)
+    waits = condition("ClusterReady", "False", "PodsPending", CREATED)
+    job_cluster.write_status("small", {"phase": "Pending", "attempts": [ATTEMPT], "conditions": [VALID, waits]})
+    for name, uid in (("mine", metadata["uid"]), ("other", "another-job")):
+        job_cluster.create_pod(name, {"rljob.dev/job-uid": uid, "rljob.dev/pool": "main"}, ["ray"], {})
+        job_cluster.warn("Pod", name, "FailedMount", f"volume of {name}", count=3, seen=CREATED)
+    job_cluster.warn("RayCluster", "small-1", "FailedToCreateWorkerPod", "quota", count=1, seen=CREATED)
+    code, output, errors = rljob("explain", "small")
+    assert (code, errors) == (0, "")
+    assert "Pods that are not ready:\n  mine (main): Pending\n\n" in output
+    assert "Pod mine: FailedMount (x3): volume of mine\n" in output
+    assert "RayCluster small-1: FailedToCreateWorkerPod: quota\n" in output
+    assert "volume of other" not in output

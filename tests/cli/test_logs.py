@@ -1,0 +1,198 @@
+"""`rljob logs`: the right container of the right pod. The API server is real; the kubelet behind it is a stand-in."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from ruamel.yaml import YAML
+
+from rljob_testing.command_line import JOB
+from rljob_testing.job_cluster import JobCluster, StandInKubelet, condition
+
+pytestmark = pytest.mark.apiserver
+
+Rljob = Callable[..., tuple[int, str, str]]
+SINCE = "2026-01-31T12:30:00Z"
+RUNNING = {"running": {"startedAt": SINCE}}
+ATTEMPT = {"number": 1, "cluster": "small-1", "started": SINCE}
+PENDING = condition("ClusterReady", "False", "PodsPending", SINCE, "0 of 2 pods are ready")
+
+
+@pytest.fixture
+def small(job_cluster: JobCluster) -> JobCluster:
+    text = JOB.replace("nodes: 1", "nodes: 2") + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(text))
+    job_cluster.write_status("small", {"phase": "Pending", "attempts": [ATTEMPT], "conditions": [PENDING]})
+    return job_cluster
+
+
+def create_pod(cluster: JobCluster, name: str, group: str, *, attempt: int = 1, state: object = RUNNING) -> None:
+    containers = ["ray", "driver"] if group == "head" else ["ray"]
+    uid = cluster.job("small")["metadata"]["uid"]  # type: ignore[index]
+    labels = {
+        "rljob.dev/job-uid": uid,
+        "rljob.dev/attempt": str(attempt),
+        "ray.io/node-type": "head" if group == "head" else "worker",
+        **({} if group == "head" else {"rljob.dev/pool": group}),
+    }
+    cluster.create_pod(name, labels, containers, {"containerStatuses": container_statuses(containers, state)})
+
+
+def container_statuses(containers: list[str], state: object) -> list[dict[str, object]]:
+    status = {"ready": state is RUNNING, "restartCount": 0, "image": "i", "imageID": "i", "state": state}
+    return [{"name": name, **status} for name in containers]
+
+
+def test_the_drivers_log_comes_as_it_is(small: JobCluster, kubelet: StandInKubelet, rljob: Rljob) -> None:
+    create_pod(small, "small-1-head-a", "head")
+    create_pod(small, "small-1-main-b", "main")
+    kubelet.logs[f"{small.namespace}/small-1-head-a/driver"] = [b"step 1 \x1b[32mok\x1b[0m\n", b"step 2\n"]
+    code, output, errors = rljob("logs", "small")
+    assert (code, errors) == (0, "")
+    assert output == "step 1 \x1b[32mok\x1b[0m\nstep 2\n"
+    rljob("logs", "small", "--tail", "5")
+    path = f"/containerLogs/{small.namespace}/small-1-head-a/driver"
+    assert kubelet.asked[-2:] == [(path, {}), (path, {"tailLines": ["5"]})]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pod"),
+    [
+        (["--container", "ray"], "small-1-head-a/ray"),
+        (["--pool", "main"], "small-1-main-a/ray"),
+        (["--pool", "main", "--index", "1"], "small-1-main-b/ray"),
+    ],
+)
+def test_other_containers_can_be_named(
+    small: JobCluster, kubelet: StandInKubelet, rljob: Rljob, arguments: list[str], pod: str
+) -> None:
+    create_pod(small, "small-1-main-b", "main")
+    create_pod(small, "small-1-main-a", "main")
+    create_pod(small, "small-1-head-a", "head")
+    kubelet.logs[f"{small.namespace}/{pod}"] = [b"this one\n"]
+    assert rljob("logs", "small", *arguments) == (0, "this one\n", "")
+
+
+def test_pods_of_an_earlier_attempt_and_of_other_jobs_are_passed_over(
+    small: JobCluster, kubelet: StandInKubelet, rljob: Rljob
+) -> None:
+    create_pod(small, "small-1-head-a", "head")
+    create_pod(small, "small-2-head-a", "head", attempt=2)
+    other = {"rljob.dev/job-uid": "other", "rljob.dev/attempt": "2", "ray.io/node-type": "head"}
+    status = {"containerStatuses": container_statuses(["ray", "driver"], RUNNING)}
+    small.create_pod("a-other-head", other, ["ray", "driver"], status)
+    small.write_status("small", {"attempts": [ATTEMPT, {"number": 2, "cluster": "small-2", "started": SINCE}]})
+    kubelet.logs[f"{small.namespace}/small-2-head-a/driver"] = [b"second\n"]
+    assert rljob("logs", "small") == (0, "second\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pool", "spare"], "RLJob {namespace}/small: has no pool spare; it has main"),
+        (
+            ["--pool", "main", "--index", "2"],
+            "RLJob {namespace}/small: pool main has 2 pods (seen: --index 2); the first is --index 0",
+        ),
+        (
+            ["--pool", "main", "--container", "driver"],
+            "--container driver: only the head pod has it; leave out --pool, or name --container ray",
+        ),
+    ],
+)
+def test_a_pod_that_the_job_never_has_is_refused(
+    small: JobCluster, rljob: Rljob, arguments: list[str], message: str
+) -> None:
+    code, output, errors = rljob("logs", "small", "--follow", *arguments)
+    assert (code, output) == (2, "")
+    assert errors == f"error: {message.format(namespace=small.namespace)}\n"
+
+
+def test_a_pod_that_is_not_there_yet_is_said_with_what_it_waits_for(small: JobCluster, rljob: Rljob) -> None:
+    code, _, errors = rljob("logs", "small")
+    assert code == 2
+    assert errors == (
+        f"error: RLJob {small.namespace}/small: the head pod is not there yet (ClusterReady=False PodsPending: 0 of 2"
+        " pods are ready); --follow waits for it, `rljob explain small` says more\n"
+    )
+
+
+def test_a_container_that_has_not_started_is_said_with_the_kubelets_reason(small: JobCluster, rljob: Rljob) -> None:
+    create_pod(small, "small-1-head-a", "head", state={"waiting": {"reason": "ImagePullBackOff"}})
+    code, _, errors = rljob("logs", "small")
+    assert code == 2
+    assert "container driver of pod small-1-head-a has not started (ImagePullBackOff); --follow waits" in errors
+
+
+def test_follow_waits_for_the_container_and_passes_on_what_comes_at_once(
+    small: JobCluster, kubelet: StandInKubelet, rljob: Rljob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_pod(small, "small-1-head-a", "head", state={"waiting": {"reason": "ContainerCreating"}})
+    kubelet.logs[f"{small.namespace}/small-1-head-a/driver"] = [b"step 1\n", b"step \xff\n"]
+    kubelet.more.clear()
+    seen: list[bytes] = []
+    when_seen: list[bool] = []
+
+    class Output(io.BytesIO):
+        def write(self, data: object) -> int:
+            assert isinstance(data, bytes)
+            seen.append(data)
+            when_seen.append(kubelet.more.is_set())
+            return len(data)
+
+    def play() -> None:
+        time.sleep(1)
+        statuses = container_statuses(["ray", "driver"], RUNNING)
+        small.write_pod_status("small-1-head-a", {"containerStatuses": statuses})
+        deadline = time.monotonic() + 30
+        while not seen and time.monotonic() < deadline:
+            time.sleep(0.05)
+        kubelet.more.set()
+
+    monkeypatch.setattr("rljob_cli.logs._standard_output", Output)
+    player = threading.Thread(target=play)
+    player.start()
+    code, _, errors = rljob("logs", "small", "--follow")
+    player.join()
+    assert code == 0
+    assert errors == "waiting: container driver of pod small-1-head-a has not started (ContainerCreating)\n"
+    assert b"".join(seen) == b"step 1\nstep \xff\n"
+    assert when_seen[0] is False  # the first piece came before the container had written the second
+
+
+def test_when_the_pods_are_gone_the_place_of_the_copy_and_the_last_lines_are_shown(
+    small: JobCluster, rljob: Rljob
+) -> None:
+    message = "exit code 1, last lines of the log:\nZeroDivisionError: division by zero"
+    failed = condition("Failed", "True", "ApplicationError", SINCE, message)
+    small.write_status("small", {"phase": "Failed", "conditions": [failed]})
+    for follow in ([], ["--follow"]):
+        code, output, errors = rljob("logs", "small", *follow)
+        assert (code, output) == (1, "")
+        assert errors == (
+            f"RLJob {small.namespace}/small: its pods are gone, and their logs with them\n"
+            "a copy of the driver's log is in pvc://results/small/run/logs\n"
+            "Failed, ApplicationError:\n"
+            "exit code 1, last lines of the log:\nZeroDivisionError: division by zero\n"
+        )
+
+
+def test_the_log_of_a_job_that_has_ended_is_there_while_its_cluster_is_kept(
+    small: JobCluster, kubelet: StandInKubelet, rljob: Rljob
+) -> None:
+    create_pod(small, "small-1-head-a", "head", state={"terminated": {"exitCode": 0}})
+    small.write_status("small", {"conditions": [condition("Complete", "True", "Succeeded", SINCE)]})
+    kubelet.logs[f"{small.namespace}/small-1-head-a/driver"] = [b"all of it\n"]
+    assert rljob("logs", "small") == (0, "all of it\n", "")
+
+
+def test_a_kubelet_that_does_not_answer_is_one_line(small: JobCluster, rljob: Rljob) -> None:
+    create_pod(small, "small-1-head-a", "head")
+    code, output, errors = rljob("logs", "small")
+    assert (code, output) == (2, "")
+    assert errors.startswith("error: here: the API server refused this (")
+    assert errors.count("\n") == 1

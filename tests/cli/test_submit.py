@@ -1,0 +1,179 @@
+"""`rljob submit` against a real API server: created once, found again, changed where that is allowed, else refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rljob_testing.command_line import JOB
+from rljob_testing.job_cluster import JobCluster
+
+pytestmark = pytest.mark.apiserver
+
+Rljob = Callable[..., tuple[int, str, str]]
+ON_CLUSTER = JOB + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
+NEXT = (
+    "next: rljob status small --watch   until it has ended\n"
+    "      rljob logs small --follow    what the training prints\n"
+    "      rljob explain small          if nothing seems to happen\n"
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(ON_CLUSTER)
+    return path
+
+
+def test_a_job_is_created_as_the_file_says_it(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+    code, output, errors = rljob("submit", str(file))
+    assert (code, output, errors) == (0, f"RLJob {job_cluster.namespace}/small created (here)\n{NEXT}", "")
+    spec = job_cluster.job("small")["spec"]
+    assert isinstance(spec, dict)
+    assert spec["training"]["steps"] == 3
+    assert spec["checkpoint"]["storage"] == {"persistentVolumeClaim": "results"}
+
+
+def test_the_same_file_again_finds_the_same_job(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+    rljob("submit", str(file))
+    stored = job_cluster.job("small")["metadata"]
+    code, output, _ = rljob("submit", str(file))
+    assert code == 0
+    assert output == f"RLJob {job_cluster.namespace}/small exists already with this spec (Unseen)\n{NEXT}"
+    assert job_cluster.job("small")["metadata"] == stored
+
+
+def test_defaults_that_are_written_out_are_the_same_job(rljob: Rljob, job_cluster: JobCluster, file: Path) -> None:
+    rljob("submit", str(file))
+    file.write_text(ON_CLUSTER + "  head: {resources: {limits: {}}}\n  runPolicy: {gracePeriodSeconds: 120}\n")
+    _, output, _ = rljob("submit", str(file))
+    assert output.startswith(f"RLJob {job_cluster.namespace}/small exists already with this spec")
+
+
+def test_another_spec_under_the_same_name_is_refused_and_every_difference_named(
+    job_cluster: JobCluster, rljob: Rljob, file: Path
+) -> None:
+    rljob("submit", str(file))
+    changed = ON_CLUSTER.replace("steps: 3", "steps: 4").replace("nodes: 1", "nodes: 2")
+    file.write_text(changed + "  runPolicy: {gracePeriodSeconds: 60}\n  image: mine:1\n")
+    code, output, errors = rljob("submit", str(file))
+    assert (code, output) == (2, "")
+    assert errors == (
+        f"error: {file}: RLJob {job_cluster.namespace}/small exists already with another spec, and only runPolicy may"
+        " change while it exists; give the file another metadata.name, or delete the job first (`rljob delete`)."
+        " Stored -> in the file:\n"
+        "  spec.pools[0].nodes: 1 -> 2\n"
+        "  spec.training.steps: 3 -> 4\n"
+        '  spec.image: unset -> "mine:1"\n'
+    )
+    assert job_cluster.job("small")["metadata"]["generation"] == 1  # type: ignore[index]
+
+
+def test_a_changed_run_policy_is_applied_and_can_be_taken_back(
+    job_cluster: JobCluster, rljob: Rljob, file: Path
+) -> None:
+    rljob("submit", str(file))
+    file.write_text(ON_CLUSTER + "  runPolicy: {gracePeriodSeconds: 60, activeDeadlineSeconds: 600}\n")
+    code, output, _ = rljob("submit", str(file))
+    assert code == 0
+    assert output == (
+        f"RLJob {job_cluster.namespace}/small exists already; changed:\n"
+        "  spec.runPolicy.gracePeriodSeconds: 120 -> 60\n"
+        f"  spec.runPolicy.activeDeadlineSeconds: unset -> 600\n{NEXT}"
+    )
+    policy = {"provisioningDeadlineSeconds": 1800, "cleanup": "DeleteCluster"}
+    assert run_policy(job_cluster) == policy | {"gracePeriodSeconds": 60, "activeDeadlineSeconds": 600}
+    file.write_text(ON_CLUSTER)
+    rljob("submit", str(file))
+    assert run_policy(job_cluster) == policy | {"gracePeriodSeconds": 120}
+
+
+def run_policy(job_cluster: JobCluster) -> object:
+    spec = job_cluster.job("small")["spec"]
+    assert isinstance(spec, dict)
+    return spec["runPolicy"]
+
+
+def test_a_job_that_has_ended_can_only_be_deleted_first(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+    rljob("submit", str(file))
+    complete = {"type": "Complete", "status": "True", "reason": "Succeeded"}
+    times = {"lastTransitionTime": "2026-01-31T12:00:00Z"}
+    job_cluster.write_status("small", {"phase": "Complete", "conditions": [complete | times]})
+    code, output, _ = rljob("submit", str(file))
+    assert code == 0
+    assert output == (
+        f"RLJob {job_cluster.namespace}/small exists already with this spec (Complete)\n"
+        "next: rljob delete small   then submit again; it goes on from its newest checkpoint\n"
+    )
+
+
+def test_what_is_wrong_in_the_file_is_said_without_a_cluster(
+    rljob: Rljob, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    file.write_text(ON_CLUSTER.replace("steps: 3", "steps: three"))
+    code, _, errors = rljob("submit", str(file))
+    assert code == 2
+    assert errors == (
+        f'{file}:8:12: spec.training.steps: must be a whole number (seen: "three"); write it without quotes or'
+        " decimals\n"
+    )
+
+
+def test_storage_that_only_a_cluster_needs_is_asked_for_before_anything_is_created(
+    job_cluster: JobCluster, rljob: Rljob, file: Path
+) -> None:
+    file.write_text(JOB)
+    code, _, errors = rljob("submit", str(file))
+    assert code == 2
+    assert errors == (
+        f"error: {file}: spec.checkpoint.storage: is not set, and on a cluster the pods have no other folder in common;"
+        " name a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}\n"
+    )
+    assert job_cluster.server.http.get(job_cluster.jobs).json()["items"] == []
+
+
+def test_a_namespace_of_the_file_is_used_and_named_in_what_comes_next(
+    job_cluster: JobCluster, rljob: Rljob, file: Path
+) -> None:
+    other = f"{job_cluster.namespace}-other"
+    job_cluster.server.http.post("/api/v1/namespaces", json={"metadata": {"name": other}}).raise_for_status()
+    file.write_text(ON_CLUSTER.replace("{name: small}", f"{{name: small, namespace: {other}}}"))
+    code, output, _ = rljob("submit", str(file))
+    assert code == 0
+    assert output.splitlines()[0] == f"RLJob {other}/small created (here)"
+    assert f"rljob status small --namespace {other} --watch" in output
+    code, _, errors = rljob("submit", str(file), "--namespace", "elsewhere")
+    assert code == 2
+    assert errors == (
+        f"error: {file}: metadata.namespace is {other}, but --namespace says elsewhere; leave out one of them\n"
+    )
+
+
+@pytest.mark.usefixtures("job_cluster")
+def test_a_namespace_that_is_not_there_is_named(rljob: Rljob, file: Path) -> None:
+    code, _, errors = rljob("submit", str(file), "-n", "nowhere")
+    assert code == 2
+    assert errors == (
+        'error: here: the API server refused this (namespaces "nowhere" not found); change what it names\n'
+    )
+
+
+def test_what_the_server_refuses_is_said_in_its_words(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/rljobs.rljob.dev": "0"}}}
+    path = f"/api/v1/namespaces/{job_cluster.namespace}/resourcequotas"
+    job_cluster.server.http.post(path, json=quota).raise_for_status()
+    # No quota controller runs here to copy this.
+    status = {"status": {"hard": {"count/rljobs.rljob.dev": "0"}, "used": {"count/rljobs.rljob.dev": "0"}}}
+    headers = {"Content-Type": "application/merge-patch+json"}
+    job_cluster.server.http.patch(f"{path}/none/status", headers=headers, json=status).raise_for_status()
+    code, _, errors = rljob("submit", str(file))
+    assert code == 2
+    assert errors == (
+        'error: here: the API server refused this (rljobs.rljob.dev "small" is forbidden: exceeded quota: none,'
+        " requested: count/rljobs.rljob.dev=1, used: count/rljobs.rljob.dev=0, limited: count/rljobs.rljob.dev=0);"
+        " change what it names\n"
+    )

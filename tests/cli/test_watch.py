@@ -1,0 +1,204 @@
+"""Watching a job to its end, on a real API server; the operator's part is played between two looks."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from ruamel.yaml import YAML
+
+from rljob_cli.cluster import ClusterOptions, connect
+from rljob_cli.errors import ClusterUnreachableError
+from rljob_cli.watching import Clock, watch_job
+from rljob_testing.command_line import JOB
+from rljob_testing.job_cluster import JobCluster, condition, full_status, kubeconfig_text
+from rljob_testing.settings import inherited_environment
+from rljob_testing.tcp_gate import TcpGate
+
+pytestmark = pytest.mark.apiserver
+
+START = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
+SINCE = "2026-01-31T12:30:00Z"
+AGAIN = "rljob status small --watch"
+
+
+@pytest.fixture
+def small(job_cluster: JobCluster) -> JobCluster:
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    return job_cluster
+
+
+class Script:
+    """A clock whose sleeps do the next thing of a list; two seconds pass in each."""
+
+    def __init__(self, steps: Sequence[Callable[[], None]]) -> None:
+        self._steps = list(steps)
+        self._now = START
+
+    def clock(self) -> Clock:
+        return Clock(now=lambda: self._now, sleep=self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self._now += timedelta(seconds=seconds)
+        if self._steps:
+            self._steps.pop(0)()
+
+
+def watched(
+    cluster: JobCluster, steps: Sequence[Callable[[], None]], *, is_terminal: bool = False, name: str = "small"
+) -> tuple[int, str]:
+    output = io.StringIO()
+    console = Console(file=output, highlight=False, force_terminal=is_terminal, width=100, height=40)
+    api = connect(ClusterOptions(kubeconfig=cluster.kubeconfig))
+    code = watch_job(api, name, console, AGAIN, Script(steps).clock())
+    return code, output.getvalue()
+
+
+def says(cluster: JobCluster, *conditions: dict[str, object], phase: str = "Running") -> Callable[[], None]:
+    return lambda: cluster.write_status("small", {"phase": phase, "conditions": list(conditions)})
+
+
+VALID = condition("SpecValid", "True", "Valid", SINCE)
+PENDING = condition("ClusterReady", "False", "PodsPending", SINCE, "0 of 2 pods are ready")
+READY = condition("ClusterReady", "True", "Ready", SINCE)
+COMPLETE = condition("Complete", "True", "Succeeded", SINCE, "80 steps")
+FAILED = condition("Failed", "True", "ApplicationError", SINCE, "exit code 1\nZeroDivisionError: division by zero")
+
+
+def test_every_change_is_one_line_and_the_end_is_the_whole_status(small: JobCluster) -> None:
+    def progress() -> None:
+        small.write_status("small", {"progress": {"step": 1, "totalSteps": 80, "updatedAt": SINCE, "etaSeconds": 300}})
+
+    nothing: list[Callable[[], None]] = [lambda: None] * 3
+    steps = [
+        says(small, VALID, PENDING),
+        *nothing,
+        says(small, VALID, READY),
+        progress,
+        says(small, VALID, READY, COMPLETE),
+    ]
+    code, output = watched(small, steps)
+    assert code == 0
+    lines = output.splitlines()
+    assert lines[:7] == [
+        "2026-01-31T12:30:00Z  no operator has looked at the job yet",
+        "2026-01-31T12:30:02Z  SpecValid=True Valid",
+        "2026-01-31T12:30:02Z  ClusterReady=False PodsPending: 0 of 2 pods are ready",
+        "2026-01-31T12:30:10Z  ClusterReady=True Ready",
+        "2026-01-31T12:30:12Z  step 1 of 80, ETA 5m",
+        "2026-01-31T12:30:14Z  Complete=True Succeeded: 80 steps",
+        f"RLJob {small.namespace}/small   Running   age 0s",
+    ]
+    assert lines[-1] == "  Complete      True    Succeeded  14s    80 steps"
+
+
+def test_a_failure_ends_it_with_1_and_the_reason(small: JobCluster) -> None:
+    code, output = watched(small, [says(small, VALID, FAILED, phase="Failed")])
+    assert code == 1
+    assert "Failed=True ApplicationError: exit code 1 ZeroDivisionError: division by zero\n" in output
+    assert output.endswith("  Failed, ApplicationError:\n    exit code 1\n    ZeroDivisionError: division by zero\n")
+
+
+def test_a_job_that_has_ended_before_is_shown_once(small: JobCluster) -> None:
+    says(small, VALID, COMPLETE)()
+    code, output = watched(small, [])
+    assert code == 0
+    assert output.count("Complete=True") == 1
+
+
+def test_a_job_that_is_deleted_meanwhile_ends_it_with_3(small: JobCluster) -> None:
+    code, output = watched(small, [lambda: small.delete_job("small")])
+    assert code == 3
+    assert "2026-01-31T12:30:02Z  RLJob small was deleted\n" in output
+
+
+def test_a_short_absence_of_the_server_is_bridged_and_a_long_one_is_not(small: JobCluster, tmp_path: Path) -> None:
+    gate = TcpGate("127.0.0.1", int(small.server.url.rpartition(":")[2]))
+    with gate:
+        file = tmp_path / "through-gate"
+        text = kubeconfig_text(f"https://127.0.0.1:{gate.port}", small.server.certificate, small.server.token, "?")
+        file.write_text(text.replace('"?"', f'"{small.namespace}"'))
+        through_gate = JobCluster(small.server, small.namespace, file)
+
+        def comes_back() -> None:
+            says(small, VALID, COMPLETE)()
+            gate.open()
+
+        code, output = watched(through_gate, [gate.close, lambda: None, comes_back])
+        assert code == 0
+        assert output.count("no answer from the API server (") == 1
+        assert "2026-01-31T12:30:06Z  Complete=True" in output
+
+        says(small, VALID)()
+        with pytest.raises(ClusterUnreachableError):
+            watched(through_gate, [gate.close])
+
+
+def test_ctrl_c_leaves_the_job_alone(small: JobCluster) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    code, output = watched(small, [interrupt])
+    assert code == 130
+    assert output.endswith(
+        "stopped watching; the job goes on without this command. To watch it again: rljob status small --watch\n"
+    )
+    assert small.job("small")["metadata"]["generation"] == 1  # type: ignore[index]
+
+
+def test_the_live_view_is_drawn_in_place_with_a_bar(small: JobCluster) -> None:
+    def runs() -> None:
+        small.write_status("small", full_status())
+
+    ends = full_status()
+    assert isinstance(ends["conditions"], list)
+    ends["conditions"].append(COMPLETE)
+
+    code, output = watched(small, [runs, lambda: small.write_status("small", ends)], is_terminal=True)
+    assert code == 0
+    assert "no operator has looked at it yet" in output
+    assert "━━━━" in output
+    assert "\x1b[2K" in output  # lines are erased, so the view stays in place
+    last = output[output.rindex("RLJob") :]
+    assert "step         12 of 80" in last
+    assert "Complete" in last
+
+
+def read_until(terminal: int, text: str, deadline_seconds: float = 60.0) -> str:
+    seen = b""
+    deadline = time.monotonic() + deadline_seconds
+    while text.encode() not in seen:
+        assert time.monotonic() < deadline, f"{text!r} is not in {seen!r}"
+        if select.select([terminal], [], [], 0.2)[0]:
+            seen += os.read(terminal, 65536)
+    return seen.decode(errors="replace")
+
+
+def test_ctrl_c_on_a_real_terminal_has_no_traceback(small: JobCluster) -> None:
+    says(small, VALID, PENDING)()
+    ours, theirs = pty.openpty()
+    environment = inherited_environment() | {"KUBECONFIG": str(small.kubeconfig), "COLUMNS": "100", "TERM": "xterm"}
+    command = [sys.executable, "-m", "rljob_cli", "status", "small", "--watch"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        try:
+            read_until(ours, "PodsPending")
+            process.send_signal(signal.SIGINT)
+            output = read_until(ours, "rljob status small --watch")
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+            os.close(ours)
+            os.close(theirs)
+    assert "Traceback" not in output
+    assert "the job goes on without this command" in output.replace("\r\n", " ")
