@@ -72,7 +72,7 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
         "\n"
         "What comes next:\n"
         "  when ClusterReady is True: the operator compares Ray's nodes with the pools, then submits the training\n"
-        "  Failed at 2026-01-31T12:40:00Z (in 10m) if not all pods are ready then"
+        "  Failed if the trainer does not run by 2026-01-31T12:40:00Z (in 10m)"
     )
 
 
@@ -139,7 +139,7 @@ def test_a_job_that_trains_hangs_on_nothing() -> None:
         "\n"
         "What comes next:\n"
         "  Complete when the last step is done, with the export at status.exportUri\n"
-        "  Failed at 2026-01-31T13:02:00Z (in 32m) if it still runs then"
+        "  Failed if it has not ended by 2026-01-31T13:02:00Z (in 32m)"
     )
 
 
@@ -168,6 +168,33 @@ def test_a_failure_says_how_to_go_on() -> None:
         "  results, logs and checkpoints: pvc://results/small\n"
         "  its cluster is kept, GPUs included; `rljob delete small` frees them"
     )
+
+
+def test_a_trainer_that_is_being_stopped_gets_its_grace_period() -> None:
+    status = full_status()
+    assert isinstance(status["conditions"], list)
+    status["conditions"][4] = condition("Progressing", "False", "Stopping", CREATED, "the trainer was asked to stop")
+    text = explained(status, more="  runPolicy: {gracePeriodSeconds: 300}\n")
+    assert text.endswith(
+        "What comes next:\n  the trainer saves a checkpoint and ends, within 5m (runPolicy.gracePeriodSeconds)"
+    )
+
+
+def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_about_to_start_one() -> None:
+    status = full_status()
+    assert isinstance(status["conditions"], list)
+    status["conditions"][1] = condition("ClusterReady", "False", "PodsPending", CREATED, "2 of 3 pods ready")
+    text = explained(status)
+    assert "It hangs on: ClusterReady=False, reason PodsPending, for 30m\n  2 of 3 pods ready\n" in text
+    assert text.endswith(
+        "What comes next:\n  the trainer was started before this; it goes on, or Failed says how it ended"
+    )
+
+
+def test_a_deadline_that_has_passed_is_due() -> None:
+    early = ATTEMPT | {"started": "2026-01-31T11:00:00Z"}
+    text = explained({"attempts": [early], "conditions": [VALID]})
+    assert text.endswith("  Failed if the trainer does not run by 2026-01-31T11:30:00Z (now)")
 
 
 def test_a_success_says_where_the_model_is() -> None:

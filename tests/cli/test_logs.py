@@ -169,16 +169,28 @@ def test_when_the_pods_are_gone_the_place_of_the_copy_and_the_last_lines_are_sho
 ) -> None:
     message = "exit code 1, last lines of the log:\nZeroDivisionError: division by zero"
     failed = condition("Failed", "True", "ApplicationError", SINCE, message)
-    small.write_status("small", {"phase": "Failed", "conditions": [failed]})
+    attempts = [ATTEMPT | {"submissions": 2}]
+    small.write_status("small", {"phase": "Failed", "conditions": [failed], "attempts": attempts})
     for follow in ([], ["--follow"]):
         code, output, errors = rljob("logs", "small", *follow)
         assert (code, output) == (1, "")
         assert errors == (
             f"RLJob {small.namespace}/small: its pods are gone, and their logs with them\n"
-            "a copy of the driver's log is in pvc://results/small/run/logs\n"
+            "a copy of the driver's log is pvc://results/small/run/logs/driver-small-1-2.log\n"
             "Failed, ApplicationError:\n"
             "exit code 1, last lines of the log:\nZeroDivisionError: division by zero\n"
         )
+
+
+def test_a_job_that_never_trained_has_no_log_to_look_for(small: JobCluster, rljob: Rljob) -> None:
+    failed = condition("Failed", "True", "ProvisioningDeadlineExceeded", SINCE, "no node has 32 GPUs")
+    small.write_status("small", {"phase": "Failed", "conditions": [failed]})
+    code, _, errors = rljob("logs", "small")
+    assert code == 1
+    assert errors == (
+        f"RLJob {small.namespace}/small: ended before its training was started: there is no log\n"
+        "Failed, ProvisioningDeadlineExceeded:\nno node has 32 GPUs\n"
+    )
 
 
 def test_the_log_of_a_job_that_has_ended_is_there_while_its_cluster_is_kept(

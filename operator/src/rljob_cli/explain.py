@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.run_policy import Cleanup
 from rljob_api.v1alpha1.status import Condition
 from rljob_cli.cluster import Cluster
 from rljob_cli.errors import CliError
-from rljob_cli.job_state import condition, ending, is_complete, moment, phase, storage_uri, waits_for
+from rljob_cli.job_state import condition, ending, is_complete, is_true, moment, phase, storage_uri, waits_for
 from rljob_cli.kube_objects import ContainerStatus, Event, Pod, StoredJob
 from rljob_cli.plain_text import age, length, one_line, printable
 from rljob_cli.status import progress_text
@@ -25,10 +25,11 @@ _UNSEEN_SECONDS = 10
 """An operator that works has looked at a job by then."""
 
 _NEXT = {
+    ConditionType.SPEC_VALID: "the operator makes its RayCluster",
     ConditionType.CLUSTER_READY: "the operator compares Ray's nodes with the pools, then submits the training",
     ConditionType.PLACEMENT_FEASIBLE: "the operator submits the training",
     ConditionType.JOB_SUBMITTED: "the trainer loads the model and starts its workers",
-    ConditionType.PROGRESSING: "the first step, and a checkpoint every spec.checkpoint.everySteps steps",
+    ConditionType.PROGRESSING: "the trainer trains",
 }
 
 
@@ -156,34 +157,39 @@ def _what_is_next(job: StoredJob, now: datetime) -> Iterator[str]:
     if job.metadata.deletion_timestamp is not None:
         yield "it is being deleted; its pods stop within their grace period"
         return
-    waits = waits_for(status)
     if not status.conditions:
         yield "the operator checks it and makes its RayCluster"
-    elif waits is None:
-        yield "Complete when the last step is done, with the export at status.exportUri"
-    elif waits.type != ConditionType.SPEC_VALID:
-        yield f"when {waits.type} is True: {_NEXT[ConditionType(waits.type)]}"
+    else:
+        yield _next_step(job, waits_for(status))
     yield from _deadlines(job, now)
+
+
+def _next_step(job: StoredJob, waits: Condition | None) -> str:
+    if waits is None:
+        return "Complete when the last step is done, with the export at status.exportUri"
+    if waits.reason == Reason.STOPPING:
+        grace_seconds = job.spec().run_policy.grace_period_seconds
+        return f"the trainer saves a checkpoint and ends, within {length(grace_seconds)} (runPolicy.gracePeriodSeconds)"
+    if is_true(job.status, ConditionType.JOB_SUBMITTED):
+        return "the trainer was started before this; it goes on, or Failed says how it ended"
+    return f"when {waits.type} is True: {_NEXT[ConditionType(waits.type)]}"
 
 
 def _deadlines(job: StoredJob, now: datetime) -> Iterator[str]:
     """When the job fails by itself."""
-    policy, status = job.spec().run_policy, job.status
-    if not status.attempts:
+    policy, attempts = job.spec().run_policy, job.status.attempts
+    if not attempts:
         return
-    ready = condition(status, ConditionType.CLUSTER_READY)
-    if ready is not None and ready.status != "True":
-        yield _deadline(
-            "not all pods are ready", status.attempts[-1].started, policy.provisioning_deadline_seconds, now
-        )
+    if not is_true(job.status, ConditionType.JOB_SUBMITTED):
+        yield _deadline("the trainer does not run by", attempts[-1].started, policy.provisioning_deadline_seconds, now)
     if policy.active_deadline_seconds is not None:
-        yield _deadline("it still runs", status.attempts[0].started, policy.active_deadline_seconds, now)
+        yield _deadline("it has not ended by", attempts[0].started, policy.active_deadline_seconds, now)
 
 
-def _deadline(unless: str, started: str, deadline_seconds: int, now: datetime) -> str:
+def _deadline(cause: str, started: str, deadline_seconds: int, now: datetime) -> str:
     end = moment(started) + timedelta(seconds=deadline_seconds)
     left = (end - now).total_seconds()
-    return f"Failed at {end:%Y-%m-%dT%H:%M:%SZ} ({f'in {length(left)}' if left > 0 else 'now'}) if {unless} then"
+    return f"Failed if {cause} {end:%Y-%m-%dT%H:%M:%SZ} ({f'in {length(left)}' if left > 0 else 'now'})"
 
 
 def _after_the_end(job: StoredJob) -> Iterator[str]:

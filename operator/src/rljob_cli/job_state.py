@@ -28,19 +28,21 @@ def condition(status: RLJobStatus, kind: ConditionType) -> Condition | None:
     return next((found for found in status.conditions if found.type == kind), None)
 
 
+def is_true(status: RLJobStatus, kind: ConditionType) -> bool:
+    """Whether a condition holds; not, where nothing was said yet."""
+    found = condition(status, kind)
+    return found is not None and found.status is ConditionStatus.TRUE
+
+
 def ending(status: RLJobStatus) -> Condition | None:
     """The condition that ended the job: Complete or Failed. None while it has not ended."""
-    for kind in (ConditionType.COMPLETE, ConditionType.FAILED):
-        found = condition(status, kind)
-        if found is not None and found.status is ConditionStatus.TRUE:
-            return found
-    return None
+    ends = (ConditionType.COMPLETE, ConditionType.FAILED)
+    return next((condition(status, kind) for kind in ends if is_true(status, kind)), None)
 
 
 def is_complete(status: RLJobStatus) -> bool:
     """Whether it ended well."""
-    end = ending(status)
-    return end is not None and end.type == ConditionType.COMPLETE
+    return is_true(status, ConditionType.COMPLETE)
 
 
 def waits_for(status: RLJobStatus) -> Condition | None:

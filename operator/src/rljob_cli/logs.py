@@ -140,10 +140,15 @@ def _copy(pieces: Iterator[bytes]) -> None:
 
 def _tell_what_is_left(job: StoredJob, console: Console) -> None:
     """Where the log is when the pods are gone, and the last lines of it that the job itself holds."""
-    folder = storage_uri(job)
-    console.print(Text(f"{job.where}: its pods are gone, and their logs with them"), soft_wrap=True)
-    if folder is not None:
-        console.print(Text(f"a copy of the driver's log is in {folder}/run/logs"), soft_wrap=True)
+    attempt = job.status.attempts[-1] if job.status.attempts else None
+    if attempt is None or attempt.submissions == 0:
+        console.print(
+            Text(f"{job.where}: has ended before its training was started, so there is no log"), soft_wrap=True
+        )
+    else:
+        console.print(Text(f"{job.where}: its pods are gone, and their logs with them"), soft_wrap=True)
+        copy = f"run/logs/driver-{job.metadata.name}-{attempt.number}-{attempt.submissions}.log"
+        console.print(Text(f"a copy of the driver's log is {storage_uri(job)}/{copy}"), soft_wrap=True)
     end = ending(job.status)
     if end is not None:
         console.print(Text(f"{end.type}, {end.reason}:"), soft_wrap=True)
