@@ -11,6 +11,8 @@ import sys
 from datetime import UTC, datetime
 
 QUIET_LOGGERS = ("kopf", "httpx", "httpcore", "aiohttp", "asyncio")
+SILENT_LOGGERS = ("kopf._core.reactor.running",)
+"""kopf warns at each start that it takes no signals outside of the main thread, which is as it should be."""
 
 
 def about(job: str) -> dict[str, str]:
@@ -26,6 +28,8 @@ def configure_logging(level: str) -> None:
     logging.root.setLevel(level.upper())
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO if level == "debug" else logging.WARNING)
+    for name in SILENT_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class LineFormatter(logging.Formatter):

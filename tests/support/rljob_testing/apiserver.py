@@ -58,7 +58,7 @@ def running_apiserver() -> Iterator[ApiServer]:
     started = time.monotonic()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rljob-apiserver-")))
-        etcd_port, peer_port, port = _free_ports(3)
+        etcd_port, peer_port, port = free_ports(3)
         etcd_url = f"http://127.0.0.1:{etcd_port}"
         store = Program(_etcd_command(etcd, folder, etcd_url, peer_port), folder / "etcd.log")
         stack.callback(store.stop)
@@ -187,7 +187,7 @@ class Program:
             raise ServerError(f"{name}: not ready (exit code {exit_code}): {self._log.read_text()[-4000:]}")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago; held together while choosing, so that they differ."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]

@@ -19,7 +19,7 @@ from rljob_operator.log import about
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
 from rljob_operator.reconcile.observed import Answer, EffectFailure
-from rljob_operator.reconcile.plan import Plan
+from rljob_operator.reconcile.plan import Plan, StopJob
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.workqueue import WorkQueue
 
@@ -145,7 +145,8 @@ class Controller:
         """The earliest of all times wins, so each of these only brings the next pass forward."""
         if plan.look_again_seconds is not None:
             self._queue.add_after(key, plan.look_again_seconds)
-        elif plan.effects:
+        if any(not isinstance(effect, StopJob) for effect in plan.effects):
+            # What was made, started or removed shows soon; a trainer takes its time to stop.
             self._queue.add_after(key, AFTER_EFFECT_SECONDS)
         held = self._held.get(key)
         if held is not None:

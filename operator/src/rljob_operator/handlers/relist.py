@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
+from rljob_api.conditions import ConditionType
 from rljob_api.contract import LABEL_JOB
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.kube.errors import KubeError, ResourceTypeMissingError
@@ -16,7 +17,8 @@ from rljob_operator.raw_json import JsonObject, objects_at, text_at
 
 RELIST_SECONDS = 60.0
 AFTER_FAILURE_SECONDS = 5.0
-LATCHED = ("Complete", "Failed")
+LATCHED = {ConditionType.COMPLETE.value, ConditionType.FAILED.value}
+CLUSTER_READY = ConditionType.CLUSTER_READY.value
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ def _key(raw: JsonObject, job: str) -> JobKey:
 
 
 def _is_over(job: JsonObject) -> bool:
-    return any(
-        text_at(condition, "type") in LATCHED and text_at(condition, "status") == "True"
-        for condition in objects_at(job, "status", "conditions")
-    )
+    """Whether it has ended and says that its cluster is gone."""
+    conditions = objects_at(job, "status", "conditions")
+    true = {text_at(each, "type") for each in conditions if text_at(each, "status") == "True"}
+    return bool(true & LATCHED) and CLUSTER_READY not in true

@@ -1,0 +1,82 @@
+"""One API server for all tests of the operator, with stand-ins for KubeRay and for Ray's dashboards.
+
+The operator's processes act with the rights of its service account only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rljob_api.crdgen.manifest import custom_resource_definition
+from rljob_testing.apiserver import ApiServer, running_apiserver
+from rljob_testing.kuberay_stand_in import CRDS, KubeRayStandIn, install_ray_cluster_resource, kuberay_stand_in
+from rljob_testing.operator_process import OperatorProcess, prepare_account
+from rljob_testing.operator_process_jobs import JobPlace, new_place
+from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, ray_dashboard_stand_in
+
+
+@pytest.fixture(scope="session")
+def bare_server() -> Iterator[ApiServer]:
+    """An API server with the resource RLJob."""
+    with running_apiserver() as server:
+        assert server.http.post(CRDS, json=custom_resource_definition()).status_code == 201
+        deadline = time.monotonic() + 30
+        while server.http.get("/apis/rljob.dev/v1alpha1/rljobs").status_code != 200:
+            assert time.monotonic() < deadline, "RLJobs are not served after 30 s"
+            time.sleep(0.1)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def server(bare_server: ApiServer) -> ApiServer:
+    """The same, with RayClusters too."""
+    install_ray_cluster_resource(bare_server.http)
+    return bare_server
+
+
+@pytest.fixture(scope="session")
+def account_token(bare_server: ApiServer) -> str:
+    """A token of the operator's service account."""
+    return prepare_account(bare_server)
+
+
+@pytest.fixture(scope="session")
+def kuberay(bare_server: ApiServer) -> Iterator[KubeRayStandIn]:
+    """At work in all namespaces."""
+    with kuberay_stand_in(bare_server) as stand_in:
+        yield stand_in
+
+
+@pytest.fixture(scope="session")
+def dashboards(bare_server: ApiServer) -> Iterator[RayDashboardStandIn]:
+    """Of all clusters."""
+    with ray_dashboard_stand_in(bare_server) as stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+def place(
+    server: ApiServer,
+    kuberay: KubeRayStandIn,
+    dashboards: RayDashboardStandIn,
+    account_token: str,
+    tmp_path: Path,
+) -> JobPlace:
+    """A namespace without an operator."""
+    return new_place(server, kuberay, dashboards, account_token, tmp_path)
+
+
+@pytest.fixture
+def operator(place: JobPlace) -> Iterator[OperatorProcess]:
+    """An operator for that namespace, at work."""
+    process = place.operator()
+    process.start()
+    try:
+        process.wait_until_healthy()
+        yield process
+    finally:
+        process.kill()

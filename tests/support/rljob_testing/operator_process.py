@@ -1,0 +1,196 @@
+"""The operator as a process of its own, as it runs in its pod: environment, kubeconfig with a service account's token,
+probes, signals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from rljob_testing.apiserver import ApiServer, free_ports
+from rljob_testing.settings import inherited_environment
+
+OPERATOR_NAMESPACE = "rljob-system"
+ACCOUNT = "rljob-operator"
+LEASE = "rljob-operator"
+KEY = b"0123456789abcdef0123456789abcdef"
+START_SECONDS = 60.0
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+RULES: Sequence[Mapping[str, Sequence[str]]] = (
+    {"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": ["rljob.dev"], "resources": ["rljobs/status"], "verbs": ["patch"]},
+    {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["get", "list", "watch", "create", "delete"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
+    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
+    {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create"]},
+)
+"""All that the operator may do in the namespaces of jobs."""
+LEASE_RULES: Sequence[Mapping[str, Sequence[str]]] = (
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
+)
+
+
+def prepare_account(server: ApiServer) -> str:
+    """Makes the operator's namespace, service account and role; returns a token of the account."""
+    http = server.http
+    _create(http, "/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
+    accounts = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/serviceaccounts"
+    _create(http, accounts, {"metadata": {"name": ACCOUNT}})
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": OPERATOR_NAMESPACE}
+    _bind(http, f"{RBAC}/clusterroles", f"{RBAC}/clusterrolebindings", "ClusterRole", ACCOUNT, RULES, subject)
+    there = f"{RBAC}/namespaces/{OPERATOR_NAMESPACE}"
+    _bind(http, f"{there}/roles", f"{there}/rolebindings", "Role", f"{ACCOUNT}-lease", LEASE_RULES, subject)
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
+    answer = http.post(f"{accounts}/{ACCOUNT}/token", json=request)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["status"]["token"])
+
+
+@dataclass(frozen=True)
+class OperatorSetup:
+    """What all processes of one test have in common."""
+
+    folder: Path
+    server_url: str
+    certificate: Path | None
+    """None for plain HTTP."""
+    token: str
+    dashboard_url: str
+    namespaces: Sequence[str]
+    environment: Mapping[str, str]
+    """Further variables."""
+
+    def kubeconfig(self) -> Path:
+        """A file with the account's token."""
+        path = self.folder / "kubeconfig.json"
+        cluster = {"server": self.server_url} | (
+            {"certificate-authority": str(self.certificate)} if self.certificate is not None else {}
+        )
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": "operator", "user": {"token": self.token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "operator"}}],
+            "current-context": "test",
+        }
+        path.write_text(json.dumps(content))
+        return path
+
+
+class OperatorProcess:
+    """One process. `name` is its pod's name: a process of the same name is the same pod, restarted."""
+
+    def __init__(self, setup: OperatorSetup, name: str = "operator-0") -> None:
+        keys = setup.folder / "token-keys"
+        keys.mkdir(exist_ok=True)
+        if not (keys / "key").exists():
+            (keys / "key").write_bytes(KEY)
+        self.health_port, self.metrics_port = free_ports(2)
+        self.log_path = setup.folder / f"{name}.log"
+        self._environment = (
+            {key: value for key, value in inherited_environment().items() if not key.startswith("KUBE")}
+            | {
+                "KUBECONFIG": str(setup.kubeconfig()),
+                "RLJOB_OPERATOR_NAMESPACES": ",".join(setup.namespaces),
+                "RLJOB_OPERATOR_TRAINER_IMAGE": "example/trainer:1",
+                "RLJOB_OPERATOR_RAY_VERSION": "2.60.0",
+                "RLJOB_OPERATOR_TOKEN_KEYS_FOLDER": str(keys),
+                "RLJOB_OPERATOR_POD_NAME": name,
+                "RLJOB_OPERATOR_POD_NAMESPACE": OPERATOR_NAMESPACE,
+                "RLJOB_OPERATOR_POD_LABELS": "app.kubernetes.io/name=rljob-operator",
+                "RLJOB_OPERATOR_LEASE_NAME": LEASE,
+                "RLJOB_OPERATOR_LEADER_ELECTION": "false",
+                "RLJOB_OPERATOR_DASHBOARD_URL": setup.dashboard_url,
+                "RLJOB_OPERATOR_HEALTH_PORT": str(self.health_port),
+                "RLJOB_OPERATOR_METRICS_PORT": str(self.metrics_port),
+                "RLJOB_OPERATOR_LOG_LEVEL": "info",
+            }
+            | dict(setup.environment)
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process, which must have been started."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Starts it; does not wait."""
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rljob_operator"],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_until_healthy(self) -> None:
+        """Waits for its probes."""
+        deadline = time.monotonic() + START_SECONDS
+        while self.probe("/healthz") != 200:
+            assert self.exit_code() is None, f"exit code {self.exit_code()}: {self.log()}"
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.05)
+
+    def probe(self, path: str) -> int:
+        """Status of a probe; 0 where nobody answers."""
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.health_port}{path}", timeout=5, trust_env=False).status_code
+        except httpx.TransportError:
+            return 0
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5, trust_env=False).text
+        lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to put anything in order."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def terminate(self, deadline_seconds: float = 15.0) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(deadline_seconds)
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll() if self._process is not None else None
+
+    def log(self) -> str:
+        """All that it has said, over all its lives."""
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+
+def _create(http: httpx.Client, path: str, body: Mapping[str, object]) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code in (201, 409), answer.text
+
+
+def _bind(
+    http: httpx.Client,
+    roles: str,
+    bindings: str,
+    kind: str,
+    name: str,
+    rules: Sequence[Mapping[str, Sequence[str]]],
+    subject: Mapping[str, str],
+) -> None:
+    _create(http, roles, {"metadata": {"name": name}, "rules": list(rules)})
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+    _create(http, bindings, {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]})

@@ -1,0 +1,145 @@
+"""Jobs in a namespace of their own, for tests that let the operator work on them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rljob_testing.apiserver import ApiServer
+from rljob_testing.kuberay_stand_in import ClusterScript, KubeRayStandIn
+from rljob_testing.operator_process import OperatorProcess, OperatorSetup
+from rljob_testing.ray_dashboard_stand_in import ClusterDashboard, RayDashboardStandIn
+from rljob_testing.rule_examples import Wire, edited, valid_job
+
+WAIT_SECONDS = 60.0
+LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class JobPlace:
+    """A namespace, and everything that acts in it but the operator."""
+
+    server: ApiServer
+    kuberay: KubeRayStandIn
+    dashboards: RayDashboardStandIn
+    namespace: str
+    setup: OperatorSetup
+
+    @property
+    def http(self) -> httpx.Client:
+        """As an administrator."""
+        return self.server.http
+
+    @property
+    def jobs(self) -> str:
+        """Path of the jobs."""
+        return f"/apis/rljob.dev/v1alpha1/namespaces/{self.namespace}/rljobs"
+
+    def submit(self, name: str, edits: Mapping[str, object] | None = None) -> None:
+        """Creates a job of one pool with 1 node of 2 GPUs, changed at wire paths."""
+        wire = edited(cluster_job(name), edits or {})
+        answer = self.http.post(self.jobs, params={"fieldValidation": "Strict"}, json=wire)
+        assert answer.status_code == 201, answer.text
+
+    def delete(self, name: str) -> None:
+        """Deletes a job."""
+        self.http.delete(f"{self.jobs}/{name}").raise_for_status()
+
+    def job(self, name: str) -> dict[str, Any]:
+        """A stored job."""
+        found: dict[str, Any] = self.http.get(f"{self.jobs}/{name}").raise_for_status().json()
+        return found
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        """A condition of a job; empty where it has none."""
+        for found in self.job(name).get("status", {}).get("conditions", []):
+            if found["type"] == kind:
+                return dict(found)
+        return {}
+
+    def wait_for(
+        self, name: str, kind: str, reason: str, status: str = "True", seconds: float = WAIT_SECONDS
+    ) -> dict[str, Any]:
+        """Waits until a condition has this reason and status, and returns it."""
+        wanted = (reason, status)
+        self.wait(
+            lambda: (self.condition(name, kind).get("reason"), self.condition(name, kind).get("status")) == wanted,
+            f"{name}: {kind}={status}/{reason}; it says {{}}",
+            lambda: self.job(name).get("status"),
+            seconds,
+        )
+        return self.condition(name, kind)
+
+    def wait_until_ended(self, name: str, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
+        """Waits for Complete or Failed; returns that condition."""
+
+        def ended() -> list[dict[str, Any]]:
+            found = [self.condition(name, kind) for kind in ("Complete", "Failed")]
+            return [condition for condition in found if condition.get("status") == "True"]
+
+        self.wait(ended, f"the end of {name}; it says {{}}", lambda: self.job(name).get("status"), seconds)
+        return ended()[0]
+
+    def wait(
+        self,
+        ask: Callable[[], object],
+        what: str,
+        seen: Callable[[], object] = lambda: "",
+        seconds: float = WAIT_SECONDS,
+    ) -> None:
+        """Asks until the answer is true."""
+        deadline = time.monotonic() + seconds
+        while True:
+            if ask():
+                return
+            assert time.monotonic() < deadline, f"waited {seconds} s for {what.format(seen())}"
+            time.sleep(LOOK_SECONDS)
+
+    def items(self, kind: str) -> list[dict[str, Any]]:
+        """All objects of a kind in the namespace: `rayclusters`, `pods`, `secrets`, `networkpolicies`, `events`."""
+        group = {
+            "rayclusters": "/apis/ray.io/v1",
+            "networkpolicies": "/apis/networking.k8s.io/v1",
+            "events": "/apis/events.k8s.io/v1",
+        }.get(kind, "/api/v1")
+        found = self.http.get(f"{group}/namespaces/{self.namespace}/{kind}").raise_for_status().json()
+        return list(found["items"])
+
+    def script(self, cluster: str, script: ClusterScript) -> None:
+        """What becomes of a RayCluster."""
+        self.kuberay.script(self.namespace, cluster, script)
+
+    def dashboard(self, cluster: str) -> ClusterDashboard:
+        """The dashboard of a RayCluster."""
+        return self.dashboards.cluster(self.namespace, cluster)
+
+    def operator(self, name: str = "operator-0") -> OperatorProcess:
+        """An operator for this namespace, not started yet."""
+        return OperatorProcess(self.setup, name)
+
+
+def cluster_job(name: str) -> Wire:
+    """A small job with what it needs on a cluster."""
+    return edited(
+        valid_job(),
+        {
+            "metadata.name": name,
+            "spec.checkpoint": {"storage": {"persistentVolumeClaim": "checkpoints"}},
+        },
+    )
+
+
+def new_place(
+    server: ApiServer, kuberay: KubeRayStandIn, dashboards: RayDashboardStandIn, token: str, folder: Path
+) -> JobPlace:
+    """A place with a namespace that no other test uses."""
+    answer = server.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "jobs-"}})
+    assert answer.status_code == 201, answer.text
+    namespace = answer.json()["metadata"]["name"]
+    setup = OperatorSetup(folder, server.url, server.certificate, token, dashboards.url_template, [namespace], {})
+    return JobPlace(server, kuberay, dashboards, namespace, setup)

@@ -1,0 +1,322 @@
+"""Stands in for the dashboards of Ray clusters: real HTTP, real tokens, jobs whose life a script says.
+
+One server is the dashboard of every cluster, at `/<namespace>/<cluster>`. Its answers have the form of Ray 2.60, errors
+included: an unknown job is 404, a taken id or a missing log file 500, no token 401, a wrong one 403.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from rljob_testing.apiserver import ApiServer
+
+Json = dict[str, object]
+HEAD_NODE = "head-node"
+
+
+@dataclass(frozen=True)
+class RunMoment:
+    """A submission at one moment."""
+
+    status: str = "RUNNING"
+    message: str = ""
+    error_type: str | None = None
+    exit_code: int | None = None
+    run_state: Json | None = None
+    log: str = ""
+
+
+Life = Callable[[float, Json], RunMoment]
+"""The moment at so many seconds after the submission, for the environment that the job was submitted with."""
+
+
+def run_state(environment: Mapping[str, object], phase: str, step: int, total_steps: int = 4, **more: object) -> Json:
+    """A run state as the trainer writes it."""
+    state: Json = {
+        "contractVersion": 1,
+        "jobName": "job",
+        "attempt": int(str(environment["RLJOB_ATTEMPT"])),
+        "phase": phase,
+        "progress": {
+            "step": step,
+            "totalSteps": total_steps,
+            "rewardMean": step / total_steps,
+            "tokensPerSecond": 100.0,
+            "updatedAt": "2026-01-31T12:00:00Z",
+            "etaSeconds": 10 * (total_steps - step),
+        },
+        "writtenAt": "2026-01-31T12:00:00Z",
+    }
+    if step >= 2:
+        state["checkpoint"] = {
+            "step": step - step % 2,
+            "uri": f"file:///rljob/storage/checkpoints/step-{step - step % 2:06d}",
+            "digest": "0" * 64,
+            "savedAt": "2026-01-31T12:00:00Z",
+        }
+    return state | more
+
+
+def succeeding(seconds: float = 1.0) -> Life:
+    """Starts, trains for some seconds and completes."""
+
+    def life(age: float, environment: Json) -> RunMoment:
+        if age < seconds / 4:
+            return RunMoment(run_state=run_state(environment, "Starting", 0))
+        if age < seconds:
+            return RunMoment(run_state=run_state(environment, "Running", min(3, int(4 * age / seconds))))
+        state = run_state(environment, "Complete", 4, exportUri="file:///rljob/storage/run/export")
+        return RunMoment("SUCCEEDED", "Job finished successfully.", run_state=state, exit_code=0)
+
+    return life
+
+
+def failing(exit_code: int, error: tuple[str, str] | None, log: str, after_seconds: float = 0.0) -> Life:
+    """Ends with an exit code. `error`: kind and message that the trainer has written into its run state."""
+
+    def life(age: float, environment: Json) -> RunMoment:
+        if age < after_seconds:
+            return RunMoment(run_state=run_state(environment, "Running", 1))
+        state = None
+        if error is not None:
+            state = run_state(environment, "Failed", 1, error={"kind": error[0], "message": error[1]})
+        message = f"Job entrypoint command failed with exit code {exit_code}, last available logs:\n{log}"
+        return RunMoment("FAILED", message, "JOB_ENTRYPOINT_COMMAND_ERROR", exit_code, state, log)
+
+    return life
+
+
+def running_for_ever(step: int = 1) -> Life:
+    """Trains, and never gets any further."""
+    return lambda _, environment: RunMoment(run_state=run_state(environment, "Running", step))
+
+
+@dataclass
+class ClusterDashboard:
+    """What the dashboard of one cluster has seen, and how it behaves."""
+
+    life: Life = field(default_factory=succeeding)
+    delay_seconds: float = 0.0
+    """Before each answer."""
+    down: bool = False
+    """It hangs up without an answer."""
+    submit_error: str | None = None
+    """Why it starts no job."""
+    lose_answer: bool = False
+    """It starts the job and then hangs up."""
+    forgets_jobs: bool = False
+    """As after a restart of the head."""
+    num_gpus_missing: int = 0
+    infeasible: Sequence[Mapping[str, object]] = ()
+    posts: list[str] = field(default_factory=list)
+    """Ids of all requests to start a job."""
+    started: dict[str, tuple[float, Json]] = field(default_factory=dict)
+    """When and with what environment each job was started, by id."""
+    stopped: dict[str, float] = field(default_factory=dict)
+    num_looks: int = 0
+    """Requests for the nodes."""
+
+
+class RayDashboardStandIn:
+    """All dashboards."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._api = server.http
+        self._clusters: dict[tuple[str, str], ClusterDashboard] = {}
+        self._lock = threading.Lock()
+        self.on_submit: Callable[[str], None] = lambda _: None
+        """Called with `before` and `after` around the start of each job."""
+        stand_in = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                stand_in.answer(self)
+
+            def do_POST(self) -> None:
+                stand_in.answer(self)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+
+    @property
+    def url_template(self) -> str:
+        """For the operator's settings."""
+        return f"http://127.0.0.1:{self.server.server_address[1]}/{{namespace}}/{{cluster}}"
+
+    def cluster(self, namespace: str, name: str) -> ClusterDashboard:
+        """The dashboard of a cluster, also of one that is not there yet."""
+        with self._lock:
+            return self._clusters.setdefault((namespace, name), ClusterDashboard())
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        """Answers one request."""
+        url = urlsplit(request.path)
+        _, namespace, name, *rest = url.path.split("/")
+        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        cluster = self.cluster(namespace, name)
+        time.sleep(cluster.delay_seconds)
+        if cluster.down:
+            request.close_connection = True
+            return
+        status, text = self._authorized(request, namespace, name)
+        if status == 200:
+            try:
+                status, text = self._route(request, cluster, (namespace, name), rest, parse_qs(url.query), body)
+            except ConnectionAbortedError:
+                request.close_connection = True
+                return
+        data = text.encode()
+        request.send_response(status)
+        request.send_header("Content-Length", str(len(data)))
+        request.end_headers()
+        request.wfile.write(data)
+
+    def _authorized(self, request: BaseHTTPRequestHandler, namespace: str, name: str) -> tuple[int, str]:
+        sent = request.headers.get("Authorization")
+        if sent is None:
+            return 401, "Unauthorized: Missing authentication token"
+        secret_name = self._spec(namespace, name).get("authOptions", {}).get("secretName", name)
+        secret = self._api.get(f"/api/v1/namespaces/{namespace}/secrets/{secret_name}")
+        if secret.status_code != 200:
+            return 403, "Forbidden: Invalid authentication token"
+        token = base64.b64decode(secret.json()["data"]["auth_token"]).decode()
+        if sent != f"Bearer {token}":
+            return 403, "Forbidden: Invalid authentication token"
+        return 200, ""
+
+    def _route(
+        self,
+        request: BaseHTTPRequestHandler,
+        cluster: ClusterDashboard,
+        where: tuple[str, str],
+        path: list[str],
+        query: Mapping[str, list[str]],
+        body: bytes,
+    ) -> tuple[int, str]:
+        match path:
+            case ["api", "v0", "nodes"]:
+                cluster.num_looks += 1
+                return 200, _listing(self._nodes(where, cluster))
+            case ["api", "v0", "placement_groups"]:
+                return 200, _listing(cluster.infeasible)
+            case ["api", "v0", "logs", "file"]:
+                return self._log_file(cluster, query["filename"][0])
+            case ["api", "jobs", ""] if request.command == "POST":
+                return self._submit(cluster, json.loads(body))
+            case ["api", "jobs", job]:
+                return self._job(cluster, job)
+            case ["api", "jobs", job, "stop"] if request.command == "POST":
+                if job not in cluster.started:
+                    return 404, f"Job {job} does not exist"
+                cluster.stopped.setdefault(job, time.monotonic())
+                return 200, json.dumps({"stopped": True})
+        return 404, "404: Not Found"
+
+    def _submit(self, cluster: ClusterDashboard, body: Json) -> tuple[int, str]:
+        job = str(body["submission_id"])
+        self.on_submit("before")
+        with self._lock:
+            cluster.posts.append(job)
+            if cluster.submit_error is not None:
+                return 500, f"Traceback (most recent call last):\nRuntimeError: {cluster.submit_error}\n.\n"
+            if job in cluster.started:
+                return 500, f"Traceback:\nValueError: Job with submission_id {job} already exists.\n.\n"
+            environment = body["runtime_env"]
+            assert isinstance(environment, dict)
+            cluster.started[job] = (time.monotonic(), environment["env_vars"])
+        self.on_submit("after")
+        if cluster.lose_answer:
+            raise ConnectionAbortedError
+        return 200, json.dumps({"job_id": job, "submission_id": job})
+
+    def _job(self, cluster: ClusterDashboard, job: str) -> tuple[int, str]:
+        moment = _moment(cluster, job)
+        if moment is None:
+            return 404, f"Job {job} does not exist"
+        return 200, json.dumps(
+            {
+                "type": "SUBMISSION",
+                "submission_id": job,
+                "status": moment.status,
+                "message": moment.message,
+                "error_type": moment.error_type,
+                "driver_exit_code": moment.exit_code,
+                "driver_node_id": HEAD_NODE,
+            }
+        )
+
+    def _log_file(self, cluster: ClusterDashboard, name: str) -> tuple[int, str]:
+        for job in cluster.started:
+            moment = _moment(cluster, job)
+            if moment is not None and name == f"job-driver-{job}.log":
+                return 200, moment.log
+            if moment is not None and name == f"rljob-run-state-{job}.json" and moment.run_state is not None:
+                return 200, json.dumps(moment.run_state) + "\n"
+        return 500, f"A file is not found at: /tmp/ray/session/logs/{name}"
+
+    def _nodes(self, where: tuple[str, str], cluster: ClusterDashboard) -> list[Json]:
+        """The head and a node for each worker that the RayCluster asks for."""
+        spec = self._spec(*where)
+        nodes: list[Json] = [_node(HEAD_NODE, True, 0)]
+        missing = cluster.num_gpus_missing
+        for group in spec.get("workerGroupSpecs", []):
+            for number in range(group["replicas"]):
+                num_gpus = int(group["rayStartParams"]["num-gpus"])
+                taken = min(missing, num_gpus)
+                missing -= taken
+                nodes.append(_node(f"{group['groupName']}-{number}", False, num_gpus - taken))
+        return nodes
+
+    def _spec(self, namespace: str, name: str) -> dict[str, Any]:
+        found = self._api.get(f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{name}").json()
+        spec: dict[str, Any] = found.get("spec", {})
+        return spec
+
+
+@contextmanager
+def ray_dashboard_stand_in(server: ApiServer) -> Iterator[RayDashboardStandIn]:
+    """A stand-in at work."""
+    stand_in = RayDashboardStandIn(server)
+    thread = threading.Thread(target=stand_in.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield stand_in
+    finally:
+        stand_in.server.shutdown()
+        stand_in.server.server_close()
+
+
+def _moment(cluster: ClusterDashboard, job: str) -> RunMoment | None:
+    found = cluster.started.get(job)
+    if found is None or cluster.forgets_jobs:
+        return None
+    started, environment = found
+    moment = cluster.life(time.monotonic() - started, environment)
+    stopped = cluster.stopped.get(job)
+    if stopped is not None and moment.status == "RUNNING":
+        state = run_state(environment, "Stopped", 2)
+        return RunMoment("STOPPED", "Job was intentionally stopped.", run_state=state)
+    return moment
+
+
+def _node(node_id: str, is_head: bool, num_gpus: int) -> Json:
+    resources = {"CPU": 4.0} | ({"GPU": float(num_gpus)} if num_gpus else {})
+    return {"node_id": node_id, "is_head_node": is_head, "state": "ALIVE", "resources_total": resources}
+
+
+def _listing(items: Sequence[Mapping[str, object]]) -> str:
+    return json.dumps({"result": True, "msg": "", "data": {"result": {"total": len(items), "result": list(items)}}})
