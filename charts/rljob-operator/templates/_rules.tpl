@@ -14,7 +14,11 @@ the garbage collector: so there is neither a verb to read secrets nor one to del
   verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
+# Why a pod has no container, or KubeRay no pod, stands in events only.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list]
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
