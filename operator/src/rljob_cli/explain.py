@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from rich.console import Console
 from rich.text import Text
 
-from rljob_api.conditions import ADVICE, ConditionType, Reason
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.explanations import EXPLANATIONS
 from rljob_api.v1alpha1.run_policy import Cleanup
 from rljob_api.v1alpha1.status import Condition
 from rljob_cli.cluster import Cluster
@@ -59,7 +60,8 @@ def explain_reason(text: str, console: Console) -> None:
     found = next((reason for reason in Reason if reason.lower() == text.lower()), None)
     if found is None:
         raise CliError(f"--reason {text}: there is no such reason; it is one of {', '.join(Reason)}")
-    console.print(Text(f"{found}: {ADVICE[found]}"), soft_wrap=True)
+    console.print(Text(f"{found}: {EXPLANATIONS[found].means}"), soft_wrap=True)
+    console.print(Text(f"What to do: {EXPLANATIONS[found].advice}"), soft_wrap=True)
 
 
 def explanation(job: StoredJob, pods: list[Pod], warnings: list[Event], now: datetime) -> Iterator[Text]:
@@ -137,7 +139,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
         yield Text("Nothing keeps it from going on.", "bold")
         checkpointed = condition(status, ConditionType.CHECKPOINTED)
         if checkpointed is not None and checkpointed.reason == Reason.NO_CHECKPOINT_YET:
-            yield Text(f"No checkpoint yet: {ADVICE[Reason.NO_CHECKPOINT_YET]}")
+            yield Text(f"No checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}")
 
 
 def _condition_text(found: Condition, now: datetime, lead: str) -> Iterator[Text]:
@@ -145,8 +147,8 @@ def _condition_text(found: Condition, now: datetime, lead: str) -> Iterator[Text
     yield Text(f"{lead}: {found.type}={found.status}, reason {found.reason}, for {since}", "bold")
     for line in printable(found.message).strip().split("\n"):
         yield Text(f"  {line}")
-    advice = ADVICE.get(Reason(found.reason)) if found.reason in list(Reason) else None
-    yield Text(f"What to do: {advice or 'update rljob; this version does not know the reason.'}", "cyan")
+    known = EXPLANATIONS[Reason(found.reason)].advice if found.reason in list(Reason) else None
+    yield Text(f"What to do: {known or 'Update rljob; this version does not know the reason.'}", "cyan")
 
 
 def _what_is_next(job: StoredJob, now: datetime) -> Iterator[str]:

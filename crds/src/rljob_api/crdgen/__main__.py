@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rljob_api.crdgen.manifest import manifest_text
 from rljob_api.crdgen.reference import reference_text
+from rljob_api.crdgen.troubleshooting import troubleshooting_text
 
 COMMAND = "python -m rljob_api.crdgen"
 
@@ -37,7 +38,11 @@ def _repository() -> Path:
 
 
 def _outputs(root: Path) -> dict[Path, str]:
-    return {root / "crds" / "rljobs.yaml": manifest_text(), root / "docs" / "spec-reference.md": reference_text()}
+    return {
+        root / "crds" / "rljobs.yaml": manifest_text(),
+        root / "docs" / "spec-reference.md": reference_text(),
+        root / "docs" / "troubleshooting.md": troubleshooting_text(),
+    }
 
 
 def _holds(path: Path, text: str) -> bool:

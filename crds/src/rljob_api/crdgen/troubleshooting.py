@@ -1,0 +1,84 @@
+"""Writes docs/troubleshooting.md: every reason that a condition may give, what it means, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rljob_api.conditions import REASONS, ConditionType, Reason
+from rljob_api.explanations import EXPLANATIONS
+
+_HEADER = """\
+<!-- Generated from the reasons in rljob_api by `python -m rljob_api.crdgen`; do not edit. -->
+# Troubleshooting
+
+`rljob explain NAME` says what a job hangs on, which pods are not ready and why, the latest warnings, and what comes
+next. The same without `rljob`:
+
+```
+kubectl describe rlj NAME                                      # conditions and events
+kubectl get pods -l rljob.dev/job=NAME                         # its pods
+kubectl logs -c driver -l rljob.dev/job=NAME,ray.io/node-type=head --tail=-1     # what the training prints
+```
+
+Look for the first condition that is not True; its reason is explained below (`rljob explain --reason REASON` prints the
+same). A job goes through the conditions in this order:
+
+{conditions}
+
+## Before there is any condition
+
+- *The API server refuses the file.* The message names the field and the rule; `rljob validate FILE` shows the line.
+- *`no matches for kind "RLJob"`.* The operator's chart is not installed in this cluster ([install.md](install.md)).
+- *The job has no conditions.* No operator looks at it: none runs, or it does not handle this namespace
+  (`watchNamespaces`). `kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator`
+- *The operator does not start.* Its log names the setting or the right that is missing.
+"""
+
+_WHAT = {
+    ConditionType.SPEC_VALID: "the job can run on this cluster as it is written",
+    ConditionType.CLUSTER_READY: "all its pods are ready and have joined Ray",
+    ConditionType.PLACEMENT_FEASIBLE: "Ray's nodes have what the pools promise",
+    ConditionType.JOB_SUBMITTED: "Ray has started the trainer",
+    ConditionType.PROGRESSING: "the trainer loads or trains",
+    ConditionType.CHECKPOINTED: "there is a complete checkpoint",
+    ConditionType.COMPLETE: "all steps are done; stays",
+    ConditionType.FAILED: "the job has ended otherwise; stays",
+}
+
+
+def troubleshooting_text() -> str:
+    """The whole page as Markdown."""
+    rows = ["| condition | True means | reasons |", "|---|---|---|"]
+    for kind in ConditionType:
+        links = ", ".join(f"[{reason}](#{reason.lower()})" for reason in REASONS[kind])
+        rows.append(f"| [{kind}](#reasons-of-{kind.lower()}) | {_WHAT[kind]} | {links} |")
+    sections = [line for kind in ConditionType for line in _section(kind)]
+    return "\n".join([_HEADER.format(conditions="\n".join(rows)), *sections])
+
+
+def _section(kind: ConditionType) -> Iterator[str]:
+    """The reasons of a condition; each is explained once, where it comes first."""
+    yield f"## Reasons of {kind}"
+    yield ""
+    for reason in REASONS[kind]:
+        if _givers(reason)[0] is kind:
+            yield from _explained(reason)
+    others = [reason for reason in REASONS[kind] if _givers(reason)[0] is not kind]
+    if others:
+        yield "Also, as above: " + ", ".join(f"[{reason}](#{reason.lower()})" for reason in others) + "."
+        yield ""
+
+
+def _explained(reason: Reason) -> Iterator[str]:
+    explanation, others = EXPLANATIONS[reason], _givers(reason)[1:]
+    yield f"### {reason}"
+    yield ""
+    yield explanation.means + (f" Also a reason of {' and '.join(others)}." if others else "")
+    yield ""
+    yield f"**What to do:** {explanation.advice}"
+    yield ""
+
+
+def _givers(reason: Reason) -> list[ConditionType]:
+    """The conditions that give a reason, in the order in which a job gets there."""
+    return [kind for kind in ConditionType if reason in REASONS[kind]]

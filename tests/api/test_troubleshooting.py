@@ -1,0 +1,40 @@
+"""Every reason that a condition can give is explained, and the page shows each once."""
+
+from __future__ import annotations
+
+import re
+
+from rljob_api.conditions import REASONS, ConditionType, Reason
+from rljob_api.crdgen.troubleshooting import troubleshooting_text
+from rljob_api.explanations import EXPLANATIONS
+
+
+def test_every_reason_belongs_to_a_condition_and_is_explained() -> None:
+    assert set(REASONS) == set(ConditionType)
+    assert {reason for reasons in REASONS.values() for reason in reasons} == set(Reason)
+    assert set(EXPLANATIONS) == set(Reason)
+
+
+def test_explanations_are_sentences_that_fit_a_terminal() -> None:
+    for reason, explanation in EXPLANATIONS.items():
+        for text in (explanation.means, explanation.advice):
+            assert re.match(r"[A-Z`].*\.$", text), f"{reason}: {text}"
+            assert len(text) < 300, f"{reason}: {text}"
+            assert "  " not in text, f"{reason}: {text}"
+
+
+def test_the_page_has_one_heading_for_each_reason_and_no_link_that_leads_nowhere() -> None:
+    page = troubleshooting_text()
+    headings = re.findall(r"^### (\w+)$", page, re.MULTILINE)
+    assert sorted(headings) == sorted(Reason)
+    anchors = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", page, re.MULTILINE)}
+    assert set(re.findall(r"\(#([^)]*)\)", page)) <= anchors
+
+
+def test_a_reason_of_two_conditions_names_both() -> None:
+    page = troubleshooting_text()
+    memory = page[page.index("### OutOfMemory") : page.index("### InfrastructureError")]
+    assert "(`OOMKilled`). Also a reason of Failed.\n" in memory
+    failed = page[page.index("## Reasons of Failed") :]
+    assert "[OutOfMemory](#outofmemory)" in failed
+    assert "### OutOfMemory" not in failed
