@@ -180,7 +180,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.SUBMISSION_FAILED: Explanation(
             means="Ray refused the trainer's job, or could not start its process.",
-            advice="The message holds Ray's answer. Check that the image contains the trainer, and Ray of spec.rayVersion.",
+            advice="The message holds Ray's answer. Check that the image contains the trainer.",
         ),
         Reason.DRIVER_LOST: Explanation(
             means="Ray knew the trainer's job and no longer does.",
