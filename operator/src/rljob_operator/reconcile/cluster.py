@@ -63,7 +63,7 @@ def _present(draft: StatusDraft, observed: Observed, spec: RLJobSpec, cluster: C
         # Once the trainer runs, Progressing tells of a silent dashboard; the cluster is no worse for it.
         return _silent_dashboard(observed)
     num_pods = 1 + sum(pool.nodes for pool in spec.pools)
-    return TRUE, Reason.READY, f"all {num_pods} pods are ready and have joined Ray"
+    return TRUE, Reason.READY, f"{num_pods} of {num_pods} pods ready and in Ray"
 
 
 def _lost_head(draft: StatusDraft, observed: Observed) -> str | None:

@@ -15,7 +15,8 @@ def missing_ray_nodes(spec: RLJobSpec, ray: RayView) -> str | None:
     has_head = any(node.is_head for node in ray.nodes)
     if num_joined == num_workers and has_head:
         return None
-    return f"all {num_workers + 1} pods are ready, and {num_joined + has_head} of them have joined Ray"
+    num_pods = num_workers + 1
+    return f"{num_pods} of {num_pods} pods ready, {num_joined + has_head} of them in Ray"
 
 
 def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
@@ -26,7 +27,7 @@ def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec) ->
     kind = ConditionType.PLACEMENT_FEASIBLE
     expected = sorted((pool.gpus_per_node for pool in spec.pools for _ in range(pool.nodes)), reverse=True)
     seen = sorted((node.num_gpus for node in ray.nodes if not node.is_head), reverse=True)
-    numbers = f"{sum(seen)} of {sum(expected)} GPUs on {len(seen)} Ray nodes"
+    numbers = f"Ray has {sum(seen)} of {sum(expected)} GPUs"
     if any(there < needed for there, needed in zip(seen, expected, strict=False)):
         smallest = f"{seen[-1]} on the node with the fewest"
         draft.set(kind, FALSE, Reason.INSUFFICIENT_GPUS, f"{numbers}, {smallest}")

@@ -85,8 +85,10 @@ def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) ->
 
 
 def _create_when_free(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Makes the cluster, but not beside the pods of a former one of its name, which KubeRay would take for its own."""
-    if not observed.kuberay_installed or observed.pods or draft.attempt.cluster_uid is not None:
+    """Makes the cluster of an attempt that is written down, but not beside the pods of a former cluster of its name,
+    which KubeRay would take for its own."""
+    is_written = len(observed.job.status.attempts) == len(draft.attempts)
+    if not is_written or not observed.kuberay_installed or observed.pods:
         return ()
     return (CreateCluster(draft.attempt.number),)
 
@@ -95,6 +97,8 @@ def _look_again_seconds(draft: StatusDraft, observed: Observed) -> float | None:
     spec = observed.job.spec
     if draft.ended or spec is None:
         return None
+    if len(draft.attempts) > len(observed.job.status.attempts):
+        return 0.0
     waits_for_ray = draft.attempt.submissions > 0 or draft.has_reason(
         ConditionType.CLUSTER_READY, Reason.READY, Reason.RAY_NODES_MISSING, Reason.DASHBOARD_UNREACHABLE
     )

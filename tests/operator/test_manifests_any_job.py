@@ -1,0 +1,158 @@
+"""Whatever a job says: its pods pass restricted Pod Security, and what belongs to the operator is the operator's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from hypothesis import given, settings
+from pydantic import JsonValue
+
+from rljob_api.handover import load_job
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_operator.manifests.objects import Manifest
+from rljob_operator.manifests.ray_cluster import ray_cluster
+from rljob_testing.operator_jobs import DEFAULTS, IDENTITY, specs
+
+RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
+HOST_FIELDS = {"hostNetwork", "hostPID", "hostIPC", "hostUsers", "hostAliases", "initContainers", "serviceAccountName"}
+OWNED_ENVIRONMENT = {
+    "RLJOB_RUN_FOLDER": "/rljob/storage/run",
+    "RLJOB_CHECKPOINT_FOLDER": "/rljob/storage/checkpoints",
+    "RLJOB_CACHE": "/rljob/cache",
+}
+
+
+def mapping(value: JsonValue) -> Manifest:
+    assert isinstance(value, dict)
+    return value
+
+
+def mappings(value: JsonValue) -> list[Manifest]:
+    assert isinstance(value, list)
+    return [mapping(each) for each in value]
+
+
+def templates(cluster: Manifest) -> Iterator[Manifest]:
+    body = mapping(cluster["spec"])
+    for group in [mapping(body["headGroupSpec"]), *mappings(body["workerGroupSpecs"])]:
+        yield mapping(group["template"])
+
+
+def made(job_spec: RLJobSpec) -> Manifest:
+    return ray_cluster(IDENTITY, job_spec, 1, DEFAULTS, "2c70e12b")
+
+
+def pod_security_faults(pod: Manifest) -> list[str]:
+    """What the restricted profile of the Pod Security Standards forbids, checked field by field."""
+    faults = [name for name in HOST_FIELDS if name in pod]
+    everywhere = mapping(pod["securityContext"])
+    for container in mappings(pod["containers"]):
+        context = everywhere | mapping(container["securityContext"])
+        capabilities = mapping(context.get("capabilities", {}))
+        checks = {
+            "privileged": not context.get("privileged", False),
+            "allowPrivilegeEscalation": context.get("allowPrivilegeEscalation") is False,
+            "capabilities.drop": capabilities.get("drop") == ["ALL"],
+            "capabilities.add": not capabilities.get("add"),
+            "runAsNonRoot": context.get("runAsNonRoot") is True,
+            "runAsUser": context.get("runAsUser") not in (None, 0),
+            "seccompProfile": mapping(context.get("seccompProfile", {})).get("type") in ("RuntimeDefault", "Localhost"),
+            "procMount": context.get("procMount", "Default") == "Default",
+            "hostPort": not any("hostPort" in port for port in mappings(container.get("ports", []))),
+        }
+        faults += [f"{container['name']}: {name}" for name, good in checks.items() if not good]
+    for volume in mappings(pod["volumes"]):
+        if not set(volume) - {"name"} <= RESTRICTED_VOLUMES:
+            faults.append(f"volume {volume['name']}")
+    return faults
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(specs())
+def test_the_pods_pass_restricted_pod_security(job_spec: RLJobSpec) -> None:
+    for template in templates(made(job_spec)):
+        assert pod_security_faults(mapping(template["spec"])) == []
+
+
+def test_the_check_can_fail() -> None:
+    pod: Manifest = {
+        "hostNetwork": True,
+        "securityContext": {},
+        "containers": [{"name": "ray", "securityContext": {"runAsUser": 0, "capabilities": {"add": ["SYS_ADMIN"]}}}],
+        "volumes": [{"name": "root", "hostPath": {"path": "/"}}],
+    }
+    assert pod_security_faults(pod) == [
+        "hostNetwork",
+        *(f"ray: {name}" for name in ("allowPrivilegeEscalation", "capabilities.drop", "capabilities.add")),
+        *(f"ray: {name}" for name in ("runAsNonRoot", "runAsUser", "seccompProfile")),
+        "volume root",
+    ]
+
+
+def values(container: Manifest) -> dict[str, JsonValue]:
+    return {str(each["name"]): each.get("value") for each in mappings(container["env"])}
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(specs())
+def test_what_is_ours_stays_ours(job_spec: RLJobSpec) -> None:
+    cluster = made(job_spec)
+    head, *workers = templates(cluster)
+    for template in (head, *workers):
+        labels, pod = mapping(mapping(template["metadata"])["labels"]), mapping(template["spec"])
+        assert labels["app.kubernetes.io/managed-by"] == "rljob-operator"
+        assert labels["rljob.dev/job"] == "example"
+        assert labels["rljob.dev/job-uid"] == IDENTITY.uid
+        assert labels["rljob.dev/attempt"] == "1"
+        assert not any(
+            name.startswith("ray.io/") for name in [*labels, *mapping(mapping(template["metadata"])["annotations"])]
+        )
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+        assert pod["terminationGracePeriodSeconds"] == job_spec.run_policy.grace_period_seconds
+        ray = mappings(pod["containers"])[0]
+        assert ray["name"] == "ray"
+        assert "command" not in ray
+        assert "args" not in ray
+        assert OWNED_ENVIRONMENT.items() <= values(ray).items()
+        assert len(values(ray)) == len(mappings(ray["env"]))
+        check_volumes(pod)
+    assert "RLJOB_SPEC" not in values(mappings(mapping(workers[0]["spec"])["containers"])[0])
+
+
+def check_volumes(pod: Manifest) -> None:
+    """Names and places are unique, every mount has its volume, and ours are where they belong."""
+    names = [volume["name"] for volume in mappings(pod["volumes"])]
+    assert len(set(map(str, names))) == len(names)
+    for container in mappings(pod["containers"]):
+        mounts = mappings(container["volumeMounts"])
+        places = {str(mount["mountPath"]).rstrip("/"): mount["name"] for mount in mounts}
+        assert len(places) == len(mounts)
+        assert set(places.values()) <= set(names)
+        assert places["/rljob/storage"] == "rljob-storage"
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(specs())
+def test_the_job_arrives_at_the_trainer_unchanged_and_no_text_of_it_at_a_shell(job_spec: RLJobSpec) -> None:
+    cluster = made(job_spec)
+    head, *workers = templates(cluster)
+    document = values(mappings(mapping(head["spec"])["containers"])[0])["RLJOB_SPEC"]
+    assert load_job(str(document)).spec == job_spec
+    assert "$" not in str(document)
+    # KubeRay puts these into the command line of `ray start`.
+    groups = mappings(mapping(cluster["spec"])["workerGroupSpecs"])
+    (pool,) = job_spec.pools
+    assert [group["groupName"] for group in groups] == [pool.name]
+    for group in groups:
+        parameters = mapping(group["rayStartParams"])
+        assert set(parameters) == {"num-cpus", "num-gpus"}
+        assert parameters["num-gpus"] == str(pool.gpus_per_node)
+        assert int(str(parameters["num-cpus"])) > pool.gpus_per_node
+        assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == pool.nodes
+    (worker,) = workers
+    resources = mapping(mappings(mapping(worker["spec"])["containers"])[0]["resources"])
+    for side in ("requests", "limits"):
+        assert mapping(resources[side])[pool.gpu_resource] == str(pool.gpus_per_node)
+    json.dumps(cluster)

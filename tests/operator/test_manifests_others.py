@@ -1,0 +1,123 @@
+"""Secret, network policy, names and the request to Ray's Jobs API."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from rljob_operator.manifests.naming import cluster_name, companion_name, head_service_name, submission_id
+from rljob_operator.manifests.network_policy import network_policy
+from rljob_operator.manifests.objects import JobIdentity
+from rljob_operator.manifests.secrets import derived_token, key_id, token_secret
+from rljob_operator.manifests.submission import submission
+from rljob_operator.reconcile.plan import SubmitJob
+from rljob_testing.operator_jobs import DEFAULTS, IDENTITY, spec
+
+OWNER = {
+    "apiVersion": "rljob.dev/v1alpha1",
+    "kind": "RLJob",
+    "name": "example",
+    "uid": "0f8fad5b-d9cb-469f-a165-70867728950e",
+    "controller": True,
+}
+LABELS = {
+    "app.kubernetes.io/managed-by": "rljob-operator",
+    "rljob.dev/job": "example",
+    "rljob.dev/job-uid": "0f8fad5b-d9cb-469f-a165-70867728950e",
+}
+
+
+def test_names_of_the_longest_job_are_kept_whole_by_kuberay() -> None:
+    cluster = cluster_name("j" * 46, 64)
+    assert cluster == "j" * 46 + "-64"
+    assert len(cluster) <= 50
+    assert len(head_service_name(cluster)) <= 63
+    assert head_service_name("example-1") == "example-1-head-svc"
+    assert submission_id("example", 2, 3) == "example-2-3"
+
+
+def test_two_jobs_of_one_name_share_neither_token_nor_secret() -> None:
+    other = JobIdentity("team-a", "example", "7c9e6679-7425-40de-944b-e07fc1f90ae7")
+    assert derived_token(b"key", IDENTITY, "example-1") != derived_token(b"key", other, "example-1")
+    assert derived_token(b"key", IDENTITY, "example-1") != derived_token(b"key", IDENTITY, "example-2")
+    assert derived_token(b"key", IDENTITY, "example-1") != derived_token(b"another", IDENTITY, "example-1")
+    assert companion_name("example-1", IDENTITY.uid) != companion_name("example-1", other.uid)
+
+
+def test_the_token_is_the_keyed_hash_of_job_and_cluster() -> None:
+    message = b"0f8fad5b-d9cb-469f-a165-70867728950e/example-1"
+    assert derived_token(b"key", IDENTITY, "example-1") == hmac.new(b"key", message, hashlib.sha256).hexdigest()
+    # First digits of the SHA-256 of "key", from sha256sum.
+    assert key_id(b"key") == "2c70e12b"
+
+
+def test_the_secret_goes_away_with_the_job() -> None:
+    assert token_secret(IDENTITY, "example-1", "abc") == {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": "example-1-0f8fad5b",
+            "namespace": "team-a",
+            "labels": LABELS,
+            "ownerReferences": [OWNER],
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {"auth_token": "abc"},
+    }
+
+
+def test_only_the_attempts_own_pods_and_the_operator_reach_its_pods() -> None:
+    pods = {"matchLabels": {"rljob.dev/job-uid": "0f8fad5b-d9cb-469f-a165-70867728950e", "rljob.dev/attempt": "2"}}
+    assert network_policy(IDENTITY, 2, DEFAULTS) == {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": "example-2-0f8fad5b",
+            "namespace": "team-a",
+            "labels": LABELS | {"rljob.dev/attempt": "2"},
+            "ownerReferences": [OWNER],
+        },
+        "spec": {
+            "podSelector": pods,
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": pods}]},
+                {
+                    "from": [
+                        {
+                            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "rljob-system"}},
+                            "podSelector": {"matchLabels": {"app.kubernetes.io/name": "rljob-operator"}},
+                        }
+                    ],
+                    "ports": [{"protocol": "TCP", "port": 8265}],
+                },
+            ],
+        },
+    }
+
+
+def test_the_submission_is_a_constant_command_and_data() -> None:
+    submit = SubmitJob("example-1-2", attempt=1, start_number=1_700_000_002)
+    assert submission(IDENTITY, spec(), submit) == {
+        "entrypoint": "python -m rljob_trainer",
+        "submission_id": "example-1-2",
+        "runtime_env": {
+            "env_vars": {
+                "RLJOB_ATTEMPT": "1",
+                "RLJOB_START_NUMBER": "1700000002",
+                "RLJOB_RUN_STATE_FILE": "/tmp/ray/session_latest/logs/rljob-run-state-example-1-2.json",
+                "RAY_JOB_STOP_WAIT_TIME_S": "110",
+            }
+        },
+        "metadata": {"rljob.dev/job-uid": "0f8fad5b-d9cb-469f-a165-70867728950e"},
+    }
+
+
+def test_a_short_grace_period_leaves_ray_a_second() -> None:
+    short = spec({"runPolicy.gracePeriodSeconds": 5})
+    body = submission(IDENTITY, short, SubmitJob("example-1-1", 1, 1))
+    environment = body["runtime_env"]
+    assert isinstance(environment, dict)
+    assert isinstance(environment["env_vars"], dict)
+    assert environment["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"] == "1"

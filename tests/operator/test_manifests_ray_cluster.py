@@ -1,0 +1,175 @@
+"""The RayCluster of an attempt, compared with manifests written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from pydantic import JsonValue
+from ruamel.yaml import YAML
+
+from rljob_api.errors import HandoverError
+from rljob_api.handover import load_job
+from rljob_operator.manifests.environment import spec_document
+from rljob_operator.manifests.objects import Manifest
+from rljob_operator.manifests.ray_cluster import ray_cluster
+from rljob_testing.operator_jobs import DEFAULTS, IDENTITY, spec
+
+GOLDEN = Path(__file__).parent / "golden"
+KEY_ID = "2c70e12b"
+
+TENSOR_PARALLEL: dict[str, object] = {
+    "image": "registry.example/own:2",
+    "rayVersion": "2.61.1",
+    "pools": [
+        {
+            "name": "gpus",
+            "nodes": 2,
+            "gpusPerNode": 4,
+            "gpuResource": "amd.com/gpu",
+            "sharedMemory": "32Gi",
+            "resources": {"requests": {"cpu": 8, "memory": "64Gi"}, "limits": {"cpu": "11.5"}},
+            "template": {
+                "labels": {"team": "a"},
+                "annotations": {"example.com/cost": "research"},
+                "nodeSelector": {"gpu": "mi300"},
+                "tolerations": [
+                    {"key": "gpu", "value": "yes", "effect": "NoSchedule"},
+                    {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30},
+                ],
+                "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}},
+                "priorityClassName": "high",
+                "runtimeClassName": "amd",
+                "schedulerName": "volcano",
+            },
+        }
+    ],
+    "roles.rollout.tensorParallel": 2,
+    "env": [
+        {"name": "NCCL_DEBUG", "value": "INFO"},
+        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "credentials", "key": "token"}}},
+    ],
+    "envFrom": [{"prefix": "P_", "configMapRef": {"name": "settings", "optional": True}}],
+    "imagePullSecrets": [{"name": "registry"}],
+    "volumes": [
+        {"name": "data", "mountPath": "/data", "readOnly": True, "subPath": "prompts", "type": "PersistentVolumeClaim"}
+        | {"persistentVolumeClaim": {"claimName": "datasets"}},
+        {"name": "certificates", "mountPath": "/etc/certificates", "type": "Secret", "secret": {"name": "tls"}},
+        {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emptyDir": {"sizeLimit": "10Gi"}},
+    ],
+    "code": {"configMap": "rewards"},
+    "checkpoint.storage.subPath": "team/run",
+    "runPolicy.gracePeriodSeconds": 3,
+}
+
+
+def at(value: JsonValue, *path: str | int) -> JsonValue:
+    """The value at a path."""
+    for part in path:
+        if isinstance(value, dict):
+            assert isinstance(part, str)
+            value = value[part]
+        else:
+            assert isinstance(value, list)
+            assert isinstance(part, int)
+            value = value[part]
+    return value
+
+
+def golden(name: str) -> object:
+    return YAML(typ="safe", pure=True).load((GOLDEN / name).read_text(encoding="utf-8"))
+
+
+def made(edits: Mapping[str, object] | None = None, attempt: int = 1) -> Manifest:
+    return ray_cluster(IDENTITY, spec(edits), attempt, DEFAULTS, KEY_ID)
+
+
+def environment(manifest: Manifest, *path: str | int) -> dict[str, object]:
+    """Values by name of the container at `path`, which hold no references."""
+    variables = at(manifest, *path, "env")
+    assert isinstance(variables, list)
+    return {str(at(each, "name")): at(each, "value") for each in variables}
+
+
+RAY = ("spec", "headGroupSpec", "template", "spec", "containers", 0)
+
+
+def test_the_cluster_of_a_job_that_says_little() -> None:
+    manifest = made()
+    variables = at(manifest, *RAY, "env")
+    assert isinstance(variables, list)
+    handed_over = load_job(str(at(variables, 0, "value")))
+    assert (handed_over.name, handed_over.namespace, handed_over.uid) == ("example", "team-a", IDENTITY.uid)
+    assert handed_over.spec == spec()
+    variables[0] = {"name": "RLJOB_SPEC", "value": "checked apart"}
+    assert manifest == golden("one_pool.yaml")
+
+
+def test_the_worker_group_of_a_job_that_says_much() -> None:
+    manifest = made(TENSOR_PARALLEL, attempt=2)
+    assert at(manifest, "spec", "workerGroupSpecs") == [golden("tensor_parallel_worker.yaml")]
+    assert at(manifest, "spec", "rayVersion") == "2.61.1"
+    assert at(manifest, "metadata", "name") == "example-2"
+    assert at(manifest, "spec", "authOptions", "secretName") == "example-2-0f8fad5b"
+
+
+def test_the_head_has_its_own_resources_and_wishes_and_no_gpu() -> None:
+    edits = {
+        "head.resources": {"limits": {"memory": "8Gi"}},
+        "head.template": {"nodeSelector": {"cpu": "only"}},
+        "pools[0].template": {"nodeSelector": {"gpu": "a"}},
+    }
+    template = at(made(edits), "spec", "headGroupSpec", "template", "spec")
+    assert at(template, "containers", 0, "resources") == {"requests": {}, "limits": {"memory": "8Gi"}}
+    assert at(template, "nodeSelector") == {"cpu": "only"}
+
+
+def test_code_in_the_image_is_on_the_path_and_needs_no_volume() -> None:
+    manifest = made({"code": {"imagePath": "/opt/code"}})
+    variables = environment(manifest, *RAY)
+    assert variables["PYTHONPATH"] == "/opt/code"
+    assert variables["RLJOB_JOB_FOLDER"] == "/opt/code"
+    mounts = at(manifest, *RAY, "volumeMounts")
+    assert isinstance(mounts, list)
+    assert [at(mount, "name") for mount in mounts] == ["rljob-storage", "rljob-cache", "rljob-ray"]
+
+
+def test_code_on_a_claim_is_mounted_read_only() -> None:
+    template = at(made({"code": {"persistentVolumeClaim": "mine"}}), "spec", "headGroupSpec", "template", "spec")
+    assert {"name": "rljob-code", "persistentVolumeClaim": {"claimName": "mine"}} in at(template, "volumes")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("resources", "num_cpus"),
+    [
+        # Two GPUs need a CPU each and one more; more are believed if they are there.
+        ({}, "3"),
+        ({"requests": {"cpu": "300m"}}, "3"),
+        ({"requests": {"cpu": 8}}, "8"),
+        ({"requests": {"cpu": 8}, "limits": {"cpu": "15500m"}}, "16"),
+        ({"limits": {"cpu": "1k"}}, "1000"),
+        ({"limits": {"cpu": "1Ki"}}, "1024"),
+    ],
+)
+def test_ray_is_told_the_cpus_of_a_worker(resources: dict[str, object], num_cpus: str) -> None:
+    manifest = made({"pools[0].resources": resources})
+    assert at(manifest, "spec", "workerGroupSpecs", 0, "rayStartParams", "num-cpus") == num_cpus
+
+
+def test_dollars_reach_the_trainer_past_kubernetes() -> None:
+    text = "$(RLJOB_CACHE) $$ ${X}"
+    job_spec = spec({"training.dataset.promptTemplate": text + "{prompt}"})
+    document = spec_document(IDENTITY, job_spec)
+    assert "$" not in document
+    assert load_job(document).spec.training.dataset.prompt_template == text + "{prompt}"
+
+
+def test_a_spec_that_fits_no_variable_is_refused() -> None:
+    values = [{"name": f"A_{number}", "value": "x" * 4096} for number in range(17)]
+    with pytest.raises(HandoverError, match="more than 65536"):
+        spec_document(IDENTITY, spec({"env": values}))
+    # 12 x 4096 dollars fit before they are escaped and not after.
+    dollars = [{"name": f"A_{number}", "value": "$" * 4096} for number in range(12)]
+    with pytest.raises(HandoverError, match="every '\\$' in it is escaped"):
+        spec_document(IDENTITY, spec({"env": dollars}))

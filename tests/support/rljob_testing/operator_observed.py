@@ -1,0 +1,220 @@
+"""What the operator sees of a job: builders for one moment by hand, and a strategy for any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.contract import HEAD_GROUP
+from rljob_api.run_state import RunError, RunPhase, RunState
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.status import (
+    Attempt,
+    CheckpointStatus,
+    Condition,
+    ConditionStatus,
+    Progress,
+    RLJobStatus,
+)
+from rljob_operator.reconcile.observed import (
+    Answer,
+    ClusterView,
+    JobView,
+    Observed,
+    PodProblem,
+    PodView,
+    RayJobStatus,
+    RayJobView,
+    RayNodeView,
+    RayView,
+)
+from rljob_operator.reconcile.plan import Plan
+from rljob_operator.reconcile.reconcile import reconcile
+from rljob_operator.reconcile.timestamps import timestamp
+from rljob_testing.operator_jobs import DEFAULTS, IDENTITY, spec
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+CREATED = NOW - timedelta(seconds=100)
+CLUSTER_UID = "c1"
+SUBMISSION = "example-1-1"
+
+
+def at(seconds: float) -> datetime:
+    """So many seconds after `NOW`."""
+    return NOW + timedelta(seconds=seconds)
+
+
+def job(job_spec: RLJobSpec | None = None, status: RLJobStatus | None = None) -> JobView:
+    """The job `example`, by default the small one with nothing said about it yet."""
+    return JobView(
+        namespace=IDENTITY.namespace,
+        name=IDENTITY.name,
+        uid=IDENTITY.uid,
+        generation=3,
+        created=CREATED,
+        deleting=False,
+        spec=job_spec or spec(),
+        spec_error=None,
+        status=status or RLJobStatus(),
+    )
+
+
+def attempt(*, seconds_ago: float = 60, seen: bool = True, submissions: int = 0) -> Attempt:
+    """The first attempt; `seen`: its cluster has been there."""
+    return Attempt(
+        number=1,
+        cluster="example-1",
+        cluster_uid=CLUSTER_UID if seen else None,
+        submissions=submissions,
+        started=timestamp(at(-seconds_ago)),
+    )
+
+
+def condition(
+    kind: ConditionType,
+    status: ConditionStatus = ConditionStatus.TRUE,
+    reason: Reason = Reason.READY,
+    seconds_ago: float = 30,
+) -> Condition:
+    """A condition as an earlier pass left it."""
+    since = timestamp(at(-seconds_ago))
+    return Condition(type=kind.value, status=status, reason=reason.value, last_transition_time=since)
+
+
+def provisioning(*, seconds_ago: float = 60, seen: bool = True) -> RLJobStatus:
+    """Of a job whose first attempt is under way and not submitted."""
+    return RLJobStatus(attempts=(attempt(seconds_ago=seconds_ago, seen=seen),))
+
+
+def running(seconds_ago: float = 60, *more: Condition) -> RLJobStatus:
+    """Of a job whose trainer was submitted."""
+    return RLJobStatus(
+        attempts=(attempt(seconds_ago=seconds_ago, submissions=1),),
+        conditions=(
+            condition(ConditionType.CLUSTER_READY),
+            condition(ConditionType.PLACEMENT_FEASIBLE, reason=Reason.FEASIBLE),
+            condition(ConditionType.JOB_SUBMITTED, reason=Reason.SUBMITTED),
+            *more,
+        ),
+    )
+
+
+def cluster(
+    *, owner_uid: str | None = IDENTITY.uid, uid: str = CLUSTER_UID, deleting: bool = False, error: str | None = None
+) -> ClusterView:
+    """The cluster of the first attempt."""
+    return ClusterView("example-1", uid, owner_uid, deleting, error)
+
+
+def pod(
+    name: str,
+    group: str = "main",
+    *,
+    ready: bool = True,
+    deleting: bool = False,
+    ended: bool = False,
+    problem: PodProblem | None = None,
+) -> PodView:
+    """A pod; ready unless something is said against it."""
+    return PodView(name, group, ready and not ended and problem is None, deleting, ended, problem)
+
+
+def ready_pods(num_workers: int = 1) -> tuple[PodView, ...]:
+    """A head and workers of the pool `main`, all ready."""
+    return (pod("head", HEAD_GROUP), *(pod(f"worker-{number}") for number in range(num_workers)))
+
+
+def ray(
+    run: RayJobView | None = None,
+    state: RunState | None = None,
+    *,
+    gpus: Sequence[int] = (2,),
+    infeasible: tuple[str, ...] = (),
+    log_tail: str = "",
+) -> RayView:
+    """A dashboard that answers: a head node, and a worker node for each number of GPUs."""
+    nodes = (RayNodeView(True, 0), *(RayNodeView(False, number) for number in gpus))
+    return RayView(Answer.OK, None, nodes, run, state, infeasible, log_tail)
+
+
+def ray_job(
+    status: RayJobStatus = RayJobStatus.RUNNING, exit_code: int | None = None, error_type: str | None = None
+) -> RayJobView:
+    """The first submission."""
+    return RayJobView(SUBMISSION, status, "Ray's message", error_type, exit_code)
+
+
+def run_state(
+    phase: RunPhase = RunPhase.RUNNING,
+    *,
+    step: int = 4,
+    seconds_ago: float = 1,
+    checkpoint_step: int | None = None,
+    error: RunError | None = None,
+    export_uri: str | None = None,
+) -> RunState:
+    """What the trainer wrote."""
+    saved = None
+    if checkpoint_step is not None:
+        uri = f"file:///rljob/storage/checkpoints/step_{checkpoint_step:08d}"
+        saved = CheckpointStatus(step=checkpoint_step, uri=uri, digest="sha256:1", saved_at=timestamp(at(-seconds_ago)))
+    return RunState(
+        job_name="example",
+        attempt=1,
+        phase=phase,
+        progress=Progress(step=step, total_steps=10, updated_at=timestamp(at(-seconds_ago))),
+        checkpoint=saved,
+        export_uri=export_uri,
+        error=error,
+        written_at=timestamp(at(-seconds_ago)),
+    )
+
+
+def observed(
+    status: RLJobStatus | None = None,
+    there: ClusterView | None = None,
+    pods: tuple[PodView, ...] = (),
+    seen: RayView | None = None,
+    job_spec: RLJobSpec | None = None,
+) -> Observed:
+    """One moment; without arguments that of a job that was just created."""
+    return Observed(
+        job=job(job_spec, status),
+        kuberay_installed=True,
+        cluster=there,
+        pods=pods,
+        ray=seen or RayView(Answer.NOT_ASKED),
+    )
+
+
+def at_work(
+    run: RayJobView | None = None,
+    state: RunState | None = None,
+    status: RLJobStatus | None = None,
+    *,
+    job_spec: RLJobSpec | None = None,
+    log_tail: str = "",
+) -> Observed:
+    """A submitted job on a healthy cluster."""
+    seen = ray(run or ray_job(), state, log_tail=log_tail)
+    return observed(status or running(), cluster(), ready_pods(), seen, job_spec)
+
+
+def decide(seen: Observed, now: datetime = NOW) -> Plan:
+    """What the operator does about it."""
+    return reconcile(seen, now, DEFAULTS)
+
+
+def after(seen: Observed, plan: Plan) -> Observed:
+    """The same outside, with the plan's status written."""
+    return replace(seen, job=replace(seen.job, status=plan.status))
+
+
+def found(status: RLJobStatus, kind: ConditionType) -> tuple[str, str, str] | None:
+    """Status, reason and message of a condition; None where there is none."""
+    for each in status.conditions:
+        if each.type == kind:
+            return each.status.value, each.reason, each.message
+    return None
