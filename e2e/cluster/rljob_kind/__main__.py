@@ -9,6 +9,7 @@ from rljob_kind.cluster import GPU_NODE, delete_cluster, ensure_cluster, ensure_
 from rljob_kind.errors import KindError
 from rljob_kind.host import ensure_host, stop_daemon
 from rljob_kind.images import ensure_base_image
+from rljob_kind.installation import ensure_own_images, install
 from rljob_kind.kuberay import ensure_kuberay
 from rljob_kind.loading import load_image
 from rljob_kind.node_image import ensure_node_image
@@ -37,7 +38,9 @@ def _run_command(arguments: argparse.Namespace, progress: Progress) -> None:
             ensure_base_image(progress)
         case "up":
             up(progress)
-            progress.say("the cluster is up; for work by hand: eval $(python -m rljob_kind env)")
+        case "install":
+            up(progress)
+            install(ensure_own_images(progress), progress)
         case "down":
             ensure_tools(progress)
             delete_cluster(progress)
@@ -45,7 +48,7 @@ def _run_command(arguments: argparse.Namespace, progress: Progress) -> None:
                 stop_daemon()
         case "load":
             for image in arguments.image:
-                load_image(image, arguments.node, progress)
+                load_image(image, arguments.node, progress, arguments.base)
         case "status":
             progress.say("running" if is_running() else "not running")
             if is_running():
@@ -68,11 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("host", help="make Docker work on this machine")
     commands.add_parser("base-image", help="make debian:bookworm-slim available")
     commands.add_parser("up", help="make the cluster and KubeRay run")
+    commands.add_parser("install", help="the same, with our images and the operator's chart")
     down = commands.add_parser("down", help="remove the cluster; images and programs stay")
     down.add_argument("--docker", action="store_true", help="also stop the Docker daemon that was started from here")
     load = commands.add_parser("load", help="bring images of the Docker daemon onto a node")
     load.add_argument("image", nargs="+")
     load.add_argument("--node", default=GPU_NODE)
+    load.add_argument("--base", help="an image on that node that these were built on; only what is above it is sent")
     commands.add_parser("status", help="what runs")
     commands.add_parser("env", help="shell commands that point kubectl and helm at the cluster")
     return parser

@@ -19,8 +19,9 @@ from rljob_testing.go_programs import ensure_program
 CLUSTER = "rljob"
 GPU_NODE = f"{CLUSTER}-worker"
 CPU_NODE = f"{CLUSTER}-worker2"
+NODE_LABEL = "rljob.dev/node"
+"""On the workers, `gpu` or `cpu`."""
 NUM_GPUS = 4
-VOLUMES = ("shared-0", "shared-1", "shared-2", "shared-3")
 READY_SECONDS = 180
 CLUSTER_DISK_GIB = 6.0
 
@@ -57,7 +58,6 @@ def ensure_cluster(node_image: NodeImage, progress: Progress) -> bool:
             let_names_resolve()
         run(["kubectl", "wait", "node", "--all", "--for=condition=Ready", f"--timeout={READY_SECONDS}s"])
     set_gpus(GPU_NODE, NUM_GPUS)
-    _create_volumes()
     marker.write_text(content_hash([], configuration))
     return True
 
@@ -102,9 +102,23 @@ def audit_log() -> Path:
     return cluster_folder() / "audit" / "requests.jsonl"
 
 
-def shared_folder() -> Path:
-    """The folder of this machine that is `/var/shared` on every node; each volume is a folder in it."""
-    return cluster_folder() / "shared"
+def make_volume(name: str) -> Path:
+    """Makes an empty ReadWriteMany volume that a claim of any namespace binds by name (`volumeName`, storage class
+    `shared`), in place of one of that name. Returns its folder on this machine, which every node sees."""
+    run(["kubectl", "delete", "persistentvolume", name, "--ignore-not-found"])
+    folder = f"/var/shared/{name}"
+    on_node(CPU_NODE, ["sh", "-c", f"rm -rf {folder} && mkdir -m 0777 {folder}"])
+    template = Template((data_folder() / "volume.yaml").read_text())
+    run(["kubectl", "apply", "--filename", "-"], text=template.safe_substitute(NAME=name))
+    return cluster_folder() / "shared" / name
+
+
+def make_namespace(name: str) -> None:
+    """Makes an empty namespace that admits restricted pods only and puts them on the GPU node, the one that has the
+    trainer's image. One of that name is removed first, with everything in it."""
+    run(["kubectl", "delete", "namespace", name, "--ignore-not-found", f"--timeout={READY_SECONDS}s"])
+    template = Template((data_folder() / "namespace.yaml").read_text())
+    run(["kubectl", "apply", "--filename", "-"], text=template.safe_substitute(NAME=name))
 
 
 def _configuration(node_image: NodeImage) -> str:
@@ -120,12 +134,3 @@ def _prepare_folders() -> None:
     for log in (cluster_folder() / "audit").iterdir():
         log.unlink()
     shutil.copy2(data_folder() / "audit-policy.yaml", cluster_folder() / "audit-policy" / "policy.yaml")
-
-
-def _create_volumes() -> None:
-    """Empty volumes that pods of any user may write."""
-    folders = [f"/var/shared/{name}" for name in VOLUMES]
-    on_node(CPU_NODE, ["sh", "-c", f"rm -rf /var/shared/* && mkdir -m 0777 {' '.join(folders)}"])
-    template = Template((data_folder() / "volumes.yaml").read_text())
-    manifests = [template.safe_substitute(NAME=name) for name in VOLUMES]
-    run(["kubectl", "apply", "--filename", "-"], text="\n---\n".join(manifests))

@@ -90,6 +90,14 @@ def build_image(
         run_logged([*command, str(context)], cluster_folder() / "logs" / f"build-{name}.log")
 
 
+def remove_other_tags(repository: str, kept: str) -> None:
+    """Removes the images of a repository (a name without a tag) except one; those that are in use stay."""
+    listing = run(["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository])
+    for tag in listing.split():
+        if tag != kept:
+            succeeds(["docker", "image", "rm", tag])
+
+
 def import_image(folder: Path, tag: str, changes: Sequence[str]) -> None:
     """Makes a folder the only layer of an image; `changes` are Dockerfile instructions such as `USER 1000`."""
     options = [word for change in changes for word in ("--change", change)]
@@ -97,13 +105,19 @@ def import_image(folder: Path, tag: str, changes: Sequence[str]) -> None:
 
 
 def content_hash(paths: Sequence[Path], *values: str) -> str:
-    """Twelve hexadecimal digits that change with any of the files (folders: all files below) or values."""
+    """Twelve hexadecimal digits that change with any of the values or files; of a folder, with all files below that are
+    not made by Python."""
     digest = hashlib.sha256(json.dumps(values).encode())
     for path in paths:
-        for file in sorted([path] if path.is_file() else [entry for entry in path.rglob("*") if entry.is_file()]):
+        for file in sorted([path] if path.is_file() else filter(_counts, path.rglob("*"))):
             digest.update(f"{file.relative_to(path.parent)} {file.stat().st_mode & 0o111}\n".encode())
             digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()[:12]
+
+
+def _counts(path: Path) -> bool:
+    made = any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts)
+    return path.is_file() and not made
 
 
 @contextmanager

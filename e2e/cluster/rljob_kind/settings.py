@@ -15,6 +15,11 @@ def data_folder() -> Path:
     return Path(__file__).parents[1]
 
 
+def repository() -> Path:
+    """The checkout that this package lies in: what its images and its chart are made from."""
+    return Path(__file__).parents[3]
+
+
 def cluster_folder() -> Path:
     """Everything that is kept on this machine for clusters; safe to delete when no cluster runs."""
     return cache_folder() / "cluster"
