@@ -8,7 +8,7 @@ from rljob_cli.errors import CliError
 
 STARTER = """\
 # A reinforcement-learning run: `rljob validate FILE` checks it, `rljob run FILE` runs it on this machine,
-# and on a cluster with the RLJob operator it is `kubectl apply -f FILE`.
+# and on a cluster with the RLJob operator it is `rljob submit FILE` or `kubectl apply -f FILE`.
 apiVersion: rljob.dev/v1alpha1
 kind: RLJob
 metadata:
@@ -82,6 +82,7 @@ spec:
         maxPromptTokens: 64
 
   checkpoint:
+    # storage: {persistentVolumeClaim: rljob-storage}   # a cluster needs it: a ReadWriteMany claim for all pods
     everySteps: 12
     keep: 2
     exportHuggingFace: Final      # runs/my-first-run/export, for AutoModelForCausalLM.from_pretrained

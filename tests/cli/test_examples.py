@@ -1,0 +1,76 @@
+"""The job files under examples/: valid, fit for a cluster, taken by a real API server."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from rljob_api.loading import load_job_file
+from rljob_api.v1alpha1.cluster_rules import cluster_violations
+from rljob_api.v1alpha1.job import RLJob
+from rljob_cli.devices import Devices, DeviceType
+from rljob_cli.mapping import map_to_machine
+from rljob_testing.job_cluster import JobCluster
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+JOBS = sorted(path for path in EXAMPLES.rglob("*.yaml") if "kind: RLJob" in path.read_text())
+FOR_CLUSTERS = [path for path in JOBS if path.name != "smollm2-arithmetic.yaml"]
+
+
+def name(path: Path) -> str:
+    return path.stem
+
+
+def test_there_are_examples() -> None:
+    assert {"quickstart", "custom-reward", "two-nodes"} <= {path.stem for path in FOR_CLUSTERS}
+
+
+@pytest.mark.parametrize("path", JOBS, ids=name)
+def test_every_example_is_valid_and_runs_on_two_cpu_workers(path: Path) -> None:
+    job = load_job_file(path)
+    assert map_to_machine(job, Devices(DeviceType.CPU, 2), None).pools
+
+
+@pytest.mark.parametrize("path", FOR_CLUSTERS, ids=name)
+def test_what_is_meant_for_clusters_lacks_nothing_there(path: Path) -> None:
+    job = load_job_file(path)
+    assert cluster_violations(job.spec, has_default_image=True) == ()
+    storage = job.spec.checkpoint.storage
+    assert storage is not None
+    claim = YAML(typ="safe", pure=True).load(EXAMPLES / "storage.yaml")
+    assert storage.persistent_volume_claim == claim["metadata"]["name"]
+
+
+@pytest.mark.apiserver
+@pytest.mark.parametrize("path", JOBS, ids=name)
+def test_an_api_server_takes_it_as_it_is(job_cluster: JobCluster, path: Path) -> None:
+    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(path))
+    assert RLJob.from_wire({"spec": stored["spec"], **_head(path)}).spec == load_job_file(path).spec
+
+
+@pytest.mark.apiserver
+def test_an_api_server_takes_the_storage(job_cluster: JobCluster) -> None:
+    claim = YAML(typ="safe", pure=True).load(EXAMPLES / "storage.yaml")
+    path = f"/api/v1/namespaces/{job_cluster.namespace}/persistentvolumeclaims"
+    answer = job_cluster.server.http.post(path, params={"fieldValidation": "Strict"}, json=claim)
+    assert answer.status_code == 201, answer.text
+
+
+def test_the_reward_function_counts_digits_in_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES / "cluster")
+    try:
+        from my_rewards import digits_in_place  # type: ignore[import-not-found]
+
+        assert digits_in_place(prompt="93051>", response=" 01395\n", answer="01359", row={}) == pytest.approx(0.6)
+        assert digits_in_place(prompt="93051>", response="", answer="01359", row={}) == 0.0
+        assert digits_in_place(prompt="93051>", response="013590", answer="01359", row={}) == 1.0
+    finally:
+        sys.modules.pop("my_rewards", None)
+
+
+def _head(path: Path) -> dict[str, object]:
+    job = YAML(typ="safe", pure=True).load(path)
+    return {"apiVersion": job["apiVersion"], "kind": job["kind"], "metadata": {"name": job["metadata"]["name"]}}
