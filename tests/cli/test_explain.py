@@ -134,9 +134,9 @@ def test_many_pods_and_warnings_are_cut_to_what_can_be_read() -> None:
 def test_a_job_that_trains_hangs_on_nothing() -> None:
     assert explained(full_status(), more="  runPolicy: {activeDeadlineSeconds: 3600}\n") == (
         "RLJob team-a/small: Running, 30m old\n"
-        "  step 12 of 80, reward 0.4125, eval 0.25, checkpoint 10, ETA 9m30s\n"
+        "  step 12/80, reward 0.4125, eval 0.25, checkpoint 10, ETA 9m30s\n"
         "\n"
-        "Nothing keeps it from going on.\n"
+        "Nothing keeps it from going on: Training for 20m.\n"
         "\n"
         "What comes next:\n"
         "  Complete when the last step is done, with the export at status.exportUri\n"
@@ -158,7 +158,7 @@ def test_a_failure_says_how_to_go_on() -> None:
     text = explained(status, [pod("p", {})], more="  runPolicy: {cleanup: KeepCluster}\n")
     assert text == (
         "RLJob team-a/small: Failed, 30m old\n"
-        "  step 12 of 80, reward 0.4125, eval 0.25, checkpoint 10, ETA 9m30s\n"
+        "  step 12/80, reward 0.4125, eval 0.25, checkpoint 10, ETA 9m30s\n"
         "\n"
         "It has ended: Failed=True, reason ApplicationError, for 10m\n"
         "  exit code 1\n"

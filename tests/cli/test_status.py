@@ -37,13 +37,13 @@ def printed(stored: StoredJob, *, is_terminal: bool = False) -> str:
 def test_everything_about_a_job_that_runs() -> None:
     assert printed(job(full_status())) == (
         "RLJob team-a/small   Running   age 30m\n"
-        "  step         12 of 80, 10s ago\n"
+        "  step         12/80, 10s ago\n"
         "  reward       0.4125\n"
         "  eval score   0.25\n"
         "  tokens/s     1,235\n"
         "  ETA          9m30s\n"
         "  checkpoint   step 10, 50s ago, pvc://results/small/checkpoints/step-000010\n"
-        "  pools        main 2 of 2 ready\n"
+        "  pools        main 2/2 ready\n"
         "  attempt 1    Running for 28m, cluster small-1\n"
         "\n"
         "  CONDITION          STATUS  REASON     SINCE  MESSAGE\n"

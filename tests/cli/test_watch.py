@@ -96,7 +96,7 @@ def test_every_change_is_one_line_and_the_end_is_the_whole_status(small: JobClus
         "2026-01-31T12:30:02Z  SpecValid=True Valid",
         "2026-01-31T12:30:02Z  ClusterReady=False PodsPending: 0 of 2 pods are ready",
         "2026-01-31T12:30:10Z  ClusterReady=True Ready",
-        "2026-01-31T12:30:12Z  step 1 of 80, ETA 5m",
+        "2026-01-31T12:30:12Z  step 1/80, ETA 5m",
         "2026-01-31T12:30:14Z  Complete=True Succeeded: 80 steps",
         f"RLJob {small.namespace}/small   Running   age 0s",
     ]
@@ -171,7 +171,7 @@ def test_the_live_view_is_drawn_in_place_with_a_bar(small: JobCluster) -> None:
     assert "━━━━" in output
     assert "\x1b[2K" in output  # lines are erased, so the view stays in place
     last = output[output.rindex("RLJob") :]
-    assert "step         12 of 80" in last
+    assert "step         12/80" in last
     assert "Complete" in last
 
 

@@ -136,10 +136,15 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
                 " kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator"
             )
     else:
-        yield Text("Nothing keeps it from going on.", "bold")
+        yield Text(f"Nothing keeps it from going on{_how_it_goes(job, now)}.", "bold")
         checkpointed = condition(status, ConditionType.CHECKPOINTED)
         if checkpointed is not None and checkpointed.reason == Reason.NO_CHECKPOINT_YET:
             yield Text(f"No checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}")
+
+
+def _how_it_goes(job: StoredJob, now: datetime) -> str:
+    found = condition(job.status, ConditionType.PROGRESSING)
+    return f": {found.reason} for {age(moment(found.last_transition_time), now)}" if found is not None else ""
 
 
 def _condition_text(found: Condition, now: datetime, lead: str) -> Iterator[Text]:

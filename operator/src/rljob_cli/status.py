@@ -88,7 +88,7 @@ def progress_text(job: StoredJob) -> str | None:
     progress = job.status.progress
     if progress is None:
         return None
-    parts = [f"step {progress.step} of {progress.total_steps}"]
+    parts = [f"step {progress.step}/{progress.total_steps}"]
     if progress.reward_mean is not None:
         parts.append(f"reward {_number(progress.reward_mean)}")
     if progress.eval_score is not None:
@@ -103,7 +103,7 @@ def progress_text(job: StoredJob) -> str | None:
 def _facts(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
     status, progress = job.status, job.status.progress
     if progress is not None:
-        yield "step", f"{progress.step} of {progress.total_steps}, {age(moment(progress.updated_at), now)} ago"
+        yield "step", f"{progress.step}/{progress.total_steps}, {age(moment(progress.updated_at), now)} ago"
         if progress.reward_mean is not None:
             yield "reward", _number(progress.reward_mean)
         if progress.eval_score is not None:
@@ -118,7 +118,7 @@ def _facts(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
     if status.export_uri is not None:
         yield "export", status.export_uri
     if status.pools:
-        yield "pools", ", ".join(f"{pool.name} {pool.ready} of {pool.desired} ready" for pool in status.pools)
+        yield "pools", ", ".join(f"{pool.name} {pool.ready}/{pool.desired} ready" for pool in status.pools)
     for attempt in status.attempts:
         yield f"attempt {attempt.number}", _attempt(attempt, now)
 
