@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import LocalRun, small_job
+from rljob_testing.training_runs import Document, LocalRun, small_job
+from rljob_trainer.checkpoints.attempts import start_attempt
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -47,3 +49,77 @@ def test_a_stop_while_ray_starts_stops_at_once(tmp_path: Path) -> None:
     assert run.left_behind() == []
     # There is nothing to resume, so the same command goes on.
     assert run.output.endswith("to go on: rljob run job.yaml\n")
+
+
+STOPPING_REWARD = """
+import os
+import signal
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def score(prompt, response, answer, row):
+    in_step, in_evaluation = HERE / "stopped-in-step", HERE / "stopped-in-evaluation"
+    if prompt.startswith("2") and not in_step.exists():
+        in_step.touch()
+        os.kill(os.getppid(), signal.SIGTERM)
+        raise RuntimeError("what the reward had started was ended")
+    if prompt.startswith("3") and in_step.exists() and not in_evaluation.exists():
+        in_evaluation.touch()
+        os.kill(os.getppid(), signal.SIGTERM)
+        return -1.0
+    return sum(character.isdigit() for character in response) / 8
+"""
+
+
+def stopping_job(folder: Path) -> Document:
+    """Four steps; the prompts of every second one begin with 2, the held-out ones with 3."""
+    folder.mkdir(exist_ok=True)
+    (folder / "stopping_reward.py").write_text(STOPPING_REWARD)
+    for name, digits in (("rows", "11112222"), ("held_out", "33")):
+        lines = [json.dumps({"prompt": f"{digit}{place}>", "answer": digit}) for place, digit in enumerate(digits)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    held_out: Document = {"type": "File", "file": {"path": "held_out.jsonl"}}
+    return small_job(
+        reward={"function": {"path": "stopping_reward:score"}},
+        dataset={"file": {"path": "rows.jsonl"}, "shuffle": False},
+        evaluation={"dataset": held_out, "numPrompts": 2, "everySteps": 1},
+    )
+
+
+def test_a_stop_while_scoring_spoils_neither_the_step_nor_the_evaluation(tmp_path: Path, cluster: str) -> None:
+    # Ray's stop signals what a reward has started, so what it says from then on cannot be trusted.
+    whole = RunTrainer(tmp_path / "whole")
+    job = stopping_job(whole.folder)
+    for name in ("stopped-in-step", "stopped-in-evaluation"):
+        (whole.folder / name).touch()
+    assert whole(job, cluster).exit_code == 0
+
+    stopped = RunTrainer(tmp_path / "stopped")
+    job = stopping_job(stopped.folder)
+    first = stopped(job, cluster, attempt=1)
+    assert first.exit_code == 130, first.terminal
+    assert (first.files.state().progress.step, first.files.newest_checkpoint()) == (1, 1)
+    second = stopped(job, cluster, attempt=2)
+    assert second.exit_code == 130, second.terminal
+    assert (second.files.state().progress.step, second.files.newest_checkpoint()) == (2, 2)
+    last = stopped(job, cluster, attempt=3)
+    assert last.exit_code == 0, last.terminal
+    for name in ("critic/rewards/mean", "actor/pg_loss", "eval/greedy_score"):
+        assert len(whole.files.series(name)) >= 4
+        assert last.files.series(name) == whole.files.series(name), name
+    assert last.files.exported_weights() == whole.files.exported_weights()
+
+
+def test_a_start_that_a_later_one_has_overtaken_does_nothing(tmp_path: Path) -> None:
+    run_trainer = RunTrainer(tmp_path)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    start_attempt(checkpoints, 1_767_225_601, None)
+    late = run_trainer(small_job(), None, RLJOB_START_NUMBER="1767225600")
+    assert late.exit_code == 75, late.terminal
+    assert "attempt 1767225601 has started, attempt 1767225600 may not change the checkpoints any more" in late.terminal
+    again = run_trainer(small_job(), None, RLJOB_START_NUMBER="1767225601")
+    assert again.exit_code == 75, again.terminal
+    assert "attempt 1767225601 has started already; give each start of the job its own number" in again.terminal

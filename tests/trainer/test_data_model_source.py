@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
+import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,13 +14,14 @@ import time
 from pathlib import Path
 
 import huggingface_hub.constants
+import huggingface_hub.errors
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from rljob_api.v1alpha1.model import Model
-from rljob_trainer.data import gguf_conversion
-from rljob_trainer.data.model_source import converted_gguf, local_model_folder
+from rljob_trainer.data import gguf_conversion, model_download
+from rljob_trainer.data.model_source import ModelPlace, controller_model, converted_gguf, local_model_folder
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.settings import cache_folder
@@ -78,6 +82,90 @@ def test_a_hub_that_cannot_be_reached_is_no_fault_of_the_job(tmp_path: Path) -> 
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert output.startswith(f"{ResourceError.__name__} spec.training.model.source: 'nobody/no-such-model' not found")
     assert "and the Hugging Face hub cannot be reached (" in output
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class StandInHub:
+    """Downloads as the library does: file by file into a folder named after the commit."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+        self.files = {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": "weights"}
+        self.calls: list[tuple[str | None, bool]] = []
+
+    def snapshot_download(
+        self,
+        repository: str,
+        revision: str | None = None,
+        allow_patterns: list[str] | None = None,
+        local_files_only: bool = False,
+    ) -> str:
+        self.calls.append((revision, local_files_only))
+        folder = self.cache / repository.replace("/", "--") / "snapshots" / COMMIT
+        if local_files_only:
+            if not folder.is_dir():
+                raise huggingface_hub.errors.LocalEntryNotFoundError("not here")
+            return str(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in self.files.items():
+            if any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns or ["*"]):
+                (folder / name).write_text(text)
+                time.sleep(0.05)
+        return str(folder)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInHub:
+    hub = StandInHub(tmp_path / "hub")
+    monkeypatch.setattr(model_download, "snapshot_download", hub.snapshot_download)
+    return hub
+
+
+def test_the_controller_needs_no_weights_and_names_the_commit(tmp_path: Path, hub: StandInHub) -> None:
+    folder, place = controller_model(Model(source="some/model", revision="main"), tmp_path / "cache", tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
+    assert (place.model.source, place.model.revision) == ("some/model", COMMIT)
+    assert hub.calls == [("main", False)]
+
+
+def test_a_node_downloads_once_whatever_the_number_of_workers(tmp_path: Path, hub: StandInHub) -> None:
+    place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
+    found: list[list[str]] = []
+
+    def use() -> None:
+        found.append(sorted(path.name for path in place.folder().iterdir()))
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [["config.json", "model.safetensors", "tokenizer.json"]] * 4
+    assert sorted(hub.calls) == [(COMMIT, False)] + [(COMMIT, True)] * 3
+    # The library's cache was emptied, ours was not.
+    shutil.rmtree(hub.cache)
+    assert (place.folder() / "model.safetensors").is_file()
+
+
+def test_a_download_that_was_cut_short_is_not_taken_for_a_model(tmp_path: Path, hub: StandInHub) -> None:
+    place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
+    hub.files["model.safetensors.index.json"] = json.dumps(
+        {"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}
+    )
+    hub.files["x-1.safetensors"] = "first half"
+    with pytest.raises(
+        ConfigurationError, match=r"'some/model' at revision '0123.*' lacks x-2\.safetensors; weights must"
+    ):
+        place.folder()
+    hub.files["x-2.safetensors"] = "second half"
+    assert (place.folder() / "x-2.safetensors").is_file()
+
+
+def test_a_local_model_leads_every_node_to_its_own_copy(tmp_path: Path) -> None:
+    folder, place = controller_model(Model(source=SORT_DIGITS), tmp_path / "cache", tmp_path)
+    assert place.folder() == folder
 
 
 def test_a_gguf_file_is_converted_once_and_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,21 @@ def score(prompt, response, answer, row):
         return row["pair"] == (1, 2) and answer == {"x": None}
     if verb == "big":
         return len(prompt)
+    if verb == "terminated":
+        # As the stop of a Ray job does to every process below the trainer.
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 1.0
+    if verb == "terminates":
+        begun, tells = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(tells, b"!")
+            time.sleep(600)
+        os.read(begun, 1)
+        os.kill(child, signal.SIGTERM)
+        program = subprocess.Popen(["sleep", "600"])
+        program.terminate()
+        return (os.waitpid(child, 0)[1], program.wait()) == (signal.SIGTERM, -signal.SIGTERM)
 """
 
 
@@ -117,6 +132,12 @@ def test_a_hanging_scorer_costs_its_own_response_only_and_dies_with_its_children
     assert outcomes[1].score == 0.0
     assert [outcome.score for outcome in outcomes[4:]] == [3.0] * 8
     assert is_gone(grandchild(folder))
+
+
+def test_a_stop_signal_ends_no_scoring_and_still_ends_what_user_code_started(pool: ScorerPool) -> None:
+    outcomes = run(pool, "terminated", "terminates", "terminated")
+    assert statuses(outcomes) == "OOO"
+    assert [outcome.score for outcome in outcomes] == [1.0, 1.0, 1.0]
 
 
 def test_a_dying_scorer_costs_its_own_response_only_and_its_last_words_are_kept(pool: ScorerPool) -> None:

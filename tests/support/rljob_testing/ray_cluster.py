@@ -1,61 +1,110 @@
-"""A Ray cluster of one small node, for runs that are given one instead of starting their own."""
+"""Ray clusters on this machine, for runs that are given one instead of starting their own.
+
+`ray_cluster` is one small node. `pod_cluster` is what KubeRay makes for a job, without the pods: a head without GPUs,
+worker nodes with one declared GPU each, token authentication, and the Jobs API.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from rljob_testing.ray_jobs import RayCluster
 from rljob_testing.settings import inherited_environment
 
 MAX_STARTS = 3
 START_SECONDS = 120.0
+NUM_POD_WORKERS = 2
+OBJECT_STORE_BYTES = 100_000_000
+HEAD = ("--head", "--port=0")
+ADDRESS = r"--address='([^']+)'"
+"""What a head says about itself."""
 
 
 @contextmanager
 def ray_cluster(num_cpus: int, log_file: Path) -> Iterator[str]:
     """Its address."""
-    process, address = _started(num_cpus, log_file)
+    arguments = [*HEAD, "--include-dashboard=false", f"--num-cpus={num_cpus}", "--num-gpus=0"]
+    environment = {"CUDA_VISIBLE_DEVICES": "", "RAY_AUTH_MODE": "disabled"}
+    process, address = _started(arguments, environment, log_file, ADDRESS)
     try:
         yield address
     finally:
         _stop(process)
 
 
-def _started(num_cpus: int, log_file: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """On a machine with much else to do Ray's own start can time out, so there is more than one try."""
+@contextmanager
+def pod_cluster(folder: Path, token: str, variables: Mapping[str, str]) -> Iterator[RayCluster]:
+    """The cluster with all its nodes, whose logs are in `folder`. `variables` are in the environment of all nodes, as
+    those of a pod are."""
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        # Else each node takes its time to let work move elsewhere.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        # The Jobs API starts `python`, which is the trainer's in its image.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited_environment()["PATH"]]),
+        **variables,
+    }
+    port = _free_port()
+    with ExitStack() as stack:
+        # Ray's sockets are below this folder, and the names of sockets are short.
+        session = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rj", ignore_cleanup_errors=True)))
+        limits = [f"--object-store-memory={OBJECT_STORE_BYTES}", "--dashboard-agent-listen-port=0"]
+        head = [*HEAD, *limits, f"--temp-dir={session}", f"--dashboard-port={port}", "--num-gpus=0", "--num-cpus=1"]
+        process, address = _started(head, environment, folder / "head.log", ADDRESS)
+        stack.callback(_stop, process)
+        cluster = RayCluster(port, token, session / "session_latest" / "logs")
+        for number in range(NUM_POD_WORKERS):
+            worker = [*limits, f"--address={address}", "--num-gpus=1", "--num-cpus=2"]
+            process, _ = _started(worker, environment, folder / f"worker-{number}.log", "(Ray runtime started)")
+            stack.callback(_stop, process)
+        cluster.wait_for_nodes(1 + NUM_POD_WORKERS, START_SECONDS)
+        yield cluster
+
+
+def _started(
+    arguments: list[str], environment: Mapping[str, str], log_file: Path, announcement: str
+) -> tuple[subprocess.Popen[bytes], str]:
+    """The process of a node, and what the group of `announcement` (a regular expression) found in what it printed.
+
+    On a machine with much else to do Ray's own start can time out, so there is more than one try."""
     for _ in range(MAX_STARTS):
-        process = _start(num_cpus, log_file)
-        address = _address(process, log_file)
-        if address is not None:
-            return process, address
+        process = _start(arguments, environment, log_file)
+        found = _announced(process, log_file, announcement)
+        if found is not None:
+            return process, found
         _stop(process)
     raise AssertionError(f"Ray did not start:\n{log_file.read_text()}")
 
 
-def _start(num_cpus: int, log_file: Path) -> subprocess.Popen[bytes]:
+def _start(arguments: list[str], environment: Mapping[str, str], log_file: Path) -> subprocess.Popen[bytes]:
     with log_file.open("w") as output:
         return subprocess.Popen(
             [
-                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"),
-                *("--include-dashboard=false", "--disable-usage-stats", f"--num-cpus={num_cpus}", "--num-gpus=0"),
+                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+                *("--min-worker-port=0", "--max-worker-port=0", *arguments),
             ],
-            env=inherited_environment() | {"CUDA_VISIBLE_DEVICES": "", "RAY_AUTH_MODE": "disabled"},
+            env={**inherited_environment(), **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
 
 
-def _address(process: subprocess.Popen[bytes], log_file: Path) -> str | None:
+def _announced(process: subprocess.Popen[bytes], log_file: Path, announcement: str) -> str | None:
     """Waits for it; None when the start failed."""
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        found = re.search(r"--address='([^']+)'", log_file.read_text())
+        found = re.search(announcement, log_file.read_text())
         if found:
             return found[1]
         time.sleep(0.1)
@@ -65,3 +114,9 @@ def _address(process: subprocess.Popen[bytes], log_file: Path) -> str | None:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     process.wait(timeout=60)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -98,6 +98,7 @@ def _frames(requests: BinaryIO) -> Iterator[bytes]:
 def _outlive_stop_signals() -> None:
     """Stopping a Ray job signals every process below the trainer, which needs this one until its step is done. User
     code's own children, forked or executed, can be terminated as ever."""
+    # Not ignored: what is executed would ignore it, too.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
@@ -114,6 +115,7 @@ def _start_guardian(connection: int, lifeline: int) -> None:
         return
     if os.fork():
         os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.close(connection)
     os.read(lifeline, 1)
     os.killpg(os.getpgrp(), signal.SIGKILL)

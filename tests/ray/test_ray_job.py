@@ -1,0 +1,263 @@
+"""The trainer as it runs in the pods of a cluster: submitted through Ray's Jobs API to a head without GPUs, with its
+workers on two nodes of one declared GPU each; killed, stopped, and finished."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.loading import load_job_file
+from rljob_api.run_state import RunState
+from rljob_testing.ray_cluster import pod_cluster
+from rljob_testing.ray_jobs import Document, RayCluster, RayJob
+from rljob_testing.training_runs import RunFiles, small_job
+from rljob_trainer.pod.await_workers import worker_processes
+from rljob_trainer.pod.driver_log import DriverLogs
+from rljob_trainer.pod.ray_jobs import RayJobs
+from rljob_trainer.pod.stop_driver import stop_jobs
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+TOKEN = "a-token-of-the-test"
+FIRST_START = 1_767_225_600
+SECONDS_TO_CLEAN_UP = 30.0
+REWARDS = """
+import subprocess
+
+
+def score(prompt, response, answer, row):
+    # What a sandbox would do: a process for each response, whose end by a signal must not count as a score.
+    if subprocess.run(["sleep", "0.01"]).returncode != 0:
+        raise RuntimeError("the sandbox was ended from outside")
+    return float(response == answer)
+
+
+def raises(prompt, response, answer, row):
+    raise KeyError("no such colour")
+"""
+
+
+@dataclass(frozen=True)
+class Pods:
+    """The cluster and what its pods share."""
+
+    cluster: RayCluster
+    folder: Path
+
+    @property
+    def files(self) -> RunFiles:
+        """What the runs write."""
+        return RunFiles(self.folder / "storage" / "run")
+
+    @property
+    def checkpoints(self) -> Path:
+        """In shared storage."""
+        return self.folder / "storage" / "checkpoints"
+
+    def worker_ids(self) -> dict[int, str]:
+        """Process ids of the trainer's living workers, and the nodes that they are on."""
+        actors = [actor for actor in self.cluster.entries("actors") if actor["class_name"] == "RayWorker"]
+        return {int(str(actor["pid"])): str(actor["node_id"]) for actor in actors if actor["state"] == "ALIVE"}
+
+
+def spec_of(folder: Path, job: Document) -> str:
+    (folder / "job.json").write_text(json.dumps(job))
+    return dump_job(TrainerJob(name="small", spec=load_job_file(folder / "job.json").spec))
+
+
+def job(function: str = "score", **training: object) -> Document:
+    reward = {"function": {"path": f"my_rewards:{function}"}, "numProcesses": 2}
+    document = small_job(reward=reward, checkpoint={"everySteps": 2}, **{"steps": 1000, **training})  # type: ignore[arg-type]
+    assert isinstance(document["spec"], dict)
+    document["spec"]["pools"] = [{"name": "main", "nodes": 2, "gpusPerNode": 1}]
+    document["spec"]["env"] = [{"name": "OMP_NUM_THREADS", "value": "1"}]
+    return document
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+    folder = tmp_path_factory.mktemp("pods")
+    (folder / "code").mkdir()
+    (folder / "code" / "my_rewards.py").write_text(REWARDS)
+    storage = folder / "storage"
+    variables = {
+        "RLJOB_SPEC": spec_of(folder, job()),
+        "RLJOB_RUN_FOLDER": str(storage / "run"),
+        "RLJOB_CHECKPOINT_FOLDER": str(storage / "checkpoints"),
+        "RLJOB_JOB_FOLDER": str(folder / "code"),
+        "RLJOB_CACHE": str(folder / "cache"),
+        "RLJOB_DEVICE": "cpu",
+        "PYTHONPATH": str(folder / "code"),
+        "OMP_NUM_THREADS": "1",
+    }
+    with pod_cluster(folder, TOKEN, variables) as cluster:
+        yield Pods(cluster, folder)
+
+
+@dataclass(frozen=True)
+class Killed:
+    """The first start, whose driver is killed after a checkpoint."""
+
+    info: Document
+    worker_nodes: set[str]
+    seen_by_hook: set[int]
+    left: tuple[int, ...]
+    """Workers that outlived it."""
+    checkpoint: int
+
+
+@pytest.fixture(scope="module")
+def killed(pods: Pods) -> Killed:
+    run = pods.cluster.submit("small-1-1", FIRST_START)
+    run.wait_for_state(lambda state: state.checkpoint is not None)
+    workers = pods.worker_ids()
+    seen = set(worker_processes(Path("/proc")))
+    driver = run.info()["driver_info"]
+    assert isinstance(driver, dict)
+    os.kill(int(str(driver["pid"])), signal.SIGKILL)
+    info = run.end()
+    deadline = time.monotonic() + SECONDS_TO_CLEAN_UP
+    while set(workers) & set(worker_processes(Path("/proc"))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    left = tuple(set(workers) & set(worker_processes(Path("/proc"))))
+    state = run.state()
+    assert state is not None
+    assert state.checkpoint is not None
+    return Killed(info, set(workers.values()), seen & set(workers), left, state.checkpoint.step)
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The second start, which the head's stop hook ends."""
+
+    begun: RunState
+    info: Document
+    state: RunState
+    ended: bool
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def stopped(pods: Pods, killed: Killed) -> Stopped:
+    run = pods.cluster.submit("small-1-2", FIRST_START + 1)
+    begun = run.wait_for_state(lambda state: state.progress.step > killed.checkpoint)
+    started = time.monotonic()
+    ended = stop_jobs(RayJobs(pods.cluster.port, TOKEN), 60)
+    seconds = time.monotonic() - started
+    state = run.state()
+    assert state is not None
+    return Stopped(begun, run.info(), state, ended, seconds)
+
+
+@pytest.fixture(scope="module")
+def finished(pods: Pods, stopped: Stopped) -> RayJob:
+    """The third start, of the job made again with an end, on vLLM."""
+    document = job(steps=stopped.state.progress.step + 2, rollout={"engine": "Auto"})
+    run = pods.cluster.submit("small-1-1b", FIRST_START + 600, RLJOB_SPEC=spec_of(pods.folder, document))
+    run.end()
+    return run
+
+
+def test_workers_are_on_the_nodes_with_gpus(pods: Pods, killed: Killed) -> None:
+    nodes = {str(node["node_id"]) for node in pods.cluster.entries("nodes")}
+    assert killed.worker_nodes == nodes - {pods.cluster.head_node()}
+    assert len(killed.worker_nodes) == 2
+
+
+def test_a_driver_that_is_killed_leaves_nothing_behind(pods: Pods, killed: Killed) -> None:
+    assert killed.info["status"] == "FAILED"
+    # The number of the signal, or what a shell makes of it: Ray starts the driver through one.
+    assert killed.info["driver_exit_code"] in (-9, 128 + 9)
+    # The worker pods' hook sees the workers for as long as they are there.
+    assert len(killed.seen_by_hook) == 2
+    assert killed.left == ()
+    # Those of later starts are in other states.
+    groups = pods.cluster.entries("placement_groups")
+    driver = killed.info["job_id"]
+    assert [group["state"] for group in groups if group["creator_job_id"] == driver] == ["REMOVED", "REMOVED"]
+
+
+def test_the_next_start_goes_on_from_its_checkpoint(killed: Killed, stopped: Stopped) -> None:
+    assert killed.checkpoint >= 2
+    assert stopped.begun.resumed_from_step == killed.checkpoint
+
+
+def test_a_stop_saves_and_ends_in_time(pods: Pods, stopped: Stopped) -> None:
+    assert stopped.ended
+    assert stopped.seconds < 60
+    assert stopped.info["status"] == "STOPPED"
+    assert stopped.state.phase == "Stopped"
+    assert stopped.state.checkpoint is not None
+    assert stopped.state.checkpoint.step == stopped.state.progress.step
+    folder = pods.checkpoints / f"step-{stopped.state.progress.step:08d}.attempt-{FIRST_START + 1}"
+    assert stopped.state.checkpoint.uri == folder.as_uri()
+    assert (folder / "manifest.json").stat().st_size > 0
+    assert worker_processes(Path("/proc")) == [] or not set(worker_processes(Path("/proc"))) & set(pods.worker_ids())
+
+
+def test_the_job_made_again_ends_with_everything_in_storage(pods: Pods, stopped: Stopped, finished: RayJob) -> None:
+    assert finished.info()["status"] == "SUCCEEDED", finished.output()
+    state = finished.state()
+    assert state is not None
+    last = stopped.state.progress.step + 2
+    assert (state.phase, state.attempt, state.progress.step) == ("Complete", 1, last)
+    assert state.resumed_from_step == stopped.state.progress.step
+    # Three starts, one curve.
+    assert pods.files.training_steps() == list(range(1, last + 1))
+    newest = sorted(path.name for path in pods.checkpoints.glob("step-*"))[-1]
+    assert newest == f"step-{last:08d}.attempt-{FIRST_START + 600}"
+    assert state.checkpoint is not None
+    assert state.checkpoint.uri.endswith(newest)
+    assert state.export_uri == (pods.files.folder / "export").as_uri()
+    with safe_open(pods.files.folder / "export" / "model.safetensors", "pt") as weights:
+        assert "model.embed_tokens.weight" in weights.keys()  # noqa: SIM118 - not a mapping
+    assert {path.name for path in (pods.files.folder / "logs").glob("worker-*")} == {"worker-0.log", "worker-1.log"}
+
+
+def test_what_drivers_print_comes_out_of_the_second_container(pods: Pods, finished: RayJob) -> None:
+    output = io.BytesIO()
+    logs = DriverLogs(pods.cluster.log_folder, output, pods.folder / "copies")
+    logs.close()
+    assert "resumed from step" in finished.output()
+    assert finished.output() in output.getvalue().decode()
+    assert (pods.folder / "copies" / "driver-small-1-1b.log").read_text() == finished.output()
+
+
+def test_a_reward_that_raises_is_an_application_failure(pods: Pods) -> None:
+    storage = pods.folder / "other"
+    run = pods.cluster.submit(
+        "other-1-1",
+        FIRST_START,
+        RLJOB_SPEC=spec_of(pods.folder, job("raises")),
+        RLJOB_RUN_FOLDER=str(storage / "run"),
+        RLJOB_CHECKPOINT_FOLDER=str(storage / "checkpoints"),
+    )
+    info = run.end()
+    assert (info["status"], info["driver_exit_code"]) == ("FAILED", 1)
+    state = run.state()
+    assert state is not None
+    assert state.phase == "Failed"
+    assert state.error is not None
+    assert "my_rewards:raises" in state.error.message
+    assert "KeyError: 'no such colour'" in state.error.message
+
+
+def test_a_job_that_cannot_be_read_is_a_configuration_error(pods: Pods) -> None:
+    run = pods.cluster.submit("unread-3-1", FIRST_START, RLJOB_ATTEMPT="3", RLJOB_SPEC='{"contractVersion":99}')
+    info = run.end()
+    assert (info["status"], info["driver_exit_code"]) == ("FAILED", 2)
+    state = run.state()
+    assert state is not None
+    assert (state.phase, state.attempt) == ("Failed", 3)
+    assert state.error is not None
+    assert state.error.message.startswith("job: contract versions 1 to 1 can be read here (seen: 99)")

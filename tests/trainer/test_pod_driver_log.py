@@ -1,0 +1,173 @@
+"""What drivers print, as the second container of the head pod shows and keeps it."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.pod.driver_log import DriverLogs
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "session_latest" / "logs"
+
+
+def add(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_lines_are_printed_when_they_are_complete(folder: Path) -> None:
+    output = io.BytesIO()
+    logs = DriverLogs(folder, output, None)
+    logs.print_new()
+    assert output.getvalue() == b""
+    add(folder / "job-driver-a-1-1.log", "one\ntw")
+    add(folder / "raylet.out", "not a driver's\n")
+    logs.print_new()
+    assert output.getvalue() == b"one\n"
+    add(folder / "job-driver-a-1-1.log", "o\nthree")
+    logs.print_new()
+    assert output.getvalue() == b"one\ntwo\n"
+    logs.close()
+    assert output.getvalue() == b"one\ntwo\nthree\n"
+
+
+def test_submissions_follow_each_other(folder: Path) -> None:
+    output = io.BytesIO()
+    logs = DriverLogs(folder, output, None)
+    # Two are there already; names sort the other way round than their times.
+    add(folder / "job-driver-b.log", "first\n")
+    add(folder / "job-driver-a.log", "second\n")
+    os.utime(folder / "job-driver-b.log", (1000, 1000))
+    logs.print_new()
+    add(folder / "job-driver-0.log", "third\n")
+    logs.print_new()
+    assert output.getvalue() == b"first\nsecond\nthird\n"
+
+
+@pytest.mark.parametrize("how", ["replaced", "cut", "gone for a while"])
+def test_a_file_that_begins_anew_is_read_from_its_beginning(folder: Path, how: str) -> None:
+    output = io.BytesIO()
+    logs = DriverLogs(folder, output, None)
+    path = folder / "job-driver-a.log"
+    add(path, "old one\n")
+    logs.print_new()
+    if how == "replaced":
+        add(path, "old two\n")
+        add(folder / "new", "new\n")
+        # The old file's last lines are still read through the handle.
+        (folder / "new").replace(path)
+        expected = b"old one\nold two\nnew\n"
+    elif how == "cut":
+        path.write_text("new\n")
+        expected = b"old one\nnew\n"
+    else:
+        path.unlink()
+        folder.rmdir()
+        logs.print_new()
+        add(path, "new\n")
+        expected = b"old one\nnew\n"
+    logs.print_new()
+    assert output.getvalue() == expected
+
+
+def test_another_session_of_ray_is_followed(tmp_path: Path) -> None:
+    # The head's container is started again: the name of the newest session leads elsewhere.
+    output = io.BytesIO()
+    logs = DriverLogs(tmp_path / "session_latest" / "logs", output, None)
+    add(tmp_path / "session_1" / "logs" / "job-driver-a-1-1.log", "one\n")
+    (tmp_path / "session_latest").symlink_to(tmp_path / "session_1")
+    logs.print_new()
+    add(tmp_path / "session_1" / "logs" / "job-driver-a-1-1.log", "two\n")
+    add(tmp_path / "session_2" / "logs" / "job-driver-a-1-2.log", "three\n")
+    (tmp_path / "session_latest").unlink()
+    (tmp_path / "session_latest").symlink_to(tmp_path / "session_2")
+    logs.print_new()
+    assert output.getvalue() == b"one\ntwo\nthree\n"
+
+
+def test_the_copy_is_the_file_byte_for_byte(folder: Path, tmp_path: Path) -> None:
+    copies = tmp_path / "run" / "logs"
+    text = "".join(f"line {number}\n" for number in range(20_000)) + "end \xff without a newline"
+    add(folder / "job-driver-a-1-1.log", text[:100_000])
+    logs = DriverLogs(folder, io.BytesIO(), copies)
+    logs.print_new()
+    add(folder / "job-driver-a-1-1.log", text[100_000:])
+    logs.close()
+    assert (copies / "driver-a-1-1.log").read_text() == text
+
+
+def test_a_restart_prints_all_and_copies_nothing_twice(folder: Path, tmp_path: Path) -> None:
+    copies = tmp_path / "logs"
+    add(folder / "job-driver-a.log", "one\ntwo\n")
+    DriverLogs(folder, io.BytesIO(), copies).print_new()
+    # The container is killed here, and later starts again.
+    add(folder / "job-driver-a.log", "three\n")
+    output = io.BytesIO()
+    DriverLogs(folder, output, copies).print_new()
+    assert output.getvalue() == b"one\ntwo\nthree\n"
+    assert (copies / "driver-a.log").read_text() == "one\ntwo\nthree\n"
+    assert sorted(path.name for path in copies.iterdir()) == ["driver-a.log"]
+
+
+def test_the_log_of_a_job_that_was_made_again_does_not_mix_with_the_former(folder: Path, tmp_path: Path) -> None:
+    copies = tmp_path / "logs"
+    add(copies / "driver-a-1-1.log", "of the former job, and longer\n")
+    add(folder / "job-driver-a-1-1.log", "of this job\n")
+    DriverLogs(folder, io.BytesIO(), copies).print_new()
+    assert (copies / "driver-a-1-1.log").read_text() == "of this job\n"
+    assert (copies / "driver-a-1-1.old.log").read_text() == "of the former job, and longer\n"
+
+
+def test_printing_goes_on_where_no_copy_can_be_written(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").write_text("a file where a folder should be")
+    output = io.BytesIO()
+    logs = DriverLogs(folder, output, tmp_path / "logs")
+    for line in ("one\n", "two\n"):
+        add(folder / "job-driver-a.log", line)
+        logs.print_new()
+    assert output.getvalue() == b"one\ntwo\n"
+    said = capsys.readouterr().err
+    assert len(re.findall("no copy of the driver's log can be written", said)) == 1
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from rljob_trainer.pod import driver_log
+driver_log.POD_RAY_LOG_FOLDER = sys.argv[1]
+driver_log.DASHBOARD_PORT = int(sys.argv[2])
+sys.exit(driver_log.main())
+"""
+
+
+def test_the_program_ends_on_sigterm_after_what_is_still_there(folder: Path, tmp_path: Path) -> None:
+    # Port 1: nobody listens, as after the end of the head's container.
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder), "1"],
+        env={"RLJOB_RUN_FOLDER": str(tmp_path / "run"), "RLJOB_GRACE_SECONDS": "60"},
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    add(folder / "job-driver-a.log", "one\n")
+    assert process.stdout.readline() == b"one\n"
+    add(folder / "job-driver-a.log", "two")
+    process.send_signal(signal.SIGTERM)
+    started = time.monotonic()
+    assert process.stdout.read() == b"two\n"
+    assert process.wait(timeout=30) == 0
+    assert time.monotonic() - started < 20
+    assert (tmp_path / "run" / "logs" / "driver-a.log").read_text() == "one\ntwo"

@@ -1,0 +1,69 @@
+"""The trainer's environment: numbers that are refused, and what is known where the rest cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.settings import PodSettings, read_pod_settings, read_settings, told_run_state, worker_environment
+
+NAMES = (
+    *("RLJOB_SPEC", "RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "RLJOB_RUN_STATE_FILE", "RLJOB_RUN_FOLDER"),
+    *("RLJOB_GRACE_SECONDS", "RAY_AUTH_TOKEN", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RLJOB_DEVICE"),
+)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RLJOB_SPEC", "{}")
+
+
+def test_the_start_number_is_the_attempt_where_nobody_counts_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (read_settings().attempt, read_settings().start_number) == (1, 1)
+    monkeypatch.setenv("RLJOB_ATTEMPT", "3")
+    assert (read_settings().attempt, read_settings().start_number) == (3, 3)
+    monkeypatch.setenv("RLJOB_START_NUMBER", "1767225601")
+    assert (read_settings().attempt, read_settings().start_number) == (3, 1767225601)
+
+
+@pytest.mark.parametrize("name", ["RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "OMP_NUM_THREADS"])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "two", "2147483648", "٣"])
+def test_numbers_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=rf"^{name}: must be a whole number from 1 to 2147483647 \(seen: "):
+        read_settings()
+
+
+def test_the_state_file_is_known_where_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told_run_state() is None
+    monkeypatch.setenv("RLJOB_RUN_STATE_FILE", "/logs/state.json")
+    assert told_run_state() == (Path("/logs/state.json"), 1)
+    monkeypatch.setenv("RLJOB_ATTEMPT", "4")
+    assert told_run_state() == (Path("/logs/state.json"), 4)
+    monkeypatch.setenv("RLJOB_ATTEMPT", "many")
+    assert told_run_state() == (Path("/logs/state.json"), 1)
+
+
+def test_threads_that_ray_has_set_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert (read_settings().num_threads, read_settings().is_ray_job) == (1, False)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert (read_settings().num_threads, read_settings().is_ray_job) == (1, True)
+
+
+def test_workers_get_a_number_of_threads_only_where_one_was_chosen() -> None:
+    assert worker_environment("cpu", 3)["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in worker_environment("cpu", None)
+
+
+def test_programs_beside_the_trainer_take_whatever_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_pod_settings() == PodSettings(60.0, None, None)
+    for name, value in {"RLJOB_GRACE_SECONDS": "115", "RLJOB_RUN_FOLDER": "/run", "RAY_AUTH_TOKEN": "t"}.items():
+        monkeypatch.setenv(name, value)
+    assert read_pod_settings() == PodSettings(115.0, Path("/run"), "t")
+    monkeypatch.setenv("RLJOB_GRACE_SECONDS", "soon")
+    assert read_pod_settings().grace_seconds == 60.0
