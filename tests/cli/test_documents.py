@@ -1,0 +1,150 @@
+"""What the documents say is so: links lead somewhere, commands and values exist, rights suffice and are complete."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from typer.main import get_command
+
+from rljob_api.contract import ExitCode
+from rljob_cli.__main__ import app
+from rljob_operator.reconcile.failure import _EXIT_REASONS
+from rljob_testing.command_line import JOB
+from rljob_testing.job_cluster import JobCluster, StandInKubelet, full_status, kubeconfig_text
+
+REPOSITORY = Path(__file__).parents[2]
+DOCUMENTS = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
+INSTALL = (REPOSITORY / "docs" / "install.md").read_text()
+CHART = REPOSITORY / "charts" / "rljob-operator"
+SINCE = "2026-01-31T12:30:00Z"
+
+Rljob = Callable[..., tuple[int, str, str]]
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (document.parent / file).resolve() if file else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def command_lines() -> Iterator[tuple[str, str]]:
+    for document in DOCUMENTS:
+        for line in re.findall(r"(?:^|`)rljob ([a-z][^`\n#|]*)", document.read_text(), re.MULTILINE):
+            yield document.name, line.strip()
+
+
+def test_every_command_that_is_named_exists_with_its_options() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    seen = set()
+    for document, line in command_lines():
+        name, *words = line.split()
+        assert name in commands, f"{document}: rljob {line}"
+        options = {option for parameter in commands[name].params for option in parameter.opts}
+        for word in words:
+            assert not word.startswith("-") or word in options, f"{document}: rljob {line}"
+        seen.add(name)
+    assert seen >= {"run", "submit", "status", "logs", "explain", "delete"}
+
+
+def test_the_values_of_the_chart_are_documented_and_no_others() -> None:
+    values = YAML(typ="safe", pure=True).load(CHART / "values.yaml")
+    assert [name for name in values if not re.search(rf"`{name}[`.]", INSTALL)] == []
+    table = INSTALL[INSTALL.index("### Values") : INSTALL.index("## Storage")]
+    for cell in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE):
+        parent: list[str] = []
+        for name in re.findall(r"`([^`]+)`", cell):
+            path = [*parent, *name.strip(".").split(".")] if name.startswith(".") else name.split(".")
+            found = values
+            for part in path:
+                assert part in found, f"{name} in {cell}"
+                found = found[part]
+            parent = path[:-1]
+
+
+def test_the_documented_rights_of_the_operator_are_those_of_the_chart() -> None:
+    text = (CHART / "templates" / "_rules.tpl").read_text()
+    rules = YAML(typ="safe", pure=True).load(text[text.index("- apiGroups") : text.index("{{- end }}")])
+    table = {
+        "rljobs": ["get", "list", "watch"],
+        "rljobs/status": ["patch"],
+        "rayclusters": ["get", "list", "watch", "create", "delete"],
+        "pods": ["list", "watch"],
+        "events": ["create", "list"],
+        "secrets": ["create"],
+        "networkpolicies": ["create"],
+    }
+    granted: dict[str, set[str]] = {}
+    for rule in rules:
+        for resource in rule["resources"]:
+            granted.setdefault(resource, set()).update(rule["verbs"])
+    assert granted == {resource: set(verbs) for resource, verbs in table.items()}
+    for resource, verbs in table.items():
+        row = next(line for line in INSTALL.splitlines() if line.startswith("|") and f"`{resource}`" in line)
+        assert set(re.findall(r"get|list|watch|create|patch|delete", row.split("|")[2])) == set(verbs), row
+
+
+def test_the_documented_exit_codes_are_those_of_the_operator() -> None:
+    text = (REPOSITORY / "docs" / "cluster.md").read_text()
+    for code in (ExitCode.CONFIGURATION, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED):
+        row = next(line for line in text.splitlines() if line.startswith(f"| {code.value}"))
+        assert f"`{_EXIT_REASONS[code]}`" in row
+
+
+@pytest.mark.apiserver
+def test_the_role_for_people_suffices_for_every_command(
+    job_cluster: JobCluster, kubelet: StandInKubelet, rljob: Rljob, tmp_path: Path
+) -> None:
+    manifest = re.search(r"```yaml\n(apiVersion: rbac.*?)```", INSTALL, re.DOTALL)
+    assert manifest is not None
+    role = YAML(typ="safe", pure=True).load(manifest[1])
+    token = _token_with_role(job_cluster, role)
+    server = job_cluster.server
+    job_cluster.kubeconfig.write_text(kubeconfig_text(server.url, server.certificate, token, job_cluster.namespace))
+
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n")
+    assert rljob("submit", str(file))[0] == 0
+    file.write_text(file.read_text() + "  runPolicy: {gracePeriodSeconds: 60}\n")
+    assert rljob("submit", str(file))[0] == 0
+    metadata = job_cluster.job("small")["metadata"]
+    assert isinstance(metadata, dict)
+    labels = {"rljob.dev/job-uid": str(metadata["uid"]), "rljob.dev/attempt": "1", "ray.io/node-type": "head"}
+    state = {"running": {"startedAt": SINCE}}
+    status = {"name": "driver", "ready": True, "restartCount": 0, "image": "i", "imageID": "i", "state": state}
+    job_cluster.create_pod("head", labels, ["ray", "driver"], {"containerStatuses": [status]})
+    job_cluster.write_status("small", full_status())
+    kubelet.logs[f"{job_cluster.namespace}/head/driver"] = [b"a line\n"]
+    assert rljob("logs", "small") == (0, "a line\n", "")
+    for command in (["status", "small"], ["list"], ["explain", "small"], ["delete", "small"]):
+        code, _, errors = rljob(*command)
+        assert (code, errors) == (0, ""), command
+
+
+def _token_with_role(cluster: JobCluster, role: dict[str, object]) -> str:
+    http, namespace = cluster.server.http, cluster.namespace
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    http.post(f"{rbac}/roles", params={"fieldValidation": "Strict"}, json=role).raise_for_status()
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    http.post(accounts, json={"metadata": {"name": "person"}}).raise_for_status()
+    binding = {
+        "metadata": {"name": "person"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role["metadata"]["name"]},  # type: ignore[index]
+        "subjects": [{"kind": "ServiceAccount", "name": "person", "namespace": namespace}],
+    }
+    http.post(f"{rbac}/rolebindings", json=binding).raise_for_status()
+    answer = http.post(f"{accounts}/person/token", json={"spec": {"expirationSeconds": 3600}}).raise_for_status()
+    return str(answer.json()["status"]["token"])
