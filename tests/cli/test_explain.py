@@ -56,7 +56,10 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
         pod("small-1-main-a", {"conditions": [scheduling]}),
         pod("small-1-main-b", {"conditions": [{"type": "Ready", "status": "True"}]}),
     ]
-    warnings = [warning("small-1-main-a", "FailedScheduling", "0/3 nodes are available", "2026-01-31T12:29:00Z", 12)]
+    warnings = [
+        warning("small-1-main-a", "FailedScheduling", "0/3 nodes are available", "2026-01-31T12:29:00Z", 12),
+        warning("small-1-main-a", "Failed", "Error: Unschedulable", "2026-01-31T12:29:30Z", 1),
+    ]
     status = {"phase": "Pending", "attempts": [ATTEMPT], "conditions": [VALID, stuck]}
     assert explained(status, pods, warnings) == (
         "RLJob team-a/small: Pending, 30m old\n"
@@ -102,7 +105,7 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
                 "initContainerStatuses": [{"name": "wait-gcs-ready", "state": {"running": {}}}],
                 "containerStatuses": [waiting_container("ray", "PodInitializing", "")],
             },
-            "container wait-gcs-ready: runs, but is not ready",
+            "init container wait-gcs-ready is still running",
         ),
         (
             {"containerStatuses": [{"name": "ray", "state": {"terminated": {"reason": "Error", "exitCode": 3}}}]},
@@ -119,6 +122,19 @@ def test_what_keeps_a_pod_is_said_in_the_words_of_whoever_knows(status: dict[str
     waits = condition("ClusterReady", "False", "PodsPending", CREATED)
     text = explained({"conditions": [VALID, waits]}, [pod("p", status)])
     assert f"Pods that are not ready:\n  p (main): {trouble}\n" in text
+
+
+def test_what_is_long_loses_its_middle() -> None:
+    waits = condition("ClusterReady", "False", "ImagePullFailed", CREATED)
+    message = "cannot pull " + "registry.example.com/" * 30 + "trainer: no such host"
+    status = {"containerStatuses": [waiting_container("ray", "ErrImagePull", message)]}
+    line = next(
+        line for line in explained({"conditions": [VALID, waits]}, [pod("p", status)]).split("\n") if "p (" in line
+    )
+    assert line.startswith("  p (main): container ray: ErrImagePull: cannot pull registry.example.com/")
+    assert line.endswith("/trainer: no such host")
+    assert " ... " in line
+    assert len(line) == len("  p (main): ") + 240
 
 
 def test_many_pods_and_warnings_are_cut_to_what_can_be_read() -> None:
@@ -267,6 +283,7 @@ def test_pods_and_warnings_of_the_job_are_found_on_the_server_and_no_others(
     for name, uid in (("mine", metadata["uid"]), ("other", "another-job")):
         job_cluster.create_pod(name, {"rljob.dev/job-uid": uid, "rljob.dev/pool": "main"}, ["ray"], {})
         job_cluster.warn("Pod", name, "FailedMount", f"volume of {name}", count=3, seen=CREATED)
+    job_cluster.warn("RLJob", "small", "PodsPending", "what the condition says", count=1, seen=CREATED)
     job_cluster.warn("RayCluster", "small-1", "FailedToCreateWorkerPod", "quota", count=1, seen=CREATED)
     code, output, errors = rljob("explain", "small")
     assert (code, errors) == (0, "")
@@ -274,3 +291,4 @@ def test_pods_and_warnings_of_the_job_are_found_on_the_server_and_no_others(
     assert "Pod mine: FailedMount (x3): volume of mine\n" in output
     assert "RayCluster small-1: FailedToCreateWorkerPod: quota\n" in output
     assert "volume of other" not in output
+    assert "what the condition says" not in output

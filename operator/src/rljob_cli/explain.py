@@ -16,7 +16,7 @@ from rljob_cli.cluster import Cluster
 from rljob_cli.errors import CliError
 from rljob_cli.job_state import condition, ending, is_complete, is_true, moment, phase, storage_uri, waits_for
 from rljob_cli.kube_objects import ContainerStatus, Event, Pod, StoredJob
-from rljob_cli.plain_text import age, length, one_line, printable
+from rljob_cli.plain_text import age, length, one_line, printable, shortened
 from rljob_cli.status import progress_text
 from rljob_cli.watching import utc_now
 
@@ -43,9 +43,8 @@ def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | N
     now = now or utc_now()
     job = cluster.job(name)
     pods = cluster.pods(job)
-    about = {job.metadata.name, *(attempt.cluster for attempt in job.status.attempts)} | {
-        pod.metadata.name for pod in pods
-    }
+    # What the operator itself says about the job stands in the conditions.
+    about = {attempt.cluster for attempt in job.status.attempts} | {pod.metadata.name for pod in pods}
     warnings = [event for event in cluster.warnings(job.metadata.namespace) if event.involved_object.name in about]
     for line in explanation(job, pods, warnings, now):
         console.print(line, soft_wrap=True)
@@ -65,26 +64,26 @@ def explain_reason(text: str, console: Console) -> None:
 
 
 def explanation(job: StoredJob, pods: list[Pod], warnings: list[Event], now: datetime) -> Iterator[Text]:
-    """The whole text. `warnings`: those about the job, its clusters and its pods, oldest first."""
+    """The whole text. `warnings`: those about the job's clusters and pods, oldest first."""
     yield Text.assemble((job.where, "bold"), f": {phase(job)}, {age(job.metadata.creation_timestamp, now)} old")
     progress = progress_text(job)
     if progress is not None:
         yield Text(f"  {progress}")
     yield Text()
     yield from _headline(job, now)
-    troubled = [pod for pod in pods if not pod.is_ready and pod.metadata.deletion_timestamp is None]
-    if troubled and ending(job.status) is None:
+    waiting = [pod for pod in pods if not pod.is_ready and pod.metadata.deletion_timestamp is None]
+    troubles = {pod.metadata.name: pod_trouble(pod) for pod in waiting} if ending(job.status) is None else {}
+    if troubles:
         yield Text("\nPods that are not ready:", "bold")
-        for pod in troubled[:_MAX_PODS]:
-            yield Text(f"  {pod.metadata.name} ({pod.group}): {pod_trouble(pod)}")
-        if len(troubled) > _MAX_PODS:
-            yield Text(f"  and {len(troubled) - _MAX_PODS} more")
-    if warnings:
+        for pod in waiting[:_MAX_PODS]:
+            yield Text(f"  {pod.metadata.name} ({pod.group}): {shortened(troubles[pod.metadata.name])}")
+        if len(waiting) > _MAX_PODS:
+            yield Text(f"  and {len(waiting) - _MAX_PODS} more")
+    new = [event for event in warnings if not _says_what_is_known(event, troubles)]
+    if new:
         yield Text("\nLatest warnings:", "bold")
-        for event in warnings[-_MAX_WARNINGS:]:
-            times = f" (x{event.times})" if event.times > 1 else ""
-            about = f"{event.involved_object.kind} {event.involved_object.name}"
-            yield Text(f"  {age(event.seen, now):>5}  {about}: {event.reason}{times}: {one_line(event.message)}")
+        for event in new[-_MAX_WARNINGS:]:
+            yield Text(f"  {age(event.seen, now):>5}  {_warning(event)}")
     yield Text("\nWhat comes next:", "bold")
     for line in _what_is_next(job, now):
         yield Text(f"  {line}")
@@ -98,6 +97,9 @@ def pod_trouble(pod: Pod) -> str:
             return _reason_and_message(found.reason, found.message)
     if status.reason or status.message:
         return _reason_and_message(status.reason, status.message)
+    for container in status.init_container_statuses:
+        if container.state.running is not None:
+            return f"init container {container.name} is still running"
     for container in (*status.init_container_statuses, *status.container_statuses):
         trouble = _container_trouble(container)
         if trouble:
@@ -119,6 +121,18 @@ def _container_trouble(container: ContainerStatus) -> str:
 
 def _reason_and_message(reason: str, message: str) -> str:
     return one_line(": ".join(part for part in (reason, message) if part))
+
+
+def _says_what_is_known(event: Event, troubles: dict[str, str]) -> bool:
+    """The kubelet says the same thing in a pod's status and in several events."""
+    message = one_line(event.message).removeprefix("Error: ")
+    return message in troubles.get(event.involved_object.name, "")
+
+
+def _warning(event: Event) -> str:
+    times = f" (x{event.times})" if event.times > 1 else ""
+    about = f"{event.involved_object.kind} {event.involved_object.name}"
+    return f"{about}: {event.reason}{times}: {shortened(one_line(event.message))}"
 
 
 def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:

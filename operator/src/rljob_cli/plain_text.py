@@ -15,6 +15,14 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() or character == "\n" else " " for character in text)
 
 
+def shortened(line: str, limit: int = 240) -> str:
+    """A line with the middle left out where it is long: its beginning says what, its end often why."""
+    if len(line) <= limit:
+        return line
+    tail = (limit - 5) // 2
+    return f"{line[: limit - 5 - tail]} ... {line[-tail:]}"
+
+
 def age(then: datetime, now: datetime) -> str:
     """As `kubectl get` shows it: `45s`, `3m20s`, `12m`, `3h5m`, `2d`. Clocks that differ give no negative age."""
     return length(max((now - then).total_seconds(), 0))
