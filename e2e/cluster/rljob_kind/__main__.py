@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rljob_kind.cluster import GPU_NODE, delete_cluster, ensure_cluster, ensure_tools, is_running
+from rljob_kind.bring_up import bring_up
+from rljob_kind.cluster import GPU_NODE, delete_cluster, ensure_tools, is_running
 from rljob_kind.errors import KindError
 from rljob_kind.host import ensure_host, stop_daemon
 from rljob_kind.images import ensure_base_image
 from rljob_kind.installation import ensure_own_images, install
-from rljob_kind.kuberay import ensure_kuberay
 from rljob_kind.loading import load_image
-from rljob_kind.node_image import ensure_node_image
+from rljob_kind.locking import cluster_for_oneself
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder, kubeconfig_file, program_folder
@@ -24,7 +24,6 @@ def main() -> int:
     arguments = _parser().parse_args()
     progress = Progress(cluster_folder() / "timings" / f"{arguments.command}.json")
     try:
-        ensure_host(progress)
         _run_command(arguments, progress)
     except (KindError, BuildError) as error:
         progress.say(f"FAILED: {error}")
@@ -34,35 +33,33 @@ def main() -> int:
 
 def _run_command(arguments: argparse.Namespace, progress: Progress) -> None:
     match arguments.command:
+        case "host":
+            ensure_host(progress)
         case "base-image":
+            ensure_host(progress)
             ensure_base_image(progress)
-        case "up":
-            up(progress)
-        case "install":
-            up(progress)
-            install(ensure_own_images(progress), progress)
+        case "up" | "install":
+            with cluster_for_oneself(progress):
+                bring_up(progress)
+                if arguments.command == "install":
+                    install(ensure_own_images(progress), progress)
+            progress.say("done; for work by hand: eval $(python -m rljob_kind env)")
         case "down":
-            ensure_tools(progress)
-            delete_cluster(progress)
-            if arguments.docker:
-                stop_daemon()
+            with cluster_for_oneself(progress):
+                ensure_host(progress)
+                ensure_tools(progress)
+                delete_cluster(progress)
+                if arguments.docker:
+                    stop_daemon()
         case "load":
             for image in arguments.image:
                 load_image(image, arguments.node, progress, arguments.base)
         case "status":
-            progress.say("running" if is_running() else "not running")
-            if is_running():
-                print(run(["kubectl", "get", "nodes,pods", "--all-namespaces", "--output=wide"]), end="")
+            print(
+                run(["kubectl", "get", "nodes,pods", "--all-namespaces", "--output=wide"]) if is_running() else "down"
+            )
         case "env":
             print(f"export KUBECONFIG={kubeconfig_file()} PATH={program_folder()}:$PATH")
-
-
-def up(progress: Progress) -> None:
-    """The cluster with KubeRay, whatever it takes; nothing is repeated that is there already."""
-    ensure_tools(progress)
-    ensure_base_image(progress)
-    ensure_cluster(ensure_node_image(progress), progress)
-    ensure_kuberay(progress)
 
 
 def _parser() -> argparse.ArgumentParser:

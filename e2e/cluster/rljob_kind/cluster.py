@@ -102,15 +102,18 @@ def audit_log() -> Path:
     return cluster_folder() / "audit" / "requests.jsonl"
 
 
-def make_volume(name: str) -> Path:
-    """Makes an empty ReadWriteMany volume that a claim of any namespace binds by name (`volumeName`, storage class
-    `shared`), in place of one of that name. Returns its folder on this machine, which every node sees."""
-    run(["kubectl", "delete", "persistentvolume", name, "--ignore-not-found"])
-    folder = f"/var/shared/{name}"
-    on_node(CPU_NODE, ["sh", "-c", f"rm -rf {folder} && mkdir -m 0777 {folder}"])
+def make_volume(name: str, namespace: str) -> Path:
+    """Makes a claim of that name on an empty ReadWriteMany volume, in a namespace that does not have it yet.
+
+    Returns the volume's folder on this machine, which every node sees.
+    """
+    volume = f"{namespace}-{name}"
+    run(["kubectl", "delete", "persistentvolume", volume, "--ignore-not-found"])
+    folder = f"/var/shared/{volume}"
+    on_node(CPU_NODE, ["sh", "-c", f"rm -rf {folder} && mkdir {folder} && chmod 0777 {folder}"])
     template = Template((data_folder() / "volume.yaml").read_text())
-    run(["kubectl", "apply", "--filename", "-"], text=template.safe_substitute(NAME=name))
-    return cluster_folder() / "shared" / name
+    run(["kubectl", "apply", "--filename", "-"], text=template.safe_substitute(NAME=name, NAMESPACE=namespace))
+    return cluster_folder() / "shared" / volume
 
 
 def make_namespace(name: str) -> None:

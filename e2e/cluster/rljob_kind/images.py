@@ -44,7 +44,7 @@ def present_or_pulled(tag: str, progress: Progress) -> bool:
 def ensure_base_image(progress: Progress) -> None:
     """Makes `debian:bookworm-slim` available: the image that every Dockerfile here starts from.
 
-    Where it cannot be pulled, it is put together from Debian's packages. Raises KindError if that cannot be done either.
+    Where it cannot be pulled, it is put together from Debian's packages. Raises KindError if that is impossible too.
     """
     if present_or_pulled(BASE_IMAGE, progress):
         return

@@ -20,7 +20,7 @@ READY_SECONDS = 180
 
 
 def ensure_kuberay(progress: Progress) -> None:
-    """Installs KubeRay and waits until its operator is ready. Raises KindError or BuildError if it does not become so."""
+    """Installs KubeRay and waits until its operator is ready. Raises KindError or BuildError if it cannot be."""
     if not present_or_pulled(IMAGE, progress):
         _build_image(progress)
     load_image(IMAGE, CPU_NODE, progress)

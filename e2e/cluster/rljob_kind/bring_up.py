@@ -1,0 +1,23 @@
+"""The whole way to a cluster with KubeRay. Nothing is repeated that is there already."""
+
+from __future__ import annotations
+
+from rljob_kind.cluster import ensure_cluster, ensure_tools
+from rljob_kind.host import ensure_host
+from rljob_kind.images import ensure_base_image
+from rljob_kind.kuberay import ensure_kuberay
+from rljob_kind.node_image import ensure_node_image
+from rljob_kind.progress import Progress
+
+
+def bring_up(progress: Progress) -> bool:
+    """Makes the cluster run, with KubeRay in it; returns whether it was made now.
+
+    Raises KindError or BuildError, saying what is missing.
+    """
+    ensure_host(progress)
+    ensure_tools(progress)
+    ensure_base_image(progress)
+    is_new = ensure_cluster(ensure_node_image(progress), progress)
+    ensure_kuberay(progress)
+    return is_new

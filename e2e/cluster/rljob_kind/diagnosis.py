@@ -1,0 +1,46 @@
+"""What a person would look at first when a test on the cluster failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rljob_kind.errors import CommandError
+from rljob_kind.installation import NAMESPACE as OPERATOR_NAMESPACE
+from rljob_kind.installation import RELEASE
+from rljob_kind.kuberay import NAMESPACE as KUBERAY_NAMESPACE
+from rljob_kind.processes import run
+
+ANSWER_SECONDS = 30.0
+DRIVER_LOGS = "tail -n 80 /tmp/ray/session_latest/logs/job-driver-*.log"
+
+
+def diagnosis(namespace: str) -> list[tuple[str, str]]:
+    """(title, text) of pods, jobs, events and logs of a namespace and of the operators. Raises nothing: what cannot be
+    had is said instead."""
+    here = ["kubectl", "--namespace", namespace]
+    looks: list[tuple[str, Sequence[str]]] = [
+        ("pods", ["kubectl", "get", "pods", "--all-namespaces", "--output=wide"]),
+        ("jobs", [*here, "get", "rljobs,rayclusters", "--output=wide"]),
+        ("status of the jobs", [*here, "get", "rljobs", "--output=jsonpath={range .items[*]}{.status}{'\\n'}{end}"]),
+        ("events", [*here, "get", "events", "--sort-by=.lastTimestamp"]),
+        ("operator log", _log_of(OPERATOR_NAMESPACE, RELEASE)),
+        ("operator log before its restart", [*_log_of(OPERATOR_NAMESPACE, RELEASE), "--previous"]),
+        ("KubeRay log", _log_of(KUBERAY_NAMESPACE, "kuberay-operator")),
+    ]
+    found = [(title, _said(command)) for title, command in looks]
+    for pod in _said([*here, "get", "pods", "--selector=ray.io/node-type=head", "--output=name"]).split():
+        if pod.startswith("pod/"):
+            command = [*here, "exec", pod, "--container=ray-head", "--", "sh", "-c", DRIVER_LOGS]
+            found.append((f"driver log of {pod}", _said(command)))
+    return found
+
+
+def _log_of(namespace: str, deployment: str) -> list[str]:
+    return ["kubectl", "--namespace", namespace, "logs", f"deployment/{deployment}", "--tail=150"]
+
+
+def _said(command: Sequence[str]) -> str:
+    try:
+        return run(command, timeout_seconds=ANSWER_SECONDS)
+    except CommandError as error:
+        return f"({error.output.strip() or error})"

@@ -1,0 +1,23 @@
+"""One cluster per machine: whoever changes it, or tests on it, has it for themselves."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rljob_kind.progress import Progress
+from rljob_kind.settings import cluster_folder
+
+
+@contextmanager
+def cluster_for_oneself(progress: Progress) -> Iterator[None]:
+    """Holds a lock across processes; says so if it has to wait."""
+    cluster_folder().mkdir(parents=True, exist_ok=True)
+    with (cluster_folder() / "lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.say("waiting: another process uses the cluster")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,157 @@
+"""The cluster that the tests of this folder share: made, or found, with our images and chart; removed at the end.
+
+`KEEP=1` leaves a cluster that was made here; one that was there before stays in any case.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from rljob_kind.bring_up import bring_up
+from rljob_kind.cluster import CPU_NODE, delete_cluster, make_namespace, make_volume, on_node
+from rljob_kind.cluster import audit_log as audit_log_file
+from rljob_kind.diagnosis import diagnosis
+from rljob_kind.installation import NAMESPACE as OPERATOR_NAMESPACE
+from rljob_kind.installation import RELEASE, ensure_own_images, install
+from rljob_kind.locking import cluster_for_oneself
+from rljob_kind.processes import run
+from rljob_kind.progress import Progress
+from rljob_kind.settings import cluster_folder, keep_cluster, kubeconfig_file, program_folder
+from rljob_testing.cluster_client import Kubectl
+
+NAMESPACE = "rljob-e2e"
+STORAGE_CLAIM = "rljob-storage"
+PROGRESS = pytest.StashKey[Progress]()
+UNDIAGNOSED = pytest.StashKey[bool]()
+"""Whether there is a cluster of whose state no failed set-up has told yet."""
+
+Right = tuple[str, str, str]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[PROGRESS] = Progress(cluster_folder() / "timings" / "tests.json")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Not the fixtures: the first one may build a cluster for most of an hour. All others wait with deadlines.
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(900, func_only=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    # Once only where setting up fails: every test that needs the same thing fails with it.
+    if report.failed and (report.when == "call" or item.config.stash.get(UNDIAGNOSED, False)):
+        report.sections += diagnosis(NAMESPACE)
+        item.config.stash[UNDIAGNOSED] = False
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    terminalreporter.section("stages")
+    for stage, seconds in config.stash[PROGRESS].seconds.items():
+        terminalreporter.line(f"{seconds:8.1f} s  {stage}")
+
+
+@pytest.fixture(scope="session")
+def cluster(pytestconfig: pytest.Config) -> Iterator[None]:
+    """A cluster with KubeRay and our operator. What is being done is shown at once, not when a test fails."""
+    progress = pytestconfig.stash[PROGRESS]
+    shown = pytestconfig.pluginmanager.getplugin("capturemanager")
+    assert shown is not None
+    with cluster_for_oneself(progress):
+        with shown.global_and_fixture_disabled():
+            print(file=sys.stderr)
+            is_new = bring_up(progress)
+            pytestconfig.stash[UNDIAGNOSED] = True
+            install(ensure_own_images(progress), progress)
+        yield
+        if is_new and not keep_cluster():
+            with shown.global_and_fixture_disabled():
+                delete_cluster(progress)
+
+
+@pytest.fixture(scope="session")
+def namespace(cluster: None) -> str:
+    """A new namespace in which only restricted pods are admitted."""
+    make_namespace(NAMESPACE)
+    return NAMESPACE
+
+
+@pytest.fixture(scope="session")
+def storage(namespace: str) -> Path:
+    """The folder of this machine behind the claim `rljob-storage` of the namespace."""
+    return make_volume(STORAGE_CLAIM, namespace)
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Credentials whose namespace is that of the tests."""
+    path = tmp_path_factory.mktemp("cluster") / "kubeconfig"
+    path.write_text(kubeconfig_file().read_text())
+    run(["kubectl", "config", "set-context", "--current", f"--namespace={namespace}", f"--kubeconfig={path}"])
+    return path
+
+
+@pytest.fixture(scope="session")
+def kubectl(namespace: str, kubeconfig: Path, storage: Path) -> Kubectl:
+    """kubectl in the namespace of the tests, which has storage for jobs."""
+    return Kubectl(program_folder() / "kubectl", kubeconfig, namespace)
+
+
+@pytest.fixture(scope="session")
+def rljob(kubeconfig: Path) -> list[str]:
+    """The beginning of a command line of `rljob` for the cluster."""
+    return ["env", f"KUBECONFIG={kubeconfig}", sys.executable, "-m", "rljob_cli"]
+
+
+@pytest.fixture(scope="session")
+def jobs() -> Path:
+    """The folder of the job files."""
+    return Path(__file__).parent / "jobs"
+
+
+@pytest.fixture
+def kill_operator(cluster: None) -> Callable[[], None]:
+    """Kills the operator's process without a warning and waits until another one is ready."""
+
+    def kill() -> None:
+        kubectl = ["kubectl", "--namespace", OPERATOR_NAMESPACE]
+        selector = f"--selector=app.kubernetes.io/instance={RELEASE}"
+        pod = json.loads(run([*kubectl, "get", "pods", selector, "--output=json"]))["items"][0]
+        container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+        on_node(CPU_NODE, ["ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", container])
+        # In place the kubelet would wait longer with every kill; a new pod starts at once.
+        run([*kubectl, "delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0"])
+        run([*kubectl, "rollout", "status", f"deployment/{RELEASE}", "--timeout=120s"])
+
+    return kill
+
+
+@pytest.fixture(scope="session")
+def audit_log(cluster: None) -> Path:
+    """The API server's audit log of all service accounts, one JSON object per line."""
+    return audit_log_file()
+
+
+@pytest.fixture(scope="session")
+def operator_rights(cluster: None) -> set[Right]:
+    """What the installed chart allows the operator: (API group, resource, verb)."""
+    manifest = run(["helm", "get", "manifest", RELEASE, "--namespace", OPERATOR_NAMESPACE])
+    return {
+        (group, resource, verb)
+        for document in YAML(typ="safe", pure=True).load_all(manifest)
+        if document and document["kind"] in ("Role", "ClusterRole")
+        for rule in document["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
