@@ -174,7 +174,7 @@ def test_a_failure_says_how_to_go_on() -> None:
     text = explained(status, [pod("p", {})], more="  runPolicy: {cleanup: KeepCluster}\n")
     assert text == (
         "RLJob team-a/small: Failed, 30m old\n"
-        "  step 12/80, reward 0.4125, eval 0.25, checkpoint 10, ETA 9m30s\n"
+        "  step 12/80, reward 0.4125, eval 0.25, checkpoint 10\n"
         "\n"
         "It has ended: Failed=True, reason ApplicationError, for 10m\n"
         "  exit code 1\n"

@@ -75,6 +75,18 @@ def test_a_failure_shows_its_whole_message_and_nothing_that_steers_a_terminal() 
     )
 
 
+def test_a_job_that_has_ended_has_no_time_left() -> None:
+    status = full_status()
+    assert isinstance(status["conditions"], list)
+    status["conditions"].append(condition("Complete", "True", "Succeeded", "2026-01-31T12:29:55Z", "80 of 80 steps"))
+    ended = {"ended": "2026-01-31T12:29:55Z", "outcome": "Succeeded", "reason": "Succeeded"}
+    attempts = [{"number": 1, "cluster": "small-1", "started": "2026-01-31T12:02:00Z", **ended}]
+    text = printed(job(status | {"attempts": attempts, "exportUri": "pvc://results/small/run/export"}))
+    assert "ETA" not in text
+    assert "  export       pvc://results/small/run/export\n" in text
+    assert "  attempt 1    Succeeded after 27m, cluster small-1\n" in text
+
+
 def test_a_job_that_nobody_has_seen_yet() -> None:
     assert printed(job({})) == (
         "RLJob team-a/small   Unseen   age 30m\n"

@@ -13,7 +13,7 @@ from rich.text import Text
 from ruamel.yaml import YAML
 
 from rljob_api.v1alpha1.status import Attempt, Condition, ConditionStatus
-from rljob_cli.job_state import moment, phase
+from rljob_cli.job_state import ending, moment, phase
 from rljob_cli.kube_objects import StoredJob
 from rljob_cli.plain_text import age, length, one_line, printable
 
@@ -95,7 +95,7 @@ def progress_text(job: StoredJob) -> str | None:
         parts.append(f"eval {_number(progress.eval_score)}")
     if job.status.checkpoint is not None:
         parts.append(f"checkpoint {job.status.checkpoint.step}")
-    if progress.eta_seconds is not None:
+    if progress.eta_seconds is not None and ending(job.status) is None:
         parts.append(f"ETA {length(progress.eta_seconds)}")
     return ", ".join(parts)
 
@@ -110,7 +110,7 @@ def _facts(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
             yield "eval score", _number(progress.eval_score)
         if progress.tokens_per_second is not None:
             yield "tokens/s", f"{progress.tokens_per_second:,.0f}"
-        if progress.eta_seconds is not None:
+        if progress.eta_seconds is not None and ending(status) is None:
             yield "ETA", length(progress.eta_seconds)
     if status.checkpoint is not None:
         saved = age(moment(status.checkpoint.saved_at), now)
@@ -127,8 +127,8 @@ def _attempt(attempt: Attempt, now: datetime) -> str:
     started = moment(attempt.started)
     lasted = (moment(attempt.ended) if attempt.ended else now) - started
     parts = [f"{attempt.outcome} {'after' if attempt.ended else 'for'} {length(lasted.total_seconds())}"]
-    if attempt.reason is not None:
-        parts.append(attempt.reason)
+    if attempt.reason not in (None, attempt.outcome):
+        parts.append(str(attempt.reason))
     parts.append(f"cluster {attempt.cluster}")
     if attempt.resumed_from_step is not None:
         parts.append(f"resumed from step {attempt.resumed_from_step}")

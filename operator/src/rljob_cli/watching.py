@@ -140,7 +140,8 @@ class _Lines:
             message = f": {one_line(found.message)}" if found.message else ""
             self._say(found.type, f"{found.type}={found.status} {found.reason}{message}", now)
         progress = progress_text(job)
-        if progress is not None:
+        # At the end the summary says it.
+        if progress is not None and ending(job.status) is None:
             self._say("progress", progress, now)
 
     def note(self, text: str, now: datetime) -> None:
