@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rljob_testing import go_programs
-from rljob_testing.go_programs import PROGRAMS, BuildError, ensure_program
+from rljob_testing.go_programs import PROGRAMS, BuildError, ensure_local_program, ensure_program
 
 GO = """\
 #!/bin/sh
@@ -82,3 +82,20 @@ def test_a_kubernetes_program_replaces_its_staging_modules(tmp_path: Path, monke
         "tool k8s.io/kubernetes/cmd/kube-apiserver",
         "replace k8s.io/api => k8s.io/api v0.34.4",
     ]
+
+
+def test_a_local_program_is_built_anew_when_its_source_changes(builds: Path, tmp_path: Path) -> None:
+    source = tmp_path / "main.go"
+    source.write_text("package main\n")
+    first = ensure_local_program("pause", source)
+    assert ensure_local_program("pause", source) == first
+    source.write_text("package main\n\nfunc main() {}\n")
+    assert ensure_local_program("pause", source) != first
+    assert builds.read_text() == "build\nbuild\n"
+
+
+def test_programs_of_one_release_say_the_same_version() -> None:
+    for name in ("kubelet", "kubeadm", "kube-proxy"):
+        flags = PROGRAMS[name].linker_flags()
+        assert "-X k8s.io/component-base/version.gitVersion=v1.34.4" in flags
+        assert "-X k8s.io/client-go/pkg/version.gitMinor=34" in flags

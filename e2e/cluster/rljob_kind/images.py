@@ -106,9 +106,11 @@ def import_image(folder: Path, tag: str, changes: Sequence[str]) -> None:
 
 def content_hash(paths: Sequence[Path], *values: str) -> str:
     """Twelve hexadecimal digits that change with any of the values or files; of a folder, with all files below that are
-    not made by Python."""
+    not made by Python. Raises KindError if one is missing."""
     digest = hashlib.sha256(json.dumps(values).encode())
     for path in paths:
+        if not path.exists():
+            raise KindError(f"{path}: missing, and an image is made from it; restore it from the repository")
         for file in sorted([path] if path.is_file() else filter(_counts, path.rglob("*"))):
             digest.update(f"{file.relative_to(path.parent)} {file.stat().st_mode & 0o111}\n".encode())
             digest.update(hashlib.sha256(file.read_bytes()).digest())

@@ -42,13 +42,14 @@ def _build_image(progress: Progress) -> None:
 
 
 def _manifests() -> str:
-    """KubeRay's default installation in a namespace of its own, on the CPU node, and without the limit that gives it a
-    tenth of a core."""
+    """KubeRay's default installation in a namespace of its own, on the CPU node, and without two things that make it
+    restart on a busy machine: the limit of a tenth of a core, and a lease though it is the only one."""
     with scratch_folder("kuberay-manifests") as folder:
         published = module_folder("kuberay-operator") / "config" / "default"
         changes: list[dict[str, object]] = [
             {"op": "remove", "path": "/spec/template/spec/containers/0/resources/limits/cpu"},
             {"op": "add", "path": "/spec/template/spec/nodeSelector", "value": {NODE_LABEL: "cpu"}},
+            {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--enable-leader-election=false"},
         ]
         kustomization = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
