@@ -45,6 +45,8 @@ class Settings:
     log_level: str
     health_port: int
     metrics_port: int
+    kubeconfig: str | None
+    """For an operator that does not run in a pod."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def parse_settings(environment: Mapping[str, str]) -> Settings:
         log_level=read.choice("LOG_LEVEL", LOG_LEVELS, "info"),
         health_port=read.number("HEALTH_PORT", 8080, 1, 65535),
         metrics_port=read.number("METRICS_PORT", 9090, 1, 65535),
+        kubeconfig=environment.get("KUBECONFIG") or None,
     )
 
 

@@ -154,11 +154,12 @@ async def work_through(queue: WorkQueue[KeyT], slots: Slots, work: Callable[[Key
     `work` is expected to deal with its failures; what it raises nevertheless ends all work and is raised here."""
     async with asyncio.TaskGroup() as group:
         while True:
-            await slots.take()
             try:
                 key = await queue.get()
             except QueueClosed:
                 return
+            # The key first: whoever comes back from waiting needs a place even if there is no key.
+            await slots.take()
             group.create_task(_work_on(key, queue, slots, work))
 
 

@@ -1,20 +1,26 @@
 """The operator as a process of its own, as it runs in its pod: environment, kubeconfig with a service account's token,
-probes, signals."""
+probes, signals.
+
+Importing the operator takes longer than a small job, so processes are forked from one that has imported it.
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 import httpx
 
+from rljob_operator.__main__ import main
 from rljob_testing.apiserver import ApiServer, free_ports
-from rljob_testing.settings import inherited_environment
+from rljob_testing.settings import inherited_environment, replace_environment
 
 OPERATOR_NAMESPACE = "rljob-system"
 ACCOUNT = "rljob-operator"
@@ -116,24 +122,12 @@ class OperatorProcess:
             }
             | dict(setup.environment)
         )
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        """Of the process, which must have been started."""
-        assert self._process is not None
-        return self._process.pid
+        self._process: ForkServerProcess | None = None
 
     def start(self) -> None:
         """Starts it; does not wait."""
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "rljob_operator"],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self._process = _context().Process(target=_live, args=(self._environment, self.log_path), daemon=True)
+        self._process.start()
 
     def wait_until_healthy(self) -> None:
         """Waits for its probes."""
@@ -160,21 +154,42 @@ class OperatorProcess:
         """SIGKILL: no chance to put anything in order."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.join()
 
     def terminate(self, deadline_seconds: float = 15.0) -> int:
         """SIGTERM; returns the exit code."""
         assert self._process is not None
         self._process.terminate()
-        return self._process.wait(deadline_seconds)
+        self._process.join(deadline_seconds)
+        assert self._process.exitcode is not None, f"still there after {deadline_seconds} s: {self.log()}"
+        return self._process.exitcode
+
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.is_alive()
 
     def exit_code(self) -> int | None:
         """None while it runs."""
-        return self._process.poll() if self._process is not None else None
+        return self._process.exitcode if self._process is not None else None
 
     def log(self) -> str:
         """All that it has said, over all its lives."""
         return self.log_path.read_text() if self.log_path.exists() else ""
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "rljob_operator.__main__"])
+    return context
+
+
+def _live(environment: Mapping[str, str], log: Path) -> None:
+    """The life of a process."""
+    with log.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    replace_environment(environment)
+    sys.exit(main())
 
 
 def _create(http: httpx.Client, path: str, body: Mapping[str, object]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,15 @@ class JobPlace:
     def delete(self, name: str) -> None:
         """Deletes a job."""
         self.http.delete(f"{self.jobs}/{name}").raise_for_status()
+
+    def delete_all_jobs(self) -> None:
+        """Leaves nothing for an operator that looks at all namespaces."""
+        self.http.delete(self.jobs).raise_for_status()
+
+    def change(self, name: str, patch: Mapping[str, object]) -> None:
+        """Sends a merge patch to a job."""
+        headers = {"Content-Type": "application/merge-patch+json"}
+        self.http.patch(f"{self.jobs}/{name}", json=patch, headers=headers).raise_for_status()
 
     def job(self, name: str) -> dict[str, Any]:
         """A stored job."""
@@ -117,6 +126,14 @@ class JobPlace:
     def dashboard(self, cluster: str) -> ClusterDashboard:
         """The dashboard of a RayCluster."""
         return self.dashboards.cluster(self.namespace, cluster)
+
+    def through(self, url: str) -> JobPlace:
+        """The same place, for operators that reach the API server at another address, by plain HTTP."""
+        return replace(self, setup=replace(self.setup, server_url=url, certificate=None))
+
+    def with_environment(self, environment: Mapping[str, str]) -> JobPlace:
+        """The same place, for operators with further variables."""
+        return replace(self, setup=replace(self.setup, environment={**self.setup.environment, **environment}))
 
     def operator(self, name: str = "operator-0") -> OperatorProcess:
         """An operator for this namespace, not started yet."""

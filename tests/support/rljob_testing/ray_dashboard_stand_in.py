@@ -122,8 +122,8 @@ class ClusterDashboard:
     started: dict[str, tuple[float, Json]] = field(default_factory=dict)
     """When and with what environment each job was started, by id."""
     stopped: dict[str, float] = field(default_factory=dict)
-    num_looks: int = 0
-    """Requests for the nodes."""
+    num_asked: int = 0
+    """Requests of any kind."""
 
 
 class RayDashboardStandIn:
@@ -133,6 +133,7 @@ class RayDashboardStandIn:
         self._api = server.http
         self._clusters: dict[tuple[str, str], ClusterDashboard] = {}
         self._lock = threading.Lock()
+        self.stopped = threading.Event()
         self.on_submit: Callable[[str], None] = lambda _: None
         """Called with `before` and `after` around the start of each job."""
         stand_in = self
@@ -168,8 +169,8 @@ class RayDashboardStandIn:
         _, namespace, name, *rest = url.path.split("/")
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         cluster = self.cluster(namespace, name)
-        time.sleep(cluster.delay_seconds)
-        if cluster.down:
+        cluster.num_asked += 1
+        if self.stopped.wait(cluster.delay_seconds) or cluster.down:
             request.close_connection = True
             return
         status, text = self._authorized(request, namespace, name)
@@ -209,7 +210,6 @@ class RayDashboardStandIn:
     ) -> tuple[int, str]:
         match path:
             case ["api", "v0", "nodes"]:
-                cluster.num_looks += 1
                 return 200, _listing(self._nodes(where, cluster))
             case ["api", "v0", "placement_groups"]:
                 return 200, _listing(cluster.infeasible)
@@ -296,6 +296,7 @@ def ray_dashboard_stand_in(server: ApiServer) -> Iterator[RayDashboardStandIn]:
     try:
         yield stand_in
     finally:
+        stand_in.stopped.set()
         stand_in.server.shutdown()
         stand_in.server.server_close()
 

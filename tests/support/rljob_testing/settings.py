@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -26,3 +27,9 @@ def inherited_environment() -> dict[str, str]:
 def inherited_python_path() -> list[str]:
     """The entries of this process's PYTHONPATH."""
     return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def replace_environment(environment: Mapping[str, str]) -> None:
+    """Gives this process another environment: for a child that was forked instead of executed."""
+    os.environ.clear()
+    os.environ.update(environment)

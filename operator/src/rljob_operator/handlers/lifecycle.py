@@ -71,7 +71,7 @@ async def run_operator(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
     read_token_keys(settings.token_keys_folder)
-    connection = await load_connection()
+    connection = await load_connection(settings.kubeconfig)
     metrics, parts = Metrics(), Parts()
     async with AsyncExitStack() as stack:
         kube = await stack.enter_async_context(KubeClient(connection, metrics))

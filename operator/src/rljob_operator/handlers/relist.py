@@ -16,6 +16,7 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, objects_at, text_at
 
 RELIST_SECONDS = 60.0
+WITHOUT_KUBERAY_SECONDS = 5.0
 AFTER_FAILURE_SECONDS = 5.0
 LATCHED = {ConditionType.COMPLETE.value, ConditionType.FAILED.value}
 CLUSTER_READY = ConditionType.CLUSTER_READY.value
@@ -46,7 +47,7 @@ class Relist:
         while True:
             try:
                 await self.once()
-                await asyncio.sleep(RELIST_SECONDS)
+                await asyncio.sleep(RELIST_SECONDS if self._has_kuberay else WITHOUT_KUBERAY_SECONDS)
             except KubeError as error:
                 logger.warning("relist: %s", error)
                 await asyncio.sleep(AFTER_FAILURE_SECONDS)

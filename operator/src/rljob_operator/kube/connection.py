@@ -10,6 +10,7 @@ from kubernetes.aio.client import Configuration
 from rljob_operator.errors import SettingsError
 
 BEARER = "bearer "
+DEFAULT_KUBECONFIG = "~/.kube/config"
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Connection:
         return found[len(BEARER) :].strip() if found.lower().startswith(BEARER) else found.strip()
 
 
-async def load_connection() -> Connection:
-    """From the pod's service account, else from KUBECONFIG or ~/.kube/config. Raises SettingsError."""
+async def load_connection(kubeconfig: str | None) -> Connection:
+    """From the pod's service account, else from a kubeconfig (None: ~/.kube/config). Raises SettingsError."""
     configuration = Configuration()
     # As elsewhere in a cluster: the API server is never behind the proxy of an image's environment.
     configuration.client_session_kwargs = {"trust_env": False}
@@ -60,7 +61,9 @@ async def load_connection() -> Connection:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException:
         try:
-            await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            await config.load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=kubeconfig or DEFAULT_KUBECONFIG, client_configuration=configuration
+            )
         except (config.ConfigException, OSError) as error:
             raise SettingsError(
                 f"API server: this is neither a pod with a service account nor is there a kubeconfig ({error});"

@@ -1,0 +1,265 @@
+"""Every way in which the outside can keep a job from its end, or end it, is told with its reason.
+
+All jobs run at once under one operator; each test waits for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rljob_testing.apiserver import ApiServer
+from rljob_testing.kuberay_stand_in import STARTING, ClusterScript, KubeRayStandIn, PodScript
+from rljob_testing.operator_process_jobs import JobPlace, new_place
+from rljob_testing.ray_dashboard_stand_in import (
+    Life,
+    RayDashboardStandIn,
+    RunMoment,
+    failing,
+    run_state,
+    running_for_ever,
+    succeeding,
+)
+
+pytestmark = pytest.mark.apiserver
+
+SHORT = {"spec.runPolicy.provisioningDeadlineSeconds": 8}
+LARGE_GROUP = {
+    "name": "rollout",
+    "state": "PENDING",
+    "stats": {"scheduling_state": "INFEASIBLE"},
+    "bundles": [{"unit_resources": {"CPU": 1.0, "GPU": 8.0}}, {"unit_resources": {"CPU": 1.0, "GPU": 8.0}}],
+}
+PENDING_GROUP = {**LARGE_GROUP, "stats": {"scheduling_state": "PENDING"}}
+OUT_OF_MEMORY = PodScript(phase="Running", ready=False, ended=("OOMKilled", 137), restarts=1)
+
+
+def stopped_by_somebody(age: float, environment: Mapping[str, object]) -> RunMoment:
+    if age < 0.5:
+        return RunMoment(run_state=run_state(environment, "Running", 2))
+    return RunMoment("STOPPED", "Job was intentionally stopped.", run_state=run_state(environment, "Stopped", 2))
+
+
+def ending_without_result(_: float, environment: Mapping[str, object]) -> RunMoment:
+    return RunMoment("SUCCEEDED", exit_code=0, run_state=run_state(environment, "Running", 3))
+
+
+def losing_its_supervisor(_: float, __: Mapping[str, object]) -> RunMoment:
+    return RunMoment("FAILED", "Job supervisor actor died: SYSTEM_ERROR", "JOB_SUPERVISOR_ACTOR_DIED")
+
+
+def not_starting(_: float, __: Mapping[str, object]) -> RunMoment:
+    return RunMoment("FAILED", "Failed to set up runtime environment", "RUNTIME_ENV_SETUP_FAILURE")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job, its surroundings, and what it must say."""
+
+    condition: tuple[str, str, str]
+    """Type, status and reason."""
+    message: tuple[str, ...]
+    """All of these stand in its message."""
+    edits: Mapping[str, object] = field(default_factory=dict)
+    script: ClusterScript = field(default_factory=ClusterScript)
+    life: Life = field(default_factory=succeeding)
+    dashboard: Mapping[str, object] = field(default_factory=dict)
+    """Attributes of the dashboard."""
+
+
+def waiting(reason: str, message: str) -> ClusterScript:
+    return ClusterScript({"main": PodScript(phase="Pending", ready=False, waiting=(reason, message))})
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "no-storage": Scenario(
+        ("Failed", "True", "StorageMissing"),
+        ("spec.checkpoint.storage", "ReadWriteMany"),
+        edits={"spec.checkpoint": {}},
+    ),
+    "unschedulable": Scenario(
+        ("ClusterReady", "False", "Unschedulable"),
+        ("1 of 2 pods of pool main", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu", "(pod unschedulable-1-"),
+        edits={"spec.pools[0].nodes": 2, "spec.training.batchSize": 16},
+        script=ClusterScript(
+            {
+                "main-0": PodScript(
+                    phase="Pending",
+                    ready=False,
+                    scheduling_message="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+                )
+            }
+        ),
+    ),
+    "image": Scenario(
+        ("ClusterReady", "False", "ImagePullFailed"),
+        ("container ray", 'Back-off pulling image "example/missing:1"'),
+        script=waiting("ImagePullBackOff", 'Back-off pulling image "example/missing:1"'),
+    ),
+    "config": Scenario(
+        ("ClusterReady", "False", "ContainerConfigError"),
+        ('secret "tokens" not found',),
+        script=waiting("CreateContainerConfigError", 'secret "tokens" not found'),
+    ),
+    "crashing": Scenario(
+        ("ClusterReady", "False", "ContainerCrashing"),
+        ("container ray", "exit code 127"),
+        script=ClusterScript(
+            {
+                "main": PodScript(
+                    ready=False, waiting=("CrashLoopBackOff", "back-off 5m0s"), ended=("Error", 127), restarts=4
+                )
+            }
+        ),
+    ),
+    "mount": Scenario(
+        ("ClusterReady", "False", "VolumeMountFailed"),
+        ("FailedMount", 'configmap "my-rewards" not found'),
+        script=ClusterScript(
+            {
+                "head": PodScript(
+                    phase="Pending",
+                    ready=False,
+                    event=("FailedMount", 'MountVolume.SetUp failed: configmap "my-rewards" not found'),
+                    scheduled_seconds_ago=60.0,
+                )
+            }
+        ),
+    ),
+    "creation": Scenario(
+        ("ClusterReady", "False", "PodCreationFailed"),
+        ("exceeded quota: gpus",),
+        script=ClusterScript(pod_creation_error='pods "x" is forbidden: exceeded quota: gpus'),
+    ),
+    "not-taken": Scenario(
+        ("ClusterReady", "False", "PodCreationFailed"),
+        ("The RayCluster spec is invalid",),
+        script=ClusterScript(invalid="The RayCluster spec is invalid jobs/x: authOptions"),
+    ),
+    "too-late": Scenario(
+        ("Failed", "True", "ProvisioningDeadlineExceeded"),
+        ("within 8 s", "0 of 2 pods ready"),
+        edits=SHORT,
+        script=ClusterScript({"head": STARTING, "main": STARTING}),
+    ),
+    "few-gpus": Scenario(
+        ("PlacementFeasible", "False", "InsufficientGPUs"), ("1 of 2 GPUs",), dashboard={"num_gpus_missing": 1}
+    ),
+    "infeasible": Scenario(
+        ("PlacementFeasible", "False", "PlacementGroupInfeasible"),
+        ("rollout: 2 x {CPU: 1, GPU: 8}",),
+        life=lambda _, __: RunMoment(),
+        dashboard={"infeasible": [PENDING_GROUP, LARGE_GROUP]},
+    ),
+    "silent": Scenario(
+        ("ClusterReady", "False", "DashboardUnreachable"), ("does not answer",), dashboard={"down": True}
+    ),
+    "refused": Scenario(
+        ("JobSubmitted", "False", "SubmissionFailed"),
+        ("No available agent",),
+        dashboard={"submit_error": "No available agent to submit job, please try again later."},
+    ),
+    "not-started": Scenario(
+        ("Failed", "True", "SubmissionFailed"),
+        ("RUNTIME_ENV_SETUP_FAILURE", "Failed to set up runtime environment"),
+        life=not_starting,
+    ),
+    "lost-answer": Scenario(("Complete", "True", "Succeeded"), ("4 of 4 steps",), dashboard={"lose_answer": True}),
+    "bad-code": Scenario(
+        ("Failed", "True", "ApplicationError"),
+        ("exit code 1", "RewardError: my_rewards.score raised ValueError: no number"),
+        life=failing(1, ("RewardError", "my_rewards.score raised ValueError: no number"), "a\nb\n"),
+    ),
+    "no-words": Scenario(
+        ("Failed", "True", "ApplicationError"),
+        ("exit code 3", "ModuleNotFoundError: No module named 'rljob_trainer'"),
+        life=failing(3, None, "Traceback\nModuleNotFoundError: No module named 'rljob_trainer'\n"),
+    ),
+    "bad-file": Scenario(
+        ("Failed", "True", "ConfigurationError"),
+        ("exit code 2", "ConfigurationError: spec.training.dataset"),
+        life=failing(2, ("ConfigurationError", "spec.training.dataset: no such file"), ""),
+    ),
+    "lost-node": Scenario(
+        ("Failed", "True", "InfrastructureError"),
+        ("exit code 75", "WorkerLostError: node gone"),
+        life=failing(75, ("WorkerLostError", "node gone"), ""),
+    ),
+    "lost-supervisor": Scenario(
+        ("Failed", "True", "InfrastructureError"), ("JOB_SUPERVISOR_ACTOR_DIED",), life=losing_its_supervisor
+    ),
+    "stopped": Scenario(("Failed", "True", "StoppedOutside"), ("not by the operator",), life=stopped_by_somebody),
+    "no-result": Scenario(("Failed", "True", "EndedWithoutResult"), ("exit code 0",), life=ending_without_result),
+    "kept": Scenario(("ClusterReady", "True", "Kept"), ("kept",), edits={"spec.runPolicy.cleanup": "KeepCluster"}),
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(
+    server: ApiServer,
+    kuberay: KubeRayStandIn,
+    dashboards: RayDashboardStandIn,
+    account_token: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[JobPlace]:
+    """All of them, under way."""
+    folder: Path = tmp_path_factory.mktemp("operator")
+    place = new_place(server, kuberay, dashboards, account_token, folder)
+    operator = place.operator()
+    operator.start()
+    try:
+        for name, scenario in SCENARIOS.items():
+            place.script(f"{name}-1", scenario.script)
+            dashboard = place.dashboard(f"{name}-1")
+            dashboard.life = scenario.life
+            for attribute, value in scenario.dashboard.items():
+                setattr(dashboard, attribute, value)
+            place.submit(name, scenario.edits)
+        yield place
+        assert "mistake in the operator" not in operator.log(), operator.log()
+    finally:
+        operator.kill()
+        place.delete_all_jobs()
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_reason_is_told(jobs: JobPlace, name: str) -> None:
+    scenario = SCENARIOS[name]
+    kind, status, reason = scenario.condition
+    condition = jobs.wait_for(name, kind, reason, status)
+    for part in scenario.message:
+        assert part in condition["message"]
+    assert condition["observedGeneration"] == 1
+    assert len(condition["message"]) <= 1024
+
+
+def test_what_is_gone_while_the_trainer_runs(jobs: JobPlace) -> None:
+    for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
+        jobs.dashboard(f"{name}-1").life = running_for_ever()
+        jobs.submit(name)
+    for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
+        jobs.wait_for(name, "Progressing", "Training")
+    jobs.script("no-head-1", ClusterScript(missing=("head-0",)))
+    jobs.script("no-memory-1", ClusterScript({"head": OUT_OF_MEMORY}))
+    jobs.dashboard("no-memory-1").forgets_jobs = True
+    jobs.dashboard("no-driver-1").forgets_jobs = True
+    jobs.http.delete(f"/apis/ray.io/v1/namespaces/{jobs.namespace}/rayclusters/no-cluster-1").raise_for_status()
+    assert "head pod is gone" in jobs.wait_for("no-head", "Failed", "HeadLost")["message"]
+    assert "was deleted" in jobs.wait_for("no-cluster", "Failed", "ClusterLost")["message"]
+    assert "no longer knows" in jobs.wait_for("no-driver", "Failed", "DriverLost")["message"]
+    jobs.script("no-memory-1", ClusterScript({"head": PodScript(ended=("OOMKilled", 137), restarts=1)}))
+    assert "OOMKilled" in jobs.wait_for("no-memory", "Failed", "OutOfMemory")["message"]
+
+
+def test_a_running_job_meets_a_deadline_that_is_set_later(jobs: JobPlace) -> None:
+    jobs.dashboard("long-run-1").life = running_for_ever(2)
+    jobs.submit("long-run")
+    jobs.wait_for("long-run", "Progressing", "Training")
+    jobs.change("long-run", {"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})
+    ended = jobs.wait_for("long-run", "Failed", "ActiveDeadlineExceeded")
+    assert "checkpoint of step 2" in ended["message"]
+    assert list(jobs.dashboard("long-run-1").stopped) == ["long-run-1-1"]
+    assert jobs.job("long-run")["status"]["attempts"][0]["outcome"] == "Stopped"

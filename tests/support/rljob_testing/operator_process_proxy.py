@@ -1,0 +1,209 @@
+"""A proxy between the operator and the API server: it writes down every request, and can stop the world around one.
+
+A test kills the operator before a write reaches the server or before its answer comes back, or answers in the server's
+place.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from rljob_testing.apiserver import ApiServer
+
+VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+CHUNK_BYTES = 65536
+DROPPED_HEADERS = {"host", "connection", "content-length", "transfer-encoding"}
+PATH = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))/v[^/]+(?:/namespaces/(?P<namespace>[^/]+))?"
+    r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?P<sub>/[^/]+)?)?$"
+)
+
+
+@dataclass(frozen=True)
+class SeenRequest:
+    """One request, as role-based access control sees it."""
+
+    verb: str
+    group: str
+    resource: str
+    """With the subresource, as in `rljobs/status`."""
+    name: str
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it changes something."""
+        return self.verb in VERBS.values()
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An answer in the server's place."""
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+
+
+class ApiProxy:
+    """Passes requests on. `before` and `after` are called around each one that is not a watch; what `fault` returns is
+    answered instead."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._target = urlsplit(server.url)
+        self._tls = ssl.create_default_context(cafile=str(server.certificate))
+        self._lock = threading.Lock()
+        self._upstreams: list[http.client.HTTPSConnection] = []
+        self.requests: list[SeenRequest] = []
+        self.before: Callable[[SeenRequest], None] = lambda _: None
+        self.after: Callable[[SeenRequest], None] = lambda _: None
+        self.fault: Callable[[SeenRequest], Fault | None] = lambda _: None
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            upstream: http.client.HTTPSConnection | None = None
+
+            def handle_one_request(self) -> None:
+                try:
+                    super().handle_one_request()
+                except (OSError, http.client.HTTPException):
+                    self.close_connection = True
+
+            def finish(self) -> None:
+                if self.upstream is not None:
+                    self.upstream.close()
+                with suppress(OSError):
+                    super().finish()
+
+            def do_GET(self) -> None:
+                if self.upstream is None:
+                    self.upstream = proxy.connect()
+                proxy.pass_on(self, self.upstream)
+
+            do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+
+    @property
+    def url(self) -> str:
+        """Plain HTTP, on this machine."""
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def connect(self) -> http.client.HTTPSConnection:
+        """A connection to the server."""
+        assert self._target.hostname is not None
+        made = http.client.HTTPSConnection(self._target.hostname, self._target.port, context=self._tls, timeout=400)
+        with self._lock:
+            self._upstreams.append(made)
+        return made
+
+    def cut(self) -> None:
+        """Ends all connections to the server, watches too: it waits for them when it stops."""
+        with self._lock:
+            for upstream in self._upstreams:
+                if upstream.sock is not None:
+                    with suppress(OSError):
+                        upstream.sock.shutdown(socket.SHUT_RDWR)
+            self._upstreams.clear()
+
+    def pass_on(self, client: BaseHTTPRequestHandler, upstream: http.client.HTTPSConnection) -> None:
+        """Serves one request."""
+        body = client.rfile.read(int(client.headers.get("Content-Length") or 0))
+        seen = seen_request(client.command, client.path)
+        if seen is not None:
+            with self._lock:
+                self.requests.append(seen)
+            fault = self.fault(seen)
+            if fault is not None:
+                _answer(client, fault.status, dict(fault.headers), json.dumps(_status(fault)).encode())
+                return
+            if seen.verb != "watch":
+                self.before(seen)
+        headers = {name: value for name, value in client.headers.items() if name.lower() not in DROPPED_HEADERS}
+        upstream.request(client.command, client.path, body=body or None, headers=headers)
+        answer = upstream.getresponse()
+        kept = {name: value for name, value in answer.getheaders() if name.lower() not in DROPPED_HEADERS}
+        if seen is not None and seen.verb == "watch":
+            _stream(client, answer, kept)
+            return
+        data = answer.read()
+        if seen is not None:
+            self.after(seen)
+        _answer(client, answer.status, kept, data)
+
+
+@contextmanager
+def api_proxy(server: ApiServer) -> Iterator[ApiProxy]:
+    """A proxy at work."""
+    proxy = ApiProxy(server)
+    threading.Thread(target=proxy.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield proxy
+    finally:
+        proxy.server.shutdown()
+        proxy.server.server_close()
+        proxy.cut()
+
+
+def seen_request(method: str, path: str) -> SeenRequest | None:
+    """What a request asks for; None for discovery."""
+    url = urlsplit(path)
+    found = PATH.match(url.path)
+    if found is None:
+        return None
+    name = found["name"] or ""
+    if method == "GET":
+        verb = "watch" if parse_qs(url.query).get("watch") else "get" if name else "list"
+    else:
+        verb = VERBS[method]
+    return SeenRequest(verb, found["group"] or "", found["plural"] + (found["sub"] or ""), name)
+
+
+def _status(fault: Fault) -> dict[str, object]:
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "reason": fault.reason,
+        "message": f"injected {fault.reason}",
+        "code": fault.status,
+    }
+
+
+def _answer(client: BaseHTTPRequestHandler, status: int, headers: Mapping[str, str], data: bytes) -> None:
+    client.send_response(status)
+    for name, value in headers.items():
+        client.send_header(name, value)
+    client.send_header("Content-Length", str(len(data)))
+    client.end_headers()
+    client.wfile.write(data)
+
+
+def _stream(client: BaseHTTPRequestHandler, answer: http.client.HTTPResponse, headers: Mapping[str, str]) -> None:
+    """As it comes, chunk by chunk."""
+    client.send_response(answer.status)
+    for name, value in headers.items():
+        client.send_header(name, value)
+    client.send_header("Transfer-Encoding", "chunked")
+    client.end_headers()
+    while data := answer.read1(CHUNK_BYTES):
+        client.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        client.wfile.flush()
+    client.wfile.write(b"0\r\n\r\n")
