@@ -40,7 +40,7 @@ def _absent(draft: StatusDraft, observed: Observed) -> Verdict:
     if cluster is not None:
         return FALSE, Reason.NAME_CONFLICT, f"there is a RayCluster {name} already that does not belong to this job"
     if observed.pods:
-        message = f"{len(observed.pods)} pods of a former RayCluster {name} have not ended yet"
+        message = f"pods of a former RayCluster {name} have not ended yet ({len(observed.pods)})"
         return FALSE, Reason.CREATING, message
     failure = observed.failure
     if failure is not None and failure.kind is EffectKind.CREATE_CLUSTER:

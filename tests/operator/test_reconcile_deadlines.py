@@ -1,0 +1,169 @@
+"""What time alone does: the deadlines, stopping in good order, and when the operator looks again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.run_state import RunPhase
+from rljob_api.v1alpha1.status import AttemptOutcome
+from rljob_operator.reconcile.observed import Answer, Observed, RayJobStatus, RayView
+from rljob_operator.reconcile.plan import DeleteCluster, StopJob
+from rljob_testing.operator_jobs import spec
+from rljob_testing.operator_observed import (
+    CLUSTER_UID,
+    after,
+    at,
+    at_work,
+    cluster,
+    condition,
+    decide,
+    found,
+    observed,
+    provisioning,
+    ray,
+    ray_job,
+    ready_pods,
+    run_state,
+    running,
+)
+
+C = ConditionType
+LIMITS = spec(
+    {
+        "runPolicy": {
+            "provisioningDeadlineSeconds": 300,
+            "activeDeadlineSeconds": 1000,
+            "gracePeriodSeconds": 50,
+        }
+    }
+)
+UNREACHABLE = RayView(Answer.UNREACHABLE, error="timeout")
+
+
+def pending(seconds_ago: float) -> Observed:
+    return observed(provisioning(seconds_ago=seconds_ago), cluster(), job_spec=LIMITS)
+
+
+def training(seconds_ago: float) -> Observed:
+    """Since so many seconds, with a checkpoint of step 4."""
+    status = running(seconds_ago, condition(C.PROGRESSING, reason=Reason.TRAINING))
+    return at_work(state=run_state(checkpoint_step=4), status=status, job_spec=LIMITS)
+
+
+def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
+    assert found(decide(pending(299)).status, C.FAILED) is None
+    plan = decide(pending(300))
+    assert found(plan.status, C.FAILED) == (
+        "True",
+        "ProvisioningDeadlineExceeded",
+        "the trainer did not run within 300 s: 0 of 2 pods ready; waiting for the head pod and 1 of pool main",
+    )
+    assert plan.status.attempts[0].outcome is AttemptOutcome.FAILED
+    assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
+
+
+@pytest.mark.parametrize(
+    ("seen", "text"),
+    [
+        (ray(gpus=(1,)), "Ray has 1 of 2 GPUs, 1 on the node with the fewest"),
+        (UNREACHABLE, "all pods are ready, but Ray's dashboard does not answer: timeout"),
+        (ray(), "Ray job example-1-1 is being submitted"),
+    ],
+)
+def test_the_deadline_names_what_was_missing(seen: RayView, text: str) -> None:
+    ready = replace(pending(10), pods=ready_pods(), ray=seen)
+    waited = after(ready, decide(ready))
+    told = found(decide(waited, at(290)).status, C.FAILED)
+    assert told is not None
+    assert told[2] == f"the trainer did not run within 300 s: {text}"
+
+
+def test_a_job_that_was_submitted_has_no_provisioning_deadline() -> None:
+    unready = replace(training(301), pods=ready_pods()[:1])
+    assert found(decide(unready).status, C.FAILED) is None
+
+
+def test_the_active_deadline_stops_the_trainer_first() -> None:
+    assert decide(training(999)).effects == ()
+    plan = decide(training(1000))
+    assert plan.effects == (StopJob("example-1-1"),)
+    assert found(plan.status, C.FAILED) is None
+    message = "the trainer was asked to stop (ActiveDeadlineExceeded)"
+    assert found(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
+    assert plan.status.phase == "Stopping"
+    asked = after(training(1000), plan)
+    again = decide(asked, at(4))
+    assert again.effects == plan.effects
+    assert again.status == plan.status
+    ended = replace(asked, ray=ray(ray_job(RayJobStatus.STOPPED), run_state(RunPhase.STOPPED, checkpoint_step=7)))
+    last = decide(ended, at(8))
+    assert found(last.status, C.FAILED) == (
+        "True",
+        "ActiveDeadlineExceeded",
+        "the trainer was asked to stop and has ended; it leaves the checkpoint of step 7",
+    )
+    assert last.status.attempts[0].outcome is AttemptOutcome.STOPPED
+
+
+def test_a_trainer_that_does_not_stop_gets_its_grace_from_the_request() -> None:
+    # The operator was away when the deadline passed, 4000 s ago.
+    late = training(5000)
+    plan = decide(late)
+    assert plan.effects == (StopJob("example-1-1"),)
+    asked = after(late, plan)
+    assert found(decide(asked, at(49)).status, C.FAILED) is None
+    assert found(decide(asked, at(50)).status, C.FAILED) == (
+        "True",
+        "ActiveDeadlineExceeded",
+        "the trainer was asked to stop and did not end within 50 s",
+    )
+
+
+def test_a_silent_dashboard_does_not_prolong_the_grace() -> None:
+    asked = after(training(1000), decide(training(1000)))
+    silent = replace(asked, ray=UNREACHABLE)
+    plan = decide(silent, at(20))
+    assert plan.effects == ()
+    assert found(plan.status, C.PROGRESSING) == found(asked.job.status, C.PROGRESSING)
+    assert found(decide(after(silent, plan), at(50)).status, C.FAILED) is not None
+
+
+def test_a_request_to_stop_is_not_taken_back() -> None:
+    asked = after(training(1000), decide(training(1000)))
+    raised = spec({"runPolicy.activeDeadlineSeconds": 100_000})
+    stopped = replace(asked, job=replace(asked.job, spec=raised), ray=ray(ray_job(RayJobStatus.STOPPED)))
+    told = found(decide(stopped, at(30)).status, C.FAILED)
+    assert told is not None
+    assert told[1] == "ActiveDeadlineExceeded"
+
+
+def test_success_at_the_deadline_is_success() -> None:
+    done = replace(training(1000), ray=ray(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE)))
+    plan = decide(done)
+    assert found(plan.status, C.COMPLETE) is not None
+    assert found(plan.status, C.FAILED) is None
+
+
+def test_a_deadline_can_be_raised_in_time() -> None:
+    raised = replace(training(1000), job=replace(training(1000).job, spec=spec()))
+    assert decide(raised).effects == ()
+
+
+@pytest.mark.parametrize(
+    ("seen", "seconds"),
+    [
+        # Pods start: their events are looked at every 10 s, or at the deadline.
+        (pending(100), 10),
+        (pending(297), 3),
+        (replace(pending(100), pods=ready_pods(), ray=ray(gpus=())), 4),
+        (training(100), 4),
+        (training(998), 2),
+        (observed(provisioning(seen=False, seconds_ago=55), cluster(owner_uid="other"), job_spec=LIMITS), 5),
+        (observed(running(60, condition(C.FAILED))), None),
+    ],
+)
+def test_the_operator_looks_again_in_time(seen: Observed, seconds: float | None) -> None:
+    assert decide(seen).look_again_seconds == seconds

@@ -1,0 +1,164 @@
+"""How attempts end: whose fault it is, and what the message says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.contract import HEAD_GROUP
+from rljob_api.run_state import RunError, RunPhase
+from rljob_api.v1alpha1.status import AttemptOutcome
+from rljob_operator.reconcile.observed import Observed, PodProblem, RayJobStatus, RayView
+from rljob_testing.operator_observed import (
+    at_work,
+    cluster,
+    condition,
+    decide,
+    found,
+    observed,
+    pod,
+    ray,
+    ray_job,
+    ready_pods,
+    run_state,
+    running,
+)
+
+C, R = ConditionType, Reason
+OOM = PodProblem(R.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)")
+
+
+def failure(seen: Observed) -> tuple[str, str]:
+    """Reason and message of the failure."""
+    told = found(decide(seen).status, C.FAILED)
+    assert told is not None
+    return told[1:]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "start"),
+    [
+        (1, R.APPLICATION_ERROR, "the trainer ended with exit code 1: "),
+        (2, R.CONFIGURATION_ERROR, "the trainer ended with exit code 2: "),
+        (3, R.APPLICATION_ERROR, "the trainer ended with exit code 3: "),
+        (75, R.INFRASTRUCTURE_ERROR, "the trainer ended with exit code 75: "),
+        (130, R.STOPPED_OUTSIDE, "the trainer ended with exit code 130: "),
+        (-9, R.INFRASTRUCTURE_ERROR, "the trainer ended with signal SIGKILL: "),
+        (-15, R.INFRASTRUCTURE_ERROR, "the trainer ended with signal SIGTERM: "),
+        (-11, R.APPLICATION_ERROR, "the trainer ended with signal SIGSEGV: "),
+        (-99, R.APPLICATION_ERROR, "the trainer ended with signal 99: "),
+    ],
+)
+def test_the_exit_code_says_whose_fault_it_is(code: int, reason: Reason, start: str) -> None:
+    plan = decide(at_work(ray_job(RayJobStatus.FAILED, code)))
+    assert found(plan.status, C.FAILED) == ("True", reason.value, start + "Ray's message")
+    stopped = reason is R.STOPPED_OUTSIDE
+    assert plan.status.attempts[0].outcome is (AttemptOutcome.STOPPED if stopped else AttemptOutcome.FAILED)
+    assert plan.status.attempts[0].reason == reason.value
+
+
+@pytest.mark.parametrize(
+    ("error_type", "reason"),
+    [
+        ("JOB_SUPERVISOR_ACTOR_DIED", R.INFRASTRUCTURE_ERROR),
+        ("JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE", R.INFRASTRUCTURE_ERROR),
+        (None, R.INFRASTRUCTURE_ERROR),
+        ("JOB_SUPERVISOR_ACTOR_START_TIMEOUT", R.SUBMISSION_FAILED),
+        ("JOB_ENTRYPOINT_COMMAND_START_ERROR", R.SUBMISSION_FAILED),
+        ("RUNTIME_ENV_SETUP_FAILURE", R.SUBMISSION_FAILED),
+    ],
+)
+def test_without_an_exit_code_ray_says_what_happened(error_type: str | None, reason: Reason) -> None:
+    assert failure(at_work(ray_job(RayJobStatus.FAILED, None, error_type)))[0] == reason
+
+
+@pytest.mark.parametrize("code", [75, -9, None])
+def test_a_failure_that_memory_explains_says_so(code: int | None) -> None:
+    seen = at_work(ray_job(RayJobStatus.FAILED, code))
+    pods = (*ready_pods(), pod("worker-7", problem=OOM))
+    assert failure(replace(seen, pods=pods)) == (
+        "OutOfMemory",
+        "pod worker-7: container ray was killed for want of memory (OOMKilled)",
+    )
+    # The job's own error stays its own.
+    assert failure(replace(at_work(ray_job(RayJobStatus.FAILED, 1)), pods=pods))[0] == "ApplicationError"
+
+
+def test_a_head_that_ran_out_of_memory() -> None:
+    ended = pod("h", HEAD_GROUP, ended=True, problem=OOM)
+    assert failure(observed(running(), cluster(), (ended, pod("w"))))[0] == "OutOfMemory"
+    restarted = pod("h", HEAD_GROUP, problem=OOM)
+    assert failure(observed(running(), cluster(), (restarted, pod("w")), ray()))[0] == "OutOfMemory"
+
+
+def test_an_evicted_head_is_named_with_the_reason() -> None:
+    evicted = pod("h", HEAD_GROUP, ended=True, problem=PodProblem(R.INFRASTRUCTURE_ERROR, "Evicted: low on disk"))
+    assert failure(observed(running(), cluster(), (evicted, pod("w")))) == (
+        "HeadLost",
+        "the head pod h has ended: Evicted: low on disk",
+    )
+
+
+def test_a_head_that_goes_is_waited_for() -> None:
+    going = observed(running(), cluster(), (pod("h", HEAD_GROUP, ready=False, deleting=True), pod("w")))
+    plan = decide(going)
+    assert found(plan.status, C.FAILED) is None
+    assert found(plan.status, C.PROGRESSING) == ("False", "Stopping", "the head pod h is being removed")
+    stopped = replace(going, ray=ray(ray_job(RayJobStatus.STOPPED)))
+    assert failure(stopped) == ("HeadLost", "the head pod h was removed while the trainer ran")
+
+
+def test_a_cluster_that_has_never_been_complete_may_get_a_new_head() -> None:
+    status = running().model_copy(update={"conditions": ()})
+    unsubmitted = status.model_copy(update={"attempts": (status.attempts[0].model_copy(update={"submissions": 0}),)})
+    assert found(decide(observed(unsubmitted, cluster(), (pod("w"),))).status, C.FAILED) is None
+
+
+def test_a_cluster_that_is_being_deleted_is_lost() -> None:
+    seen = observed(running(), cluster(deleting=True), ready_pods())
+    assert failure(seen) == ("ClusterLost", "RayCluster example-1 was deleted while the job needed it")
+    replaced = observed(running(), cluster(uid="c2"), ready_pods())
+    assert failure(replaced)[0] == "ClusterLost"
+
+
+def test_success_needs_the_trainers_word() -> None:
+    done = ray_job(RayJobStatus.SUCCEEDED, 0)
+    assert failure(at_work(done)) == (
+        "EndedWithoutResult",
+        "the trainer ended with exit code 0, but wrote no run state that can be read",
+    )
+    assert found(decide(at_work(done, run_state(RunPhase.COMPLETE))).status, C.COMPLETE) is not None
+
+
+def test_the_trainers_own_error_comes_before_its_log() -> None:
+    state = run_state(RunPhase.FAILED, error=RunError(kind="RewardError", message="score() raised ValueError: no"))
+    seen = at_work(ray_job(RayJobStatus.FAILED, 1), state, log_tail="last line")
+    assert failure(seen)[1] == "the trainer ended with exit code 1: RewardError: score() raised ValueError: no"
+
+
+def test_a_long_error_keeps_its_start_and_a_long_log_its_end() -> None:
+    state = run_state(RunPhase.FAILED, error=RunError(kind="E", message="a" * 4000))
+    long_error = failure(at_work(ray_job(RayJobStatus.FAILED, 1), state))[1]
+    assert len(long_error) == 1023
+    assert long_error.startswith("the trainer ended with exit code 1: E: aaa")
+    assert long_error.endswith("a...")
+    lines = "\n".join(f"line {number}" for number in range(400))
+    long_log = failure(at_work(ray_job(RayJobStatus.FAILED, 1), log_tail=lines))[1]
+    assert len(long_log) <= 1024
+    assert long_log.startswith("the trainer ended with exit code 1: ... line ")
+    assert long_log.endswith("line 398\nline 399")
+
+
+def test_messages_are_printable() -> None:
+    log_tail = "\x1b[31mTraceback\x1b[0m\r\n\tValueError: \ud800\x00bad\u2028end\n"
+    message = failure(at_work(ray_job(RayJobStatus.FAILED, 1), log_tail=log_tail))[1]
+    assert message == "the trainer ended with exit code 1: Traceback\n ValueError:   bad end"
+
+
+def test_an_ending_seen_at_the_deadline_is_the_ending() -> None:
+    asked = running(60, condition(C.PROGRESSING))
+    done = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE), asked)
+    assert found(decide(done).status, C.COMPLETE) is not None
+    assert isinstance(done.ray, RayView)

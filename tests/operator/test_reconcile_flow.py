@@ -1,0 +1,288 @@
+"""A job's way through the operator, pass by pass: intents before effects, conditions, phases, the end and after."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.contract import HEAD_GROUP
+from rljob_api.run_state import RunPhase
+from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, PoolStatus, RLJobStatus
+from rljob_operator.reconcile.observed import Answer, Observed, PodProblem, RayJobStatus, RayView
+from rljob_operator.reconcile.plan import CreateCluster, DeleteCluster, SubmitJob
+from rljob_operator.reconcile.reconcile import reconcile
+from rljob_testing.operator_jobs import DEFAULTS, spec
+from rljob_testing.operator_observed import (
+    CLUSTER_UID,
+    NOW,
+    after,
+    at,
+    at_work,
+    attempt,
+    cluster,
+    condition,
+    decide,
+    found,
+    observed,
+    pod,
+    provisioning,
+    ray,
+    ray_job,
+    ready_pods,
+    run_state,
+    running,
+)
+
+C = ConditionType
+COMPLETE = running(60, condition(C.COMPLETE, reason=Reason.SUCCEEDED))
+
+
+def test_the_intent_is_written_before_the_cluster_is_made() -> None:
+    seen = observed()
+    first = decide(seen)
+    assert first.status.attempts == (
+        Attempt(number=1, cluster="example-1", started="2026-03-01T12:00:00Z", submissions=0),
+    )
+    assert first.effects == ()
+    assert first.look_again_seconds == 0
+    second = decide(after(seen, first), at(1))
+    assert second.effects == (CreateCluster(1),)
+    assert second.status == first.status
+
+
+def test_a_cluster_is_made_again_until_it_is_there_and_then_remembered() -> None:
+    seen = observed(provisioning(seen=False))
+    assert decide(seen).effects == (CreateCluster(1),)
+    there = decide(replace(seen, cluster=cluster()))
+    assert there.effects == ()
+    assert there.status.attempts[0].cluster_uid == CLUSTER_UID
+
+
+def test_no_cluster_is_made_beside_the_pods_of_a_former_one() -> None:
+    plan = decide(observed(provisioning(seen=False), pods=(pod("old", deleting=True),)))
+    assert plan.effects == ()
+    assert found(plan.status, C.CLUSTER_READY) == (
+        "False",
+        "Creating",
+        "pods of a former RayCluster example-1 have not ended yet (1)",
+    )
+
+
+def test_a_cluster_of_the_former_job_may_take_its_time_to_go() -> None:
+    # The job was made again 70 s ago; the garbage collector is at the old cluster.
+    plan = decide(observed(provisioning(seen=False, seconds_ago=70), cluster(owner_uid="former", deleting=True)))
+    assert plan.effects == ()
+    assert found(plan.status, C.FAILED) is None
+    assert found(plan.status, C.CLUSTER_READY) is not None
+
+
+def test_without_kuberay_nothing_is_made() -> None:
+    plan = decide(replace(observed(provisioning(seen=False)), kuberay_installed=False))
+    assert plan.effects == ()
+    assert plan.look_again_seconds == 10
+
+
+def test_a_ready_cluster_gets_the_job_with_a_number_that_only_grows() -> None:
+    seen = observed(provisioning(), cluster(), ready_pods(), ray())
+    first = decide(seen)
+    # Created 100 s before NOW, which is 1772366400 s after 1970, and the first submission.
+    assert first.effects == (SubmitJob("example-1-1", attempt=1, start_number=1772366301),)
+    assert first.status.attempts[0].submissions == 1
+    again = decide(after(seen, first), at(4))
+    assert again.effects == first.effects
+    assert again.status == first.status
+    known = decide(replace(after(seen, first), ray=ray(ray_job(RayJobStatus.PENDING))), at(8))
+    assert known.effects == ()
+    assert found(known.status, C.JOB_SUBMITTED) == ("True", "Submitted", "Ray job example-1-1")
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        ray(gpus=(1,)),
+        ray(gpus=()),
+        RayView(Answer.UNREACHABLE, error="timeout"),
+        RayView(Answer.REJECTED, error="403"),
+        RayView(Answer.NOT_ASKED),
+    ],
+    ids=["a GPU is missing", "a node is missing", "unreachable", "rejected", "not asked"],
+)
+def test_nothing_is_submitted_while_something_is_missing(seen: RayView) -> None:
+    plan = decide(observed(provisioning(), cluster(), ready_pods(), seen))
+    assert plan.effects == ()
+    assert plan.status.attempts[0].submissions == 0
+
+
+def test_gpus_are_counted_node_by_node() -> None:
+    two_nodes = spec({"pools[0].nodes": 2})
+    plan = decide(observed(provisioning(), cluster(), ready_pods(2), ray(gpus=(3, 1)), two_nodes))
+    assert found(plan.status, C.PLACEMENT_FEASIBLE) == (
+        "False",
+        "InsufficientGPUs",
+        "Ray has 4 of 4 GPUs, 1 on the node with the fewest",
+    )
+
+
+def test_pools_count_only_pods_that_are_of_use() -> None:
+    two_nodes = spec({"pools[0].nodes": 2})
+    pods = (pod("h", HEAD_GROUP), pod("a"), pod("b", deleting=True), pod("c", ended=True), pod("d", ready=False))
+    plan = decide(observed(provisioning(), cluster(), pods, job_spec=two_nodes))
+    assert plan.status.pools == (PoolStatus(name="main", desired=2, ready=1),)
+
+
+def test_the_most_telling_problem_is_named() -> None:
+    pods = (
+        pod("h", HEAD_GROUP, problem=PodProblem(Reason.UNSCHEDULABLE, "no node")),
+        pod("a", problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),
+    )
+    plan = decide(observed(provisioning(), cluster(), pods))
+    message = "0 of 2 pods ready; 1 of 1 pods of pool main: not found (pod a)"
+    assert found(plan.status, C.CLUSTER_READY) == ("False", "ImagePullFailed", message)
+
+
+def test_transition_times_move_with_the_status_only() -> None:
+    waiting = decide(observed(provisioning(), cluster()))
+    (before,) = [each for each in waiting.status.conditions if each.type == C.CLUSTER_READY]
+    broken = (pod("h", HEAD_GROUP, problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),)
+    other = decide(observed(waiting.status, cluster(), broken), at(10))
+    (changed,) = [each for each in other.status.conditions if each.type == C.CLUSTER_READY]
+    assert (before.reason, changed.reason) == ("PodsPending", "ImagePullFailed")
+    assert changed.last_transition_time == before.last_transition_time == "2026-03-01T12:00:00Z"
+    ready = decide(observed(other.status, cluster(), ready_pods(), ray()), at(20))
+    (last,) = [each for each in ready.status.conditions if each.type == C.CLUSTER_READY]
+    assert last.last_transition_time == "2026-03-01T12:00:20Z"
+
+
+def test_conditions_stand_in_the_order_in_which_a_job_gets_there_and_name_their_generation() -> None:
+    status = decide(at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE))).status
+    assert [each.type for each in status.conditions] == [
+        *("SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Checkpointed", "Complete"),
+    ]
+    assert {each.observed_generation for each in status.conditions} == {3}
+    assert status.observed_generation == 3
+
+
+STARTED = running(60, condition(C.PROGRESSING, reason=Reason.TRAINING))
+
+
+@pytest.mark.parametrize(
+    ("seen", "phase"),
+    [
+        (observed(job_spec=spec({"checkpoint": {}})), "Failed"),
+        (observed(), "Provisioning"),
+        (observed(provisioning(), cluster()), "Provisioning"),
+        (observed(provisioning(), cluster(), ready_pods(), ray()), "Starting"),
+        (at_work(), "Starting"),
+        (at_work(state=run_state()), "Running"),
+        (replace(at_work(status=STARTED), ray=RayView(Answer.UNREACHABLE, error="timeout")), "Running"),
+        (at_work(state=run_state(RunPhase.STOPPING)), "Stopping"),
+        (at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE)), "Complete"),
+        (observed(COMPLETE), "Complete"),
+        (observed(running()), "Failed"),
+    ],
+)
+def test_the_phase_is_one_word_for_people(seen: Observed, phase: str) -> None:
+    assert decide(seen).status.phase == phase
+
+
+def test_an_operator_that_cannot_read_a_running_job_leaves_it_alone() -> None:
+    seen = at_work(state=run_state())
+    known = decide(seen).status
+    unread = replace(seen, job=replace(seen.job, spec=None, spec_error="later: is not a known field", status=known))
+    plan = decide(unread)
+    assert plan.effects == ()
+    assert found(plan.status, C.SPEC_VALID) == ("False", "InvalidSpec", "later: is not a known field")
+    assert found(plan.status, C.FAILED) is None
+    assert plan.status.attempts == known.attempts
+
+
+def test_a_job_that_runs_needs_no_default_image_any_more() -> None:
+    without = replace(DEFAULTS, trainer_image=None)
+    assert found(reconcile(observed(), NOW, without).status, C.FAILED) is not None
+    assert found(reconcile(at_work(), NOW, without).status, C.FAILED) is None
+
+
+def test_a_job_that_is_deleted_is_left_to_the_garbage_collector() -> None:
+    seen = at_work()
+    plan = decide(replace(seen, job=replace(seen.job, deleting=True)))
+    assert (plan.status, plan.effects, plan.events, plan.look_again_seconds) == (seen.job.status, (), (), None)
+
+
+def test_while_the_trainer_runs_a_silent_dashboard_harms_neither_cluster_nor_job() -> None:
+    silent = replace(at_work(status=STARTED), ray=RayView(Answer.UNREACHABLE, error="timeout"))
+    plan = decide(silent)
+    assert found(plan.status, C.CLUSTER_READY) == ("True", "Ready", "2 of 2 pods ready and in Ray")
+    assert found(plan.status, C.JOB_SUBMITTED) is not None
+    assert found(plan.status, C.FAILED) is None
+    assert plan.look_again_seconds == 4
+
+
+def test_a_job_of_another_submission_is_not_taken_for_this_one() -> None:
+    other = replace(ray_job(RayJobStatus.SUCCEEDED, 0), submission_id="example-1-2")
+    plan = decide(replace(at_work(), ray=ray(other, run_state(RunPhase.COMPLETE))))
+    assert found(plan.status, C.COMPLETE) is None
+
+
+@pytest.mark.parametrize(
+    "outside",
+    [
+        at_work(ray_job(RayJobStatus.FAILED, 1)),
+        observed(there=cluster(owner_uid="other")),
+        observed(there=cluster(), pods=ready_pods()),
+        replace(observed(), kuberay_installed=False),
+    ],
+)
+@pytest.mark.parametrize("latched", [C.COMPLETE, C.FAILED])
+def test_an_ending_is_for_good(outside: Observed, latched: ConditionType) -> None:
+    ended = running(10_000, condition(latched, reason=Reason.SUCCEEDED))
+    plan = decide(replace(outside, job=replace(outside.job, status=ended)))
+    kept = {each.type for each in plan.status.conditions if each.status.value == "True"}
+    assert latched.value in kept
+    assert not {C.COMPLETE.value, C.FAILED.value} - {latched.value} <= kept
+    assert plan.status.attempts == ended.attempts
+    assert all(isinstance(effect, DeleteCluster) for effect in plan.effects)
+
+
+def test_a_cluster_is_removed_and_then_said_to_be_gone() -> None:
+    seen = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE))
+    end = decide(seen)
+    assert end.effects == (DeleteCluster("example-1", CLUSTER_UID),)
+    assert end.status.attempts[0].outcome is AttemptOutcome.SUCCEEDED
+    assert end.status.attempts[0].ended == "2026-03-01T12:00:00Z"
+    assert end.look_again_seconds is None
+    going = replace(after(seen, end), cluster=cluster(deleting=True))
+    assert decide(going).effects == ()
+    assert decide(going).status == end.status
+    pods_left = replace(going, cluster=None)
+    assert decide(pods_left).status == end.status
+    gone = decide(replace(pods_left, pods=()), at(60))
+    assert found(gone.status, C.CLUSTER_READY) == ("False", "Removed", "the job has ended; its cluster was removed")
+    assert gone.status.pools == (PoolStatus(name="main", desired=1, ready=0),)
+
+
+def test_a_kept_cluster_goes_when_the_job_says_so_later() -> None:
+    keep = observed(COMPLETE, cluster(), ready_pods(), job_spec=spec({"runPolicy.cleanup": "KeepCluster"}))
+    kept = decide(keep)
+    assert kept.effects == ()
+    remove = observed(kept.status, cluster(), ready_pods(), job_spec=spec())
+    assert decide(remove).effects == (DeleteCluster("example-1", CLUSTER_UID),)
+
+
+def test_the_cluster_of_somebody_else_is_never_deleted() -> None:
+    plan = decide(observed(provisioning(seen=False, seconds_ago=61), cluster(owner_uid="other")))
+    assert found(plan.status, C.FAILED) is not None
+    assert plan.effects == ()
+    assert decide(observed(plan.status, cluster(owner_uid="other"))).effects == ()
+
+
+def test_a_cluster_that_comes_up_after_the_end_is_removed_too() -> None:
+    never_seen = RLJobStatus(
+        attempts=(attempt(seen=False),), conditions=(condition(C.FAILED, reason=Reason.NAME_CONFLICT),)
+    )
+    assert decide(observed(never_seen, cluster(uid="late"))).effects == (DeleteCluster("example-1", "late"),)
+
+
+def test_the_same_moment_twice_gives_the_same_plan() -> None:
+    assert decide(at_work(state=run_state()), NOW) == decide(at_work(state=run_state()), NOW)

@@ -1,0 +1,108 @@
+"""What the trainer says gets into the status: soon, not too often, and with addresses that people can use."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from rljob_api.run_state import RunPhase, RunState
+from rljob_api.v1alpha1.status import Progress, RLJobStatus
+from rljob_operator.reconcile.observed import RayJobStatus
+from rljob_operator.reconcile.timestamps import timestamp
+from rljob_testing.operator_jobs import spec
+from rljob_testing.operator_observed import at, at_work, decide, ray_job, run_state, running
+
+
+def written(seconds: float) -> RLJobStatus:
+    """A status with the progress that the trainer wrote at that time."""
+    progress = Progress(step=1, total_steps=10, updated_at=timestamp(at(seconds)))
+    return running().model_copy(update={"progress": progress})
+
+
+def state_at(seconds: float, checkpoint_step: int | None = None) -> RunState:
+    """The trainer's state of that time."""
+    return run_state(step=2, seconds_ago=-seconds, checkpoint_step=checkpoint_step)
+
+
+@pytest.mark.parametrize(
+    ("state", "now", "step"),
+    [
+        # The trainer reports every second: what is less than 5 s newer waits.
+        (state_at(4), 4.5, 1),
+        (state_at(5), 5.5, 2),
+        # One that reports seldom is not kept waiting for its next report.
+        (state_at(3), 8.9, 1),
+        (state_at(3), 9, 2),
+        # Its clock may be wrong by an hour either way.
+        (state_at(3605), 4, 2),
+        (state_at(-3590), 4, 1),
+        (state_at(-3590), 9, 2),
+        # A checkpoint brings the progress with it.
+        (state_at(1, checkpoint_step=2), 2, 2),
+    ],
+)
+def test_progress_is_written_in_time_and_not_all_the_time(state: RunState, now: float, step: int) -> None:
+    plan = decide(at_work(state=state, status=written(0)), at(now))
+    assert plan.status.progress is not None
+    assert plan.status.progress.step == step
+
+
+def test_the_first_and_the_last_progress_are_written_at_once() -> None:
+    first = decide(at_work(state=state_at(0)), at(0)).status.progress
+    assert first is not None
+    done = ray_job(RayJobStatus.SUCCEEDED, 0)
+    last = decide(at_work(done, run_state(RunPhase.COMPLETE, step=10), written(0)), at(1)).status.progress
+    assert last is not None
+    assert last.step == 10
+
+
+def simulate(seconds_per_step: int) -> list[int]:
+    """Seconds at which progress is written within ten minutes, with polls every 4 s and steps of this length."""
+    status, times = running(), []
+    for now in range(0, 600, 4):
+        steps = now // seconds_per_step
+        state = run_state(step=steps, seconds_ago=-steps * seconds_per_step)
+        plan = decide(at_work(state=state, status=status), at(now))
+        if plan.status.progress != status.progress:
+            times.append(now)
+        status = plan.status
+    return times
+
+
+@pytest.mark.parametrize("seconds_per_step", [1, 2, 3, 4, 5, 6, 11, 30])
+def test_while_it_changes_it_is_written_within_10_seconds_and_every_5_on_the_average(seconds_per_step: int) -> None:
+    times = simulate(seconds_per_step)
+    longest = max(b - a for a, b in itertools.pairwise(times))
+    assert longest <= max(10, seconds_per_step + 4)
+    assert len(times) <= 600 / 5 + 1
+
+
+def test_addresses_are_those_of_the_claim() -> None:
+    state = run_state(checkpoint_step=4, export_uri="file:///rljob/storage/run/export")
+    status = decide(at_work(state=state)).status
+    assert status.checkpoint is not None
+    assert status.checkpoint.uri == "pvc://ckpt/example/checkpoints/step_00000004"
+    assert status.export_uri == "pvc://ckpt/example/run/export"
+    own = spec({"checkpoint.storage": {"persistentVolumeClaim": "shared", "subPath": "team/run/"}})
+    moved = decide(at_work(state=state, job_spec=own)).status
+    assert moved.export_uri == "pvc://shared/team/run/run/export"
+
+
+def test_addresses_elsewhere_and_too_long_ones_stay_as_they_are() -> None:
+    elsewhere = decide(at_work(state=run_state(export_uri="s3://bucket/export"))).status
+    assert elsewhere.export_uri == "s3://bucket/export"
+    deep = spec({"checkpoint.storage": {"persistentVolumeClaim": "c", "subPath": "a" * 4096}})
+    state = run_state(export_uri="file:///rljob/storage/run/export")
+    assert decide(at_work(state=state, job_spec=deep)).status.export_uri == "file:///rljob/storage/run/export"
+
+
+def test_what_is_known_stays_when_the_trainer_no_longer_says_it() -> None:
+    known = decide(at_work(state=run_state(checkpoint_step=4))).status
+    later = decide(at_work(state=run_state(RunPhase.STARTING, step=0), status=known), at(60)).status
+    assert later.checkpoint == known.checkpoint
+
+
+def test_the_attempt_says_where_it_resumed() -> None:
+    state = run_state().model_copy(update={"resumed_from_step": 3})
+    assert decide(at_work(state=state)).status.attempts[0].resumed_from_step == 3
