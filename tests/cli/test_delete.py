@@ -48,10 +48,26 @@ def test_wait_returns_when_the_last_pod_is_gone(job_cluster: JobCluster) -> None
     output = io.StringIO()
     console = Console(file=output, highlight=False)
     cluster = connect(ClusterOptions(kubeconfig=job_cluster.kubeconfig))
-    delete(cluster, "small", console, wait=True, clock=Clock(sleep=lambda _: steps.pop(0)()))
+    assert delete(cluster, "small", console, wait=True, clock=Clock(sleep=lambda _: steps.pop(0)())) == 0
     assert output.getvalue().splitlines()[1:] == [
         "waiting for head, worker",
         "waiting for worker",
         "nothing of it is left",
     ]
     assert steps == []
+
+
+def test_ctrl_c_while_waiting_says_that_the_job_is_deleted(job_cluster: JobCluster) -> None:
+    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    metadata = stored["metadata"]
+    assert isinstance(metadata, dict)
+    job_cluster.create_pod("head", {"rljob.dev/job-uid": metadata["uid"]}, ["ray"], {})
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    output = io.StringIO()
+    console = Console(file=output, highlight=False)
+    cluster = connect(ClusterOptions(kubeconfig=job_cluster.kubeconfig))
+    assert delete(cluster, "small", console, wait=True, clock=Clock(sleep=interrupt)) == 130
+    assert output.getvalue().endswith("waiting for head\nstopped waiting; the job is deleted all the same\n")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +15,7 @@ from ruamel.yaml import YAML
 
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, StandInKubelet, condition
+from rljob_testing.settings import inherited_environment
 
 pytestmark = pytest.mark.apiserver
 
@@ -162,6 +166,37 @@ def test_follow_waits_for_the_container_and_passes_on_what_comes_at_once(
     assert errors == "waiting: container driver of pod small-1-head-a has not started (ContainerCreating)\n"
     assert b"".join(seen) == b"step 1\nstep \xff\n"
     assert when_seen[0] is False  # the first piece came before the container had written the second
+
+
+def log_process(cluster: JobCluster, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "rljob_cli", "logs", "small", *arguments]
+    environment = inherited_environment() | {"KUBECONFIG": str(cluster.kubeconfig)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(small: JobCluster, kubelet: StandInKubelet) -> None:
+    create_pod(small, "small-1-head-a", "head")
+    kubelet.logs[f"{small.namespace}/small-1-head-a/driver"] = [b"a line of the log\n" * 4000] * 20
+    with log_process(small) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"a line of the log\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_ctrl_c_while_following_is_quiet(small: JobCluster, kubelet: StandInKubelet) -> None:
+    create_pod(small, "small-1-head-a", "head")
+    kubelet.logs[f"{small.namespace}/small-1-head-a/driver"] = [b"step 1\n", b"step 2\n"]
+    kubelet.more.clear()
+    with log_process(small, "--follow") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"step 1\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == b""
+    kubelet.more.set()
 
 
 def test_when_the_pods_are_gone_the_place_of_the_copy_and_the_last_lines_are_shown(

@@ -60,7 +60,7 @@ def test_plotting_something_else_is_refused(workplace: Workplace) -> None:
 
 
 def test_the_command_line_loads_neither_the_trainer_nor_its_libraries() -> None:
-    heavy = ("torch", "ray", "numpy", "rljob_trainer", "matplotlib", "transformers")
+    heavy = ("torch", "ray", "numpy", "rljob_trainer", "matplotlib", "transformers", "kubernetes", "rljob_operator")
     program = f"import sys, rljob_cli.__main__; print([name for name in {heavy} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"

@@ -110,6 +110,26 @@ def test_a_job_that_has_ended_can_only_be_deleted_first(job_cluster: JobCluster,
     )
 
 
+def test_a_job_that_is_being_deleted_is_waited_for_by_the_person(
+    job_cluster: JobCluster, rljob: Rljob, file: Path
+) -> None:
+    rljob("submit", str(file))
+    patch = {"metadata": {"finalizers": ["example.com/slow"]}}
+    headers = {"Content-Type": "application/merge-patch+json"}
+    http, path = job_cluster.server.http, f"{job_cluster.jobs}/small"
+    http.patch(path, headers=headers, json=patch).raise_for_status()
+    job_cluster.delete_job("small")
+    code, _, errors = rljob("submit", str(file))
+    assert code == 2
+    assert errors == (
+        f"error: RLJob {job_cluster.namespace}/small: is being deleted; submit again when `rljob list` no longer shows"
+        " it\n"
+    )
+    assert "Deleting" in rljob("list")[1]
+    assert rljob("explain", "small")[1].endswith("it is being deleted; its pods stop within their grace period\n")
+    http.patch(path, headers=headers, json={"metadata": {"finalizers": None}}).raise_for_status()
+
+
 def test_what_is_wrong_in_the_file_is_said_without_a_cluster(
     rljob: Rljob, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -203,7 +203,8 @@ def delete_command(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Delete a job and its cluster; checkpoints and results stay."""
-    delete.delete(connect(ClusterOptions(context, namespace, kubeconfig)), name, _console(), wait=wait)
+    cluster = connect(ClusterOptions(context, namespace, kubeconfig))
+    raise typer.Exit(delete.delete(cluster, name, _console(), wait=wait))
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.text import Text
 
-from rljob_api.contract import DRIVER_LOG_CONTAINER, HEAD_GROUP, RAY_CONTAINER
+from rljob_api.contract import DRIVER_LOG_CONTAINER, HEAD_GROUP, RAY_CONTAINER, ExitCode
 from rljob_cli.cluster import Cluster
 from rljob_cli.errors import CliError
 from rljob_cli.job_state import ending, storage_uri, waits_for
@@ -65,12 +65,19 @@ class _Source:
 
 
 def show_logs(cluster: Cluster, name: str, options: LogOptions, console: Console, clock: Clock | None = None) -> int:
-    """Copies the log to standard output as it is; everything else goes to `console`. 0 if there was a log, else 1.
+    """Copies the log to standard output as it is; everything else goes to `console`. 0 if there was a log, else 1; 130
+    for Ctrl-C.
 
     Raises:
         CliError: there is no log yet, or no such pod.
     """
-    clock = clock or Clock()
+    try:
+        return _show(cluster, name, options, console, clock or Clock())
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+def _show(cluster: Cluster, name: str, options: LogOptions, console: Console, clock: Clock) -> int:
     said = ""
     while True:
         job = cluster.job(name)
@@ -142,9 +149,7 @@ def _tell_what_is_left(job: StoredJob, console: Console) -> None:
     """Where the log is when the pods are gone, and the last lines of it that the job itself holds."""
     attempt = job.status.attempts[-1] if job.status.attempts else None
     if attempt is None or attempt.submissions == 0:
-        console.print(
-            Text(f"{job.where}: has ended before its training was started, so there is no log"), soft_wrap=True
-        )
+        console.print(Text(f"{job.where}: ended before its training was started: there is no log"), soft_wrap=True)
     else:
         console.print(Text(f"{job.where}: its pods are gone, and their logs with them"), soft_wrap=True)
         copy = f"run/logs/driver-{job.metadata.name}-{attempt.number}-{attempt.submissions}.log"
