@@ -195,14 +195,14 @@ def test_the_next_start_goes_on_from_its_checkpoint(killed: Killed, stopped: Sto
 def test_a_stop_saves_and_ends_in_time(pods: Pods, stopped: Stopped) -> None:
     assert stopped.ended
     assert stopped.seconds < 60
-    assert stopped.info["status"] == "STOPPED"
+    assert stopped.info["status"] == "STOPPED", stopped.info
     assert stopped.state.phase == "Stopped"
     assert stopped.state.checkpoint is not None
     assert stopped.state.checkpoint.step == stopped.state.progress.step
     folder = pods.checkpoints / f"step-{stopped.state.progress.step:08d}.attempt-{FIRST_START + 1}"
     assert stopped.state.checkpoint.uri == folder.as_uri()
     assert (folder / "manifest.json").stat().st_size > 0
-    assert worker_processes(Path("/proc")) == [] or not set(worker_processes(Path("/proc"))) & set(pods.worker_ids())
+    assert pods.worker_ids() == {}
 
 
 def test_the_job_made_again_ends_with_everything_in_storage(pods: Pods, stopped: Stopped, finished: RayJob) -> None:

@@ -60,7 +60,9 @@ def pod_cluster(folder: Path, token: str, variables: Mapping[str, str]) -> Itera
         session = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rj", ignore_cleanup_errors=True)))
         limits = [f"--object-store-memory={OBJECT_STORE_BYTES}", "--dashboard-agent-listen-port=0"]
         head = [*HEAD, *limits, f"--temp-dir={session}", f"--dashboard-port={port}", "--num-gpus=0", "--num-cpus=1"]
-        process, address = _started(head, environment, folder / "head.log", ADDRESS)
+        # KubeRay sets this in the head, whatever Ray is told about ports; drivers get an address of their own.
+        head_environment = {**environment, "RAY_ADDRESS": "127.0.0.1:6379"}
+        process, address = _started(head, head_environment, folder / "head.log", ADDRESS)
         stack.callback(_stop, process)
         cluster = RayCluster(port, token, session / "session_latest" / "logs")
         for number in range(NUM_POD_WORKERS):

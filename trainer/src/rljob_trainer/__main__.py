@@ -30,6 +30,7 @@ def main() -> int:
         settings = read_settings()
         job = load_job(settings.spec_text)
         reporter = reporter_of(job, settings)
+        log.info("job %s, attempt %d: loading libraries", job.name, settings.attempt)
         # The state file is there before torch and transformers, which take seconds to load.
         from rljob_trainer.controller.run import run_job
 

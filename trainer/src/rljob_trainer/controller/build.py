@@ -127,7 +127,7 @@ def _workers(job: TrainerJob, settings: Settings, model: ModelPlace, longest_pro
     """Ray, the pool's devices, and the worker groups on them."""
     pool_spec = job.spec.pools[0]
     num_workers = pool_spec.nodes * pool_spec.gpus_per_node
-    num_threads = _chosen_num_threads(job, settings)
+    num_threads = chosen_num_threads(job, settings)
     log_folder = settings.run_folder / LOG_FOLDER
     with ExitStack() as stack:
         log.info("Ray: %s", f"connecting to {settings.ray_address}" if settings.ray_address else "starting")
@@ -163,7 +163,7 @@ def _workers(job: TrainerJob, settings: Settings, model: ModelPlace, longest_pro
         )
 
 
-def _chosen_num_threads(job: TrainerJob, settings: Settings) -> int | None:
+def chosen_num_threads(job: TrainerJob, settings: Settings) -> int | None:
     """CPU threads of each worker, where somebody has chosen them."""
     is_chosen = not settings.is_ray_job or NUM_THREADS_VARIABLE in [variable.name for variable in job.spec.env]
     return settings.num_threads if is_chosen else None
