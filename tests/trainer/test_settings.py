@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.settings import PodSettings, read_pod_settings, read_settings, told_run_state, worker_environment
+from rljob_trainer.settings import (
+    PodSettings,
+    driver_environment,
+    read_pod_settings,
+    read_settings,
+    told_run_state,
+    worker_environment,
+)
 
 NAMES = (
     *("RLJOB_SPEC", "RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "RLJOB_RUN_STATE_FILE", "RLJOB_RUN_FOLDER"),
@@ -58,6 +65,29 @@ def test_threads_that_ray_has_set_are_told_apart(monkeypatch: pytest.MonkeyPatch
 def test_workers_get_a_number_of_threads_only_where_one_was_chosen() -> None:
     assert worker_environment("cpu", 3)["OMP_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in worker_environment("cpu", None)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, None),
+        ({"RLJOB_CACHE": "/cache"}, "/cache/hub"),
+        ({"RLJOB_CACHE": "/cache", "HF_HOME": "/mine"}, None),
+        ({"RLJOB_CACHE": "/cache", "HF_HUB_CACHE": "/mine"}, "/mine"),
+    ],
+)
+def test_downloads_go_into_the_cache_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: str | None
+) -> None:
+    for name in ("RLJOB_CACHE", "HF_HOME", "HF_HUB_CACHE"):
+        # Set first, so that the test's end takes away what is set meanwhile.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    driver_environment()
+    # The workers are on other nodes, where the same folder is another volume.
+    assert worker_environment("cpu", None).get("HF_HUB_CACHE") == expected
 
 
 def test_programs_beside_the_trainer_take_whatever_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from rljob_api.contract import (
 from rljob_trainer.errors import ConfigurationError
 
 NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
+HUB_CACHE_VARIABLE = "HF_HUB_CACHE"
+"""Where the Hugging Face library keeps what it downloads."""
 MAX_NUMBER = 2_147_483_647
 """Of attempts and starts: what fits the documents that hold them."""
 DEFAULT_GRACE_SECONDS = 60.0
@@ -126,6 +128,7 @@ def worker_environment(device_type: str, num_threads: int | None) -> dict[str, s
         "VLLM_LOGGING_LEVEL": "WARNING",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", ""),
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        HUB_CACHE_VARIABLE: os.environ.get(HUB_CACHE_VARIABLE, ""),
     }
     if device_type == "cpu":
         variables |= {
@@ -143,6 +146,9 @@ def driver_environment() -> None:
     """Settings of libraries in the controller's process that have to be made before they are imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if ENV_CACHE in os.environ and "HF_HOME" not in os.environ:
+        # Whoever names a place for models means downloaded ones, too: in a pod it is the volume that has the room.
+        os.environ.setdefault(HUB_CACHE_VARIABLE, str(cache_folder() / "hub"))
 
 
 def export_rank(rank: int, world_size: int, local_rank: int, master_address: str, master_port: int) -> None:
