@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import socket
+import threading
 from collections.abc import Callable
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from kubernetes.config import incluster_config
+from ruamel.yaml import YAML
 
 from rljob_cli import settings
 from rljob_cli.errors import CliError
 from rljob_cli.kube_objects import stored_job
 from rljob_testing.apiserver import ApiServer
+from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, kubeconfig_text
 
 pytestmark = pytest.mark.apiserver
@@ -143,6 +149,46 @@ def test_what_is_not_allowed_is_said_in_the_servers_words(job_cluster: JobCluste
         'error: here: not allowed (rljobs.rljob.dev "small" is forbidden: User'
         f' "system:serviceaccount:{job_cluster.namespace}:visitor" cannot get resource "rljobs" in API group'
         f' "rljob.dev" in the namespace "{job_cluster.namespace}"); ask for a role as in docs/install.md\n'
+    )
+
+
+def test_explain_says_what_it_can_without_a_right_to_events(job_cluster: JobCluster, rljob: Rljob) -> None:
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    server, namespace = job_cluster.server, job_cluster.namespace
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    rules = [{"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get"]}]
+    server.http.post(f"{rbac}/roles", json={"metadata": {"name": "reader"}, "rules": rules}).raise_for_status()
+    binding = {
+        "metadata": {"name": "reader"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"},
+        "subjects": [{"kind": "ServiceAccount", "name": "visitor", "namespace": namespace}],
+    }
+    server.http.post(f"{rbac}/rolebindings", json=binding).raise_for_status()
+    token = service_account_token(job_cluster)
+    job_cluster.kubeconfig.write_text(kubeconfig_text(server.url, server.certificate, token, namespace))
+    code, output, errors = rljob("explain", "small")
+    assert (code, errors) == (0, "")
+    assert "No operator has looked at it yet.\n" in output
+    assert '\nMore cannot be said: here: not allowed (pods is forbidden: User "system:serviceaccount:' in output
+
+
+def test_a_server_that_is_no_api_server(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "apis/rljob.dev/v1alpha1/namespaces/default").mkdir(parents=True)
+    (tmp_path / "apis/rljob.dev/v1alpha1/namespaces/default/rljobs").write_text("<html>welcome</html>")
+    pages = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), pages) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        file = tmp_path / "config"
+        cluster = {"name": "c", "cluster": {"server": url}}
+        context = {"name": "web", "context": {"cluster": "c"}}
+        file.write_text(json.dumps({"current-context": "web", "clusters": [cluster], "contexts": [context]}))
+        monkeypatch.setenv("KUBECONFIG", str(file))
+        code, _, errors = rljob("list")
+        server.shutdown()
+    assert code == 2
+    assert errors.splitlines()[-1] == (
+        f"error: web: {url} does not answer as a Kubernetes API server; correct `server` in the kubeconfig"
     )
 
 

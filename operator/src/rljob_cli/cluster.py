@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,13 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from rljob_api.contract import API_GROUP, API_VERSION, LABEL_JOB_UID
-from rljob_cli.errors import ClusterError, ClusterUnreachableError, JobExistsError, JobNotFoundError
+from rljob_cli.errors import (
+    ClusterError,
+    ClusterUnreachableError,
+    JobExistsError,
+    JobNotFoundError,
+    NotAllowedError,
+)
 from rljob_cli.kube_objects import Event, Json, Pod, Refusal, StoredJob, stored_job
 from rljob_cli.plain_text import one_line
 from rljob_cli.settings import kubeconfig_files, service_account_namespace
@@ -47,7 +54,7 @@ class ClusterOptions:
     def flags(self) -> str:
         """The options as they were given, to be put behind a command that is suggested."""
         given = (("--kubeconfig", self.kubeconfig), ("--context", self.context), ("--namespace", self.namespace))
-        return "".join(f" {flag} {value}" for flag, value in given if value is not None)
+        return "".join(f" {flag} {shlex.quote(str(value))}" for flag, value in given if value is not None)
 
 
 class Cluster:
@@ -112,8 +119,15 @@ class Cluster:
         answer = self._answer(method, path, query, body)
         with _plain_errors(self.name):
             content = answer.response.data
-        found = json.loads(content)
-        assert isinstance(found, dict), f"{method} {path}: the answer is no object"
+        try:
+            found = json.loads(content)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            host = self._api.configuration.host
+            raise ClusterError(
+                f"{self.name}: {host} does not answer as a Kubernetes API server; correct `server` in the kubeconfig"
+            )
         return found
 
     def _answer(
@@ -221,7 +235,7 @@ def _refusal(status: int, body: bytes, cluster: str) -> ClusterError:
         return ClusterError(f"{cluster}: the API server does not accept these credentials; log in again")
     # Quotas and other admission plugins answer 403 too, without naming a user.
     if status == 403 and 'User "' in message:
-        return ClusterError(f"{cluster}: not allowed ({message}); ask for a role as in docs/install.md")
+        return NotAllowedError(f"{cluster}: not allowed ({message}); ask for a role as in docs/install.md")
     if status == 404 and refusal.details.kind == _PLURAL and refusal.details.name:
         return JobNotFoundError(refusal.details.name)
     if status == 404 and not refusal.details.name:

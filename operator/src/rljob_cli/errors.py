@@ -31,6 +31,10 @@ class ClusterError(CliError):
     """A cluster cannot be used, or its API server refused a request."""
 
 
+class NotAllowedError(ClusterError):
+    """Whoever asks lacks a right."""
+
+
 class ClusterUnreachableError(ClusterError):
     """No answer from the API server, or one that a later try may not get."""
 

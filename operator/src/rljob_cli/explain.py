@@ -13,7 +13,7 @@ from rljob_api.explanations import EXPLANATIONS
 from rljob_api.v1alpha1.run_policy import Cleanup
 from rljob_api.v1alpha1.status import Condition
 from rljob_cli.cluster import Cluster
-from rljob_cli.errors import CliError
+from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.job_state import condition, ending, is_complete, is_true, moment, phase, storage_uri, waits_for
 from rljob_cli.kube_objects import ContainerStatus, Event, Pod, StoredJob
 from rljob_cli.plain_text import age, length, one_line, printable, shortened
@@ -42,12 +42,21 @@ def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | N
     """
     now = now or utc_now()
     job = cluster.job(name)
-    pods = cluster.pods(job)
+    pods: list[Pod] = []
+    warnings: list[Event] = []
+    unknown = ""
+    try:
+        pods = cluster.pods(job)
+        warnings = cluster.warnings(job.metadata.namespace)
+    except NotAllowedError as error:
+        unknown = f"\nMore cannot be said: {error}"
     # What the operator itself says about the job stands in the conditions.
     about = {attempt.cluster for attempt in job.status.attempts} | {pod.metadata.name for pod in pods}
-    warnings = [event for event in cluster.warnings(job.metadata.namespace) if event.involved_object.name in about]
+    warnings = [event for event in warnings if event.involved_object.name in about]
     for line in explanation(job, pods, warnings, now):
         console.print(line, soft_wrap=True)
+    if unknown:
+        console.print(Text(unknown, "yellow"), soft_wrap=True)
 
 
 def explain_reason(text: str, console: Console) -> None:
