@@ -45,6 +45,10 @@ def _absent(draft: StatusDraft, observed: Observed) -> Verdict:
     failure = observed.failure
     if failure is not None and failure.kind is EffectKind.CREATE_CLUSTER:
         return FALSE, failure.reason, failure.message
+    refused = draft.condition(ConditionType.CLUSTER_READY)
+    if refused is not None and refused.reason == Reason.CREATION_REFUSED:
+        # Known from before a restart, and true until the cluster is there.
+        return FALSE, Reason.CREATION_REFUSED, refused.message
     return FALSE, Reason.CREATING, f"RayCluster {name} is being created"
 
 

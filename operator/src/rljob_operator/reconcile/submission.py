@@ -35,7 +35,7 @@ def report_submission(draft: StatusDraft, observed: Observed) -> None:
             draft.set(kind, FALSE, Reason.DRIVER_LOST, f"Ray no longer knows job {name}; its head was restarted")
     elif failure is not None and failure.kind is EffectKind.SUBMIT_JOB:
         draft.set(kind, FALSE, failure.reason, failure.message)
-    else:
+    elif draft.condition(kind) is None:
         draft.set(kind, FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")
 
 
