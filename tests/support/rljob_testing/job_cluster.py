@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -238,11 +238,13 @@ def _handler(kubelet: StandInKubelet) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Type", "text/plain")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            for number, piece in enumerate(pieces, start=1):
-                if query.get("follow") == ["true"] and number == len(pieces):
-                    kubelet.more.wait(30)
-                self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-            self.wfile.write(b"0\r\n\r\n")
+            # Whoever reads may go away at any moment.
+            with suppress(OSError):
+                for number, piece in enumerate(pieces, start=1):
+                    if query.get("follow") == ["true"] and number == len(pieces):
+                        kubelet.more.wait(30)
+                    self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+                self.wfile.write(b"0\r\n\r\n")
 
         def log_message(self, format: str, *_: object) -> None:
             """Nothing."""
