@@ -1,0 +1,173 @@
+"""What the operator asks of the API server: only what its role allows, no more than needed, again where it failed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from rljob_testing.kuberay_stand_in import ClusterScript, PodScript
+from rljob_testing.operator_process import LEASE_RULES, RULES, OperatorProcess
+from rljob_testing.operator_process_jobs import JobPlace
+from rljob_testing.operator_process_proxy import ApiProxy, Fault, SeenRequest, api_proxy
+from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
+
+pytestmark = pytest.mark.apiserver
+
+MAX_STATUS_WRITES = 7
+"""Of a job of a second: intent, cluster seen, ready and submitting, submitted, ended, removed; and one to spare."""
+MAX_WRITES = 20
+
+
+@pytest.fixture
+def proxy(place: JobPlace) -> Iterator[ApiProxy]:
+    with api_proxy(place.server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def watched(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
+    """An operator whose requests are written down."""
+    leading = place.through(proxy.url).with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"})
+    operator = leading.operator("operator-watched")
+    operator.start()
+    try:
+        operator.wait_until_healthy()
+        yield operator
+    finally:
+        operator.terminate()
+
+
+def allowed() -> set[tuple[str, str, str]]:
+    """Verb, group and resource of everything in the role."""
+    return {
+        (verb, group, resource)
+        for rule in (*RULES, *LEASE_RULES)
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_every_right_is_used_and_no_other(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
+    script = PodScript(phase="Pending", ready=False, event=("FailedMount", "no volume"), scheduled_seconds_ago=60)
+    place.script("stuck-1", ClusterScript({"head": script}))
+    place.submit("stuck")
+    place.submit("good")
+    place.wait_for("good", "Complete", "Succeeded")
+    place.wait_for("good", "ClusterReady", "Removed", "False")
+    place.wait_for("stuck", "ClusterReady", "VolumeMountFailed", "False")
+    place.wait(lambda: ("update", "coordination.k8s.io", "leases") in used(proxy), "the lease to be renewed")
+    assert used(proxy) == allowed()
+    assert "403" not in watched.log()
+
+
+def used(proxy: ApiProxy) -> set[tuple[str, str, str]]:
+    return {(seen.verb, seen.group, seen.resource) for seen in list(proxy.requests)}
+
+
+def test_a_job_costs_few_writes(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
+    place.submit("cheap")
+    place.wait_for("cheap", "ClusterReady", "Removed", "False")
+    time.sleep(2)
+    writes = Counter(str(seen) for seen in list(proxy.requests) if seen.is_write and seen.resource != "leases")
+    print(f"writes of one job: {dict(writes)}")
+    assert writes["patch rljobs/status"] <= MAX_STATUS_WRITES
+    once = ("create secrets", "create networkpolicies", "create rayclusters", "delete rayclusters")
+    assert [writes[each] for each in once] == [1, 1, 1, 1]
+    assert writes.total() <= MAX_WRITES
+    assert watched.metric("rljob_operator_status_writes_total") == writes["patch rljobs/status"]
+
+
+def test_nothing_is_written_while_nothing_changes(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
+    place.dashboard("still-1").life = running_for_ever()
+    place.submit("still")
+    place.wait_for("still", "Progressing", "Training")
+    time.sleep(3)
+    before = [seen for seen in list(proxy.requests) if seen.is_write and seen.resource != "leases"]
+    asked = place.dashboard("still-1").num_asked
+    time.sleep(10)
+    after = [seen for seen in list(proxy.requests) if seen.is_write and seen.resource != "leases"]
+    assert after == before
+    # Two or three looks of at most five requests, though nothing happened that would call for one.
+    assert 0 < place.dashboard("still-1").num_asked - asked <= 20
+    assert watched.probe("/healthz") == 200
+
+
+def test_an_avalanche_of_events_is_one_look(place: JobPlace, watched: OperatorProcess) -> None:
+    place.dashboard("busy-1").life = running_for_ever()
+    place.submit("busy")
+    place.wait_for("busy", "Progressing", "Training")
+    time.sleep(2)
+    passes, asked = watched.metric("rljob_operator_passes_total"), place.dashboard("busy-1").num_asked
+    started = time.monotonic()
+    for number in range(100):
+        touch(place, "/api/v1", "pods", "busy-1-head-0", str(number))
+    seconds = time.monotonic() - started
+    place.change("busy", {"metadata": {"labels": {"touched": "yes"}}})
+    time.sleep(2)
+    looks = (seconds + 4) / 1.5 + 1
+    assert (place.dashboard("busy-1").num_asked - asked) / 5 <= looks
+    assert watched.metric("rljob_operator_passes_total") - passes <= looks
+
+
+def touch(place: JobPlace, group: str, plural: str, name: str, value: str) -> None:
+    path = f"{group}/namespaces/{place.namespace}/{plural}/{name}"
+    patch = {"metadata": {"annotations": {"touched": value}}}
+    headers = {"Content-Type": "application/merge-patch+json"}
+    place.http.patch(path, json=patch, headers=headers).raise_for_status()
+
+
+@pytest.mark.usefixtures("watched")
+def test_requests_that_fail_are_made_again(place: JobPlace, proxy: ApiProxy) -> None:
+    """Each kind of request fails once: writes of the status with a conflict, others with an overload or an error."""
+    failed: set[str] = set()
+
+    def fault(request: SeenRequest) -> Fault | None:
+        what = str(request)
+        if request.resource in ("leases", "events") or request.verb == "watch" or what in failed:
+            return None
+        failed.add(what)
+        if what == "patch rljobs/status":
+            return Fault(409, "Conflict", {})
+        if request.is_write:
+            return Fault(429, "TooManyRequests", {"Retry-After": "1"})
+        return Fault(500, "InternalError", {})
+
+    proxy.fault = fault
+    place.dashboard("patient-1").life = succeeding(2.0)
+    place.submit("patient")
+    place.wait_for("patient", "Complete", "Succeeded")
+    place.wait_for("patient", "ClusterReady", "Removed", "False")
+    assert failed >= {"get rljobs", "patch rljobs/status", "create secrets", "create rayclusters", "delete rayclusters"}
+    assert list(place.dashboard("patient-1").started) == ["patient-1-1"]
+
+
+@pytest.mark.usefixtures("operator")
+def test_an_admission_policy_speaks_through_the_job(place: JobPlace) -> None:
+    policy = f"no-clusters-{place.namespace}"
+    base = "/apis/admissionregistration.k8s.io/v1"
+    rules = [{"apiGroups": ["ray.io"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["rayclusters"]}]
+    spec: Mapping[str, Any] = {
+        "matchConstraints": {"resourceRules": rules},
+        "validations": [{"expression": "false", "message": "clusters are closed on Sundays"}],
+    }
+    selector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": place.namespace}}}
+    binding = {"policyName": policy, "validationActions": ["Deny"], "matchResources": selector}
+    for plural, name, content in (
+        ("validatingadmissionpolicies", policy, spec),
+        ("validatingadmissionpolicybindings", policy, binding),
+    ):
+        answer = place.http.post(f"{base}/{plural}", json={"metadata": {"name": name}, "spec": content})
+        assert answer.status_code == 201, answer.text
+    probe = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "probe"}}
+    there = f"/apis/ray.io/v1/namespaces/{place.namespace}/rayclusters"
+    place.wait(lambda: place.http.post(there, json=probe, params={"dryRun": "All"}).status_code == 422, "the policy")
+    place.submit("sunday")
+    refused = place.wait_for("sunday", "ClusterReady", "CreationRefused", "False")
+    assert "clusters are closed on Sundays" in refused["message"]
+    place.http.delete(f"{base}/validatingadmissionpolicybindings/{policy}").raise_for_status()
+    place.wait_for("sunday", "Complete", "Succeeded")

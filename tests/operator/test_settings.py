@@ -1,0 +1,104 @@
+"""The operator's environment: what is read, what is refused and how that is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from rljob_operator.errors import SettingsError
+from rljob_operator.settings import parse_settings, read_token_keys
+
+NEEDED: Mapping[str, str] = {
+    "RLJOB_OPERATOR_RAY_VERSION": "2.60.0",
+    "RLJOB_OPERATOR_TOKEN_KEYS_FOLDER": "/keys",
+    "RLJOB_OPERATOR_POD_NAME": "operator-0",
+    "RLJOB_OPERATOR_POD_NAMESPACE": "rljob-system",
+}
+
+
+def test_what_is_not_said_has_a_default() -> None:
+    settings = parse_settings(NEEDED)
+    assert settings.namespaces == ()
+    assert settings.trainer_image is None
+    assert (settings.image_pull_policy, settings.leader_election, settings.num_workers) == ("IfNotPresent", True, 8)
+    assert (settings.health_port, settings.metrics_port, settings.log_level) == (8080, 9090, "info")
+    url = settings.dashboard_url.format(cluster="sorter-1", namespace="team-a")
+    assert url == "http://sorter-1-head-svc.team-a.svc:8265"
+
+
+def test_everything_is_read() -> None:
+    settings = parse_settings(
+        {
+            **NEEDED,
+            "RLJOB_OPERATOR_NAMESPACES": "team-a, team-b,team-a",
+            "RLJOB_OPERATOR_TRAINER_IMAGE": "example/trainer:1",
+            "RLJOB_OPERATOR_IMAGE_PULL_POLICY": "never",
+            "RLJOB_OPERATOR_LEASE_NAME": "lease",
+            "RLJOB_OPERATOR_NUM_WORKERS": "16",
+            "RLJOB_OPERATOR_LOG_LEVEL": "DEBUG",
+            "RLJOB_OPERATOR_POD_LABELS": "app.kubernetes.io/name=rljob-operator, tier=",
+            "RLJOB_OPERATOR_DASHBOARD_URL": "http://localhost:1/{namespace}/{cluster}/",
+            "RLJOB_OPERATOR_HEALTH_PORT": "1",
+            "RLJOB_OPERATOR_METRICS_PORT": "65535",
+            "RLJOB_OPERATOR_LEADER_ELECTION": "False",
+            "KUBECONFIG": "/kube/config",
+        }
+    )
+    assert settings.namespaces == ("team-a", "team-b")
+    assert (settings.trainer_image, settings.image_pull_policy) == ("example/trainer:1", "Never")
+    assert (settings.lease_name, settings.num_workers, settings.log_level) == ("lease", 16, "debug")
+    assert settings.pod_labels == {"app.kubernetes.io/name": "rljob-operator", "tier": ""}
+    assert settings.dashboard_url == "http://localhost:1/{namespace}/{cluster}"
+    assert (settings.health_port, settings.metrics_port, settings.leader_election) == (1, 65535, False)
+    assert settings.kubeconfig == "/kube/config"
+    assert settings.token_keys_folder == Path("/keys")
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_what_is_needed_is_named(name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^{name}: is not set; set it$"):
+        parse_settings({**NEEDED, name: " "})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("NUM_WORKERS", "0", "not a number from 1 to 1024 (seen: '0'); change it"),
+        ("NUM_WORKERS", "²", "not a number from 1 to 1024 (seen: '²'); change it"),
+        ("HEALTH_PORT", "70000", "not a number from 1 to 65535 (seen: '70000'); change it"),
+        ("LOG_LEVEL", "loud", "unknown value (seen: 'loud'); use one of debug, info, warning, error"),
+        ("LEADER_ELECTION", "maybe", "unknown value (seen: 'maybe'); use one of true, false"),
+        ("NAMESPACES", "team-a,Team_B", "not a namespace (seen: 'Team_B')"),
+        ("POD_LABELS", "a=b,c", "not a label (seen: 'c'); write key=value,key=value"),
+        ("DASHBOARD_URL", "http://fixed:8265", "not a URL with {cluster} and {namespace} (seen: 'http://fixed:8265')"),
+        ("DASHBOARD_URL", "http://{name}:8265", "not a URL with {cluster} and {namespace}"),
+        ("DASHBOARD_URL", "{cluster}.{namespace}", "not a URL with {cluster} and {namespace}"),
+        ("IMAGE_PULL_POLICY", "Sometimes", "use one of Always, IfNotPresent, Never"),
+    ],
+)
+def test_what_is_wrong_is_named(name: str, value: str, message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings({**NEEDED, f"RLJOB_OPERATOR_{name}": value})
+    assert str(caught.value).startswith(f"RLJOB_OPERATOR_{name}: ")
+    assert message in str(caught.value)
+
+
+def test_token_keys(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="key: is missing; mount the Secret"):
+        read_token_keys(tmp_path)
+    (tmp_path / "key").write_bytes(b"short")
+    with pytest.raises(SettingsError, match="key: has 5 bytes; use at least 16 random ones"):
+        read_token_keys(tmp_path)
+    (tmp_path / "key").write_bytes(b"0123456789abcdef\n")
+    assert read_token_keys(tmp_path).keys == (b"0123456789abcdef",)
+    (tmp_path / "previous-key").write_bytes(b"")
+    assert read_token_keys(tmp_path).keys == (b"0123456789abcdef",)
+    (tmp_path / "previous-key").write_bytes(b"fedcba9876543210")
+    keys = read_token_keys(tmp_path)
+    assert (keys.current, keys.keys) == (b"0123456789abcdef", (b"0123456789abcdef", b"fedcba9876543210"))
+    (tmp_path / "previous-key").unlink()
+    (tmp_path / "previous-key").mkdir()
+    with pytest.raises(SettingsError, match="previous-key: cannot be read"):
+        read_token_keys(tmp_path)

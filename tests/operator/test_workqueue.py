@@ -1,0 +1,236 @@
+"""Keys come once, again, later and in parallel, as the work queue promises."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from rljob_operator.workqueue import QueueClosed, Slots, WorkQueue, work_through
+
+Test = Callable[[], Coroutine[None, None, None]]
+
+
+def middle() -> float:
+    """Randomness that neither lengthens nor shortens a delay."""
+    return 0.5
+
+
+def run(test: Test) -> None:
+    """In a loop of its own, with a limit."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await test()
+
+    asyncio.run(limited())
+
+
+def test_a_key_added_many_times_comes_once() -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle)
+        for _ in range(500):
+            queue.add("a")
+        queue.add("b")
+        assert [await queue.get(), await queue.get()] == ["a", "b"]
+        assert queue.num_waiting == 0
+
+    run(test)
+
+
+def test_a_key_added_while_it_is_worked_on_comes_again_afterwards() -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle)
+        queue.add("a")
+        await queue.get()
+        queue.add("a")
+        queue.add("a")
+        assert queue.num_waiting == 0
+        queue.done("a")
+        assert (queue.num_waiting, await queue.get()) == (1, "a")
+        queue.done("a")
+        assert queue.num_waiting == 0
+
+    run(test)
+
+
+def test_the_earliest_of_several_times_wins() -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        queue.add_after("a", 5.0)
+        queue.add_after("a", 0.05)
+        queue.add_after("a", 3.0)
+        assert queue.num_delayed == 1
+        await queue.get()
+        assert 0.05 <= loop.time() - started < 2.0
+        assert queue.num_delayed == 0
+
+    run(test)
+
+
+def test_work_that_begins_drops_what_was_planned() -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle)
+        queue.add_after("a", 0.05)
+        queue.add("a")
+        await queue.get()
+        queue.done("a")
+        await asyncio.sleep(0.1)
+        assert (queue.num_waiting, queue.num_delayed) == (0, 0)
+
+    run(test)
+
+
+def test_delays_double_up_to_five_minutes_and_begin_anew() -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle)
+        delays = [queue.retry("a") for _ in range(13)]
+        assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0, 300.0]
+        assert queue.retry("b") == 0.5
+        assert queue.retry("b", at_least_seconds=30.0) == 30.0
+        queue.forget_failures("a")
+        assert queue.retry("a") == 0.5
+        queue.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize(("drawn", "delay"), [(0.0, 0.4), (0.75, 0.55), (0.999999, 0.6)])
+def test_delays_are_spread(drawn: float, delay: float) -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(lambda: drawn)
+        assert queue.retry("a") == pytest.approx(delay, abs=1e-5)
+        queue.close()
+
+    run(test)
+
+
+def test_a_closed_queue_gives_nothing_out() -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle)
+        waiting = asyncio.create_task(queue.get())
+        queue.add_after("b", 0.01)
+        await asyncio.sleep(0)
+        queue.close()
+        queue.add("a")
+        with pytest.raises(QueueClosed):
+            await waiting
+        await asyncio.sleep(0.05)
+        with pytest.raises(QueueClosed):
+            await queue.get()
+
+    run(test)
+
+
+def test_a_key_is_never_worked_on_twice_at_once_and_others_go_on() -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle)
+        at_work: list[str] = []
+        most: dict[str, int] = {}
+        finished: list[str] = []
+
+        async def work(key: str) -> None:
+            at_work.append(key)
+            most[key] = max(most.get(key, 0), at_work.count(key))
+            await asyncio.sleep(0.2 if key == "slow" else 0.01)
+            at_work.remove(key)
+            finished.append(key)
+
+        task = asyncio.create_task(work_through(queue, Slots(2), work))
+        queue.add("slow")
+        await asyncio.sleep(0.05)
+        queue.add("slow")
+        for number in range(5):
+            queue.add(f"quick-{number}")
+        while len(finished) < 7:
+            await asyncio.sleep(0.01)
+        assert set(most.values()) == {1}
+        assert finished[-1] == "slow"
+        assert finished.count("slow") == 2
+        queue.close()
+        await task
+
+    run(test)
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_who_waits_aside_keeps_nobody_from_work(num_slots: int) -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle)
+        slots = Slots(num_slots)
+        release = asyncio.Event()
+        finished: list[str] = []
+        num_inside = 0
+
+        async def work(key: str) -> None:
+            nonlocal num_inside
+            if key.startswith("slow"):
+                async with slots.aside():
+                    await release.wait()
+            num_inside += 1
+            assert num_inside <= num_slots
+            await asyncio.sleep(0.01)
+            num_inside -= 1
+            finished.append(key)
+
+        task = asyncio.create_task(work_through(queue, slots, work))
+        for number in range(10):
+            queue.add(f"slow-{number}")
+        await asyncio.sleep(0.05)
+        queue.add("quick")
+        while "quick" not in finished:
+            await asyncio.sleep(0.01)
+        assert finished == ["quick"]
+        release.set()
+        while len(finished) < 11:
+            await asyncio.sleep(0.01)
+        queue.close()
+        await task
+
+    run(test)
+
+
+def test_a_poison_key_delays_no_other() -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle)
+        num_tries = 0
+        finished: list[str] = []
+
+        async def work(key: str) -> None:
+            nonlocal num_tries
+            if key == "poison":
+                num_tries += 1
+                queue.retry(key)
+            else:
+                finished.append(key)
+
+        task = asyncio.create_task(work_through(queue, Slots(1), work))
+        queue.add("poison")
+        for number in range(100):
+            queue.add(f"good-{number}")
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.7)
+        assert len(finished) == 100
+        assert num_tries == 2, "once at once, once after half a second"
+        queue.close()
+        await task
+
+    run(test)
+
+
+def test_what_work_raises_ends_the_workers() -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle)
+
+        async def work(key: str) -> None:
+            raise MemoryError(key)
+
+        queue.add("a")
+        with pytest.raises(ExceptionGroup) as caught:
+            await work_through(queue, Slots(1), work)
+        assert caught.group_contains(MemoryError, match="a")
+
+    run(test)
