@@ -69,6 +69,9 @@ class PodMaker:
                 **_scheduling(overlay),
                 "automountServiceAccountToken": False,
                 "enableServiceLinks": False,
+                # The shells that KubeRay starts would be process 1 and deaf to SIGTERM: each pod would take all of its
+                # grace period to end.
+                "shareProcessNamespace": True,
                 "terminationGracePeriodSeconds": self.spec.run_policy.grace_period_seconds,
                 "securityContext": {
                     "runAsNonRoot": True,

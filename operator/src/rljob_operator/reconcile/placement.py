@@ -20,9 +20,9 @@ def missing_ray_nodes(spec: RLJobSpec, ray: RayView) -> str | None:
 
 
 def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
-    """Sets PlacementFeasible, once all nodes have joined; says nothing new while they have not."""
+    """Sets PlacementFeasible, once the cluster is ready; says nothing new while it is not."""
     ray = observed.ray
-    if observed.cluster is None or ray.answer is not Answer.OK or missing_ray_nodes(spec, ray) is not None:
+    if not draft.is_true(ConditionType.CLUSTER_READY) or ray.answer is not Answer.OK:
         return
     kind = ConditionType.PLACEMENT_FEASIBLE
     expected = sorted((pool.gpus_per_node for pool in spec.pools for _ in range(pool.nodes)), reverse=True)
