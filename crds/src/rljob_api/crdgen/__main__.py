@@ -40,6 +40,8 @@ def _repository() -> Path:
 def _outputs(root: Path) -> dict[Path, str]:
     return {
         root / "crds" / "rljobs.yaml": manifest_text(),
+        # A chart cannot read files outside itself.
+        root / "charts" / "rljob-operator" / "files" / "rljobs.yaml": manifest_text(),
         root / "docs" / "spec-reference.md": reference_text(),
         root / "docs" / "troubleshooting.md": troubleshooting_text(),
     }
