@@ -113,6 +113,8 @@ def make_volume(name: str, namespace: str) -> Path:
     on_node(CPU_NODE, ["sh", "-c", f"rm -rf {folder} && mkdir {folder} && chmod 0777 {folder}"])
     template = Template((data_folder() / "volume.yaml").read_text())
     run(["kubectl", "apply", "--filename", "-"], text=template.safe_substitute(NAME=name, NAMESPACE=namespace))
+    bound = ["kubectl", "--namespace", namespace, "wait", f"persistentvolumeclaim/{name}"]
+    run([*bound, "--for=jsonpath={.status.phase}=Bound", f"--timeout={READY_SECONDS}s"])
     return cluster_folder() / "shared" / volume
 
 

@@ -25,18 +25,23 @@ def diagnosis(namespace: str) -> list[tuple[str, str]]:
         ("events", [*here, "get", "events", "--sort-by=.lastTimestamp"]),
         ("operator log", _log_of(OPERATOR_NAMESPACE, RELEASE)),
         ("operator log before its restart", [*_log_of(OPERATOR_NAMESPACE, RELEASE), "--previous"]),
-        ("KubeRay log", _log_of(KUBERAY_NAMESPACE, "kuberay-operator")),
     ]
     found = [(title, _said(command)) for title, command in looks]
+    found.append(("warnings of KubeRay", _warnings(_said(_log_of(KUBERAY_NAMESPACE, "kuberay-operator")))))
     for pod in _said([*here, "get", "pods", "--selector=ray.io/node-type=head", "--output=name"]).split():
         if pod.startswith("pod/"):
-            command = [*here, "exec", pod, "--container=ray-head", "--", "sh", "-c", DRIVER_LOGS]
-            found.append((f"driver log of {pod}", _said(command)))
+            found.append((f"logs of {pod}", _said([*here, "logs", pod, "--all-containers", "--prefix", "--tail=60"])))
+            found.append((f"driver logs of {pod}", _said([*here, "exec", pod, "--", "sh", "-c", DRIVER_LOGS])))
     return found
 
 
 def _log_of(namespace: str, deployment: str) -> list[str]:
     return ["kubectl", "--namespace", namespace, "logs", f"deployment/{deployment}", "--tail=150"]
+
+
+def _warnings(log: str) -> str:
+    """KubeRay tells of each of its steps, and of errors with their whole stack."""
+    return "\n".join(line[:400] for line in log.splitlines() if '"level":"info"' not in line)
 
 
 def _said(command: Sequence[str]) -> str:

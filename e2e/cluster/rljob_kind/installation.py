@@ -61,8 +61,6 @@ def install(images: OwnImages, progress: Progress) -> None:
     load_image(images.operator, CPU_NODE, progress)
     load_image(images.dependencies, GPU_NODE, progress)
     load_image(images.trainer, GPU_NODE, progress, base=images.dependencies)
-    for tag, node in ((images.operator, CPU_NODE), (images.trainer, GPU_NODE), (images.dependencies, GPU_NODE)):
-        remove_other_images(tag, node)
     with progress.stage("install the chart"):
         _label_namespace()
         chart = str(repository() / "charts" / "rljob-operator")
@@ -71,6 +69,8 @@ def install(images: OwnImages, progress: Progress) -> None:
         command += ["--set-string", f"trainer.image={images.trainer}"]
         command += ["--set-string", f"nodeSelector.{NODE_LABEL.replace('.', chr(92) + '.')}=cpu"]
         run([*command, "--wait", f"--timeout={INSTALL_SECONDS}s"])
+    for tag, node in ((images.operator, CPU_NODE), (images.trainer, GPU_NODE), (images.dependencies, GPU_NODE)):
+        remove_other_images(tag, node)
 
 
 def _label_namespace() -> None:
