@@ -76,7 +76,7 @@ async def run_operator(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         kube = await stack.enter_async_context(KubeClient(connection, metrics))
         ray = await stack.enter_async_context(RayClient(metrics))
-        await stack.enter_async_context(serving(settings.health_port, _health_pages(parts)))
+        await stack.enter_async_context(serving(settings.health_port, health_pages(parts)))
         await stack.enter_async_context(serving(settings.metrics_port, _metrics_pages(metrics)))
         objects = KubeObjects(kube)
         leadership = Leadership(objects, settings.pod_namespace, settings.lease_name, settings.pod_name)
@@ -166,7 +166,9 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def _health_pages(parts: Parts) -> dict[str, Callable[[], Reply]]:
+def health_pages(parts: Parts) -> dict[str, Callable[[], Reply]]:
+    """Answers to probes: well while no part has ended."""
+
     def health() -> Reply:
         dead = parts.dead()
         return Reply(503, f"ended: {', '.join(dead)}\n".encode()) if dead else Reply(200, b"ok\n")

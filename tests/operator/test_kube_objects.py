@@ -1,0 +1,253 @@
+"""Objects and answers of the API server, as the operator reads and writes them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_operator.kube.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    KubeError,
+    NotFoundError,
+    RefusedError,
+    ResourceTypeMissingError,
+    UnavailableError,
+    error_of,
+)
+from rljob_operator.kube.merge_patch import merge_patch, without_nulls
+from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS
+from rljob_operator.kube.views import cluster_view, job_object
+from rljob_testing.operator_process_jobs import cluster_job
+from rljob_testing.operator_process_proxy import SeenRequest, seen_request
+from rljob_testing.rule_examples import edited
+
+Json = dict[str, object]
+STATUS: Json = {
+    "observedGeneration": 1,
+    "phase": "Running",
+    "conditions": [
+        {
+            "type": "SpecValid",
+            "status": "True",
+            "reason": "Valid",
+            "message": "",
+            "observedGeneration": 1,
+            "lastTransitionTime": "2026-01-31T12:00:00Z",
+        }
+    ],
+    "attempts": [{"number": 1, "cluster": "job-1", "submissions": 1, "started": "2026-01-31T12:00:00Z"}],
+}
+
+
+def job(**parts: object) -> Json:
+    """As the API server returns it."""
+    metadata = {
+        "name": "job",
+        "namespace": "team",
+        "uid": "u1",
+        "generation": 3,
+        "resourceVersion": "77",
+        "creationTimestamp": "2026-01-31T12:00:00Z",
+        "managedFields": [{"manager": "kubectl"}],
+    }
+    return {**cluster_job("job"), "metadata": metadata, **parts}
+
+
+def test_a_job_is_read() -> None:
+    read = job_object(job(status=STATUS))
+    view = read.view
+    assert (view.namespace, view.name, view.uid, view.generation) == ("team", "job", "u1", 3)
+    assert view.created == datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+    assert (view.deleting, view.spec_error, read.resource_version) == (False, None, "77")
+    assert view.spec is not None
+    assert view.spec.pools[0].gpus_per_node == 2
+    assert view.status.attempts[0].submissions == 1
+
+
+def test_a_job_without_status_that_is_being_deleted() -> None:
+    raw = job()
+    metadata = raw["metadata"]
+    assert isinstance(metadata, dict)
+    metadata["deletionTimestamp"] = "2026-01-31T12:00:00Z"
+    view = job_object(raw).view
+    assert view.deleting
+    assert view.status.conditions == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("spec.queue", {"name": "a"}, "spec.queue: is not a known field"),
+        ("spec.training.steps", 0, "spec.training.steps: must be at least 1 (seen: 0); raise it"),
+        ("spec.pools[0].gpusPerNode", 5, "(seen:"),
+    ],
+)
+def test_a_spec_that_cannot_be_read_says_why(path: str, value: object, message: str) -> None:
+    raw = edited(job(status=STATUS), {path: value})
+    view = job_object(raw).view
+    assert view.spec is None
+    assert view.spec_error is not None
+    assert message in view.spec_error
+    assert view.status.attempts[0].cluster == "job-1"
+
+
+def test_fields_of_a_newer_status_are_left_alone() -> None:
+    newer = copy.deepcopy(STATUS)
+    newer["estimate"] = {"cost": 3}
+    conditions = newer["conditions"]
+    assert isinstance(conditions, list)
+    conditions[0]["severity"] = "Info"
+    read = job_object(job(status=newer))
+    assert read.view.status.phase == "Running"
+    assert read.status == STATUS
+
+
+def test_a_status_that_is_damaged_is_not_taken_for_an_empty_one() -> None:
+    with pytest.raises(KubeError, match=r"RLJob team/job: status\.attempts"):
+        job_object(job(status={"attempts": [{"number": "one"}]}))
+
+
+def test_a_cluster_is_read() -> None:
+    raw = {
+        "metadata": {
+            "name": "job-1",
+            "uid": "c1",
+            "ownerReferences": [{"uid": "other"}, {"uid": "u1", "controller": True}],
+        },
+        "status": {
+            "conditions": [
+                {"type": "HeadPodReady", "status": "False", "reason": "HeadPodNotFound"},
+                {
+                    "type": "ReplicaFailure",
+                    "status": "True",
+                    "reason": "FailedCreateHeadPod",
+                    "message": "FailedCreateHeadPod\nexceeded quota",
+                },
+            ]
+        },
+    }
+    view = cluster_view(raw)
+    assert (view.name, view.uid, view.owner_uid, view.deleting) == ("job-1", "c1", "u1", False)
+    assert view.pod_creation_error == "FailedCreateHeadPod: exceeded quota"
+    assert cluster_view({"metadata": {"name": "x", "uid": "y"}}).owner_uid is None
+
+
+def test_a_cluster_that_kuberay_does_not_take() -> None:
+    events = [
+        {"reason": "InvalidRayClusterSpec", "message": "old", "lastTimestamp": "2026-01-31T12:00:00Z"},
+        {"reason": "InvalidRayClusterSpec", "message": "new", "lastTimestamp": "2026-01-31T12:00:05Z"},
+        {"reason": "CreatedHeadPod", "message": "fine", "lastTimestamp": "2026-01-31T12:00:09Z"},
+    ]
+    assert cluster_view({"metadata": {"name": "x"}}, events).pod_creation_error == "new"
+    assert cluster_view({"metadata": {"name": "x"}}, events[2:]).pod_creation_error is None
+
+
+NAMED = {"name": "job"}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "text", "kind"),
+    [
+        (404, {"reason": "NotFound", "details": NAMED, "message": "m"}, "", NotFoundError),
+        (404, {"reason": "NotFound", "details": {}, "message": "m"}, "", ResourceTypeMissingError),
+        (404, {}, "404 page not found", ResourceTypeMissingError),
+        (409, {"reason": "AlreadyExists", "details": NAMED}, "", AlreadyExistsError),
+        (409, {"reason": "Conflict", "details": NAMED}, "", ConflictError),
+        (403, {"reason": "Forbidden", "message": "exceeded quota"}, "", RefusedError),
+        (422, {"reason": "Invalid", "message": "no"}, "", RefusedError),
+        (400, {"reason": "BadRequest", "message": "no"}, "", RefusedError),
+        (401, {"reason": "Unauthorized"}, "", UnavailableError),
+        (429, {"reason": "TooManyRequests"}, "", UnavailableError),
+        (500, {}, "boom", UnavailableError),
+        (504, {"reason": "Timeout"}, "", UnavailableError),
+    ],
+)
+def test_answers_have_a_meaning(status: int, body: Mapping[str, object], text: str, kind: type[KubeError]) -> None:
+    assert type(error_of("get rljobs /x", status, body, text, "")) is kind
+
+
+def test_a_refusal_is_the_servers_words_only() -> None:
+    error = error_of("create rayclusters /x", 403, {"message": "exceeded quota: gpus"}, "", "")
+    assert str(error) == "exceeded quota: gpus"
+
+
+def test_the_server_says_how_long_to_wait() -> None:
+    def seconds(body: Mapping[str, object], header: str) -> float:
+        error = error_of("x", 429, body, "", header)
+        assert isinstance(error, UnavailableError)
+        return error.retry_after_seconds
+
+    assert seconds({}, "7") == 7.0
+    assert seconds({"details": {"retryAfterSeconds": 3}}, "") == 3.0
+    assert seconds({}, "Wed, 21 Oct 2026 07:28:00 GMT") == 0.0
+
+
+def applied(old: Mapping[str, object], patch: Mapping[str, object]) -> Json:
+    """RFC 7386, by the book."""
+    result = dict(old)
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, Mapping):
+            before = result.get(name)
+            result[name] = applied(before if isinstance(before, Mapping) else {}, value)
+        else:
+            result[name] = value
+    return result
+
+
+VALUES = st.recursive(
+    st.integers(0, 2) | st.booleans() | st.text("ab", max_size=2) | st.lists(st.integers(0, 2), max_size=2),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=6,
+)
+OBJECTS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
+
+
+@given(OBJECTS, OBJECTS)
+def test_a_patch_makes_one_object_of_another(old: Json, new: Json) -> None:
+    patch = merge_patch(old, new)
+    assert applied(old, patch) == new
+    assert (patch == {}) == (old == new)
+
+
+def test_a_patch_holds_only_what_differs() -> None:
+    old = {"a": 1, "b": {"c": 1, "d": 2}, "e": [1], "f": "gone"}
+    new = {"a": 1, "b": {"c": 1, "d": 3}, "e": [1, 2], "f": None, "g": {"h": 1}}
+    assert merge_patch(old, new) == {"b": {"d": 3}, "e": [1, 2], "f": None, "g": {"h": 1}}
+
+
+def test_nulls_are_taken_out_at_any_depth() -> None:
+    assert without_nulls({"a": None, "b": [{"c": None, "d": 1}], "e": ({"f": None},)}) == {"b": [{"d": 1}], "e": [{}]}
+
+
+def test_paths() -> None:
+    assert JOBS.path("team", "job") == "/apis/rljob.dev/v1alpha1/namespaces/team/rljobs/job"
+    assert CLUSTERS.path(None) == "/apis/ray.io/v1/rayclusters"
+    assert PODS.path("team") == "/api/v1/namespaces/team/pods"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "seen"),
+    [
+        ("GET", "/apis/rljob.dev/v1alpha1/rljobs?limit=5", ("list", "rljob.dev", "rljobs", "")),
+        ("GET", "/api/v1/namespaces/a/pods?watch=true", ("watch", "", "pods", "")),
+        (
+            "PATCH",
+            "/apis/rljob.dev/v1alpha1/namespaces/a/rljobs/j/status",
+            ("patch", "rljob.dev", "rljobs/status", "j"),
+        ),
+        ("DELETE", "/apis/ray.io/v1/namespaces/a/rayclusters/j-1", ("delete", "ray.io", "rayclusters", "j-1")),
+    ],
+)
+def test_the_proxy_of_these_tests_knows_what_a_request_asks_for(
+    method: str, path: str, seen: tuple[str, str, str, str]
+) -> None:
+    assert seen_request(method, path) == SeenRequest(*seen)
+    assert seen_request("GET", "/apis/ray.io/v1") is None

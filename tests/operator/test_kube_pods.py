@@ -1,0 +1,161 @@
+"""What a pod's status and events say about why it does not start or how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import pytest
+
+from rljob_api.conditions import Reason
+from rljob_operator.kube.pods import needs_events, pod_view
+from rljob_operator.reconcile.observed import PodProblem
+
+Json = Mapping[str, object]
+NOW = datetime(2026, 1, 31, 12, 0, 30, tzinfo=UTC)
+SCHEDULED = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-31T12:00:00Z"}
+READY = {"type": "Ready", "status": "True"}
+
+
+def pod(phase: str = "Pending", **status: object) -> dict[str, object]:
+    return {
+        "metadata": {
+            "name": "job-1-main-abcde",
+            "uid": "u",
+            "labels": {"ray.io/node-type": "worker", "ray.io/group": "main"},
+        },
+        "status": {"phase": phase, "conditions": [SCHEDULED], **status},
+    }
+
+
+def container(name: str = "ray", state: Json | None = None, last: Json | None = None, restarts: int = 0) -> Json:
+    return {"name": name, "ready": False, "restartCount": restarts, "state": state or {}, "lastState": last or {}}
+
+
+def waiting(reason: str, message: str = "") -> Json:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def ended(reason: str, code: int, message: str = "") -> Json:
+    return {"terminated": {"reason": reason, "exitCode": code, "message": message}}
+
+
+def test_a_pod_that_is_well() -> None:
+    view = pod_view(pod("Running", conditions=[SCHEDULED, READY]))
+    assert (view.name, view.group) == ("job-1-main-abcde", "main")
+    assert (view.ready, view.deleting, view.ended, view.problem) == (True, False, False, None)
+
+
+def test_the_head_has_a_group_of_its_own() -> None:
+    raw = pod()
+    raw["metadata"] = {"name": "h", "labels": {"ray.io/node-type": "head", "ray.io/group": "headgroup"}}
+    assert pod_view(raw).group == "head"
+
+
+def test_a_pod_on_its_way_out() -> None:
+    raw = pod("Succeeded", conditions=[READY])
+    raw["metadata"] = {"name": "p", "deletionTimestamp": "2026-01-31T12:00:00Z"}
+    view = pod_view(raw)
+    assert (view.ready, view.deleting, view.ended) == (False, True, True)
+
+
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "for a/b"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (pod(conditions=[UNSCHEDULABLE]), PodProblem(Reason.UNSCHEDULABLE, "0/3 nodes")),
+        *(
+            (
+                pod(containerStatuses=[container(state=waiting(reason, "x not found"))]),
+                PodProblem(expected, f"container ray: {reason}: x not found"),
+            )
+            for reason, expected in {
+                "ErrImagePull": Reason.IMAGE_PULL_FAILED,
+                "ImagePullBackOff": Reason.IMAGE_PULL_FAILED,
+                "InvalidImageName": Reason.IMAGE_PULL_FAILED,
+                "ErrImageNeverPull": Reason.IMAGE_PULL_FAILED,
+                "CreateContainerConfigError": Reason.CONTAINER_CONFIG_ERROR,
+                "RunContainerError": Reason.CONTAINER_CONFIG_ERROR,
+            }.items()
+        ),
+        (
+            pod(
+                initContainerStatuses=[container("wait-gcs-ready", waiting("ErrImagePull", "no such tag"))],
+                containerStatuses=[container(state=waiting("PodInitializing"))],
+            ),
+            PodProblem(Reason.IMAGE_PULL_FAILED, "container wait-gcs-ready: ErrImagePull: no such tag"),
+        ),
+        (
+            pod(
+                "Running",
+                containerStatuses=[
+                    container(state=waiting("CrashLoopBackOff", "back-off 40s"), last=ended("Error", 127), restarts=3)
+                ],
+            ),
+            PodProblem(Reason.CONTAINER_CRASHING, "container ray: ended with exit code 127"),
+        ),
+        # Between two tries it runs for a moment; that is no recovery.
+        (
+            pod("Running", containerStatuses=[container(state={"running": {}}, last=ended("Error", 1), restarts=2)]),
+            PodProblem(Reason.CONTAINER_CRASHING, "container ray: ended with exit code 1"),
+        ),
+        (
+            pod("Running", containerStatuses=[container(state={"running": {}}, last=ended("Error", 1), restarts=1)]),
+            None,
+        ),
+        (
+            pod("Running", containerStatuses=[container(state={"running": {}}, last=ended("OOMKilled", 137))]),
+            PodProblem(Reason.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)"),
+        ),
+        (
+            pod("Failed", reason="Evicted", message="The node was low on resource: memory."),
+            PodProblem(Reason.INFRASTRUCTURE_ERROR, "Evicted: The node was low on resource: memory."),
+        ),
+        (
+            pod("Running", conditions=[SCHEDULED, READY, DISRUPTED]),
+            PodProblem(Reason.INFRASTRUCTURE_ERROR, "PreemptionByScheduler: for a/b"),
+        ),
+        (
+            pod("Failed", containerStatuses=[container("driver", ended("Error", 3, "bad\n"))]),
+            PodProblem(Reason.CONTAINER_CRASHING, "container driver: ended with exit code 3: bad"),
+        ),
+        (pod("Failed"), PodProblem(Reason.CONTAINER_CRASHING, "the pod has failed")),
+        (pod(containerStatuses=[container(state=waiting("ContainerCreating"))]), None),
+        (pod("Succeeded"), None),
+        ({}, None),
+    ],
+)
+def test_problems(raw: Json, problem: PodProblem | None) -> None:
+    assert pod_view(raw).problem == problem
+
+
+CREATING = [container(state=waiting("ContainerCreating"))]
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (pod(containerStatuses=CREATING), True),
+        (pod(conditions=[{**SCHEDULED, "lastTransitionTime": "2026-01-31T12:00:25Z"}]), False),
+        (pod(conditions=[UNSCHEDULABLE]), False),
+        (pod("Running", containerStatuses=CREATING), False),
+        (pod(containerStatuses=[container(state=waiting("ErrImagePull"))]), False),
+    ],
+)
+def test_only_pods_that_hang_without_a_word_need_their_events(raw: Json, expected: bool) -> None:
+    assert needs_events(raw, NOW) is expected
+
+
+def test_the_newest_telling_event_counts() -> None:
+    events = [
+        {"reason": "FailedMount", "message": "old", "lastTimestamp": "2026-01-31T12:00:01Z"},
+        {"reason": "FailedMount", "message": "new", "series": {"lastObservedTime": "2026-01-31T12:00:09.000000Z"}},
+        {"reason": "Scheduled", "message": "fine", "lastTimestamp": "2026-01-31T12:00:20Z"},
+    ]
+    assert pod_view(pod(), events).problem == PodProblem(Reason.VOLUME_MOUNT_FAILED, "FailedMount: new")
+    assert pod_view(pod(), events[2:]).problem is None
+    events.append({"reason": "FailedCreatePodSandBox", "message": "cni", "eventTime": "2026-01-31T12:00:25Z"})
+    assert pod_view(pod(), events).problem == PodProblem(Reason.INFRASTRUCTURE_ERROR, "FailedCreatePodSandBox: cni")
