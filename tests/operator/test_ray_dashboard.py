@@ -1,0 +1,202 @@
+"""The client of Ray's dashboard on a real Ray with token authentication: what the stand-in of other tests imitates."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rljob_api.contract import run_state_file_name
+from rljob_operator.metrics import Metrics
+from rljob_operator.ray.client import Dashboard, RayClient
+from rljob_operator.ray.errors import DashboardUnreachableError, RayRefusedError, TokenRejectedError
+from rljob_operator.ray.look import infeasible_groups, look
+from rljob_operator.reconcile.observed import Answer, RayJobStatus, RayNodeView, RayView
+from rljob_testing.apiserver import free_ports
+from rljob_testing.ray_cluster import pod_cluster
+from rljob_testing.ray_dashboard_stand_in import run_state
+from rljob_testing.ray_jobs import RayCluster
+
+TOKEN = "a" * 64
+ENDED = (RayJobStatus.FAILED, RayJobStatus.STOPPED, RayJobStatus.SUCCEEDED)
+PLACEMENT = """
+import ray, time
+ray.init()
+ray.util.placement_group([{"GPU": 8, "CPU": 1}] * 2, strategy="STRICT_SPREAD", name="rollout")
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """A head and two workers with one declared GPU each."""
+    with pod_cluster(tmp_path_factory.mktemp("ray"), TOKEN, {}) as cluster:
+        yield cluster
+
+
+def run(test: Callable[[], Coroutine[None, None, None]]) -> None:
+    """In a loop of its own, with a limit."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(240):
+            await test()
+
+    asyncio.run(limited())
+
+
+@asynccontextmanager
+async def dashboard(port: int, *tokens: str) -> AsyncIterator[Dashboard]:
+    async with RayClient(Metrics()) as client:
+        yield client.dashboard(f"http://127.0.0.1:{port}", tokens)
+
+
+async def until(ask: Callable[[], Awaitable[RayView]], wanted: Callable[[RayView], bool]) -> RayView:
+    """Looks again and again."""
+    while not wanted(view := await ask()):
+        await asyncio.sleep(0.3)
+    return view
+
+
+def submission(name: str, entrypoint: str, **variables: str) -> dict[str, object]:
+    return {"submission_id": name, "entrypoint": entrypoint, "runtime_env": {"env_vars": variables}}
+
+
+@pytest.mark.ray
+def test_nodes_and_tokens(cluster: RayCluster) -> None:
+    async def test() -> None:
+        async with dashboard(cluster.port, TOKEN) as good:
+            view = await look(good, "nobody-1-1")
+            assert (view.answer, view.job, view.run_state) == (Answer.OK, None, None)
+            assert sorted(view.nodes, key=lambda node: node.is_head) == [
+                RayNodeView(is_head=False, num_gpus=1),
+                RayNodeView(is_head=False, num_gpus=1),
+                RayNodeView(is_head=True, num_gpus=0),
+            ]
+            await good.stop("nobody-1-1")
+        async with dashboard(cluster.port, "b" * 64, TOKEN) as second_token:
+            assert (await look(second_token, None)).answer is Answer.OK
+        async with dashboard(cluster.port, "b" * 64) as bad:
+            view = await look(bad, None)
+            assert view.answer is Answer.REJECTED
+            with pytest.raises(TokenRejectedError, match="does not accept"):
+                await bad.submit(submission("x", "true"))
+
+    run(test)
+
+
+@pytest.mark.ray
+def test_a_trainer_that_fails_after_telling_its_state(cluster: RayCluster, tmp_path: Path) -> None:
+    async def test() -> None:
+        state = run_state({"RLJOB_ATTEMPT": "1"}, "Running", 2)
+        (tmp_path / "state.json").write_text(json.dumps(state))
+        go_on = tmp_path / "go-on"
+        there = cluster.log_folder / run_state_file_name("job-1-1")
+        entrypoint = (
+            f"cp {tmp_path}/state.json {there}; while [ ! -e {go_on} ]; do sleep 0.1; done;"
+            " for i in $(seq 200); do echo line $i; done; exit 75"
+        )
+        async with dashboard(cluster.port, TOKEN) as good:
+            await good.submit(submission("job-1-1", entrypoint))
+            with pytest.raises(RayRefusedError, match="already exists"):
+                await good.submit(submission("job-1-1", entrypoint))
+            assert await good.job("job-1-1") is not None
+            view = await until(lambda: look(good, "job-1-1"), lambda view: view.run_state is not None)
+            assert view.job is not None
+            assert view.job.status is RayJobStatus.RUNNING
+            assert view.run_state is not None
+            assert (view.run_state.progress.step, view.log_tail) == (2, "")
+            go_on.touch()
+            view = await until(
+                lambda: look(good, "job-1-1"), lambda view: view.job is not None and view.job.status in ENDED
+            )
+            assert view.job is not None
+            assert (view.job.status, view.job.exit_code) == (RayJobStatus.FAILED, 75)
+            assert view.job.error_type == "JOB_ENTRYPOINT_COMMAND_ERROR"
+            assert view.log_tail.splitlines()[-2:] == ["line 199", "line 200"]
+            assert len(view.log_tail.splitlines()) == 50
+            await good.stop("job-1-1")
+
+    run(test)
+
+
+@pytest.mark.ray
+def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: RayCluster, tmp_path: Path) -> None:
+    async def test() -> None:
+        (tmp_path / "place.py").write_text(PLACEMENT)
+        async with dashboard(cluster.port, TOKEN) as good:
+            entrypoint = f"exec python {tmp_path}/place.py"
+            await good.submit(submission("big-1-1", entrypoint, RAY_JOB_STOP_WAIT_TIME_S="5"))
+            view = await until(lambda: look(good, "big-1-1"), lambda view: view.infeasible_groups != ())
+            assert view.infeasible_groups == ("rollout: 2 x {CPU: 1, GPU: 8}",)
+            await good.stop("big-1-1")
+            view = await until(
+                lambda: look(good, "big-1-1"), lambda view: view.job is not None and view.job.status in ENDED
+            )
+            assert view.job is not None
+            assert view.job.status is RayJobStatus.STOPPED
+
+    run(test)
+
+
+def test_nobody_there() -> None:
+    async def test() -> None:
+        (port,) = free_ports(1)
+        async with dashboard(port, TOKEN) as nobody:
+            view = await look(nobody, None)
+            assert view.answer is Answer.UNREACHABLE
+            assert view.error
+            with pytest.raises(DashboardUnreachableError):
+                await nobody.submit(submission("x", "true"))
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<html>...", "its answer is not JSON: <html>..."),
+        (b"HTTP/1.1 503 No\r\nContent-Length: 11\r\n\r\nbusy\nat all\n", "HTTP 503: at all"),
+        (b"HTTP/1.1 302 No\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", "HTTP 302: "),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b"x" * 9_000_000, "larger than 8388608 bytes"),
+        (b"", "disconnected"),
+    ],
+)
+def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
+    async def test() -> None:
+        async def strange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+            writer.close()
+
+        (port,) = free_ports(1)
+        server = await asyncio.start_server(strange, "127.0.0.1", port)
+        async with dashboard(port, TOKEN) as odd:
+            view = await look(odd, None)
+            assert view.answer is Answer.UNREACHABLE
+            assert error in (view.error or "")
+        server.close()
+
+    run(test)
+
+
+def test_bundles_are_counted_by_what_they_ask_for() -> None:
+    def group(name: str, state: str, *bundles: dict[str, float]) -> dict[str, object]:
+        return {
+            "name": name,
+            "placement_group_id": f"id-{name}",
+            "state": "PENDING",
+            "stats": {"scheduling_state": state},
+            "bundles": [{"unit_resources": bundle} for bundle in bundles],
+        }
+
+    groups = [
+        group("fits-later", "NO_RESOURCES", {"GPU": 1}),
+        group("mixed", "INFEASIBLE", {"GPU": 8, "CPU": 1}, {"CPU": 0.5}, {"CPU": 1, "GPU": 8}),
+        group("", "INFEASIBLE"),
+    ]
+    assert infeasible_groups(groups) == ("mixed: 2 x {CPU: 1, GPU: 8}, 1 x {CPU: 0.5}", "id-: ")
