@@ -19,6 +19,7 @@ from rljob_testing.operator_observed import (
     found,
     observed,
     pod,
+    provisioning,
     ray,
     ray_job,
     ready_pods,
@@ -114,6 +115,12 @@ def test_a_cluster_that_has_never_been_complete_may_get_a_new_head() -> None:
     status = running().model_copy(update={"conditions": ()})
     unsubmitted = status.model_copy(update={"attempts": (status.attempts[0].model_copy(update={"submissions": 0}),)})
     assert found(decide(observed(unsubmitted, cluster(), (pod("w"),))).status, C.FAILED) is None
+
+
+def test_a_cluster_that_was_complete_gets_none() -> None:
+    lacking = decide(observed(provisioning(), cluster(), ready_pods(), ray(gpus=(1,)))).status
+    assert lacking.attempts[0].submissions == 0
+    assert failure(observed(lacking, cluster(), (pod("w"),)))[0] == "HeadLost"
 
 
 def test_a_cluster_that_is_being_deleted_is_lost() -> None:

@@ -19,7 +19,7 @@ class RunPolicy(Contract):
     """May be changed while the job exists."""
 
     provisioning_deadline_seconds: Seconds = 1800
-    """From creation of the cluster to all pods ready; the job fails after that."""
+    """From the beginning of an attempt until its trainer runs; the job fails after that."""
     active_deadline_seconds: Seconds | None = None
     """Total running time over all attempts; the job is stopped with a checkpoint and fails after that."""
     cleanup: Cleanup = Cleanup.DELETE_CLUSTER
