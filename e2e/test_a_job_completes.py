@@ -1,0 +1,176 @@
+"""The main promise: one file, applied, is trained on two GPU pods, watched while it runs, and cleaned up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from rljob_api.conditions import ConditionType
+from rljob_testing.cluster_client import Kubectl, Recording, recorded, wait_for
+
+JOB = "sort-digits"
+CLUSTER = f"{JOB}-1"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that has run to its end."""
+
+    recording: Recording
+    applied_at: float
+    storage: Path
+    """The folder of the job in the shared storage."""
+    pods_while_running: list[dict[str, object]]
+    output_while_running: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def finished(kubectl: Kubectl, storage: Path, jobs: Path, rljob: list[str]) -> Iterator[Finished]:
+    applied_at = time.time()
+    kubectl("apply", "-f", str(jobs / f"{JOB}.yaml"))
+    with recorded(kubectl, JOB) as recording:
+        wait_for(recording.first_step, "the first training step", timeout_seconds=420)
+        pods = json.loads(kubectl("get", "pods", "-l", f"rljob.dev/job={JOB}", "-o", "json"))["items"]
+        output = {
+            "columns": kubectl("get", "rlj", JOB),
+            "status": said(rljob, "status", JOB),
+            "logs": said(rljob, "logs", JOB),
+            "explain": said(rljob, "explain", JOB),
+        }
+        kubectl("wait", "--for=condition=Complete", f"rljob/{JOB}", "--timeout=420s", timeout_seconds=430)
+    yield Finished(recording, applied_at, storage / JOB, pods, output)
+    kubectl("delete", "rljob", JOB, "--ignore-not-found")
+
+
+def said(rljob: list[str], *arguments: str) -> str:
+    """What an `rljob` command prints. It must end well."""
+    result = subprocess.run([*rljob, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_progress_was_in_the_resource_while_it_ran(finished: Finished) -> None:
+    running = [
+        s.status.progress
+        for s in finished.recording.sightings
+        if s.status.progress and not any(c.type == "Complete" and c.status == "True" for c in s.status.conditions)
+    ]
+    steps = sorted({progress.step for progress in running if 0 < progress.step < 20})
+    assert len(steps) >= 2, steps
+    assert any(progress.reward_mean is not None and progress.eta_seconds is not None for progress in running)
+
+
+def test_progress_was_never_older_than_ten_seconds(finished: Finished) -> None:
+    times = [s.at for s in finished.recording.sightings if s.status.progress and 0 < s.status.progress.step < 20]
+    gaps = [after - before for before, after in pairwise(times)]
+    assert max(gaps, default=0.0) <= 10.0, gaps
+
+
+def test_conditions_came_in_order(finished: Finished) -> None:
+    order = [
+        ConditionType.SPEC_VALID,
+        ConditionType.CLUSTER_READY,
+        ConditionType.PLACEMENT_FEASIBLE,
+        ConditionType.JOB_SUBMITTED,
+        ConditionType.PROGRESSING,
+        ConditionType.CHECKPOINTED,
+        ConditionType.COMPLETE,
+    ]
+    times = {condition: finished.recording.when(condition) for condition in order}
+    assert None not in times.values(), times
+    assert list(times.values()) == sorted(times.values()), times
+    assert finished.recording.when(ConditionType.FAILED) is None
+
+
+def test_it_ran_on_two_worker_pods_with_a_gpu_each(finished: Finished) -> None:
+    workers = [
+        pod
+        for pod in finished.pods_while_running
+        if pod["metadata"]["labels"].get("rljob.dev/pool") == "main"  # type: ignore[index]
+    ]
+    gpus = [
+        sum(int(c["resources"].get("limits", {}).get("nvidia.com/gpu", "0")) for c in pod["spec"]["containers"])  # type: ignore[index]
+        for pod in workers
+    ]
+    assert gpus == [1, 1]
+
+
+def test_kubectl_get_shows_the_columns(finished: Finished) -> None:
+    header, row = finished.output_while_running["columns"].splitlines()
+    assert header.split() == ["NAME", "PHASE", "STEP", "REWARD", "CKPT", "ATTEMPT", "AGE"]
+    assert row.split()[:2] == [JOB, "Running"]
+
+
+def test_the_commands_told_where_it_was(finished: Finished) -> None:
+    output = finished.output_while_running
+    assert "Training" in output["status"]
+    assert "/20" in output["status"].replace(" ", "")
+    assert "workers: building 2 on cpu" in output["logs"]
+    assert "Training" in output["explain"]
+
+
+def test_the_checkpoint_loads(finished: Finished, kubectl: Kubectl) -> None:
+    checkpoint = kubectl.status(JOB).checkpoint
+    assert checkpoint is not None
+    assert checkpoint.step == 20
+    assert checkpoint.uri.startswith(f"pvc://rljob-storage/{JOB}/checkpoints/")
+    folder = finished.storage / "checkpoints" / checkpoint.uri.rsplit("/", 1)[1]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    shards = sorted(folder.glob("*.safetensors"))
+    assert len(shards) >= 2, manifest
+    for shard in shards:
+        with safe_open(shard, framework="pt") as tensors:
+            assert len(list(tensors.keys())) > 0
+
+
+def test_the_export_loads(finished: Finished, kubectl: Kubectl) -> None:
+    assert kubectl.status(JOB).export_uri == f"pvc://rljob-storage/{JOB}/run/export"
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = finished.storage / "run" / "export"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert AutoTokenizer.from_pretrained(folder).vocab_size > 0
+    assert sum(parameter.numel() for parameter in model.parameters()) > 100_000
+
+
+@pytest.mark.usefixtures("finished")
+def test_nothing_is_left_but_the_resource(kubectl: Kubectl) -> None:
+    wait_for(lambda: not kubectl.names("pods", f"rljob.dev/job={JOB}"), "all pods are gone", timeout_seconds=90)
+    assert kubectl.names("rayclusters") == []
+    status = kubectl.status(JOB)
+    assert status.phase == "Complete"
+    assert [a.outcome for a in status.attempts] == ["Succeeded"]
+
+
+@pytest.mark.usefixtures("finished")
+def test_describe_shows_what_happened(kubectl: Kubectl) -> None:
+    described = kubectl("describe", "rljob", JOB)
+    events = described.split("Events:")[1]
+    for reason in ("Ready", "Submitted", "Training", "Saved", "Succeeded"):
+        assert f" {reason} " in events, events
+
+
+def test_seconds_by_stage(finished: Finished, record_stage_seconds: object) -> None:
+    """Not a check of speed: the times go into the report of the run."""
+    recording = finished.recording
+    moments = {
+        "apply to SpecValid": recording.when(ConditionType.SPEC_VALID),
+        "to all pods and Ray nodes ready": recording.when(ConditionType.CLUSTER_READY),
+        "to submitted": recording.when(ConditionType.JOB_SUBMITTED),
+        "to the first step": recording.first_step(),
+        "to Complete": recording.when(ConditionType.COMPLETE),
+    }
+    before = finished.applied_at
+    for name, at in moments.items():
+        assert at is not None, name
+        assert callable(record_stage_seconds)
+        record_stage_seconds(f"job: {name}", at - before)
+        before = at

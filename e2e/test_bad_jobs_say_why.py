@@ -1,0 +1,85 @@
+"""Jobs that cannot work: refused before anything is made, or ended with the cause in the resource."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from rljob_api.v1alpha1.status import Condition
+from rljob_testing.cluster_client import CommandFailed, Kubectl, wait_for
+
+
+def condition(kubectl: Kubectl, job: str, kind: str) -> Condition | None:
+    """A condition of the job, once it is there."""
+    return next((c for c in kubectl.status(job).conditions if c.type == kind), None)
+
+
+def failed(kubectl: Kubectl, job: str) -> Condition | None:
+    """The Failed condition once it is True."""
+    found = condition(kubectl, job, "Failed")
+    return found if found is not None and found.status == "True" else None
+
+
+def test_the_api_server_refuses_with_our_message(kubectl: Kubectl, jobs: Path) -> None:
+    text = (jobs / "sort-digits.yaml").read_text().replace("batchSize: 32", "batchSize: 33")
+    text = text.replace("groupSize: 16", "groupSize: 15").replace("name: sort-digits", "name: odd-batch")
+    with pytest.raises(CommandFailed, match=r"batchSize .* groupSize must be divisible by nodes .* gpusPerNode"):
+        kubectl("apply", "-f", "-", stdin=text)
+    assert "rljob.rljob.dev/odd-batch" not in kubectl.names("rljobs")
+
+
+def test_an_unknown_field_is_refused(kubectl: Kubectl, jobs: Path) -> None:
+    text = (jobs / "sort-digits.yaml").read_text().replace("    seed: 0", "    sead: 0")
+    with pytest.raises(CommandFailed, match=r'unknown field "spec\.training\.sead"'):
+        kubectl("apply", "-f", "-", stdin=text.replace("name: sort-digits", "name: misspelt"))
+
+
+def test_a_job_without_storage_fails_before_a_pod_is_made(kubectl: Kubectl, jobs: Path) -> None:
+    job = YAML(typ="safe", pure=True).load((jobs / "sort-digits.yaml").read_text())
+    job["metadata"]["name"] = "no-storage"
+    del job["spec"]["checkpoint"]["storage"]
+    kubectl("apply", "-f", "-", stdin=json.dumps(job))
+    found = wait_for(lambda: failed(kubectl, "no-storage"), "Failed", timeout_seconds=30)
+    assert found.reason == "StorageMissing"
+    assert "spec.checkpoint.storage" in found.message
+    assert kubectl.names("rayclusters", "rljob.dev/job=no-storage") == []
+    kubectl("delete", "rljob", "no-storage")
+
+
+def test_an_unschedulable_pool_is_explained_within_thirty_seconds(
+    kubectl: Kubectl, jobs: Path, rljob: list[str]
+) -> None:
+    applied = time.monotonic()
+    kubectl("apply", "-f", str(jobs / "impossible.yaml"))
+
+    def unschedulable() -> Condition | None:
+        found = condition(kubectl, "impossible", "ClusterReady")
+        return found if found is not None and found.reason == "Unschedulable" else None
+
+    found = wait_for(unschedulable, "ClusterReady says Unschedulable", timeout_seconds=30)
+    assert time.monotonic() - applied < 30
+    assert "nvidia.com/gpu" in found.message
+    assert "pool main" in found.message
+    explained = subprocess.run([*rljob, "explain", "impossible"], capture_output=True, text=True, check=False)
+    assert "nvidia.com/gpu" in explained.stdout, explained.stdout + explained.stderr
+
+    ended = wait_for(lambda: failed(kubectl, "impossible"), "Failed at the deadline", timeout_seconds=60)
+    assert ended.reason == "ProvisioningDeadlineExceeded"
+    assert "nvidia.com/gpu" in ended.message
+    wait_for(lambda: not kubectl.names("pods", "rljob.dev/job=impossible"), "no pods are left", timeout_seconds=60)
+    kubectl("delete", "rljob", "impossible")
+
+
+def test_a_reward_that_raises_ends_the_job_with_its_error(kubectl: Kubectl, jobs: Path) -> None:
+    kubectl("apply", "-f", str(jobs / "broken-reward.yaml"))
+    found = wait_for(lambda: failed(kubectl, "broken-reward"), "Failed", timeout_seconds=420)
+    assert found.reason == "ApplicationError"
+    assert "ZeroDivisionError" in found.message
+    assert "the reward of this test never works" in found.message
+    wait_for(lambda: not kubectl.names("pods", "rljob.dev/job=broken-reward"), "no pods are left", timeout_seconds=90)
+    kubectl("delete", "-f", str(jobs / "broken-reward.yaml"))

@@ -1,0 +1,76 @@
+"""Deletion in the middle of a run, and an operator that is killed again and again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from rljob_api.conditions import ConditionType
+from rljob_testing.cluster_client import Kubectl, recorded, wait_for
+
+
+def job_text(jobs: Path, name: str, steps: int) -> str:
+    """The main job under another name and length."""
+    job = YAML(typ="safe", pure=True).load((jobs / "sort-digits.yaml").read_text())
+    job["metadata"]["name"] = name
+    job["spec"]["training"]["steps"] = steps
+    return json.dumps(job)
+
+
+def test_a_deleted_job_saves_a_checkpoint_and_leaves_nothing(kubectl: Kubectl, jobs: Path, storage: Path) -> None:
+    kubectl("apply", "-f", "-", stdin=job_text(jobs, "deleted", steps=2000))
+    with recorded(kubectl, "deleted") as recording:
+        wait_for(recording.first_step, "the first training step", timeout_seconds=420)
+    step_seen = recording.sightings[-1].status.progress
+    assert step_seen is not None
+    deleted_at = time.monotonic()
+    kubectl("delete", "rljob", "deleted", "--wait=false")
+
+    def left() -> list[str]:
+        selector = "rljob.dev/job=deleted"
+        kinds = ("rayclusters", "pods", "secrets", "services", "networkpolicies")
+        of_ray = kubectl.names("services", "ray.io/cluster=deleted-1") + kubectl.names(
+            "pods", "ray.io/cluster=deleted-1"
+        )
+        return [*(name for kind in kinds for name in kubectl.names(kind, selector)), *of_ray]
+
+    wait_for(lambda: not left(), "no cluster, pod, secret, service or policy is left", timeout_seconds=60)
+    assert time.monotonic() - deleted_at <= 60
+    checkpoints = sorted((storage / "deleted" / "checkpoints").glob("step-*/manifest.json"))
+    assert checkpoints, "the graceful stop saved nothing"
+    newest_step = int(checkpoints[-1].parent.name.split(".")[0].removeprefix("step-"))
+    assert newest_step >= step_seen.step
+
+
+def test_an_operator_killed_in_every_phase_changes_nothing(
+    kubectl: Kubectl, jobs: Path, kill_operator: Callable[[], None]
+) -> None:
+    kubectl("apply", "-f", "-", stdin=job_text(jobs, "unwatched", steps=20))
+    with recorded(kubectl, "unwatched") as recording:
+        for what, reached in (
+            ("the cluster was asked for", lambda: bool(kubectl.names("rayclusters", "rljob.dev/job=unwatched"))),
+            ("the cluster is ready", lambda: recording.when(ConditionType.CLUSTER_READY) is not None),
+            ("the trainer was submitted", lambda: recording.when(ConditionType.JOB_SUBMITTED) is not None),
+            ("it trains", lambda: recording.first_step() is not None),
+            ("it has a checkpoint", lambda: recording.when(ConditionType.CHECKPOINTED) is not None),
+        ):
+            wait_for(reached, what, timeout_seconds=420, every_seconds=0.5)
+            kill_operator()
+        kubectl("wait", "--for=condition=Complete", "rljob/unwatched", "--timeout=420s", timeout_seconds=430)
+    status = kubectl.status("unwatched")
+    assert len(status.attempts) == 1
+    assert status.attempts[0].submissions == 1
+    assert status.attempts[0].outcome == "Succeeded"
+    assert recording.when(ConditionType.FAILED) is None
+    created = {
+        sighting.status.attempts[0].cluster_uid
+        for sighting in recording.sightings
+        if sighting.status.attempts and sighting.status.attempts[0].cluster_uid
+    }
+    assert len(created) == 1
+    wait_for(lambda: not kubectl.names("pods", "rljob.dev/job=unwatched"), "no pods are left", timeout_seconds=90)
+    kubectl("delete", "rljob", "unwatched")
