@@ -137,6 +137,12 @@ def kill_operator(cluster: None) -> Callable[[], None]:
 
 
 @pytest.fixture(scope="session")
+def progress(pytestconfig: pytest.Config) -> Progress:
+    """Where the seconds of stages are kept; they are printed at the end."""
+    return pytestconfig.stash[PROGRESS]
+
+
+@pytest.fixture(scope="session")
 def audit_log(cluster: None) -> Path:
     """The API server's audit log of all service accounts, one JSON object per line."""
     return audit_log_file()

@@ -16,7 +16,8 @@ RARELY_USED: set[Right] = set()
 
 
 def test_the_verbs_used_are_those_of_the_chart(audit_log: Path, operator_rights: set[Right]) -> None:
-    used, refused = set(), set()
+    used: set[Right] = set()
+    refused: set[Right] = set()
     with audit_log.open() as lines:
         for line in lines:
             event = json.loads(line)

@@ -34,6 +34,10 @@ class Progress:
         finally:
             seconds = time.monotonic() - started
             self.say(f"{name} {outcome} {seconds:.1f} s")
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 1)
-            self._record.parent.mkdir(parents=True, exist_ok=True)
-            self._record.write_text(json.dumps(self.seconds, indent=2) + "\n")
+            self.add(name, seconds)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Keeps the seconds of a stage that was measured elsewhere."""
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 1)
+        self._record.parent.mkdir(parents=True, exist_ok=True)
+        self._record.write_text(json.dumps(self.seconds, indent=2) + "\n")
