@@ -14,6 +14,7 @@ import pytest
 from safetensors import safe_open
 
 from rljob_api.conditions import ConditionType
+from rljob_kind.progress import Progress
 from rljob_testing.cluster_client import Kubectl, Recording, recorded, wait_for
 
 JOB = "sort-digits"
