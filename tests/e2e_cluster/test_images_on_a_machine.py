@@ -16,7 +16,7 @@ import pytest
 from rljob_kind import layering
 from rljob_kind.errors import CommandError, KindError
 from rljob_kind.images import build_image, content_hash
-from rljob_kind.layering import BaseImage, write_archive
+from rljob_kind.layering import KnownLayers, write_archive
 from rljob_kind.loading import full_name
 from rljob_kind.settings import data_folder, program_folder
 
@@ -126,7 +126,7 @@ def test_an_archive_holds_what_is_new_and_names_what_is_not(tmp_path: Path, monk
     monkeypatch.setattr(layering, "_inspected", lambda _tag: inspected)
     base_layer: dict[str, object] = {"mediaType": "any", "digest": "sha256:aa", "size": 7}
     archive = tmp_path / "image.tar"
-    write_archive(archive, "docker.io/a/b:1", "a/b:1", BaseImage([base_layer], ["sha256:aa"]), [new])
+    write_archive(archive, "docker.io/a/b:1", "a/b:1", KnownLayers([base_layer], ["sha256:aa"]), [new])
 
     with tarfile.open(archive) as content:
         files = {member.name: content.extractfile(member).read() for member in content}  # type: ignore[union-attr]
@@ -144,6 +144,35 @@ def test_an_archive_holds_what_is_new_and_names_what_is_not(tmp_path: Path, monk
     (tmp_path / "layer.tar").write_bytes(blobs[layer])
     with tarfile.open(tmp_path / "layer.tar") as content:
         assert [name for name in content.getnames() if name != "."] == ["./code.py"]
+
+
+def test_known_layers_end_where_the_images_part() -> None:
+    layers: list[dict[str, object]] = [{"digest": digest} for digest in "abc"]
+    known = KnownLayers(layers, ["a", "b", "c"])
+    assert known.common_with(["a", "b", "x", "c"]) == KnownLayers(layers[:2], ["a", "b"])
+    assert known.common_with(["a", "b", "c", "d"]) == known
+    assert known.common_with(["a"]) == KnownLayers(layers[:1], ["a"])
+    assert known.common_with(["b"]) == KnownLayers([], [])
+
+
+def test_folders_stand_for_layers_only_if_they_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [tmp_path / name for name in ("lowest", "middle", "highest")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file").write_text("content")
+    lowest, middle, highest = folders
+    data = {"UpperDir": str(highest), "LowerDir": f"{middle}:{lowest}"}
+    inspected = {"GraphDriver": {"Name": "overlay2", "Data": data}}
+    monkeypatch.setattr(layering, "_inspected", lambda _tag: inspected)
+    assert layering.layer_folders("a", 1) == [middle, highest]
+    assert layering.layer_folders("a", 3) == []
+    monkeypatch.setattr(layering, "_hides", lambda path: path == middle / "file")
+    assert layering.layer_folders("a", 1) is None
+    assert layering.layer_folders("a", 2) == [highest]
+    monkeypatch.setattr(layering, "MAX_COPIED_BYTES", 3)
+    assert layering.layer_folders("a", 2) is None
+    inspected["GraphDriver"]["Name"] = "other"
+    assert layering.layer_folders("a", 3) is None
 
 
 BUNDLE = {

@@ -53,7 +53,7 @@ def _run_command(arguments: argparse.Namespace, progress: Progress) -> None:
                     stop_daemon()
         case "load":
             for image in arguments.image:
-                load_image(image, arguments.node, progress, arguments.base)
+                load_image(image, arguments.node, progress)
         case "status":
             print(
                 run(["kubectl", "get", "nodes,pods", "--all-namespaces", "--output=wide"]) if is_running() else "down"
@@ -74,7 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     load = commands.add_parser("load", help="bring images of the Docker daemon onto a node")
     load.add_argument("image", nargs="+")
     load.add_argument("--node", default=GPU_NODE)
-    load.add_argument("--base", help="an image on that node that these were built on; only what is above it is sent")
     commands.add_parser("status", help="what runs")
     commands.add_parser("env", help="shell commands that point kubectl and helm at the cluster")
     return parser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_kind.cluster import ensure_cluster, ensure_tools
 from rljob_kind.host import ensure_host
-from rljob_kind.images import ensure_base_image
+from rljob_kind.images import ensure_base_image, remove_stale_scratch
 from rljob_kind.kuberay import ensure_kuberay
 from rljob_kind.node_image import ensure_node_image
 from rljob_kind.progress import Progress
@@ -16,6 +16,7 @@ def bring_up(progress: Progress) -> bool:
     Raises KindError or BuildError, saying what is missing.
     """
     ensure_host(progress)
+    remove_stale_scratch()
     ensure_tools(progress)
     ensure_base_image(progress)
     is_new = ensure_cluster(ensure_node_image(progress), progress)

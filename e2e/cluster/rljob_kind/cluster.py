@@ -129,12 +129,16 @@ def make_namespace(name: str) -> None:
 def _configuration(node_image: NodeImage) -> str:
     template = Template((data_folder() / "kind.yaml").read_text())
     without_cni = "false" if node_image.is_published else "true"
-    return template.safe_substitute(IMAGE=node_image.tag, WITHOUT_CNI=without_cni, FOLDER=str(cluster_folder()))
+    text = template.safe_substitute(IMAGE=node_image.tag, WITHOUT_CNI=without_cni, FOLDER=str(cluster_folder()))
+    if node_image.is_published:  # it brings images in that folder, and does not tidy up after an earlier cluster
+        text = "".join(line for line in text.splitlines(keepends=True) if "/var/lib/containerd" not in line)
+    return text
 
 
 def _prepare_folders() -> None:
-    """The folders that are mounted into nodes. Images of the GPU node stay; logs of an earlier cluster do not."""
-    for name in ("audit", "audit-policy", "containerd", "shared"):
+    """The folders that are mounted into nodes. Images of an earlier cluster's nodes stay, its logs do not."""
+    images = [f"containerd/{name}" for name in ("control-plane", "gpu", "cpu")]
+    for name in ("audit", "audit-policy", "shared", *images):
         (cluster_folder() / name).mkdir(parents=True, exist_ok=True)
     for log in (cluster_folder() / "audit").iterdir():
         log.unlink()

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ BASE_IMAGE = "debian:bookworm-slim"
 BASE_SUITE = "bookworm"
 PULL_SECONDS = 600.0
 REGISTRY_ANSWER_SECONDS = 20.0
+SECONDS_PER_DAY = 86400.0
 UNNEEDED_IN_BASE = ("usr/share/doc", "usr/share/man", "usr/share/info", "var/cache/apt", "var/lib/apt/lists", "var/log")
 
 
@@ -132,6 +134,13 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_stale_scratch() -> None:
+    """Removes scratch folders that a process left a day ago or earlier, because it was killed."""
+    for folder in (cluster_folder() / "scratch").glob("*"):
+        if time.time() - folder.stat().st_mtime > SECONDS_PER_DAY:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _bootstrap(folder: Path) -> None:

@@ -31,8 +31,6 @@ class OwnImages:
 
     operator: str
     trainer: str
-    dependencies: str
-    """What the trainer's is built on."""
 
 
 def ensure_own_images(progress: Progress) -> OwnImages:
@@ -50,7 +48,7 @@ def ensure_own_images(progress: Progress) -> OwnImages:
     _ensure_image(dependencies, "trainer", progress, arguments, target="dependencies", expected=expected)
     trainer = _tag(TRAINER, "images/trainer", "constraints/cpu.txt", "trainer/pyproject.toml", "trainer/src")
     _ensure_image(trainer, "trainer", progress, arguments | {"DEPENDENCIES": dependencies})
-    return OwnImages(operator, trainer, dependencies)
+    return OwnImages(operator, trainer)
 
 
 def install(images: OwnImages, progress: Progress) -> None:
@@ -59,8 +57,7 @@ def install(images: OwnImages, progress: Progress) -> None:
     Raises CommandError if the operator does not become ready.
     """
     load_image(images.operator, CPU_NODE, progress)
-    load_image(images.dependencies, GPU_NODE, progress)
-    load_image(images.trainer, GPU_NODE, progress, base=images.dependencies)
+    load_image(images.trainer, GPU_NODE, progress)
     with progress.stage("install the chart"):
         _label_namespace()
         chart = str(repository() / "charts" / "rljob-operator")
@@ -69,7 +66,7 @@ def install(images: OwnImages, progress: Progress) -> None:
         command += ["--set-string", f"trainer.image={images.trainer}"]
         command += ["--set-string", f"nodeSelector.{NODE_LABEL.replace('.', chr(92) + '.')}=cpu"]
         run([*command, "--wait", f"--timeout={INSTALL_SECONDS}s"])
-    for tag, node in ((images.operator, CPU_NODE), (images.trainer, GPU_NODE), (images.dependencies, GPU_NODE)):
+    for tag, node in ((images.operator, CPU_NODE), (images.trainer, GPU_NODE)):
         remove_other_images(tag, node)
 
 

@@ -26,39 +26,58 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 
 
+MAX_COPIED_BYTES = 2**30
+"""Above, `docker save` is faster: here layers are copied twice."""
+
+
 @dataclass(frozen=True)
-class BaseImage:
-    """An image as a node has it."""
+class KnownLayers:
+    """Layers that a node has, lowest first."""
 
     layers: list[Json]
-    """Descriptors of its layers, lowest first."""
+    """Their descriptors."""
     diff_ids: list[str]
-    """Digests of its layers' uncompressed archives, lowest first."""
+    """The digests of their uncompressed archives."""
+
+    def common_with(self, diff_ids: list[str]) -> KnownLayers:
+        """Those with which an image of these layers begins too."""
+        number = 0
+        while number < min(len(self.diff_ids), len(diff_ids)) and self.diff_ids[number] == diff_ids[number]:
+            number += 1
+        return KnownLayers(self.layers[:number], self.diff_ids[:number])
 
 
-def layers_on_top(tag: str, base: str) -> list[Path]:
-    """The folders of an image's layers above those of its base, lowest first.
+def known_layers(manifest: str, configuration: str) -> KnownLayers:
+    """Reads an image's manifest and the configuration that it names, both as JSON."""
+    rootfs = cast(Json, json.loads(configuration)["rootfs"])
+    return KnownLayers(cast(list[Json], json.loads(manifest)["layers"]), cast(list[str], rootfs["diff_ids"]))
 
-    Empty where that cannot be told or read: not built on that base, another storage driver, not root, or a layer that
-    removes files of the base (which is written differently in folders and in archives).
+
+def layer_digests(tag: str) -> list[str]:
+    """The digests of an image's layers, lowest first."""
+    return cast(list[str], cast(Json, _inspected(tag)["RootFS"])["Layers"])
+
+
+def layer_folders(tag: str, num_known: int) -> list[Path] | None:
+    """The daemon's folders of an image's layers, lowest first, without the lowest ones that are known.
+
+    None where they cannot stand for the layers: another storage driver, not readable, large, or files of lower layers
+    are removed (which is written differently in folders and in archives).
     """
-    image, below = _inspected(tag), _inspected(base)
-    layers, base_layers = _diff_ids(image), _diff_ids(below)
-    driver = cast(Json, image.get("GraphDriver") or {})
-    if layers[: len(base_layers)] != base_layers or driver.get("Name") != "overlay2":
-        return []
+    driver = cast(Json, _inspected(tag).get("GraphDriver") or {})
+    if driver.get("Name") != "overlay2":
+        return None
     data = cast(dict[str, str], driver["Data"])
-    folders = [Path(data["UpperDir"]), *map(Path, filter(None, data.get("LowerDir", "").split(":")))]
-    wanted = folders[: len(layers) - len(base_layers)]
-    readable = all(os.access(folder, os.R_OK | os.X_OK) and not _removes_files(folder) for folder in wanted)
-    return wanted[::-1] if readable else []
+    highest_first = [Path(data["UpperDir"]), *map(Path, filter(None, data.get("LowerDir", "").split(":")))]
+    folders = highest_first[::-1][num_known:]
+    return folders if all(os.access(folder, os.R_OK | os.X_OK) for folder in folders) and _are_plain(folders) else None
 
 
-def write_archive(archive: Path, name: str, tag: str, base: BaseImage, folders: list[Path]) -> None:
-    """Writes an OCI archive of the image `tag` under the full name `name`: the base's layers by reference only, and one
-    layer from each folder."""
+def write_archive(archive: Path, name: str, tag: str, known: KnownLayers, folders: list[Path]) -> None:
+    """Writes an OCI archive of the image `tag` under the full name `name`: known layers by reference only, and above
+    them one layer from each folder."""
     with tarfile.open(archive, "w") as output, scratch_folder("layers") as scratch:
-        layers, diff_ids = list(base.layers), list(base.diff_ids)
+        layers, diff_ids = list(known.layers), list(known.diff_ids)
         for number, folder in enumerate(folders):
             layer = scratch / f"{number}.tar"
             run(["tar", "-C", str(folder), "--numeric-owner", "--create", "--file", str(layer), "."])
@@ -85,26 +104,23 @@ def write_archive(archive: Path, name: str, tag: str, base: BaseImage, folders: 
         _add_file(output, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
 
 
-def base_image(manifest: str, configuration: str) -> BaseImage:
-    """Reads a manifest and the configuration that it names, both as JSON."""
-    rootfs = cast(Json, json.loads(configuration)["rootfs"])
-    return BaseImage(cast(list[Json], json.loads(manifest)["layers"]), cast(list[str], rootfs["diff_ids"]))
-
-
 def _inspected(tag: str) -> Json:
     return cast(Json, json.loads(run(["docker", "image", "inspect", tag]))[0])
 
 
-def _diff_ids(image: Json) -> list[str]:
-    return cast(list[str], cast(Json, image["RootFS"])["Layers"])
-
-
-def _removes_files(folder: Path) -> bool:
-    """Whether an overlay folder hides files below it: character devices 0/0, and folders marked as opaque."""
-    return any(_hides(path) for path in (folder, *folder.rglob("*")))
+def _are_plain(folders: list[Path]) -> bool:
+    """Whether the folders are small and hide nothing below them."""
+    num_bytes = 0
+    for folder in folders:
+        for path in (folder, *folder.rglob("*")):
+            num_bytes += path.lstat().st_size
+            if num_bytes > MAX_COPIED_BYTES or _hides(path):
+                return False
+    return True
 
 
 def _hides(path: Path) -> bool:
+    """Overlay folders hide what is below them with character devices 0/0, and with a mark on folders."""
     status = path.lstat()
     if stat.S_ISCHR(status.st_mode):
         return status.st_rdev == 0

@@ -3,50 +3,56 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 from rljob_kind.cluster import on_node
 from rljob_kind.errors import KindError
 from rljob_kind.images import image_id, scratch_folder
-from rljob_kind.layering import BaseImage, base_image, layers_on_top, write_archive
+from rljob_kind.layering import KnownLayers, known_layers, layer_digests, layer_folders, write_archive
 from rljob_kind.processes import pipe
 from rljob_kind.progress import Progress
 
 ID_LABEL = "rljob.dev/docker-id"
 
 
-def load_image(tag: str, node: str, progress: Progress, base: str | None = None) -> None:
+def load_image(tag: str, node: str, progress: Progress) -> None:
     """Makes an image of the Docker daemon available to pods on a node; nothing happens if the node has that very image.
 
-    `base` names an image that it was built on and that the node has: then only the layers above are sent, if they can
-    be told apart. Raises KindError if the daemon has no such image.
+    Layers that the node has from another image are not sent again, where they can be left out. Raises KindError if the
+    daemon has no such image.
     """
     wanted = image_id(tag)
     if wanted is None:
         raise KindError(f"{tag}: the Docker daemon has no such image; build or pull it first")
     name = full_name(tag)
-    if _loaded_id(name, node) == wanted:
+    images = _images_on(node)
+    if name in images and images[name].docker_id == wanted:
         return
     with progress.stage(f"load {tag} on {node}"):
         importing = ["docker", "exec", "--interactive", node, *_CTR, "images", "import", "-"]
-        folders = layers_on_top(tag, base) if base is not None else []
-        if base is not None and folders:
+        known = _most_known(tag, node, images)
+        folders = layer_folders(tag, len(known.layers)) if known.layers else None
+        if folders is None:
+            pipe(["docker", "save", tag], importing)
+        else:
             with scratch_folder("load") as scratch:
                 archive = scratch / "image.tar"
-                write_archive(archive, name, tag, _image_on_node(base, node), folders)
+                write_archive(archive, name, tag, known, folders)
                 pipe(["cat", str(archive)], importing)
-        else:
-            pipe(["docker", "save", tag], importing)
         on_node(node, [*_CTR, "images", "label", name, f"{ID_LABEL}={wanted}"])
 
 
 def remove_other_images(tag: str, node: str) -> None:
-    """Removes from a node the images of the tag's repository that have other tags."""
-    name = full_name(tag)
-    repository = name.rpartition(":")[0]
-    names = on_node(node, [*_CTR, "images", "list", "--quiet"]).split()
-    others = [other for other in names if other.rpartition(":")[0] == repository and other != name]
-    if others:
-        on_node(node, [*_CTR, "images", "remove", *others])
+    """Removes from a node the images of the tag's repository that have other tags, and all that have no name."""
+    repository = full_name(tag).rpartition(":")[0]
+    images = _images_on(node)
+    kept = {name for name in images if name == full_name(tag) or name.rpartition(":")[0] != repository}
+    named = {images[name].manifest for name in kept if not _is_unnamed(name)}
+    removed = [
+        name for name in images if name not in kept or (_is_unnamed(name) and images[name].manifest not in named)
+    ]
+    if removed:
+        on_node(node, [*_CTR, "images", "remove", *removed])
 
 
 def full_name(tag: str) -> str:
@@ -57,21 +63,41 @@ def full_name(tag: str) -> str:
     return f"docker.io/{tag}" if rest else f"docker.io/library/{tag}"
 
 
-def _image_on_node(tag: str, node: str) -> BaseImage:
-    listing = on_node(node, [*_CTR, "images", "list", f"name=={full_name(tag)}"]).splitlines()
-    manifest = on_node(node, [*_CTR, "content", "get", listing[1].split()[2]])
-    configuration = on_node(node, [*_CTR, "content", "get", json.loads(manifest)["config"]["digest"]])
-    return base_image(manifest, configuration)
+@dataclass(frozen=True)
+class _Image:
+    manifest: str
+    """Its digest."""
+    docker_id: str | None
+    """The Docker daemon's ID, if it came from there."""
 
 
-def _loaded_id(name: str, node: str) -> str | None:
-    """The Docker ID of the image that the node has under that name, if it came from here."""
-    for line in on_node(node, [*_CTR, "images", "list", f"name=={name}"]).splitlines()[1:]:
-        for label in line.split()[-1].split(","):
-            key, _, value = label.partition("=")
-            if key == ID_LABEL:
-                return value
-    return None
+def _images_on(node: str) -> dict[str, _Image]:
+    """The images that a node has, by full name; Kubernetes gives each a second one, which is a digest."""
+    images = {}
+    for line in on_node(node, [*_CTR, "images", "list"]).splitlines()[1:]:
+        words = line.split()  # name, type, digest, size, unit, platforms, labels
+        labels = dict(label.partition("=")[::2] for label in words[-1].split(","))
+        images[words[0]] = _Image(words[2], labels.get(ID_LABEL))
+    return images
+
+
+def _is_unnamed(name: str) -> bool:
+    return name.startswith("sha256:")
+
+
+def _most_known(tag: str, node: str, images: dict[str, _Image]) -> KnownLayers:
+    """The longest run of lowest layers that the image shares with one on the node."""
+    digests = layer_digests(tag)
+    most = KnownLayers([], [])
+    for image in images.values():
+        if image.docker_id is None:
+            continue  # another image's layers may be compressed, or not all there
+        manifest = on_node(node, [*_CTR, "content", "get", image.manifest])
+        configuration = on_node(node, [*_CTR, "content", "get", json.loads(manifest)["config"]["digest"]])
+        most = max(
+            most, known_layers(manifest, configuration).common_with(digests), key=lambda found: len(found.layers)
+        )
+    return most
 
 
 _CTR = ("ctr", "--namespace", "k8s.io")

@@ -6,7 +6,15 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_kind.images import build_image, content_hash, image_id, import_image, present_or_pulled, scratch_folder
+from rljob_kind.images import (
+    build_image,
+    content_hash,
+    image_id,
+    import_image,
+    present_or_pulled,
+    remove_other_tags,
+    scratch_folder,
+)
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import data_folder
@@ -36,6 +44,7 @@ def ensure_node_image(progress: Progress) -> NodeImage:
     programs = _programs(progress)
     with progress.stage("build the node image", "about 60 s"):
         _build(tag, programs)
+    remove_other_tags("rljob-kind/node", tag)
     return NodeImage(tag, is_published=False)
 
 
