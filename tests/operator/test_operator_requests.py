@@ -171,3 +171,17 @@ def test_an_admission_policy_speaks_through_the_job(place: JobPlace) -> None:
     assert "clusters are closed on Sundays" in refused["message"]
     place.http.delete(f"{base}/validatingadmissionpolicybindings/{policy}").raise_for_status()
     place.wait_for("sunday", "Complete", "Succeeded")
+
+
+@pytest.mark.usefixtures("operator")
+def test_what_fails_is_tried_less_and_less_often(place: JobPlace) -> None:
+    place.dashboard("refused-1").submit_error = "No available agent to submit job"
+    place.submit("refused")
+    place.wait_for("refused", "JobSubmitted", "SubmissionFailed", "False")
+    started = len(place.dashboard("refused-1").posts)
+    time.sleep(6)
+    # After 0.5, 1, 2, 4 and 8 s, a fifth more or less; while Ray is looked at every 4 s all the time.
+    assert len(place.dashboard("refused-1").posts) - started <= 4
+    place.dashboard("refused-1").submit_error = None
+    place.wait_for("refused", "Complete", "Succeeded")
+    assert set(place.dashboard("refused-1").posts) == {"refused-1-1"}

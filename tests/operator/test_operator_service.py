@@ -101,7 +101,7 @@ def test_kuberay_is_installed_later(place: JobPlace) -> None:
             place.wait_for("early", "ClusterReady", "KubeRayUnavailable", "False")
             install_ray_cluster_resource(place.http)
             place.wait_for("early", "Complete", "Succeeded")
-            place.wait(lambda: "KubeRay is there now" in operator.log(), "the watches to begin anew")
+            place.wait(lambda: "there is a resource rayclusters now" in operator.log(), "the watches to begin anew")
             # Nothing but the watch tells within the time of this test that a cluster is gone.
             place.dashboard("gone-1").life = running_for_ever()
             place.submit("gone")

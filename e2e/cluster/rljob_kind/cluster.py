@@ -86,7 +86,7 @@ def node_names() -> list[str]:
 
 
 def set_gpus(node: str, num_gpus: int) -> None:
-    """Gives a node GPUs that only the scheduler and Ray count. Must be repeated after a restart of the kubelet."""
+    """Gives a node GPUs that only the scheduler and Ray count."""
     counted = f'{{"nvidia.com/gpu":"{num_gpus}"}}'
     patch = f'{{"status":{{"capacity":{counted},"allocatable":{counted}}}}}'
     run(["kubectl", "patch", "node", node, "--subresource=status", "--type=merge", "--patch", patch])

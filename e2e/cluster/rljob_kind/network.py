@@ -13,19 +13,15 @@ from rljob_kind.processes import run
 
 
 def connect_nodes(nodes: Sequence[str]) -> None:
-    """Writes the network configuration of each node and its routes to the others' pods.
-
-    Routes are lost when a node restarts: call it again then.
-    """
+    """Writes the network configuration of each node and its routes to the others' pods; both outlive a restart of it."""
     ranges = {node: _of_node(node, "{.spec.podCIDR}") for node in nodes}
     addresses = {node: _of_node(node, '{.status.addresses[?(@.type=="InternalIP")].address}') for node in nodes}
     for node in nodes:
-        for other in nodes:
-            if other != node:
-                route = ["ip", "route", "replace", ranges[other], "via", addresses[other]]
-                run(["docker", "exec", node, *route])
-        write = ["docker", "exec", "--interactive", node, "tee", "/etc/cni/net.d/10-pods.conflist"]
-        run(write, text=json.dumps(_network(ranges[node])))
+        others = [other for other in nodes if other != node]
+        routes = [f"route replace {ranges[other]} via {addresses[other]}\n" for other in others]
+        _write(node, "/etc/pod-routes", "".join(routes))
+        run(["docker", "exec", node, "systemctl", "restart", "pod-routes.service"])
+        _write(node, "/etc/cni/net.d/10-pods.conflist", json.dumps(_network(ranges[node])))
 
 
 def let_names_resolve() -> None:
@@ -63,6 +59,10 @@ def _network(pod_range: str) -> dict[str, object]:
             {"type": "portmap", "capabilities": {"portMappings": True}},
         ],
     }
+
+
+def _write(node: str, path: str, text: str) -> None:
+    run(["docker", "exec", "--interactive", node, "tee", path], text=text)
 
 
 def _of_node(node: str, path: str) -> str:

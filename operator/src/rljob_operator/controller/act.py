@@ -39,9 +39,6 @@ from rljob_operator.reconcile.plan import (
 from rljob_operator.settings import Settings, read_token_keys
 from rljob_operator.workqueue import Slots
 
-MAX_NOTE = 1024
-"""Longest text that the API server takes in an event."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -178,7 +175,7 @@ class Actor:
             "eventTime": time,
             "type": event.type.value,
             "reason": event.reason.value,
-            "note": event.message[:MAX_NOTE],
+            "note": event.message,
             "action": "Reconcile",
             "regarding": reference,
             "reportingController": f"{API_GROUP}/operator",

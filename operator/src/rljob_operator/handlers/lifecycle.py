@@ -26,7 +26,7 @@ from rljob_operator.ray.client import RayClient
 from rljob_operator.settings import Settings, read_token_keys
 from rljob_operator.workqueue import Slots, WorkQueue, work_through
 
-STOP_SECONDS = 5.0
+STOP_SECONDS = 3.0
 """For passes that are under way when the operator is told to stop."""
 
 logger = logging.getLogger(__name__)

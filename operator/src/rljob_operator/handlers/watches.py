@@ -11,6 +11,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import kopf
 
@@ -142,7 +143,9 @@ class _KopfThread:
             except Exception:
                 logger.exception("kopf failed")
             finally:
-                ours.call_soon_threadsafe(self._ended.set)
+                # Nobody waits any more where the process is about to end.
+                with suppress(RuntimeError):
+                    ours.call_soon_threadsafe(self._ended.set)
 
         # A daemon: if kopf hangs at the end, the process ends nevertheless.
         threading.Thread(target=live, name="kopf", daemon=True).start()
