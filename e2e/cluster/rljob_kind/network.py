@@ -13,7 +13,7 @@ from rljob_kind.processes import run
 
 
 def connect_nodes(nodes: Sequence[str]) -> None:
-    """Writes the network configuration of each node and its routes to the others' pods; both outlive a restart of it."""
+    """Writes each node's network configuration and its routes to the others' pods; both outlive a restart of it."""
     ranges = {node: _of_node(node, "{.spec.podCIDR}") for node in nodes}
     addresses = {node: _of_node(node, '{.status.addresses[?(@.type=="InternalIP")].address}') for node in nodes}
     for node in nodes:
