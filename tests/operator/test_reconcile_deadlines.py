@@ -140,6 +140,13 @@ def test_a_request_to_stop_is_not_taken_back() -> None:
     assert told[1] == "ActiveDeadlineExceeded"
 
 
+def test_nobody_who_was_not_asked_to_stop_runs_out_of_grace() -> None:
+    long = running(90_000, condition(C.PROGRESSING, reason=Reason.TRAINING, seconds_ago=80_000))
+    plan = decide(at_work(state=run_state(), status=long))
+    assert found(plan.status, C.FAILED) is None
+    assert plan.effects == ()
+
+
 def test_success_at_the_deadline_is_success() -> None:
     done = replace(training(1000), ray=ray(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE)))
     plan = decide(done)

@@ -130,6 +130,11 @@ def test_a_cluster_that_is_being_deleted_is_lost() -> None:
     assert failure(replaced)[0] == "ClusterLost"
 
 
+def test_what_ray_says_of_the_end_comes_before_what_became_of_the_cluster() -> None:
+    done = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE))
+    assert found(decide(replace(done, cluster=cluster(deleting=True))).status, C.COMPLETE) is not None
+
+
 def test_success_needs_the_trainers_word() -> None:
     done = ray_job(RayJobStatus.SUCCEEDED, 0)
     assert failure(at_work(done)) == (

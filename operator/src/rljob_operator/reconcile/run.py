@@ -5,6 +5,7 @@ from __future__ import annotations
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.contract import POD_STORAGE_FOLDER
 from rljob_api.run_state import RunPhase, RunState
+from rljob_api.v1alpha1.checkpoint import CheckpointStorage
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Progress
 from rljob_operator.reconcile.observed import Answer, Observed, RayJobStatus
@@ -26,7 +27,7 @@ def report_run(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
         return
     state = observed.ray.run_state if ray_job(draft, observed) is not None else None
     if state is not None:
-        _take_over(draft, observed, state, _job_folder(spec, observed.job.name))
+        _take_over(draft, observed, _with_claim_uris(state, spec.checkpoint.storage, observed.job.name))
     if draft.checkpoint is None:
         draft.set(ConditionType.CHECKPOINTED, FALSE, Reason.NO_CHECKPOINT_YET, "")
     else:
@@ -40,17 +41,14 @@ def report_stop_request(draft: StatusDraft) -> None:
     draft.set(ConditionType.PROGRESSING, FALSE, Reason.STOPPING, message)
 
 
-def _take_over(draft: StatusDraft, observed: Observed, state: RunState, folder: str) -> None:
+def _take_over(draft: StatusDraft, observed: Observed, state: RunState) -> None:
     checkpoint = state.checkpoint
-    if checkpoint is not None:
-        checkpoint = checkpoint.model_copy(update={"uri": _claim_uri(checkpoint.uri, folder)})
     job = ray_job(draft, observed)
     at_once = checkpoint not in (None, draft.checkpoint) or (job is not None and job.status in ENDED_IN_RAY)
     if at_once or _is_due(draft, state.progress):
         draft.progress = state.progress
     draft.checkpoint = checkpoint or draft.checkpoint
-    if state.export_uri is not None:
-        draft.export_uri = _claim_uri(state.export_uri, folder)
+    draft.export_uri = state.export_uri or draft.export_uri
     if state.resumed_from_step is not None:
         draft.change_attempt(draft.attempt.model_copy(update={"resumed_from_step": state.resumed_from_step}))
 
@@ -85,14 +83,20 @@ def _report_progressing(draft: StatusDraft, observed: Observed, state: RunState 
         draft.set(kind, TRUE, Reason.TRAINING, f"{state.progress.total_steps} steps in all")
 
 
-def _job_folder(spec: RLJobSpec, job: str) -> str:
-    storage = spec.checkpoint.storage
-    assert storage is not None, "a job without storage does not get this far (cluster_rules)"
-    return f"pvc://{storage.persistent_volume_claim}/{(storage.sub_path or job).strip('/')}/"
+def _with_claim_uris(state: RunState, storage: CheckpointStorage | None, job: str) -> RunState:
+    """Places in the pods as people find them: by the claim, and the folder within it."""
+    if storage is None:
+        return state
+    folder = f"pvc://{storage.persistent_volume_claim}/{(storage.sub_path or job).strip('/')}/"
+    checkpoint, export_uri = state.checkpoint, state.export_uri
+    if checkpoint is not None:
+        checkpoint = checkpoint.model_copy(update={"uri": _claim_uri(checkpoint.uri, folder)})
+    if export_uri is not None:
+        export_uri = _claim_uri(export_uri, folder)
+    return state.model_copy(update={"checkpoint": checkpoint, "export_uri": export_uri})
 
 
 def _claim_uri(uri: str, folder: str) -> str:
-    """A place in the pods as one that people find: the claim, and the folder within it."""
     inside = f"file://{POD_STORAGE_FOLDER}/"
     found = folder + uri.removeprefix(inside) if uri.startswith(inside) else uri
     return found if len(found) <= MAX_URI_LENGTH else uri
