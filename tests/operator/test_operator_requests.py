@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -132,10 +133,10 @@ def test_requests_that_fail_are_made_again(place: JobPlace, proxy: ApiProxy) -> 
             return None
         failed.add(what)
         if what == "patch rljobs/status":
-            return Fault(409, "Conflict", {})
+            return Fault(409, "Conflict")
         if request.is_write:
             return Fault(429, "TooManyRequests", {"Retry-After": "1"})
-        return Fault(500, "InternalError", {})
+        return Fault(500, "InternalError")
 
     proxy.fault = fault
     place.dashboard("patient-1").life = succeeding(2.0)
@@ -144,6 +145,28 @@ def test_requests_that_fail_are_made_again(place: JobPlace, proxy: ApiProxy) -> 
     place.wait_for("patient", "ClusterReady", "Removed", "False")
     assert failed >= {"get rljobs", "patch rljobs/status", "create secrets", "create rayclusters", "delete rayclusters"}
     assert list(place.dashboard("patient-1").started) == ["patient-1-1"]
+
+
+def test_watches_that_break_begin_anew(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
+    error = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "reason": "InternalError", "message": "etcd"}}
+    broken: list[str] = []
+
+    def fault(request: SeenRequest) -> Fault | None:
+        if request.verb != "watch" or request.resource != "pods" or broken:
+            return None
+        broken.append("an error in the stream")
+        return Fault(200, "", body=json.dumps(error) + "\n")
+
+    proxy.fault = fault
+    proxy.cut()
+    place.wait(lambda: watched.metric("rljob_operator_watch_restarts_total") == 1, "the watches to end")
+    place.submit("first")
+    place.wait_for("first", "Complete", "Succeeded")
+    proxy.cut()
+    place.submit("second")
+    place.wait_for("second", "Complete", "Succeeded")
+    assert watched.metric("rljob_operator_watch_restarts_total") == 1, "a connection that is cut is no reason"
+    assert watched.probe("/healthz") == 200
 
 
 @pytest.mark.usefixtures("operator")

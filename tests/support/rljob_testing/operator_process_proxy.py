@@ -14,7 +14,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -54,7 +54,9 @@ class Fault:
 
     status: int
     reason: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: str | None = None
+    """A Status object where nothing is said."""
 
 
 class ApiProxy:
@@ -132,7 +134,8 @@ class ApiProxy:
                 self.requests.append(seen)
             fault = self.fault(seen)
             if fault is not None:
-                _answer(client, fault.status, dict(fault.headers), json.dumps(_status(fault)).encode())
+                text = fault.body if fault.body is not None else json.dumps(_status(fault))
+                _answer(client, fault.status, fault.headers, text.encode())
                 return
             if seen.verb != "watch":
                 self.before(seen)

@@ -7,6 +7,7 @@ included: an unknown job is 404, a taken id or a missing log file 500, no token 
 from __future__ import annotations
 
 import base64
+import datetime
 import json
 import threading
 import time
@@ -39,8 +40,14 @@ Life = Callable[[float, Json], RunMoment]
 """The moment at so many seconds after the submission, for the environment that the job was submitted with."""
 
 
-def run_state(environment: Mapping[str, object], phase: str, step: int, total_steps: int = 4, **more: object) -> Json:
-    """A run state as the trainer writes it."""
+LONG_AGO = "2026-01-31T12:00:00Z"
+
+
+def run_state(
+    environment: Mapping[str, object], phase: str, step: int, updated_at: str = LONG_AGO, **more: object
+) -> Json:
+    """A run state of a job of 4 steps, as the trainer writes it."""
+    total_steps = 4
     state: Json = {
         "contractVersion": 1,
         "jobName": "job",
@@ -51,17 +58,17 @@ def run_state(environment: Mapping[str, object], phase: str, step: int, total_st
             "totalSteps": total_steps,
             "rewardMean": step / total_steps,
             "tokensPerSecond": 100.0,
-            "updatedAt": "2026-01-31T12:00:00Z",
+            "updatedAt": updated_at,
             "etaSeconds": 10 * (total_steps - step),
         },
-        "writtenAt": "2026-01-31T12:00:00Z",
+        "writtenAt": updated_at,
     }
     if step >= 2:
         state["checkpoint"] = {
             "step": step - step % 2,
             "uri": f"file:///rljob/storage/checkpoints/step-{step - step % 2:06d}",
             "digest": "0" * 64,
-            "savedAt": "2026-01-31T12:00:00Z",
+            "savedAt": updated_at,
         }
     return state | more
 
@@ -70,11 +77,12 @@ def succeeding(seconds: float = 1.0) -> Life:
     """Starts, trains for some seconds and completes."""
 
     def life(age: float, environment: Json) -> RunMoment:
-        if age < seconds / 4:
-            return RunMoment(run_state=run_state(environment, "Starting", 0))
-        if age < seconds:
-            return RunMoment(run_state=run_state(environment, "Running", min(3, int(4 * age / seconds))))
-        state = run_state(environment, "Complete", 4, exportUri="file:///rljob/storage/run/export")
+        step = min(4, int(4 * age / seconds))
+        reached = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age - step * seconds / 4)
+        updated_at = reached.strftime("%Y-%m-%dT%H:%M:%SZ")
+        if step < 4:
+            return RunMoment(run_state=run_state(environment, "Running" if step else "Starting", step, updated_at))
+        state = run_state(environment, "Complete", 4, updated_at, exportUri="file:///rljob/storage/run/export")
         return RunMoment("SUCCEEDED", "Job finished successfully.", run_state=state, exit_code=0)
 
     return life
