@@ -111,9 +111,8 @@ def recorded(kubectl: Kubectl, job: str) -> Iterator[Recording]:
 
     def read() -> None:
         assert process.stdout is not None
-        for event in _documents(process.stdout):
-            found = event["object"]
-            assert isinstance(found, dict)
+        for line in process.stdout:  # one event each
+            found = json.loads(line)["object"]
             recording.sightings.append(Sighting(time.time(), RLJobStatus.from_wire(found.get("status", {}))))
 
     reader = threading.Thread(target=read, daemon=True)
@@ -124,16 +123,3 @@ def recorded(kubectl: Kubectl, job: str) -> Iterator[Recording]:
         process.terminate()
         process.wait()
         reader.join(10)
-
-
-def _documents(lines: Iterator[str]) -> Iterator[dict[str, object]]:
-    """JSON documents that follow each other without a separator."""
-    text = ""
-    decoder = json.JSONDecoder()
-    for line in lines:
-        text += line
-        if not line.startswith("}"):
-            continue
-        document, end = decoder.raw_decode(text)
-        text = text[end:].lstrip()
-        yield document
