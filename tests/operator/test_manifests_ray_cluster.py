@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 
 from rljob_api.errors import HandoverError
 from rljob_api.handover import load_job
+from rljob_api.v1alpha1.pools import PodOverlay
 from rljob_operator.manifests.environment import spec_document
 from rljob_operator.manifests.objects import Manifest
 from rljob_operator.manifests.ray_cluster import ray_cluster
@@ -173,3 +174,13 @@ def test_a_spec_that_fits_no_variable_is_refused() -> None:
     dollars = [{"name": f"A_{number}", "value": "$" * 4096} for number in range(12)]
     with pytest.raises(HandoverError, match="every '\\$' in it is escaped"):
         spec_document(IDENTITY, spec({"env": dollars}))
+
+
+def test_labels_of_ours_stand_even_where_no_rule_has_kept_others_out() -> None:
+    whole = spec()
+    overlay = PodOverlay(labels={"rljob.dev/job-uid": "another", "rljob.dev/pool": "another", "team": "a"})
+    pool = whole.pools[0].model_copy(update={"template": overlay})
+    manifest = ray_cluster(IDENTITY, whole.model_copy(update={"pools": (pool,)}), 1, DEFAULTS, KEY_ID)
+    labels = at(manifest, "spec", "workerGroupSpecs", 0, "template", "metadata", "labels")
+    assert isinstance(labels, dict)
+    assert (labels["rljob.dev/job-uid"], labels["rljob.dev/pool"], labels["team"]) == (IDENTITY.uid, "main", "a")
