@@ -77,7 +77,7 @@ def build_image(
 
     Raises CommandError with the end of the build's output; all of it is in the cache folder under `logs`.
     """
-    name = tag.replace("/", "_").replace(":", "_")
+    name = tag.partition(":")[0].replace("/", "_") + (f"-{target}" if target is not None else "")
     with scratch_folder("secrets") as folder:
         index = folder / "package-index"
         index.write_text(_package_index_text())

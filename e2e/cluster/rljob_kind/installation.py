@@ -60,11 +60,13 @@ def install(images: OwnImages, progress: Progress) -> None:
     load_image(images.trainer, GPU_NODE, progress)
     with progress.stage("install the chart"):
         _label_namespace()
+        _forget_interrupted_install()
         chart = str(repository() / "charts" / "rljob-operator")
         command = ["helm", "upgrade", "--install", RELEASE, chart, "--namespace", NAMESPACE]
         command += ["--set-string", f"image.repository={OPERATOR},image.tag={images.operator.partition(':')[2]}"]
         command += ["--set-string", f"trainer.image={images.trainer}"]
-        command += ["--set-string", f"nodeSelector.{NODE_LABEL.replace('.', chr(92) + '.')}=cpu"]
+        node_label = NODE_LABEL.replace(".", r"\.")
+        command += ["--set-string", f"nodeSelector.{node_label}=cpu"]
         run([*command, "--wait", f"--timeout={INSTALL_SECONDS}s"])
     for tag, node in ((images.operator, CPU_NODE), (images.trainer, GPU_NODE)):
         remove_other_images(tag, node)
@@ -79,6 +81,13 @@ def _label_namespace() -> None:
     run(["kubectl", "apply", "--filename", "-"], text=manifest)
 
 
+def _forget_interrupted_install() -> None:
+    """Helm refuses to go on after an operation that was killed. Nobody else works on the cluster now."""
+    listing = run(["helm", "list", "--pending", "--namespace", NAMESPACE, "--short"])
+    if RELEASE in listing.split():
+        run(["helm", "uninstall", RELEASE, "--namespace", NAMESPACE, "--wait"])
+
+
 def _tag(name: str, *paths: str) -> str:
     return _hashed(name, [*_BUILD, *_CONTRACT, *paths])
 
@@ -91,7 +100,7 @@ def _ensure_image(
     tag: str, folder: str, progress: Progress, arguments: dict[str, str], target: str | None = None, expected: str = ""
 ) -> None:
     if image_id(tag) is None:
-        with progress.stage(f"build {tag}", expected):
+        with progress.stage(f"build {tag.partition(':')[0]}", expected):
             dockerfile = repository() / "images" / folder / "Dockerfile"
             build_image(dockerfile, tag, repository(), arguments, target=target)
     remove_other_tags(tag.partition(":")[0], tag)

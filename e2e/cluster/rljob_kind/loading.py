@@ -28,7 +28,7 @@ def load_image(tag: str, node: str, progress: Progress) -> None:
     images = _images_on(node)
     if name in images and images[name].docker_id == wanted:
         return
-    with progress.stage(f"load {tag} on {node}"):
+    with progress.stage(f"load {tag.rpartition(':')[0]} on {node}"):
         importing = ["docker", "exec", "--interactive", node, *_CTR, "images", "import", "-"]
         known = _most_known(tag, node, images)
         folders = layer_folders(tag, len(known.layers)) if known.layers else None

@@ -12,7 +12,6 @@ from rljob_kind.images import (
     image_id,
     import_image,
     present_or_pulled,
-    remove_other_tags,
     scratch_folder,
 )
 from rljob_kind.processes import run
@@ -20,6 +19,7 @@ from rljob_kind.progress import Progress
 from rljob_kind.settings import data_folder
 from rljob_testing.go_programs import KUBERNETES_VERSION, PROGRAMS, ensure_local_program, ensure_program
 
+OWN_NODE_IMAGE = "rljob-kind/node"
 PUBLISHED_NODE_IMAGE = "kindest/node:v1.34.3"
 CONTROL_PLANE_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 NODE_PROGRAMS = ("kubelet", "kubeadm", "kubectl")
@@ -36,7 +36,7 @@ class NodeImage:
 
 def ensure_node_image(progress: Progress) -> NodeImage:
     """The node image, pulled or built first where it is missing. Raises KindError or BuildError if neither works."""
-    tag = f"rljob-kind/node:{KUBERNETES_VERSION}-{_recipe_hash()}"
+    tag = f"{OWN_NODE_IMAGE}:{KUBERNETES_VERSION}-{_recipe_hash()}"
     if image_id(tag) is not None:
         return NodeImage(tag, is_published=False)
     if present_or_pulled(PUBLISHED_NODE_IMAGE, progress):
@@ -44,7 +44,6 @@ def ensure_node_image(progress: Progress) -> NodeImage:
     programs = _programs(progress)
     with progress.stage("build the node image", "about 60 s"):
         _build(tag, programs)
-    remove_other_tags("rljob-kind/node", tag)
     return NodeImage(tag, is_published=False)
 
 
