@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -28,7 +29,8 @@ def failed(kubectl: Kubectl, job: str) -> Condition | None:
 def test_the_api_server_refuses_with_our_message(kubectl: Kubectl, jobs: Path) -> None:
     text = (jobs / "sort-digits.yaml").read_text().replace("batchSize: 32", "batchSize: 33")
     text = text.replace("groupSize: 16", "groupSize: 15").replace("name: sort-digits", "name: odd-batch")
-    with pytest.raises(CommandFailed, match=r"batchSize \* rollout\.groupSize must be divisible by nodes \* gpusPerNode"):
+    message = "batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode"
+    with pytest.raises(CommandFailed, match=re.escape(message)):
         kubectl("apply", "-f", "-", stdin=text)
     assert "rljob.rljob.dev/odd-batch" not in kubectl.names("rljobs")
 
