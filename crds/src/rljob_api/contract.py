@@ -85,9 +85,9 @@ class ExitCode(IntEnum):
 
     SUCCESS = 0
     APPLICATION = 1
-    """The training or the user's code failed; another attempt may help."""
+    """The training or the user's code failed."""
     CONFIGURATION = 2
-    """The job can never work as written; not retried."""
+    """The job can never work as written."""
     INFRASTRUCTURE = 75
     """Not the job's fault, and another try may work (EX_TEMPFAIL): a worker, node or device was lost, Ray could not
     start, memory, devices or the network were missing, or a later attempt has taken over."""

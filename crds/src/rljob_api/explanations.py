@@ -73,7 +73,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.KUBERAY_UNAVAILABLE: Explanation(
             means="The API server knows no RayClusters (`ray.io/v1`).",
-            advice="Install KubeRay; the job goes on by itself.",
+            advice="Install KubeRay; the job goes on by itself, unless its provisioningDeadlineSeconds are over.",
         ),
         Reason.POD_CREATION_FAILED: Explanation(
             means="KubeRay wants to make a pod, and the API server refuses it.",
@@ -87,7 +87,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice=(
                 "Compare the resources in the message with `kubectl describe nodes`; ask for fewer GPUs or less memory,"
                 " correct nodeSelector or tolerations, or wait until nodes are free. A claim that does not exist is "
-                "named here too."
+                "named here too. After runPolicy.provisioningDeadlineSeconds the job fails."
             ),
         ),
         Reason.IMAGE_PULL_FAILED: Explanation(

@@ -43,7 +43,9 @@ def _run_command(arguments: argparse.Namespace, progress: Progress) -> None:
                 bring_up(progress)
                 if arguments.command == "install":
                     install(ensure_own_images(progress), progress)
-            progress.say("done; for work by hand: eval $(python -m rljob_kind env)")
+            progress.say(
+                "done; by hand: eval $(PYTHONPATH=e2e/cluster:tests/support .venv/bin/python -m rljob_kind env)"
+            )
         case "down":
             with cluster_for_oneself(progress):
                 ensure_host(progress)

@@ -60,7 +60,7 @@ def check_free_disk(needed_gib: float, purpose: str) -> None:
         if free_gib < needed_gib:
             raise KindError(
                 f"host: {purpose} needs {needed_gib:.0f} GiB below {folder} ({free_gib:.1f} GiB are free); free "
-                "some (docker system prune; python -m rljob_kind down --everything), or set RLJOB_CACHE elsewhere"
+                f"some (docker system prune; {cluster_folder()} while no cluster runs), or set RLJOB_CACHE elsewhere"
             )
 
 

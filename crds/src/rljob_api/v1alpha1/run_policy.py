@@ -21,7 +21,8 @@ class RunPolicy(Contract):
     provisioning_deadline_seconds: Seconds = 1800
     """From the beginning of an attempt until its trainer runs; the job fails after that."""
     active_deadline_seconds: Seconds | None = None
-    """Total running time over all attempts; the job is stopped with a checkpoint and fails after that."""
+    """From the beginning of the first attempt, waiting for pods included; then the job is stopped with a checkpoint and
+    fails."""
     cleanup: Cleanup = Cleanup.DELETE_CLUSTER
     grace_period_seconds: Seconds = 120
     """Time to write a checkpoint when the job is stopped."""
