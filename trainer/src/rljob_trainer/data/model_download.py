@@ -50,7 +50,7 @@ def _weight_files(folder: Path) -> Sequence[str]:
     return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
 
 
-def download_model(repository: str, revision: str | None, where: str, files: Sequence[str] = ALL_FILES) -> Path:
+def download_model(repository: str, revision: str | None, where: str, files: Sequence[str]) -> Path:
     """The repository's files of one revision, in a folder that is named after its commit.
 
     Raises ConfigurationError, starting with `where`, if there is no such model, ResourceError if the hub cannot be

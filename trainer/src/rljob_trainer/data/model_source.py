@@ -34,7 +34,7 @@ class ModelPlace:
     base_folder: Path
 
     def folder(self) -> Path:
-        """The model's folder on this machine; raises as `local_model_folder`. May be called by several processes at
+        """The model's folder on this machine; raises as `controller_model`. May be called by several processes at
         once: one downloads or converts, the others wait, and later calls use what is there."""
         if looks_local(self.model.source, self.base_folder):
             return local_model_folder(self.model, self.cache_folder, self.base_folder)
@@ -50,7 +50,9 @@ class ModelPlace:
 
 def controller_model(model: Model, cache_folder: Path, base_folder: Path) -> tuple[Path, ModelPlace]:
     """What the controller needs of the model (its configuration and tokenizer, with weights where they are local), and
-    where the workers get theirs. Raises as `local_model_folder`."""
+    where the workers get theirs.
+
+    Raises ConfigurationError if there is no such model, ResourceError if the hub cannot be reached."""
     if looks_local(model.source, base_folder):
         return local_model_folder(model, cache_folder, base_folder), ModelPlace(model, cache_folder, base_folder)
     from rljob_trainer.data.model_download import SETTINGS_FILES, download_model
@@ -60,20 +62,13 @@ def controller_model(model: Model, cache_folder: Path, base_folder: Path) -> tup
     return folder, ModelPlace(pinned, cache_folder, base_folder)
 
 
-def local_model_folder(model: Model, cache_folder: Path, base_folder: Path | None = None) -> Path:
-    """A folder with configuration, weights and tokenizer.
+def local_model_folder(model: Model, cache_folder: Path, base_folder: Path) -> Path:
+    """A folder with configuration, weights and tokenizer, of a model that is no repository of the hub.
 
-    A folder is taken as it is; relative paths start at `base_folder` (the working directory when None). A `.gguf` file
-    is converted once into `cache_folder`. Anything else is a repository of the Hugging Face hub, downloaded into that
-    library's own cache; its `revision` may be a commit. Raises ConfigurationError if there is no such model,
-    ResourceError if the hub cannot be reached.
+    A folder is taken as it is; relative paths start at `base_folder`. A `.gguf` file is converted once into
+    `cache_folder`. Raises ConfigurationError if there is no such model.
     """
-    base = Path.cwd() if base_folder is None else base_folder
-    if not looks_local(model.source, base):
-        from rljob_trainer.data.model_download import download_model
-
-        return download_model(model.source, model.revision, WHERE)
-    path = local_path(model.source, base, WHERE)
+    path = local_path(model.source, base_folder, WHERE)
     if model.revision is not None:
         raise ConfigurationError(
             f"spec.training.model.revision: {model.revision!r} means nothing for a local model ({model.source}); "
