@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -162,6 +163,11 @@ def test_nobody_there() -> None:
         (b"HTTP/1.1 503 No\r\nContent-Length: 11\r\n\r\nbusy\nat all\n", "HTTP 503: at all"),
         (b"HTTP/1.1 302 No\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", "HTTP 302: "),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b"x" * 9_000_000, "larger than 8388608 bytes"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, gzip\r\nConnection: close\r\n\r\n"
+            + gzip.compress(gzip.compress(b'{"data": {}}')),
+            "its answer is encoded (gzip, gzip)",
+        ),
         (b"", "disconnected"),
     ],
 )
@@ -180,6 +186,25 @@ def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
             assert view.answer is Answer.UNREACHABLE
             assert error in (view.error or "")
         server.close()
+
+    run(test)
+
+
+def test_no_answer_is_asked_for_in_another_encoding() -> None:
+    async def test() -> None:
+        requests: list[bytes] = []
+
+        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            requests.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            writer.close()
+
+        (port,) = free_ports(1)
+        server = await asyncio.start_server(note, "127.0.0.1", port)
+        async with dashboard(port, TOKEN) as polite:
+            assert (await look(polite, None)).answer is Answer.OK
+        server.close()
+        assert [b"accept-encoding: identity" in request.lower() for request in requests] == [True]
 
     run(test)
 

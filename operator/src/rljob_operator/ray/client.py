@@ -28,8 +28,9 @@ class RayClient:
     """Connections to all dashboards. Use it as a context."""
 
     def __init__(self, metrics: Metrics) -> None:
-        # No bound on connections: whoever waits for a slow dashboard must not keep others from theirs.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        # No bound on connections: whoever waits for a slow dashboard must not keep others from theirs. None are kept:
+        # each request would look through all that are.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False)
         self._metrics = metrics
 
@@ -116,13 +117,16 @@ class Dashboard:
     async def _send(
         self, method: str, path: str, query: Mapping[str, str] | None, body: JsonObject | None, timeout: float
     ) -> tuple[int, str]:
-        headers = {"Authorization": f"Bearer {self._tokens[0]}"}
+        # A few compressed bytes may become any number of others before they could be counted.
+        headers = {"Authorization": f"Bearer {self._tokens[0]}", "Accept-Encoding": "identity"}
         try:
             async with self._http.stream(
                 method, self._url + path, params=query, json=body, headers=headers, timeout=timeout
             ) as answer:
+                if encoding := answer.headers.get("Content-Encoding"):
+                    raise DashboardUnreachableError(f"its answer is encoded ({encoding[:MAX_WORDS]})")
                 data = bytearray()
-                async for chunk in answer.aiter_bytes():
+                async for chunk in answer.aiter_raw():
                     data += chunk
                     if len(data) > MAX_ANSWER_BYTES:
                         raise DashboardUnreachableError(f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
