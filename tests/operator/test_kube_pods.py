@@ -143,6 +143,13 @@ CREATING = [container(state=waiting("ContainerCreating"))]
         (pod(conditions=[UNSCHEDULABLE]), False),
         (pod("Running", containerStatuses=CREATING), False),
         (pod(containerStatuses=[container(state=waiting("ErrImagePull"))]), False),
+        (
+            pod(
+                initContainerStatuses=[container("wait-gcs-ready", {"running": {"startedAt": "t"}})],
+                containerStatuses=[container(state=waiting("PodInitializing"))],
+            ),
+            False,
+        ),
     ],
 )
 def test_only_pods_that_hang_without_a_word_need_their_events(raw: Json, expected: bool) -> None:

@@ -50,6 +50,9 @@ def test_one_of_two_replicas_leads(place: JobPlace) -> None:
         with at_work(second):
             assert (holder(), second.metric("rljob_operator_leader")) == ("operator-a", 0)
             assert second.probe("/readyz") == 200
+            assert second.terminate(STOP_SECONDS) == 0
+            second.start()
+            second.wait_until_healthy()
             place.submit("one")
             place.wait_for("one", "Complete", "Succeeded")
             assert second.metric("rljob_operator_passes_total") == 0

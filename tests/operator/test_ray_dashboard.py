@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 from rljob_api.contract import run_state_file_name
 from rljob_operator.metrics import Metrics
+from rljob_operator.ray import client
 from rljob_operator.ray.client import Dashboard, RayClient
 from rljob_operator.ray.errors import DashboardUnreachableError, RayRefusedError, TokenRejectedError
 from rljob_operator.ray.look import infeasible_groups, look
@@ -185,6 +186,100 @@ def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
             view = await look(odd, None)
             assert view.answer is Answer.UNREACHABLE
             assert error in (view.error or "")
+        server.close()
+
+    run(test)
+
+
+def ok(text: str) -> bytes:
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+
+def node(num_gpus: str) -> bytes:
+    found = f'{{"state": "ALIVE", "is_head_node": true, "resources_total": {{"GPU": {num_gpus}}}}}'
+    return ok(f'{{"data": {{"result": {{"result": [{found}]}}}}}}')
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (node("Infinity"), "its answer makes no sense: cannot convert float infinity"),
+        (node("NaN"), "its answer makes no sense: cannot convert float NaN"),
+        (node("1" + 400 * "0"), "its answer makes no sense: int too large"),
+        (node(5000 * "1"), "its answer is not JSON"),
+        (ok(200_000 * "["), "its answer is not JSON"),
+    ],
+)
+def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
+    async def test() -> None:
+        async with answering({"": answer}) as odd:
+            view = await look(odd, None)
+            assert view.answer is Answer.UNREACHABLE
+            assert error in (view.error or "")
+
+    run(test)
+
+
+@asynccontextmanager
+async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
+    """A dashboard that answers by how the path begins. The connection stays open."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+        writer.write(next(found for start, found in answers.items() if path.startswith(start)))
+
+    (port,) = free_ports(1)
+    server = await asyncio.start_server(answer, "127.0.0.1", port)
+    try:
+        async with dashboard(port, TOKEN) as found:
+            yield found
+    finally:
+        server.close()
+
+
+def test_only_a_file_that_is_not_there_is_none() -> None:
+    async def test() -> None:
+        def failed(text: str) -> bytes:
+            return f"HTTP/1.1 500 Error\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+        answers = {
+            "/api/v0/nodes": node("0"),
+            "/api/jobs/job-1-1": ok('{"status": "RUNNING", "driver_node_id": "head"}'),
+            "/api/v0/placement_groups": ok("{}"),
+            "/api/v0/logs": failed("A file is not found at: /tmp/ray/session_1/logs/x"),
+        }
+        async with answering(answers) as without_file:
+            view = await look(without_file, "job-1-1")
+            assert (view.answer, view.run_state) == (Answer.OK, None)
+        answers["/api/v0/logs"] = failed("Agent for node id: head doesn't exist.")
+        async with answering(answers) as without_agent:
+            view = await look(without_agent, "job-1-1")
+            assert (view.answer, view.error) == (
+                Answer.UNREACHABLE,
+                "HTTP 500: Agent for node id: head doesn't exist.",
+            )
+
+    run(test)
+
+
+@pytest.mark.parametrize("what", ["submit", "stop"])
+def test_an_answer_that_drips_does_not_last_for_ever(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(client, "SUBMIT_TIMEOUT_SECONDS", 0.5)
+
+    async def test() -> None:
+        async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            for _ in range(50):
+                writer.write(b" ")
+                await asyncio.sleep(0.1)
+            writer.close()
+
+        (port,) = free_ports(1)
+        server = await asyncio.start_server(drip, "127.0.0.1", port)
+        async with dashboard(port, TOKEN) as slow:
+            with pytest.raises(DashboardUnreachableError, match="no answer within 0.5 s"):
+                await (slow.submit(submission("x", "true")) if what == "submit" else slow.stop("x"))
         server.close()
 
     run(test)

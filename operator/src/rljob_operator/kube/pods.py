@@ -67,6 +67,9 @@ def needs_events(raw: JsonObject, now: datetime) -> bool:
         return False
     if text_at(raw, "status", "phase") != "Pending" or text_at(raw, "metadata", "deletionTimestamp"):
         return False
+    if any(object_at(container, "state", "running") for container in _containers(raw)):
+        # An init container at work, which waits for the head: the pod itself is well.
+        return False
     return _problem(raw) is None
 
 

@@ -5,6 +5,7 @@ What answers is a pod of a user, so nothing about an answer is believed: not its
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -22,6 +23,8 @@ SUBMIT_TIMEOUT_SECONDS = 30.0
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 REJECTED = (401, 403)
 MAX_WORDS = 500
+NO_FILE = "A file is not found at: "
+"""How Ray's answer begins where a log file is not there; with the same status as that to any other failure."""
 
 
 class RayClient:
@@ -85,7 +88,7 @@ class Dashboard:
         """The last lines of a file in a node's log folder (-1: all of it); None where it is not there."""
         query = {"node_id": node_id, "filename": file_name, "lines": str(num_lines), "format": "text"}
         status, text = await self._ask("log", "GET", "/api/v0/logs/file", query=query)
-        return text if status == 200 else None
+        return None if status == 500 and text.startswith(NO_FILE) else _good(status, text)
 
     async def _listing(self, what: str) -> tuple[JsonObject, ...]:
         status, text = await self._ask(what, "GET", f"/api/v0/{what}", query={"detail": "1", "limit": "10000"})
@@ -120,9 +123,13 @@ class Dashboard:
         # A few compressed bytes may become any number of others before they could be counted.
         headers = {"Authorization": f"Bearer {self._tokens[0]}", "Accept-Encoding": "identity"}
         try:
-            async with self._http.stream(
-                method, self._url + path, params=query, json=body, headers=headers, timeout=timeout
-            ) as answer:
+            # For the whole answer: httpx's own limit begins anew with each byte.
+            async with (
+                asyncio.timeout(timeout),
+                self._http.stream(
+                    method, self._url + path, params=query, json=body, headers=headers, timeout=None
+                ) as answer,
+            ):
                 if encoding := answer.headers.get("Content-Encoding"):
                     raise DashboardUnreachableError(f"its answer is encoded ({encoding[:MAX_WORDS]})")
                 data = bytearray()
@@ -131,7 +138,7 @@ class Dashboard:
                     if len(data) > MAX_ANSWER_BYTES:
                         raise DashboardUnreachableError(f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
                 return answer.status_code, data.decode(errors="replace")
-        except httpx.TimeoutException:
+        except TimeoutError:
             raise DashboardUnreachableError(f"no answer within {timeout:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise DashboardUnreachableError(str(error) or type(error).__name__) from error
@@ -146,7 +153,7 @@ def _good(status: int, text: str) -> str:
 def _object(text: str) -> JsonObject:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DashboardUnreachableError(f"its answer is not JSON: {_last_words(text)}") from None
     return found if isinstance(found, dict) else {}
 

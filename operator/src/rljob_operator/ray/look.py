@@ -35,6 +35,8 @@ async def look(dashboard: Dashboard, submission_id: str | None) -> RayView:
         return RayView(Answer.UNREACHABLE, error=str(error))
     except TokenRejectedError as error:
         return RayView(Answer.REJECTED, error=str(error))
+    except (ValueError, OverflowError, RecursionError) as error:
+        return RayView(Answer.UNREACHABLE, error=f"its answer makes no sense: {error}")
 
 
 async def _look(dashboard: Dashboard, submission_id: str | None) -> RayView:
