@@ -262,15 +262,14 @@ def test_only_a_file_that_is_not_there_is_none() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("what", ["submit", "stop"])
-def test_an_answer_that_drips_does_not_last_for_ever(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "TIMEOUT_SECONDS", 0.5)
+def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SUBMIT_TIMEOUT_SECONDS", 0.5)
 
     async def test() -> None:
         async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-            for _ in range(50):
+            for _ in range(20):
                 writer.write(b" ")
                 await asyncio.sleep(0.1)
             writer.close()
@@ -278,8 +277,8 @@ def test_an_answer_that_drips_does_not_last_for_ever(what: str, monkeypatch: pyt
         (port,) = free_ports(1)
         server = await asyncio.start_server(drip, "127.0.0.1", port)
         async with dashboard(port, TOKEN) as slow:
-            with pytest.raises(DashboardUnreachableError, match="no answer within 0.5 s"):
-                await (slow.submit(submission("x", "true")) if what == "submit" else slow.stop("x"))
+            with pytest.raises(DashboardUnreachableError, match=r"no answer within 0\.5 s"):
+                await slow.submit(submission("x", "true"))
         server.close()
 
     run(test)
