@@ -10,8 +10,11 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.contract import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome
+from rljob_operator.kube.views import cluster_view
 from rljob_operator.reconcile.observed import Observed, PodProblem, RayJobStatus, RayView
+from rljob_testing.operator_jobs import IDENTITY
 from rljob_testing.operator_observed import (
+    CLUSTER_UID,
     at_work,
     cluster,
     condition,
@@ -48,6 +51,8 @@ def failure(seen: Observed) -> tuple[str, str]:
         (130, R.STOPPED_OUTSIDE, "the trainer ended with exit code 130: "),
         (-9, R.INFRASTRUCTURE_ERROR, "the trainer ended with signal SIGKILL: "),
         (-15, R.INFRASTRUCTURE_ERROR, "the trainer ended with signal SIGTERM: "),
+        (137, R.INFRASTRUCTURE_ERROR, "the trainer ended with exit code 137: "),
+        (143, R.INFRASTRUCTURE_ERROR, "the trainer ended with exit code 143: "),
         (-11, R.APPLICATION_ERROR, "the trainer ended with signal SIGSEGV: "),
         (-99, R.APPLICATION_ERROR, "the trainer ended with signal 99: "),
     ],
@@ -111,6 +116,14 @@ def test_a_head_that_goes_is_waited_for() -> None:
     assert failure(stopped) == ("HeadLost", "the head pod h was removed while the trainer ran")
 
 
+def test_a_head_that_never_goes_is_lost_with_its_node() -> None:
+    stuck = pod("h", HEAD_GROUP, ready=False, deleting=True, overdue=True)
+    assert failure(observed(running(), cluster(), (stuck, pod("w")))) == (
+        "HeadLost",
+        "the head pod h was to be removed, and its node does not do it; the node is lost, it seems",
+    )
+
+
 def test_a_cluster_that_has_never_been_complete_may_get_a_new_head() -> None:
     status = running().model_copy(update={"conditions": ()})
     unsubmitted = status.model_copy(update={"attempts": (status.attempts[0].model_copy(update={"submissions": 0}),)})
@@ -121,6 +134,21 @@ def test_a_cluster_that_was_complete_gets_none() -> None:
     lacking = decide(observed(provisioning(), cluster(), ready_pods(), ray(gpus=(1,)))).status
     assert lacking.attempts[0].submissions == 0
     assert failure(observed(lacking, cluster(), (pod("w"),)))[0] == "HeadLost"
+
+
+def test_a_cluster_that_kuberay_saw_complete_gets_none_either() -> None:
+    raw: dict[str, object] = {
+        "metadata": {
+            "name": "example-1",
+            "uid": CLUSTER_UID,
+            "ownerReferences": [{"controller": True, "uid": IDENTITY.uid}],
+        },
+        "status": {"conditions": [{"type": "RayClusterProvisioned", "status": "True"}]},
+    }
+    before_submission = provisioning()
+    assert failure(observed(before_submission, cluster_view(raw), (pod("w"),)))[0] == "HeadLost"
+    raw["status"] = {"conditions": [{"type": "RayClusterProvisioned", "status": "False"}]}
+    assert found(decide(observed(before_submission, cluster_view(raw), (pod("w"),))).status, C.FAILED) is None
 
 
 def test_a_cluster_that_is_being_deleted_is_lost() -> None:

@@ -102,10 +102,15 @@ def running(seconds_ago: float = 60, *more: Condition) -> RLJobStatus:
 
 
 def cluster(
-    *, owner_uid: str | None = IDENTITY.uid, uid: str = CLUSTER_UID, deleting: bool = False, error: str | None = None
+    *,
+    owner_uid: str | None = IDENTITY.uid,
+    uid: str = CLUSTER_UID,
+    deleting: bool = False,
+    error: str | None = None,
+    provisioned: bool = False,
 ) -> ClusterView:
     """The cluster of the first attempt."""
-    return ClusterView("example-1", uid, owner_uid, deleting, error)
+    return ClusterView("example-1", uid, owner_uid, deleting, error, provisioned)
 
 
 def pod(
@@ -116,9 +121,10 @@ def pod(
     deleting: bool = False,
     ended: bool = False,
     problem: PodProblem | None = None,
+    overdue: bool = False,
 ) -> PodView:
     """A pod; ready unless something is said against it."""
-    return PodView(name, group, ready and not ended and problem is None, deleting, ended, problem)
+    return PodView(name, group, ready and not ended and problem is None, deleting, ended, problem, overdue)
 
 
 def ready_pods(num_workers: int = 1) -> tuple[PodView, ...]:

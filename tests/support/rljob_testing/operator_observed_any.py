@@ -116,8 +116,8 @@ def _pods() -> st.SearchStrategy[tuple[PodView, ...]]:
     problem = st.one_of(st.none(), st.builds(PodProblem, st.sampled_from(PROBLEMS), TEXTS))
     group = st.sampled_from([HEAD_GROUP, "main", "main"])
     # Half of them well: ready, not going, not ended.
-    well = st.tuples(st.just(True), st.just(False), st.just(False), st.none())
-    any_state = st.tuples(st.booleans(), st.booleans(), st.booleans(), problem)
+    well = st.tuples(st.just(True), st.just(False), st.just(False), st.none(), st.just(False))
+    any_state = st.tuples(st.booleans(), st.booleans(), st.booleans(), problem, st.booleans())
     many = st.lists(st.tuples(group, st.one_of(well, any_state)), max_size=4)
     return many.map(
         lambda found: tuple(PodView(f"pod-{number}", group, *state) for number, (group, state) in enumerate(found))
@@ -146,7 +146,9 @@ def _rays() -> st.SearchStrategy[RayView]:
 
 def _clusters() -> st.SearchStrategy[ClusterView | None]:
     """The job's own in most cases."""
-    others = st.sampled_from([cluster(owner_uid=None), cluster(uid="c2"), cluster(deleting=True)])
+    others = st.sampled_from(
+        [cluster(owner_uid=None), cluster(uid="c2"), cluster(deleting=True), cluster(provisioned=True)]
+    )
     own = st.just(cluster())
     return st.one_of(st.none(), own, own, others, TEXTS.map(lambda text: cluster(error=text)))
 

@@ -69,6 +69,7 @@ def cluster_view(raw: JsonObject, events: Iterable[JsonObject] = ()) -> ClusterV
         owner_uid=controller_uid(raw),
         deleting=optional_text_at(metadata, "deletionTimestamp") is not None,
         pod_creation_error=_pod_creation_error(raw) or _refusal_in(events),
+        provisioned=_has_condition(raw, "RayClusterProvisioned"),
     )
 
 
@@ -128,6 +129,11 @@ def _remove(value: object, path: tuple[int | str, ...]) -> None:
             value = value[part]  # type: ignore[index]
     if isinstance(value, dict):
         value.pop(path[-1], None)
+
+
+def _has_condition(raw: JsonObject, kind: str) -> bool:
+    conditions = objects_at(raw, "status", "conditions")
+    return any(text_at(each, "type") == kind and text_at(each, "status") == "True" for each in conditions)
 
 
 def _pod_creation_error(raw: JsonObject) -> str | None:

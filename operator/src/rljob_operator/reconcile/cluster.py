@@ -53,7 +53,7 @@ def _absent(draft: StatusDraft, observed: Observed) -> Verdict:
 
 
 def _present(draft: StatusDraft, observed: Observed, spec: RLJobSpec, cluster: ClusterView) -> Verdict:
-    lost = _lost_head(draft, observed)
+    lost = _lost_head(draft, observed, cluster)
     if lost is not None:
         return FALSE, Reason.HEAD_LOST, lost
     problem = not_ready(spec, observed.pods, cluster.pod_creation_error)
@@ -70,15 +70,18 @@ def _present(draft: StatusDraft, observed: Observed, spec: RLJobSpec, cluster: C
     return TRUE, Reason.READY, f"{num_pods} of {num_pods} pods ready and in Ray"
 
 
-def _lost_head(draft: StatusDraft, observed: Observed) -> str | None:
+def _lost_head(draft: StatusDraft, observed: Observed, cluster: ClusterView) -> str | None:
     """What is known of a head pod that will not come back: KubeRay replaces it only while the cluster has never been
     complete."""
-    was_complete = draft.attempt.submissions > 0 or draft.is_true(ConditionType.CLUSTER_READY)
+    submitted, was_ready = draft.attempt.submissions > 0, draft.is_true(ConditionType.CLUSTER_READY)
+    was_complete = submitted or was_ready or cluster.provisioned
     head = head_pod(observed.pods)
-    if not was_complete or (head is not None and not head.ended):
+    if not was_complete or (head is not None and not head.ended and not head.overdue):
         return None
     if head is None:
         return "the head pod is gone, and the trainer with it"
+    if not head.ended:
+        return f"the head pod {head.name} was to be removed, and its node does not do it; the node is lost, it seems"
     known = head.problem.message if head.problem is not None else "no reason is known"
     return f"the head pod {head.name} has ended: {known}"
 

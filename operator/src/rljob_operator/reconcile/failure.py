@@ -30,6 +30,9 @@ _EXIT_REASONS = {
     # Nobody in the pod sends these: the kernel, the kubelet or Ray does.
     -signal.SIGKILL: Reason.INFRASTRUCTURE_ERROR,
     -signal.SIGTERM: Reason.INFRASTRUCTURE_ERROR,
+    # The same, told by a shell.
+    128 + signal.SIGKILL: Reason.INFRASTRUCTURE_ERROR,
+    128 + signal.SIGTERM: Reason.INFRASTRUCTURE_ERROR,
 }
 """Every other exit code is the application's own."""
 

@@ -44,6 +44,8 @@ class ClusterView:
     deleting: bool
     pod_creation_error: str | None
     """KubeRay's words when it could not create a pod."""
+    provisioned: bool = False
+    """All its pods have been ready at one time; from then on KubeRay makes no new head."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class PodView:
     ended: bool
     """Succeeded or failed: none of its containers will run again."""
     problem: PodProblem | None
+    overdue: bool = False
+    """It should have been gone a minute ago: nobody on its node carries the deletion out."""
 
 
 class Answer(StrEnum):
