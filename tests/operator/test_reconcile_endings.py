@@ -82,12 +82,13 @@ def test_without_an_exit_code_ray_says_what_happened(error_type: str | None, rea
 
 @pytest.mark.parametrize("code", [75, -9, None])
 def test_a_failure_that_memory_explains_says_so(code: int | None) -> None:
-    seen = at_work(ray_job(RayJobStatus.FAILED, code))
+    state = run_state(RunPhase.FAILED, error=RunError(kind="WorkerLost", message="rank 3 is gone"))
+    seen = at_work(ray_job(RayJobStatus.FAILED, code), state)
     pods = (*ready_pods(), pod("worker-7", problem=OOM))
-    assert failure(replace(seen, pods=pods)) == (
-        "OutOfMemory",
-        "pod worker-7: container ray was killed for want of memory (OOMKilled)",
-    )
+    reason, message = failure(replace(seen, pods=pods))
+    assert reason == "OutOfMemory"
+    assert message.startswith("pod worker-7: container ray was killed for want of memory (OOMKilled); ")
+    assert message.endswith(": WorkerLost: rank 3 is gone")
     # The job's own error stays its own.
     assert failure(replace(at_work(ray_job(RayJobStatus.FAILED, 1)), pods=pods))[0] == "ApplicationError"
 

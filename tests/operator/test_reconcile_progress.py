@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from pydantic import ValidationError
 
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.status import Progress, RLJobStatus
@@ -95,6 +96,25 @@ def test_addresses_elsewhere_and_too_long_ones_stay_as_they_are() -> None:
     deep = spec({"checkpoint.storage": {"persistentVolumeClaim": "c", "subPath": "a" * 4096}})
     state = run_state(export_uri="file:///rljob/storage/run/export")
     assert decide(at_work(state=state, job_spec=deep)).status.export_uri == "file:///rljob/storage/run/export"
+
+
+def test_a_run_state_takes_no_address_that_a_status_would_not_take() -> None:
+    longest = run_state(export_uri="s3://" + "a" * 4091)
+    assert decide(at_work(state=longest)).status.export_uri == longest.export_uri
+    with pytest.raises(ValidationError, match="4096"):
+        run_state(export_uri="s3://" + "a" * 4092)
+
+
+def test_an_address_that_does_not_fit_is_left_out_of_the_status() -> None:
+    state = run_state(checkpoint_step=4)
+    assert state.checkpoint is not None
+    far = "s3://" + "a" * 4092
+    checkpoint = state.checkpoint.model_copy(update={"uri": far})
+    unchecked = state.model_copy(update={"checkpoint": checkpoint, "export_uri": far})
+    status = decide(at_work(state=unchecked)).status
+    assert (status.checkpoint, status.export_uri) == (None, None)
+    assert status.progress == state.progress
+    assert RLJobStatus.from_wire(status.to_wire()) == status
 
 
 def test_what_is_known_stays_when_the_trainer_no_longer_says_it() -> None:

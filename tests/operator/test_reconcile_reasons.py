@@ -223,7 +223,8 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     (
         C.FAILED, R.OUT_OF_MEMORY,
         replace(ended(-9), pods=(*ready_pods(), pod("h", HEAD_GROUP, problem=OOM))),
-        "True", "pod h: container ray was killed for want of memory (OOMKilled)",
+        "True", "pod h: container ray was killed for want of memory (OOMKilled); the trainer ended with signal SIGKILL:"
+        " Ray's message",
     ),
     (
         C.FAILED, R.STOPPED_OUTSIDE, at_work(ray_job(RayJobStatus.STOPPED)),

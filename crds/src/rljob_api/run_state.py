@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rljob_api.base import Contract
 from rljob_api.contract import CONTRACT_VERSION
-from rljob_api.scalars import Count, PositiveCount
+from rljob_api.scalars import Count, LongText, PositiveCount
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress, Timestamp
 
 
@@ -42,6 +42,6 @@ class RunState(Contract):
     progress: Progress
     checkpoint: CheckpointStatus | None = None
     resumed_from_step: Count | None = None
-    export_uri: str | None = None
+    export_uri: LongText | None = None
     error: RunError | None = None
     written_at: Timestamp

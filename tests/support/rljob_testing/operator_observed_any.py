@@ -146,10 +146,8 @@ def _rays() -> st.SearchStrategy[RayView]:
 
 def _clusters() -> st.SearchStrategy[ClusterView | None]:
     """The job's own in most cases."""
-    others = st.sampled_from(
-        [cluster(owner_uid=None), cluster(uid="c2"), cluster(deleting=True), cluster(provisioned=True)]
-    )
-    own = st.just(cluster())
+    others = st.sampled_from([cluster(owner_uid=None), cluster(uid="c2"), cluster(deleting=True)])
+    own = st.sampled_from([cluster(), cluster(provisioned=True)])
     return st.one_of(st.none(), own, own, others, TEXTS.map(lambda text: cluster(error=text)))
 
 

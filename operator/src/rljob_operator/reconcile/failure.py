@@ -53,7 +53,7 @@ def ending_of_attempt(draft: StatusDraft, observed: Observed) -> Ending | None:
     of_job = _ending_of_job(draft, observed, job) if job is not None else None
     ending = of_job or _ending_of_cluster(draft)
     if ending is not None and ending.reason in _MEMORY_MAY_BE_THE_CAUSE:
-        return _out_of_memory(observed.pods) or ending
+        return _with_memory(ending, observed.pods)
     return ending
 
 
@@ -101,11 +101,12 @@ def _stopped_on_request(draft: StatusDraft) -> str:
     return f"the trainer was asked to stop and has ended; it leaves {saved}"
 
 
-def _out_of_memory(pods: Pods) -> Ending | None:
+def _with_memory(ending: Ending, pods: Pods) -> Ending:
+    """The ending, explained by a pod that ran out of memory, if one did; what the trainer says stays in the message."""
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.problem is not None and pod.problem.reason is Reason.OUT_OF_MEMORY:
-            return Ending(Reason.OUT_OF_MEMORY, f"pod {pod.name}: {pod.problem.message}")
-    return None
+            return Ending(Reason.OUT_OF_MEMORY, f"pod {pod.name}: {pod.problem.message}; {ending.message}")
+    return ending
 
 
 def _exit(code: int) -> str:

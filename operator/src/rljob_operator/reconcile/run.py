@@ -10,7 +10,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Progress
 from rljob_operator.reconcile.observed import Answer, Observed, RayJobStatus
 from rljob_operator.reconcile.pods import head_pod
-from rljob_operator.reconcile.status import FALSE, TRUE, UNKNOWN, StatusDraft
+from rljob_operator.reconcile.status import FALSE, MAX_URI_LENGTH, TRUE, UNKNOWN, StatusDraft
 from rljob_operator.reconcile.submission import ray_job
 from rljob_operator.reconcile.timestamps import seconds_since
 
@@ -18,7 +18,6 @@ ENDED_IN_RAY = (RayJobStatus.SUCCEEDED, RayJobStatus.FAILED, RayJobStatus.STOPPE
 
 MIN_SECONDS_BETWEEN_PROGRESS = 5
 MAX_SECONDS_OF_OLD_PROGRESS = 9
-MAX_URI_LENGTH = 4096
 
 
 def report_run(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:

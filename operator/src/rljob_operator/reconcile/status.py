@@ -10,6 +10,7 @@ from rljob_operator.reconcile.messages import beginning_of
 from rljob_operator.reconcile.observed import JobView
 from rljob_operator.reconcile.timestamps import timestamp
 
+MAX_URI_LENGTH = 4096
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
 
@@ -71,15 +72,16 @@ class StatusDraft:
         """What is to be written. Conditions come in the order of `ConditionType`; those of other versions, last."""
         order = {kind.value: place for place, kind in enumerate(ConditionType)}
         conditions = sorted(self._conditions.values(), key=lambda condition: order.get(condition.type, len(order)))
+        checkpoint = self.checkpoint
         return RLJobStatus(
             observed_generation=self._generation,
             phase=self._phase(),
             conditions=tuple(conditions),
             progress=self.progress,
-            checkpoint=self.checkpoint,
+            checkpoint=checkpoint if checkpoint is not None and _fits(checkpoint.uri) else None,
             attempts=tuple(self.attempts),
             pools=self.pools,
-            export_uri=self.export_uri,
+            export_uri=self.export_uri if self.export_uri is not None and _fits(self.export_uri) else None,
         )
 
     def _phase(self) -> str:
@@ -98,3 +100,8 @@ class StatusDraft:
             return "Running"
         submitting = self.condition(ConditionType.JOB_SUBMITTED) is not None
         return "Starting" if submitting or self.is_true(ConditionType.CLUSTER_READY) else "Provisioning"
+
+
+def _fits(uri: str) -> bool:
+    """Whether the API server takes it: one text that is too long would keep the whole status from being written."""
+    return len(uri) <= MAX_URI_LENGTH
