@@ -9,12 +9,14 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.contract import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
-from rljob_api.v1alpha1.status import AttemptOutcome
+from rljob_api.v1alpha1.status import AttemptOutcome, ConditionStatus
 from rljob_operator.kube.views import cluster_view
 from rljob_operator.reconcile.observed import Observed, PodProblem, RayJobStatus, RayView
 from rljob_testing.operator_jobs import IDENTITY
 from rljob_testing.operator_observed import (
     CLUSTER_UID,
+    after,
+    at,
     at_work,
     cluster,
     condition,
@@ -166,11 +168,28 @@ def test_what_ray_says_of_the_end_comes_before_what_became_of_the_cluster() -> N
 
 def test_success_needs_the_trainers_word() -> None:
     done = ray_job(RayJobStatus.SUCCEEDED, 0)
-    assert failure(at_work(done)) == (
+    assert failure(at_work(done, run_state()))[0] == "EndedWithoutResult"
+    assert found(decide(at_work(done, run_state(RunPhase.COMPLETE))).status, C.COMPLETE) is not None
+
+
+@pytest.mark.parametrize("before", [ConditionStatus.TRUE, ConditionStatus.UNKNOWN])
+def test_a_last_word_that_cannot_be_read_is_looked_for_again(before: ConditionStatus) -> None:
+    done = ray_job(RayJobStatus.SUCCEEDED, 0)
+    first = at_work(done, status=running(900, condition(C.PROGRESSING, before, seconds_ago=800)))
+    plan = decide(first)
+    assert found(plan.status, C.FAILED) is None
+    assert (plan.effects, plan.look_again_seconds) == ((), 4)
+    told = "Ray says that the trainer has ended well; its last run state cannot be read yet"
+    assert found(plan.status, C.PROGRESSING) == ("False", "DashboardUnreachable", told)
+    later = after(first, plan)
+    assert found(decide(later, at(29)).status, C.FAILED) is None
+    assert found(decide(later, at(30)).status, C.FAILED) == (
+        "True",
         "EndedWithoutResult",
         "the trainer ended with exit code 0, but wrote no run state that can be read",
     )
-    assert found(decide(at_work(done, run_state(RunPhase.COMPLETE))).status, C.COMPLETE) is not None
+    read = replace(later, ray=ray(done, run_state(RunPhase.COMPLETE)))
+    assert found(decide(read, at(8)).status, C.COMPLETE) is not None
 
 
 def test_the_trainers_own_error_comes_before_its_log() -> None:

@@ -126,7 +126,8 @@ def crosses_a_deadline(seen: Observed, seconds: float) -> bool:
     if policy.active_deadline_seconds is not None:
         limits.append(policy.active_deadline_seconds - seconds_since(started, NOW))
     for condition in seen.job.status.conditions:
-        limits.append(policy.grace_period_seconds - seconds_since(condition.last_transition_time, NOW))
+        since = seconds_since(condition.last_transition_time, NOW)
+        limits.extend((policy.grace_period_seconds - since, 30 - since))
     return any(0 < limit <= seconds for limit in limits)
 
 

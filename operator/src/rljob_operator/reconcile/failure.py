@@ -13,6 +13,10 @@ from rljob_operator.reconcile.observed import Observed, RayJobStatus, RayJobView
 from rljob_operator.reconcile.pods import Pods, head_pod
 from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.submission import ray_job
+from rljob_operator.reconcile.timestamps import seconds_since
+
+RUN_STATE_SECONDS = 30
+"""How long the run state of a trainer that has ended well is looked for."""
 
 _NOT_STARTED = (
     "RUNTIME_ENV_SETUP_FAILURE",
@@ -69,7 +73,7 @@ def _ending_of_cluster(draft: StatusDraft) -> Ending | None:
 def _ending_of_job(draft: StatusDraft, observed: Observed, job: RayJobView) -> Ending | None:
     stop_reason = draft.attempt.reason
     if job.status is RayJobStatus.SUCCEEDED:
-        return _ending_of_success(observed.ray)
+        return _ending_of_success(draft, observed.ray)
     if job.status not in (RayJobStatus.FAILED, RayJobStatus.STOPPED):
         return None
     if stop_reason is not None:
@@ -87,8 +91,12 @@ def _ending_of_job(draft: StatusDraft, observed: Observed, job: RayJobView) -> E
     return Ending(reason, _told(f"the trainer ended with {_exit(job.exit_code)}", observed.ray, job))
 
 
-def _ending_of_success(ray: RayView) -> Ending:
+def _ending_of_success(draft: StatusDraft, ray: RayView) -> Ending | None:
+    """A run state that cannot be read at first sight is looked for again, from when Progressing says so."""
     state = ray.run_state
+    told = draft.condition(ConditionType.PROGRESSING)
+    if state is None and (told is None or seconds_since(told.last_transition_time, draft.now) < RUN_STATE_SECONDS):
+        return None
     if state is not None and state.phase is RunPhase.COMPLETE:
         return Ending(Reason.SUCCEEDED, f"{state.progress.step} of {state.progress.total_steps} steps are done")
     phase = "wrote no run state that can be read" if state is None else f"was {state.phase} by its run state"

@@ -20,6 +20,10 @@ MIN_SECONDS_BETWEEN_PROGRESS = 5
 MAX_SECONDS_OF_OLD_PROGRESS = 9
 
 
+END_WITHOUT_STATE = "Ray says that the trainer has ended well; its last run state cannot be read yet"
+"""Of Progressing, while the run state is looked for."""
+
+
 def report_run(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
     """Takes over what the trainer says, once it was submitted."""
     if not draft.is_true(ConditionType.JOB_SUBMITTED):
@@ -74,12 +78,19 @@ def _report_progressing(draft: StatusDraft, observed: Observed, state: RunState 
         draft.set(kind, UNKNOWN, Reason.TOKEN_REJECTED, ray.error or "")
     elif ray.answer is not Answer.OK:
         draft.set(kind, UNKNOWN, Reason.DASHBOARD_UNREACHABLE, ray.error or "the head pod is not ready")
+    elif state is None and _has_succeeded(draft, observed):
+        draft.set(kind, FALSE, Reason.DASHBOARD_UNREACHABLE, END_WITHOUT_STATE)
     elif state is None or state.phase is RunPhase.STARTING:
         draft.set(kind, TRUE, Reason.STARTING, "the trainer loads the model and builds its workers")
     elif state.phase is RunPhase.STOPPING:
         draft.set(kind, FALSE, Reason.STOPPING, "the trainer was asked to stop")
     elif state.phase is RunPhase.RUNNING:
         draft.set(kind, TRUE, Reason.TRAINING, f"{state.progress.total_steps} steps in all")
+
+
+def _has_succeeded(draft: StatusDraft, observed: Observed) -> bool:
+    job = ray_job(draft, observed)
+    return job is not None and job.status is RayJobStatus.SUCCEEDED
 
 
 def _with_claim_uris(state: RunState, storage: CheckpointStorage | None, job: str) -> RunState:
