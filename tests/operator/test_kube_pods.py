@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rljob_api.conditions import Reason
-from rljob_operator.kube.pods import needs_events, pod_view
+from rljob_operator.kube.pods import is_ready, needs_events, pod_view
 from rljob_operator.reconcile.observed import PodProblem
 
 Json = Mapping[str, object]
@@ -36,12 +36,19 @@ def waiting(reason: str, message: str = "") -> Json:
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def ended(reason: str, code: int, message: str = "") -> Json:
-    return {"terminated": {"reason": reason, "exitCode": code, "message": message}}
+def ended(reason: str, code: int, message: str = "", finished: str = "2026-01-31T11:59:00Z") -> Json:
+    return {"terminated": {"reason": reason, "exitCode": code, "message": message, "finishedAt": finished}}
+
+
+def with_memory_kill(name: str, finished: str) -> Json:
+    """A preempted pod with a container that ran out of memory before."""
+    kill = ended("OOMKilled", 137, finished=finished)
+    status = container(name, {"running": {}}, kill, restarts=1)
+    return pod("Running", conditions=[SCHEDULED, DISRUPTED], containerStatuses=[status])
 
 
 def test_a_pod_that_is_well() -> None:
-    view = pod_view(pod("Running", conditions=[SCHEDULED, READY]))
+    view = pod_view(pod("Running", conditions=[SCHEDULED, READY]), NOW)
     assert (view.name, view.group) == ("job-1-main-abcde", "main")
     assert (view.ready, view.deleting, view.ended, view.problem) == (True, False, False, None)
 
@@ -49,14 +56,33 @@ def test_a_pod_that_is_well() -> None:
 def test_the_head_has_a_group_of_its_own() -> None:
     raw = pod()
     raw["metadata"] = {"name": "h", "labels": {"ray.io/node-type": "head", "ray.io/group": "headgroup"}}
-    assert pod_view(raw).group == "head"
+    assert pod_view(raw, NOW).group == "head"
 
 
 def test_a_pod_on_its_way_out() -> None:
     raw = pod("Succeeded", conditions=[READY])
     raw["metadata"] = {"name": "p", "deletionTimestamp": "2026-01-31T12:00:00Z"}
-    view = pod_view(raw)
+    view = pod_view(raw, NOW)
     assert (view.ready, view.deleting, view.ended) == (False, True, True)
+
+
+@pytest.mark.parametrize(
+    ("gone_by", "overdue"), [("2026-01-31T11:59:29Z", True), ("2026-01-31T11:59:31Z", False), (None, False)]
+)
+def test_a_pod_that_nobody_removes_is_overdue_after_a_minute(gone_by: str | None, overdue: bool) -> None:
+    raw = pod("Running")
+    raw["metadata"] = {"name": "p"} if gone_by is None else {"name": "p", "deletionTimestamp": gone_by}
+    assert pod_view(raw, NOW).overdue is overdue
+
+
+@pytest.mark.parametrize(
+    ("reason", "ray", "expected"),
+    [("ContainersNotReady", True, True), ("ContainersNotReady", False, False), ("NodeNotReady", True, False)],
+)
+def test_only_the_container_of_ray_makes_a_pod_ready(reason: str, ray: bool, expected: bool) -> None:
+    statuses = [{"name": "driver", "ready": False}, {"name": "ray", "ready": ray}]
+    condition = {"type": "Ready", "status": "False", "reason": reason}
+    assert is_ready(pod("Running", conditions=[condition], containerStatuses=statuses)) is expected
 
 
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
@@ -111,6 +137,22 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
             PodProblem(Reason.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)"),
         ),
         (
+            pod("Failed", containerStatuses=[container(state=ended("OOMKilled", 137, finished=""))]),
+            PodProblem(Reason.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)"),
+        ),
+        (
+            with_memory_kill("ray", "2026-01-31T11:55:31Z"),
+            PodProblem(Reason.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)"),
+        ),
+        (
+            with_memory_kill("ray", "2026-01-31T11:55:29Z"),
+            PodProblem(Reason.INFRASTRUCTURE_ERROR, "PreemptionByScheduler: for a/b"),
+        ),
+        (
+            with_memory_kill("driver", "2026-01-31T11:55:31Z"),
+            PodProblem(Reason.INFRASTRUCTURE_ERROR, "PreemptionByScheduler: for a/b"),
+        ),
+        (
             pod("Failed", reason="Evicted", message="The node was low on resource: memory."),
             PodProblem(Reason.INFRASTRUCTURE_ERROR, "Evicted: The node was low on resource: memory."),
         ),
@@ -129,7 +171,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
     ],
 )
 def test_problems(raw: Json, problem: PodProblem | None) -> None:
-    assert pod_view(raw).problem == problem
+    assert pod_view(raw, NOW).problem == problem
 
 
 CREATING = [container(state=waiting("ContainerCreating"))]
@@ -157,12 +199,14 @@ def test_only_pods_that_hang_without_a_word_need_their_events(raw: Json, expecte
 
 
 def test_the_newest_telling_event_counts() -> None:
-    events = [
+    events: list[Json] = [
         {"reason": "FailedMount", "message": "old", "lastTimestamp": "2026-01-31T12:00:01Z"},
         {"reason": "FailedMount", "message": "new", "series": {"lastObservedTime": "2026-01-31T12:00:09.000000Z"}},
         {"reason": "Scheduled", "message": "fine", "lastTimestamp": "2026-01-31T12:00:20Z"},
     ]
-    assert pod_view(pod(), events).problem == PodProblem(Reason.VOLUME_MOUNT_FAILED, "FailedMount: new")
-    assert pod_view(pod(), events[2:]).problem is None
+    assert pod_view(pod(), NOW, events).problem == PodProblem(Reason.VOLUME_MOUNT_FAILED, "FailedMount: new")
+    assert pod_view(pod(), NOW, events[2:]).problem is None
     events.append({"reason": "FailedCreatePodSandBox", "message": "cni", "eventTime": "2026-01-31T12:00:25Z"})
-    assert pod_view(pod(), events).problem == PodProblem(Reason.INFRASTRUCTURE_ERROR, "FailedCreatePodSandBox: cni")
+    assert pod_view(pod(), NOW, events).problem == PodProblem(
+        Reason.INFRASTRUCTURE_ERROR, "FailedCreatePodSandBox: cni"
+    )

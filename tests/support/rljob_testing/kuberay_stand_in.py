@@ -303,7 +303,7 @@ def _container_status(name: str, script: PodScript) -> Json:
     elif script.phase == "Pending":
         state = {"waiting": {"reason": "ContainerCreating"}}
     if name == "ray" and script.ended is not None:
-        ended: Json = {"terminated": {"reason": script.ended[0], "exitCode": script.ended[1]}}
+        ended: Json = {"terminated": {"reason": script.ended[0], "exitCode": script.ended[1], "finishedAt": _time()}}
         if script.waiting is not None or script.phase == "Running":
             last = ended
         else:

@@ -113,7 +113,7 @@ class Observer:
             for event in await self._objects.list_all(CORE_EVENTS, namespace, fields=about):
                 events.setdefault(text_at(event, "involvedObject", "uid"), []).append(event)
         return tuple(
-            pod_view(pod, events.get(uid, ()) if (uid := text_at(pod, "metadata", "uid")) in unclear else ())
+            pod_view(pod, now, events.get(uid, ()) if (uid := text_at(pod, "metadata", "uid")) in unclear else ())
             for pod in pods
         )
 

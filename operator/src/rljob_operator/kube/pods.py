@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from rljob_api.conditions import Reason
-from rljob_api.contract import HEAD_GROUP
+from rljob_api.contract import HEAD_GROUP, RAY_CONTAINER
 from rljob_operator.kube.views import event_time, time_at
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, objects_at, optional_text_at, text_at
 from rljob_operator.reconcile.observed import PodProblem, PodView
@@ -16,6 +16,10 @@ LABEL_GROUP = "ray.io/group"
 LABEL_NODE_TYPE = "ray.io/node-type"
 START_PATIENCE = timedelta(seconds=8)
 """Volumes of a pod that is well need a few seconds too; after that its events are looked at."""
+FORMER_END = timedelta(minutes=5)
+"""How long the end of a container that runs again may explain what is wrong with its pod."""
+DELETION_PATIENCE = timedelta(seconds=60)
+"""Beyond the time that a pod has for its end."""
 
 WAITING_REASONS = {
     "ErrImagePull": Reason.IMAGE_PULL_FAILED,
@@ -36,8 +40,9 @@ EVENT_REASONS = {
 }
 
 
-def pod_view(raw: JsonObject, events: Iterable[JsonObject] = ()) -> PodView:
+def pod_view(raw: JsonObject, now: datetime, events: Iterable[JsonObject] = ()) -> PodView:
     """A pod of a RayCluster. `events`: those about it, where `needs_events` says so."""
+    gone_by = time_at(raw, "metadata", "deletionTimestamp")
     labels = object_at(raw, "metadata", "labels")
     return PodView(
         name=text_at(raw, "metadata", "name"),
@@ -45,7 +50,9 @@ def pod_view(raw: JsonObject, events: Iterable[JsonObject] = ()) -> PodView:
         ready=is_ready(raw),
         deleting=optional_text_at(raw, "metadata", "deletionTimestamp") is not None,
         ended=_ended(raw),
-        problem=_problem(raw) or _problem_in(events),
+        problem=_problem(raw, now) or _problem_in(events),
+        # The API server has added the grace period to the time of the request.
+        overdue=gone_by is not None and now - gone_by > DELETION_PATIENCE,
     )
 
 
@@ -55,8 +62,13 @@ def is_head(raw: JsonObject) -> bool:
 
 
 def is_ready(raw: JsonObject) -> bool:
-    """Whether all its containers are."""
-    return text_at(_condition(raw, "Ready"), "status") == "True" and not _ended(raw)
+    """Whether its container of Ray is; the one that shows the driver's log holds nothing up."""
+    if _ended(raw):
+        return False
+    ready = _condition(raw, "Ready")
+    # Any other reason, such as a node that is gone, concerns the whole pod, whatever its containers last said.
+    only_containers = text_at(ready, "reason") == "ContainersNotReady"
+    return text_at(ready, "status") == "True" or (only_containers and _ray_container(raw).get("ready") is True)
 
 
 def needs_events(raw: JsonObject, now: datetime) -> bool:
@@ -70,24 +82,28 @@ def needs_events(raw: JsonObject, now: datetime) -> bool:
     if any(object_at(container, "state", "running") for container in _containers(raw)):
         # An init container at work, which waits for the head: the pod itself is well.
         return False
-    return _problem(raw) is None
+    return _problem(raw, now) is None
 
 
 def _ended(raw: JsonObject) -> bool:
     return text_at(raw, "status", "phase") in ("Succeeded", "Failed")
 
 
-def _problem(raw: JsonObject) -> PodProblem | None:
-    return _memory_problem(raw) or _lost(raw) or _waiting_problem(raw) or _unschedulable(raw) or _crashed(raw)
+def _problem(raw: JsonObject, now: datetime) -> PodProblem | None:
+    return _memory_problem(raw, now) or _lost(raw) or _waiting_problem(raw) or _unschedulable(raw) or _crashed(raw)
 
 
-def _memory_problem(raw: JsonObject) -> PodProblem | None:
-    for container in _containers(raw):
-        for state in ("state", "lastState"):
-            if text_at(container, state, "terminated", "reason") == "OOMKilled":
-                name = text_at(container, "name")
-                return PodProblem(Reason.OUT_OF_MEMORY, f"container {name} was killed for want of memory (OOMKilled)")
-    return None
+def _memory_problem(raw: JsonObject, now: datetime) -> PodProblem | None:
+    """Of Ray itself. What ended long ago does not explain what is wrong today."""
+    container = _ray_container(raw)
+    ends = [object_at(container, "state", "terminated")]
+    former = object_at(container, "lastState", "terminated")
+    finished = time_at(former, "finishedAt")
+    if finished is not None and now - finished <= FORMER_END:
+        ends.append(former)
+    if all(text_at(end, "reason") != "OOMKilled" for end in ends):
+        return None
+    return PodProblem(Reason.OUT_OF_MEMORY, f"container {RAY_CONTAINER} was killed for want of memory (OOMKilled)")
 
 
 def _lost(raw: JsonObject) -> PodProblem | None:
@@ -165,6 +181,11 @@ def _containers(raw: JsonObject) -> tuple[JsonObject, ...]:
     """Init containers first: the others wait for them."""
     status = object_at(raw, "status")
     return (*objects_at(status, "initContainerStatuses"), *objects_at(status, "containerStatuses"))
+
+
+def _ray_container(raw: JsonObject) -> JsonObject:
+    containers = objects_at(raw, "status", "containerStatuses")
+    return next((each for each in containers if text_at(each, "name") == RAY_CONTAINER), {})
 
 
 def _condition(raw: JsonObject, kind: str) -> JsonObject:
