@@ -196,6 +196,17 @@ def test_an_admission_policy_speaks_through_the_job(place: JobPlace) -> None:
     place.wait_for("sunday", "Complete", "Succeeded")
 
 
+@pytest.mark.usefixtures("watched")
+def test_an_admission_webhook_that_is_dead_is_named(place: JobPlace, proxy: ApiProxy) -> None:
+    words = 'failed calling webhook "gate.example.org": connection refused'
+    proxy.fault = lambda request: Fault(500, words) if str(request) == "create rayclusters" else None
+    place.submit("gated")
+    refused = place.wait_for("gated", "ClusterReady", "CreationRefused", "False")
+    assert words in refused["message"]
+    proxy.fault = lambda _: None
+    place.wait_for("gated", "Complete", "Succeeded")
+
+
 @pytest.mark.usefixtures("operator")
 def test_what_fails_is_tried_less_and_less_often(place: JobPlace) -> None:
     place.dashboard("refused-1").submit_error = "No available agent to submit job"

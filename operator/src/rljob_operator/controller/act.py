@@ -11,7 +11,7 @@ from rljob_api.conditions import Reason
 from rljob_api.contract import API_GROUP, API_VERSION, KIND
 from rljob_operator.controller.observe import Sight, identity
 from rljob_operator.errors import OperatorError
-from rljob_operator.kube.errors import KubeError, RefusedError, ResourceTypeMissingError
+from rljob_operator.kube.errors import KubeError, RefusedError, ResourceTypeMissingError, UnavailableError
 from rljob_operator.kube.merge_patch import merge_patch, without_nulls
 from rljob_operator.kube.objects import CLUSTERS, EVENTS, NETWORK_POLICIES, SECRETS, KubeObjects
 from rljob_operator.kube.views import JobObject
@@ -85,7 +85,7 @@ class Actor:
             self._metrics.status_writes.inc()
 
     async def carry_out(self, plan: Plan, sight: Sight) -> EffectFailure | None:
-        """Does the effects in order, up to the first that fails. Raises KubeError where only waiting helps."""
+        """Does the effects in order, up to the first that fails. Raises KubeError where there is nothing to tell."""
         for effect in plan.effects:
             failure = await self._carry_out(effect, sight)
             kind = kind_of(effect)
@@ -119,6 +119,12 @@ class Actor:
                 case DeleteCluster():
                     await self._objects.delete_cluster(sight.observed.job.namespace, effect.name, effect.uid)
         except RefusedError as error:
+            return EffectFailure(kind, Reason.CREATION_REFUSED, str(error))
+        except UnavailableError as error:
+            # A server that names a time is only busy. Otherwise it may be an admission webhook that is dead, which lasts
+            # until somebody reads of it.
+            if kind is not EffectKind.CREATE_CLUSTER or error.retry_after_seconds:
+                raise
             return EffectFailure(kind, Reason.CREATION_REFUSED, str(error))
         except ResourceTypeMissingError as error:
             return EffectFailure(kind, Reason.KUBERAY_UNAVAILABLE, str(error))
