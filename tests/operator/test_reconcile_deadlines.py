@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.run_state import RunPhase
+from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome
 from rljob_operator.reconcile.observed import Answer, Observed, RayJobStatus, RayView
 from rljob_operator.reconcile.plan import DeleteCluster, StopJob
@@ -157,6 +157,46 @@ def test_success_at_the_deadline_is_success() -> None:
 def test_a_deadline_can_be_raised_in_time() -> None:
     raised = replace(training(1000), job=replace(training(1000).job, spec=spec()))
     assert decide(raised).effects == ()
+
+
+def hanging(phase: RunPhase, seconds_ago: float) -> Observed:
+    """Ray says that the trainer runs, which told so long ago that it has ended; its grace is 50 s."""
+    error = RunError(kind="RewardError", message="no score") if phase is RunPhase.FAILED else None
+    return replace(training(100), ray=ray(ray_job(), run_state(phase, step=10, seconds_ago=seconds_ago, error=error)))
+
+
+@pytest.mark.parametrize("phase", [RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED])
+def test_a_trainer_that_has_told_its_end_and_does_not_end_is_stopped(phase: RunPhase) -> None:
+    assert decide(hanging(phase, 49)).effects == ()
+    for seconds_ago in (50, 99):
+        plan = decide(hanging(phase, seconds_ago))
+        assert plan.effects == (StopJob("example-1-1"),)
+        assert plan.status.attempts[0].outcome is AttemptOutcome.RUNNING
+    assert decide(hanging(RunPhase.RUNNING, 1000)).effects == ()
+
+
+@pytest.mark.parametrize("status", [RayJobStatus.RUNNING, RayJobStatus.STOPPED])
+@pytest.mark.parametrize(
+    ("phase", "kind", "reason", "message"),
+    [
+        (RunPhase.COMPLETE, C.COMPLETE, "Succeeded", "10 of 10 steps are done"),
+        (
+            *(RunPhase.FAILED, C.FAILED, "ApplicationError"),
+            "the trainer failed, and its process did not end: RewardError: no score",
+        ),
+        (
+            *(RunPhase.STOPPED, C.FAILED, "StoppedOutside"),
+            "the trainer was stopped through Ray, and not by the operator",
+        ),
+    ],
+)
+def test_it_ends_as_it_told(
+    status: RayJobStatus, phase: RunPhase, kind: ConditionType, reason: str, message: str
+) -> None:
+    seen = hanging(phase, 100)
+    plan = decide(replace(seen, ray=replace(seen.ray, job=ray_job(status))))
+    assert found(plan.status, kind) == ("True", reason, message)
+    assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_operator.reconcile.failure import Ending
 from rljob_operator.reconcile.observed import Answer, Observed
 from rljob_operator.reconcile.plan import Effect, StopJob
-from rljob_operator.reconcile.run import report_stop_request
+from rljob_operator.reconcile.run import report_stop_request, seconds_since_last_word
 from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.submission import newest_submission
 from rljob_operator.reconcile.timestamps import seconds_since
@@ -30,11 +30,19 @@ def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> 
     if draft.attempt.reason is None:
         seconds = _seconds_of_activity(draft, policy)
         if seconds is None or seconds > 0:
-            return ()
+            return _stop_when_done(draft, observed, policy)
         reason = Reason.ACTIVE_DEADLINE_EXCEEDED
         draft.change_attempt(draft.attempt.model_copy(update={"reason": reason.value}))
         report_stop_request(draft)
     return (StopJob(newest_submission(draft, observed.job)),) if observed.ray.answer is Answer.OK else ()
+
+
+def _stop_when_done(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> tuple[Effect, ...]:
+    """Stops a trainer that has told how it ended, but whose process does not end."""
+    waited_seconds = seconds_since_last_word(draft, observed)
+    if waited_seconds is None or waited_seconds < policy.grace_period_seconds:
+        return ()
+    return (StopJob(newest_submission(draft, observed.job)),)
 
 
 def seconds_to_deadline(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> float | None:

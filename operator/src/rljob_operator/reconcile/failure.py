@@ -11,6 +11,7 @@ from rljob_api.run_state import RunPhase
 from rljob_operator.reconcile.messages import MAX_LENGTH, beginning_of, end_of
 from rljob_operator.reconcile.observed import Observed, RayJobStatus, RayJobView, RayView
 from rljob_operator.reconcile.pods import Pods, head_pod
+from rljob_operator.reconcile.run import seconds_since_last_word
 from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.submission import ray_job
 from rljob_operator.reconcile.timestamps import seconds_since
@@ -51,10 +52,10 @@ class Ending:
     message: str
 
 
-def ending_of_attempt(draft: StatusDraft, observed: Observed) -> Ending | None:
+def ending_of_attempt(draft: StatusDraft, observed: Observed, grace_seconds: int) -> Ending | None:
     """None while the attempt goes on. The conditions of this pass must stand in the draft."""
     job = ray_job(draft, observed)
-    of_job = _ending_of_job(draft, observed, job) if job is not None else None
+    of_job = _ending_of_job(draft, observed, job, grace_seconds) if job is not None else None
     ending = of_job or _ending_of_cluster(draft)
     if ending is not None and ending.reason in _MEMORY_MAY_BE_THE_CAUSE:
         return _with_memory(ending, observed.pods)
@@ -70,25 +71,54 @@ def _ending_of_cluster(draft: StatusDraft) -> Ending | None:
     return None
 
 
-def _ending_of_job(draft: StatusDraft, observed: Observed, job: RayJobView) -> Ending | None:
-    stop_reason = draft.attempt.reason
+def _ending_of_job(draft: StatusDraft, observed: Observed, job: RayJobView, grace_seconds: int) -> Ending | None:
     if job.status is RayJobStatus.SUCCEEDED:
         return _ending_of_success(draft, observed.ray)
-    if job.status not in (RayJobStatus.FAILED, RayJobStatus.STOPPED):
+    if job.status is RayJobStatus.FAILED:
+        return _ending_of_failure(draft, observed.ray, job)
+    if job.status is RayJobStatus.STOPPED:
+        return _ending_of_stop(draft, observed, job)
+    waited_seconds = seconds_since_last_word(draft, observed)
+    if waited_seconds is None or waited_seconds < 2 * grace_seconds:
         return None
+    return _ending_by_run_state(draft, observed.ray, job)
+
+
+def _ending_of_failure(draft: StatusDraft, ray: RayView, job: RayJobView) -> Ending:
+    stop_reason = draft.attempt.reason
     if stop_reason is not None:
         return Ending(Reason(stop_reason), _stopped_on_request(draft))
-    head = head_pod(observed.pods)
-    if job.status is RayJobStatus.STOPPED and head is not None and head.deleting:
-        return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was removed while the trainer ran")
-    if job.status is RayJobStatus.STOPPED:
-        return Ending(Reason.STOPPED_OUTSIDE, "the trainer was stopped through Ray, and not by the operator")
     if job.error_type in _NOT_STARTED:
         return Ending(Reason.SUBMISSION_FAILED, f"{job.error_type}: {job.message}")
     if job.exit_code is None:
-        return Ending(Reason.INFRASTRUCTURE_ERROR, _told(f"Ray lost the trainer ({job.error_type})", observed.ray, job))
+        return Ending(Reason.INFRASTRUCTURE_ERROR, _told(f"Ray lost the trainer ({job.error_type})", ray, job))
     reason = _EXIT_REASONS.get(job.exit_code, Reason.APPLICATION_ERROR)
-    return Ending(reason, _told(f"the trainer ended with {_exit(job.exit_code)}", observed.ray, job))
+    return Ending(reason, _told(f"the trainer ended with {_exit(job.exit_code)}", ray, job))
+
+
+def _ending_of_stop(draft: StatusDraft, observed: Observed, job: RayJobView) -> Ending:
+    """A trainer that had told how it ended, and was stopped since its process did not end, ended as it told."""
+    state, stop_reason = observed.ray.run_state, draft.attempt.reason
+    if state is not None and state.phase is RunPhase.COMPLETE:
+        return _ending_by_run_state(draft, observed.ray, job)
+    if stop_reason is not None:
+        return Ending(Reason(stop_reason), _stopped_on_request(draft))
+    head = head_pod(observed.pods)
+    if head is not None and head.deleting:
+        return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was removed while the trainer ran")
+    return _ending_by_run_state(draft, observed.ray, job)
+
+
+def _ending_by_run_state(draft: StatusDraft, ray: RayView, job: RayJobView) -> Ending:
+    """Of a trainer that has no exit code of its own."""
+    state, stop_reason = ray.run_state, draft.attempt.reason
+    if state is not None and state.phase is RunPhase.COMPLETE:
+        return Ending(Reason.SUCCEEDED, f"{state.progress.step} of {state.progress.total_steps} steps are done")
+    if stop_reason is not None:
+        return Ending(Reason(stop_reason), _stopped_on_request(draft))
+    if state is not None and state.phase is RunPhase.FAILED:
+        return Ending(Reason.APPLICATION_ERROR, _told("the trainer failed, and its process did not end", ray, job))
+    return Ending(Reason.STOPPED_OUTSIDE, "the trainer was stopped through Ray, and not by the operator")
 
 
 def _ending_of_success(draft: StatusDraft, ray: RayView) -> Ending | None:

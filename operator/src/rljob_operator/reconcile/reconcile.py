@@ -55,7 +55,9 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     report_placement(draft, observed, spec)
     report_submission(draft, observed)
     report_run(draft, observed, spec)
-    ending = ending_of_attempt(draft, observed) or exceeded_deadline(draft, observed, spec.run_policy)
+    policy = spec.run_policy
+    ending = ending_of_attempt(draft, observed, policy.grace_period_seconds)
+    ending = ending or exceeded_deadline(draft, observed, policy)
     if ending is not None:
         end_attempt(draft, ending)
         return ()
@@ -63,7 +65,7 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
         return _create_when_free(draft, observed)
     if not draft.is_true(ConditionType.JOB_SUBMITTED):
         return submit_when_ready(draft, observed)
-    return stop_when_due(draft, observed, spec.run_policy)
+    return stop_when_due(draft, observed, policy)
 
 
 def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) -> RLJobSpec | None:

@@ -16,6 +16,8 @@ from rljob_operator.reconcile.timestamps import seconds_since
 
 ENDED_IN_RAY = (RayJobStatus.SUCCEEDED, RayJobStatus.FAILED, RayJobStatus.STOPPED)
 
+LAST_PHASES = (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED)
+
 MIN_SECONDS_BETWEEN_PROGRESS = 5
 MAX_SECONDS_OF_OLD_PROGRESS = 9
 
@@ -42,6 +44,14 @@ def report_stop_request(draft: StatusDraft) -> None:
     """Progressing, from the moment when the attempt has a reason to be stopped."""
     message = f"the trainer was asked to stop ({draft.attempt.reason})"
     draft.set(ConditionType.PROGRESSING, FALSE, Reason.STOPPING, message)
+
+
+def seconds_since_last_word(draft: StatusDraft, observed: Observed) -> float | None:
+    """Since the trainer wrote how it ended, while its process has not; None of any other trainer."""
+    job, state = ray_job(draft, observed), observed.ray.run_state
+    if job is None or job.status in ENDED_IN_RAY or state is None or state.phase not in LAST_PHASES:
+        return None
+    return seconds_since(state.written_at, draft.now)
 
 
 def _take_over(draft: StatusDraft, observed: Observed, state: RunState) -> None:
