@@ -43,6 +43,21 @@ def test_lines_are_printed_when_they_are_complete(folder: Path) -> None:
     assert output.getvalue() == b"one\ntwo\nthree\n"
 
 
+def test_a_line_without_an_end_is_not_kept(folder: Path) -> None:
+    output = io.BytesIO()
+    logs = DriverLogs(folder, output, None)
+    path = folder / "job-driver-a-1-1.log"
+    add(path, "x" * 65_536)
+    logs.print_new()
+    assert output.getvalue() == b""
+    add(path, "y")
+    logs.print_new()
+    assert output.getvalue() == b"x" * 65_536 + b"y"
+    add(path, "z\nnext\n")
+    logs.close()
+    assert output.getvalue() == b"x" * 65_536 + b"yz\nnext\n"
+
+
 def test_submissions_follow_each_other(folder: Path) -> None:
     output = io.BytesIO()
     logs = DriverLogs(folder, output, None)

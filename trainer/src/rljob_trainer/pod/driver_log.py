@@ -22,6 +22,8 @@ from rljob_trainer.settings import read_pod_settings
 
 POLL_SECONDS = 0.5
 READ_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 16
+"""What is longer is printed before its end is there."""
 LOGS_FOLDER = "logs"
 """In the run's folder."""
 SOURCE_PREFIX, COPY_PREFIX = "job-driver-", "driver-"
@@ -116,6 +118,9 @@ class _FollowedLog:
                 self._output.write(self._unfinished_line + lines + newline)
                 self._unfinished_line = b""
             self._unfinished_line += rest
+            if len(self._unfinished_line) > MAX_LINE_BYTES:
+                self._output.write(self._unfinished_line)
+                self._unfinished_line = b""
 
     def close(self) -> None:
         self.print_new()
