@@ -121,8 +121,8 @@ class Actor:
         except RefusedError as error:
             return EffectFailure(kind, Reason.CREATION_REFUSED, str(error))
         except UnavailableError as error:
-            # A server that names a time is only busy. Otherwise it may be an admission webhook that is dead, which lasts
-            # until somebody reads of it.
+            # A server that names a time is only busy. Otherwise it may be a dead admission webhook, which lasts until
+            # somebody reads of it.
             if kind is not EffectKind.CREATE_CLUSTER or error.retry_after_seconds:
                 raise
             return EffectFailure(kind, Reason.CREATION_REFUSED, str(error))
