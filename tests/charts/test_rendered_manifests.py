@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,26 @@ def test_only_the_operators_own_lease_can_be_changed(helm: Helm) -> None:
     ]
     container = at(pod_of(helm.rendered()), "containers", 0)
     assert {"name": "RLJOB_OPERATOR_LEASE_NAME", "value": "rljob-operator"} in items_at(container, "env")
+
+
+def test_names_of_digits_stay_text(helm: Helm) -> None:
+    text = helm(
+        *("template", "2024", str(CHART), "--namespace=2025"),
+        *("--set-json", 'watchNamespaces=["2026"]', "--set-string", "fullnameOverride=2027,priorityClassName=2028"),
+        *("--set", "metrics.serviceMonitor.enabled=true,replicas=2,crds.install=false"),
+    )
+    found = [scalar for manifest in YAML(typ="safe").load_all(text) for scalar in scalars(manifest)]
+    assert {scalar for scalar in found if isinstance(scalar, str)} >= {"2024", "2025", "2026", "2027", "2028"}
+    assert [scalar for scalar in found if scalar in range(2024, 2029)] == []
+
+
+def scalars(value: object) -> Iterator[object]:
+    """All values at the leaves of a manifest."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from scalars(each)
+    else:
+        yield value
 
 
 @pytest.mark.parametrize("settings", [(), (TWO_NAMESPACES,)])

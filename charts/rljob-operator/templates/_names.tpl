@@ -6,7 +6,7 @@
 {{/* Of the operator's pods, and only theirs. The network policies of jobs let the operator in by them. */}}
 {{- define "rljob-operator.selectorLabels" -}}
 app.kubernetes.io/name: rljob-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "rljob-operator.labels" -}}
