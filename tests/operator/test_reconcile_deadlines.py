@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunError, RunPhase
-from rljob_api.v1alpha1.status import AttemptOutcome
+from rljob_api.v1alpha1.status import AttemptOutcome, ConditionStatus
 from rljob_operator.reconcile.observed import Answer, Observed, RayJobStatus, RayView
 from rljob_operator.reconcile.plan import DeleteCluster, StopJob
 from rljob_testing.operator_jobs import spec
@@ -129,6 +129,36 @@ def test_a_silent_dashboard_does_not_prolong_the_grace() -> None:
     assert plan.effects == ()
     assert found(plan.status, C.PROGRESSING) == found(asked.job.status, C.PROGRESSING)
     assert found(decide(after(silent, plan), at(50)).status, C.FAILED) is not None
+
+
+def test_the_grace_does_not_begin_before_the_deadline() -> None:
+    # The trainer has said for 500 s that it stops, which somebody else asked for.
+    status = running(1000, condition(C.PROGRESSING, ConditionStatus.FALSE, Reason.STOPPING, seconds_ago=500))
+    stopping = at_work(state=run_state(RunPhase.STOPPING), status=status, job_spec=LIMITS)
+    plan = decide(stopping)
+    assert plan.effects == (StopJob("example-1-1"),)
+    asked = after(stopping, plan)
+    assert found(decide(asked, at(49)).status, C.FAILED) is None
+    assert found(decide(asked, at(50)).status, C.FAILED) is not None
+
+
+def test_nobody_is_said_to_have_asked_a_dashboard_that_does_not_answer() -> None:
+    silent = replace(training(1000), ray=UNREACHABLE)
+    plan = decide(silent)
+    assert plan.effects == ()
+    message = "the trainer is to stop (ActiveDeadlineExceeded), but cannot be asked: Ray's dashboard does not answer"
+    assert found(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
+    later = after(silent, plan)
+    assert found(decide(later, at(4)).status, C.PROGRESSING) == ("False", "Stopping", message)
+    assert found(decide(later, at(50)).status, C.FAILED) == (
+        "True",
+        "ActiveDeadlineExceeded",
+        "the trainer could not be asked to stop for 50 s: Ray's dashboard does not answer",
+    )
+    answered = decide(replace(later, ray=training(0).ray), at(20))
+    assert answered.effects == (StopJob("example-1-1"),)
+    asked = "the trainer was asked to stop (ActiveDeadlineExceeded)"
+    assert found(answered.status, C.PROGRESSING) == ("False", "Stopping", asked)
 
 
 def test_a_request_to_stop_is_not_taken_back() -> None:

@@ -10,7 +10,15 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.contract import HEAD_GROUP
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, PoolStatus, RLJobStatus
-from rljob_operator.reconcile.observed import Answer, Observed, PodProblem, RayJobStatus, RayView
+from rljob_operator.reconcile.observed import (
+    Answer,
+    EffectFailure,
+    EffectKind,
+    Observed,
+    PodProblem,
+    RayJobStatus,
+    RayView,
+)
 from rljob_operator.reconcile.plan import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_testing.operator_jobs import DEFAULTS, spec
@@ -196,6 +204,52 @@ def test_an_operator_that_cannot_read_a_running_job_leaves_it_alone() -> None:
     assert found(plan.status, C.SPEC_VALID) == ("False", "InvalidSpec", "later: is not a known field")
     assert found(plan.status, C.FAILED) is None
     assert plan.status.attempts == known.attempts
+    assert plan.look_again_seconds == 4
+
+
+def unread(seen: Observed) -> Observed:
+    """The same, but with a spec that this operator cannot read."""
+    return replace(seen, job=replace(seen.job, spec=None, spec_error="later: is not a known field"))
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "reason"),
+    [
+        (at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE)), C.COMPLETE, "Succeeded"),
+        (at_work(ray_job(RayJobStatus.FAILED, 1)), C.FAILED, "ApplicationError"),
+        (observed(running(), cluster(), ()), C.FAILED, "HeadLost"),
+    ],
+)
+def test_the_end_of_a_job_that_cannot_be_read_is_seen(seen: Observed, kind: ConditionType, reason: str) -> None:
+    plan = decide(unread(seen))
+    told = found(plan.status, kind)
+    assert told is not None
+    assert told[:2] == ("True", reason)
+    assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
+    assert plan.look_again_seconds is None
+
+
+def test_a_job_that_cannot_be_read_gets_neither_a_trainer_nor_an_end_before_it_runs() -> None:
+    for seen in (
+        observed(provisioning(seen=False, seconds_ago=90_000)),
+        observed(provisioning(seconds_ago=90_000), cluster(), ready_pods(), ray()),
+    ):
+        plan = decide(unread(seen))
+        assert plan.effects == ()
+        assert found(plan.status, C.FAILED) is None
+
+
+def test_of_a_job_that_cannot_be_read_the_known_addresses_stay() -> None:
+    known = decide(at_work(state=run_state(checkpoint_step=4))).status
+    plan = decide(unread(at_work(state=run_state(step=8, checkpoint_step=8), status=known)), at(60))
+    assert plan.status.checkpoint == known.checkpoint
+    assert plan.status.progress is not None
+    assert plan.status.progress.step == 8
+
+
+def test_a_cluster_that_was_kept_stays_when_the_job_can_no_longer_be_read() -> None:
+    keep = observed(COMPLETE, cluster(), ready_pods(), job_spec=spec({"runPolicy.cleanup": "KeepCluster"}))
+    assert decide(unread(after(keep, decide(keep)))).effects == ()
 
 
 def test_a_job_that_runs_needs_no_default_image_any_more() -> None:
@@ -252,6 +306,8 @@ def test_a_cluster_is_removed_and_then_said_to_be_gone() -> None:
     assert end.status.attempts[0].outcome is AttemptOutcome.SUCCEEDED
     assert end.status.attempts[0].ended == "2026-03-01T12:00:00Z"
     assert end.look_again_seconds is None
+    told = ("False", "Ended", "the job has ended; its cluster is being removed")
+    assert found(end.status, C.CLUSTER_READY) == told
     going = replace(after(seen, end), cluster=cluster(deleting=True))
     assert decide(going).effects == ()
     assert decide(going).status == end.status
@@ -260,6 +316,20 @@ def test_a_cluster_is_removed_and_then_said_to_be_gone() -> None:
     gone = decide(replace(pods_left, pods=()), at(60))
     assert found(gone.status, C.CLUSTER_READY) == ("False", "Removed", "the job has ended; its cluster was removed")
     assert gone.status.pools == (PoolStatus(name="main", desired=1, ready=0),)
+
+
+def test_a_cluster_that_cannot_be_removed_says_why() -> None:
+    seen = observed(COMPLETE, cluster(), ready_pods())
+    refused = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REFUSED, "403: rayclusters is forbidden")
+    plan = decide(replace(seen, failure=refused))
+    assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
+    message = "the job has ended; its cluster cannot be removed: 403: rayclusters is forbidden"
+    assert found(plan.status, C.CLUSTER_READY) == ("False", "CreationRefused", message)
+    assert found(decide(after(seen, plan)).status, C.CLUSTER_READY) == (
+        "False",
+        "Ended",
+        "the job has ended; its cluster is being removed",
+    )
 
 
 def test_a_kept_cluster_goes_when_the_job_says_so_later() -> None:

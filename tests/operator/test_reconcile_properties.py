@@ -126,7 +126,8 @@ def crosses_a_deadline(seen: Observed, seconds: float) -> bool:
     policy, started = seen.job.spec.run_policy, seen.job.status.attempts[0].started
     limits = [policy.provisioning_deadline_seconds - seconds_since(started, NOW), 60 - seconds_since(started, NOW)]
     if policy.active_deadline_seconds is not None:
-        limits.append(policy.active_deadline_seconds - seconds_since(started, NOW))
+        activity = policy.active_deadline_seconds - seconds_since(started, NOW)
+        limits.extend((activity, activity + policy.grace_period_seconds))
     if seen.ray.run_state is not None:
         grace, since = policy.grace_period_seconds, seconds_since(seen.ray.run_state.written_at, NOW)
         limits.extend((grace - since, 2 * grace - since))
@@ -151,7 +152,7 @@ def test_time_alone_changes_nothing_but_at_a_deadline(seen: Observed, seconds: i
 @given(observations())
 def test_the_operator_looks_again_as_long_as_the_job_has_not_ended(seen: Observed) -> None:
     plan = decide(seen)
-    if ended(plan.status) or seen.job.spec is None:
+    if ended(plan.status):
         assert plan.look_again_seconds is None
     else:
         assert plan.look_again_seconds is not None

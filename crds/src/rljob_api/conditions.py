@@ -98,6 +98,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.TOKEN_REJECTED,
             Reason.CLUSTER_LOST,
             Reason.HEAD_LOST,
+            Reason.ENDED,
             Reason.REMOVED,
             Reason.KEPT,
         ),

@@ -202,7 +202,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Wait; it saves a checkpoint.",
         ),
         Reason.ENDED: Explanation(
-            means="The trainer has ended.",
+            means="The trainer has ended; its cluster is being removed, unless it is kept.",
             advice="Nothing to do; Complete or Failed says how the job ended.",
         ),
         Reason.NO_CHECKPOINT_YET: Explanation(

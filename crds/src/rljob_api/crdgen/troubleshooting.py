@@ -38,7 +38,7 @@ _WHAT = {
     ConditionType.SPEC_VALID: "the job can run on this cluster as it is written",
     ConditionType.CLUSTER_READY: "all its pods are ready and have joined Ray",
     ConditionType.PLACEMENT_FEASIBLE: "Ray's nodes have what the pools promise",
-    ConditionType.JOB_SUBMITTED: "Ray has started the trainer",
+    ConditionType.JOB_SUBMITTED: "Ray has accepted the trainer",
     ConditionType.PROGRESSING: "the trainer loads or trains",
     ConditionType.CHECKPOINTED: "there is a complete checkpoint",
     ConditionType.COMPLETE: "all steps are done; stays",

@@ -13,14 +13,17 @@ from rljob_operator.reconcile.status import FALSE, TRUE, StatusDraft
 Verdict = tuple[ConditionStatus, Reason, str]
 
 
-def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
-    """Sets ClusterReady and the pools, and remembers the cluster's UID once it is there."""
+def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> None:
+    """Sets ClusterReady and the pools, and remembers the cluster's UID once it is there. Without a spec that can be
+    read it says only what is lost."""
     ours = _our_cluster(draft, observed)
-    draft.pools = pool_statuses(spec, observed.pods if ours is not None else ())
+    if spec is not None:
+        draft.pools = pool_statuses(spec, observed.pods if ours is not None else ())
     if ours is not None and draft.attempt.cluster_uid is None:
         draft.change_attempt(draft.attempt.model_copy(update={"cluster_uid": ours.uid}))
-    status, reason, message = _absent(draft, observed) if ours is None else _present(draft, observed, spec, ours)
-    draft.set(ConditionType.CLUSTER_READY, status, reason, message)
+    verdict = _absent(draft, observed) if ours is None else _present(draft, observed, spec, ours)
+    if verdict is not None:
+        draft.set(ConditionType.CLUSTER_READY, *verdict)
 
 
 def _our_cluster(draft: StatusDraft, observed: Observed) -> ClusterView | None:
@@ -52,10 +55,12 @@ def _absent(draft: StatusDraft, observed: Observed) -> Verdict:
     return FALSE, Reason.CREATING, f"RayCluster {name} is being created"
 
 
-def _present(draft: StatusDraft, observed: Observed, spec: RLJobSpec, cluster: ClusterView) -> Verdict:
+def _present(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, cluster: ClusterView) -> Verdict | None:
     lost = _lost_head(draft, observed, cluster)
     if lost is not None:
         return FALSE, Reason.HEAD_LOST, lost
+    if spec is None:
+        return None
     problem = not_ready(spec, observed.pods, cluster.pod_creation_error)
     if problem is not None:
         return FALSE, problem.reason, problem.message

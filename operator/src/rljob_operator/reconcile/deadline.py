@@ -7,7 +7,7 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_operator.reconcile.failure import Ending
 from rljob_operator.reconcile.observed import Answer, Observed
 from rljob_operator.reconcile.plan import Effect, StopJob
-from rljob_operator.reconcile.run import report_stop_request, seconds_since_last_word
+from rljob_operator.reconcile.run import report_stop_request, seconds_since_last_word, was_asked_to_stop
 from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.submission import newest_submission
 from rljob_operator.reconcile.timestamps import seconds_since
@@ -33,7 +33,7 @@ def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> 
             return _stop_when_done(draft, observed, policy)
         reason = Reason.ACTIVE_DEADLINE_EXCEEDED
         draft.change_attempt(draft.attempt.model_copy(update={"reason": reason.value}))
-        report_stop_request(draft)
+        report_stop_request(draft, observed)
     return (StopJob(newest_submission(draft, observed.job)),) if observed.ray.answer is Answer.OK else ()
 
 
@@ -58,14 +58,7 @@ def _endings(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> list[
     """What ends the attempt, and in how many seconds."""
     attempt = draft.attempt
     if draft.is_true(ConditionType.JOB_SUBMITTED):
-        if attempt.reason is None:
-            return []
-        asked = draft.condition(ConditionType.PROGRESSING)
-        assert asked is not None, "a request to stop is always reported"
-        waited = seconds_since(asked.last_transition_time, draft.now)
-        grace = policy.grace_period_seconds
-        text = f"the trainer was asked to stop and did not end within {grace} s"
-        return [(grace - waited, Ending(Reason(attempt.reason), text))]
+        return [] if attempt.reason is None else [_end_of_grace(draft, Reason(attempt.reason), policy)]
     age = seconds_since(attempt.started, draft.now)
     limit = policy.provisioning_deadline_seconds
     text = f"the trainer did not run within {limit} s: {_open_point(draft)}"
@@ -78,6 +71,21 @@ def _endings(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> list[
         text = f"the trainer did not run within the job's {policy.active_deadline_seconds} s: {_open_point(draft)}"
         found.append((activity, Ending(Reason.ACTIVE_DEADLINE_EXCEEDED, text)))
     return found
+
+
+def _end_of_grace(draft: StatusDraft, reason: Reason, policy: RunPolicy) -> tuple[float, Ending]:
+    """The end of a trainer that is to stop. It was not progressing before, perhaps, so its grace begins at the deadline
+    at the earliest. A deadline that lies ahead was raised too late."""
+    told = draft.condition(ConditionType.PROGRESSING)
+    assert told is not None, "a request to stop is always reported"
+    waited, activity = seconds_since(told.last_transition_time, draft.now), _seconds_of_activity(draft, policy)
+    if activity is not None and activity <= 0:
+        waited = min(waited, -activity)
+    grace = policy.grace_period_seconds
+    text = f"the trainer was asked to stop and did not end within {grace} s"
+    if not was_asked_to_stop(draft):
+        text = f"the trainer could not be asked to stop for {grace} s: Ray's dashboard does not answer"
+    return grace - waited, Ending(reason, text)
 
 
 def _seconds_of_activity(draft: StatusDraft, policy: RunPolicy) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from rljob_api.conditions import ConditionType, Reason
+from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.reconcile.attempts import end_attempt, start_attempt
@@ -47,30 +48,33 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
 def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tuple[Effect, ...]:
     """One look at everything, in the order in which a job gets there; ends the job where it cannot go on."""
     spec = _checked_spec(draft, observed, defaults)
-    if spec is None:
+    if draft.ended:
         return ()
     if not draft.attempts:
         start_attempt(draft, observed.job)
     report_cluster(draft, observed, spec)
-    report_placement(draft, observed, spec)
+    if spec is not None:
+        report_placement(draft, observed, spec)
     report_submission(draft, observed)
     report_run(draft, observed, spec)
-    policy = spec.run_policy
+    policy = RunPolicy() if spec is None else spec.run_policy
+    submitted = draft.is_true(ConditionType.JOB_SUBMITTED)
     ending = ending_of_attempt(draft, observed, policy.grace_period_seconds)
-    ending = ending or exceeded_deadline(draft, observed, policy)
+    if ending is None and (submitted or spec is not None):
+        ending = exceeded_deadline(draft, observed, policy)
     if ending is not None:
         end_attempt(draft, ending)
         return ()
-    if observed.cluster is None:
-        return _create_when_free(draft, observed)
-    if not draft.is_true(ConditionType.JOB_SUBMITTED):
-        return submit_when_ready(draft, observed)
-    return stop_when_due(draft, observed, policy)
+    if submitted:
+        return stop_when_due(draft, observed, policy)
+    if spec is None:
+        return ()
+    return _create_when_free(draft, observed) if observed.cluster is None else submit_when_ready(draft, observed)
 
 
 def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) -> RLJobSpec | None:
     """The spec, if the job can run by it. A job that runs already is not ended because this operator, of another
-    version perhaps, cannot read it."""
+    version perhaps, cannot read it: it goes on, and only its end is looked for."""
     job = observed.job
     problem: Ending | None = None
     if job.spec is None:
@@ -97,7 +101,7 @@ def _create_when_free(draft: StatusDraft, observed: Observed) -> tuple[Effect, .
 
 def _look_again_seconds(draft: StatusDraft, observed: Observed) -> float | None:
     spec = observed.job.spec
-    if draft.ended or spec is None:
+    if draft.ended:
         return None
     if len(draft.attempts) > len(observed.job.status.attempts):
         return 0.0
@@ -105,5 +109,5 @@ def _look_again_seconds(draft: StatusDraft, observed: Observed) -> float | None:
         ConditionType.CLUSTER_READY, Reason.READY, Reason.RAY_NODES_MISSING, Reason.DASHBOARD_UNREACHABLE
     )
     poll = RAY_POLL_SECONDS if waits_for_ray else POD_POLL_SECONDS
-    deadline = seconds_to_deadline(draft, observed, spec.run_policy)
+    deadline = seconds_to_deadline(draft, observed, spec.run_policy) if spec is not None else None
     return poll if deadline is None else min(poll, deadline)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.contract import POD_STORAGE_FOLDER
 from rljob_api.run_state import RunPhase, RunState
-from rljob_api.v1alpha1.checkpoint import CheckpointStorage
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Progress
 from rljob_operator.reconcile.observed import Answer, Observed, RayJobStatus
@@ -26,13 +25,14 @@ END_WITHOUT_STATE = "Ray says that the trainer has ended well; its last run stat
 """Of Progressing, while the run state is looked for."""
 
 
-def report_run(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
-    """Takes over what the trainer says, once it was submitted."""
+def report_run(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> None:
+    """Takes over what the trainer says, once it was submitted; of places only those that the spec tells how to name."""
     if not draft.is_true(ConditionType.JOB_SUBMITTED):
         return
     state = observed.ray.run_state if ray_job(draft, observed) is not None else None
     if state is not None:
-        _take_over(draft, observed, _with_claim_uris(state, spec.checkpoint.storage, observed.job.name))
+        named = _without_uris(state) if spec is None else _with_claim_uris(state, spec, observed.job.name)
+        _take_over(draft, observed, named)
     if draft.checkpoint is None:
         draft.set(ConditionType.CHECKPOINTED, FALSE, Reason.NO_CHECKPOINT_YET, "")
     else:
@@ -40,10 +40,24 @@ def report_run(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
     _report_progressing(draft, observed, state)
 
 
-def report_stop_request(draft: StatusDraft) -> None:
+def report_stop_request(draft: StatusDraft, observed: Observed) -> None:
     """Progressing, from the moment when the attempt has a reason to be stopped."""
-    message = f"the trainer was asked to stop ({draft.attempt.reason})"
+    if observed.ray.answer is Answer.OK or was_asked_to_stop(draft):
+        message = _stop_request(draft)
+    else:
+        silence = "Ray's dashboard does not answer"
+        message = f"the trainer is to stop ({draft.attempt.reason}), but cannot be asked: {silence}"
     draft.set(ConditionType.PROGRESSING, FALSE, Reason.STOPPING, message)
+
+
+def was_asked_to_stop(draft: StatusDraft) -> bool:
+    """Whether the dashboard could be asked to stop the trainer, since there was a reason to."""
+    told = draft.condition(ConditionType.PROGRESSING)
+    return told is not None and told.message == _stop_request(draft)
+
+
+def _stop_request(draft: StatusDraft) -> str:
+    return f"the trainer was asked to stop ({draft.attempt.reason})"
 
 
 def seconds_since_last_word(draft: StatusDraft, observed: Observed) -> float | None:
@@ -81,7 +95,7 @@ def _report_progressing(draft: StatusDraft, observed: Observed, state: RunState 
     kind, ray = ConditionType.PROGRESSING, observed.ray
     head = head_pod(observed.pods)
     if draft.attempt.reason is not None:
-        report_stop_request(draft)
+        report_stop_request(draft, observed)
     elif head is not None and head.deleting:
         draft.set(kind, FALSE, Reason.STOPPING, f"the head pod {head.name} is being removed")
     elif ray.answer is Answer.REJECTED:
@@ -103,8 +117,13 @@ def _has_succeeded(draft: StatusDraft, observed: Observed) -> bool:
     return job is not None and job.status is RayJobStatus.SUCCEEDED
 
 
-def _with_claim_uris(state: RunState, storage: CheckpointStorage | None, job: str) -> RunState:
+def _without_uris(state: RunState) -> RunState:
+    return state.model_copy(update={"checkpoint": None, "export_uri": None})
+
+
+def _with_claim_uris(state: RunState, spec: RLJobSpec, job: str) -> RunState:
     """Places in the pods as people find them: by the claim, and the folder within it."""
+    storage = spec.checkpoint.storage
     if storage is None:
         return state
     folder = f"pvc://{storage.persistent_volume_claim}/{(storage.sub_path or job).strip('/')}/"
