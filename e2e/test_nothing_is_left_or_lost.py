@@ -1,16 +1,18 @@
-"""Deletion in the middle of a run, and an operator that is killed again and again."""
+"""What is told of a job that runs, its deletion in the middle, and an operator that is killed again and again."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from ruamel.yaml import YAML
 
 from rljob_api.conditions import ConditionType
-from rljob_testing.cluster_client import Kubectl, recorded, wait_for
+from rljob_testing.cluster_client import Kubectl, Recording, recorded, wait_for
 
 
 def job_text(jobs: Path, name: str, steps: int) -> str:
@@ -21,11 +23,42 @@ def job_text(jobs: Path, name: str, steps: int) -> str:
     return json.dumps(job)
 
 
-def test_a_deleted_job_saves_a_checkpoint_and_leaves_nothing(kubectl: Kubectl, jobs: Path, storage: Path) -> None:
+def said(rljob: list[str], *arguments: str) -> str:
+    """What an `rljob` command prints. It must end well."""
+    result = subprocess.run([*rljob, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def running(kubectl: Kubectl, jobs: Path) -> Recording:
+    """A job called `deleted` that has done a step and would go on for long; all that was seen until then."""
     kubectl("apply", "-f", "-", stdin=job_text(jobs, "deleted", steps=2000))
     with recorded(kubectl, "deleted") as recording:
         wait_for(recording.first_step, "the first training step", timeout_seconds=420)
-    step_seen = recording.sightings[-1].status.progress
+    return recording
+
+
+@pytest.mark.usefixtures("running")
+def test_kubectl_get_shows_the_columns(kubectl: Kubectl) -> None:
+    header, row = kubectl("get", "rlj", "deleted").splitlines()
+    assert header.split() == ["NAME", "PHASE", "STEP", "REWARD", "CKPT", "ATTEMPT", "AGE"]
+    assert row.split()[:2] == ["deleted", "Running"]
+
+
+@pytest.mark.usefixtures("running")
+def test_the_commands_tell_where_it_is(rljob: list[str]) -> None:
+    status = said(rljob, "status", "deleted")
+    assert "Training" in status
+    assert "/2000" in status
+    assert "workers: building 2 on cpu" in said(rljob, "logs", "deleted")
+    assert "Training" in said(rljob, "explain", "deleted")
+
+
+def test_a_deleted_job_saves_a_checkpoint_and_leaves_nothing(
+    running: Recording, kubectl: Kubectl, storage: Path
+) -> None:
+    step_seen = running.sightings[-1].status.progress
     assert step_seen is not None
     deleted_at = time.monotonic()
     kubectl("delete", "rljob", "deleted", "--wait=false")
