@@ -91,7 +91,7 @@ class RayCluster:
 
     def _http(self, method: str, path: str, query: Mapping[str, str], body: object) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=30) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=120) as client:
             return client.request(method, path, params=query, json=body, headers=headers)
 
 
