@@ -172,6 +172,12 @@ def test_success_needs_the_trainers_word() -> None:
     assert found(decide(at_work(done, run_state(RunPhase.COMPLETE))).status, C.COMPLETE) is not None
 
 
+def test_progressing_is_told_also_of_a_trainer_that_ended_before_the_first_look() -> None:
+    done = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE), status=running(30))
+    assert found(done.job.status, C.PROGRESSING) is None
+    assert found(decide(done).status, C.PROGRESSING) == ("False", "Ended", "")
+
+
 @pytest.mark.parametrize("before", [ConditionStatus.TRUE, ConditionStatus.UNKNOWN])
 def test_a_last_word_that_cannot_be_read_is_looked_for_again(before: ConditionStatus) -> None:
     done = ray_job(RayJobStatus.SUCCEEDED, 0)

@@ -35,7 +35,8 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
     if draft.attempts:
         ended = {"ended": timestamp(draft.now), "outcome": _outcome(ending.reason), "reason": ending.reason.value}
         draft.change_attempt(draft.attempt.model_copy(update=ended))
-    if draft.condition(ConditionType.PROGRESSING) is not None:
+    # Said of every trainer that was started, also of one that ended before it was first looked at.
+    if draft.is_true(ConditionType.JOB_SUBMITTED) or draft.condition(ConditionType.PROGRESSING) is not None:
         draft.set(ConditionType.PROGRESSING, FALSE, Reason.ENDED, "")
     kind = ConditionType.COMPLETE if ending.reason is Reason.SUCCEEDED else ConditionType.FAILED
     draft.set(kind, TRUE, ending.reason, ending.message)
