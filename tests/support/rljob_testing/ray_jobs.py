@@ -22,7 +22,7 @@ from rljob_api.handover import load_run_state
 from rljob_api.run_state import RunState
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
-END_SECONDS = 240.0
+END_SECONDS = 480.0
 STOP_WAIT_SECONDS = 60
 Document = dict[str, JsonValue]
 
