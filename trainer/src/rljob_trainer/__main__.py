@@ -36,11 +36,11 @@ def main() -> int:
 
         return run_job(job, settings, reporter, stop)
     except KeyboardInterrupt:
-        lost = "what happened since the last checkpoint is lost" if stop.is_training else "no step was done"
-        log.error("stopped at once; %s", lost)
-        report_end(reporter, None)
-        return ExitCode.INTERRUPTED
+        return stopped_at_once(reporter, stop)
     except (TrainerError, ContractError) as error:
+        if stop.is_requested and not stop.is_training:
+            # What was being built failed because of the stop.
+            return stopped_at_once(reporter, stop)
         log.error("%s", error)
         report_end(reporter, error)
         return exit_code_of(error)
@@ -48,6 +48,14 @@ def main() -> int:
         log.exception("this should not happen; please report it")
         report_end(reporter, error)
         return ExitCode.APPLICATION
+
+
+def stopped_at_once(reporter: RunReporter | None, stop: StopRequest) -> ExitCode:
+    """Says what is lost, and that the run was stopped."""
+    lost = "what happened since the last checkpoint is lost" if stop.is_training else "no step was done"
+    log.error("stopped at once; %s", lost)
+    report_end(reporter, None)
+    return ExitCode.INTERRUPTED
 
 
 def reporter_of(job: TrainerJob, settings: Settings) -> RunReporter:

@@ -52,6 +52,7 @@ class WorkerProcesses:
             for slot in pool.slots()
         ]
         self.infos: list[ProcessInfo] = []
+        self.is_built = False
         self.log_folder: Path | None = None
 
     def build(
@@ -77,6 +78,7 @@ class WorkerProcesses:
             )
             calls.append(("build", (context, tuple(roles), self._log_file(slot.rank))))
         self.call_all(calls)
+        self.is_built = True
 
     def call_all(
         self, calls: Sequence[tuple[str, tuple[object, ...]]], ranks: Sequence[int] | None = None
@@ -114,11 +116,12 @@ class WorkerProcesses:
         return [results[rank] for rank in targets]
 
     def close(self) -> None:
-        """Ends all processes: asked first, then killed. Never raises."""
-        try:
-            ray.get([handle.close.remote() for handle in self.handles], timeout=CLOSE_TIMEOUT_SECONDS)
-        except RayError:
-            log.debug("workers did not close in time; they are killed")
+        """Ends all processes: asked first where they have been built, then killed. Never raises."""
+        if self.is_built:
+            try:
+                ray.get([handle.close.remote() for handle in self.handles], timeout=CLOSE_TIMEOUT_SECONDS)
+            except RayError:
+                log.debug("workers did not close in time; they are killed")
         for handle in self.handles:
             ray.kill(handle)
         self.pool.release()

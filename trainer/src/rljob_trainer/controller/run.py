@@ -43,6 +43,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
                 checkpointing.load(point, run.workers.actor, run.workers.num_devices)
                 controller.cursor.restore(point.state.cursor)
                 log.info("resumed from step %d (%s)", first_step, point.folder.name)
+            stop.raise_if_requested()
             reporter.training_started(first_step, first_step if point else None)
             output.start(first_step)
             stop.is_training = True

@@ -1,0 +1,34 @@
+"""A stop that arrives while Python runs a callback, whose exceptions it drops, comes again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+PROGRAM = """
+import os, signal, sys, time
+from rljob_trainer.controller.stop_request import StopRequest
+
+class Interrupted:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+StopRequest().install()
+try:
+    Interrupted()
+    print("lost at first", flush=True)
+    time.sleep(20)
+    sys.exit(1)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_a_stop_in_a_callback_is_not_lost() -> None:
+    started = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 130, ended.stderr
+    assert ended.stdout == "lost at first\n"
+    assert ended.stderr == ""
+    assert time.monotonic() - started < 20
