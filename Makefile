@@ -33,10 +33,12 @@ lint: $(INSTALLED)
 check: lint ## Lint, types, generated CRD up to date, import contracts, repository gates
 	$(BIN)/python -m pytest tests/architecture
 
-# One thread per process: the thread pools of several workers on few cores get in each other's way.
+# Half of the time a test waits for processes that load libraries, so two run side by side, each file of tests in one of
+# them. One thread per process: the thread pools of several workers on few cores get in each other's way.
+TEST_PROCESSES ?= 2
 test: export OMP_NUM_THREADS := 1
-test: lint ## All of check, and every test (PYTEST_ARGS="-k name" for some)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: lint ## All of check, and every test (PYTEST_ARGS="-k name" for some, TEST_PROCESSES=0 for one after the other)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 demo: $(INSTALLED) ## Train the small model of examples/quickstart.yaml on this machine; results in runs/
 	@$(BIN)/python -m rljob_cli run examples/quickstart.yaml --run-folder runs/demo-$$(date +%Y%m%d-%H%M%S)
