@@ -7,7 +7,8 @@ import torch
 
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.dispatch.modes import MeshPosition, gather_results, split_arguments
-from rljob_trainer.dispatch.register import Dispatch, register, registration_of, registrations
+from rljob_trainer.dispatch.modes import Dispatch
+from rljob_trainer.dispatch.register import register, registration_of, registrations
 from rljob_trainer.errors import DispatchError
 
 DATA_PARALLEL = [MeshPosition(rank, 2, is_collected=True) for rank in range(2)]
@@ -58,8 +59,8 @@ def test_batches_are_split_in_order_and_put_together_again() -> None:
 def test_padding_is_added_for_the_workers_and_taken_off_the_result() -> None:
     caller_batch = batch(1, 2, 3)
     call = split_arguments(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, (caller_batch,))
-    assert shares(call.arguments) == [[1, 2], [3, 1]]
-    result = gather_results(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, call, [batch(10, 20), batch(30, 10)])
+    assert shares(call.arguments) == [[1, 2], [3, 3]]
+    result = gather_results(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, call, [batch(10, 20), batch(30, 30)])
     assert values(result) == [10, 20, 30]
     assert values(caller_batch) == [1, 2, 3]
 

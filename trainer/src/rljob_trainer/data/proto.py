@@ -1,65 +1,191 @@
 """`DataProto`: a batch that travels between the controller and the workers.
 
-Columns are tensors or Python objects, all with the same number of rows; `meta` holds what is true of the whole batch.
-Operations return new batches and share column memory where they can; none changes its argument.
+Columns are tensors, Python objects, ragged (rows of different lengths, packed) or remote (left in an object store), all
+with the same number of rows; `meta` holds what is true of the whole batch. Operations return new batches and share
+column memory where they can; none changes its argument.
 
 Legend: B rows (sequences).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from types import MappingProxyType
 
+import numpy as np
 import torch
 
+from rljob_trainer.data.any_column import Column, check_same, check_same_kind, kind_of, local_bytes
+from rljob_trainer.data.columns import concat_tensors, same_value, take_objects, take_tensor
+from rljob_trainer.data.ragged import RaggedColumn
+from rljob_trainer.data.remote import BYTES_PER_ROW, RemoteBlock, concat_blocks, fetch_shards
+from rljob_trainer.data.row_index import Positions, RowIndex, row_positions
+from rljob_trainer.data.wire import PackedTensor, pack, unpack
 from rljob_trainer.errors import DataError
 
 MetaValue = str | int | float | bool | None | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DataProto:
     """A batch of B rows.
 
     `tensors`: name -> tensor whose first dimension is B. `objects`: name -> tuple of B Python values (they must
-    pickle). `meta`: name -> plain value for the whole batch.
-    Raises DataError when columns differ in their number of rows.
+    pickle). `meta`: name -> plain value for the whole batch. `ragged`: name -> column of B rows of different lengths.
+    `remote`: columns that lie elsewhere, until `fetched`. A name belongs to one column only, of whatever kind.
+    Raises DataError when columns differ in their number of rows or have the same name.
     """
 
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     objects: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     meta: Mapping[str, MetaValue] = field(default_factory=dict)
+    ragged: Mapping[str, RaggedColumn] = field(default_factory=dict)
+    remote: tuple[RemoteBlock, ...] = ()
 
     def __post_init__(self) -> None:
-        lengths = {name: int(column.shape[0]) for name, column in self.tensors.items()}
-        lengths.update({name: len(column) for name, column in self.objects.items()})
+        # What somebody does later to the dictionaries that were given must not reach this batch.
+        for name in ("tensors", "objects", "meta", "ragged"):
+            object.__setattr__(self, name, MappingProxyType(dict(vars(self)[name])))
+        object.__setattr__(self, "remote", tuple(block for block in self.remote if block.columns))
+        lengths: dict[str, int] = {}
+        for name, column in self.columns():
+            if name in lengths:
+                raise DataError(f"batch: there are two columns '{name}'; a name belongs to one column")
+            if isinstance(column, torch.Tensor) and not column.dim():
+                raise DataError(f"batch: tensor column '{name}' is a single number and has no rows; put it into meta")
+            lengths[name] = len(column)
         if len(set(lengths.values())) > 1:
             raise DataError(f"batch: columns must have the same number of rows (seen: {lengths})")
 
+    def columns(self) -> Iterator[tuple[str, Column]]:
+        """Name and content of every column, of any kind; of a remote one the block that it belongs to."""
+        yield from chain(self.tensors.items(), self.objects.items(), self.ragged.items())
+        yield from ((name, block) for block in self.remote for name in block.columns)
+
     def __len__(self) -> int:
-        for tensor in self.tensors.values():
-            return int(tensor.shape[0])
-        for column in self.objects.values():
-            return len(column)
-        return 0
+        return next((len(column) for _, column in self.columns()), 0)
+
+    def column_names(self) -> list[str]:
+        """All columns, of any kind."""
+        return [name for name, _ in self.columns()]
+
+    def _column(self, name: str) -> Column:
+        for present, column in self.columns():
+            if present == name:
+                return column
+        raise DataError(f"batch: no column '{name}' (there are: {', '.join(sorted(self.column_names()))})")
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The tensor column of that name."""
+        """The tensor column of that name. Raises DataError when there is none, or when it has to be fetched first."""
         if name not in self.tensors:
-            raise DataError(f"batch: no tensor column '{name}' (there are: {', '.join(sorted(self.tensors))})")
+            raise self._no_column("tensor", name, self.tensors)
         return self.tensors[name]
 
     def object_column(self, name: str) -> tuple[object, ...]:
-        """The object column of that name."""
+        """The object column of that name. Raises as `batch[name]`."""
         if name not in self.objects:
-            raise DataError(f"batch: no object column '{name}' (there are: {', '.join(sorted(self.objects))})")
+            raise self._no_column("object", name, self.objects)
         return self.objects[name]
 
-    def select(self, tensors: Sequence[str] = (), objects: Sequence[str] = ()) -> DataProto:
-        """Only the named columns; `meta` is kept."""
+    def ragged_column(self, name: str) -> RaggedColumn:
+        """The ragged column of that name. Raises as `batch[name]`."""
+        if name not in self.ragged:
+            raise self._no_column("ragged", name, self.ragged)
+        return self.ragged[name]
+
+    def _no_column(self, kind: str, name: str, present: Iterable[str]) -> DataError:
+        seen = dict(self.columns()).get(name)
+        if isinstance(seen, RemoteBlock):
+            return DataError(f"batch: column '{name}' is remote; get it with fetched(['{name}']) first")
+        others = "" if seen is None else f"; '{name}' is of kind {kind_of(seen)}"
+        return DataError(f"batch: no {kind} column '{name}' (there are: {', '.join(sorted(present))}){others}")
+
+    def is_remote(self, name: str) -> bool:
+        """Whether a column has to be fetched before it can be read. Raises DataError when there is no such column."""
+        return isinstance(self._column(name), RemoteBlock)
+
+    @property
+    def has_remote(self) -> bool:
+        """Whether any column is remote."""
+        return bool(self.remote)
+
+    def column_bytes(self, name: str) -> int:
+        """Payload of a column that is here, 0 for a remote one; of objects an estimate (texts and bytes by their
+        length, 8 per number). Raises DataError when there is no such column."""
+        return local_bytes(self._column(name))
+
+    def num_bytes(self) -> int:
+        """Payload of the batch as it travels: columns that are here, and 8 bytes per row for each remote block."""
+        return sum(map(self.column_bytes, self.column_names())) + len(self.remote) * len(self) * BYTES_PER_ROW
+
+    def tensor_versions(self) -> dict[str, int]:
+        """torch's count of in-place changes of each tensor column, and of the values of each ragged one.
+
+        A view counts the changes of all that shares its memory. Tensors that were made in inference mode have no count
+        and are left out."""
+        ragged = {name: column.values for name, column in self.ragged.items()}
+        tensors = {**self.tensors, **ragged}
+        return {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
+
+    def select(
+        self, tensors: Sequence[str] = (), objects: Sequence[str] = (), meta: Sequence[str] | None = None
+    ) -> DataProto:
+        """Only the named columns; `meta` is kept, or only its named values.
+
+        The first argument also takes ragged and remote columns, the second remote ones too. Raises DataError for
+        names that are not there."""
+        for name in tensors:
+            if isinstance(self._column(name), tuple):
+                raise self._no_column("tensor", name, self.tensors)
+        for name in objects:
+            if not isinstance(self._column(name), tuple | RemoteBlock):
+                raise self._no_column("object", name, self.objects)
+        return replace(self.only([*tensors, *objects]), meta=self.meta if meta is None else self._chosen_meta(meta))
+
+    def _chosen_meta(self, names: Sequence[str]) -> dict[str, MetaValue]:
+        for name in names:
+            if name not in self.meta:
+                raise DataError(f"batch: no meta '{name}' (there are: {', '.join(sorted(self.meta))})")
+        return {name: self.meta[name] for name in names}
+
+    def only(self, names: Iterable[str]) -> DataProto:
+        """The named columns of any kind, without meta. Raises DataError for names that are not there."""
+        return replace(self._kept({name: name for name in names}), meta={})
+
+    def without(self, names: Iterable[str]) -> DataProto:
+        """All other columns, and meta. Raises DataError for names that are not there."""
+        dropped = set(names)
+        for name in dropped:
+            self._column(name)
+        return self._kept({name: name for name in self.column_names() if name not in dropped})
+
+    def rename(self, names: Mapping[str, str]) -> DataProto:
+        """Columns of any kind under new names (old -> new; they may change places). Raises DataError for a name that
+        is not there, or that two columns would have."""
+        for name in names:
+            self._column(name)
+        return self._kept({name: names.get(name, name) for name in self.column_names()})
+
+    def _kept(self, names: Mapping[str, str]) -> DataProto:
+        """Columns by name here -> name in the result."""
+        for name in names:
+            self._column(name)
+        taken = list(names.values())
+        for name in taken:
+            if taken.count(name) > 1:
+                raise DataError(f"rename: two columns would be called '{name}'")
+        blocks = [
+            block.with_columns({names[name]: source for name, source in block.columns.items() if name in names})
+            for block in self.remote
+        ]
         return DataProto(
-            {name: self[name] for name in tensors}, {name: self.object_column(name) for name in objects}, self.meta
+            {new: self.tensors[name] for name, new in names.items() if name in self.tensors},
+            {new: self.objects[name] for name, new in names.items() if name in self.objects},
+            self.meta,
+            {new: self.ragged[name] for name, new in names.items() if name in self.ragged},
+            tuple(blocks),
         )
 
     def with_columns(
@@ -67,44 +193,69 @@ class DataProto:
         tensors: Mapping[str, torch.Tensor] | None = None,
         objects: Mapping[str, Sequence[object]] | None = None,
         meta: Mapping[str, MetaValue] | None = None,
+        ragged: Mapping[str, RaggedColumn] | None = None,
     ) -> DataProto:
         """A batch with these columns and values added or replaced."""
+        new = {**(tensors or {}), **(objects or {}), **(ragged or {})}
+        kept = self._kept({name: name for name in self.column_names() if name not in new})
         return DataProto(
-            {**self.tensors, **(tensors or {})},
-            {**self.objects, **{name: tuple(column) for name, column in (objects or {}).items()}},
+            {**kept.tensors, **(tensors or {})},
+            {**kept.objects, **{name: tuple(column) for name, column in (objects or {}).items()}},
             {**self.meta, **(meta or {})},
+            {**kept.ragged, **(ragged or {})},
+            kept.remote,
         )
+
+    def with_remote(self, blocks: Iterable[RemoteBlock]) -> DataProto:
+        """A batch with these remote columns added. Raises DataError when a name is there already."""
+        return replace(self, remote=(*self.remote, *blocks))
+
+    def fetched(self, names: Iterable[str] | None = None) -> DataProto:
+        """The same batch with these remote columns here (all by default); columns that are here already stay.
+
+        Rows that lie one after the other in one shard become views of what the store gives, others a copy. Raises
+        DataError for names that are not there, and when shards do not fit together."""
+        wanted = set(self.column_names() if names is None else names)
+        for name in wanted:
+            self._column(name)
+        blocks = [block for block in self.remote if wanted & block.columns.keys()]
+        shard_of = fetch_shards(blocks)
+        batch = self
+        for block in blocks:
+            local = block.local_columns([name for name in block.columns if name in wanted], shard_of)
+            batch = batch.with_columns(local.tensors, local.objects, ragged=local.ragged)
+        return batch
 
     def union(self, other: DataProto) -> DataProto:
         """Columns and meta of both. A name in both must have equal content. Raises DataError on a conflict."""
-        for name in self.tensors.keys() & other.tensors.keys():
-            if not torch.equal(self.tensors[name], other.tensors[name]):
-                raise DataError(f"union: tensor column '{name}' differs between the two batches")
-        for name in self.objects.keys() & other.objects.keys():
-            if self.objects[name] != other.objects[name]:
-                raise DataError(f"union: object column '{name}' differs between the two batches")
+        theirs = dict(other.columns())
+        for name, column in self.columns():
+            if name in theirs:
+                check_same("union", name, column, theirs[name])
         for name in self.meta.keys() & other.meta.keys():
-            if self.meta[name] != other.meta[name]:
+            if not same_value(self.meta[name], other.meta[name]):
                 raise DataError(f"union: meta '{name}' differs ({self.meta[name]!r} and {other.meta[name]!r})")
-        return self.with_columns(other.tensors, other.objects, other.meta)
+        added = other.without(set(self.column_names()) & theirs.keys())
+        return self.with_columns(added.tensors, added.objects, added.meta, added.ragged).with_remote(added.remote)
 
-    def rows(self, indices: Sequence[int] | torch.Tensor) -> DataProto:
-        """The rows at `indices`, in that order."""
-        index = torch.as_tensor(indices, dtype=torch.int64)
-        positions = index.tolist()
+    def rows(self, index: RowIndex) -> DataProto:
+        """The rows at `index`, in that order: row numbers (negative ones from the end), a mask, a slice, or one row.
+
+        Slices with step 1 share memory. Raises DataError for rows that are not there."""
+        return self._at(row_positions(index, len(self)))
+
+    def _at(self, positions: Positions) -> DataProto:
         return DataProto(
-            {name: column[index] for name, column in self.tensors.items()},
-            {name: tuple(column[position] for position in positions) for name, column in self.objects.items()},
+            {name: take_tensor(column, positions) for name, column in self.tensors.items()},
+            {name: take_objects(column, positions) for name, column in self.objects.items()},
             self.meta,
+            {name: column.at(positions) for name, column in self.ragged.items()},
+            tuple(block.at(positions) for block in self.remote),
         )
 
     def slice(self, start: int, stop: int) -> DataProto:
         """Rows start..stop-1, sharing memory."""
-        return DataProto(
-            {name: column[start:stop] for name, column in self.tensors.items()},
-            {name: column[start:stop] for name, column in self.objects.items()},
-            self.meta,
-        )
+        return self.rows(slice(start, stop))
 
     def split(self, num_rows: int) -> Iterator[DataProto]:
         """Consecutive batches of `num_rows` rows; the last one may be shorter."""
@@ -117,16 +268,17 @@ class DataProto:
             raise DataError(f"chunk: {len(self)} rows cannot be split into {num_chunks} equal parts; pad first")
         return list(self.split(len(self) // num_chunks)) if len(self) else [self] * num_chunks
 
-    def repeat(self, num_times: int) -> DataProto:
-        """Each row `num_times` times, repetitions side by side (0 0 1 1 ...)."""
-        return self.rows(torch.arange(len(self)).repeat_interleave(num_times))
+    def repeat(self, num_times: int, interleaved: bool = True) -> DataProto:
+        """Each row `num_times` times: repetitions side by side (0 0 1 1 ...), or else batch after batch (0 1 0 1)."""
+        rows = np.arange(len(self))
+        return self._at(np.repeat(rows, num_times) if interleaved else np.tile(rows, num_times))
 
     def padded_to_multiple(self, size: int) -> tuple[DataProto, int]:
-        """Rows repeated from the start until B is a multiple of `size`; also how many rows were added."""
+        """The last row repeated until B is a multiple of `size`; also how many rows were added."""
         num_added = -len(self) % size
         if not num_added:
             return self, 0
-        return self.rows([index % len(self) for index in range(len(self) + num_added)]), num_added
+        return self._at(np.minimum(np.arange(len(self) + num_added), len(self) - 1)), num_added
 
     @staticmethod
     def concat(batches: Sequence[DataProto]) -> DataProto:
@@ -136,16 +288,41 @@ class DataProto:
         first = batches[0]
         meta: dict[str, MetaValue] = {}
         for batch in batches:
-            if batch.tensors.keys() != first.tensors.keys() or batch.objects.keys() != first.objects.keys():
-                raise DataError("concat: batches have different columns")
+            _check_same_columns(first, batch)
             for name, value in batch.meta.items():
-                if meta.setdefault(name, value) != value:
+                if not same_value(meta.setdefault(name, value), value):
                     raise DataError(f"concat: meta '{name}' differs ({meta[name]!r} and {value!r})")
+        where = "concat: column '{}'".format
         return DataProto(
-            {name: torch.cat([batch.tensors[name] for batch in batches]) for name in first.tensors},
-            {name: tuple(value for batch in batches for value in batch.objects[name]) for name in first.objects},
+            {name: concat_tensors(where(name), [batch.tensors[name] for batch in batches]) for name in first.tensors},
+            {name: tuple(chain.from_iterable(batch.objects[name] for batch in batches)) for name in first.objects},
             meta,
+            {n: RaggedColumn.concat([batch.ragged[n] for batch in batches], where(n)) for n in first.ragged},
+            concat_blocks([batch.remote for batch in batches]),
         )
+
+    def __reduce__(self) -> tuple[Callable[..., DataProto], tuple[object, ...]]:
+        tensors = {name: pack(name, tensor) for name, tensor in self.tensors.items()}
+        return _unpickled, (tensors, dict(self.objects), dict(self.meta), dict(self.ragged), self.remote)
+
+
+def _unpickled(
+    tensors: Mapping[str, PackedTensor],
+    objects: Mapping[str, tuple[object, ...]],
+    meta: Mapping[str, MetaValue],
+    ragged: Mapping[str, RaggedColumn],
+    remote: tuple[RemoteBlock, ...],
+) -> DataProto:
+    return DataProto({name: unpack(packed) for name, packed in tensors.items()}, objects, meta, ragged, remote)
+
+
+def _check_same_columns(first: DataProto, other: DataProto) -> None:
+    columns, others = dict(first.columns()), dict(other.columns())
+    if columns.keys() != others.keys():
+        odd = ", ".join(sorted(columns.keys() ^ others.keys()))
+        raise DataError(f"concat: batches have different columns ({odd} not in all of them)")
+    for name, column in columns.items():
+        check_same_kind("concat", name, column, others[name])
 
 
 def pad_columns(columns: Sequence[torch.Tensor], length: int, value: float) -> torch.Tensor:

@@ -56,10 +56,10 @@ def test_chunk_refuses_uneven_parts() -> None:
         batch(6).chunk(4)
 
 
-def test_padding_repeats_rows_from_the_start_and_leaves_the_original_alone() -> None:
+def test_padding_repeats_the_last_row_and_leaves_the_original_alone() -> None:
     original = batch(2)
     padded, num_added = original.padded_to_multiple(5)
-    assert (numbers(padded), num_added) == ([0, 1, 0, 1, 0], 3)
+    assert (numbers(padded), num_added) == ([0, 1, 1, 1, 1], 3)
     assert numbers(original) == [0, 1]
     assert batch(4).padded_to_multiple(2)[1] == 0
 

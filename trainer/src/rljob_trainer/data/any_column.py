@@ -1,0 +1,63 @@
+"""What is asked of a column whatever its kind: its name in messages, its size, whether two are the same."""
+
+from __future__ import annotations
+
+import torch
+
+from rljob_trainer.data.columns import same_tensor, same_value, tensor_bytes, value_bytes
+from rljob_trainer.data.ragged import RaggedColumn
+from rljob_trainer.data.remote import RemoteBlock
+from rljob_trainer.errors import DataError
+
+Column = torch.Tensor | tuple[object, ...] | RaggedColumn | RemoteBlock
+"""A remote column is the block that holds it, with others perhaps."""
+
+
+def kind_of(column: Column) -> str:
+    """The kind in words."""
+    match column:
+        case torch.Tensor():
+            return "tensor"
+        case RaggedColumn():
+            return "ragged"
+        case RemoteBlock():
+            return "remote"
+    return "object"
+
+
+def local_bytes(column: Column) -> int:
+    """Payload of a column that is here, 0 for a remote one; of objects an estimate."""
+    match column:
+        case torch.Tensor():
+            return tensor_bytes(column)
+        case RaggedColumn():
+            return column.num_bytes
+        case RemoteBlock():
+            return 0
+    return value_bytes(column)
+
+
+def check_same_kind(where: str, name: str, left: Column, right: Column) -> None:
+    """Raises DataError, starting with `where`, when a column that two batches have is of two kinds."""
+    kinds = kind_of(left), kind_of(right)
+    if kinds[0] != kinds[1]:
+        advice = "; fetch it first" if "remote" in kinds else ""
+        raise DataError(f"{where}: column '{name}' is {kinds[0]} in one batch and {kinds[1]} in another{advice}")
+
+
+def check_same(where: str, name: str, left: Column, right: Column) -> None:
+    """Raises DataError, starting with `where`, when a column that two batches have differs in kind or content."""
+    check_same_kind(where, name, left, right)
+    match left, right:
+        case torch.Tensor(), torch.Tensor():
+            is_same = same_tensor(left, right)
+        case RaggedColumn(), RaggedColumn():
+            is_same = left.same_as(right)
+        case RemoteBlock(), RemoteBlock():
+            if not left.is_same_column(name, right):
+                raise DataError(f"{where}: remote column '{name}' is not the same rows in both; fetch both to compare")
+            return
+        case _:
+            is_same = same_value(left, right)
+    if not is_same:
+        raise DataError(f"{where}: {kind_of(left)} column '{name}' differs between the two batches")

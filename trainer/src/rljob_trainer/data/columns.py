@@ -1,0 +1,104 @@
+"""What can be done with a single column, whatever batch it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from rljob_trainer.data.row_index import Positions
+from rljob_trainer.errors import DataError
+
+BYTES_PER_NUMBER = 8
+
+
+def take_tensor(column: torch.Tensor, positions: Positions) -> torch.Tensor:
+    """The rows at `positions`; a view where they are consecutive, else a copy."""
+    if isinstance(positions, range):
+        return column[positions.start : positions.stop]
+    return column.index_select(0, torch.from_numpy(positions).to(column.device))
+
+
+def take_objects(column: tuple[object, ...], positions: Positions) -> tuple[object, ...]:
+    """The values at `positions`."""
+    if isinstance(positions, range):
+        return column[positions.start : positions.stop]
+    return tuple(column[position] for position in positions.tolist())
+
+
+def concat_tensors(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One or more tensors along the first dimension; a single one as it is.
+
+    Raises DataError, naming the column, when they differ in dtype, device or in another dimension: torch would turn
+    them into a common dtype without a word.
+    """
+    kinds = {(str(part.dtype), tuple(part.shape[1:]), str(part.device)): None for part in parts}
+    if len(kinds) > 1:
+        seen = "; ".join(
+            f"{dtype} [*{''.join(f', {size}' for size in shape)}] on {device}" for dtype, shape, device in kinds
+        )
+        raise DataError(
+            f"{name}: parts differ in dtype, shape or device (seen: {seen}); convert them, or use a ragged column for "
+            "rows of different lengths"
+        )
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def same_tensor(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether dtype, shape, device and content are equal; NaN equals NaN."""
+    if left is right:
+        return True
+    if left.dtype != right.dtype or left.shape != right.shape or left.device != right.device:
+        return False
+    if left.dtype.is_floating_point and left.dtype.itemsize == 1:
+        # torch compares no 8-bit floats.
+        left, right = left.to(torch.float32), right.to(torch.float32)
+    if torch.equal(left, right):
+        return True
+    if not (left.dtype.is_floating_point or left.dtype.is_complex):
+        return False
+    return bool(((left == right) | (left.isnan() & right.isnan())).all())
+
+
+def same_value(left: object, right: object) -> bool:
+    """Whether two Python values are equal, nested ones and arrays too; NaN equals NaN."""
+    if left is right:
+        return True
+    match left, right:
+        case torch.Tensor(), torch.Tensor():
+            return same_tensor(left, right)
+        case np.ndarray(), np.ndarray():
+            return left.dtype == right.dtype and left.shape == right.shape and same_value(left.tolist(), right.tolist())
+        case float(), float():
+            return left == right or (left != left and right != right)
+        case list(), list():
+            return len(left) == len(right) and all(map(same_value, left, right))
+        case tuple(), tuple():
+            return len(left) == len(right) and all(map(same_value, left, right))
+        case dict(), dict():
+            return left.keys() == right.keys() and all(same_value(value, right[key]) for key, value in left.items())
+        case (torch.Tensor() | np.ndarray(), _) | (_, torch.Tensor() | np.ndarray()):
+            return False
+    return bool(left == right)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def value_bytes(value: object) -> int:
+    """What a Python value takes on its way, estimated: texts and bytes by their length, anything else 8 per number."""
+    match value:
+        case str() | bytes():
+            return len(value)
+        case torch.Tensor():
+            return tensor_bytes(value)
+        case np.ndarray():
+            return value.nbytes
+        case Mapping():
+            return sum(value_bytes(key) + value_bytes(item) for key, item in value.items())
+        case list() | tuple() | set() | frozenset():
+            return sum(map(value_bytes, value))
+    return BYTES_PER_NUMBER

@@ -1,0 +1,57 @@
+"""Which rows are meant: integers, slices, masks and lists, checked once and in one form.
+
+Consecutive rows stay a `range`, so that columns can give views of them instead of copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rljob_trainer.errors import DataError
+
+RowIndex = int | slice | Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_] | torch.Tensor
+"""One row, a range of rows, row numbers (negative ones count from the end), or a mask with one truth value per row."""
+
+Positions = range | npt.NDArray[np.int64]
+"""Checked row numbers, none negative; a range has step 1."""
+
+
+def row_positions(index: RowIndex, num_rows: int) -> Positions:
+    """The rows that `index` means in a column of `num_rows` rows, in that order.
+
+    Raises DataError for rows that are not there, masks of another length and indices that are no whole numbers.
+    """
+    if isinstance(index, slice):
+        chosen = range(num_rows)[index]
+        if not chosen:
+            return range(0)
+        return chosen if chosen.step == 1 else np.asarray(chosen, dtype=np.int64)
+    given = _as_array(index)
+    if given.ndim > 1:
+        raise DataError(f"rows: an index has one dimension (seen: {given.ndim}); flatten it")
+    if given.dtype == np.bool_:
+        if given.shape != (num_rows,):
+            raise DataError(f"rows: a mask needs one value for each of {num_rows} rows (seen: {given.size})")
+        return np.flatnonzero(given)
+    if given.size and not np.issubdtype(given.dtype, np.integer):
+        raise DataError(f"rows: an index holds whole numbers or truth values (seen: {given.dtype})")
+    positions = given.astype(np.int64).reshape(-1)
+    wrong = (positions < -num_rows) | (positions >= num_rows)
+    if wrong.any():
+        raise DataError(f"rows: row {positions[wrong][0]} is not there; the batch has {num_rows} rows")
+    return np.where(positions < 0, positions + num_rows, positions)
+
+
+def _as_array(
+    index: int | Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_] | torch.Tensor,
+) -> np.ndarray:
+    if isinstance(index, torch.Tensor):
+        return index.detach().cpu().numpy()
+    try:
+        return np.asarray(index)
+    except ValueError as error:
+        raise DataError(f"rows: not an index: {error}") from error
