@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from rljob_trainer.data.columns import same_tensor, same_value, tensor_bytes, value_bytes
@@ -37,8 +39,17 @@ def local_bytes(column: Column) -> int:
     return value_bytes(column)
 
 
-def check_same_kind(where: str, name: str, left: Column, right: Column) -> None:
-    """Raises DataError, starting with `where`, when a column that two batches have is of two kinds."""
+def check_same_columns(where: str, batches: Sequence[Mapping[str, Column]]) -> None:
+    """Raises DataError, starting with `where`, unless all batches have the same columns, each of one kind."""
+    first = batches[0]
+    for batch in batches[1:]:
+        if odd := first.keys() ^ batch.keys():
+            raise DataError(f"{where}: batches have different columns ({', '.join(sorted(odd))} not in all of them)")
+        for name, column in first.items():
+            _check_same_kind(where, name, column, batch[name])
+
+
+def _check_same_kind(where: str, name: str, left: Column, right: Column) -> None:
     kinds = kind_of(left), kind_of(right)
     if kinds[0] != kinds[1]:
         advice = "; fetch it first" if "remote" in kinds else ""
@@ -47,7 +58,7 @@ def check_same_kind(where: str, name: str, left: Column, right: Column) -> None:
 
 def check_same(where: str, name: str, left: Column, right: Column) -> None:
     """Raises DataError, starting with `where`, when a column that two batches have differs in kind or content."""
-    check_same_kind(where, name, left, right)
+    _check_same_kind(where, name, left, right)
     match left, right:
         case torch.Tensor(), torch.Tensor():
             is_same = same_tensor(left, right)

@@ -17,15 +17,22 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from rljob_trainer.data.any_column import Column, check_same, check_same_kind, kind_of, local_bytes
-from rljob_trainer.data.columns import concat_tensors, same_value, take_objects, take_tensor
+from rljob_trainer.data.any_column import Column, check_same, check_same_columns, kind_of, local_bytes
+from rljob_trainer.data.coercion import coerced_columns
+from rljob_trainer.data.columns import concat_tensors, take_objects, take_tensor
+from rljob_trainer.data.meta import MetaValue, chosen_meta, coerced_meta, merged_meta
 from rljob_trainer.data.ragged import RaggedColumn
 from rljob_trainer.data.remote import BYTES_PER_ROW, RemoteBlock, concat_blocks, fetch_shards
-from rljob_trainer.data.row_index import Positions, RowIndex, row_positions
+from rljob_trainer.data.row_index import (
+    Positions,
+    RowIndex,
+    reordered_rows,
+    repeated_rows,
+    row_positions,
+    shuffled_rows,
+)
 from rljob_trainer.data.wire import PackedTensor, pack, unpack
 from rljob_trainer.errors import DataError
-
-MetaValue = str | int | float | bool | None | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +65,17 @@ class DataProto:
             lengths[name] = len(column)
         if len(set(lengths.values())) > 1:
             raise DataError(f"batch: columns must have the same number of rows (seen: {lengths})")
+
+    @staticmethod
+    def from_columns(columns: Mapping[str, object], meta: Mapping[str, object] | None = None) -> DataProto:
+        """A batch from what is at hand. Tensors and arrays of numbers become tensor columns (sharing memory), lists and
+        tuples of truth values, whole or other numbers too (bool, int64, float32); lists of tensors and RaggedColumns
+        ragged ones; other lists and tuples, arrays of objects or texts object columns. In `meta`, lists become tuples.
+
+        verl makes arrays and lists of numbers object columns; TensorDicts are not taken. Raises DataError, naming the
+        column, for anything else, and for numbers of more than 64 bits."""
+        local = coerced_columns(columns)
+        return DataProto(local.tensors, local.objects, coerced_meta(meta or {}), local.ragged)
 
     def columns(self) -> Iterator[tuple[str, Column]]:
         """Name and content of every column, of any kind; of a remote one the block that it belongs to."""
@@ -134,21 +152,17 @@ class DataProto:
     ) -> DataProto:
         """Only the named columns; `meta` is kept, or only its named values.
 
-        The first argument also takes ragged and remote columns, the second remote ones too. Raises DataError for
-        names that are not there."""
+        The first argument also takes ragged and remote columns, the second remote ones too. Raises DataError (verl:
+        KeyError) for names that are not there. For verl's pop, take `only` and `without`: no batch loses columns."""
         for name in tensors:
             if isinstance(self._column(name), tuple):
                 raise self._no_column("tensor", name, self.tensors)
         for name in objects:
             if not isinstance(self._column(name), tuple | RemoteBlock):
                 raise self._no_column("object", name, self.objects)
-        return replace(self.only([*tensors, *objects]), meta=self.meta if meta is None else self._chosen_meta(meta))
-
-    def _chosen_meta(self, names: Sequence[str]) -> dict[str, MetaValue]:
-        for name in names:
-            if name not in self.meta:
-                raise DataError(f"batch: no meta '{name}' (there are: {', '.join(sorted(self.meta))})")
-        return {name: self.meta[name] for name in names}
+        return replace(
+            self.only([*tensors, *objects]), meta=self.meta if meta is None else chosen_meta(self.meta, meta)
+        )
 
     def only(self, names: Iterable[str]) -> DataProto:
         """The named columns of any kind, without meta. Raises DataError for names that are not there."""
@@ -162,8 +176,9 @@ class DataProto:
         return self._kept({name: name for name in self.column_names() if name not in dropped})
 
     def rename(self, names: Mapping[str, str]) -> DataProto:
-        """Columns of any kind under new names (old -> new; they may change places). Raises DataError for a name that
-        is not there, or that two columns would have."""
+        """Columns of any kind (verl: tensors) under new names (old -> new; they may change places).
+
+        Raises DataError for a name that is not there, or that two columns would have."""
         for name in names:
             self._column(name)
         return self._kept({name: names.get(name, name) for name in self.column_names()})
@@ -227,21 +242,21 @@ class DataProto:
         return batch
 
     def union(self, other: DataProto) -> DataProto:
-        """Columns and meta of both. A name in both must have equal content. Raises DataError on a conflict."""
+        """Columns and meta of both. A name in both must have equal content (NaN equals NaN); of remote columns, the same
+        rows of the same shards. Raises DataError on a conflict. verl changes the first batch in place."""
         theirs = dict(other.columns())
         for name, column in self.columns():
             if name in theirs:
                 check_same("union", name, column, theirs[name])
-        for name in self.meta.keys() & other.meta.keys():
-            if not same_value(self.meta[name], other.meta[name]):
-                raise DataError(f"union: meta '{name}' differs ({self.meta[name]!r} and {other.meta[name]!r})")
         added = other.without(set(self.column_names()) & theirs.keys())
-        return self.with_columns(added.tensors, added.objects, added.meta, added.ragged).with_remote(added.remote)
+        meta = merged_meta("union", (self.meta, other.meta))
+        return self.with_columns(added.tensors, added.objects, meta, added.ragged).with_remote(added.remote)
 
     def rows(self, index: RowIndex) -> DataProto:
         """The rows at `index`, in that order: row numbers (negative ones from the end), a mask, a slice, or one row.
 
-        Slices with step 1 share memory. Raises DataError for rows that are not there."""
+        Slices with step 1 share memory. One row is a batch, too (verl: an item without batch dimension). Raises
+        DataError for rows that are not there."""
         return self._at(row_positions(index, len(self)))
 
     def _at(self, positions: Positions) -> DataProto:
@@ -258,45 +273,92 @@ class DataProto:
         return self.rows(slice(start, stop))
 
     def split(self, num_rows: int) -> Iterator[DataProto]:
-        """Consecutive batches of `num_rows` rows; the last one may be shorter."""
-        for start in range(0, len(self), num_rows):
-            yield self.slice(start, min(start + num_rows, len(self)))
+        """Consecutive batches of `num_rows` rows, sharing memory; the last one may be shorter."""
+        _check_positive("split: number of rows", num_rows)
+        return (self.slice(start, start + num_rows) for start in range(0, len(self), num_rows))
 
     def chunk(self, num_chunks: int) -> list[DataProto]:
-        """`num_chunks` consecutive batches of equal size. Raises DataError when B is not divisible."""
+        """`num_chunks` consecutive batches of equal size, sharing memory. Raises DataError when B is not divisible.
+
+        As verl's; there all chunks hold one and the same meta dictionary, here none can be changed through another."""
+        _check_positive("chunk: number of chunks", num_chunks)
         if len(self) % num_chunks:
             raise DataError(f"chunk: {len(self)} rows cannot be split into {num_chunks} equal parts; pad first")
         return list(self.split(len(self) // num_chunks)) if len(self) else [self] * num_chunks
 
     def repeat(self, num_times: int, interleaved: bool = True) -> DataProto:
-        """Each row `num_times` times: repetitions side by side (0 0 1 1 ...), or else batch after batch (0 1 0 1)."""
+        """Each row `num_times` times: repetitions side by side (0 0 1 1), or else batch after batch (0 1 0 1)."""
+        if num_times < 0:
+            raise DataError(f"repeat: a number of times is 0 or more (seen: {num_times})")
         rows = np.arange(len(self))
         return self._at(np.repeat(rows, num_times) if interleaved else np.tile(rows, num_times))
 
+    def repeat_rows(self, counts: Sequence[int] | torch.Tensor) -> DataProto:
+        """Row i `counts[i]` times, side by side: counts 1 0 2 give 0 2 2 (verl: sample_level_repeat)."""
+        return self._at(repeated_rows(counts, len(self)))
+
+    def reorder(self, order: RowIndex) -> DataProto:
+        """All rows in a new order. Raises DataError unless each is named once.
+
+        verl reorders in place and takes any rows; for some of the rows, or some twice, there is `rows`."""
+        return self._at(reordered_rows(order, len(self)))
+
+    def unfolded(self, num_parts: int, names: Sequence[str]) -> DataProto:
+        """Tensors `names` [B, num_parts * k, ...] become rows [B * num_parts, k, ...]; all else is repeated with them.
+
+        As verl's unfold_column_chunks. Raises DataError when the second dimension is not divisible."""
+        _check_positive("unfolded: number of parts", num_parts)
+        unfolded = {}
+        for name in names:
+            tensor = self[name]
+            if tensor.dim() < 2 or tensor.shape[1] % num_parts:
+                raise DataError(
+                    f"unfolded: '{name}' {list(tensor.shape)} has no second dimension of {num_parts} equal parts"
+                )
+            unfolded[name] = tensor.reshape(len(self) * num_parts, tensor.shape[1] // num_parts, *tensor.shape[2:])
+        return self.without(names).repeat(num_parts).with_columns(unfolded)
+
     def padded_to_multiple(self, size: int) -> tuple[DataProto, int]:
-        """The last row repeated until B is a multiple of `size`; also how many rows were added."""
+        """The last row repeated until B is a multiple of `size`; also how many rows were added (`unpadded` undoes it).
+
+        All added rows are at the end, in the last share. verl has two ways: auto padding repeats the last row in the
+        caller's own batch, pad_dataproto_to_divisor starts again from the first row. No rows stay no rows."""
+        _check_positive("padded_to_multiple: size", size)
         num_added = -len(self) % size
         if not num_added:
             return self, 0
         return self._at(np.minimum(np.arange(len(self) + num_added), len(self) - 1)), num_added
 
+    def unpadded(self, num_added: int) -> DataProto:
+        """Without the last `num_added` rows. Raises DataError when there are fewer."""
+        if not 0 <= num_added <= len(self):
+            raise DataError(f"unpadded: {num_added} rows cannot be taken off {len(self)}")
+        return self.slice(0, len(self) - num_added)
+
+    def mini_batches(self, num_rows: int, num_epochs: int = 1, seed: int | None = None) -> Iterator[DataProto]:
+        """All rows in batches of `num_rows`, `num_epochs` times; with a seed, each epoch in an order of its own.
+
+        The orders depend on seed and epoch only. Raises DataError, at once, when B is not divisible."""
+        _check_positive("mini_batches: number of rows", num_rows)
+        if len(self) % num_rows:
+            raise DataError(f"mini_batches: {len(self)} rows are no whole number of batches of {num_rows}; pad first")
+        epochs = (self if seed is None else self._at(shuffled_rows(len(self), seed, e)) for e in range(num_epochs))
+        return chain.from_iterable(epoch.split(num_rows) for epoch in epochs)
+
     @staticmethod
     def concat(batches: Sequence[DataProto]) -> DataProto:
-        """All rows one after the other. Batches must have the same columns; `meta` must be equal where shared."""
+        """All rows one after the other. Batches must have the same columns, of the same kinds and dtypes, and `meta`
+        must be equal where shared; else DataError. verl also merges a meta value called metrics: methods that measure
+        return metrics rather than batches here."""
         if not batches:
             return DataProto()
+        check_same_columns("concat", [dict(batch.columns()) for batch in batches])
         first = batches[0]
-        meta: dict[str, MetaValue] = {}
-        for batch in batches:
-            _check_same_columns(first, batch)
-            for name, value in batch.meta.items():
-                if not same_value(meta.setdefault(name, value), value):
-                    raise DataError(f"concat: meta '{name}' differs ({meta[name]!r} and {value!r})")
         where = "concat: column '{}'".format
         return DataProto(
             {name: concat_tensors(where(name), [batch.tensors[name] for batch in batches]) for name in first.tensors},
             {name: tuple(chain.from_iterable(batch.objects[name] for batch in batches)) for name in first.objects},
-            meta,
+            merged_meta("concat", [batch.meta for batch in batches]),
             {n: RaggedColumn.concat([batch.ragged[n] for batch in batches], where(n)) for n in first.ragged},
             concat_blocks([batch.remote for batch in batches]),
         )
@@ -316,13 +378,9 @@ def _unpickled(
     return DataProto({name: unpack(packed) for name, packed in tensors.items()}, objects, meta, ragged, remote)
 
 
-def _check_same_columns(first: DataProto, other: DataProto) -> None:
-    columns, others = dict(first.columns()), dict(other.columns())
-    if columns.keys() != others.keys():
-        odd = ", ".join(sorted(columns.keys() ^ others.keys()))
-        raise DataError(f"concat: batches have different columns ({odd} not in all of them)")
-    for name, column in columns.items():
-        check_same_kind("concat", name, column, others[name])
+def _check_positive(what: str, number: int) -> None:
+    if number < 1:
+        raise DataError(f"{what} must be 1 or more (seen: {number})")
 
 
 def pad_columns(columns: Sequence[torch.Tensor], length: int, value: float) -> torch.Tensor:

@@ -18,6 +18,9 @@ from rljob_trainer.data.row_index import Positions, RowIndex, row_positions
 from rljob_trainer.data.wire import PackedTensor, pack, unpack
 from rljob_trainer.errors import DataError
 
+LONG_ROW = 128
+"""Elements from which copying a row as a whole costs less than naming each of its elements."""
+
 
 @dataclass(frozen=True, eq=False)
 class RaggedColumn:
@@ -46,23 +49,24 @@ class RaggedColumn:
             )
 
     @staticmethod
-    def from_rows(rows: Sequence[torch.Tensor | Sequence[float]], dtype: torch.dtype | None = None) -> RaggedColumn:
-        """One row per element: tensors [length, ...], or sequences of numbers.
+    def from_rows(
+        rows: Sequence[torch.Tensor | npt.NDArray[np.generic] | Sequence[float]], dtype: torch.dtype | None = None
+    ) -> RaggedColumn:
+        """One row per element: tensors or arrays [length, ...], or sequences of numbers.
 
         Without `dtype`, that of the tensors, or what torch makes of all the numbers (int64, float32, bool). Raises
         DataError when rows differ in more than length, or when there is nothing to tell the dtype from.
         """
-        tensors = [row for row in rows if isinstance(row, torch.Tensor)]
-        lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-        if tensors and len(tensors) == len(rows):
-            values = concat_tensors("ragged column", tensors)
-            return RaggedColumn(values if dtype is None else values.to(dtype), lengths)
-        if tensors:
+        given = [torch.from_numpy(row) if isinstance(row, np.ndarray) else row for row in rows]
+        tensors = [row for row in given if isinstance(row, torch.Tensor)]
+        sequences = [row for row in given if not isinstance(row, torch.Tensor)]
+        if tensors and sequences:
             raise DataError("ragged column: some rows are tensors and some are not; make them alike")
-        numbers = [number for row in rows for number in row]
-        if not numbers and dtype is None:
-            raise DataError("ragged column: no row holds a number to tell the dtype from; give `dtype`")
-        return RaggedColumn(torch.tensor(numbers, dtype=dtype), lengths)
+        if any(not tensor.dim() for tensor in tensors):
+            raise DataError("ragged column: a row is a single number; make it a row of one element")
+        values = concat_tensors("ragged column", tensors) if tensors else _numbers(sequences, dtype)
+        lengths = torch.tensor([len(row) for row in given], dtype=torch.int64)
+        return RaggedColumn(values if dtype is None else values.to(dtype), lengths)
 
     def __len__(self) -> int:
         return int(self.lengths.shape[0])
@@ -98,11 +102,16 @@ class RaggedColumn:
             start, stop = self.offsets[positions.start], self.offsets[positions.stop]
             return RaggedColumn(self.values[int(start) : int(stop)], self.lengths[positions.start : positions.stop])
         lengths = self.lengths.numpy()[positions]
-        ends = np.cumsum(lengths)
-        num_values = int(ends[-1]) if len(ends) else 0
-        # Element j of row i lies at offsets[row] + j; in the result it lies at (ends[i] - lengths[i]) + j.
-        shifts = np.repeat(self.offsets[:-1][positions] - (ends - lengths), lengths)
-        return RaggedColumn(take_tensor(self.values, shifts + np.arange(num_values)), torch.from_numpy(lengths))
+        return RaggedColumn(self._values_at(positions, lengths), torch.from_numpy(lengths))
+
+    def _values_at(self, positions: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> torch.Tensor:
+        num_values = int(lengths.sum())
+        if num_values > LONG_ROW * len(positions):
+            rows = self.row_tensors()
+            return torch.cat([rows[position] for position in positions.tolist()])
+        # Element j of a row lies at offset + j; in the result it lies at end - length + j.
+        shifts = self.offsets[:-1][positions] - (np.cumsum(lengths) - lengths)
+        return take_tensor(self.values, np.repeat(shifts, lengths) + np.arange(num_values))
 
     def slice(self, start: int, stop: int) -> RaggedColumn:
         """Rows start..stop-1, sharing memory."""
@@ -148,6 +157,16 @@ class RaggedColumn:
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (pack("values of a ragged column", self.values), pack("lengths", self.lengths))
+
+
+def _numbers(rows: Sequence[Sequence[float]], dtype: torch.dtype | None) -> torch.Tensor:
+    numbers = [number for row in rows for number in row]
+    if not numbers and dtype is None:
+        raise DataError("ragged column: no row holds a number to tell the dtype from; give `dtype`")
+    try:
+        return torch.tensor(numbers, dtype=dtype)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise DataError(f"ragged column: rows must hold numbers of one kind: {error}") from error
 
 
 def _unpickled(values: PackedTensor, lengths: PackedTensor) -> RaggedColumn:

@@ -81,6 +81,11 @@ class RemoteBlock:
                 f"remote columns {sorted(self.columns)}: shard_of_row and row_in_shard must both be [B] (seen: "
                 f"{self.shard_of_row.shape} and {self.row_in_shard.shape})"
             )
+        if len(self) and not 0 <= int(self.shard_of_row.min()) <= int(self.shard_of_row.max()) < len(self.shards):
+            raise DataError(
+                f"remote columns {sorted(self.columns)}: shard_of_row must be from 0 to {len(self.shards) - 1} (seen: "
+                f"{self.shard_of_row.min()} to {self.shard_of_row.max()})"
+            )
 
     @staticmethod
     def of_shard(reference: ShardReference, names: Iterable[str], num_rows: int) -> RemoteBlock:

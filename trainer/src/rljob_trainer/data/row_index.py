@@ -46,6 +46,34 @@ def row_positions(index: RowIndex, num_rows: int) -> Positions:
     return np.where(positions < 0, positions + num_rows, positions)
 
 
+def repeated_rows(counts: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor, num_rows: int) -> Positions:
+    """Row i `counts[i]` times, repetitions side by side. Raises DataError unless each row has a count of 0 or more."""
+    given = _as_array(counts)
+    if given.shape != (num_rows,) or (given.size and not np.issubdtype(given.dtype, np.integer)) or (given < 0).any():
+        raise DataError(
+            f"repeat_rows: each of {num_rows} rows needs a whole number of times, 0 or more (seen: {counts})"
+        )
+    return np.repeat(np.arange(num_rows), given.astype(np.int64))
+
+
+def reordered_rows(order: RowIndex, num_rows: int) -> Positions:
+    """The rows in a new order. Raises DataError unless it names each row once."""
+    positions = row_positions(order, num_rows)
+    if not np.array_equal(np.sort(positions), np.arange(num_rows)):
+        raise DataError(f"reorder: the order must name each of {num_rows} rows once; use rows() to pick some")
+    return positions
+
+
+def shuffled_rows(num_rows: int, seed: int, epoch: int) -> Positions:
+    """An order that depends on nothing but the arguments. Raises DataError for a negative seed."""
+    if seed < 0:
+        raise DataError(f"mini_batches: a seed is 0 or more (seen: {seed})")
+    # NumPy promises the raw stream of a bit generator to stay the same between versions, and that of a Generator's
+    # methods not (NEP 19).
+    keys = np.random.Philox(key=[seed, epoch]).random_raw(num_rows)
+    return np.argsort(keys, kind="stable")
+
+
 def _as_array(
     index: int | Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_] | torch.Tensor,
 ) -> np.ndarray:

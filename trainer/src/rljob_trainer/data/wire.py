@@ -30,11 +30,15 @@ def pack(name: str, tensor: torch.Tensor) -> PackedTensor:
     """A tensor for pickling. Shares its memory where that is contiguous and on the CPU, else holds a copy.
 
     Only the elements of the tensor travel, not the larger one of which it may be a view, and no gradient. Raises
-    DataError, naming the column, for layouts that have no plain bytes (sparse, quantized).
+    DataError, naming the column, for tensors that are not plain bytes (sparse, quantized, distributed).
     """
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise DataError(f"column '{name}': a tensor of layout {tensor.layout} cannot travel; make it dense")
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    detached = tensor.detach()
+    if type(detached) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
+        raise DataError(
+            f"column '{name}': a {type(detached).__name__} of {tensor.dtype}, layout {tensor.layout}, cannot travel; "
+            "make it a dense tensor"
+        )
+    plain = detached.cpu().resolve_conj().resolve_neg().contiguous()
     return PackedTensor(plain.view(-1).view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
 
 
