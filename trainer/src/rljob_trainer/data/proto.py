@@ -242,8 +242,8 @@ class DataProto:
         return batch
 
     def union(self, other: DataProto) -> DataProto:
-        """Columns and meta of both. A name in both must have equal content (NaN equals NaN); of remote columns, the same
-        rows of the same shards. Raises DataError on a conflict. verl changes the first batch in place."""
+        """Columns and meta of both. A name in both must have equal content (NaN equals NaN); of remote columns, the
+        same rows of the same shards. Raises DataError on a conflict. verl changes the first batch in place."""
         theirs = dict(other.columns())
         for name, column in self.columns():
             if name in theirs:

@@ -1,0 +1,108 @@
+"""Which sequences go to which worker, so that all have about the same number of tokens to work on.
+
+Items are dealt out first, longest first, each to the emptiest partition that has room; then the fullest partition
+exchanges items with emptier ones for as long as that helps.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from rljob_trainer.errors import DataError
+
+NO_ITEM = -1
+CLOSE_ENOUGH = 1e-4
+"""How much fuller than the mean the fullest partition may stay, as a share of the mean."""
+NUM_TRIES = 32
+"""With so many of the emptiest partitions an exchange is tried before the fullest one is left as it is."""
+
+
+def balanced_partitions(
+    lengths: Sequence[int] | npt.NDArray[np.integer], num_partitions: int, *, equal_counts: bool
+) -> list[list[int]]:
+    """Positions of all lengths, in `num_partitions` lists (ascending each) with about the same sum of lengths.
+
+    With `equal_counts` all lists are equally long, else each has one position or more. The result depends on the
+    arguments only; it is not always the best one possible, which would take too long to find. Raises DataError for
+    negative lengths, and for numbers of lengths that cannot be spread so.
+    """
+    given = np.asarray(lengths)
+    if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
+        raise DataError(f"balanced_partitions: lengths must be whole numbers (seen: {given.dtype} {given.shape})")
+    if num_partitions < 1 or len(given) < num_partitions:
+        raise DataError(f"balanced_partitions: {len(given)} lengths cannot be spread over {num_partitions} partitions")
+    if equal_counts and len(given) % num_partitions:
+        raise DataError(
+            f"balanced_partitions: {len(given)} lengths cannot be spread evenly over {num_partitions} partitions; pad "
+            "first, or allow unequal counts"
+        )
+    if given.min() < 0:
+        raise DataError(f"balanced_partitions: a length of {given.min()} is below 0")
+    capacity = len(given) // num_partitions if equal_counts else len(given)
+    items = _dealt_to_the_emptiest(given.astype(np.int64), num_partitions, capacity)
+    _exchange(items, np.append(given.astype(np.int64), 0))
+    return [sorted(row[row != NO_ITEM].tolist()) for row in items]
+
+
+def _dealt_to_the_emptiest(lengths: npt.NDArray[np.int64], num_partitions: int, capacity: int) -> npt.NDArray[np.int64]:
+    """[num_partitions, items]: each item to the partition with the smallest sum (Graham's rule) that holds less than
+    `capacity` items, filled up with NO_ITEM; where capacity allows, a place is left free in each."""
+    partitions: list[list[int]] = [[] for _ in range(num_partitions)]
+    # Partitions of equal sums are filled by count, so that items of length 0 leave none empty.
+    heap = [(0, 0, number) for number in range(num_partitions)]
+    values = lengths.tolist()
+    for item in np.argsort(-lengths, kind="stable").tolist():
+        load, count, number = heap[0]
+        partitions[number].append(item)
+        if count + 1 < capacity:
+            heapq.heapreplace(heap, (load + values[item], count + 1, number))
+        else:
+            heapq.heappop(heap)
+    num_places = min(capacity, max(map(len, partitions)) + 1)
+    items = np.full((num_partitions, num_places), NO_ITEM, dtype=np.int64)
+    for row, partition in zip(items, partitions, strict=True):
+        row[: len(partition)] = partition
+    return items
+
+
+def _exchange(items: npt.NDArray[np.int64], length_of: npt.NDArray[np.int64]) -> None:
+    """Exchanges items between rows, in place, until no exchange is found that makes the fullest row less full.
+
+    There is an end: in each exchange the fuller of two rows becomes less full, and the other not as full as it was."""
+    lengths = length_of[items]
+    loads = lengths.sum(axis=1)
+    enough = loads.mean() * (1 + CLOSE_ENOUGH)
+    while loads.max() > enough:
+        full = int(loads.argmax())
+        for other in np.argsort(loads, kind="stable")[: min(NUM_TRIES, len(loads) - 1)]:
+            places = _best_exchange(lengths[full], lengths[other])
+            if places is not None:
+                break
+        else:
+            return
+        here, there = (full, places[0]), (other, places[1])
+        moved = lengths[here] - lengths[there]
+        loads[full] -= moved
+        loads[other] += moved
+        for array in (items, lengths):
+            array[here], array[there] = array[there], array[here]
+
+
+def _best_exchange(full: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> tuple[int, int] | None:
+    """Places of the two items that bring the sums of two rows closest together; None where none does."""
+    gap = full.sum() - other.sum()
+    order = np.argsort(other, kind="stable")
+    ascending = other[order]
+    # An exchange moves (item of full - item of other) tokens; half of the gap is best.
+    after = np.searchsorted(ascending, full - gap / 2)
+    candidates = np.clip(np.stack((after - 1, after)), 0, len(other) - 1)
+    moved = full - ascending[candidates]
+    fuller = np.maximum(-moved, moved - gap)
+    side, here = divmod(int(fuller.argmin()), len(full))
+    if fuller[side, here] >= 0:
+        return None
+    return here, int(order[candidates[side, here]])
