@@ -11,7 +11,7 @@ PACKAGES := crds/src operator/src trainer/src tests/support e2e/cluster
 UV := .cache/bootstrap/bin/uv
 COMPILE := $(UV) pip compile -q --python-version 3.11 --universal --generate-hashes --no-annotate --no-header
 
-.PHONY: help install lint check test demo e2e cluster cluster-down bench constraints clean
+.PHONY: help install lint check test programs demo e2e cluster cluster-down bench constraints clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -37,8 +37,12 @@ check: lint ## Lint, types, generated CRD up to date, import contracts, reposito
 # them. One thread per process: the thread pools of several workers on few cores get in each other's way.
 TEST_PROCESSES ?= 2
 test: export OMP_NUM_THREADS := 1
-test: lint ## All of check, and every test (PYTEST_ARGS="-k name" for some, TEST_PROCESSES=0 for one after the other)
+test: lint programs ## All of check, and every test (PYTEST_ARGS="-k name" for some, TEST_PROCESSES=0 for one after the other)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+
+# Of Kubernetes, built from Go modules where KUBEBUILDER_ASSETS names none; minutes the first time.
+programs: $(INSTALLED)
+	@PYTHONPATH=tests/support $(BIN)/python -m rljob_testing.go_programs $(if $(KUBEBUILDER_ASSETS),,etcd kube-apiserver) helm
 
 demo: $(INSTALLED) ## Train the small model of examples/quickstart.yaml on this machine; results in runs/
 	@$(BIN)/python -m rljob_cli run examples/quickstart.yaml --run-folder runs/demo-$$(date +%Y%m%d-%H%M%S)

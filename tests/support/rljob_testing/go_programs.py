@@ -256,3 +256,18 @@ def _locked(path: Path, waiting_for: str) -> Iterator[None]:
 
 def _say(text: str) -> None:
     print(f"[rljob tests] {text}", file=sys.stderr, flush=True)
+
+
+def main(names: list[str]) -> int:
+    """Builds these programs, so that no test waits for it."""
+    try:
+        for name in names:
+            ensure_program(name)
+    except BuildError as error:
+        _say(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
