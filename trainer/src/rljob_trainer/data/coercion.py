@@ -40,23 +40,27 @@ def coerced_columns(columns: Mapping[str, object]) -> LocalColumns:
 
 def _add_sequence(local: LocalColumns, name: str, where: str, values: Sequence[object]) -> None:
     kinds = set(map(type, values))
-    if kinds and all(issubclass(kind, torch.Tensor) for kind in kinds):
-        local.ragged[name] = RaggedColumn.from_rows(cast("Sequence[torch.Tensor]", values))
-        return
-    for number_types, dtype in (
-        ((bool, np.bool_), torch.bool),
-        ((int, np.integer), torch.int64),
-        ((int, float, np.integer, np.floating), torch.float32),
-    ):
-        if kinds and all(
-            issubclass(kind, number_types) and (kind is not bool or dtype is torch.bool) for kind in kinds
-        ):
-            try:
-                local.tensors[name] = torch.tensor(values, dtype=dtype)
-            except (OverflowError, RuntimeError) as error:
-                raise DataError(f"{where} holds a number that does not fit into {dtype}: {error}") from error
-            return
-    local.objects[name] = tuple(values)
+    dtype = _number_dtype(kinds)
+    try:
+        if dtype is not None:
+            local.tensors[name] = torch.tensor(values, dtype=dtype)
+        elif kinds and all(issubclass(kind, torch.Tensor) for kind in kinds):
+            local.ragged[name] = RaggedColumn.from_rows(cast("Sequence[torch.Tensor]", values))
+        else:
+            local.objects[name] = tuple(values)
+    except (OverflowError, RuntimeError, ValueError) as error:
+        raise DataError(f"{where} cannot become a column of {dtype or 'tensors'}: {error}") from error
+
+
+def _number_dtype(kinds: set[type]) -> torch.dtype | None:
+    """The dtype for a list of values of these types; None unless all are truth values, or all are numbers."""
+    if not kinds:
+        return None
+    if all(issubclass(kind, bool | np.bool_) for kind in kinds):
+        return torch.bool
+    if bool in kinds or not all(issubclass(kind, int | float | np.integer | np.floating) for kind in kinds):
+        return None
+    return torch.int64 if all(issubclass(kind, int | np.integer) for kind in kinds) else torch.float32
 
 
 def _from_array(where: str, array: npt.NDArray[np.generic]) -> torch.Tensor:

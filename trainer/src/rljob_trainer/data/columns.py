@@ -11,13 +11,20 @@ from rljob_trainer.data.row_index import Positions
 from rljob_trainer.errors import DataError
 
 BYTES_PER_NUMBER = 8
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def take_tensor(column: torch.Tensor, positions: Positions) -> torch.Tensor:
     """The rows at `positions`; a view where they are consecutive, else a copy."""
     if isinstance(positions, range):
         return column[positions.start : positions.stop]
-    return column.index_select(0, torch.from_numpy(positions).to(column.device))
+    index = torch.from_numpy(positions).to(column.device)
+    return as_signed(column).index_select(0, index).view(column.dtype)
+
+
+def as_signed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory with a signed dtype, where it is an unsigned one of 16 bits or more: torch cannot index those."""
+    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
 
 
 def take_objects(column: tuple[object, ...], positions: Positions) -> tuple[object, ...]:
@@ -39,8 +46,8 @@ def concat_tensors(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
             f"{dtype} [*{''.join(f', {size}' for size in shape)}] on {device}" for dtype, shape, device in kinds
         )
         raise DataError(
-            f"{name}: parts differ in dtype, shape or device (seen: {seen}); convert them, or use a ragged column for "
-            "rows of different lengths"
+            f"{name}: parts differ in dtype, shape or device (seen: {seen}); convert them; rows of different "
+            "lengths go into a ragged column"
         )
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rljob_trainer.data.columns import concat_tensors, same_tensor, take_tensor, tensor_bytes
+from rljob_trainer.data.columns import as_signed, concat_tensors, same_tensor, take_tensor, tensor_bytes
 from rljob_trainer.data.row_index import Positions, RowIndex, row_positions
 from rljob_trainer.data.wire import PackedTensor, pack, unpack
 from rljob_trainer.errors import DataError
@@ -125,7 +125,7 @@ class RaggedColumn:
         padded = torch.full(
             (len(self), length, *self.values.shape[1:]), value, dtype=self.values.dtype, device=self.values.device
         )
-        padded[_is_within(self.lengths, length).to(self.values.device)] = self.values
+        as_signed(padded)[_is_within(self.lengths, length).to(padded.device)] = as_signed(self.values)
         return padded
 
     @staticmethod
@@ -140,7 +140,8 @@ class RaggedColumn:
         whole = lengths.detach().cpu().to(torch.int64)
         if len(whole) and int(whole.max()) > tensor.shape[1]:
             raise DataError(f"ragged column: rows of {tensor.shape[1]} elements hold no {int(whole.max())}")
-        return RaggedColumn(tensor[_is_within(whole, tensor.shape[1]).to(tensor.device)], whole)
+        values = as_signed(tensor)[_is_within(whole, tensor.shape[1]).to(tensor.device)]
+        return RaggedColumn(values.view(tensor.dtype), whole)
 
     @staticmethod
     def concat(columns: Sequence[RaggedColumn], name: str = "ragged column") -> RaggedColumn:
