@@ -18,12 +18,14 @@ from rljob_api.v1alpha1.algorithm import Algorithm, Kl, KlPlacement, LossAggrega
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.ranks import RankedRun, run_on_ranks
 from rljob_trainer.data.proto import DataProto
+from rljob_trainer.data.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
 from rljob_trainer.weights.buckets import whole_tensors
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
+    IS_LEARNED,
     OLD_LOGPROBS,
     REF_LOGPROBS,
     RESPONSE_MASK,
@@ -52,15 +54,16 @@ def replayed_rollout() -> DataProto:
     mask_BT = (positions_T >= 4) & (positions_T < ends_B[:, None])
     noise_BT = torch.rand((NUM_ROWS, WIDTH), generator=generator)
     advantages_B = torch.tensor([1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 0.3, -0.3])
+    columns_BT = {
+        TOKENS: tokens_BT,
+        RESPONSE_MASK: mask_BT,
+        ROLLOUT_LOGPROBS: -noise_BT * mask_BT,
+        OLD_LOGPROBS: (-2.5 - noise_BT) * mask_BT,
+        REF_LOGPROBS: (-2.0 - noise_BT) * mask_BT,
+    }
     return DataProto(
-        {
-            TOKENS: tokens_BT * (positions_T < ends_B[:, None]),
-            RESPONSE_MASK: mask_BT,
-            ADVANTAGES: advantages_B[:, None] * mask_BT,
-            ROLLOUT_LOGPROBS: -noise_BT * mask_BT,
-            OLD_LOGPROBS: (-2.5 - noise_BT) * mask_BT,
-            REF_LOGPROBS: (-2.0 - noise_BT) * mask_BT,
-        }
+        {ADVANTAGES: advantages_B, IS_LEARNED: torch.ones(NUM_ROWS, dtype=torch.bool)},
+        ragged={name: RaggedColumn.unpadded(column, ends_B) for name, column in columns_BT.items()},
     )
 
 
@@ -138,7 +141,8 @@ def test_aggregations_differ(results: dict[tuple[LossAggregation, str], list[Res
 
 def test_the_metrics_of_the_replayed_rollout(results: dict[tuple[LossAggregation, str], list[Result]]) -> None:
     batch = replayed_rollout()
-    difference_BT = (batch[OLD_LOGPROBS] - batch[ROLLOUT_LOGPROBS]).abs()[batch[RESPONSE_MASK]]
+    old, rollout, mask = (batch.ragged_column(name).values for name in (OLD_LOGPROBS, ROLLOUT_LOGPROBS, RESPONSE_MASK))
+    difference_N = (old - rollout).abs()[mask]
     metrics = results[LossAggregation.TOKEN_MEAN, "two"][0].metrics
-    assert metrics["rollout/logprob_diff_max"] == pytest.approx(float(difference_BT.max()))
-    assert metrics["rollout/logprob_diff_mean"] == pytest.approx(float(difference_BT.mean()))
+    assert metrics["rollout/logprob_diff_max"] == pytest.approx(float(difference_N.max()))
+    assert metrics["rollout/logprob_diff_mean"] == pytest.approx(float(difference_N.mean()))

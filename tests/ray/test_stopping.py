@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -57,17 +58,18 @@ import signal
 from pathlib import Path
 
 HERE = Path(__file__).parent
+TRAINER = {process_id}
 
 
 def score(prompt, response, answer, row):
     in_step, in_evaluation = HERE / "stopped-in-step", HERE / "stopped-in-evaluation"
     if prompt.startswith("2") and not in_step.exists():
         in_step.touch()
-        os.kill(os.getppid(), signal.SIGTERM)
+        os.kill(TRAINER, signal.SIGTERM)
         raise RuntimeError("what the reward had started was ended")
     if prompt.startswith("3") and in_step.exists() and not in_evaluation.exists():
         in_evaluation.touch()
-        os.kill(os.getppid(), signal.SIGTERM)
+        os.kill(TRAINER, signal.SIGTERM)
         return -1.0
     return sum(character.isdigit() for character in response) / 8
 """
@@ -76,7 +78,7 @@ def score(prompt, response, answer, row):
 def stopping_job(folder: Path) -> Document:
     """Four steps; the prompts of every second one begin with 2, the held-out ones with 3."""
     folder.mkdir(exist_ok=True)
-    (folder / "stopping_reward.py").write_text(STOPPING_REWARD)
+    (folder / "stopping_reward.py").write_text(STOPPING_REWARD.format(process_id=os.getpid()))
     for name, digits in (("rows", "11112222"), ("held_out", "33")):
         lines = [json.dumps({"prompt": f"{digit}{place}>", "answer": digit}) for place, digit in enumerate(digits)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))

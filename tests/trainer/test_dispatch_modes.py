@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from rljob_trainer.data.proto import DataProto
-from rljob_trainer.dispatch.modes import MeshPosition, gather_results, split_arguments
-from rljob_trainer.dispatch.modes import Dispatch
+from rljob_trainer.dispatch.mesh import MeshPosition, check_positions, mesh_position
+from rljob_trainer.dispatch.modes import Dispatch, Execute, dispatch_mode, register_dispatch_mode
 from rljob_trainer.dispatch.register import register, registration_of, registrations
+from rljob_trainer.dispatch.split_gather import SplitCall
 from rljob_trainer.errors import DispatchError
 
 DATA_PARALLEL = [MeshPosition(rank, 2, is_collected=True) for rank in range(2)]
@@ -25,73 +26,150 @@ def values(result: object) -> list[int]:
     return [int(value) for value in result["x"].tolist()]
 
 
-def shares(call_arguments: tuple[tuple[object, ...], ...]) -> list[list[int]]:
-    return [values(arguments[0]) for arguments in call_arguments]
+def split(dispatch: str, positions: list[MeshPosition], *arguments: object) -> SplitCall:
+    return dispatch_mode(dispatch).split(positions, arguments)
+
+
+def by_rank(call: SplitCall) -> list[tuple[object, ...]]:
+    return [call.of_rank(rank) for rank in sorted(call.share_of_rank)]
+
+
+def rows_by_rank(call: SplitCall) -> list[list[int]]:
+    return [values(arguments[0]) for arguments in by_rank(call)]
+
+
+def gather(dispatch: str, positions: list[MeshPosition], call: SplitCall, *results: object) -> object:
+    return dispatch_mode(dispatch).gather(positions, call, results)
 
 
 def test_every_worker_gets_everything_in_one_to_all() -> None:
-    call = split_arguments(Dispatch.ONE_TO_ALL, DATA_PARALLEL, (1, "a"))
-    assert call.arguments == ((1, "a"), (1, "a"))
-    assert gather_results(Dispatch.ONE_TO_ALL, DATA_PARALLEL, call, ["r0", "r1"]) == ["r0", "r1"]
+    call = split(Dispatch.ONE_TO_ALL, DATA_PARALLEL, 1, "a")
+    assert by_rank(call) == [(1, "a"), (1, "a")]
+    assert len(call.shares) == 1
+    assert gather(Dispatch.ONE_TO_ALL, DATA_PARALLEL, call, "r0", "r1") == ["r0", "r1"]
 
 
 def test_only_rank_zero_runs_in_rank_zero() -> None:
-    call = split_arguments(Dispatch.RANK_ZERO, DATA_PARALLEL, (5,))
-    assert call.ranks == (0,)
-    assert gather_results(Dispatch.RANK_ZERO, DATA_PARALLEL, call, ["answer"]) == "answer"
+    call = split(Dispatch.RANK_ZERO, DATA_PARALLEL, 5)
+    assert call.share_of_rank == {0: 0}
+    assert gather(Dispatch.RANK_ZERO, DATA_PARALLEL, call, "answer") == "answer"
 
 
 def test_all_to_all_takes_one_element_per_worker() -> None:
-    call = split_arguments(Dispatch.ALL_TO_ALL, DATA_PARALLEL, (["a", "b"],))
-    assert call.arguments == (("a",), ("b",))
-    with pytest.raises(DispatchError, match="list of 2 elements"):
-        split_arguments(Dispatch.ALL_TO_ALL, DATA_PARALLEL, (["a"],))
+    call = split(Dispatch.ALL_TO_ALL, TENSOR_PARALLEL, [*"abcd"], (1, 2, 3, 4))
+    assert by_rank(call) == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+    with pytest.raises(DispatchError, match=r"argument 2 must be a list of 4 elements, one per worker \(seen: 3 elem"):
+        split(Dispatch.ALL_TO_ALL, TENSOR_PARALLEL, [*"abcd"], [1, 2, 3])
+    with pytest.raises(DispatchError, match=r"argument 1 must be a list .* \(seen: str\)"):
+        split(Dispatch.ALL_TO_ALL, TENSOR_PARALLEL, "abcd")
+
+
+def test_dp_compute_takes_one_element_per_data_rank() -> None:
+    call = split(Dispatch.DP_COMPUTE, TENSOR_PARALLEL, ["a", "b"])
+    assert by_rank(call) == [("a",), ("a",), ("b",), ("b",)]
+    assert gather(Dispatch.DP_COMPUTE, TENSOR_PARALLEL, call, "A", None, "B", None) == ["A", "B"]
+    with pytest.raises(DispatchError, match="list of 2 elements, one per data-parallel rank"):
+        split(Dispatch.DP_COMPUTE, TENSOR_PARALLEL, ["a"])
 
 
 def test_batches_are_split_in_order_and_put_together_again() -> None:
-    call = split_arguments(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, (batch(1, 2, 3, 4), "both"))
-    assert shares(call.arguments) == [[1, 2], [3, 4]]
-    assert [arguments[1] for arguments in call.arguments] == ["both", "both"]
-    results = [batch(10, 20), batch(30, 40)]
-    assert values(gather_results(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, call, results)) == [10, 20, 30, 40]
+    call = split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2, 3, 4), "both")
+    assert rows_by_rank(call) == [[1, 2], [3, 4]]
+    assert [arguments[1] for arguments in by_rank(call)] == ["both", "both"]
+    result = gather(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, call, batch(10, 20), batch(30, 40))
+    assert values(result) == [10, 20, 30, 40]
 
 
 def test_padding_is_added_for_the_workers_and_taken_off_the_result() -> None:
     caller_batch = batch(1, 2, 3)
-    call = split_arguments(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, (caller_batch,))
-    assert shares(call.arguments) == [[1, 2], [3, 3]]
-    result = gather_results(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, call, [batch(10, 20), batch(30, 30)])
+    call = split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, caller_batch)
+    assert rows_by_rank(call) == [[1, 2], [3, 3]]
+    result = gather(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, call, batch(10, 20), batch(30, 30))
     assert values(result) == [10, 20, 30]
     assert values(caller_batch) == [1, 2, 3]
 
 
+def test_one_row_for_many_workers() -> None:
+    positions = [MeshPosition(rank, 4, is_collected=True) for rank in range(4)]
+    call = split(Dispatch.DP_COMPUTE_PROTO, positions, batch(7))
+    assert rows_by_rank(call) == [[7], [7], [7], [7]]
+    assert values(gather(Dispatch.DP_COMPUTE_PROTO, positions, call, *[batch(rank) for rank in range(4)])) == [0]
+
+
+def test_padding_that_cannot_be_taken_off_is_an_error() -> None:
+    call = split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2, 3))
+    with pytest.raises(DispatchError, match=r"1 rows were added .* results have \[1, 2\] rows"):
+        gather(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, call, batch(1), batch(2, 2))
+    even = split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2))
+    assert values(gather(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, even, batch(1), batch(2, 3))) == [1, 2, 3]
+
+
 def test_tensor_parallel_peers_share_a_part_and_one_of_them_answers() -> None:
-    call = split_arguments(Dispatch.DP_COMPUTE_PROTO, TENSOR_PARALLEL, (batch(1, 2),))
-    assert shares(call.arguments) == [[1], [1], [2], [2]]
-    results = [batch(10), batch(-1), batch(20), batch(-1)]
-    assert values(gather_results(Dispatch.DP_COMPUTE_PROTO, TENSOR_PARALLEL, call, results)) == [10, 20]
+    call = split(Dispatch.DP_COMPUTE_PROTO, TENSOR_PARALLEL, batch(1, 2))
+    assert rows_by_rank(call) == [[1], [1], [2], [2]]
+    assert len(call.shares) == 2
+    result = gather(Dispatch.DP_COMPUTE_PROTO, TENSOR_PARALLEL, call, batch(10), None, batch(20), None)
+    assert values(result) == [10, 20]
 
 
 def test_results_are_ordered_by_data_rank_not_by_rank() -> None:
     swapped = [MeshPosition(1, 2, is_collected=True), MeshPosition(0, 2, is_collected=True)]
-    call = split_arguments(Dispatch.DP_COMPUTE_PROTO, swapped, (batch(1, 2),))
-    assert shares(call.arguments) == [[2], [1]]
-    assert values(gather_results(Dispatch.DP_COMPUTE_PROTO, swapped, call, [batch(20), batch(10)])) == [10, 20]
+    call = split(Dispatch.DP_COMPUTE_PROTO, swapped, batch(1, 2))
+    assert rows_by_rank(call) == [[2], [1]]
+    assert values(gather(Dispatch.DP_COMPUTE_PROTO, swapped, call, batch(20), batch(10))) == [10, 20]
+
+
+def test_a_function_goes_to_everybody() -> None:
+    call = split(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC, DATA_PARALLEL, len, batch(1, 2))
+    assert [arguments[0] for arguments in by_rank(call)] == [len, len]
+    assert [values(arguments[1]) for arguments in by_rank(call)] == [[1], [2]]
+    with pytest.raises(DispatchError, match=r"the first argument must be a function \(seen: DataProto\)"):
+        split(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC, DATA_PARALLEL, batch(1, 2))
 
 
 def test_metrics_are_reduced_by_their_names() -> None:
-    call = split_arguments(Dispatch.DP_COMPUTE_METRIC, DATA_PARALLEL, (batch(1, 2),))
+    call = split(Dispatch.DP_COMPUTE_METRIC, DATA_PARALLEL, batch(1, 2))
     metrics = [{"loss": 1.0, "diff_max": 3.0}, {"loss": 2.0, "diff_max": 5.0}]
-    assert gather_results(Dispatch.DP_COMPUTE_METRIC, DATA_PARALLEL, call, metrics) == {"loss": 1.5, "diff_max": 5.0}
+    assert gather(Dispatch.DP_COMPUTE_METRIC, DATA_PARALLEL, call, *metrics) == {"loss": 1.5, "diff_max": 5.0}
 
 
-def test_batches_of_two_lengths_in_one_call_are_refused() -> None:
+def test_what_cannot_be_split_is_refused() -> None:
     with pytest.raises(DispatchError, match=r"different lengths in one call \(\[1, 2\]\)"):
-        split_arguments(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, (batch(1, 2), batch(1)))
+        split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2), batch(1))
+    with pytest.raises(DispatchError, match="a batch without rows cannot be split"):
+        split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch())
+    with pytest.raises(DispatchError, match="a batch of 3 rows does not spread evenly over 2 workers"):
+        split(Dispatch.DP_COMPUTE_METRIC, DATA_PARALLEL, batch(1, 2, 3))
+
+
+def test_results_of_the_wrong_kind_are_refused() -> None:
+    call = split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2))
+    with pytest.raises(DispatchError, match=r"must return a DataProto \(got int\)"):
+        gather(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, call, 1, 2)
+    with pytest.raises(DispatchError, match=r"must return metrics \(got NoneType\)"):
+        gather(Dispatch.DP_COMPUTE_METRIC, DATA_PARALLEL, call, None, None)
+
+
+def test_modes_can_be_added_and_not_replaced() -> None:
+    def split_backwards(positions: object, arguments: tuple[object, ...]) -> SplitCall:
+        del positions
+        return SplitCall((tuple(reversed(arguments)),), {0: 0, 1: 0})
+
+    def first(_positions: object, _call: SplitCall, results: object) -> object:
+        assert isinstance(results, tuple)
+        return results[0]
+
+    register_dispatch_mode("BACKWARDS", split_backwards, first)
+    register_dispatch_mode("BACKWARDS", split_backwards, first)
+    assert by_rank(split("BACKWARDS", DATA_PARALLEL, 1, 2)) == [(2, 1), (2, 1)]
+    with pytest.raises(DispatchError, match="there is a mode 'BACKWARDS' already"):
+        register_dispatch_mode("BACKWARDS", split_backwards, dispatch_mode(Dispatch.ONE_TO_ALL).gather)
+    with pytest.raises(DispatchError, match="there is a mode 'ONE_TO_ALL' already"):
+        register_dispatch_mode("ONE_TO_ALL", split_backwards, first)
 
 
 class Example:
-    @register(Dispatch.ONE_TO_ALL)
+    @register(Dispatch.ONE_TO_ALL, execute=Execute.RANK_ZERO, blocking=False)
     def registered(self, value: int) -> int:
         return value
 
@@ -105,7 +183,8 @@ class Derived(Example):
 
 def test_registrations_are_found_through_inheritance_and_only_where_made() -> None:
     assert registrations(Derived).keys() == {"registered"}
-    assert registration_of(Derived, "registered").dispatch is Dispatch.ONE_TO_ALL
+    found = registration_of(Derived, "registered")
+    assert (found.dispatch, found.execute, found.blocking, found.mesh) == ("ONE_TO_ALL", "RANK_ZERO", False, "dp")
     with pytest.raises(DispatchError, match=r"Example\.plain: not callable through a group"):
         registration_of(Example, "plain")
     with pytest.raises(DispatchError, match=r"Example\.missing"):
@@ -116,6 +195,47 @@ def test_a_registered_method_is_still_an_ordinary_method() -> None:
     assert Example().registered(4) == 4
 
 
-def test_metrics_of_a_batch_that_would_need_padding_are_refused() -> None:
-    with pytest.raises(DispatchError, match="a batch of 3 rows does not spread evenly over 2 workers"):
-        split_arguments(Dispatch.DP_COMPUTE_METRIC, DATA_PARALLEL, (batch(1, 2, 3),))
+def test_mistakes_are_refused_where_the_class_is_defined() -> None:
+    with pytest.raises(
+        DispatchError, match=r"Wrong\.method: no dispatch mode is called 'DP_COMPUT' \(there are: ONE_T"
+    ):
+
+        class Wrong:
+            @register("DP_COMPUT")
+            def method(self) -> None: ...
+
+    with pytest.raises(DispatchError, match=r"marks methods \(seen: <property"):
+
+        class Property:
+            @register()
+            @property
+            def method(self) -> None: ...
+
+    with pytest.raises(DispatchError, match="the first parameter must be self"):
+
+        @register()
+        def function(value: int) -> int:
+            return value
+
+
+def test_positions_in_a_mesh_of_four_dimensions() -> None:
+    sizes = {"pp": 2, "dp": 2, "sp": 1, "tp": 2}
+    positions = [mesh_position(rank, sizes, answers={"pp": 1}) for rank in range(8)]
+    assert [position.data_rank for position in positions] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [rank for rank, position in enumerate(positions) if position.is_collected] == [4, 6]
+    check_positions("actor: mesh train", positions)
+    with pytest.raises(DispatchError, match=r"no dimension 'ep' \(there are: pp, dp, sp, tp\)"):
+        mesh_position(0, sizes, answers={"ep": 0})
+    with pytest.raises(DispatchError, match="rank 8 lies outside"):
+        mesh_position(8, sizes, answers={})
+    with pytest.raises(DispatchError, match="coordinate 2 lies outside of dimension 'tp'"):
+        mesh_position(0, sizes, answers={"tp": 2})
+
+
+def test_a_mesh_whose_ranks_disagree_is_refused() -> None:
+    with pytest.raises(DispatchError, match=r"actor: the ranks disagree .* \(\[2, 3\]\)"):
+        check_positions("actor", [MeshPosition(0, 2, is_collected=True), MeshPosition(1, 3, is_collected=True)])
+    with pytest.raises(
+        DispatchError, match=r"one rank must answer for each of 2 .* \(answered for: \[0, 0\]\)"
+    ):
+        check_positions("actor", [MeshPosition(0, 2, is_collected=True)] * 2)

@@ -43,5 +43,13 @@ class WorkerDiedError(TrainerError):
     """A worker process is gone (exit code 75); the text names its rank and the cause."""
 
 
+class DataLostError(WorkerDiedError):
+    """Data in the object store is gone with the process or node that held it."""
+
+
+class CallTimeoutError(TrainerError, TimeoutError):
+    """A call of a worker method was not done in the time that the caller gave it."""
+
+
 class NonFiniteUpdateError(TrainerError):
     """Several updates in a row had gradients that were not finite."""

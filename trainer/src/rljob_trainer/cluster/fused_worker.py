@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_trainer.dispatch.modes import MeshPosition
+from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.register import registration_of
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.errors import DispatchError
@@ -16,9 +16,11 @@ WorkerFactory = Callable[[WorkerContext, Mapping[str, Worker]], Worker]
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """One role: its name, and how its worker is built. The factory must pickle."""
+    """One role: its name, the class of its worker, and how that is built with its own arguments (`functools.partial` of
+    a function, for example). Both must pickle."""
 
     name: str
+    worker_class: type[Worker]
     factory: WorkerFactory
 
 
@@ -26,12 +28,19 @@ class FusedWorker:
     """The workers of all roles of one process, in the order given; later ones may use earlier ones."""
 
     def __init__(self, context: WorkerContext, roles: Sequence[RoleSpec]) -> None:
-        """Raises DispatchError for two roles of one name, and whatever a factory raises."""
+        """Raises DispatchError for two roles of one name and for a factory that builds something else than its role
+        says, and whatever a factory raises."""
         self.workers: dict[str, Worker] = {}
         for role in roles:
             if role.name in self.workers:
                 raise DispatchError(f"fused worker: two roles are called '{role.name}'")
-            self.workers[role.name] = role.factory(context, self.workers)
+            worker = role.factory(context, self.workers)
+            if not isinstance(worker, role.worker_class):
+                raise DispatchError(
+                    f"fused worker: role '{role.name}' is said to be a {role.worker_class.__name__}, and its factory "
+                    f"builds a {type(worker).__name__}"
+                )
+            self.workers[role.name] = worker
 
     def execute(self, role: str, method: str, arguments: tuple[object, ...]) -> object:
         """Calls a registered method of a role's worker. Raises DispatchError when there is none of that name."""

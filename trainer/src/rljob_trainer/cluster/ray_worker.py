@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 import ray
 
 from rljob_trainer.cluster.fused_worker import FusedWorker, RoleSpec
+from rljob_trainer.cluster.object_store import StoredArgument, get_batches, stored
 from rljob_trainer.cpu_limit import num_usable_cores
-from rljob_trainer.dispatch.modes import MeshPosition
+from rljob_trainer.data.proto import DataProto
+from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.process_group import join_process_group, leave_process_group
+from rljob_trainer.errors import DispatchError
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,24 @@ class ProcessInfo:
     num_cores: int
 
 
+class Returns(Enum):
+    """What becomes of a method's result."""
+
+    VALUE = auto()
+    """It goes to the caller."""
+    STORED = auto()
+    """A batch: it stays in the object store, and the caller gets references (see `object_store.stored`)."""
+    NOTHING = auto()
+    """A peer answers for this rank."""
+
+
 class RayWorker:
     """Made into an actor by the worker group. Methods run one at a time, in the order of the calls."""
 
     def __init__(self) -> None:
         self.fused: FusedWorker | None = None
+        self.roles: tuple[RoleSpec, ...] = ()
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     def info(self) -> ProcessInfo:
         """Where this process runs."""
@@ -43,26 +62,59 @@ class RayWorker:
             port = int(listener.getsockname()[1])
         return ProcessInfo(address, ray.get_runtime_context().get_node_id(), os.getpid(), port, num_usable_cores())
 
+    def ping(self) -> None:
+        """Answered between two calls; what matters is that it fails once the process is gone."""
+
     def build(self, context: WorkerContext, roles: Sequence[RoleSpec], log_file: Path | None) -> None:
         """Joins the process group and builds the workers of all roles. Output goes to `log_file` from here on."""
         if log_file is not None:
             redirect_output(log_file)
         join_process_group(context)
         self.fused = FusedWorker(context, roles)
+        self.roles = tuple(roles)
+
+    def built_roles(self) -> tuple[RoleSpec, ...]:
+        """What `build` was given, for a controller that attaches later."""
+        return self.roles
 
     def mesh_position(self, role: str, mesh: str) -> MeshPosition:
         """See FusedWorker.mesh_position."""
-        assert self.fused is not None, "build first"
-        return self.fused.mesh_position(role, mesh)
+        return self._built().mesh_position(role, mesh)
 
-    def execute(self, role: str, method: str, arguments: tuple[object, ...]) -> object:
-        """See FusedWorker.execute."""
-        assert self.fused is not None, "build first"
-        return self.fused.execute(role, method, arguments)
+    def execute(self, role: str, method: str, arguments: tuple[object, ...], returns: Returns) -> object:
+        """Calls a method, an `async` one to its end, on arguments that may lie in the object store.
+
+        Raises DispatchError when the method has changed a column of a batch in place: what lies in the store is shared
+        with others; DataLostError; what the method raises."""
+        taken = [_taken(argument) for argument in arguments]
+        versions = [argument.tensor_versions() if isinstance(argument, DataProto) else None for argument in taken]
+        result = self._built().execute(role, method, tuple(taken))
+        if inspect.iscoroutine(result):
+            self.loop = self.loop or asyncio.new_event_loop()
+            result = self.loop.run_until_complete(result)
+        for argument, before in zip(taken, versions, strict=True):
+            if isinstance(argument, DataProto) and argument.tensor_versions() != before:
+                now = argument.tensor_versions()
+                changed = ", ".join(name for name, version in (before or {}).items() if now[name] != version)
+                raise DispatchError(
+                    f"{role}.{method}: changed columns of its batch in place ({changed}), which others share; clone "
+                    "them first"
+                )
+        if returns is Returns.NOTHING:
+            return None
+        if returns is Returns.VALUE:
+            return result
+        if not isinstance(result, DataProto):
+            raise DispatchError(f"{role}.{method}: must return a DataProto (got {type(result).__name__})")
+        return stored(result)
 
     def close(self) -> None:
         """Leaves the process group, so that the other ranks see an orderly end."""
         leave_process_group()
+
+    def _built(self) -> FusedWorker:
+        assert self.fused is not None, "build first"
+        return self.fused
 
 
 def redirect_output(log_file: Path) -> None:
@@ -72,3 +124,10 @@ def redirect_output(log_file: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+def _taken(argument: object) -> object:
+    """An argument as the method gets it: everything of a batch in this process."""
+    if isinstance(argument, StoredArgument):
+        argument = get_batches([argument.reference])[0]
+    return argument.fetched() if isinstance(argument, DataProto) and argument.has_remote else argument

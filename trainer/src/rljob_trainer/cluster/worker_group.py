@@ -1,197 +1,125 @@
 """Worker groups: the controller's view of a role, whose methods run on all of its ranks.
 
-`WorkerProcesses` are the processes of one pool. `RoleGroup` is one role on them: it has the registered methods of the
-role's worker class, each taking the whole batch and giving back the whole result.
+A `WorkerGroup` is one role on the processes of a pool. It has the registered methods of the role's worker class, each
+taking the whole batch and giving back the whole result.
 """
 
 from __future__ import annotations
 
-import logging
-import re
-import time
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.ray_worker import ProcessInfo, RayWorker
-from rljob_trainer.cluster.resource_pool import ResourcePool
-from rljob_trainer.dispatch.modes import MeshPosition, gather_results, split_arguments
+from rljob_trainer.cluster.calls import Pending
+from rljob_trainer.cluster.object_store import TRAFFIC, StoredArgument, num_batch_bytes
+from rljob_trainer.cluster.ray_worker import Returns
+from rljob_trainer.cluster.worker_processes import WorkerProcesses
+from rljob_trainer.data.proto import DataProto
+from rljob_trainer.dispatch.mesh import MeshPosition, check_positions
+from rljob_trainer.dispatch.modes import DispatchMode, Execute, dispatch_mode
 from rljob_trainer.dispatch.register import Registration, registrations
-from rljob_trainer.dispatch.worker import Worker, WorkerContext
-from rljob_trainer.errors import TrainerError, WorkerDiedError, WorkerError
-
-log = logging.getLogger(__name__)
-
-CLOSE_TIMEOUT_SECONDS = 10.0
-FAILURE_GRACE_SECONDS = 5.0
-"""How long the other ranks have to end after the first has failed: some cannot, because they wait for it."""
+from rljob_trainer.dispatch.split_gather import Arguments, SplitCall
+from rljob_trainer.dispatch.worker import Worker
+from rljob_trainer.errors import DispatchError
 
 
-class WorkerProcesses:
-    """One process per slot of a pool. Starting them returns at once; `build` waits."""
+class WorkerGroup:
+    """One role on a set of processes; has one attribute per registered method of the worker class.
 
-    def __init__(self, pool: ResourcePool, environment: dict[str, str]) -> None:
-        self.pool = pool
-        settings = pool.settings
-        actor_class = ray.remote(RayWorker)
-        self.handles: list[ActorHandle] = [
-            actor_class.options(
-                num_cpus=settings.num_cpus_per_device,
-                num_gpus=1 if settings.use_gpu else 0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    slot.group, placement_group_bundle_index=slot.bundle_index
-                ),
-                runtime_env={"env_vars": environment},
-            ).remote()
-            for slot in pool.slots()
-        ]
-        self.infos: list[ProcessInfo] = []
-        self.is_built = False
-        self.log_folder: Path | None = None
-
-    def build(
-        self, device_type: str, num_threads: int | None, roles: Sequence[RoleSpec], log_folder: Path | None
-    ) -> None:
-        """Builds all roles in all processes, each with so many CPU threads, or with its share of its node's cores.
-
-        Raises what a worker raised, or WorkerDiedError."""
-        self.log_folder = log_folder
-        self.infos = [_expect_info(info) for info in self.call_all([("info", ())] * len(self.handles))]
-        slots = self.pool.slots()
-        calls: list[tuple[str, tuple[object, ...]]] = []
-        for slot in slots:
-            context = WorkerContext(
-                rank=slot.rank,
-                world_size=len(slots),
-                local_rank=slot.local_rank,
-                node_rank=slot.node_rank,
-                master_address=self.infos[0].address,
-                master_port=self.infos[0].free_port,
-                device_type=device_type,
-                num_threads=num_threads or self._share_of_cores(slot.rank),
-            )
-            calls.append(("build", (context, tuple(roles), self._log_file(slot.rank))))
-        self.call_all(calls)
-        self.is_built = True
-
-    def call_all(
-        self, calls: Sequence[tuple[str, tuple[object, ...]]], ranks: Sequence[int] | None = None
-    ) -> list[object]:
-        """Calls a method with its arguments on every rank (or on `ranks`) and waits for all.
-
-        When a rank fails, the rest get `FAILURE_GRACE_SECONDS` to end. Raised is the cause rather than what followed
-        from it: a rank that died (its peers then fail in their collectives, often sooner than the death is known),
-        else one of our own errors, else the first failure."""
-        targets = list(range(len(self.handles))) if ranks is None else list(ranks)
-        references = [
-            getattr(self.handles[rank], method).remote(*arguments)
-            for rank, (method, arguments) in zip(targets, calls, strict=True)
-        ]
-        results: dict[int, object] = {}
-        errors: list[TrainerError] = []
-        deadline: float | None = None
-        pending = dict(zip(references, targets, strict=True))
-        while pending:
-            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=remaining)
-            if not ready:
-                break
-            rank = pending.pop(ready[0])
-            try:
-                results[rank] = ray.get(ready[0])
-            except RayTaskError as error:
-                errors.append(self._failed(rank, error))
-            except RayError as error:
-                raise self._died(rank, error) from None
-            if errors and deadline is None:
-                deadline = time.monotonic() + FAILURE_GRACE_SECONDS
-        if errors:
-            raise min(errors, key=lambda error: isinstance(error, WorkerError))
-        return [results[rank] for rank in targets]
-
-    def close(self) -> None:
-        """Ends all processes: asked first where they have been built, then killed. Never raises."""
-        if self.is_built:
-            try:
-                ray.get([handle.close.remote() for handle in self.handles], timeout=CLOSE_TIMEOUT_SECONDS)
-            except RayError:
-                log.debug("workers did not close in time; they are killed")
-        for handle in self.handles:
-            ray.kill(handle)
-        self.pool.release()
-
-    def _died(self, rank: int, error: RayError) -> WorkerDiedError:
-        place = "before it was built"
-        if self.infos:
-            place = f"process {self.infos[rank].process_id} on {self.infos[rank].address}"
-        where = f"; its last words are in {self._log_file(rank)}" if self.log_folder else ""
-        return WorkerDiedError(f"worker rank {rank} ({place}) died: {_cause_of_death(error)}{where}")
-
-    def _share_of_cores(self, rank: int) -> int:
-        return max(1, self.infos[rank].num_cores // self.pool.settings.num_devices_per_node)
-
-    def _log_file(self, rank: int) -> Path | None:
-        return self.log_folder / f"worker-{rank}.log" if self.log_folder else None
-
-    def _failed(self, rank: int, error: RayTaskError) -> TrainerError:
-        """Our own errors come back as they were raised; others become WorkerError with the worker's traceback."""
-        if isinstance(error.cause, TrainerError):
-            return error.cause
-        return WorkerError(f"worker rank {rank}: {error.cause!r}\n{error}")
-
-
-class RoleGroup:
-    """One role on a set of processes; has one attribute per registered method of the worker class."""
+    Calls go to every process in the order in which they are made, those of other roles of the same processes included;
+    views of different roles may be called from different threads."""
 
     def __init__(self, processes: WorkerProcesses, role: str, worker_class: type[Worker]) -> None:
         self.processes = processes
         self.role = role
+        self.worker_class = worker_class
         self.positions: dict[str, list[MeshPosition]] = {}
         for name, registration in registrations(worker_class).items():
             method: Callable[..., object] = partial(self._call, name, registration)
             setattr(self, name, method)
 
-    def _call(self, method: str, registration: Registration, *arguments: object) -> object:
+    def _call(self, method: str, registration: Registration, *arguments: object, **named: object) -> object:
+        """Raises DispatchError for arguments that the mode cannot split, with the method's name; TrainerError of the
+        workers, unless the method does not block."""
+        where = f"{self.role}.{method}"
+        if named:
+            arguments = self._in_order(method, arguments, named)
+        mode = dispatch_mode(registration.dispatch)
         positions = self._positions(registration.mesh)
-        call = split_arguments(registration.dispatch, positions, arguments)
-        results = self.processes.call_all(
-            [("execute", (self.role, method, share)) for share in call.arguments], call.ranks
-        )
-        return gather_results(registration.dispatch, positions, call, results)
+        try:
+            call = self._split(mode, positions, arguments)
+        except DispatchError as error:
+            raise DispatchError(f"{where}: {registration.dispatch}: {error}") from None
+        if registration.execute is Execute.RANK_ZERO:
+            call = replace(call, share_of_rank={0: call.share_of_rank[0]})
+        ranks = self.processes.start(self.role, method, call, _returns(mode, registration, positions, call))
+
+        def gather(results: list[object]) -> object:
+            TRAFFIC.received_bytes += num_batch_bytes(results)
+            try:
+                return mode.gather(positions, call, results)
+            except DispatchError as error:
+                raise DispatchError(f"{where}: {registration.dispatch}: {error}") from None
+
+        keeps_rows = mode.keeps_data and not call.num_padded_rows
+        pending = Pending(ranks, gather, _answering(positions, call) if keeps_rows else None)
+        return pending.result() if registration.blocking else pending
+
+    def _split(self, mode: DispatchMode, positions: list[MeshPosition], arguments: Arguments) -> SplitCall:
+        """Results of other calls that are not waited for are passed on by reference where they are split alike."""
+        num_data_ranks = positions[0].num_data_ranks
+        if mode.keeps_data and any(isinstance(argument, Pending) for argument in arguments):
+            shares = [_shares_of(argument, num_data_ranks) for argument in arguments]
+            if all(share is not None for share in shares):
+                columns = [share for share in shares if share is not None]
+                by_rank = tuple(tuple(column[part] for column in columns) for part in range(num_data_ranks))
+                return SplitCall(by_rank, {rank: position.data_rank for rank, position in enumerate(positions)})
+        waited = tuple(argument.result() if isinstance(argument, Pending) else argument for argument in arguments)
+        return mode.split(positions, waited)
+
+    def _in_order(self, method: str, arguments: Arguments, named: Mapping[str, object]) -> Arguments:
+        """Named arguments at their places. Raises TypeError as Python does for a call that does not fit."""
+        signature = inspect.signature(vars(self.worker_class).get(method) or getattr(self.worker_class, method))
+        bound = signature.bind(None, *arguments, **named)
+        bound.apply_defaults()
+        return bound.args[1:]
 
     def _positions(self, mesh: str) -> list[MeshPosition]:
         """Asked once per mesh and kept."""
         if mesh not in self.positions:
-            calls = [("mesh_position", (self.role, mesh))] * len(self.processes.handles)
-            self.positions[mesh] = [_expect_position(value) for value in self.processes.call_all(calls)]
+            positions = self.processes.mesh_positions(self.role, mesh)
+            check_positions(f"{self.role}: mesh {mesh}", positions)
+            self.positions[mesh] = positions
         return self.positions[mesh]
 
 
-def _cause_of_death(error: RayError) -> str:
-    """Ray's text without its identifiers; for a process that just ended, what that most often means."""
-    text = " ".join(str(error).split())
-    detail = re.search(r"Worker exit detail: (.*?)(?= There are some potential root causes|$)", text)
-    if detail is None:
-        return re.sub(r"^.*?(?=The actor is dead because|The actor died because)", "", text)
-    if "connection error" not in detail[1]:
-        return detail[1]
-    return (
-        "its process ended without a word; the kernel kills processes when memory runs out (see dmesg), "
-        "and native code can crash"
-    )
+def spawn(processes: WorkerProcesses) -> dict[str, WorkerGroup]:
+    """A view per role of processes that have been built, in the order of the roles."""
+    return {role.name: WorkerGroup(processes, role.name, role.worker_class) for role in processes.roles}
 
 
-def _expect_info(value: object) -> ProcessInfo:
-    assert isinstance(value, ProcessInfo)
-    return value
+def _returns(
+    mode: DispatchMode, registration: Registration, positions: list[MeshPosition], call: SplitCall
+) -> dict[int, Returns]:
+    """Peers that do not answer for their share send nothing, in the modes that split by data rank."""
+    kept = Returns.STORED if mode.keeps_data else Returns.VALUE
+    if not mode.by_data_rank or registration.execute is Execute.RANK_ZERO:
+        return dict.fromkeys(call.share_of_rank, kept)
+    return {rank: kept if positions[rank].is_collected else Returns.NOTHING for rank in call.share_of_rank}
 
 
-def _expect_position(value: object) -> MeshPosition:
-    assert isinstance(value, MeshPosition)
-    return value
+def _answering(positions: list[MeshPosition], call: SplitCall) -> tuple[int, ...]:
+    """The rank that answers for each data rank."""
+    ranks = [rank for rank in call.share_of_rank if positions[rank].is_collected]
+    return tuple(sorted(ranks, key=lambda rank: positions[rank].data_rank))
+
+
+def _shares_of(argument: object, num_data_ranks: int) -> list[object] | None:
+    """One argument by data rank, None where that takes knowing its rows."""
+    if isinstance(argument, Pending):
+        ranks = argument.ranks_by_part
+        if ranks is None or len(ranks) != num_data_ranks:
+            return None
+        return [StoredArgument(argument.ranks.references[rank]) for rank in ranks]
+    return None if isinstance(argument, DataProto) else [argument] * num_data_ranks

@@ -19,9 +19,9 @@ from rljob_api.v1alpha1.training import Training
 from rljob_trainer.cluster.fused_worker import RoleSpec
 from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
 from rljob_trainer.cluster.session import num_cluster_gpus, ray_session
-from rljob_trainer.cluster.worker_group import RoleGroup, WorkerProcesses
+from rljob_trainer.cluster.worker_group import spawn
+from rljob_trainer.cluster.worker_processes import WorkerProcesses
 from rljob_trainer.controller.quantities import bytes_of
-from rljob_trainer.controller.rollout_phase import Rewarding
 from rljob_trainer.data.contamination import without_held_out
 from rljob_trainer.data.model_source import ModelPlace, controller_model
 from rljob_trainer.data.prompts import PromptRow, load_prompts
@@ -37,16 +37,20 @@ from rljob_trainer.workers.factories import (
     ACTOR,
     HYBRID,
     REFERENCE,
+    REWARD,
     ROLLOUT,
     RolloutSettings,
     make_actor,
     make_hybrid,
     make_reference,
+    make_reward,
     make_rollout,
 )
 from rljob_trainer.workers.hybrid import HybridWorker
-from rljob_trainer.workers.protocols import ActorGroup, HybridGroup, ReferenceGroup
+from rljob_trainer.workers.protocols import ActorGroup, HybridGroup, ReferenceGroup, RewardGroup
 from rljob_trainer.workers.reference import ReferenceWorker
+from rljob_trainer.workers.reward import RewardSettings, RewardWorker
+from rljob_trainer.workers.rollout import RolloutWorker
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +79,7 @@ class Workers:
 
     actor: ActorGroup
     hybrid: HybridGroup
+    reward: RewardGroup
     reference: ReferenceGroup | None
     num_devices: int
 
@@ -85,7 +90,6 @@ class Run:
 
     model_folder: Path
     prompts: Prompts
-    rewarding: Rewarding
     workers: Workers
 
 
@@ -98,16 +102,8 @@ def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
     training = job.spec.training
     select_engine(training.rollout.engine)
     with ExitStack() as stack:
-        scorer = scorer_spec(training.reward, training.dataset)
-        rewards = stack.enter_context(
-            ScorerPool(
-                scorer,
-                num_processes=training.reward.num_processes,
-                timeout_seconds=training.reward.timeout_seconds,
-                log_folder=settings.run_folder / LOG_FOLDER,
-                environment=scorer_environment(settings.environment, [variable.name for variable in job.spec.env]),
-            )
-        )
+        reward = reward_settings(job, settings)
+        check = stack.enter_context(_reward_check(reward))
         log.info("model: %s", training.model.source)
         model_folder, model = controller_model(training.model, settings.cache_folder, settings.job_folder)
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
@@ -117,13 +113,40 @@ def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
             len(prompts.held_out),
             prompts.num_removed,
         )
-        rewards.wait_until_ready()
-        workers = stack.enter_context(_workers(job, settings, model, prompts.longest))
-        yield Run(model_folder, prompts, Rewarding(training.reward, scorer.name, rewards), workers)
+        check.wait_until_ready()
+        check.close()
+        workers = stack.enter_context(_workers(job, settings, model, reward, prompts.longest))
+        yield Run(model_folder, prompts, workers)
+
+
+def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
+    """The reward as every worker builds it: the job's scoring processes are spread over the workers."""
+    training = job.spec.training
+    pool = job.spec.pools[0]
+    return RewardSettings(
+        spec=training.reward,
+        scorer=scorer_spec(training.reward, training.dataset),
+        num_processes=-(-training.reward.num_processes // (pool.nodes * pool.gpus_per_node)),
+        log_folder=settings.run_folder / LOG_FOLDER,
+        environment=scorer_environment(settings.environment, [variable.name for variable in job.spec.env]),
+    )
+
+
+def _reward_check(reward: RewardSettings) -> ScorerPool:
+    """One scoring process here: a reward that cannot be loaded is found before a device is taken."""
+    return ScorerPool(
+        reward.scorer,
+        num_processes=1,
+        timeout_seconds=reward.spec.timeout_seconds,
+        log_folder=reward.log_folder,
+        environment=reward.environment,
+    )
 
 
 @contextmanager
-def _workers(job: TrainerJob, settings: Settings, model: ModelPlace, longest_prompt: int) -> Iterator[Workers]:
+def _workers(
+    job: TrainerJob, settings: Settings, model: ModelPlace, reward: RewardSettings, longest_prompt: int
+) -> Iterator[Workers]:
     """Ray, the pool's devices, and the worker groups on them."""
     pool_spec = job.spec.pools[0]
     num_workers = pool_spec.nodes * pool_spec.gpus_per_node
@@ -150,15 +173,18 @@ def _workers(job: TrainerJob, settings: Settings, model: ModelPlace, longest_pro
         log.info("workers: building %d on %s; their logs are in %s", num_workers, device_type, log_folder)
         processes = WorkerProcesses(pool, worker_environment(device_type, num_threads))
         stack.callback(processes.close)
-        roles = _roles(job, model, device_type, longest_prompt, num_workers)
+        roles = [
+            RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)),
+            *_roles(job, model, device_type, longest_prompt, num_workers),
+        ]
         processes.build(device_type, num_threads, roles, log_folder)
-        has_reference = job.spec.training.algorithm.kl.coefficient > 0
-        reference = RoleGroup(processes, REFERENCE, ReferenceWorker) if has_reference else None
+        groups = spawn(processes)
         # A group has exactly the methods that its worker class registers; a test holds the protocols to them.
         yield Workers(
-            actor=cast(ActorGroup, RoleGroup(processes, ACTOR, ActorWorker)),
-            hybrid=cast(HybridGroup, RoleGroup(processes, HYBRID, HybridWorker)),
-            reference=cast(ReferenceGroup, reference) if reference else None,
+            actor=cast(ActorGroup, groups[ACTOR]),
+            hybrid=cast(HybridGroup, groups[HYBRID]),
+            reward=cast(RewardGroup, groups[REWARD]),
+            reference=cast(ReferenceGroup, groups[REFERENCE]) if REFERENCE in groups else None,
             num_devices=num_workers,
         )
 
@@ -234,11 +260,11 @@ def _roles(
         cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
         seed=training.seed,
     )
-    roles = [RoleSpec(ACTOR, partial(make_actor, actor, model))]
+    roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
     if training.algorithm.kl.coefficient > 0:
-        roles.append(RoleSpec(REFERENCE, partial(make_reference, frozen, model, rollout.temperature)))
+        roles.append(RoleSpec(REFERENCE, ReferenceWorker, partial(make_reference, frozen, model, rollout.temperature)))
     return [
         *roles,
-        RoleSpec(ROLLOUT, partial(make_rollout, generator)),
-        RoleSpec(HYBRID, partial(make_hybrid, dtype)),
+        RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),
+        RoleSpec(HYBRID, HybridWorker, partial(make_hybrid, dtype)),
     ]

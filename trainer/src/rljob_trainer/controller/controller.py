@@ -17,9 +17,10 @@ from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.export import write_huggingface
 from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
+from rljob_trainer.cluster.object_store import TRAFFIC
 from rljob_trainer.controller.build import Run
 from rljob_trainer.controller.checkpointing import Checkpointing
-from rljob_trainer.controller.evaluation import Evaluation, as_samples
+from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
@@ -28,7 +29,14 @@ from rljob_trainer.controller.training_step import StepPlan, TrainingStep
 from rljob_trainer.data.cursor import PromptCursor
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import RewardError
-from rljob_trainer.observability.metrics import THROUGHPUT, TIME_PER_STEP, TOTAL_TOKENS, Metrics
+from rljob_trainer.observability.metrics import (
+    CONTROLLER_RECEIVED_BYTES,
+    CONTROLLER_SENT_BYTES,
+    THROUGHPUT,
+    TIME_PER_STEP,
+    TOTAL_TOKENS,
+    Metrics,
+)
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.actor import MODEL_PREFIX
@@ -61,7 +69,7 @@ class Controller:
         self.is_evaluated = True
         training = job.spec.training
         self.cursor = PromptCursor(run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle)
-        rollout = RolloutPhase(run.workers.hybrid, run.rewarding, self.timer, stop)
+        rollout = RolloutPhase(run.workers.hybrid, run.workers.reward, self.timer, stop)
         self.training_step = TrainingStep(step_plan(job), rollout, run.workers.actor, run.workers.reference, self.timer)
         self.evaluation: Evaluation | None = None
         if training.evaluation is not None:
@@ -126,16 +134,18 @@ class Controller:
             self.cursor.restore(cursor)
             raise
         seconds = time.perf_counter() - started
+        traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())
         metrics.update(self.run_parts.workers.hybrid.take_seconds())
+        metrics[CONTROLLER_SENT_BYTES] = float(traffic.sent_bytes)
+        metrics[CONTROLLER_RECEIVED_BYTES] = float(traffic.received_bytes)
         metrics["timing_s/step"] = seconds
         metrics[TIME_PER_STEP] = seconds
         metrics[TOTAL_TOKENS] = float(num_tokens)
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
-        self.output.step_done(
-            step + 1, metrics, as_samples(rollout, step + 1, SampleKind.TRAIN)[:NUM_TRAINING_SAMPLES_LOGGED]
-        )
+        samples = rollout.samples(step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
+        self.output.step_done(step + 1, metrics, samples)
         self.reporter.step_done(step + 1, metrics)
 
     def _evaluate(self, step: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from rljob_api.v1alpha1.evaluation import Evaluation as EvaluationSpec
-from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, sample_seeds
+from rljob_trainer.controller.rollout_phase import RolloutPhase, sample_seeds
 from rljob_trainer.data.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED
@@ -48,21 +48,13 @@ class Evaluation:
         """Mean scores and all samples after `step` steps."""
         with self.timer.phase("eval"):
             seeds_B = torch.zeros(len(self.prompts), dtype=torch.int64)
-            greedy = self.rollout.run(self.prompts, self.greedy, seeds_B)
+            greedy = self.rollout.run(self.prompts, 1, self.greedy, seeds_B)
             metrics = {EVAL_GREEDY: float(greedy.rewards_B.mean())}
-            samples = as_samples(greedy, step, SampleKind.GREEDY)
+            samples = greedy.samples(step, SampleKind.GREEDY)
             if self.spec.num_samples:
-                repeated = [prompt for prompt in self.prompts for _ in range(self.spec.num_samples)]
-                seeds_B = sample_seeds(self.seed, EVALUATION_STREAM, 0, len(repeated))
-                sampled = self.rollout.run(repeated, self.sampled, seeds_B)
+                num_responses = len(self.prompts) * self.spec.num_samples
+                seeds_B = sample_seeds(self.seed, EVALUATION_STREAM, 0, num_responses)
+                sampled = self.rollout.run(self.prompts, self.spec.num_samples, self.sampled, seeds_B)
                 metrics[EVAL_SAMPLED] = float(sampled.rewards_B.mean())
-                samples += as_samples(sampled, step, SampleKind.SAMPLED)
+                samples += sampled.samples(step, SampleKind.SAMPLED)
         return metrics, samples
-
-
-def as_samples(rollout: ScoredRollout, step: int, kind: SampleKind) -> list[Sample]:
-    """One sample per response."""
-    return [
-        Sample(step, kind, prompt.prompt, response, str(prompt.answer), score)
-        for prompt, response, score in zip(rollout.prompts, rollout.responses, rollout.scores.scores, strict=True)
-    ]

@@ -1,6 +1,8 @@
 """From prompts to scored responses: one call of the rollout engine and one of the reward.
 
-Legend: B responses (prompts x group size), T tokens of prompt and response.
+The responses stay with the workers that made them; what comes here is one number per response.
+
+Legend: B responses (prompts x group size).
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rljob_api.v1alpha1.reward import Reward
+from rljob_trainer.cluster.object_store import stored
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.data.prompts import PromptRow
 from rljob_trainer.data.proto import DataProto
+from rljob_trainer.data.ragged import RaggedColumn
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.metrics import (
@@ -24,20 +27,25 @@ from rljob_trainer.observability.metrics import (
     REWARD_TIMEOUT_RATE,
     spread,
 )
+from rljob_trainer.observability.samples import Sample, SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.rewards.base import RewardRequest
-from rljob_trainer.rewards.policy import Scores, settle
-from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.workers.columns import (
+    ANSWERS,
+    DATASET_ROWS,
+    IS_REWARD_ERROR,
+    IS_REWARD_TIMEOUT,
     IS_TRUNCATED,
+    PROMPT_TEXTS,
     PROMPT_TOKEN_IDS,
-    RESPONSE_MASK,
+    RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
     SAMPLE_SEEDS,
+    SCORES,
 )
-from rljob_trainer.workers.protocols import HybridGroup
+from rljob_trainer.workers.protocols import HybridGroup, RewardGroup
 
 MAX_SEED = 2**31
+REWARD_COLUMNS = (PROMPT_TEXTS, ANSWERS, DATASET_ROWS)
 
 
 @dataclass(frozen=True)
@@ -46,74 +54,69 @@ class ScoredRollout:
 
     prompts: tuple[PromptRow, ...]
     batch: DataProto
-    """Columns of a rollout (see workers/columns), [B, T]."""
-    responses: tuple[str, ...]
-    scores: Scores
-    rewards_B: torch.Tensor
+    """Columns of a rollout and of its scores (see workers/columns); those with one number per response are here."""
+
+    @property
+    def rewards_B(self) -> torch.Tensor:
+        """[B] float32: the scores."""
+        return self.batch[SCORES].float()
 
     def metrics(self) -> dict[str, float]:
         """Rewards, lengths and failures of the reward."""
-        lengths = [float(length) for length in self.batch[RESPONSE_MASK].sum(dim=1).tolist()]
         num_rows = len(self.prompts)
         return {
             **spread("critic/rewards", self.rewards_B.tolist()),
-            **spread("response_length", lengths),
+            **spread("response_length", self.batch[RESPONSE_LENGTHS].double().tolist()),
             RESPONSE_CLIP_RATIO: float(self.batch[IS_TRUNCATED].float().mean()),
             PROMPT_LENGTH_MEAN: sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
-            REWARD_ERROR_RATE: self.scores.num_errors / num_rows,
-            REWARD_TIMEOUT_RATE: self.scores.num_timeouts / num_rows,
+            REWARD_ERROR_RATE: float(self.batch[IS_REWARD_ERROR].sum()) / num_rows,
+            REWARD_TIMEOUT_RATE: float(self.batch[IS_REWARD_TIMEOUT].sum()) / num_rows,
         }
 
     def num_tokens(self) -> int:
         """Prompt and response tokens."""
-        return sum(len(prompt.token_ids) for prompt in self.prompts) + int(self.batch[RESPONSE_MASK].sum())
+        return sum(len(prompt.token_ids) for prompt in self.prompts) + int(self.batch[RESPONSE_LENGTHS].sum())
 
-
-@dataclass(frozen=True)
-class Rewarding:
-    """The job's reward: what it is called, how it fails, and the processes that compute it."""
-
-    spec: Reward
-    scorer_name: str
-    pool: ScorerPool
-
-    def score(self, requests: Sequence[RewardRequest]) -> Scores:
-        """Raises RewardError when the reward fails and the job says so."""
-        return settle(self.spec, self.scorer_name, requests, self.pool.submit(requests).result())
+    def samples(self, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:
+        """One sample per response, or of the first ones; their texts come here for it."""
+        num_samples = len(self.prompts) if max_samples is None else min(max_samples, len(self.prompts))
+        texts = self.batch.slice(0, num_samples).only([RESPONSE_TEXTS]).fetched().object_column(RESPONSE_TEXTS)
+        scores = self.batch[SCORES].tolist()
+        return [
+            Sample(step, kind, prompt.prompt, str(text), str(prompt.answer), score)
+            for prompt, text, score in zip(self.prompts[:num_samples], texts, scores[:num_samples], strict=True)
+        ]
 
 
 class RolloutPhase:
     """Generates and scores."""
 
-    def __init__(self, hybrid: HybridGroup, rewarding: Rewarding, timer: PhaseTimer, stop: StopRequest) -> None:
+    def __init__(self, hybrid: HybridGroup, reward: RewardGroup, timer: PhaseTimer, stop: StopRequest) -> None:
         self.hybrid = hybrid
-        self.rewarding = rewarding
+        self.reward = reward
         self.timer = timer
         self.stop = stop
 
-    def run(self, prompts: Sequence[PromptRow], sampling: SamplingSettings, seeds: torch.Tensor) -> ScoredRollout:
-        """One response per element of `prompts` (repeat a prompt for a group). `seeds` is [B] int64.
+    def run(
+        self, prompts: Sequence[PromptRow], num_responses: int, sampling: SamplingSettings, seeds: torch.Tensor
+    ) -> ScoredRollout:
+        """So many responses to each prompt, those of one prompt side by side. `seeds` is [B] int64.
 
         Raises RewardError when the reward fails and the job says so, StepAbandonedError when a stop was asked for
         meanwhile."""
-        width = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_new_tokens
-        request = DataProto({SAMPLE_SEEDS: seeds}, {PROMPT_TOKEN_IDS: tuple(prompt.token_ids for prompt in prompts)})
+        asked = stored(prompt_batch(prompts)).repeat(num_responses)
+        request = asked.only([PROMPT_TOKEN_IDS]).with_columns({SAMPLE_SEEDS: seeds})
         with self.timer.phase("rollout"):
-            batch = _trimmed(self.hybrid.generate_sequences(request, sampling, width))
-        responses = tuple(str(text) for text in batch.object_column(RESPONSE_TEXTS))
+            batch = self.hybrid.generate_sequences(request, sampling)
         with self.timer.phase("reward"):
-            requests = [
-                RewardRequest(prompt.prompt, response, prompt.answer, prompt.row)
-                for prompt, response in zip(prompts, responses, strict=True)
-            ]
-            scores = self._score(requests)
-        rewards_B = torch.tensor(scores.scores, dtype=torch.float32)
-        return ScoredRollout(tuple(prompts), batch, responses, scores, rewards_B)
+            scores = self._score(batch.only([RESPONSE_TEXTS]).union(asked.only(REWARD_COLUMNS)))
+        repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
+        return ScoredRollout(repeated, batch.union(scores))
 
-    def _score(self, requests: Sequence[RewardRequest]) -> Scores:
-        """Scores are not trusted once a stop was asked for: Ray signals what the reward has started, too."""
+    def _score(self, responses: DataProto) -> DataProto:
+        """Scores are not trusted once a stop was asked for: what the reward has started may have been signalled."""
         try:
-            scores = self.rewarding.score(requests)
+            scores = self.reward.compute_scores(responses)
         except RewardError as error:
             if self.stop.is_requested:
                 raise StepAbandonedError from error
@@ -123,17 +126,21 @@ class RolloutPhase:
         return scores
 
 
+def prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:
+    """What workers need of the prompts."""
+    return DataProto(
+        ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows([row.token_ids for row in prompts], torch.int64)},
+        objects={
+            PROMPT_TEXTS: tuple(row.prompt for row in prompts),
+            ANSWERS: tuple(row.answer for row in prompts),
+            DATASET_ROWS: tuple(row.row for row in prompts),
+        },
+    )
+
+
 def sample_seeds(job_seed: int, stream: int, step: int, count: int) -> torch.Tensor:
     """[count] int64 seeds that depend on nothing but the arguments, so that a resumed run draws the same ones.
 
     `stream` keeps training and evaluation apart."""
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([job_seed, stream, step])))
     return torch.from_numpy(generator.integers(0, MAX_SEED, size=count, dtype=np.int64))
-
-
-def _trimmed(batch: DataProto) -> DataProto:
-    """Without the columns of padding that no row needs."""
-    used = batch[RESPONSE_MASK].any(dim=0).nonzero()
-    width = int(used.max()) + 1 if len(used) else 1
-    wide = {name: column[:, :width].contiguous() for name, column in batch.tensors.items() if column.dim() == 2}
-    return batch.with_columns(wide)

@@ -2,7 +2,9 @@
 
     prompts -> rollout -> reward -> log-probs (old, reference) -> advantages -> update of the actor
 
-Legend: B responses (prompts x group size), T tokens of prompt and response.
+What has a value per token stays with the workers; here are one reward and one advantage per response.
+
+Legend: B responses (prompts x group size).
 """
 
 from __future__ import annotations
@@ -14,17 +16,28 @@ import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm, KlPlacement
 from rljob_trainer.algorithms.advantages import group_relative_advantages, zero_variance_mask
-from rljob_trainer.algorithms.kl import kl_estimate, kl_in_reward
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, sample_seeds
 from rljob_trainer.data.prompts import PromptRow
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_LOSS
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.workers.columns import ADVANTAGES, OLD_LOGPROBS, REF_LOGPROBS, RESPONSE_MASK, TOKENS
+from rljob_trainer.workers.columns import (
+    ADVANTAGES,
+    IS_LEARNED,
+    KL_SUMS,
+    OLD_LOGPROBS,
+    REF_LOGPROBS,
+    RESPONSE_LENGTHS,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    TOKENS,
+)
 from rljob_trainer.workers.protocols import ActorGroup, ReferenceGroup
 
 TRAINING_STREAM = 0
+TOKEN_COLUMNS = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)
+"""Of a rollout: what an update needs."""
 
 
 @dataclass(frozen=True)
@@ -58,45 +71,40 @@ class TrainingStep:
 
     def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
         """Step `step` (from 0) on these prompts; the rollout and the step's metrics."""
-        group_prompts = [prompt for prompt in prompts for _ in range(self.plan.group_size)]
-        seeds_B = sample_seeds(self.plan.seed, TRAINING_STREAM, step, len(group_prompts))
-        rollout = self.rollout.run(group_prompts, self.plan.sampling, seeds_B)
-        batch = rollout.batch
+        group_size = self.plan.group_size
+        seeds_B = sample_seeds(self.plan.seed, TRAINING_STREAM, step, len(prompts) * group_size)
+        rollout = self.rollout.run(prompts, group_size, self.plan.sampling, seeds_B)
+        batch = rollout.batch.only(TOKEN_COLUMNS)
         kl = self.plan.algorithm.kl
         kl_in_rewards = self.reference is not None and kl.placement is KlPlacement.REWARD
         if kl_in_rewards or not self.plan.has_single_update:
             with self.timer.phase("old_logprob"):
-                batch = batch.union(self.actor.compute_logprobs(batch.select([TOKENS, RESPONSE_MASK])))
+                batch = batch.union(self.actor.compute_logprobs(batch.only([TOKENS, RESPONSE_MASK])))
         if self.reference is not None:
             with self.timer.phase("ref"):
-                batch = batch.union(self.reference.compute_ref_logprobs(batch.select([TOKENS, RESPONSE_MASK])))
+                batch = batch.union(self.reference.compute_ref_logprobs(batch.only([TOKENS, RESPONSE_MASK])))
         rewards_B = rollout.rewards_B
         kl_metrics: dict[str, float] = {}
         if kl_in_rewards:
-            kl_BT = kl_estimate(batch[OLD_LOGPROBS], batch[REF_LOGPROBS], kl.estimator)
-            rewards_B = kl_in_reward(rewards_B, kl_BT, batch[RESPONSE_MASK], kl.coefficient)
-            kl_metrics = {KL_LOSS: float(kl_BT[batch[RESPONSE_MASK]].mean())}
-        batch, advantages_B = self._with_advantages(batch, rewards_B)
+            kl_B = self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, OLD_LOGPROBS, REF_LOGPROBS]))[KL_SUMS]
+            rewards_B = rewards_B - kl.coefficient * kl_B
+            kl_metrics = {KL_LOSS: float(kl_B.sum() / rollout.batch[RESPONSE_LENGTHS].sum())}
+        advantages = self._advantages(rewards_B)
         with self.timer.phase("update_actor"):
-            metrics = dict(self.actor.update_policy(_for_update(batch), step))
+            metrics = dict(self.actor.update_policy(batch.union(advantages), step))
         return rollout, {
             **rollout.metrics(),
             **metrics,
             **kl_metrics,
-            ADVANTAGE_MEAN: float(advantages_B.mean()),
+            ADVANTAGE_MEAN: float(advantages[ADVANTAGES].mean()),
         }
 
-    def _with_advantages(self, batch: DataProto, rewards_B: torch.Tensor) -> tuple[DataProto, torch.Tensor]:
-        """Adds ADVANTAGES [B, T]; sequences that are left out lose their response mask."""
+    def _advantages(self, rewards_B: torch.Tensor) -> DataProto:
+        """ADVANTAGES, and IS_LEARNED, which is false for sequences that are left out."""
         grpo = self.plan.algorithm.grpo
-        groups_B = torch.arange(len(batch)) // self.plan.group_size
+        groups_B = torch.arange(len(rewards_B)) // self.plan.group_size
         advantages_B = group_relative_advantages(rewards_B, groups_B, normalize_by_std=grpo.normalize_by_std)
-        mask_BT = batch[RESPONSE_MASK]
+        is_learned_B = torch.ones(len(rewards_B), dtype=torch.bool)
         if grpo.drop_zero_variance_groups:
-            mask_BT = mask_BT & ~zero_variance_mask(rewards_B, groups_B)[:, None]
-        return batch.with_columns({RESPONSE_MASK: mask_BT, ADVANTAGES: advantages_B[:, None] * mask_BT}), advantages_B
-
-
-def _for_update(batch: DataProto) -> DataProto:
-    """Tensor columns only: texts stay with the controller."""
-    return batch.select(sorted(batch.tensors))
+            is_learned_B = ~zero_variance_mask(rewards_B, groups_B)
+        return DataProto({ADVANTAGES: advantages_B, IS_LEARNED: is_learned_B})

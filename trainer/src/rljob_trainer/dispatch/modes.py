@@ -1,108 +1,108 @@
-"""What each dispatch mode does: arguments of the caller -> arguments per rank, results per rank -> result.
-
-Nothing here knows Ray: a group calls `split_arguments`, runs the method on every rank and calls `gather_results`.
-"""
+"""Dispatch modes by name: the built-in ones, and those that users add."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
 
-from rljob_trainer.data.proto import DataProto
-from rljob_trainer.dispatch.register import Dispatch
+from rljob_trainer.dispatch import split_gather
+from rljob_trainer.dispatch.mesh import MeshPosition
+from rljob_trainer.dispatch.split_gather import Arguments, SplitCall
 from rljob_trainer.errors import DispatchError
-from rljob_trainer.observability.metrics import Metrics, reduce_metrics
+
+
+class Dispatch(StrEnum):
+    """How arguments reach the workers and what the caller gets back."""
+
+    ONE_TO_ALL = "ONE_TO_ALL"
+    """Every worker gets the same arguments; the caller gets a list with one result per worker."""
+    ALL_TO_ALL = "ALL_TO_ALL"
+    """Every argument is a list with one element per worker; so is the result."""
+    RANK_ZERO = "RANK_ZERO"
+    """Only worker 0 runs; the caller gets its result."""
+    DP_COMPUTE = "DP_COMPUTE"
+    """Every argument is a list with one element per data-parallel rank; so is the result."""
+    DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
+    """DataProto arguments are split by data-parallel rank, others are copied; the result is put together again."""
+    DP_COMPUTE_PROTO_WITH_FUNC = "DP_COMPUTE_PROTO_WITH_FUNC"
+    """As DP_COMPUTE_PROTO; the first argument is a function, which every worker gets."""
+    DP_COMPUTE_METRIC = "DP_COMPUTE_METRIC"
+    """Arguments as DP_COMPUTE_PROTO; the result is a dictionary of metrics, reduced over the workers."""
+
+
+class Execute(StrEnum):
+    """Which workers run."""
+
+    ALL = "ALL"
+    RANK_ZERO = "RANK_ZERO"
+    """Only worker 0, with its share; the caller gets a list of one result, or its result in the modes that put results
+    together."""
+
+
+Split = Callable[[Sequence[MeshPosition], Arguments], SplitCall]
+"""(position of every rank of the group, the caller's arguments) -> what every rank gets."""
+Gather = Callable[[Sequence[MeshPosition], SplitCall, Sequence[object]], object]
+"""(position of every rank, what the split gave, results of the ranks that ran in the order of their ranks) -> what the
+caller gets."""
 
 
 @dataclass(frozen=True)
-class MeshPosition:
-    """Where one rank stands in a mesh: which share of the data it gets, and whether its result is the share's result.
+class DispatchMode:
+    """Both ways of a mode.
 
-    Ranks with the same `data_rank` (tensor-parallel peers) get the same share."""
+    `by_data_rank`: gathering asks only the ranks that answer for a data rank; the others send nothing. `keeps_data`,
+    with it: the columns of the workers' batches stay in the object store, and the caller gets references to them."""
 
-    data_rank: int
-    num_data_ranks: int
-    is_collected: bool
-
-
-@dataclass(frozen=True)
-class SplitCall:
-    """Arguments per rank (index = rank; ranks that are left out do not run) and what gathering must undo."""
-
-    arguments: tuple[tuple[object, ...], ...]
-    ranks: tuple[int, ...]
-    num_padded_rows: int = 0
+    split: Split
+    gather: Gather
+    by_data_rank: bool = False
+    keeps_data: bool = False
 
 
-def split_arguments(dispatch: Dispatch, positions: Sequence[MeshPosition], arguments: tuple[object, ...]) -> SplitCall:
-    """Arguments for every rank that runs. `positions` has one entry per rank of the group.
-
-    Raises DispatchError when an argument cannot be split as the mode asks."""
-    all_ranks = tuple(range(len(positions)))
-    if dispatch is Dispatch.RANK_ZERO:
-        return SplitCall((arguments,), (0,))
-    if dispatch is Dispatch.ONE_TO_ALL:
-        return SplitCall(tuple(arguments for _ in all_ranks), all_ranks)
-    if dispatch is Dispatch.ALL_TO_ALL:
-        return SplitCall(_one_element_per_rank(arguments, len(positions)), all_ranks)
-    num_data_ranks = positions[0].num_data_ranks
-    shares, num_padded_rows = _shares(arguments, num_data_ranks)
-    if num_padded_rows and dispatch is Dispatch.DP_COMPUTE_METRIC:
-        raise DispatchError(
-            f"DP_COMPUTE_METRIC: a batch of {sum(len(a) for a in arguments if isinstance(a, DataProto))} rows does not "
-            f"spread evenly over {num_data_ranks} workers, and rows that were added would be counted"
-        )
-    return SplitCall(tuple(shares[position.data_rank] for position in positions), all_ranks, num_padded_rows)
-
-
-def gather_results(
-    dispatch: Dispatch, positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]
-) -> object:
-    """What the caller gets. `results` has one entry per rank in `call.ranks`."""
-    if dispatch is Dispatch.RANK_ZERO:
-        return results[0]
-    if dispatch in (Dispatch.ONE_TO_ALL, Dispatch.ALL_TO_ALL):
-        return list(results)
-    collected = sorted((position.data_rank, rank) for rank, position in enumerate(positions) if position.is_collected)
-    ordered = [results[rank] for _, rank in collected]
-    if dispatch is Dispatch.DP_COMPUTE_METRIC:
-        return reduce_metrics([_metrics(result) for result in ordered])
-    batch = DataProto.concat([_batch(result) for result in ordered])
-    return batch.slice(0, len(batch) - call.num_padded_rows)
+_BUILT_IN: Mapping[str, DispatchMode] = MappingProxyType(
+    {
+        Dispatch.ONE_TO_ALL: DispatchMode(split_gather.split_one_to_all, split_gather.gather_list),
+        Dispatch.ALL_TO_ALL: DispatchMode(split_gather.split_all_to_all, split_gather.gather_list),
+        Dispatch.RANK_ZERO: DispatchMode(split_gather.split_rank_zero, split_gather.gather_only),
+        Dispatch.DP_COMPUTE: DispatchMode(split_gather.split_lists, split_gather.gather_data_ranks, by_data_rank=True),
+        Dispatch.DP_COMPUTE_PROTO: DispatchMode(
+            split_gather.split_batches, split_gather.gather_batches, by_data_rank=True, keeps_data=True
+        ),
+        Dispatch.DP_COMPUTE_PROTO_WITH_FUNC: DispatchMode(
+            split_gather.split_batches_for_function, split_gather.gather_batches, by_data_rank=True, keeps_data=True
+        ),
+        Dispatch.DP_COMPUTE_METRIC: DispatchMode(
+            split_gather.split_batches_evenly, split_gather.gather_metrics, by_data_rank=True
+        ),
+    }
+)
+_added: dict[str, DispatchMode] = {}
 
 
-def _one_element_per_rank(arguments: tuple[object, ...], num_ranks: int) -> tuple[tuple[object, ...], ...]:
-    columns: list[list[object]] = []
-    for argument in arguments:
-        if not isinstance(argument, list) or len(argument) != num_ranks:
-            raise DispatchError(f"ALL_TO_ALL: every argument must be a list of {num_ranks} elements, one per worker")
-        columns.append(argument)
-    return tuple(tuple(column[rank] for column in columns) for rank in range(num_ranks))
+def register_dispatch_mode(
+    name: str, split: Split, gather: Gather, *, by_data_rank: bool = False, keeps_data: bool = False
+) -> None:
+    """Adds a mode under a new name; call it where the worker class is defined, before the class.
+
+    Raises DispatchError for a name that another mode has."""
+    mode = DispatchMode(split, gather, by_data_rank, keeps_data)
+    if name in _BUILT_IN or _added.get(name, mode) != mode:
+        raise DispatchError(f"register_dispatch_mode: there is a mode {name!r} already; choose another name")
+    _added[name] = mode
 
 
-def _shares(arguments: tuple[object, ...], num_data_ranks: int) -> tuple[list[tuple[object, ...]], int]:
-    """Arguments per data rank; all DataProto arguments must have the same number of rows."""
-    lengths = {len(argument) for argument in arguments if isinstance(argument, DataProto)}
-    if len(lengths) > 1:
-        raise DispatchError(f"DP_COMPUTE: batches of different lengths in one call ({sorted(lengths)})")
-    num_padded_rows = 0
-    columns: list[list[object]] = []
-    for argument in arguments:
-        if isinstance(argument, DataProto):
-            padded, num_padded_rows = argument.padded_to_multiple(num_data_ranks)
-            columns.append(list(padded.chunk(num_data_ranks)))
-        else:
-            columns.append([argument] * num_data_ranks)
-    return [tuple(column[rank] for column in columns) for rank in range(num_data_ranks)], num_padded_rows
+def dispatch_mode(name: str) -> DispatchMode:
+    """The mode of that name, which `register` has checked."""
+    return _BUILT_IN[name] if name in _BUILT_IN else _added[name]
 
 
-def _batch(result: object) -> DataProto:
-    if not isinstance(result, DataProto):
-        raise DispatchError(f"DP_COMPUTE_PROTO: the method must return a DataProto (got {type(result).__name__})")
-    return result
+def is_dispatch_mode(name: str) -> bool:
+    """Whether there is a mode of that name."""
+    return name in _BUILT_IN or name in _added
 
 
-def _metrics(result: object) -> Metrics:
-    if not isinstance(result, dict):
-        raise DispatchError(f"DP_COMPUTE_METRIC: the method must return metrics (got {type(result).__name__})")
-    return result
+def dispatch_mode_names() -> list[str]:
+    """All modes, built-in ones first."""
+    return [*map(str, _BUILT_IN), *_added]

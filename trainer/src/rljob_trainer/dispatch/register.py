@@ -1,51 +1,63 @@
-"""`@register`: a worker method declares how its arguments are split over a worker group and its results gathered."""
+"""`@register`: a worker method declares how its arguments are split over a worker group and its results gathered.
+
+A mistake is refused where it is made, at the class's definition, with the method's name.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from types import FunctionType
 from typing import ParamSpec, TypeVar
 
+from rljob_trainer.dispatch.modes import Dispatch, Execute, dispatch_mode_names, is_dispatch_mode
 from rljob_trainer.errors import DispatchError
 
 REGISTRATION_ATTRIBUTE = "rljob_registration"
+DEFAULT_MESH = "dp"
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Dispatch(StrEnum):
-    """How arguments reach the workers and what the caller gets back."""
-
-    ONE_TO_ALL = "ONE_TO_ALL"
-    """Every worker gets the same arguments; the caller gets a list with one result per worker."""
-    ALL_TO_ALL = "ALL_TO_ALL"
-    """Every argument is a list with one element per worker; so is the result."""
-    RANK_ZERO = "RANK_ZERO"
-    """Only worker 0 runs; the caller gets its result."""
-    DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
-    """DataProto arguments are split by data-parallel rank, others are copied; the result is put together again."""
-    DP_COMPUTE_METRIC = "DP_COMPUTE_METRIC"
-    """Arguments as DP_COMPUTE_PROTO; the result is a dictionary of metrics, reduced over the workers."""
-
-
 @dataclass(frozen=True)
 class Registration:
-    """What `@register` said. `mesh` names the worker's mesh that defines the data-parallel ranks."""
+    """What `@register` said. `dispatch` is the name of a mode; `mesh` names the worker's mesh that defines the
+    data-parallel ranks. With `blocking` false the caller gets a `Pending` at once."""
 
-    dispatch: Dispatch
+    dispatch: str
+    execute: Execute
+    blocking: bool
     mesh: str
 
 
 def register(
-    dispatch: Dispatch = Dispatch.DP_COMPUTE_PROTO, mesh: str = "dp"
+    dispatch: Dispatch | str = Dispatch.DP_COMPUTE_PROTO,
+    *,
+    execute: Execute = Execute.ALL,
+    blocking: bool = True,
+    mesh: str = DEFAULT_MESH,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Marks a worker method as callable from the controller through its group."""
+    """Marks a worker method, `async` ones included, as callable from the controller through its group.
+
+    Raises DispatchError for what is no method, and for a mode that no `Dispatch` and no `register_dispatch_mode` has
+    named before."""
 
     def attach(method: Callable[P, R]) -> Callable[P, R]:
-        setattr(method, REGISTRATION_ATTRIBUTE, Registration(dispatch, mesh))
+        if not isinstance(method, FunctionType):
+            raise DispatchError(
+                f"@register: marks methods (seen: {method!r}); write it next to `def`, below @staticmethod and the like"
+            )
+        where = method.__qualname__
+        if not is_dispatch_mode(str(dispatch)):
+            raise DispatchError(
+                f"{where}: no dispatch mode is called {str(dispatch)!r} (there are: "
+                f"{', '.join(dispatch_mode_names())}); register_dispatch_mode adds one"
+            )
+        if next(iter(inspect.signature(method).parameters), None) != "self":
+            raise DispatchError(f"{where}: @register marks methods of a worker; the first parameter must be self")
+        setattr(method, REGISTRATION_ATTRIBUTE, Registration(str(dispatch), execute, blocking, mesh))
         return method
 
     return attach

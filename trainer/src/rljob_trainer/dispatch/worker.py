@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rljob_trainer.dispatch.modes import MeshPosition
+from rljob_trainer.dispatch.mesh import MeshPosition
 
 
 @dataclass(frozen=True)

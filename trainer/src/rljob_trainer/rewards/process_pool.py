@@ -85,14 +85,17 @@ class ScorerPool:
         spec: ScorerSpec,
         *,
         num_processes: int,
+        first_number: int = 0,
         timeout_seconds: float,
         log_folder: Path,
         environment: Mapping[str, str],
         start_timeout_seconds: float = START_TIMEOUT_SECONDS,
     ) -> None:
-        """Begins to start the processes and returns. What scorers print goes to `log_folder`/reward-<n>.log."""
+        """Begins to start the processes and returns. What scorers print goes to `log_folder`/reward-<n>.log, n from
+        `first_number`."""
         self._spec = spec
         self._num_processes = num_processes
+        self._first_number = first_number
         self._timeout_seconds = timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
         self._log_folder = log_folder
@@ -164,7 +167,7 @@ class ScorerPool:
     def _run(self) -> None:
         try:
             self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
-            for number in range(self._num_processes):
+            for number in range(self._first_number, self._first_number + self._num_processes):
                 self._slots.append(self._start(number))
             while not self._is_closing:
                 self._turn()

@@ -25,7 +25,8 @@ from rljob_trainer.checkpoints.random_state import capture_random_state, restore
 from rljob_trainer.checkpoints.save import HostBuffers, PendingShard, num_shard_bytes, save_shard_async
 from rljob_trainer.checkpoints.sharding import ShardedTensor, sharded_tensors_from_dtensors
 from rljob_trainer.data.proto import DataProto
-from rljob_trainer.dispatch.register import Dispatch, register
+from rljob_trainer.dispatch.modes import Dispatch
+from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine, TrainEngineSettings, cut_rows, row_lengths
 from rljob_trainer.engines.train.optimizer import learning_rate
@@ -39,11 +40,15 @@ from rljob_trainer.observability.metrics import (
 )
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
+    IS_LEARNED,
+    KL_SUMS,
     OLD_LOGPROBS,
     REF_LOGPROBS,
     RESPONSE_MASK,
     ROLLOUT_LOGPROBS,
     TOKENS,
+    padded,
+    unpadded_like,
 )
 from rljob_trainer.workers.update_sums import UpdateSums
 
@@ -88,20 +93,28 @@ class ActorWorker(Worker):
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_logprobs(self, batch: DataProto) -> DataProto:
         """Column OLD_LOGPROBS for a batch with TOKENS and RESPONSE_MASK, by the weights as they are now."""
-        logprobs_BT = self.engine.logprobs(batch[TOKENS], batch[RESPONSE_MASK], self.settings.temperature)
-        return DataProto({OLD_LOGPROBS: logprobs_BT})
+        wide = padded(batch)
+        logprobs_BT = self.engine.logprobs(wide[TOKENS], wide[RESPONSE_MASK], self.settings.temperature)
+        return DataProto(ragged={OLD_LOGPROBS: unpadded_like(logprobs_BT, batch.ragged_column(TOKENS))})
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def compute_kl_sums(self, batch: DataProto) -> DataProto:
+        """Column KL_SUMS for a batch with RESPONSE_MASK, OLD_LOGPROBS and REF_LOGPROBS, by the job's estimator."""
+        wide = padded(batch)
+        kl_BT = kl_estimate(wide[OLD_LOGPROBS], wide[REF_LOGPROBS], self.settings.algorithm.kl.estimator)
+        return DataProto({KL_SUMS: (kl_BT * wide[RESPONSE_MASK]).sum(dim=1)})
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def update_policy(self, batch: DataProto, step: int) -> Metrics:
         """All updates of training step `step` (from 0) on this worker's share of the batch.
 
-        Needs TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, ADVANTAGES; OLD_LOGPROBS unless there is a single update;
-        REF_LOGPROBS where the loss has a KL term. Metrics are those of the whole batch, equal on all ranks.
+        Needs TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, ADVANTAGES, IS_LEARNED; OLD_LOGPROBS unless there is a single
+        update; REF_LOGPROBS where the loss has a KL term. Metrics are those of the whole batch, equal on all ranks.
         Raises NonFiniteUpdateError after several updates in a row whose gradients are not finite."""
         rate = learning_rate(self.settings.optimizer, step, self.settings.num_steps)
         sums = UpdateSums()
         norms: list[float] = []
-        for mini_batch in self._mini_batches(batch):
+        for mini_batch in self._mini_batches(_of_tokens(batch)):
             norms.append(self._update(mini_batch, rate, sums))
             sums.num_updates += 1
         self.policy_version = step + 1
@@ -255,3 +268,10 @@ class ActorWorker(Worker):
             difference_sum=float(differences_BT.sum()),
             difference_max=float(differences_BT.max()),
         )
+
+
+def _of_tokens(batch: DataProto) -> DataProto:
+    """The batch of an update with all columns as [B, T]: what is not learned from loses its response mask."""
+    wide = padded(batch)
+    mask_BT = wide[RESPONSE_MASK] & wide[IS_LEARNED][:, None]
+    return wide.with_columns({RESPONSE_MASK: mask_BT, ADVANTAGES: wide[ADVANTAGES][:, None] * mask_BT})

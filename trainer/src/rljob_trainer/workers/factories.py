@@ -17,9 +17,10 @@ from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
+from rljob_trainer.workers.reward import RewardSettings, RewardWorker
 from rljob_trainer.workers.rollout import RolloutWorker
 
-ACTOR, ROLLOUT, HYBRID, REFERENCE = "actor", "rollout", "hybrid", "ref"
+ACTOR, ROLLOUT, HYBRID, REFERENCE, REWARD = "actor", "rollout", "hybrid", "ref", "reward"
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ def make_reference(
     """The frozen policy of the KL term."""
     engine = replace(settings, device=context.device, model_folder=model.folder())
     return ReferenceWorker(context, engine, temperature)
+
+
+def make_reward(settings: RewardSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
+    """The reward's processes."""
+    return RewardWorker(context, settings)
 
 
 def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:

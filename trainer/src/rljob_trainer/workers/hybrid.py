@@ -17,8 +17,9 @@ from contextlib import contextmanager
 import torch
 
 from rljob_trainer.data.proto import DataProto
-from rljob_trainer.dispatch.modes import MeshPosition
-from rljob_trainer.dispatch.register import Dispatch, register
+from rljob_trainer.dispatch.mesh import MeshPosition
+from rljob_trainer.dispatch.modes import Dispatch
+from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
@@ -46,11 +47,11 @@ class HybridWorker(Worker):
         return self.rollout.mesh_position(mesh)
 
     @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH)
-    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, width: int) -> DataProto:
+    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         """Responses by the actor's present weights; see RolloutWorker.generate."""
         with self.rollout_mode():
             started = time.perf_counter()
-            sequences = self.rollout.generate(batch, sampling, width)
+            sequences = self.rollout.generate(batch, sampling)
             self._count("generate", started)
         return sequences
 

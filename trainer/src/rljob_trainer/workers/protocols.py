@@ -22,6 +22,9 @@ class ActorGroup(Protocol):
     def compute_logprobs(self, batch: DataProto) -> DataProto:
         """See ActorWorker.compute_logprobs."""
 
+    def compute_kl_sums(self, batch: DataProto) -> DataProto:
+        """See ActorWorker.compute_kl_sums."""
+
     def update_policy(self, batch: DataProto, step: int) -> Metrics:
         """See ActorWorker.update_policy."""
 
@@ -50,7 +53,7 @@ class ActorGroup(Protocol):
 class HybridGroup(Protocol):
     """All ranks of `HybridWorker`."""
 
-    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, width: int) -> DataProto:
+    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         """See HybridWorker.generate_sequences."""
 
     def take_seconds(self) -> Metrics:
@@ -62,3 +65,10 @@ class ReferenceGroup(Protocol):
 
     def compute_ref_logprobs(self, batch: DataProto) -> DataProto:
         """See ReferenceWorker.compute_ref_logprobs."""
+
+
+class RewardGroup(Protocol):
+    """All ranks of `RewardWorker`."""
+
+    def compute_scores(self, batch: DataProto) -> DataProto:
+        """See RewardWorker.compute_scores."""

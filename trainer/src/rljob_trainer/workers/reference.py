@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rljob_trainer.data.proto import DataProto
-from rljob_trainer.dispatch.register import Dispatch, register
+from rljob_trainer.dispatch.modes import Dispatch
+from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine, TrainEngineSettings
-from rljob_trainer.workers.columns import REF_LOGPROBS, RESPONSE_MASK, TOKENS
+from rljob_trainer.workers.columns import REF_LOGPROBS, RESPONSE_MASK, TOKENS, padded, unpadded_like
 
 
 class ReferenceWorker(Worker):
@@ -21,4 +22,6 @@ class ReferenceWorker(Worker):
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_logprobs(self, batch: DataProto) -> DataProto:
         """Column REF_LOGPROBS for a batch with TOKENS and RESPONSE_MASK."""
-        return DataProto({REF_LOGPROBS: self.engine.logprobs(batch[TOKENS], batch[RESPONSE_MASK], self.temperature)})
+        wide = padded(batch)
+        logprobs_BT = self.engine.logprobs(wide[TOKENS], wide[RESPONSE_MASK], self.temperature)
+        return DataProto(ragged={REF_LOGPROBS: unpadded_like(logprobs_BT, batch.ragged_column(TOKENS))})

@@ -1,16 +1,18 @@
 """The rollout worker: turns prompts into responses with whatever engine the job uses.
 
-Legend: B responses of this worker's share, T tokens of prompt and response.
+Legend: B responses of this worker's share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 
-from rljob_trainer.data.proto import DataProto, pad_columns
-from rljob_trainer.dispatch.modes import MeshPosition
+from rljob_trainer.data.proto import DataProto
+from rljob_trainer.data.ragged import RaggedColumn
+from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import (
     FinishedSequence,
@@ -23,6 +25,7 @@ from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
     POLICY_VERSIONS,
     PROMPT_TOKEN_IDS,
+    RESPONSE_LENGTHS,
     RESPONSE_MASK,
     RESPONSE_TEXTS,
     ROLLOUT_LOGPROBS,
@@ -52,50 +55,42 @@ class RolloutWorker(Worker):
             is_collected=self.context.rank % self.tensor_parallel == 0,
         )
 
-    def generate(self, batch: DataProto, sampling: SamplingSettings, width: int) -> DataProto:
-        """One response per row. Needs PROMPT_TOKEN_IDS and SAMPLE_SEEDS; gives the columns of a rollout.
-
-        `width` (tokens) is that of the resulting columns: at least the longest prompt and response together."""
-        prompts = [tuple(_integers(prompt)) for prompt in batch.object_column(PROMPT_TOKEN_IDS)]
+    def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
+        """One response per row. Needs PROMPT_TOKEN_IDS and SAMPLE_SEEDS; gives the columns of a rollout."""
+        prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
         seeds = batch[SAMPLE_SEEDS].tolist()
         requests = [
             GenerationRequest(str(row), prompt, sampling, seed)
             for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
         ]
         finished = self.engine.generate(requests)
-        return rollout_columns(prompts, [finished[str(row)] for row in range(len(prompts))], width)
+        return rollout_columns(prompts, [finished[str(row)] for row in range(len(prompts))])
 
 
-def rollout_columns(prompts: list[tuple[int, ...]], responses: list[FinishedSequence], width: int) -> DataProto:
-    """The columns of a rollout, padded on the right to `width` tokens."""
-    tokens = [
-        torch.tensor(prompt + response.token_ids, dtype=torch.int64)
-        for prompt, response in zip(prompts, responses, strict=True)
-    ]
-    masks = [
-        torch.tensor([False] * len(prompt) + [True] * len(response.token_ids))
-        for prompt, response in zip(prompts, responses, strict=True)
-    ]
-    logprobs = [
-        torch.tensor([0.0] * len(prompt) + list(response.logprobs), dtype=torch.float32)
-        for prompt, response in zip(prompts, responses, strict=True)
-    ]
-    versions = [
-        torch.tensor([-1] * len(prompt) + list(response.policy_versions), dtype=torch.int32)
-        for prompt, response in zip(prompts, responses, strict=True)
-    ]
+def rollout_columns(prompts: list[tuple[int, ...]], responses: list[FinishedSequence]) -> DataProto:
+    """The columns of a rollout."""
+    pairs = list(zip(prompts, responses, strict=True))
+    lengths_B = torch.tensor([len(prompt) + len(response.token_ids) for prompt, response in pairs], dtype=torch.int64)
+
+    def column(rows: list[list[float]] | list[list[int]] | list[list[bool]], dtype: torch.dtype) -> RaggedColumn:
+        return RaggedColumn(torch.tensor(list(chain.from_iterable(rows)), dtype=dtype), lengths_B)
+
     return DataProto(
-        {
-            TOKENS: pad_columns(tokens, width, 0),
-            RESPONSE_MASK: pad_columns(masks, width, False),
-            ROLLOUT_LOGPROBS: pad_columns(logprobs, width, 0.0),
-            POLICY_VERSIONS: pad_columns(versions, width, -1),
+        tensors={
+            RESPONSE_LENGTHS: torch.tensor([len(response.token_ids) for response in responses]),
             IS_TRUNCATED: torch.tensor([response.finish_reason is FinishReason.LENGTH for response in responses]),
         },
-        {RESPONSE_TEXTS: tuple(response.text for response in responses)},
+        ragged={
+            TOKENS: column([[*prompt, *response.token_ids] for prompt, response in pairs], torch.int64),
+            RESPONSE_MASK: column(
+                [[False] * len(prompt) + [True] * len(response.token_ids) for prompt, response in pairs], torch.bool
+            ),
+            ROLLOUT_LOGPROBS: column(
+                [[0.0] * len(prompt) + list(response.logprobs) for prompt, response in pairs], torch.float32
+            ),
+            POLICY_VERSIONS: column(
+                [[-1] * len(prompt) + list(response.policy_versions) for prompt, response in pairs], torch.int32
+            ),
+        },
+        objects={RESPONSE_TEXTS: tuple(response.text for response in responses)},
     )
-
-
-def _integers(prompt: object) -> tuple[int, ...]:
-    assert isinstance(prompt, tuple), "prompt tokens travel as tuples"
-    return prompt

@@ -1,0 +1,268 @@
+"""Calls of worker groups on real Ray: every dispatch mode, data by reference, views of fused roles, failures."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import pytest
+import ray
+import torch
+
+from rljob_testing.echo_worker import EchoWorker, make_echo
+from rljob_testing.settings import inherited_python_path
+from rljob_trainer.cluster.calls import Pending
+from rljob_trainer.cluster.fused_worker import RoleSpec
+from rljob_trainer.cluster.object_store import TRAFFIC
+from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
+from rljob_trainer.cluster.session import ray_session
+from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
+from rljob_trainer.cluster.worker_processes import WorkerProcesses
+from rljob_trainer.data.proto import DataProto
+from rljob_trainer.data.ragged import RaggedColumn
+from rljob_trainer.errors import CallTimeoutError, DataError, DataLostError, DispatchError, WorkerDiedError, WorkerError
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+SUPPORT_FOLDER = Path(__file__).parents[1] / "support"
+Described = tuple[str, int, int, tuple[str, ...]]
+ROLES = [RoleSpec(name, EchoWorker, partial(make_echo, name)) for name in ("first", "second")]
+
+
+def start(num_workers: int) -> WorkerProcesses:
+    pool = ResourcePool(
+        PoolSettings("main", 1, num_workers, use_gpu=False, num_cpus_per_device=0.1, timeout_seconds=60)
+    )
+    python_path = ":".join([str(SUPPORT_FOLDER), *inherited_python_path()])
+    processes = WorkerProcesses(pool, {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"})
+    processes.build("cpu", 1, ROLES, None)
+    return processes
+
+
+@pytest.fixture(scope="module")
+def _session(cluster: str) -> Iterator[None]:
+    with ray_session(cluster, 0, 0):
+        yield
+
+
+@pytest.fixture(scope="module")
+def processes(_session: None) -> Iterator[WorkerProcesses]:
+    started = start(2)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def group(processes: WorkerProcesses) -> WorkerGroup:
+    return spawn(processes)["first"]
+
+
+def call(group: WorkerGroup, method: str, *arguments: object, **named: object) -> object:
+    bound = cast(Callable[..., object], vars(group)[method])
+    return bound(*arguments, **named)
+
+
+def of(group: WorkerGroup, method: str, *arguments: object, **named: object) -> DataProto:
+    result = call(group, method, *arguments, **named)
+    assert isinstance(result, DataProto)
+    return result
+
+
+def batch(num_rows: int, width: int = 3) -> DataProto:
+    numbers = torch.arange(num_rows)
+    return DataProto(
+        {"x": numbers[:, None].repeat(1, width), "number": numbers},
+        {"name": tuple(f"row {row}" for row in range(num_rows))},
+        {"step": 3},
+        {"tokens": RaggedColumn.from_rows([list(range(row)) for row in range(num_rows)], torch.int64)},
+    )
+
+
+def test_every_kind_of_column_comes_back_as_it_was(group: WorkerGroup) -> None:
+    sent = batch(6)
+    result = of(group, "echo", sent)
+    # One number per row comes to the controller; everything else stays where it is.
+    assert [name for name in result.column_names() if not result.is_remote(name)] == ["number"]
+    assert result["number"].tolist() == [0, 1, 2, 3, 4, 5]
+    fetched = result.fetched()
+    assert torch.equal(fetched["x"], sent["x"])
+    assert fetched.object_column("name") == sent.object_column("name")
+    assert fetched.ragged_column("tokens").same_as(sent.ragged_column("tokens"))
+    assert fetched.meta == {"step": 3}
+    with pytest.raises(DataError, match=r"column 'x' is remote; get it with fetched\(\['x'\]\) first"):
+        result["x"]
+
+
+def test_padding_named_arguments_and_defaults(group: WorkerGroup) -> None:
+    sent = batch(5)
+    assert of(group, "add", sent.only(["number"]))["number"].tolist() == [1, 2, 3, 4, 5]
+    assert of(group, "add", batch=sent.only(["number"]), number=10)["number"].tolist() == [10, 11, 12, 13, 14]
+    assert len(sent) == 5
+    with pytest.raises(TypeError, match="unexpected keyword argument 'amount'"):
+        call(group, "add", sent, amount=1)
+
+
+def test_what_was_kept_can_be_cut_joined_and_passed_on(group: WorkerGroup) -> None:
+    kept = of(group, "add", batch(6).only(["x"]))
+    order = [5, 0, 3, 1, 4, 2]
+    again = of(group, "add", kept.rows(order)).fetched()
+    assert again["x"][:, 0].tolist() == [row + 2 for row in order]
+    longer = DataProto.concat([kept.slice(4, 6), kept.slice(0, 3)])
+    assert of(group, "add", longer).fetched()["x"][:, 0].tolist() == [6.0, 7.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("width", [3, 200_000])
+def test_results_that_are_not_waited_for_are_passed_on(group: WorkerGroup, width: int) -> None:
+    first = call(group, "add_later", batch(4, width).only(["x"]), seconds=0.5)
+    assert isinstance(first, Pending)
+    assert not first.done()
+    second = call(group, "add_later", first)
+    assert isinstance(second, Pending)
+    with pytest.raises(CallTimeoutError, match=r"first\.add_later: no result within 0\.05 s"):
+        second.result(timeout_seconds=0.05)
+    result = second.result()
+    assert isinstance(result, DataProto)
+    assert result.fetched()["x"][:, 0].tolist() == [2, 3, 4, 5]
+    assert first.done()
+    # Padded rows cannot be passed on unseen: the caller waits.
+    padded = call(group, "add_later", batch(3).only(["number"]))
+    last = call(group, "add_later", padded)
+    assert isinstance(last, Pending)
+    assert cast(DataProto, last.result())["number"].tolist() == [2, 3, 4]
+
+
+def test_other_modes(group: WorkerGroup) -> None:
+    assert call(group, "only_first", 7) == [7]
+    assert call(group, "later", 7) == [7, 8]
+    assert call(group, "sums", batch(4).only(["number"])) == {"number_sum": 6.0}
+    doubled = of(group, "apply", double, batch(4).only(["number"]))
+    assert doubled["number"].tolist() == [0, 2, 4, 6]
+
+
+def double(share: DataProto) -> DataProto:
+    return DataProto({name: column * 2 for name, column in share.tensors.items()})
+
+
+def test_mistakes_name_the_method(group: WorkerGroup) -> None:
+    with pytest.raises(DispatchError, match=r"first\.sums: DP_COMPUTE_METRIC: a batch of 3 rows does not spread"):
+        call(group, "sums", batch(3))
+    with pytest.raises(DispatchError, match=r"first\.change_in_place: changed columns of its batch in place \(x\)"):
+        call(group, "change_in_place", batch(4))
+    with pytest.raises(DispatchError, match=r"first\.uneven: DP_COMPUTE_PROTO: 1 rows were added"):
+        call(group, "uneven", batch(3))
+    assert of(group, "uneven", batch(4).only(["number"]))["number"].tolist() == [0, 2, 3]
+
+
+def test_large_data_goes_once_and_is_read_where_it_lies(group: WorkerGroup) -> None:
+    sent = DataProto({"x": torch.rand(64, 32_768)})
+    TRAFFIC.take()
+    kept = of(group, "echo", sent)
+    there = TRAFFIC.take()
+    assert there.sent_bytes == sent.num_bytes() == 64 * 32_768 * 4
+    assert there.received_bytes == 64 * 8
+    again = of(group, "echo", of(group, "echo", kept))
+    passed_on = TRAFFIC.take()
+    # Two calls, each 8 bytes per row both ways.
+    assert (passed_on.sent_bytes, passed_on.received_bytes) == (2 * 64 * 8, 2 * 64 * 8)
+    assert torch.equal(again.fetched()["x"], sent["x"])
+
+
+def test_what_is_let_go_leaves_the_object_store(group: WorkerGroup) -> None:
+    def used_bytes() -> float:
+        return ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"]
+
+    sent = DataProto({"x": torch.rand(64, 32_768)})
+    before = used_bytes()
+    highest = 0.0
+    for _ in range(200):
+        of(group, "add", of(group, "echo", sent))
+        highest = max(highest, used_bytes() - before)
+    # 200 steps leave 200 x 3 x 8 MiB behind if nothing is freed; what is being freed may show for a moment.
+    deadline = time.monotonic() + 30
+    while used_bytes() - before > sent.num_bytes() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert used_bytes() - before <= sent.num_bytes()
+    assert highest < 40 * sent.num_bytes()
+
+
+def test_views_of_fused_roles_share_processes_and_may_be_called_at_once(processes: WorkerProcesses) -> None:
+    views = spawn(processes)
+    seen = {
+        name: cast(list[tuple[str, int, int, tuple[str, ...]]], call(view, "whoami")) for name, view in views.items()
+    }
+    assert [(name, rank, others) for name, rank, _, others in seen["second"]] == [
+        ("second", 0, ("first",)),
+        ("second", 1, ("first",)),
+    ]
+    assert [process for _, _, process, _ in seen["first"]] == [process for _, _, process, _ in seen["second"]]
+    wrong: list[object] = []
+
+    def work(view: WorkerGroup, number: int) -> None:
+        for step in range(50):
+            result = of(view, "add", batch(4).only(["number"]), number + step)["number"].tolist()
+            if result != [row + number + step for row in range(4)]:
+                wrong.append(result)
+
+    threads = [threading.Thread(target=work, args=(view, 1000 * place)) for place, view in enumerate(views.values())]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_thousand_calls_in_flight(group: WorkerGroup) -> None:
+    sent = batch(2).only(["number"])
+    pending = [cast("Pending[DataProto]", call(group, "add_later", sent)) for _ in range(1000)]
+    assert all(each.result()["number"].tolist() == [1, 2] for each in pending)
+
+
+def test_our_own_errors_arrive_as_they_were_raised_and_others_with_their_traceback(group: WorkerGroup) -> None:
+    with pytest.raises(DataError, match=r"^a column is missing$"):
+        call(group, "fail", 1, "own")
+    with pytest.raises(WorkerError, match=r"first\.fail: worker rank 1: ZeroDivisionError") as raised:
+        call(group, "fail", 1, "foreign")
+    assert "echo_worker.py" in str(raised.value)
+    assert 'raise ZeroDivisionError("somebody divided by nothing")' in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def four(_session: None) -> Iterator[WorkerProcesses]:
+    started = start(4)
+    yield started
+    started.close()
+
+
+def test_peers_of_a_mesh_get_one_share_and_the_named_one_answers(four: WorkerProcesses) -> None:
+    result = of(spawn(four)["first"], "ranks", batch(6, 40_000)).fetched()
+    assert result["rank"][:, 0].tolist() == [1, 1, 1, 3, 3, 3]
+    assert result["x"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_killed_worker_is_named_with_its_call_and_cause(four: WorkerProcesses) -> None:
+    group = spawn(four)["first"]
+    kept = of(group, "echo", batch(4, 100_000).only(["x"]))
+    started = time.monotonic()
+    with pytest.raises(
+        WorkerDiedError, match=r"worker rank 2 \(process \d+ on .*\) died in first\.fail: .*without a word"
+    ):
+        call(group, "fail", 2, str(int(signal.SIGKILL)))
+    assert time.monotonic() - started < 5
+    with pytest.raises(WorkerDiedError, match="worker rank 2"):
+        call(group, "empty")
+    # What the dead process owned goes soon after it; what the others own stays.
+    assert kept.rows([0, 3]).fetched()["x"][:, 0].tolist() == [0, 3]
+    with pytest.raises(DataLostError, match="data of this step is lost with the process or node that held it"):
+        fetch_for_seconds(kept.rows([2]), 30)
+
+
+def fetch_for_seconds(batch: DataProto, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        batch.fetched()
+        time.sleep(0.2)

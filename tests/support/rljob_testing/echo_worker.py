@@ -1,0 +1,118 @@
+"""Workers that compute next to nothing, to watch how calls and data travel."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from rljob_trainer.data.proto import DataProto
+from rljob_trainer.dispatch.mesh import MeshPosition, mesh_position
+from rljob_trainer.dispatch.modes import Dispatch, Execute, register_dispatch_mode
+from rljob_trainer.dispatch.register import register
+from rljob_trainer.dispatch.split_gather import gather_list, split_one_to_all
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.errors import DataError
+from rljob_trainer.observability.metrics import Metrics
+
+TENSOR_PARALLEL_MESH = "tp"
+TO_ALL_AGAIN = "TO_ALL_AGAIN"
+
+register_dispatch_mode(TO_ALL_AGAIN, split_one_to_all, gather_list)
+
+
+class EchoWorker(Worker):
+    """In the mesh `tp` pairs of ranks are peers."""
+
+    def __init__(self, context: WorkerContext, name: str = "echo", others: tuple[str, ...] = ()) -> None:
+        super().__init__(context)
+        self.name = name
+        self.others = others
+
+    def mesh_position(self, mesh: str) -> MeshPosition:
+        """See Worker."""
+        if mesh == TENSOR_PARALLEL_MESH:
+            return mesh_position(self.context.rank, {"dp": self.context.world_size // 2, "tp": 2}, answers={"tp": 1})
+        return super().mesh_position(mesh)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def empty(self) -> None:
+        """Nothing."""
+
+    @register(Dispatch.ONE_TO_ALL)
+    def whoami(self) -> tuple[str, int, int, tuple[str, ...]]:
+        """Name, rank, process id, roles built before."""
+        return self.name, self.context.rank, os.getpid(), self.others
+
+    @register(TO_ALL_AGAIN, execute=Execute.RANK_ZERO)
+    def only_first(self, value: int) -> int:
+        """The rank's answer."""
+        return value + self.context.rank
+
+    @register(Dispatch.ONE_TO_ALL)
+    async def later(self, value: int) -> int:
+        """After a moment."""
+        await asyncio.sleep(0.01)
+        return value + self.context.rank
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def echo(self, batch: DataProto) -> DataProto:
+        """The same."""
+        return batch
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def add(self, batch: DataProto, number: float = 1.0) -> DataProto:
+        """`number` added to every tensor column."""
+        return DataProto({name: column + number for name, column in batch.tensors.items()}, meta=batch.meta)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def add_later(self, batch: DataProto, seconds: float = 0.0) -> DataProto:
+        """1 added, after so many seconds."""
+        time.sleep(seconds)
+        return self.add(batch)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, mesh=TENSOR_PARALLEL_MESH)
+    def ranks(self, batch: DataProto) -> DataProto:
+        """Every row with the rank that answers for it."""
+        return DataProto({"rank": torch.full((len(batch), 2), self.context.rank), "x": batch["x"]})
+
+    @register(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def apply(self, function: Callable[[DataProto], DataProto], batch: DataProto) -> DataProto:
+        """What the function makes of the share."""
+        return function(batch)
+
+    @register(Dispatch.DP_COMPUTE_METRIC)
+    def sums(self, batch: DataProto) -> Metrics:
+        """Of every tensor column."""
+        return {f"{name}_sum": float(column.double().sum()) for name, column in batch.tensors.items()}
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def change_in_place(self, batch: DataProto) -> DataProto:
+        """A mistake."""
+        batch["x"].add_(1)
+        return batch
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def uneven(self, batch: DataProto) -> DataProto:
+        """Rank r keeps r + 1 rows."""
+        return batch.slice(0, self.context.rank + 1)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def fail(self, rank: int, kind: str) -> None:
+        """On one rank only; the others wait for it a while, as in a collective."""
+        if self.context.rank != rank:
+            time.sleep(1)
+        elif kind == "own":
+            raise DataError("a column is missing")
+        elif kind == "foreign":
+            raise ZeroDivisionError("somebody divided by nothing")
+        else:
+            os.kill(os.getpid(), int(kind))
+
+
+def make_echo(name: str, context: WorkerContext, others: Mapping[str, Worker]) -> EchoWorker:
+    """A factory of a role."""
+    return EchoWorker(context, name, tuple(others))

@@ -1,0 +1,57 @@
+"""Where a rank stands in a mesh: which share of the data it gets, and whether it answers for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rljob_trainer.errors import DispatchError
+
+
+@dataclass(frozen=True)
+class MeshPosition:
+    """Where one rank stands in a mesh: which share of the data it gets, and whether its result is the share's result.
+
+    Ranks with the same `data_rank` (tensor, pipeline and sequence parallel peers) get the same share."""
+
+    data_rank: int
+    num_data_ranks: int
+    is_collected: bool
+
+
+def mesh_position(rank: int, sizes: Mapping[str, int], *, data: str = "dp", answers: Mapping[str, int]) -> MeshPosition:
+    """The position of a rank in a mesh of named dimensions, the last one varying fastest.
+
+    `sizes`: name -> size, in order, for example {"pp": 2, "dp": 4, "sp": 1, "tp": 2}. `data` is the dimension that
+    data is split over. `answers`: coordinate of the peer that answers in each other dimension, 0 where it is not named;
+    with pipeline parallelism it is the last stage, {"pp": 1} here.
+    Raises DispatchError for an unknown dimension, a coordinate outside of it, or a rank outside of the mesh."""
+    for name in (data, *answers):
+        if name not in sizes:
+            raise DispatchError(f"mesh: no dimension '{name}' (there are: {', '.join(sizes)})")
+    coordinates: dict[str, int] = {}
+    rest = rank
+    for name in reversed(list(sizes)):
+        rest, coordinates[name] = divmod(rest, sizes[name])
+    if rest or rank < 0:
+        raise DispatchError(f"mesh: rank {rank} lies outside of {dict(sizes)}")
+    for name, coordinate in answers.items():
+        if not 0 <= coordinate < sizes[name]:
+            raise DispatchError(f"mesh: coordinate {coordinate} lies outside of dimension '{name}' ({sizes[name]})")
+    is_collected = all(coordinate == answers.get(name, 0) for name, coordinate in coordinates.items() if name != data)
+    return MeshPosition(coordinates[data], sizes[data], is_collected)
+
+
+def check_positions(where: str, positions: list[MeshPosition]) -> None:
+    """Raises DispatchError where the ranks disagree: every share needs a rank, and exactly one that answers for it."""
+    num_data_ranks = positions[0].num_data_ranks
+    if any(position.num_data_ranks != num_data_ranks for position in positions):
+        raise DispatchError(
+            f"{where}: the ranks disagree on the number of data ranks "
+            f"({[position.num_data_ranks for position in positions]})"
+        )
+    answering = sorted(position.data_rank for position in positions if position.is_collected)
+    if answering != list(range(num_data_ranks)):
+        raise DispatchError(
+            f"{where}: exactly one rank must answer for each of {num_data_ranks} data ranks (answered for: {answering})"
+        )
