@@ -1,15 +1,26 @@
-"""A resource pool: equal nodes with equally many devices, reserved as placement groups before anything starts."""
+"""Resource pools: equal nodes with equally many devices, reserved as placement groups before anything starts; and views
+of them: some of their ranks, several pools as one, a share of each device.
+
+A pool owns its reservation. A view has slots on the same placement groups and owns nothing: only the pool releases.
+"""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 
-import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 
-from rljob_trainer.cluster.placement import check_feasible
+from rljob_trainer.cluster.packing import UNITS
+from rljob_trainer.cluster.placement import ACCELERATOR_PREFIX, MEMORY, PoolNeed, node_order
+from rljob_trainer.cluster.reservation import Report, ReservedNode, log_progress, release, reserve
 from rljob_trainer.errors import ResourceError
+
+ACCELERATOR_PART = 0.001
+"""A node has one `accelerator_type:NAME` for all of its devices; whoever wants that type asks for so little of it."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +33,34 @@ class PoolSettings:
     use_gpu: bool
     num_cpus_per_device: float
     timeout_seconds: float
+    memory_bytes_per_device: int = 0
+    """Main memory that Ray sets aside; 0 for none."""
+    object_store_bytes_per_node: int = 0
+    """What each node's object store must hold."""
+    accelerator_type: str | None = None
+    """Ray's name of it, such as `A100`; any when unset."""
+    custom_resources: Mapping[str, float] = field(default_factory=dict)
+    """Per device, by Ray's names."""
+    is_detached: bool = False
+    """Whether the reservation outlives this process; somebody has to release it then."""
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Resources of one worker process."""
-        return {"CPU": self.num_cpus_per_device, **({"GPU": 1.0} if self.use_gpu else {})}
+        """Resources of one device."""
+        return {
+            "CPU": self.num_cpus_per_device,
+            **({"GPU": 1.0} if self.use_gpu else {}),
+            **({MEMORY: float(self.memory_bytes_per_device)} if self.memory_bytes_per_device else {}),
+            **({f"{ACCELERATOR_PREFIX}{self.accelerator_type}": ACCELERATOR_PART} if self.accelerator_type else {}),
+            **self.custom_resources,
+        }
+
+    @property
+    def need(self) -> PoolNeed:
+        """What is asked of the cluster."""
+        return PoolNeed(
+            self.name, self.num_nodes, self.num_devices_per_node, self.bundle, float(self.object_store_bytes_per_node)
+        )
 
 
 @dataclass(frozen=True)
@@ -38,54 +72,154 @@ class Slot:
     local_rank: int
     group: PlacementGroup
     bundle_index: int
+    node_id: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True)
+class ProcessResources:
+    """What one process asks Ray for, in the words of an actor's options."""
+
+    num_cpus: float
+    num_gpus: float
+    memory_bytes: int
+    custom_resources: Mapping[str, float]
 
 
 class ResourcePool:
     """One placement group per node, all devices of a node in one group."""
 
-    def __init__(self, settings: PoolSettings) -> None:
-        """Reserves. Raises ResourceError that says what is missing: at once when the cluster can never fit the pool,
-        after the timeout when it does not become free."""
-        check_feasible(settings.name, settings.bundle, settings.num_nodes, settings.num_devices_per_node)
+    def __init__(
+        self, settings: PoolSettings, report: Report = log_progress, nodes: Sequence[ReservedNode] | None = None
+    ) -> None:
+        """Reserves, unless `nodes` were reserved together with those of other pools (`reserve_pools`).
+
+        Raises ResourceError that says what is missing: at once when the cluster can never fit the pool, after the
+        timeout when it does not become free. `report` is told what is waited for."""
         self.settings = settings
-        self.groups = [
-            placement_group([settings.bundle] * settings.num_devices_per_node, strategy="STRICT_PACK")
-            for _ in range(settings.num_nodes)
+        self.num_shares = 1
+        """Processes that share a device."""
+        if nodes is None:
+            [nodes] = reserve([settings.need], settings.timeout_seconds, settings.is_detached, report)
+        self.groups: list[PlacementGroup] = [node.group for node in nodes]
+        places = [
+            Slot(0, 0, 0, node.group, index, node.node_id, node.address)
+            for node in nodes
+            for index in range(settings.num_devices_per_node)
         ]
-        self._wait()
+        self._slots = _numbered(places)
 
     def slots(self) -> list[Slot]:
         """One per worker, ranks in the order of the nodes' addresses, so that they are the same after a restart."""
-        table = ray.util.placement_group_table()
-        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        return list(self._slots)
 
-        def address(group: PlacementGroup) -> str:
-            return str(addresses[table[group.id.hex()]["bundles_to_node_id"][0]])
+    @property
+    def world_size(self) -> int:
+        """Number of slots."""
+        return len(self._slots)
 
-        per_node = self.settings.num_devices_per_node
+    @property
+    def process_resources(self) -> ProcessResources:
+        """What each process of this pool or view may ask for, so that all that share a device find room."""
+        settings = self.settings
+        custom = {name: _share(amount, self.num_shares) for name, amount in settings.custom_resources.items()}
+        return ProcessResources(
+            num_cpus=_share(settings.num_cpus_per_device, self.num_shares),
+            num_gpus=_share(1.0, self.num_shares) if settings.use_gpu else 0.0,
+            memory_bytes=settings.memory_bytes_per_device // self.num_shares,
+            custom_resources={name: amount for name, amount in custom.items() if amount > 0},
+        )
+
+    @property
+    def num_processes_per_node(self) -> int:
+        """Processes of a node of the pool when all of its shares are used; what a node's cores are divided by."""
+        return self.settings.num_devices_per_node * self.num_shares
+
+    def shares(self, num_shares: int) -> list[PoolView]:
+        """So many views of all slots, whose processes share each device in equal parts."""
         return [
-            Slot(node_rank * per_node + local_rank, node_rank, local_rank, group, local_rank)
-            for node_rank, group in enumerate(sorted(self.groups, key=address))
-            for local_rank in range(per_node)
+            PoolView(self._named(f"{index + 1}/{num_shares}"), self._slots, self.num_shares * num_shares)
+            for index in range(num_shares)
+        ]
+
+    def split(self, sizes: Sequence[int]) -> list[PoolView]:
+        """Views of consecutive ranks, one of each size. Raises ResourceError unless the sizes add up to all ranks."""
+        if sum(sizes) != len(self._slots) or any(size < 1 for size in sizes):
+            raise ResourceError(
+                f"pool {self.settings.name}: cannot be split into {list(sizes)} ranks (it has {len(self._slots)}); "
+                "give sizes of at least 1 that add up to that"
+            )
+        return [
+            PoolView(self._named(f"{first}-{end - 1}"), self._slots[first:end], self.num_shares)
+            for first, end in pairwise([0, *accumulate(sizes)])
         ]
 
     def release(self) -> None:
         """Gives the reservation back."""
-        for group in self.groups:
-            remove_placement_group(group)
+        groups, self.groups = self.groups, []
+        release(groups)
 
-    def _wait(self) -> None:
-        deadline = time.monotonic() + self.settings.timeout_seconds
-        for group in self.groups:
-            remaining = max(0.0, deadline - time.monotonic())
-            if not group.wait(timeout_seconds=remaining):
-                self.release()
-                raise ResourceError(
-                    f"pool {self.settings.name}: {self.settings.num_nodes} x {self.settings.num_devices_per_node} "
-                    f"bundles of {self.settings.bundle} were not free within {self.settings.timeout_seconds:.0f} s "
-                    f"(free now: {_rounded(ray.available_resources())}); stop what uses them or wait longer"
-                )
+    def _named(self, part: str) -> PoolSettings:
+        return replace(self.settings, name=f"{self.settings.name}[{part}]")
 
 
-def _rounded(resources: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 2) for name, value in resources.items() if name in ("CPU", "GPU", "memory")}
+class PoolView(ResourcePool):
+    """Slots on what pools have reserved. Settings are those of the pool, under a name of its own."""
+
+    def __init__(self, settings: PoolSettings, places: Sequence[Slot], num_shares: int) -> None:
+        self.settings = settings
+        self.groups = []
+        self.num_shares = num_shares
+        self._slots = _numbered(places)
+
+
+def merge_pools(pools: Sequence[ResourcePool]) -> PoolView:
+    """A view of all slots of several pools or views, ranks again in the order of the nodes' addresses.
+
+    Raises ResourceError when their processes do not get the same, or when two of them have a slot in common."""
+    name = "+".join(pool.settings.name for pool in pools)
+    first = pools[0]
+    for other in pools[1:]:
+        if (other.settings.bundle, other.num_shares) != (first.settings.bundle, first.num_shares):
+            raise ResourceError(
+                f"pools {name}: cannot be one, because their devices differ ({first.settings.name}: "
+                f"{first.settings.bundle} for {first.num_shares} processes, {other.settings.name}: "
+                f"{other.settings.bundle} for {other.num_shares}); merge pools of equal devices"
+            )
+    places = [slot for pool in pools for slot in pool.slots()]
+    if len({(slot.group.id, slot.bundle_index) for slot in places}) < len(places):
+        raise ResourceError(f"pools {name}: cannot be one, because they have a device in common; merge different parts")
+    return PoolView(replace(first.settings, name=name), places, first.num_shares)
+
+
+def reserve_pools(settings: Sequence[PoolSettings], report: Report = log_progress) -> list[ResourcePool]:
+    """All pools, or none; they wait together, as long as the most impatient. Raises ResourceError as a pool does."""
+    reserved = reserve(
+        [each.need for each in settings],
+        min(each.timeout_seconds for each in settings),
+        any(each.is_detached for each in settings),
+        report,
+    )
+    return [ResourcePool(each, report, nodes) for each, nodes in zip(settings, reserved, strict=True)]
+
+
+def _numbered(places: Sequence[Slot]) -> list[Slot]:
+    """The slots in the order of their nodes, with ranks in that order; within a node in the order of the reservations,
+    and of the devices of each."""
+    groups = {group: number for number, group in enumerate(dict.fromkeys(slot.group.id for slot in places))}
+    ordered = sorted(
+        places, key=lambda slot: (node_order(slot.address, slot.node_id), groups[slot.group.id], slot.bundle_index)
+    )
+    node_ranks = {node_id: rank for rank, node_id in enumerate(dict.fromkeys(slot.node_id for slot in ordered))}
+    num_on_node: Counter[str] = Counter()
+    slots = []
+    for rank, slot in enumerate(ordered):
+        local_rank = num_on_node[slot.node_id]
+        slots.append(replace(slot, rank=rank, node_rank=node_ranks[slot.node_id], local_rank=local_rank))
+        num_on_node[slot.node_id] += 1
+    return slots
+
+
+def _share(amount: float, num_shares: int) -> float:
+    """Rounded down to Ray's smallest step, so that all shares together are not more than the whole."""
+    return math.floor(amount * UNITS / num_shares + 1e-6) / UNITS

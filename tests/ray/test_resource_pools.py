@@ -1,0 +1,296 @@
+"""Pools on a real Ray cluster of four nodes: placement, order, shares, parts, waiting, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rljob_testing.ray_nodes import RayNode, Whereabouts, ray_nodes
+from rljob_trainer.cluster import reservation
+from rljob_trainer.cluster.pool_manager import ResourcePoolManager, plan_roles
+from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool, merge_pools, reserve_pools
+from rljob_trainer.errors import ResourceError
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+MIB = 2**20
+NODES = (
+    RayNode("127.0.0.3", num_cpus=1),
+    RayNode("127.0.0.10", num_cpus=4, num_gpus=2, resources={"accelerator_type:A100": 1}),
+    RayNode("127.0.0.9", num_cpus=4, num_gpus=2, memory_bytes=512 * MIB, resources={"disk": 1}),
+    RayNode("127.0.0.9", num_cpus=4, num_gpus=4, object_store_bytes=100 * MIB),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[Cluster]:
+    with ray_nodes(NODES) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    assert held() == []
+    # Ray tells it a moment late, and the next test begins with what it is told.
+    wait_until(lambda: all(node.free == node.total for node in reservation.cluster_nodes()))
+
+
+def held() -> list[str]:
+    """Names of the placement groups that hold something, or wait for it."""
+    return sorted(group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED")
+
+
+def settings(name: str, num_nodes: int, num_devices: int, *, timeout: float = 20, **others: object) -> PoolSettings:
+    values = {"use_gpu": True, "num_cpus_per_device": 1, **others}
+    return PoolSettings(name, num_nodes, num_devices, timeout_seconds=timeout, **values)  # type: ignore[arg-type]
+
+
+@contextmanager
+def reserved(*wanted: PoolSettings) -> Iterator[list[ResourcePool]]:
+    pools = reserve_pools(wanted)
+    try:
+        yield pools
+    finally:
+        for pool in pools:
+            pool.release()
+
+
+@contextmanager
+def taken(address: str, **resources: float) -> Iterator[Callable[[], None]]:
+    """Part of a node is somebody else's until the returned function is called."""
+    node = next(node for node in reservation.cluster_nodes() if node.address == address)
+    group = placement_group(
+        [{**resources}], name="somebody-else", bundle_label_selector=[{"ray.io/node-id": node.node_id}]
+    )
+    assert group.wait(20)
+    wait_until(lambda: any(entry.free != entry.total for entry in reservation.cluster_nodes()))
+    try:
+        yield lambda: remove_placement_group(group)
+    finally:
+        remove_placement_group(group)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def where_processes_are(pool: ResourcePool) -> list[tuple[str, list[int]]]:
+    """Node id and devices of a process in each slot."""
+    resources = pool.process_resources
+    actors = [
+        ray.remote(Whereabouts)
+        .options(
+            num_cpus=resources.num_cpus,
+            num_gpus=resources.num_gpus,
+            memory=resources.memory_bytes or None,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, slot.bundle_index),
+        )
+        .remote()
+        for slot in pool.slots()
+    ]
+    return ray.get([actor.tell.remote() for actor in actors], timeout=120)  # type: ignore[no-any-return]
+
+
+def test_ranks_are_on_nodes_in_the_order_of_addresses_and_again() -> None:
+    orders = []
+    for _ in range(2):
+        with reserved(settings("main", 3, 2)) as [pool]:
+            slots = pool.slots()
+            assert [slot.address for slot in slots] == ["127.0.0.9"] * 4 + ["127.0.0.10"] * 2
+            assert slots[0].node_id < slots[2].node_id
+            assert [(slot.rank, slot.node_rank, slot.local_rank) for slot in slots] == [
+                *((0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1), (4, 2, 0), (5, 2, 1))
+            ]
+            table = placement_group_table()
+            for slot in slots:
+                entry = table[slot.group.id.hex()]
+                assert (entry["strategy"], entry["bundles_to_node_id"][slot.bundle_index]) == (
+                    "STRICT_PACK",
+                    slot.node_id,
+                )
+            orders.append([slot.node_id for slot in slots])
+    assert orders[0] == orders[1]
+
+
+def test_shares_of_a_device_are_on_that_device() -> None:
+    """Two roles that are not fused, on two devices each; and a process that finds no room is none too many."""
+    wanted = settings("main", 1, 2, accelerator_type="A100", memory_bytes_per_device=100 * MIB)
+    plan = plan_roles(["main"], {"actor": "main", "ref": "main", "reward": "main"}, [["reward"]])
+    with ResourcePoolManager([wanted], plan) as manager:
+        actor, reward = manager.pool_of("actor"), manager.pool_of("reward")
+        assert manager.pool_of("ref") is actor
+        assert (actor.process_resources.num_gpus, actor.process_resources.memory_bytes) == (0.5, 50 * MIB)
+        assert {slot.address for slot in actor.slots()} == {"127.0.0.10"}
+        node_id = actor.slots()[0].node_id
+        first = where_processes_are(actor)
+        assert sorted(first) == [(node_id, [0]), (node_id, [1])]
+        assert where_processes_are(reward) == first
+
+
+def test_parts_run_on_what_the_pool_reserved_and_do_not_release_it() -> None:
+    with reserved(settings("main", 2, 2, num_cpus_per_device=0.5)) as [pool]:
+        names = held()
+        left, right = pool.split([1, 3])
+        both = merge_pools([right, left])
+        assert held() == names
+        assert both.slots() == pool.slots()
+        nodes = [slot.node_id for slot in pool.slots()]
+        assert [node for node, _ in where_processes_are(right)] == nodes[1:]
+        for view in (left, right, both):
+            view.release()
+        assert held() == names
+
+
+def test_pools_are_packed_together() -> None:
+    """Each alone would find its nodes; the small one must not sit on the only node with four."""
+    with reserved(settings("small", 2, 2), settings("large", 1, 4)) as [small, large]:
+        assert {slot.node_id for slot in small.slots()}.isdisjoint(slot.node_id for slot in large.slots())
+    # Four GPUs are left for one of them only.
+    with pytest.raises(ResourceError, match=r"^pools x, y: each fits alone, but not all together: GPU is missing \("):
+        reserve_pools([settings("x", 1, 4), settings("y", 1, 3)])
+
+
+def test_pools_without_gpus_keep_off_nodes_with_gpus() -> None:
+    with reserved(settings("cores", 1, 1, use_gpu=False)) as [pool]:
+        assert [slot.address for slot in pool.slots()] == ["127.0.0.3"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "lacking"),
+    [
+        (settings("p", 1, 8), r"127.0.0.9 \(\w{8}\) lacks CPU \(8 needed, 4 there\), GPU \(8 needed, 4 there\)"),
+        (settings("p", 3, 1, memory_bytes_per_device=768 * MIB), r"memory \(0.75 GiB needed, 0.5 GiB there\)"),
+        (settings("p", 2, 1, object_store_bytes_per_node=99 * MIB), r"object store \(0.0966797 GiB needed, 0.0745058"),
+        (settings("p", 1, 1, accelerator_type="H100"), r"127.0.0.10 lacks accelerator type H100 \(A100 there\)"),
+        (settings("p", 1, 2, custom_resources={"disk": 1}), r"disk \(2 needed, 1 there\)"),
+    ],
+)
+def test_what_can_never_be_is_refused_at_once(wanted: PoolSettings, lacking: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(ResourceError, match=f"^pool p: needs .*{lacking}.*; add nodes or larger ones, or ask for less"):
+        ResourcePool(wanted)
+    assert time.monotonic() - start < 5
+
+
+def test_everything_that_a_node_has_can_be_asked_for() -> None:
+    wanted = settings("p", 1, 1, memory_bytes_per_device=500 * MIB, custom_resources={"disk": 1})
+    with reserved(wanted) as [pool]:
+        assert [slot.address for slot in pool.slots()] == ["127.0.0.9"]
+
+
+def test_waiting_is_told_and_ends_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reservation, "REPORT_SECONDS", 0.5)
+    told: list[tuple[float, str]] = []
+    with taken("127.0.0.10", GPU=2) as give_back:
+        timer = threading.Timer(2.0, give_back)
+        timer.start()
+        start = time.monotonic()
+        pool = ResourcePool(settings("main", 3, 2), lambda text: told.append((time.monotonic() - start, text)))
+        seconds = time.monotonic() - start
+        pool.release()
+    assert 1.9 < seconds < 10
+    # At once, and then every half second.
+    assert len(told) >= 3
+    assert told[0][0] < 1
+    assert told[0][1].startswith("pool main: room on 2 of 3 nodes, waiting for GPU on 1 node (free now: 127.0.0.9 (")
+    assert "127.0.0.10 CPU 4 of 4, GPU 0 of 2" in told[0][1]
+
+
+def test_the_deadline_tells_what_was_free_and_who_had_the_rest() -> None:
+    with taken("127.0.0.10", GPU=2, CPU=1):
+        start = time.monotonic()
+        with pytest.raises(ResourceError) as raised:
+            ResourcePool(settings("main", 3, 2, timeout=1))
+        assert 1 <= time.monotonic() - start < 5
+        assert held() == ["somebody-else"]
+    text = str(raised.value)
+    assert text.startswith("pool main: room on 2 of 3 nodes, waiting for GPU on 1 node, in vain for 1 s (free: ")
+    assert (
+        "127.0.0.10 CPU 3 of 4, GPU 0 of 2; in use: 127.0.0.10 CPU 1, GPU 2 by placement groups somebody-else)" in text
+    )
+    assert text.endswith("; stop what uses them, or wait longer (spec.runPolicy.provisioningDeadlineSeconds)")
+
+
+def test_room_that_somebody_else_gets_first_is_tried_again() -> None:
+    """Ray tells what is free a moment late: the other's reservation is not seen before our own is asked for."""
+    node = next(node for node in reservation.cluster_nodes() if node.address == "127.0.0.10")
+    groups: list[PlacementGroup] = []
+
+    def fast_other(*arguments: object, **options: object) -> PlacementGroup:
+        if not groups:
+            selector = [{"ray.io/node-id": node.node_id}]
+            groups.append(placement_group([{"GPU": 2}], name="fast", bundle_label_selector=selector))
+            assert groups[0].wait(20)
+            threading.Timer(reservation.GRANT_SECONDS + 1, remove_placement_group, [groups[0]]).start()
+        return placement_group(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reservation, "placement_group", fast_other)
+        start = time.monotonic()
+        pool = ResourcePool(settings("main", 3, 2))
+    assert time.monotonic() - start > reservation.GRANT_SECONDS
+    assert len(held()) == 3
+    assert len(pool.slots()) == 6
+    pool.release()
+
+
+def test_ctrl_c_while_waiting_leaves_nothing() -> None:
+    with taken("127.0.0.10", GPU=2):
+        threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            ResourcePool(settings("main", 3, 2))
+        assert held() == ["somebody-else"]
+
+
+def test_ctrl_c_just_after_a_group_was_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[PlacementGroup] = []
+
+    def interrupted(*arguments: object, **options: object) -> PlacementGroup:
+        made.append(placement_group(*arguments, **options))
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return made[-1]
+
+    monkeypatch.setattr(reservation, "placement_group", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ResourcePool(settings("main", 3, 2))
+    assert len(made) == 2
+
+
+def test_a_failure_of_the_run_releases_all_pools() -> None:
+    pools = [settings("left", 1, 2), settings("right", 1, 2)]
+    plan = plan_roles(["left", "right"], {"actor": "left", "critic": "right"})
+
+    def run() -> None:
+        with ResourcePoolManager(pools, plan) as manager:
+            assert manager.num_devices == 4
+            assert [slot.group.id for slot in manager.pool_of("critic").slots()] == [
+                slot.group.id for slot in manager.pools["right"].slots()
+            ]
+            assert len(held()) == 2
+            raise ValueError("of the run")
+
+    with pytest.raises(ValueError, match="of the run"):
+        run()
+
+
+def test_a_node_that_is_lost_is_not_waited_for(cluster: Cluster) -> None:
+    extra = cluster.add_node(**RayNode("127.0.0.11", num_cpus=4, num_gpus=2).arguments())
+    with taken("127.0.0.10", GPU=2):
+        threading.Timer(1.0, cluster.remove_node, [extra]).start()
+        with pytest.raises(ResourceError, match=r"^pool main: needs 4 nodes with CPU 2, GPU 2 each, 3 of 4 nodes can"):
+            ResourcePool(settings("main", 4, 2, timeout=60))
