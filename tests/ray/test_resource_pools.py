@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rljob_testing.ray_nodes import RayNode, Whereabouts, ray_nodes
 from rljob_trainer.cluster import reservation
 from rljob_trainer.cluster.pool_manager import ResourcePoolManager, plan_roles
+from rljob_trainer.cluster.reservation import release_by_id
 from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool, merge_pools, reserve_pools
 from rljob_trainer.errors import ResourceError
 
@@ -286,6 +289,31 @@ def test_a_failure_of_the_run_releases_all_pools() -> None:
 
     with pytest.raises(ValueError, match="of the run"):
         run()
+
+
+OTHER_PROCESS = """
+import sys
+import ray
+from rljob_trainer.cluster.reservation import release_by_id
+from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
+ray.init(address=sys.argv[1], log_to_driver=False)
+ended = ResourcePool(PoolSettings("ended", 1, 1, True, 1, 20))
+kept = ResourcePool(PoolSettings("kept", 2, 2, True, 1, 20, is_detached=True))
+print(*kept.group_ids)
+"""
+
+
+def test_what_is_detached_stays_when_its_process_ends(cluster: Cluster) -> None:
+    command = [sys.executable, "-c", OTHER_PROCESS, str(cluster.address)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    group_ids = output.split()
+    assert len(group_ids) == 2
+    wait_until(lambda: len(held()) == 2)
+    assert all(name.startswith("kept/") for name in held())
+    release_by_id(group_ids)
+    assert held() == []
+    # Once more is no error.
+    release_by_id(group_ids)
 
 
 def test_a_node_that_is_lost_is_not_waited_for(cluster: Cluster) -> None:

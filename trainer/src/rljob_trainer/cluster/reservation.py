@@ -122,6 +122,12 @@ def release(groups: Sequence[PlacementGroup]) -> None:
             remove_placement_group(group)
 
 
+def release_by_id(group_ids: Sequence[str]) -> None:
+    """Gives back groups that are known by their ids only, such as another process's that are detached. Those that are
+    gone are no error."""
+    release([PlacementGroup(PlacementGroupID.from_hex(group_id)) for group_id in group_ids])
+
+
 class _Progress:
     """Tells what is waited for, when it is time to."""
 
@@ -173,7 +179,7 @@ class _Attempt:
         with suppress(RayError):
             while not all(map(_is_settled, self._entries().values())) and time.monotonic() < deadline:
                 time.sleep(0.005)
-            release([PlacementGroup(PlacementGroupID.from_hex(group_id)) for group_id in self._entries()])
+            release_by_id(list(self._entries()))
 
     def _entries(self) -> dict[str, GroupEntry]:
         """What Ray knows of the groups that are there, by their ids."""

@@ -42,7 +42,7 @@ class PoolSettings:
     custom_resources: Mapping[str, float] = field(default_factory=dict)
     """Per device, by Ray's names."""
     is_detached: bool = False
-    """Whether the reservation outlives this process; somebody has to release it then."""
+    """Whether the reservation outlives this process; somebody has to release it then (`group_ids`, `release_by_id`)."""
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -112,6 +112,11 @@ class ResourcePool:
     def slots(self) -> list[Slot]:
         """One per worker, ranks in the order of the nodes' addresses, so that they are the same after a restart."""
         return list(self._slots)
+
+    @property
+    def group_ids(self) -> list[str]:
+        """Ray's ids of the placement groups that this pool has reserved; a view has none."""
+        return [group.id.hex() for group in self.groups]
 
     @property
     def world_size(self) -> int:
