@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, small_job
 from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.worker_group import WorkerProcesses
+from rljob_trainer.cluster.resource_pool import Slot
+from rljob_trainer.cluster.worker_processes import BuildSettings, WorkerProcesses
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -29,10 +29,10 @@ def roles_built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     build = WorkerProcesses.build
 
     def watched(
-        self: WorkerProcesses, device_type: str, num_threads: int, roles: Sequence[RoleSpec], log_folder: Path | None
+        self: WorkerProcesses, slots: Sequence[Slot], settings: BuildSettings, roles: Sequence[RoleSpec]
     ) -> None:
         names.extend(role.name for role in roles)
-        build(self, device_type, num_threads, roles, log_folder)
+        build(self, slots, settings, roles)
 
     monkeypatch.setattr(WorkerProcesses, "build", watched)
     return names
@@ -48,11 +48,11 @@ def test_kl_is_reported_where_there_is_a_reference(
     assert run.exit_code == 0, run.terminal
     kl = run.files.series(KL_LOSS)
     if case == "none":
-        assert roles_built == ["actor", "rollout", "hybrid"]
+        assert roles_built == ["reward", "actor", "rollout", "hybrid"]
         assert kl == []
         assert run.files.series("timing_s/ref") == []
         return
-    assert roles_built == ["actor", "ref", "rollout", "hybrid"]
+    assert roles_built == ["reward", "actor", "ref", "rollout", "hybrid"]
     assert len(run.files.series("timing_s/ref")) == 2
     # At the first step policy and reference are the same model.
     assert kl[0] == pytest.approx(0.0, abs=1e-6)

@@ -51,7 +51,8 @@ def test_the_error_names_the_rank_and_the_cause(killed: Killed) -> None:
     errors = [line for line in run.output.splitlines() if " ERROR " in line]
     assert len(errors) == 1, run.output
     expected = (
-        rf"worker rank [01] \(process {killed.victim.pid} on \S+\) died: its process ended without a word; .*memory.*"
+        rf"worker rank [01] \(reward, actor, rollout, hybrid; process {killed.victim.pid} on \S+\) died"
+        r"( in \S+)?: its process ended without a word; .*memory.*"
         r"; its last words are in .*worker-[01]\.log"
     )
     assert re.search(expected, errors[0]), errors[0]
@@ -70,7 +71,7 @@ def test_run_state_tells_the_same(killed: Killed) -> None:
     assert state.phase == "Failed"
     assert state.error is not None
     assert state.error.kind == "WorkerDiedError"
-    assert f"(process {killed.victim.pid} on" in state.error.message
+    assert f"process {killed.victim.pid} on" in state.error.message
 
 
 def test_the_next_run_resumes_from_the_newest_checkpoint(killed: Killed) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -22,10 +24,25 @@ from rljob_trainer.cluster.object_store import TRAFFIC
 from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
 from rljob_trainer.cluster.session import ray_session
 from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
-from rljob_trainer.cluster.worker_processes import WorkerProcesses
+from rljob_trainer.cluster.worker_processes import (
+    BuildSettings,
+    WorkerProcesses,
+    attach_processes,
+    start_processes,
+)
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.data.ragged import RaggedColumn
-from rljob_trainer.errors import CallTimeoutError, DataError, DataLostError, DispatchError, WorkerDiedError, WorkerError
+from rljob_trainer.dispatch.modes import Dispatch
+from rljob_trainer.dispatch.register import register
+from rljob_trainer.errors import (
+    CallTimeoutError,
+    DataError,
+    DataLostError,
+    DispatchError,
+    ResourceError,
+    WorkerDiedError,
+    WorkerError,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -34,14 +51,21 @@ Described = tuple[str, int, int, tuple[str, ...]]
 ROLES = [RoleSpec(name, EchoWorker, partial(make_echo, name)) for name in ("first", "second")]
 
 
-def start(num_workers: int) -> WorkerProcesses:
+@contextmanager
+def started(num_workers: int, name: str | None = None) -> Iterator[WorkerProcesses]:
     pool = ResourcePool(
         PoolSettings("main", 1, num_workers, use_gpu=False, num_cpus_per_device=0.1, timeout_seconds=60)
     )
-    python_path = ":".join([str(SUPPORT_FOLDER), *inherited_python_path()])
-    processes = WorkerProcesses(pool, {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"})
-    processes.build("cpu", 1, ROLES, None)
-    return processes
+    try:
+        python_path = ":".join([str(SUPPORT_FOLDER), *inherited_python_path()])
+        processes = start_processes(pool, {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"}, name)
+        try:
+            processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
+            yield processes
+        finally:
+            processes.close()
+    finally:
+        pool.release()
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +76,8 @@ def _session(cluster: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def processes(_session: None) -> Iterator[WorkerProcesses]:
-    started = start(2)
-    yield started
-    started.close()
+    with started(2) as processes:
+        yield processes
 
 
 @pytest.fixture(scope="module")
@@ -233,9 +256,8 @@ def test_our_own_errors_arrive_as_they_were_raised_and_others_with_their_traceba
 
 @pytest.fixture(scope="module")
 def four(_session: None) -> Iterator[WorkerProcesses]:
-    started = start(4)
-    yield started
-    started.close()
+    with started(4) as processes:
+        yield processes
 
 
 def test_peers_of_a_mesh_get_one_share_and_the_named_one_answers(four: WorkerProcesses) -> None:
@@ -244,15 +266,75 @@ def test_peers_of_a_mesh_get_one_share_and_the_named_one_answers(four: WorkerPro
     assert result["x"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+class Colliding(EchoWorker):
+    @register(Dispatch.ONE_TO_ALL)
+    def sub_group(self) -> None: ...
+
+
+def test_names_that_a_group_uses_itself_are_refused(processes: WorkerProcesses) -> None:
+    with pytest.raises(DispatchError, match=r"Colliding\.sub_group: worker groups have something of their own"):
+        WorkerGroup(processes, "first", Colliding)
+
+
+def test_a_range_of_ranks_is_a_group_of_its_own(four: WorkerProcesses) -> None:
+    group = spawn(four)["first"]
+    upper = group.sub_group(2, 4)
+    assert [rank for _, rank, _, _ in cast(list[Described], call(upper, "whoami"))] == [2, 3]
+    assert call(upper, "only_first", 0) == [2]
+    assert of(upper, "echo", batch(4).only(["number"]))["number"].tolist() == [0, 1, 2, 3]
+    assert of(upper, "ranks", batch(2)).fetched()["rank"][:, 0].tolist() == [3, 3]
+    with pytest.raises(DispatchError, match=r"first: mesh tp, ranks 1 to 2: exactly one rank must answer"):
+        call(group.sub_group(1, 3), "ranks", batch(2))
+    with pytest.raises(DispatchError, match=r"first: no ranks 3 to 4 \(there are: 0 to 3\)"):
+        group.sub_group(3, 5)
+
+
+@pytest.mark.usefixtures("_session")
+def test_whoever_knows_the_name_attaches() -> None:
+    with started(2, "echoes") as processes:
+        mine = [process for _, _, process, _ in cast(list[Described], call(spawn(processes)["second"], "whoami"))]
+        other = attach_processes("echoes")
+        views = spawn(other)
+        assert list(views) == ["first", "second"]
+        theirs = [process for _, _, process, _ in cast(list[Described], call(views["second"], "whoami"))]
+        assert theirs == mine
+        assert of(views["first"], "add", batch(3).only(["number"]))["number"].tolist() == [1, 2, 3]
+    with pytest.raises(ResourceError, match="workers nobody: not all of them are there"):
+        attach_processes("nobody")
+
+
+def watch_for_seconds(processes: WorkerProcesses, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        processes.raise_if_dead()
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("_session")
+def test_a_death_is_known_while_nobody_calls() -> None:
+    with started(2) as processes, started(1) as others:
+        group, other = spawn(processes)["first"], spawn(others)["first"]
+        victim = cast(list[Described], call(group, "whoami"))[1][2]
+        # A call to others goes on as long as all are alive, and no longer.
+        pending = cast("Pending[DataProto]", call(other, "add_later", batch(1).only(["number"]), seconds=20))
+        os.kill(victim, signal.SIGKILL)
+        killed_at = time.monotonic()
+        with pytest.raises(WorkerDiedError, match=rf"worker rank 1 \(first, second; process {victim} on .*\) died: "):
+            watch_for_seconds(processes, 30)
+        assert time.monotonic() - killed_at < 5
+        assert not pending.done()
+
+
 def test_a_killed_worker_is_named_with_its_call_and_cause(four: WorkerProcesses) -> None:
     group = spawn(four)["first"]
     kept = of(group, "echo", batch(4, 100_000).only(["x"]))
-    started = time.monotonic()
+    began = time.monotonic()
     with pytest.raises(
-        WorkerDiedError, match=r"worker rank 2 \(process \d+ on .*\) died in first\.fail: .*without a word"
+        WorkerDiedError,
+        match=r"worker rank 2 \(first, second; process \d+ on .*\) died in first\.fail: .*without a word",
     ):
         call(group, "fail", 2, str(int(signal.SIGKILL)))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - began < 5
     with pytest.raises(WorkerDiedError, match="worker rank 2"):
         call(group, "empty")
     # What the dead process owned goes soon after it; what the others own stays.

@@ -235,7 +235,5 @@ def test_positions_in_a_mesh_of_four_dimensions() -> None:
 def test_a_mesh_whose_ranks_disagree_is_refused() -> None:
     with pytest.raises(DispatchError, match=r"actor: the ranks disagree .* \(\[2, 3\]\)"):
         check_positions("actor", [MeshPosition(0, 2, is_collected=True), MeshPosition(1, 3, is_collected=True)])
-    with pytest.raises(
-        DispatchError, match=r"one rank must answer for each of 2 .* \(answered for: \[0, 0\]\)"
-    ):
+    with pytest.raises(DispatchError, match=r"one rank must answer for each of 2 .* \(answered for: \[0, 0\]\)"):
         check_positions("actor", [MeshPosition(0, 2, is_collected=True)] * 2)

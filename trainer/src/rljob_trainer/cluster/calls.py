@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,10 @@ FAILURE_GRACE_SECONDS = 5.0
 """How long the other ranks have to end after the first has failed: some cannot, because they wait for it."""
 
 
+LIVENESS_SECONDS = 1.0
+"""How often a call that waits looks whether some process is gone."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a rank runs, and where more can be read about it; both for messages."""
@@ -34,6 +39,8 @@ class Ranks:
     what: str
     references: Mapping[int, ray.ObjectRef]
     place_of: Callable[[int], Place]
+    raise_if_dead: Callable[[], None]
+    """Raises for a process that is gone, also of others than these ranks."""
 
     def results(self, timeout_seconds: float | None = None) -> list[object]:
         """In the order of the ranks. Raised is the cause rather than what followed from it: a rank that died (its peers
@@ -42,13 +49,19 @@ class Ranks:
 
         Raises TrainerError as the worker raised it, WorkerError, WorkerDiedError, CallTimeoutError."""
         ranks = sorted(self.references)
-        try:
-            # One wait for all while nothing goes wrong.
-            return list(ray.get([self.references[rank] for rank in ranks], timeout=timeout_seconds))
-        except GetTimeoutError:
-            raise CallTimeoutError(f"{self.what}: no result within {timeout_seconds:g} s") from None
-        except RayError:
-            return self._results_one_by_one(ranks)
+        references = [self.references[rank] for rank in ranks]
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            remaining = deadline - time.monotonic()
+            try:
+                # One wait for all while nothing goes wrong.
+                return list(ray.get(references, timeout=max(0.0, min(remaining, LIVENESS_SECONDS))))
+            except GetTimeoutError:
+                if remaining <= LIVENESS_SECONDS:
+                    raise CallTimeoutError(f"{self.what}: no result within {timeout_seconds:g} s") from None
+                self.raise_if_dead()
+            except RayError:
+                return self._results_one_by_one(ranks)
 
     def done(self) -> bool:
         """Whether `results` would not wait."""

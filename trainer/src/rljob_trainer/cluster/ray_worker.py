@@ -35,6 +35,19 @@ class ProcessInfo:
     num_cores: int
 
 
+@dataclass(frozen=True)
+class GroupRecord:
+    """What is known of the processes of a group: kept by its first rank for whoever attaches later."""
+
+    roles: tuple[RoleSpec, ...]
+    infos: tuple[ProcessInfo, ...]
+    log_folder: Path | None
+
+    def log_file(self, rank: int) -> Path | None:
+        """Where a rank's output goes."""
+        return self.log_folder / f"worker-{rank}.log" if self.log_folder else None
+
+
 class Returns(Enum):
     """What becomes of a method's result."""
 
@@ -51,7 +64,7 @@ class RayWorker:
 
     def __init__(self) -> None:
         self.fused: FusedWorker | None = None
-        self.roles: tuple[RoleSpec, ...] = ()
+        self.record: GroupRecord | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def info(self) -> ProcessInfo:
@@ -71,11 +84,14 @@ class RayWorker:
             redirect_output(log_file)
         join_process_group(context)
         self.fused = FusedWorker(context, roles)
-        self.roles = tuple(roles)
 
-    def built_roles(self) -> tuple[RoleSpec, ...]:
-        """What `build` was given, for a controller that attaches later."""
-        return self.roles
+    def keep_record(self, record: GroupRecord) -> None:
+        """Keeps what is known of the whole group."""
+        self.record = record
+
+    def kept_record(self) -> GroupRecord | None:
+        """What `keep_record` was given."""
+        return self.record
 
     def mesh_position(self, role: str, mesh: str) -> MeshPosition:
         """See FusedWorker.mesh_position."""

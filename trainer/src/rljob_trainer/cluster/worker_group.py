@@ -7,7 +7,7 @@ taking the whole batch and giving back the whole result.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from rljob_trainer.cluster.object_store import TRAFFIC, StoredArgument, num_batc
 from rljob_trainer.cluster.ray_worker import Returns
 from rljob_trainer.cluster.worker_processes import WorkerProcesses
 from rljob_trainer.data.proto import DataProto
-from rljob_trainer.dispatch.mesh import MeshPosition, check_positions
+from rljob_trainer.dispatch.mesh import MeshPosition, check_positions, positions_of
 from rljob_trainer.dispatch.modes import DispatchMode, Execute, dispatch_mode
 from rljob_trainer.dispatch.register import Registration, registrations
 from rljob_trainer.dispatch.split_gather import Arguments, SplitCall
@@ -30,30 +30,52 @@ class WorkerGroup:
     Calls go to every process in the order in which they are made, those of other roles of the same processes included;
     views of different roles may be called from different threads."""
 
-    def __init__(self, processes: WorkerProcesses, role: str, worker_class: type[Worker]) -> None:
-        self.processes = processes
-        self.role = role
-        self.worker_class = worker_class
-        self.positions: dict[str, list[MeshPosition]] = {}
+    def __init__(
+        self, processes: WorkerProcesses, role: str, worker_class: type[Worker], ranks: Sequence[int] | None = None
+    ) -> None:
+        """`ranks` of the processes, all by default; the first of them is rank 0 of this group's calls.
+
+        Raises DispatchError for a registered method whose name a group uses itself."""
+        self._processes = processes
+        self._role = role
+        self._worker_class = worker_class
+        self._ranks = tuple(range(len(processes.handles)) if ranks is None else ranks)
+        self._positions_by_mesh: dict[str, list[MeshPosition]] = {}
         for name, registration in registrations(worker_class).items():
+            if hasattr(self, name):
+                raise DispatchError(
+                    f"{worker_class.__name__}.{name}: worker groups have something of their own that is called so; "
+                    "give the method another name"
+                )
             method: Callable[..., object] = partial(self._call, name, registration)
             setattr(self, name, method)
+
+    def sub_group(self, start: int, stop: int) -> WorkerGroup:
+        """The same role on ranks start..stop-1 of this group. Raises DispatchError for ranks that are not there; its
+        calls raise it for a mesh of which the range has a share without the rank that answers for it."""
+        if not 0 <= start < stop <= len(self._ranks):
+            raise DispatchError(
+                f"{self._role}: no ranks {start} to {stop - 1} (there are: 0 to {len(self._ranks) - 1})"
+            )
+        return WorkerGroup(self._processes, self._role, self._worker_class, self._ranks[start:stop])
 
     def _call(self, method: str, registration: Registration, *arguments: object, **named: object) -> object:
         """Raises DispatchError for arguments that the mode cannot split, with the method's name; TrainerError of the
         workers, unless the method does not block."""
-        where = f"{self.role}.{method}"
+        where = f"{self._role}.{method}"
         if named:
             arguments = self._in_order(method, arguments, named)
         mode = dispatch_mode(registration.dispatch)
-        positions = self._positions(registration.mesh)
+        positions = self._mesh_positions(registration.mesh)
         try:
             call = self._split(mode, positions, arguments)
         except DispatchError as error:
             raise DispatchError(f"{where}: {registration.dispatch}: {error}") from None
         if registration.execute is Execute.RANK_ZERO:
             call = replace(call, share_of_rank={0: call.share_of_rank[0]})
-        ranks = self.processes.start(self.role, method, call, _returns(mode, registration, positions, call))
+        ranks = self._processes.start(
+            self._role, method, call, _returns(mode, registration, positions, call), self._ranks
+        )
 
         def gather(results: list[object]) -> object:
             TRAFFIC.received_bytes += num_batch_bytes(results)
@@ -80,18 +102,18 @@ class WorkerGroup:
 
     def _in_order(self, method: str, arguments: Arguments, named: Mapping[str, object]) -> Arguments:
         """Named arguments at their places. Raises TypeError as Python does for a call that does not fit."""
-        signature = inspect.signature(vars(self.worker_class).get(method) or getattr(self.worker_class, method))
+        signature = inspect.signature(vars(self._worker_class).get(method) or getattr(self._worker_class, method))
         bound = signature.bind(None, *arguments, **named)
         bound.apply_defaults()
         return bound.args[1:]
 
-    def _positions(self, mesh: str) -> list[MeshPosition]:
+    def _mesh_positions(self, mesh: str) -> list[MeshPosition]:
         """Asked once per mesh and kept."""
-        if mesh not in self.positions:
-            positions = self.processes.mesh_positions(self.role, mesh)
-            check_positions(f"{self.role}: mesh {mesh}", positions)
-            self.positions[mesh] = positions
-        return self.positions[mesh]
+        if mesh not in self._positions_by_mesh:
+            whole = self._processes.mesh_positions(self._role, mesh)
+            check_positions(f"{self._role}: mesh {mesh}", whole)
+            self._positions_by_mesh[mesh] = positions_of(f"{self._role}: mesh {mesh}", whole, self._ranks)
+        return self._positions_by_mesh[mesh]
 
 
 def spawn(processes: WorkerProcesses) -> dict[str, WorkerGroup]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,95 +13,117 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rljob_trainer.cluster.calls import Place, Ranks
+from rljob_trainer.cluster.calls import Place, Ranks, cause_of_death
 from rljob_trainer.cluster.fused_worker import RoleSpec
+from rljob_trainer.cluster.liveness import LivenessWatch
 from rljob_trainer.cluster.object_store import sent_arguments
-from rljob_trainer.cluster.ray_worker import ProcessInfo, RayWorker, Returns
-from rljob_trainer.cluster.resource_pool import ResourcePool
+from rljob_trainer.cluster.ray_worker import GroupRecord, ProcessInfo, RayWorker, Returns
+from rljob_trainer.cluster.resource_pool import ResourcePool, Slot
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.split_gather import SplitCall
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.errors import ResourceError, WorkerDiedError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_SECONDS = 10.0
+NAMESPACE = "rljob"
+"""Of actors that are found by name."""
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """What all processes are built with. `num_threads` are CPU threads of each, its share of its node's cores when
+    None; what each prints goes to a file in `log_folder` if there is one."""
+
+    device_type: str
+    num_threads: int | None
+    log_folder: Path | None
 
 
 class WorkerProcesses:
-    """One process per slot of a pool. Starting them returns at once; `build` waits."""
+    """One process per slot of a pool: `start_processes`, then `build`; or `attach_processes` to those of somebody
+    else."""
 
-    def __init__(self, pool: ResourcePool, environment: dict[str, str]) -> None:
-        self.pool = pool
-        settings = pool.settings
-        actor_class = ray.remote(RayWorker)
-        self.handles: list[ActorHandle] = [
-            actor_class.options(
-                num_cpus=settings.num_cpus_per_device,
-                num_gpus=1 if settings.use_gpu else 0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    slot.group, placement_group_bundle_index=slot.bundle_index
-                ),
-                runtime_env={"env_vars": environment},
-            ).remote()
-            for slot in pool.slots()
-        ]
-        self.infos: list[ProcessInfo] = []
-        self.roles: tuple[RoleSpec, ...] = ()
-        self.log_folder: Path | None = None
+    def __init__(self, handles: list[ActorHandle], record: GroupRecord | None = None) -> None:
+        self.handles = handles
+        self.record = record or GroupRecord((), (), None)
+        self.watch = LivenessWatch(handles, self._death_of) if record else None
 
-    def build(
-        self, device_type: str, num_threads: int | None, roles: Sequence[RoleSpec], log_folder: Path | None
-    ) -> None:
-        """Builds all roles in all processes, each with so many CPU threads, or with its share of its node's cores.
+    @property
+    def roles(self) -> tuple[RoleSpec, ...]:
+        """In the order in which they were built; none before."""
+        return self.record.roles
+
+    def build(self, slots: Sequence[Slot], settings: BuildSettings, roles: Sequence[RoleSpec]) -> None:
+        """Builds all roles in all processes.
 
         Raises what a worker raised, or WorkerDiedError."""
-        self.log_folder = log_folder
-        infos = self._on_all("start of the workers", [handle.info.remote() for handle in self.handles])
-        self.infos = [_expect(ProcessInfo, info) for info in infos]
-        slots = self.pool.slots()
+        called = self._on_all("start of the workers", [handle.info.remote() for handle in self.handles])
+        infos = tuple(_expect(ProcessInfo, info) for info in called)
+        # Known from here on for messages about those that die while they are built.
+        self.record = GroupRecord((), infos, settings.log_folder)
+        num_on_node = [sum(other.node_rank == slot.node_rank for other in slots) for slot in slots]
         references = []
         for slot in slots:
+            cores = max(1, infos[slot.rank].num_cores // num_on_node[slot.rank])
             context = WorkerContext(
                 rank=slot.rank,
                 world_size=len(slots),
                 local_rank=slot.local_rank,
                 node_rank=slot.node_rank,
-                master_address=self.infos[0].address,
-                master_port=self.infos[0].free_port,
-                device_type=device_type,
-                num_threads=num_threads or self._share_of_cores(slot.rank),
+                master_address=infos[0].address,
+                master_port=infos[0].free_port,
+                device_type=settings.device_type,
+                num_threads=settings.num_threads or cores,
             )
-            handle = self.handles[slot.rank]
-            references.append(handle.build.remote(context, tuple(roles), self._log_file(slot.rank)))
+            log_file = self.record.log_file(slot.rank)
+            references.append(self.handles[slot.rank].build.remote(context, tuple(roles), log_file))
         self._on_all("build", references)
-        self.roles = tuple(roles)
+        self.record = GroupRecord(tuple(roles), infos, settings.log_folder)
+        self._on_all("build", [self.handles[0].keep_record.remote(self.record)])
+        self.watch = LivenessWatch(self.handles, self._death_of)
 
-    def start(self, role: str, method: str, call: SplitCall, returns: Mapping[int, Returns]) -> Ranks:
-        """Calls a role's method on the ranks of a split call; what each returns is said by rank."""
+    def start(
+        self, role: str, method: str, call: SplitCall, returns: Mapping[int, Returns], ranks: Sequence[int]
+    ) -> Ranks:
+        """Calls a role's method on the ranks of a split call, which counts within `ranks`; what each returns is said.
+
+        Raises WorkerDiedError where a process is known to be gone."""
+        self.raise_if_dead()
         sent = [sent_arguments(share) for share in call.shares]
         references = {
-            rank: self.handles[rank].execute.remote(role, method, sent[share], returns[rank])
+            rank: self.handles[ranks[rank]].execute.remote(role, method, sent[share], returns[rank])
             for rank, share in call.share_of_rank.items()
         }
-        return Ranks(f"{role}.{method}", references, self.place_of)
+        return Ranks(f"{role}.{method}", references, lambda rank: self.place_of(ranks[rank]), self.raise_if_dead)
 
     def mesh_positions(self, role: str, mesh: str) -> list[MeshPosition]:
         """Where each rank stands in a mesh of a role. Raises what a worker raises."""
         references = [handle.mesh_position.remote(role, mesh) for handle in self.handles]
         return [_expect(MeshPosition, value) for value in self._on_all(f"mesh {mesh} of {role}", references)]
 
+    def raise_if_dead(self) -> None:
+        """Raises WorkerDiedError for a process that has ended, whether or not anybody waits for it."""
+        if self.watch is not None:
+            self.watch.raise_if_dead()
+
     def place_of(self, rank: int) -> Place:
         """Where a rank runs, and where its last words are."""
-        if not self.infos:
+        if not self.record.infos:
             return Place("before it was built")
-        info = self.infos[rank]
-        more = f"; its last words are in {self._log_file(rank)}" if self.log_folder else ""
-        return Place(f"process {info.process_id} on {info.address}", more)
+        info = self.record.infos[rank]
+        log_file = self.record.log_file(rank)
+        more = f"; its last words are in {log_file}" if log_file else ""
+        roles = f"{', '.join(role.name for role in self.roles)}; " if self.roles else ""
+        return Place(f"{roles}process {info.process_id} on {info.address}", more)
 
     def close(self) -> None:
         """Ends all processes: asked first where they have been built, then killed. Never raises."""
+        if self.watch is not None:
+            self.watch.close()
         if self.roles:
             try:
                 ray.get([handle.close.remote() for handle in self.handles], timeout=CLOSE_TIMEOUT_SECONDS)
@@ -108,16 +131,58 @@ class WorkerProcesses:
                 log.debug("workers did not close in time; they are killed")
         for handle in self.handles:
             ray.kill(handle)
-        self.pool.release()
+
+    def _death_of(self, rank: int, error: RayError) -> WorkerDiedError:
+        place = self.place_of(rank)
+        return WorkerDiedError(f"worker rank {rank} ({place.process}) died: {cause_of_death(error)}{place.more}")
 
     def _on_all(self, what: str, references: list[ray.ObjectRef]) -> list[object]:
-        return Ranks(what, dict(enumerate(references)), self.place_of).results()
+        return Ranks(what, dict(enumerate(references)), self.place_of, self.raise_if_dead).results()
 
-    def _share_of_cores(self, rank: int) -> int:
-        return max(1, self.infos[rank].num_cores // self.pool.settings.num_devices_per_node)
 
-    def _log_file(self, rank: int) -> Path | None:
-        return self.log_folder / f"worker-{rank}.log" if self.log_folder else None
+def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: str | None = None) -> WorkerProcesses:
+    """Starts a process in every slot and returns at once. Whoever gives a name can leave them running and attach to
+    them by it later; else they end with this process."""
+    resources = pool.process_resources
+    actor_class = ray.remote(RayWorker)
+    found_by: list[dict[str, str]] = [
+        {"name": _actor_name(name, slot.rank), "namespace": NAMESPACE, "lifetime": "detached"} if name else {}
+        for slot in pool.slots()
+    ]
+    handles = [
+        actor_class.options(
+            num_cpus=resources.num_cpus,
+            num_gpus=resources.num_gpus,
+            memory=resources.memory_bytes or None,
+            resources=dict(resources.custom_resources) or None,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                slot.group, placement_group_bundle_index=slot.bundle_index
+            ),
+            runtime_env={"env_vars": dict(environment)},
+            **found_by[slot.rank],
+        ).remote()
+        for slot in pool.slots()
+    ]
+    return WorkerProcesses(handles)
+
+
+def attach_processes(name: str) -> WorkerProcesses:
+    """Processes that were started under a name and built. Raises ResourceError when there are none."""
+    try:
+        first = ray.get_actor(_actor_name(name, 0), NAMESPACE)
+        record = ray.get(first.kept_record.remote())
+        if not isinstance(record, GroupRecord):
+            raise ResourceError(f"workers {name}: they have not been built yet; attach when they are")
+        others = [ray.get_actor(_actor_name(name, rank), NAMESPACE) for rank in range(1, len(record.infos))]
+    except (ValueError, RayError) as error:
+        raise ResourceError(
+            f"workers {name}: not all of them are there ({' '.join(str(error).split()):.200}); start them anew"
+        ) from error
+    return WorkerProcesses([first, *others], record)
+
+
+def _actor_name(name: str, rank: int) -> str:
+    return f"{name}-{rank}"
 
 
 def _expect(kind: type[T], value: object) -> T:

@@ -20,7 +20,7 @@ from rljob_trainer.cluster.fused_worker import RoleSpec
 from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
 from rljob_trainer.cluster.session import num_cluster_gpus, ray_session
 from rljob_trainer.cluster.worker_group import spawn
-from rljob_trainer.cluster.worker_processes import WorkerProcesses
+from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
 from rljob_trainer.controller.quantities import bytes_of
 from rljob_trainer.data.contamination import without_held_out
 from rljob_trainer.data.model_source import ModelPlace, controller_model
@@ -171,13 +171,14 @@ def _workers(
             )
         )
         log.info("workers: building %d on %s; their logs are in %s", num_workers, device_type, log_folder)
-        processes = WorkerProcesses(pool, worker_environment(device_type, num_threads))
+        stack.callback(pool.release)
+        processes = start_processes(pool, worker_environment(device_type, num_threads))
         stack.callback(processes.close)
         roles = [
             RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)),
             *_roles(job, model, device_type, longest_prompt, num_workers),
         ]
-        processes.build(device_type, num_threads, roles, log_folder)
+        processes.build(pool.slots(), BuildSettings(device_type, num_threads, log_folder), roles)
         groups = spawn(processes)
         # A group has exactly the methods that its worker class registers; a test holds the protocols to them.
         yield Workers(

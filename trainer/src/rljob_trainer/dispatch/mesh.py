@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob_trainer.errors import DispatchError
@@ -42,7 +42,7 @@ def mesh_position(rank: int, sizes: Mapping[str, int], *, data: str = "dp", answ
     return MeshPosition(coordinates[data], sizes[data], is_collected)
 
 
-def check_positions(where: str, positions: list[MeshPosition]) -> None:
+def check_positions(where: str, positions: Sequence[MeshPosition]) -> None:
     """Raises DispatchError where the ranks disagree: every share needs a rank, and exactly one that answers for it."""
     num_data_ranks = positions[0].num_data_ranks
     if any(position.num_data_ranks != num_data_ranks for position in positions):
@@ -55,3 +55,14 @@ def check_positions(where: str, positions: list[MeshPosition]) -> None:
         raise DispatchError(
             f"{where}: exactly one rank must answer for each of {num_data_ranks} data ranks (answered for: {answering})"
         )
+
+
+def positions_of(where: str, positions: Sequence[MeshPosition], ranks: Sequence[int]) -> list[MeshPosition]:
+    """The positions of some ranks, as a mesh of its own: data ranks are numbered anew, in their order.
+
+    Raises DispatchError where no rank among them answers for a share."""
+    chosen = [positions[rank] for rank in ranks]
+    numbers = {old: new for new, old in enumerate(sorted({position.data_rank for position in chosen}))}
+    renumbered = [MeshPosition(numbers[each.data_rank], len(numbers), each.is_collected) for each in chosen]
+    check_positions(f"{where}, ranks {ranks[0]} to {ranks[-1]}", renumbered)
+    return renumbered
