@@ -112,7 +112,7 @@ def test_pools_that_share_a_node_are_fine() -> None:
 def test_a_search_that_gave_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rljob_trainer.cluster.packing.MAX_TRIES", 0)
     text = refusal([need("x", 1, GPU=1), need("y", 1, GPU=1)], [node("a", GPU=1)])
-    assert text.startswith("pools x, y: each fits alone, but no way to place all together was found in 20000 tries, ")
+    assert text.startswith("pools x, y: each fits alone, but no way to place all together was found in 1000 tries, ")
 
 
 def test_nodes_that_are_free_now_are_chosen() -> None:
