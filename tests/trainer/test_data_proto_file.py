@@ -111,6 +111,11 @@ def test_saving_replaces_a_file_as_a_whole_and_leaves_nothing_beside_it(tmp_path
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(OSError, match="missing"):
         save_batch(batch(), tmp_path / "missing" / "batch")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(OSError, match="folder"):
+        save_batch(batch(), folder)
+    assert sorted(tmp_path.iterdir()) == [path, folder]
 
 
 def problem_of(path: Path) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import mmap
 import pickle
 import subprocess
 import sys
@@ -69,15 +68,19 @@ def test_it_arrives_over_the_memory_of_the_buffers_though_that_is_read_only() ->
     assert arrived.ragged["tokens"].same_as(batch.ragged["tokens"])
 
 
-def test_what_arrived_keeps_its_memory_alive() -> None:
-    with mmap.mmap(-1, 8) as memory:
-        memory[:] = np.array([7], dtype=np.int64).tobytes()
-        in_band, _ = dumped(DataProto({"x": torch.zeros(1, dtype=torch.int64)}))
-        arrived = pickle.loads(in_band, buffers=[memory])
-        with pytest.raises(BufferError):
-            memory.close()
-        assert arrived["x"].tolist() == [7]
-        del arrived
+@pytest.mark.parametrize("is_read_only", [True, False])
+def test_what_arrived_keeps_its_memory_alive(is_read_only: bool) -> None:
+    memory = bytearray(np.array([7], dtype=np.int64).tobytes())
+    in_band, _ = dumped(DataProto({"x": torch.zeros(1, dtype=torch.int64)}))
+    buffer = memoryview(memory).toreadonly() if is_read_only else memoryview(memory)
+    arrived = pickle.loads(in_band, buffers=[buffer])
+    del buffer
+    # Python moves no memory that somebody else still uses.
+    with pytest.raises(BufferError):
+        memory.extend(b"more")
+    assert arrived["x"].tolist() == [7]
+    del arrived
+    memory.extend(b"more")
 
 
 def test_a_slice_leaves_without_the_rest() -> None:
