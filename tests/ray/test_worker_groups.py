@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +17,10 @@ from typing import cast
 import pytest
 import ray
 import torch
+from ray.util import placement_group_table
 
 from rljob_testing.echo_worker import EchoWorker, make_echo
-from rljob_testing.settings import inherited_python_path
+from rljob_testing.settings import inherited_environment, inherited_python_path
 from rljob_trainer.cluster.calls import Pending
 from rljob_trainer.cluster.fused_worker import RoleSpec
 from rljob_trainer.cluster.object_store import TRAFFIC
@@ -53,9 +56,7 @@ ROLES = [RoleSpec(name, EchoWorker, partial(make_echo, name)) for name in ("firs
 
 @contextmanager
 def started(num_workers: int, name: str | None = None) -> Iterator[WorkerProcesses]:
-    pool = ResourcePool(
-        PoolSettings("main", 1, num_workers, use_gpu=False, num_cpus_per_device=0.1, timeout_seconds=60)
-    )
+    pool = ResourcePool(PoolSettings("main", 1, num_workers, False, 0.1, 60, is_detached=name is not None))
     try:
         python_path = ":".join([str(SUPPORT_FOLDER), *inherited_python_path()])
         processes = start_processes(pool, {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"}, name)
@@ -301,6 +302,69 @@ def test_whoever_knows_the_name_attaches() -> None:
         assert of(views["first"], "add", batch(3).only(["number"]))["number"].tolist() == [1, 2, 3]
     with pytest.raises(ResourceError, match="workers nobody: not all of them are there"):
         attach_processes("nobody")
+
+
+LEAVING_BEHIND = """
+import sys
+from functools import partial
+from rljob_testing.echo_worker import EchoWorker, make_echo
+from rljob_trainer.cluster.fused_worker import RoleSpec
+from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
+from rljob_trainer.cluster.session import ray_session
+from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
+
+with ray_session(sys.argv[1], 0, 0):
+    pool = ResourcePool(PoolSettings("left", 1, 2, False, 0.1, 60, is_detached=sys.argv[2] == "named"))
+    name = "left" if sys.argv[2] == "named" else None
+    processes = start_processes(pool, {"PYTHONPATH": sys.argv[3]}, name)
+    role = RoleSpec("only", EchoWorker, partial(make_echo, "only"))
+    processes.build(pool.slots(), BuildSettings("cpu", 1, None), [role])
+    print("built", flush=True)
+    sys.stdin.read()
+"""
+
+
+def left_behind(cluster: str, how: str) -> None:
+    """Another controller builds a group and is killed."""
+    python_path = os.pathsep.join([str(SUPPORT_FOLDER), *inherited_python_path()])
+    controller = subprocess.Popen(
+        [sys.executable, "-c", LEAVING_BEHIND, cluster, how, python_path],
+        env=inherited_environment() | {"PYTHONPATH": python_path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert controller.stdout is not None
+    assert controller.stdout.readline() == "built\n"
+    controller.kill()
+    controller.wait()
+
+
+def num_reserved() -> int:
+    table = placement_group_table()
+    return sum(group["state"] != "REMOVED" for group in table.values())
+
+
+def wait_until_reserved(number: int) -> None:
+    deadline = time.monotonic() + 30
+    while num_reserved() != number and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert num_reserved() == number
+
+
+@pytest.mark.usefixtures("_session")
+def test_a_killed_controller_leaves_nothing_unless_it_gave_a_name(cluster: str) -> None:
+    before = num_reserved()
+    left_behind(cluster, "unnamed")
+    wait_until_reserved(before)
+
+    left_behind(cluster, "named")
+    time.sleep(1)
+    assert num_reserved() == before + 1
+    processes = attach_processes("left")
+    assert of(spawn(processes)["only"], "add", batch(2).only(["number"]))["number"].tolist() == [1, 2]
+    processes.close()
+    wait_until_reserved(before)
 
 
 def watch_for_seconds(processes: WorkerProcesses, seconds: float) -> None:

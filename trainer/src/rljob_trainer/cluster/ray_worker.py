@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import os
 import socket
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ class GroupRecord:
     roles: tuple[RoleSpec, ...]
     infos: tuple[ProcessInfo, ...]
     log_folder: Path | None
+    group_ids: tuple[str, ...] = ()
+    """Placement groups that the processes run in, for whoever ends them."""
 
     def log_file(self, rank: int) -> Path | None:
         """Where a rank's output goes."""
@@ -57,6 +60,34 @@ class Returns(Enum):
     """A batch: it stays in the object store, and the caller gets references (see `object_store.stored`)."""
     NOTHING = auto()
     """A peer answers for this rank."""
+
+
+PLAIN_TYPES = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a role's method on one rank."""
+
+    role: str
+    method: str
+    arguments: tuple[object, ...]
+    returns: Returns
+
+    def travelling(self) -> bytes | Call:
+        """The form in which Ray carries it with the least work: a call with nothing but numbers and texts as bytes,
+        which serve all ranks that get the same."""
+        if any(type(argument) not in PLAIN_TYPES for argument in self.arguments):
+            return self
+        return json.dumps([self.role, self.method, self.returns.value, *self.arguments]).encode()
+
+    @staticmethod
+    def arrived(call: bytes | Call) -> Call:
+        """What `travelling` made into bytes."""
+        if isinstance(call, Call):
+            return call
+        role, method, returns, *arguments = json.loads(call)
+        return Call(role, method, tuple(arguments), Returns(returns))
 
 
 class RayWorker:
@@ -97,12 +128,14 @@ class RayWorker:
         """See FusedWorker.mesh_position."""
         return self._built().mesh_position(role, mesh)
 
-    def execute(self, role: str, method: str, arguments: tuple[object, ...], returns: Returns) -> object:
+    def execute(self, call: bytes | Call) -> object:
         """Calls a method, an `async` one to its end, on arguments that may lie in the object store.
 
         Raises DispatchError when the method has changed a column of a batch in place: what lies in the store is shared
         with others; DataLostError; what the method raises."""
-        taken = [_taken(argument) for argument in arguments]
+        arrived = Call.arrived(call)
+        role, method, returns = arrived.role, arrived.method, arrived.returns
+        taken = [_taken(argument) for argument in arrived.arguments]
         versions = [argument.tensor_versions() if isinstance(argument, DataProto) else None for argument in taken]
         result = self._built().execute(role, method, tuple(taken))
         if inspect.iscoroutine(result):

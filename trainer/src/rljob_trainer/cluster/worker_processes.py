@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +17,8 @@ from rljob_trainer.cluster.calls import Place, Ranks, cause_of_death
 from rljob_trainer.cluster.fused_worker import RoleSpec
 from rljob_trainer.cluster.liveness import LivenessWatch
 from rljob_trainer.cluster.object_store import sent_arguments
-from rljob_trainer.cluster.ray_worker import GroupRecord, ProcessInfo, RayWorker, Returns
+from rljob_trainer.cluster.ray_worker import Call, GroupRecord, ProcessInfo, RayWorker, Returns
+from rljob_trainer.cluster.reservation import release_by_id
 from rljob_trainer.cluster.resource_pool import ResourcePool, Slot
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.split_gather import SplitCall
@@ -47,9 +48,13 @@ class WorkerProcesses:
     """One process per slot of a pool: `start_processes`, then `build`; or `attach_processes` to those of somebody
     else."""
 
-    def __init__(self, handles: list[ActorHandle], record: GroupRecord | None = None) -> None:
+    def __init__(
+        self, handles: list[ActorHandle], record: GroupRecord | None = None, group_ids: Sequence[str] = ()
+    ) -> None:
+        """`record` of processes that somebody else has built; `group_ids` of their placement groups otherwise."""
         self.handles = handles
-        self.record = record or GroupRecord((), (), None)
+        self.is_attached = record is not None
+        self.record = record or GroupRecord((), (), None, tuple(group_ids))
         self.watch = LivenessWatch(handles, self._death_of) if record else None
 
     @property
@@ -64,7 +69,7 @@ class WorkerProcesses:
         called = self._on_all("start of the workers", [handle.info.remote() for handle in self.handles])
         infos = tuple(_expect(ProcessInfo, info) for info in called)
         # Known from here on for messages about those that die while they are built.
-        self.record = GroupRecord((), infos, settings.log_folder)
+        self.record = replace(self.record, infos=infos, log_folder=settings.log_folder)
         num_on_node = [sum(other.node_rank == slot.node_rank for other in slots) for slot in slots]
         references = []
         for slot in slots:
@@ -82,7 +87,7 @@ class WorkerProcesses:
             log_file = self.record.log_file(slot.rank)
             references.append(self.handles[slot.rank].build.remote(context, tuple(roles), log_file))
         self._on_all("build", references)
-        self.record = GroupRecord(tuple(roles), infos, settings.log_folder)
+        self.record = replace(self.record, roles=tuple(roles))
         self._on_all("build", [self.handles[0].keep_record.remote(self.record)])
         self.watch = LivenessWatch(self.handles, self._death_of)
 
@@ -94,8 +99,10 @@ class WorkerProcesses:
         Raises WorkerDiedError where a process is known to be gone."""
         self.raise_if_dead()
         sent = [sent_arguments(share) for share in call.shares]
+        kinds = {(share, returns[rank]) for rank, share in call.share_of_rank.items()}
+        calls = {kind: Call(role, method, sent[kind[0]], kind[1]).travelling() for kind in kinds}
         references = {
-            rank: self.handles[ranks[rank]].execute.remote(role, method, sent[share], returns[rank])
+            rank: self.handles[ranks[rank]].execute.remote(calls[share, returns[rank]])
             for rank, share in call.share_of_rank.items()
         }
         return Ranks(f"{role}.{method}", references, lambda rank: self.place_of(ranks[rank]), self.raise_if_dead)
@@ -121,7 +128,9 @@ class WorkerProcesses:
         return Place(f"{roles}process {info.process_id} on {info.address}", more)
 
     def close(self) -> None:
-        """Ends all processes: asked first where they have been built, then killed. Never raises."""
+        """Ends all processes: asked first where they have been built, then killed. Never raises.
+
+        Whoever has attached to them gives their reservation back, too: its owner may be gone."""
         if self.watch is not None:
             self.watch.close()
         if self.roles:
@@ -131,6 +140,8 @@ class WorkerProcesses:
                 log.debug("workers did not close in time; they are killed")
         for handle in self.handles:
             ray.kill(handle)
+        if self.is_attached:
+            release_by_id(self.record.group_ids)
 
     def _death_of(self, rank: int, error: RayError) -> WorkerDiedError:
         place = self.place_of(rank)
@@ -142,7 +153,14 @@ class WorkerProcesses:
 
 def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: str | None = None) -> WorkerProcesses:
     """Starts a process in every slot and returns at once. Whoever gives a name can leave them running and attach to
-    them by it later; else they end with this process."""
+    them by it later; else they end with this process.
+
+    Raises ResourceError for a name where the pool does not outlive this process."""
+    if name and not pool.settings.is_detached:
+        raise ResourceError(
+            f"workers {name}: pool {pool.settings.name} ends with this process, and they with it; reserve it with "
+            "is_detached, or give no name"
+        )
     resources = pool.process_resources
     actor_class = ray.remote(RayWorker)
     found_by: list[dict[str, str]] = [
@@ -163,7 +181,7 @@ def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: st
         ).remote()
         for slot in pool.slots()
     ]
-    return WorkerProcesses(handles)
+    return WorkerProcesses(handles, group_ids=pool.group_ids)
 
 
 def attach_processes(name: str) -> WorkerProcesses:
