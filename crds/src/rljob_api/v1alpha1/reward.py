@@ -40,6 +40,7 @@ class Reward(Contract):
     timeout_seconds: PositiveNumber = 10.0
     """For one response, on the wall clock; the process is killed then."""
     num_processes: PositiveCount = 2
+    """Scoring processes in all. They run beside the workers, which share them out evenly; each has at least one."""
     on_error: ErrorPolicy = ErrorPolicy.FAIL
     on_timeout: ErrorPolicy = ErrorPolicy.SCORE
     error_score: Number = 0.0
