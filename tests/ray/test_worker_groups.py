@@ -1,72 +1,42 @@
-"""Calls of worker groups on real Ray: every dispatch mode, data by reference, views of fused roles, failures."""
+"""Calls of worker groups on real Ray: every dispatch mode, data by reference, views of fused roles."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator
 from typing import cast
 
 import pytest
 import ray
 import torch
-from ray.util import placement_group_table
 
-from rljob_testing.echo_worker import EchoWorker, make_echo
-from rljob_testing.settings import inherited_environment, inherited_python_path
+from rljob_testing.echo_groups import (
+    batch_of,
+    call,
+    described,
+    mixed_batch,
+    started_echoes,
+)
+from rljob_testing.echo_worker import EchoWorker
 from rljob_trainer.cluster.calls import Pending
-from rljob_trainer.cluster.fused_worker import RoleSpec
 from rljob_trainer.cluster.object_store import TRAFFIC
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
 from rljob_trainer.cluster.session import ray_session
 from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
 from rljob_trainer.cluster.worker_processes import (
-    BuildSettings,
     WorkerProcesses,
-    attach_processes,
-    start_processes,
 )
 from rljob_trainer.data.proto import DataProto
-from rljob_trainer.data.ragged import RaggedColumn
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.errors import (
     CallTimeoutError,
     DataError,
-    DataLostError,
     DispatchError,
-    ResourceError,
-    WorkerDiedError,
     WorkerError,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
-
-SUPPORT_FOLDER = Path(__file__).parents[1] / "support"
-Described = tuple[str, int, int, tuple[str, ...]]
-ROLES = [RoleSpec(name, EchoWorker, partial(make_echo, name)) for name in ("first", "second")]
-
-
-@contextmanager
-def started(num_workers: int, name: str | None = None) -> Iterator[WorkerProcesses]:
-    pool = ResourcePool(PoolSettings("main", 1, num_workers, False, 0.1, 60, is_detached=name is not None))
-    try:
-        python_path = ":".join([str(SUPPORT_FOLDER), *inherited_python_path()])
-        processes = start_processes(pool, {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"}, name)
-        try:
-            processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
-            yield processes
-        finally:
-            processes.close()
-    finally:
-        pool.release()
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +47,7 @@ def _session(cluster: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def processes(_session: None) -> Iterator[WorkerProcesses]:
-    with started(2) as processes:
+    with started_echoes(2) as processes:
         yield processes
 
 
@@ -86,30 +56,9 @@ def group(processes: WorkerProcesses) -> WorkerGroup:
     return spawn(processes)["first"]
 
 
-def call(group: WorkerGroup, method: str, *arguments: object, **named: object) -> object:
-    bound = cast(Callable[..., object], vars(group)[method])
-    return bound(*arguments, **named)
-
-
-def of(group: WorkerGroup, method: str, *arguments: object, **named: object) -> DataProto:
-    result = call(group, method, *arguments, **named)
-    assert isinstance(result, DataProto)
-    return result
-
-
-def batch(num_rows: int, width: int = 3) -> DataProto:
-    numbers = torch.arange(num_rows)
-    return DataProto(
-        {"x": numbers[:, None].repeat(1, width), "number": numbers},
-        {"name": tuple(f"row {row}" for row in range(num_rows))},
-        {"step": 3},
-        {"tokens": RaggedColumn.from_rows([list(range(row)) for row in range(num_rows)], torch.int64)},
-    )
-
-
 def test_every_kind_of_column_comes_back_as_it_was(group: WorkerGroup) -> None:
-    sent = batch(6)
-    result = of(group, "echo", sent)
+    sent = mixed_batch(6)
+    result = batch_of(group, "echo", sent)
     # One number per row comes to the controller; everything else stays where it is.
     assert [name for name in result.column_names() if not result.is_remote(name)] == ["number"]
     assert result["number"].tolist() == [0, 1, 2, 3, 4, 5]
@@ -123,26 +72,26 @@ def test_every_kind_of_column_comes_back_as_it_was(group: WorkerGroup) -> None:
 
 
 def test_padding_named_arguments_and_defaults(group: WorkerGroup) -> None:
-    sent = batch(5)
-    assert of(group, "add", sent.only(["number"]))["number"].tolist() == [1, 2, 3, 4, 5]
-    assert of(group, "add", batch=sent.only(["number"]), number=10)["number"].tolist() == [10, 11, 12, 13, 14]
+    sent = mixed_batch(5)
+    assert batch_of(group, "add", sent.only(["number"]))["number"].tolist() == [1, 2, 3, 4, 5]
+    assert batch_of(group, "add", batch=sent.only(["number"]), number=10)["number"].tolist() == [10, 11, 12, 13, 14]
     assert len(sent) == 5
     with pytest.raises(TypeError, match="unexpected keyword argument 'amount'"):
         call(group, "add", sent, amount=1)
 
 
 def test_what_was_kept_can_be_cut_joined_and_passed_on(group: WorkerGroup) -> None:
-    kept = of(group, "add", batch(6).only(["x"]))
+    kept = batch_of(group, "add", mixed_batch(6).only(["x"]))
     order = [5, 0, 3, 1, 4, 2]
-    again = of(group, "add", kept.rows(order)).fetched()
+    again = batch_of(group, "add", kept.rows(order)).fetched()
     assert again["x"][:, 0].tolist() == [row + 2 for row in order]
     longer = DataProto.concat([kept.slice(4, 6), kept.slice(0, 3)])
-    assert of(group, "add", longer).fetched()["x"][:, 0].tolist() == [6.0, 7.0, 2.0, 3.0, 4.0]
+    assert batch_of(group, "add", longer).fetched()["x"][:, 0].tolist() == [6.0, 7.0, 2.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize("width", [3, 200_000])
 def test_results_that_are_not_waited_for_are_passed_on(group: WorkerGroup, width: int) -> None:
-    first = call(group, "add_later", batch(4, width).only(["x"]), seconds=0.5)
+    first = call(group, "add_later", mixed_batch(4, width).only(["x"]), seconds=0.5)
     assert isinstance(first, Pending)
     assert not first.done()
     second = call(group, "add_later", first)
@@ -154,7 +103,7 @@ def test_results_that_are_not_waited_for_are_passed_on(group: WorkerGroup, width
     assert result.fetched()["x"][:, 0].tolist() == [2, 3, 4, 5]
     assert first.done()
     # Padded rows cannot be passed on unseen: the caller waits.
-    padded = call(group, "add_later", batch(3).only(["number"]))
+    padded = call(group, "add_later", mixed_batch(3).only(["number"]))
     last = call(group, "add_later", padded)
     assert isinstance(last, Pending)
     assert cast(DataProto, last.result())["number"].tolist() == [2, 3, 4]
@@ -163,8 +112,8 @@ def test_results_that_are_not_waited_for_are_passed_on(group: WorkerGroup, width
 def test_other_modes(group: WorkerGroup) -> None:
     assert call(group, "only_first", 7) == [7]
     assert call(group, "later", 7) == [7, 8]
-    assert call(group, "sums", batch(4).only(["number"])) == {"number_sum": 6.0}
-    doubled = of(group, "apply", double, batch(4).only(["number"]))
+    assert call(group, "sums", mixed_batch(4).only(["number"])) == {"number_sum": 6.0}
+    doubled = batch_of(group, "apply", double, mixed_batch(4).only(["number"]))
     assert doubled["number"].tolist() == [0, 2, 4, 6]
 
 
@@ -174,22 +123,22 @@ def double(share: DataProto) -> DataProto:
 
 def test_mistakes_name_the_method(group: WorkerGroup) -> None:
     with pytest.raises(DispatchError, match=r"first\.sums: DP_COMPUTE_METRIC: a batch of 3 rows does not spread"):
-        call(group, "sums", batch(3))
+        call(group, "sums", mixed_batch(3))
     with pytest.raises(DispatchError, match=r"first\.change_in_place: changed columns of its batch in place \(x\)"):
-        call(group, "change_in_place", batch(4))
+        call(group, "change_in_place", mixed_batch(4))
     with pytest.raises(DispatchError, match=r"first\.uneven: DP_COMPUTE_PROTO: 1 rows were added"):
-        call(group, "uneven", batch(3))
-    assert of(group, "uneven", batch(4).only(["number"]))["number"].tolist() == [0, 2, 3]
+        call(group, "uneven", mixed_batch(3))
+    assert batch_of(group, "uneven", mixed_batch(4).only(["number"]))["number"].tolist() == [0, 2, 3]
 
 
 def test_large_data_goes_once_and_is_read_where_it_lies(group: WorkerGroup) -> None:
     sent = DataProto({"x": torch.rand(64, 32_768)})
     TRAFFIC.take()
-    kept = of(group, "echo", sent)
+    kept = batch_of(group, "echo", sent)
     there = TRAFFIC.take()
     assert there.sent_bytes == sent.num_bytes() == 64 * 32_768 * 4
     assert there.received_bytes == 64 * 8
-    again = of(group, "echo", of(group, "echo", kept))
+    again = batch_of(group, "echo", batch_of(group, "echo", kept))
     passed_on = TRAFFIC.take()
     # Two calls, each 8 bytes per row both ways.
     assert (passed_on.sent_bytes, passed_on.received_bytes) == (2 * 64 * 8, 2 * 64 * 8)
@@ -204,7 +153,7 @@ def test_what_is_let_go_leaves_the_object_store(group: WorkerGroup) -> None:
     before = used_bytes()
     highest = 0.0
     for _ in range(200):
-        of(group, "add", of(group, "echo", sent))
+        batch_of(group, "add", batch_of(group, "echo", sent))
         highest = max(highest, used_bytes() - before)
     # 200 steps leave 200 x 3 x 8 MiB behind if nothing is freed; what is being freed may show for a moment.
     deadline = time.monotonic() + 30
@@ -228,7 +177,7 @@ def test_views_of_fused_roles_share_processes_and_may_be_called_at_once(processe
 
     def work(view: WorkerGroup, number: int) -> None:
         for step in range(50):
-            result = of(view, "add", batch(4).only(["number"]), number + step)["number"].tolist()
+            result = batch_of(view, "add", mixed_batch(4).only(["number"]), number + step)["number"].tolist()
             if result != [row + number + step for row in range(4)]:
                 wrong.append(result)
 
@@ -241,7 +190,7 @@ def test_views_of_fused_roles_share_processes_and_may_be_called_at_once(processe
 
 
 def test_a_thousand_calls_in_flight(group: WorkerGroup) -> None:
-    sent = batch(2).only(["number"])
+    sent = mixed_batch(2).only(["number"])
     pending = [cast("Pending[DataProto]", call(group, "add_later", sent)) for _ in range(1000)]
     assert all(each.result()["number"].tolist() == [1, 2] for each in pending)
 
@@ -257,12 +206,12 @@ def test_our_own_errors_arrive_as_they_were_raised_and_others_with_their_traceba
 
 @pytest.fixture(scope="module")
 def four(_session: None) -> Iterator[WorkerProcesses]:
-    with started(4) as processes:
+    with started_echoes(4) as processes:
         yield processes
 
 
 def test_peers_of_a_mesh_get_one_share_and_the_named_one_answers(four: WorkerProcesses) -> None:
-    result = of(spawn(four)["first"], "ranks", batch(6, 40_000)).fetched()
+    result = batch_of(spawn(four)["first"], "ranks", mixed_batch(6, 40_000)).fetched()
     assert result["rank"][:, 0].tolist() == [1, 1, 1, 3, 3, 3]
     assert result["x"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
@@ -280,135 +229,11 @@ def test_names_that_a_group_uses_itself_are_refused(processes: WorkerProcesses) 
 def test_a_range_of_ranks_is_a_group_of_its_own(four: WorkerProcesses) -> None:
     group = spawn(four)["first"]
     upper = group.sub_group(2, 4)
-    assert [rank for _, rank, _, _ in cast(list[Described], call(upper, "whoami"))] == [2, 3]
+    assert [rank for _, rank, _, _ in described(upper)] == [2, 3]
     assert call(upper, "only_first", 0) == [2]
-    assert of(upper, "echo", batch(4).only(["number"]))["number"].tolist() == [0, 1, 2, 3]
-    assert of(upper, "ranks", batch(2)).fetched()["rank"][:, 0].tolist() == [3, 3]
+    assert batch_of(upper, "echo", mixed_batch(4).only(["number"]))["number"].tolist() == [0, 1, 2, 3]
+    assert batch_of(upper, "ranks", mixed_batch(2)).fetched()["rank"][:, 0].tolist() == [3, 3]
     with pytest.raises(DispatchError, match=r"first: mesh tp, ranks 1 to 2: exactly one rank must answer"):
-        call(group.sub_group(1, 3), "ranks", batch(2))
+        call(group.sub_group(1, 3), "ranks", mixed_batch(2))
     with pytest.raises(DispatchError, match=r"first: no ranks 3 to 4 \(there are: 0 to 3\)"):
         group.sub_group(3, 5)
-
-
-@pytest.mark.usefixtures("_session")
-def test_whoever_knows_the_name_attaches() -> None:
-    with started(2, "echoes") as processes:
-        mine = [process for _, _, process, _ in cast(list[Described], call(spawn(processes)["second"], "whoami"))]
-        other = attach_processes("echoes")
-        views = spawn(other)
-        assert list(views) == ["first", "second"]
-        theirs = [process for _, _, process, _ in cast(list[Described], call(views["second"], "whoami"))]
-        assert theirs == mine
-        assert of(views["first"], "add", batch(3).only(["number"]))["number"].tolist() == [1, 2, 3]
-    with pytest.raises(ResourceError, match="workers nobody: not all of them are there"):
-        attach_processes("nobody")
-
-
-LEAVING_BEHIND = """
-import sys
-from functools import partial
-from rljob_testing.echo_worker import EchoWorker, make_echo
-from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
-from rljob_trainer.cluster.session import ray_session
-from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
-
-with ray_session(sys.argv[1], 0, 0):
-    pool = ResourcePool(PoolSettings("left", 1, 2, False, 0.1, 60, is_detached=sys.argv[2] == "named"))
-    name = "left" if sys.argv[2] == "named" else None
-    processes = start_processes(pool, {"PYTHONPATH": sys.argv[3]}, name)
-    role = RoleSpec("only", EchoWorker, partial(make_echo, "only"))
-    processes.build(pool.slots(), BuildSettings("cpu", 1, None), [role])
-    print("built", flush=True)
-    sys.stdin.read()
-"""
-
-
-def left_behind(cluster: str, how: str) -> None:
-    """Another controller builds a group and is killed."""
-    python_path = os.pathsep.join([str(SUPPORT_FOLDER), *inherited_python_path()])
-    controller = subprocess.Popen(
-        [sys.executable, "-c", LEAVING_BEHIND, cluster, how, python_path],
-        env=inherited_environment() | {"PYTHONPATH": python_path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert controller.stdout is not None
-    assert controller.stdout.readline() == "built\n"
-    controller.kill()
-    controller.wait()
-
-
-def num_reserved() -> int:
-    table = placement_group_table()
-    return sum(group["state"] != "REMOVED" for group in table.values())
-
-
-def wait_until_reserved(number: int) -> None:
-    deadline = time.monotonic() + 30
-    while num_reserved() != number and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert num_reserved() == number
-
-
-@pytest.mark.usefixtures("_session")
-def test_a_killed_controller_leaves_nothing_unless_it_gave_a_name(cluster: str) -> None:
-    before = num_reserved()
-    left_behind(cluster, "unnamed")
-    wait_until_reserved(before)
-
-    left_behind(cluster, "named")
-    time.sleep(1)
-    assert num_reserved() == before + 1
-    processes = attach_processes("left")
-    assert of(spawn(processes)["only"], "add", batch(2).only(["number"]))["number"].tolist() == [1, 2]
-    processes.close()
-    wait_until_reserved(before)
-
-
-def watch_for_seconds(processes: WorkerProcesses, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        processes.raise_if_dead()
-        time.sleep(0.05)
-
-
-@pytest.mark.usefixtures("_session")
-def test_a_death_is_known_while_nobody_calls() -> None:
-    with started(2) as processes, started(1) as others:
-        group, other = spawn(processes)["first"], spawn(others)["first"]
-        victim = cast(list[Described], call(group, "whoami"))[1][2]
-        # A call to others goes on as long as all are alive, and no longer.
-        pending = cast("Pending[DataProto]", call(other, "add_later", batch(1).only(["number"]), seconds=20))
-        os.kill(victim, signal.SIGKILL)
-        killed_at = time.monotonic()
-        with pytest.raises(WorkerDiedError, match=rf"worker rank 1 \(first, second; process {victim} on .*\) died: "):
-            watch_for_seconds(processes, 30)
-        assert time.monotonic() - killed_at < 5
-        assert not pending.done()
-
-
-def test_a_killed_worker_is_named_with_its_call_and_cause(four: WorkerProcesses) -> None:
-    group = spawn(four)["first"]
-    kept = of(group, "echo", batch(4, 100_000).only(["x"]))
-    began = time.monotonic()
-    with pytest.raises(
-        WorkerDiedError,
-        match=r"worker rank 2 \(first, second; process \d+ on .*\) died in first\.fail: .*without a word",
-    ):
-        call(group, "fail", 2, str(int(signal.SIGKILL)))
-    assert time.monotonic() - began < 5
-    with pytest.raises(WorkerDiedError, match="worker rank 2"):
-        call(group, "empty")
-    # What the dead process owned goes soon after it; what the others own stays.
-    assert kept.rows([0, 3]).fetched()["x"][:, 0].tolist() == [0, 3]
-    with pytest.raises(DataLostError, match="data of this step is lost with the process or node that held it"):
-        fetch_for_seconds(kept.rows([2]), 30)
-
-
-def fetch_for_seconds(batch: DataProto, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        batch.fetched()
-        time.sleep(0.2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from types import MappingProxyType
 
 API_GROUP = "rljob.dev"
 API_VERSION = "v1alpha1"
@@ -61,6 +63,18 @@ POD_CACHE_FOLDER = "/rljob/cache"
 """Scratch space of one pod."""
 POD_RAY_LOG_FOLDER = "/tmp/ray/session_latest/logs"
 """What Ray's dashboard serves as log files, the run state among them."""
+
+RAY_HEALTH_CHECK: Mapping[str, str] = MappingProxyType(
+    {
+        "RAY_health_check_initial_delay_ms": "5000",
+        "RAY_health_check_period_ms": "3000",
+        "RAY_health_check_timeout_ms": "5000",
+        "RAY_health_check_failure_threshold": "4",
+    }
+)
+"""Of Ray's head: how it finds a node that is lost or frozen, and with it the worker processes there."""
+RAY_NODE_LOST_SECONDS = 37
+"""So long a node may be silent, by `RAY_HEALTH_CHECK`, before its processes count as dead."""
 
 HEAD_GROUP = "head"
 """The head pod, where pods are grouped by pool; no pool has this name."""

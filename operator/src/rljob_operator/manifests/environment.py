@@ -18,6 +18,7 @@ from rljob_api.contract import (
     POD_CODE_FOLDER,
     POD_RUN_FOLDER,
     POD_STORAGE_FOLDER,
+    RAY_HEALTH_CHECK,
 )
 from rljob_api.errors import HandoverError
 from rljob_api.handover import TrainerJob, dump_job
@@ -43,7 +44,8 @@ def spec_document(job: JobIdentity, spec: RLJobSpec) -> str:
 
 def head_environment(job: JobIdentity, spec: RLJobSpec) -> list[JsonValue]:
     """Variables of the head pod's Ray container, which the trainer inherits. Raises as `spec_document`."""
-    return [_variable(ENV_SPEC, spec_document(job, spec)), *worker_environment(spec)]
+    health_check = [_variable(name, value) for name, value in RAY_HEALTH_CHECK.items()]
+    return [_variable(ENV_SPEC, spec_document(job, spec)), *health_check, *worker_environment(spec)]
 
 
 def worker_environment(spec: RLJobSpec) -> list[JsonValue]:

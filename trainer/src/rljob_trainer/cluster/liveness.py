@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from rljob_trainer.errors import WorkerDiedError
 
@@ -56,6 +56,9 @@ class LivenessWatch:
                 rank = pings.pop(reference)
                 try:
                     ray.get(reference)
+                except ActorUnavailableError:
+                    # It does not answer now. Whether it is gone is for Ray to find out: it is asked again until then.
+                    continue
                 except RayError as error:
                     self._error = self._error or self._error_of(rank, error)
             self._is_closed.wait(INTERVAL_SECONDS)

@@ -1,0 +1,71 @@
+"""A node that is lost or frozen is noticed within the limit that jobs' clusters are given."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from ray.cluster_utils import Cluster
+
+from rljob_api.contract import RAY_HEALTH_CHECK, RAY_NODE_LOST_SECONDS
+from rljob_testing.echo_groups import watch_for_seconds
+from rljob_testing.echo_worker import EchoWorker, make_echo
+from rljob_testing.processes import descendants
+from rljob_testing.ray_nodes import RayNode, ray_nodes
+from rljob_trainer.cluster.fused_worker import RoleSpec
+from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
+from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
+from rljob_trainer.errors import WorkerDiedError
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+ROLES = [RoleSpec("only", EchoWorker, partial(make_echo, "only"))]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in RAY_HEALTH_CHECK.items():
+            patch.setenv(name, value)
+        with ray_nodes([RayNode("127.0.0.2", num_cpus=1)]) as cluster:
+            yield cluster
+
+
+@pytest.mark.parametrize(
+    ("address", "number", "seconds"),
+    [("127.0.0.3", signal.SIGKILL, 15), ("127.0.0.4", signal.SIGSTOP, RAY_NODE_LOST_SECONDS + 5)],
+    ids=["lost", "frozen"],
+)
+def test_a_node_that_does_not_answer_any_more(
+    cluster: Cluster, address: str, number: signal.Signals, seconds: float
+) -> None:
+    node = cluster.add_node(**RayNode(address, num_cpus=1, num_gpus=1).arguments())
+    [raylet] = [info.process.pid for info in node.all_processes["raylet"]]
+    pool = ResourcePool(PoolSettings("main", 1, 1, True, 0.1, 60))
+    processes = start_processes(pool, {"OMP_NUM_THREADS": "1"})
+    processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
+    victims = [raylet, *(process.pid for process in descendants(raylet))]
+    assert processes.record.infos[0].process_id in victims
+    try:
+        for victim in victims:
+            os.kill(victim, number)
+        silent_since = time.monotonic()
+        with pytest.raises(WorkerDiedError, match=rf"worker rank 0 \(only; process \d+ on {address}\) died: .*node"):
+            watch_for_seconds(processes, 120)
+        assert time.monotonic() - silent_since < seconds
+    finally:
+        for victim in victims:
+            end(victim)
+        processes.close()
+        pool.release()
+
+
+def end(process_id: int) -> None:
+    try:
+        os.kill(process_id, signal.SIGKILL)
+    except ProcessLookupError:
+        return

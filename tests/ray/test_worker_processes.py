@@ -1,0 +1,168 @@
+"""Processes of worker groups on real Ray: found by name, left behind, killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+from ray.util import placement_group_table
+
+from rljob_testing.echo_groups import (
+    PYTHON_PATH,
+    batch_of,
+    call,
+    described,
+    mixed_batch,
+    started_echoes,
+    watch_for_seconds,
+)
+from rljob_testing.settings import inherited_environment
+from rljob_trainer.cluster.calls import Pending
+from rljob_trainer.cluster.session import ray_session
+from rljob_trainer.cluster.worker_group import spawn
+from rljob_trainer.cluster.worker_processes import (
+    WorkerProcesses,
+    attach_processes,
+)
+from rljob_trainer.data.proto import DataProto
+from rljob_trainer.errors import (
+    DataLostError,
+    ResourceError,
+    WorkerDiedError,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def _session(cluster: str) -> Iterator[None]:
+    with ray_session(cluster, 0, 0):
+        yield
+
+
+@pytest.fixture(scope="module")
+def four(_session: None) -> Iterator[WorkerProcesses]:
+    with started_echoes(4) as processes:
+        yield processes
+
+
+@pytest.mark.usefixtures("_session")
+def test_whoever_knows_the_name_attaches() -> None:
+    with started_echoes(2, "echoes") as processes:
+        mine = [process for _, _, process, _ in described(spawn(processes)["second"])]
+        other = attach_processes("echoes")
+        views = spawn(other)
+        assert list(views) == ["first", "second"]
+        theirs = [process for _, _, process, _ in described(views["second"])]
+        assert theirs == mine
+        assert batch_of(views["first"], "add", mixed_batch(3).only(["number"]))["number"].tolist() == [1, 2, 3]
+    with pytest.raises(ResourceError, match="workers nobody: not all of them are there"):
+        attach_processes("nobody")
+
+
+LEAVING_BEHIND = """
+import sys
+from functools import partial
+from rljob_testing.echo_worker import EchoWorker, make_echo
+from rljob_trainer.cluster.fused_worker import RoleSpec
+from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
+from rljob_trainer.cluster.session import ray_session
+from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
+
+with ray_session(sys.argv[1], 0, 0):
+    pool = ResourcePool(PoolSettings("left", 1, 2, False, 0.1, 60, is_detached=sys.argv[2] == "named"))
+    name = "left" if sys.argv[2] == "named" else None
+    processes = start_processes(pool, {"PYTHONPATH": sys.argv[3]}, name)
+    role = RoleSpec("only", EchoWorker, partial(make_echo, "only"))
+    processes.build(pool.slots(), BuildSettings("cpu", 1, None), [role])
+    print("built", flush=True)
+    sys.stdin.read()
+"""
+
+
+def left_behind(cluster: str, how: str) -> None:
+    """Another controller builds a group and is killed."""
+    controller = subprocess.Popen(
+        [sys.executable, "-c", LEAVING_BEHIND, cluster, how, PYTHON_PATH],
+        env=inherited_environment() | {"PYTHONPATH": PYTHON_PATH},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert controller.stdout is not None
+    assert controller.stdout.readline() == "built\n"
+    controller.kill()
+    controller.wait()
+
+
+def num_reserved() -> int:
+    table = placement_group_table()
+    return sum(group["state"] != "REMOVED" for group in table.values())
+
+
+def wait_until_reserved(number: int) -> None:
+    deadline = time.monotonic() + 30
+    while num_reserved() != number and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert num_reserved() == number
+
+
+@pytest.mark.usefixtures("_session")
+def test_a_killed_controller_leaves_nothing_unless_it_gave_a_name(cluster: str) -> None:
+    before = num_reserved()
+    left_behind(cluster, "unnamed")
+    wait_until_reserved(before)
+
+    left_behind(cluster, "named")
+    time.sleep(1)
+    assert num_reserved() == before + 1
+    processes = attach_processes("left")
+    assert batch_of(spawn(processes)["only"], "add", mixed_batch(2).only(["number"]))["number"].tolist() == [1, 2]
+    processes.close()
+    wait_until_reserved(before)
+
+
+@pytest.mark.usefixtures("_session")
+def test_a_death_is_known_while_nobody_calls() -> None:
+    with started_echoes(2) as processes, started_echoes(1) as others:
+        group, other = spawn(processes)["first"], spawn(others)["first"]
+        victim = described(group)[1][2]
+        # A call to others goes on as long as all are alive, and no longer.
+        pending = cast("Pending[DataProto]", call(other, "add_later", mixed_batch(1).only(["number"]), seconds=20))
+        os.kill(victim, signal.SIGKILL)
+        killed_at = time.monotonic()
+        with pytest.raises(WorkerDiedError, match=rf"worker rank 1 \(first, second; process {victim} on .*\) died: "):
+            watch_for_seconds(processes, 30)
+        assert time.monotonic() - killed_at < 5
+        assert not pending.done()
+
+
+def test_a_killed_worker_is_named_with_its_call_and_cause(four: WorkerProcesses) -> None:
+    group = spawn(four)["first"]
+    kept = batch_of(group, "echo", mixed_batch(4, 100_000).only(["x"]))
+    began = time.monotonic()
+    with pytest.raises(
+        WorkerDiedError,
+        match=r"worker rank 2 \(first, second; process \d+ on .*\) died in first\.fail: .*without a word",
+    ):
+        call(group, "fail", 2, str(int(signal.SIGKILL)))
+    assert time.monotonic() - began < 5
+    with pytest.raises(WorkerDiedError, match="worker rank 2"):
+        call(group, "empty")
+    # What the dead process owned goes soon after it; what the others own stays.
+    assert kept.rows([0, 3]).fetched()["x"][:, 0].tolist() == [0, 3]
+    with pytest.raises(DataLostError, match="data of this step is lost with the process or node that held it"):
+        fetch_for_seconds(kept.rows([2]), 30)
+
+
+def fetch_for_seconds(batch: DataProto, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        batch.fetched()
+        time.sleep(0.2)
