@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -72,6 +73,13 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
 def test_places_are_not_packages() -> None:
     places = [REPOSITORY / name for name in ("crds", "operator", "trainer", "tests", "e2e")]
     assert [place for place in places if (place / "__init__.py").exists()] == []
+
+
+def test_every_folder_of_tests_is_run() -> None:
+    listed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
+    there = {f"tests/{path.parent.relative_to(REPOSITORY / 'tests')}" for path in REPOSITORY.glob("tests/**/test_*.py")}
+    assert {folder for folder in there if not any(f"{folder}/".startswith(f"{each}/") for each in listed)} == set()
+    assert len(listed) == len(set(listed))
 
 
 def test_tracked_files_name_no_registry_and_no_machine() -> None:
