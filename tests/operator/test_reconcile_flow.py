@@ -166,7 +166,7 @@ def test_transition_times_move_with_the_status_only() -> None:
 def test_conditions_stand_in_the_order_in_which_a_job_gets_there_and_name_their_generation() -> None:
     status = decide(at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE))).status
     assert [each.type for each in status.conditions] == [
-        *("SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Checkpointed", "Complete"),
+        *("SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Progressing", "Checkpointed", "Complete"),
     ]
     assert {each.observed_generation for each in status.conditions} == {3}
     assert status.observed_generation == 3
