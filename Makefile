@@ -38,7 +38,7 @@ check: lint ## Lint, types, generated CRD up to date, import contracts, reposito
 TEST_PROCESSES ?= 2
 test: export OMP_NUM_THREADS := 1
 test: lint programs ## All of check, and every test (PYTEST_ARGS="-k name" for some, TEST_PROCESSES=0 for one after the other)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Of Kubernetes, built from Go modules where KUBEBUILDER_ASSETS names none; minutes the first time.
 programs: $(INSTALLED)

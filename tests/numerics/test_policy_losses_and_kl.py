@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import KlEstimator
-from rljob_trainer.algorithms.kl import kl_estimate, kl_in_reward
+from rljob_trainer.algorithms.kl import kl_estimate, kl_in_reward, kl_sums
 from rljob_trainer.algorithms.policy_losses import SurrogateStats, clipped_surrogate
 
 
@@ -148,6 +148,6 @@ def test_k1_and_k3_average_to_the_true_kl() -> None:
 def test_kl_in_reward_sums_over_response_tokens_without_gradient() -> None:
     kl_BT = torch.tensor([[0.5, 1.0, 9.0], [2.0, 9.0, 9.0]], requires_grad=True)
     mask_BT = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    rewards_B = kl_in_reward(torch.tensor([1.0, 0.0]), kl_BT, mask_BT, 0.1)
+    rewards_B = kl_in_reward(torch.tensor([1.0, 0.0]), kl_sums(kl_BT, mask_BT), 0.1)
     torch.testing.assert_close(rewards_B, torch.tensor([0.85, -0.2]))
     assert not rewards_B.requires_grad

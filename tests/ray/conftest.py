@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rljob_testing.echo_groups import started_echoes
 from rljob_testing.ray_cluster import ray_cluster
 from rljob_testing.trainer_program import RunTrainer
+from rljob_trainer.cluster.session import ray_session
+from rljob_trainer.cluster.worker_processes import WorkerProcesses
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +19,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray cluster with 3 CPUs and no GPU."""
     with ray_cluster(3, tmp_path_factory.mktemp("ray") / "ray.log") as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def ray_driver(cluster: str) -> Iterator[None]:
+    """This process as a driver of that cluster."""
+    with ray_session(cluster, 0, 0):
+        yield
+
+
+@pytest.fixture(scope="module")
+def four(ray_driver: None) -> Iterator[WorkerProcesses]:  # noqa: ARG001 - connects
+    """Four processes with the roles `first` and `second`."""
+    with started_echoes(4) as processes:
+        yield processes
 
 
 @pytest.fixture

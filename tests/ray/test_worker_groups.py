@@ -21,7 +21,6 @@ from rljob_testing.echo_groups import (
 from rljob_testing.echo_worker import EchoWorker
 from rljob_trainer.cluster.calls import Pending
 from rljob_trainer.cluster.object_store import TRAFFIC
-from rljob_trainer.cluster.session import ray_session
 from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
 from rljob_trainer.cluster.worker_processes import (
     WorkerProcesses,
@@ -40,13 +39,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def _session(cluster: str) -> Iterator[None]:
-    with ray_session(cluster, 0, 0):
-        yield
-
-
-@pytest.fixture(scope="module")
-def processes(_session: None) -> Iterator[WorkerProcesses]:
+def processes(ray_driver: None) -> Iterator[WorkerProcesses]:  # noqa: ARG001 - connects
     with started_echoes(2) as processes:
         yield processes
 
@@ -202,12 +195,6 @@ def test_our_own_errors_arrive_as_they_were_raised_and_others_with_their_traceba
         call(group, "fail", 1, "foreign")
     assert "echo_worker.py" in str(raised.value)
     assert 'raise ZeroDivisionError("somebody divided by nothing")' in str(raised.value)
-
-
-@pytest.fixture(scope="module")
-def four(_session: None) -> Iterator[WorkerProcesses]:
-    with started_echoes(4) as processes:
-        yield processes
 
 
 def test_peers_of_a_mesh_get_one_share_and_the_named_one_answers(four: WorkerProcesses) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import cast
 
 import pytest
@@ -24,7 +23,6 @@ from rljob_testing.echo_groups import (
 )
 from rljob_testing.settings import inherited_environment
 from rljob_trainer.cluster.calls import Pending
-from rljob_trainer.cluster.session import ray_session
 from rljob_trainer.cluster.worker_group import spawn
 from rljob_trainer.cluster.worker_processes import (
     WorkerProcesses,
@@ -40,19 +38,7 @@ from rljob_trainer.errors import (
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def _session(cluster: str) -> Iterator[None]:
-    with ray_session(cluster, 0, 0):
-        yield
-
-
-@pytest.fixture(scope="module")
-def four(_session: None) -> Iterator[WorkerProcesses]:
-    with started_echoes(4) as processes:
-        yield processes
-
-
-@pytest.mark.usefixtures("_session")
+@pytest.mark.usefixtures("ray_driver")
 def test_whoever_knows_the_name_attaches() -> None:
     with started_echoes(2, "echoes") as processes:
         mine = [process for _, _, process, _ in described(spawn(processes)["second"])]
@@ -113,7 +99,7 @@ def wait_until_reserved(number: int) -> None:
     assert num_reserved() == number
 
 
-@pytest.mark.usefixtures("_session")
+@pytest.mark.usefixtures("ray_driver")
 def test_a_killed_controller_leaves_nothing_unless_it_gave_a_name(cluster: str) -> None:
     before = num_reserved()
     left_behind(cluster, "unnamed")
@@ -128,7 +114,7 @@ def test_a_killed_controller_leaves_nothing_unless_it_gave_a_name(cluster: str) 
     wait_until_reserved(before)
 
 
-@pytest.mark.usefixtures("_session")
+@pytest.mark.usefixtures("ray_driver")
 def test_a_death_is_known_while_nobody_calls() -> None:
     with started_echoes(2) as processes, started_echoes(1) as others:
         group, other = spawn(processes)["first"], spawn(others)["first"]

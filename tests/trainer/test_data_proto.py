@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_trainer.data.proto import DataProto, pad_columns
+from rljob_trainer.data.proto import DataProto
 from rljob_trainer.data.ragged import RaggedColumn
 from rljob_trainer.errors import DataError
 
@@ -251,11 +251,6 @@ def test_versions_count_changes_in_place() -> None:
     assert proto.tensor_versions() == {"x": before["x"] + 1, "tokens": before["tokens"]}
     proto.ragged["tokens"].values.mul_(2)
     assert proto.tensor_versions()["tokens"] == before["tokens"] + 1
-
-
-def test_pad_columns_fills_on_the_right() -> None:
-    padded = pad_columns([torch.tensor([1, 2]), torch.tensor([3])], 3, -1)
-    assert padded.tolist() == [[1, 2, -1], [3, -1, -1]]
 
 
 @settings(deadline=None, derandomize=True)

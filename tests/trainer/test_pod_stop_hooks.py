@@ -8,11 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from rljob_testing.quiet_http import QuietHandler
 from rljob_trainer.pod.await_workers import await_workers, worker_processes
 from rljob_trainer.pod.ray_jobs import RayJobs, RayJobsError
 from rljob_trainer.pod.stop_driver import stop_jobs
@@ -55,7 +56,7 @@ class StandInDashboard(ThreadingHTTPServer):
         return 404, "no such path"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: StandInDashboard
 
     def do_GET(self) -> None:
@@ -70,11 +71,9 @@ class _Handler(BaseHTTPRequestHandler):
             status, document = self.server.answer(self.command, self.path)
             body = json.dumps(document)
         self.send_response(status)
+        self.send_header("Content-Length", str(len(body.encode())))
         self.end_headers()
         self.wfile.write(body.encode())
-
-    def log_message(self, format: str, *_: object) -> None:
-        """Nothing."""
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from rljob_api.crdgen.manifest import custom_resource_definition
 from rljob_testing.apiserver import ApiServer
+from rljob_testing.quiet_http import QuietHandler
 
 NODE = "stand-in"
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -223,9 +224,7 @@ def _announce_node(server: ApiServer, port: int) -> None:
 
 
 def _handler(kubelet: StandInKubelet) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             query = parse_qs(url.query)
@@ -238,16 +237,11 @@ def _handler(kubelet: StandInKubelet) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Type", "text/plain")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            # Whoever reads may go away at any moment.
-            with suppress(OSError):
-                for number, piece in enumerate(pieces, start=1):
-                    if query.get("follow") == ["true"] and number == len(pieces):
-                        kubelet.more.wait(30)
-                    self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-                self.wfile.write(b"0\r\n\r\n")
-
-        def log_message(self, format: str, *_: object) -> None:
-            """Nothing."""
+            for number, piece in enumerate(pieces, start=1):
+                if query.get("follow") == ["true"] and number == len(pieces):
+                    kubelet.more.wait(30)
+                self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            self.wfile.write(b"0\r\n\r\n")
 
     return Handler
 

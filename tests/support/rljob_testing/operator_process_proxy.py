@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from rljob_testing.apiserver import ApiServer
+from rljob_testing.quiet_http import QuietHandler
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 CHUNK_BYTES = 65536
@@ -59,6 +60,10 @@ class Fault:
     """A Status object where nothing is said."""
 
 
+class _Upstream(http.client.HTTPSConnection):
+    is_cut = False
+
+
 class ApiProxy:
     """Passes requests on. `before` and `after` are called around each one that is not a watch; what `fault` returns is
     answered instead."""
@@ -67,28 +72,26 @@ class ApiProxy:
         self._target = urlsplit(server.url)
         self._tls = ssl.create_default_context(cafile=str(server.certificate))
         self._lock = threading.Lock()
-        self._upstreams: list[http.client.HTTPSConnection] = []
+        self._upstreams: list[_Upstream] = []
         self.requests: list[SeenRequest] = []
         self.before: Callable[[SeenRequest], None] = lambda _: None
         self.after: Callable[[SeenRequest], None] = lambda _: None
         self.fault: Callable[[SeenRequest], Fault | None] = lambda _: None
         proxy = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            upstream: http.client.HTTPSConnection | None = None
+        class Handler(QuietHandler):
+            upstream: _Upstream | None = None
 
             def handle_one_request(self) -> None:
                 try:
                     super().handle_one_request()
-                except (OSError, http.client.HTTPException):
+                except http.client.HTTPException:
                     self.close_connection = True
 
             def finish(self) -> None:
                 if self.upstream is not None:
                     self.upstream.close()
-                with suppress(OSError):
-                    super().finish()
+                super().finish()
 
             def do_GET(self) -> None:
                 if self.upstream is None:
@@ -96,9 +99,6 @@ class ApiProxy:
                 proxy.pass_on(self, self.upstream)
 
             do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
@@ -108,10 +108,10 @@ class ApiProxy:
         """Plain HTTP, on this machine."""
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
-    def connect(self) -> http.client.HTTPSConnection:
+    def connect(self) -> _Upstream:
         """A connection to the server."""
         assert self._target.hostname is not None
-        made = http.client.HTTPSConnection(self._target.hostname, self._target.port, context=self._tls, timeout=400)
+        made = _Upstream(self._target.hostname, self._target.port, context=self._tls, timeout=400)
         with self._lock:
             self._upstreams.append(made)
         return made
@@ -120,12 +120,13 @@ class ApiProxy:
         """Ends all connections to the server, watches too: it waits for them when it stops."""
         with self._lock:
             for upstream in self._upstreams:
+                upstream.is_cut = True
                 if upstream.sock is not None:
                     with suppress(OSError):
                         upstream.sock.shutdown(socket.SHUT_RDWR)
             self._upstreams.clear()
 
-    def pass_on(self, client: BaseHTTPRequestHandler, upstream: http.client.HTTPSConnection) -> None:
+    def pass_on(self, client: BaseHTTPRequestHandler, upstream: _Upstream) -> None:
         """Serves one request."""
         body = client.rfile.read(int(client.headers.get("Content-Length") or 0))
         seen = seen_request(client.command, client.path)
@@ -141,6 +142,8 @@ class ApiProxy:
                 self.before(seen)
         headers = {name: value for name, value in client.headers.items() if name.lower() not in DROPPED_HEADERS}
         upstream.request(client.command, client.path, body=body or None, headers=headers)
+        if upstream.is_cut:
+            raise ConnectionResetError("cut while it was made")
         answer = upstream.getresponse()
         kept = {name: value for name, value in answer.getheaders() if name.lower() not in DROPPED_HEADERS}
         if seen is not None and seen.verb == "watch":

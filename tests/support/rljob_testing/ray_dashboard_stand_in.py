@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from rljob_testing.apiserver import ApiServer
+from rljob_testing.quiet_http import QuietHandler
 
 Json = dict[str, object]
 HEAD_NODE = "head-node"
@@ -146,17 +147,12 @@ class RayDashboardStandIn:
         """Called with `before` and `after` around the start of each job."""
         stand_in = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 stand_in.answer(self)
 
             def do_POST(self) -> None:
                 stand_in.answer(self)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True

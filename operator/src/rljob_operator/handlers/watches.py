@@ -27,6 +27,8 @@ PODS = ("", "v1", "pods")
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 STOP_SECONDS = 5.0
+CANCEL_SECONDS = 1.0
+"""Between the end of one part of kopf and the cancellation of watchers that are still at work."""
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +175,8 @@ class _KopfThread:
         self._loop = asyncio.get_running_loop()
         if self.was_told_to_stop:
             return
-        await kopf.operator(
+        ours = asyncio.current_task()
+        tasks = await kopf.spawn_tasks(
             registry=self._registry,
             settings=_settings(),
             standalone=True,
@@ -181,6 +184,19 @@ class _KopfThread:
             namespaces=self._namespaces,
             stop_flag=self._flag,
         )
+        running = asyncio.create_task(kopf.run_tasks(tasks, ignored={ours} if ours else ()))
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        while not (await asyncio.wait({running}, timeout=CANCEL_SECONDS))[0]:
+            _cancel_watchers()
+        await running
+
+
+def _cancel_watchers() -> None:
+    """kopf would wait for ever for a watcher that waits for new credentials, which nobody gets any more: it cancels the
+    watcher and the task that would pause it at once, and a paused watcher drops the cancellation and begins anew."""
+    for task in asyncio.all_tasks():
+        if task.get_name().startswith("watcher for "):
+            task.cancel()
 
 
 class _EndlessDelays:

@@ -34,9 +34,14 @@ def kl_estimate(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, estimator: K
             return (log_ratio_BT.expm1() - log_ratio_BT).clamp(max=MAX_K3)
 
 
-def kl_in_reward(scores_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, coefficient: float) -> Tensor:
-    """Reward of each sequence, [B]: its score minus `coefficient` times the KL summed over its response tokens.
+def kl_sums(kl_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """[B]: the estimate summed over the response tokens of each sequence, as a number: no gradient flows."""
+    return (kl_BT.detach() * mask_BT).sum(dim=1)
 
-    Source: Stiennon et al. 2020, arXiv 2009.01325, section 3.3. `kl_BT` is taken as a number: no gradient flows.
+
+def kl_in_reward(scores_B: Tensor, kl_sums_B: Tensor, coefficient: float) -> Tensor:
+    """Reward of each sequence, [B]: its score minus `coefficient` times its KL (`kl_sums`).
+
+    Source: Stiennon et al. 2020, arXiv 2009.01325, section 3.3.
     """
-    return scores_B - coefficient * (kl_BT.detach() * mask_BT).sum(dim=1)
+    return scores_B - coefficient * kl_sums_B

@@ -16,6 +16,7 @@ import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm, KlPlacement
 from rljob_trainer.algorithms.advantages import group_relative_advantages, zero_variance_mask
+from rljob_trainer.algorithms.kl import kl_in_reward
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, sample_seeds
 from rljob_trainer.data.prompts import PromptRow
 from rljob_trainer.data.proto import DataProto
@@ -87,7 +88,7 @@ class TrainingStep:
         kl_metrics: dict[str, float] = {}
         if kl_in_rewards:
             kl_B = self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, OLD_LOGPROBS, REF_LOGPROBS]))[KL_SUMS]
-            rewards_B = rewards_B - kl.coefficient * kl_B
+            rewards_B = kl_in_reward(rewards_B, kl_B, kl.coefficient)
             kl_metrics = {KL_LOSS: float(kl_B.sum() / rollout.batch[RESPONSE_LENGTHS].sum())}
         advantages = self._advantages(rewards_B)
         with self.timer.phase("update_actor"):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from rljob_api.base import Contract
 from rljob_api.scalars import Count, Flag
+from rljob_trainer.data.shuffle import shuffled_order
 from rljob_trainer.errors import ConfigurationError
 
 Row = TypeVar("Row")
@@ -83,7 +82,4 @@ class PromptCursor(Generic[Row]):
     def _order_of_epoch(self) -> list[int]:
         if not self._shuffle:
             return list(range(len(self._rows)))
-        # Sorting raw Philox output rather than Generator.permutation: NumPy promises the stream of a bit generator
-        # to stay the same between versions, and that of a Generator's methods not (NEP 19).
-        keys = np.random.Philox(key=[self._seed, self._epoch]).random_raw(len(self._rows))
-        return [int(index) for index in np.argsort(keys, kind="stable")]
+        return [int(index) for index in shuffled_order(len(self._rows), self._seed, self._epoch)]

@@ -381,11 +381,3 @@ def _unpickled(
 def _check_positive(what: str, number: int) -> None:
     if number < 1:
         raise DataError(f"{what} must be 1 or more (seen: {number})")
-
-
-def pad_columns(columns: Sequence[torch.Tensor], length: int, value: float) -> torch.Tensor:
-    """[B, length] from B one-dimensional tensors, padded on the right with `value`."""
-    padded = torch.full((len(columns), length), value, dtype=columns[0].dtype)
-    for row, column in enumerate(columns):
-        padded[row, : column.shape[0]] = column
-    return padded

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rljob_trainer.data.shuffle import shuffled_order
 from rljob_trainer.errors import DataError
 
 RowIndex = int | slice | Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_] | torch.Tensor
@@ -68,10 +69,7 @@ def shuffled_rows(num_rows: int, seed: int, epoch: int) -> Positions:
     """An order that depends on nothing but the arguments. Raises DataError for a negative seed."""
     if seed < 0:
         raise DataError(f"mini_batches: a seed is 0 or more (seen: {seed})")
-    # NumPy promises the raw stream of a bit generator to stay the same between versions, and that of a Generator's
-    # methods not (NEP 19).
-    keys = np.random.Philox(key=[seed, epoch]).random_raw(num_rows)
-    return np.argsort(keys, kind="stable")
+    return shuffled_order(num_rows, seed, epoch)
 
 
 def _as_array(

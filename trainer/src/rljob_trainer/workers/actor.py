@@ -17,7 +17,7 @@ from torch import Tensor
 from rljob_api.v1alpha1.algorithm import Algorithm, KlPlacement
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss, count_denominators
-from rljob_trainer.algorithms.kl import kl_estimate
+from rljob_trainer.algorithms.kl import kl_estimate, kl_sums
 from rljob_trainer.algorithms.policy_losses import SurrogateStats, clipped_surrogate
 from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.checkpoints.load import load_into, open_checkpoint
@@ -102,7 +102,7 @@ class ActorWorker(Worker):
         """Column KL_SUMS for a batch with RESPONSE_MASK, OLD_LOGPROBS and REF_LOGPROBS, by the job's estimator."""
         wide = padded(batch)
         kl_BT = kl_estimate(wide[OLD_LOGPROBS], wide[REF_LOGPROBS], self.settings.algorithm.kl.estimator)
-        return DataProto({KL_SUMS: (kl_BT * wide[RESPONSE_MASK]).sum(dim=1)})
+        return DataProto({KL_SUMS: kl_sums(kl_BT, wide[RESPONSE_MASK])})
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def update_policy(self, batch: DataProto, step: int) -> Metrics:
