@@ -41,6 +41,8 @@ def finished(kubectl: Kubectl, storage: Path, jobs: Path) -> Iterator[Finished]:
         limits = "jsonpath={.items[*].spec.containers[0].resources.limits.nvidia\\.com/gpu}"
         gpus = kubectl("get", "pods", "-l", f"rljob.dev/job={JOB},rljob.dev/pool=main", "-o", limits).split()
         kubectl("wait", "--for=condition=Complete", f"rljob/{JOB}", "--timeout=420s", timeout_seconds=430)
+        # The other watch may be a moment behind.
+        wait_for(lambda: recording.when(ConditionType.COMPLETE), "the end to be recorded", timeout_seconds=30)
     yield Finished(recording, applied_at, storage / JOB, gpus)
     kubectl("delete", "rljob", JOB, "--ignore-not-found")
 

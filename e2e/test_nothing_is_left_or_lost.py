@@ -15,11 +15,18 @@ from rljob_api.conditions import ConditionType
 from rljob_testing.cluster_client import Kubectl, Recording, recorded, wait_for
 
 
-def job_text(jobs: Path, name: str, steps: int) -> str:
-    """The main job under another name and length."""
+def job_text(jobs: Path, name: str, steps: int, *, has_pool_for_reference: bool = False) -> str:
+    """The main job under another name and length; on one node, with a reference model on another, if so asked."""
     job = YAML(typ="safe", pure=True).load((jobs / "sort-digits.yaml").read_text())
     job["metadata"]["name"] = name
-    job["spec"]["training"]["steps"] = steps
+    training = job["spec"]["training"]
+    training["steps"] = steps
+    if has_pool_for_reference:
+        [pool] = job["spec"]["pools"]
+        job["spec"]["pools"] = [{**pool, "nodes": 1}, {**pool, "nodes": 1, "name": "reference"}]
+        job["spec"]["roles"] = {"ref": {"pool": "reference"}}
+        training["algorithm"]["kl"] = {"coefficient": 0.001}
+        training["timelineSteps"] = [1]
     return json.dumps(job)
 
 
@@ -33,7 +40,8 @@ def said(rljob: list[str], *arguments: str) -> str:
 @pytest.fixture(scope="module")
 def running(kubectl: Kubectl, jobs: Path) -> Recording:
     """A job called `deleted` that has done a step and would go on for long; all that was seen until then."""
-    kubectl("apply", "-f", "-", stdin=job_text(jobs, "deleted", steps=2000))
+    text = job_text(jobs, "deleted", steps=2000, has_pool_for_reference=True)
+    kubectl("apply", "-f", "-", stdin=text)
     with recorded(kubectl, "deleted") as recording:
         wait_for(recording.first_step, "the first training step", timeout_seconds=420)
     return recording
@@ -53,6 +61,24 @@ def test_the_commands_tell_where_it_is(rljob: list[str]) -> None:
     assert "/2000" in status
     assert "workers: building 2 on cpu" in said(rljob, "logs", "deleted")
     assert "Training" in said(rljob, "explain", "deleted")
+
+
+@pytest.mark.usefixtures("running")
+def test_every_role_is_in_the_pods_of_its_pool(kubectl: Kubectl, storage: Path) -> None:
+    address = "jsonpath={.items[*].status.podIP}"
+    pods = {
+        pool: kubectl("get", "pods", "-l", f"rljob.dev/job=deleted,rljob.dev/pool={pool}", "-o", address)
+        for pool in ("main", "reference")
+    }
+    events = json.loads((storage / "deleted" / "run" / "timelines" / "step-000001.json").read_text())["traceEvents"]
+    rows = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert list(rows.values()) == [
+        "controller",
+        f"main, rank 0, {pods['main']}",
+        f"reference, rank 0, {pods['reference']}",
+    ]
+    calls = {pid: {event["cat"] for event in events if event["pid"] == pid and "." in event["name"]} for pid in (1, 2)}
+    assert calls == {1: {"actor", "hybrid", "reward"}, 2: {"ref"}}
 
 
 def test_a_deleted_job_saves_a_checkpoint_and_leaves_nothing(
@@ -94,6 +120,7 @@ def test_an_operator_killed_in_every_phase_changes_nothing(
             wait_for(reached, what, timeout_seconds=420, every_seconds=0.5)
             kill_operator()
         kubectl("wait", "--for=condition=Complete", "rljob/unwatched", "--timeout=420s", timeout_seconds=430)
+        wait_for(lambda: recording.when(ConditionType.COMPLETE), "the end to be recorded", timeout_seconds=30)
     status = kubectl.status("unwatched")
     assert len(status.attempts) == 1
     assert status.attempts[0].submissions == 1

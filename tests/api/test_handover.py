@@ -12,7 +12,7 @@ from rljob_api.handover import TrainerJob, dump_job, dump_run_state, load_job, l
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.status import Progress
-from rljob_testing.rule_examples import edited, valid_job
+from rljob_testing.valid_job import edited, valid_job
 
 NOW = "2026-01-31T12:00:00Z"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rljob_api.errors import JobFileError, Problem
 from rljob_api.loading import load_job_text
-from rljob_testing.rule_examples import edited, valid_job
+from rljob_testing.valid_job import edited, valid_job
 
 FULL = edited(
     valid_job(),

@@ -14,7 +14,7 @@ from rljob_api.crdgen.manifest import custom_resource_definition, manifest_text
 from rljob_api.pydantic_messages import is_echo
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.rljob_client import create, delete, get_table, merge
-from rljob_testing.rule_examples import REMOVED, edited, valid_job
+from rljob_testing.valid_job import REMOVED, edited, valid_job
 
 pytestmark = pytest.mark.apiserver
 

@@ -7,7 +7,8 @@ import pytest
 
 from rljob_api.v1alpha1.rules import RULES
 from rljob_testing.rljob_client import create
-from rljob_testing.rule_examples import BAD, GOOD, Bad, edited, valid_job
+from rljob_testing.rule_examples import BAD, GOOD, Bad
+from rljob_testing.valid_job import edited, valid_job
 
 pytestmark = pytest.mark.apiserver
 

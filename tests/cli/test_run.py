@@ -53,6 +53,27 @@ def test_a_run_hands_the_whole_contract_over(workplace: Workplace) -> None:
     assert environment["RAY_ADDRESS"] == "unset"
 
 
+def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: Workplace) -> None:
+    job = workplace.job_file.read_text().replace("nodes: 1, gpusPerNode: 1", "nodes: 2, gpusPerNode: 4")
+    workplace.job_file.write_text(job)
+    code, output = workplace.run("--ray", "10.0.0.1:6379", CUDA_VISIBLE_DEVICES="")
+    assert code == 0, output
+    environment = told(workplace, 1)
+    assert environment["RAY_ADDRESS"] == "10.0.0.1:6379"
+    assert environment["RLJOB_SHIPPED_CODE"] == str(workplace.folder / "code")
+    assert "RLJOB_DEVICE" not in environment
+    [pool] = load_job(environment["RLJOB_SPEC"]).spec.pools
+    assert (pool.nodes, pool.gpus_per_node) == (2, 4)
+    assert "Ray cluster" in output
+    assert "this machine" not in output
+
+
+def test_workers_are_not_chosen_for_a_ray_cluster(workplace: Workplace) -> None:
+    code, output = workplace.run("--ray", "auto", "--workers", "2")
+    assert code == 2
+    assert "--workers: on a Ray cluster the pools are as the file has them; leave --workers or --ray out" in output
+
+
 def test_a_run_says_where_it_runs_and_how_it_ended(workplace: Workplace) -> None:
     _, output = workplace.run(CUDA_VISIBLE_DEVICES="")
     assert "CPU core" in output

@@ -25,7 +25,7 @@ from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS
 from rljob_operator.kube.views import cluster_view, job_object
 from rljob_testing.operator_process_jobs import cluster_job
 from rljob_testing.operator_process_proxy import SeenRequest, seen_request
-from rljob_testing.rule_examples import edited
+from rljob_testing.valid_job import edited
 
 Json = dict[str, object]
 STATUS: Json = {

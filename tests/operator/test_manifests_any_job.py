@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 
 from hypothesis import given, settings
@@ -147,7 +149,11 @@ def test_the_job_arrives_at_the_trainer_unchanged_and_no_text_of_it_at_a_shell(j
     assert [group["groupName"] for group in groups] == [pool.name]
     for group in groups:
         parameters = mapping(group["rayStartParams"])
-        assert set(parameters) == {"num-cpus", "num-gpus"}
+        assert set(parameters) == {"num-cpus", "num-gpus", "resources"}
+        # What a shell makes of it is one word, whose only words of a user are a pool's name, letters, digits and `-`.
+        (word,) = shlex.split(str(parameters["resources"]))
+        assert json.loads(word) == {f"rljob-pool-{pool.name}": pool.gpus_per_node}
+        assert re.fullmatch(r'"\{\\"[a-z0-9-]+\\":\d+\}"', str(parameters["resources"]))
         assert parameters["num-gpus"] == str(pool.gpus_per_node)
         assert int(str(parameters["num-cpus"])) > pool.gpus_per_node
         assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == pool.nodes

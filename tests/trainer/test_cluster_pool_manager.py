@@ -118,7 +118,11 @@ def test_a_jobs_pools_and_roles(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     spec = load_job_file(tmp_path / "job.yaml").spec
     assert list(role_pools_of(spec).items()) == [("actor", "main"), ("ref", "main"), ("rollout", "main")]
-    [settings] = pool_settings_of(spec, use_gpu=True, num_cpus_per_device=1)
+    [settings] = pool_settings_of(spec, num_cpus_per_device=1, cluster_resources={"GPU": 8.0, "CPU": 64.0})
     assert (settings.name, settings.num_nodes, settings.num_devices_per_node) == ("main", 2, 4)
     assert (settings.use_gpu, settings.timeout_seconds) == (True, 77)
     assert settings.bundle == {"CPU": 1, "GPU": 1.0}
+    [settings] = pool_settings_of(spec, num_cpus_per_device=1, cluster_resources={"CPU": 64.0, "rljob-pool-other": 8.0})
+    assert settings.bundle == {"CPU": 1}
+    [settings] = pool_settings_of(spec, num_cpus_per_device=1, cluster_resources={"GPU": 8.0, "rljob-pool-main": 8.0})
+    assert settings.bundle == {"CPU": 1, "GPU": 1.0, "rljob-pool-main": 1.0}

@@ -30,6 +30,8 @@ ENV_START_NUMBER = "RLJOB_START_NUMBER"
 the newest start fences all older ones. The attempt when unset."""
 ENV_JOB_FOLDER = "RLJOB_JOB_FOLDER"
 """Folder that relative paths in the job (datasets, models) start from: locally that of the job file."""
+ENV_SHIPPED_CODE = "RLJOB_SHIPPED_CODE"
+"""A folder that goes along to the nodes of an existing Ray cluster, as the working directory of all workers."""
 ENV_DEVICE = "RLJOB_DEVICE"
 """What the workers compute on: `cuda` or `cpu`. Found out by the trainer when unset."""
 
@@ -37,6 +39,10 @@ ENV_CACHE = "RLJOB_CACHE"
 """Folder for converted models, kept between runs where there is room for it."""
 ENV_GRACE_SECONDS = "RLJOB_GRACE_SECONDS"
 """How long the stop hooks of a pod may wait for the trainer to save and end."""
+
+POOL_RESOURCE_PREFIX = "rljob-pool-"
+"""Before a pool's name: the Ray resource of which each node of the pool has one per GPU, so that no other pool's
+workers take its place."""
 
 MAX_SPEC_BYTES = 64 * 1024
 RUN_STATE_FILE_NAME = "rljob-run-state.json"

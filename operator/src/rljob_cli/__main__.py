@@ -76,9 +76,17 @@ def run_command(
     code: Annotated[
         Path | None, typer.Option(help="A further folder with Python for rewards; the job file's is always used.")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run on an existing Ray cluster (HOST:PORT, or auto for one on this machine), with the file's pools. "
+            "The folder with the code goes along; the run folder must be on storage that all nodes see.",
+        ),
+    ] = None,
 ) -> None:
-    """Run a job on this machine."""
-    options = running.RunOptions(file, workers, resume, run_folder, code)
+    """Run a job on this machine, or on a Ray cluster."""
+    options = running.RunOptions(file, workers, resume, run_folder, code, ray)
     raise typer.Exit(running.run(options, _console()))
 
 

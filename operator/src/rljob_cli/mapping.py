@@ -32,10 +32,10 @@ class PoolMapping:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """The job as this machine runs it."""
+    """The job as this machine runs it, or a Ray cluster, whose devices are not known here."""
 
     spec: RLJobSpec
-    devices: Devices
+    devices: Devices | None
     pools: tuple[PoolMapping, ...]
     notes: tuple[str, ...]
     """What of the file is not used here, one line each."""
@@ -59,6 +59,14 @@ def map_to_machine(job: RLJob, devices: Devices, num_workers: int | None) -> Map
     spec = job.spec.model_copy(update={"pools": tuple(pools)})
     _refuse_uneven(spec, rows)
     return Mapping(spec, devices, tuple(rows), tuple(_notes(job.spec)))
+
+
+def map_to_cluster(job: RLJob) -> Mapping:
+    """The job on a Ray cluster: its pools as they are."""
+    roles_of = _roles_by_pool(job.spec)
+    sizes = [(pool.name, pool.nodes * pool.gpus_per_node) for pool in job.spec.pools]
+    rows = tuple(PoolMapping(name, roles_of.get(name, ()), size, size) for name, size in sizes)
+    return Mapping(job.spec, None, rows, tuple(_notes(job.spec)))
 
 
 def _roles_by_pool(spec: RLJobSpec) -> dict[str, tuple[str, ...]]:

@@ -23,6 +23,7 @@ from rljob_api.contract import (
     ENV_JOB_FOLDER,
     ENV_RUN_FOLDER,
     ENV_RUN_STATE_FILE,
+    ENV_SHIPPED_CODE,
     ENV_SPEC,
     ExitCode,
 )
@@ -33,7 +34,7 @@ from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError
-from rljob_cli.mapping import Mapping, map_to_machine
+from rljob_cli.mapping import Mapping, map_to_cluster, map_to_machine
 from rljob_cli.run_folder import RunFolder
 from rljob_cli.settings import inherited_environment, visible_cuda_devices
 from rljob_cli.trainer_process import TrainerProcess
@@ -58,6 +59,8 @@ class RunOptions:
     resume: bool = False
     run_folder: Path | None = None
     code: Path | None = None
+    ray_address: str | None = None
+    """An existing Ray cluster instead of this machine; `auto` is one that runs here."""
 
 
 def run(options: RunOptions, console: Console) -> int:
@@ -71,7 +74,7 @@ def run(options: RunOptions, console: Console) -> int:
     job = load_job_file(options.file)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
         raise CliError("spec.checkpoint.resume: is Never, so --resume cannot be done; change it to Auto")
-    mapping = map_to_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
+    mapping = _mapping(job, options)
     command = trainer_module_command(TRAINER_PACKAGE)
     folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
     with folder.locked() as lock:
@@ -94,6 +97,14 @@ def run(options: RunOptions, console: Console) -> int:
     return code
 
 
+def _mapping(job: RLJob, options: RunOptions) -> Mapping:
+    if options.ray_address is None:
+        return map_to_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
+    if options.num_workers is not None:
+        raise CliError("--workers: on a Ray cluster the pools are as the file has them; leave --workers or --ray out")
+    return map_to_cluster(job)
+
+
 def trainer_module_command(module: str) -> tuple[str, ...]:
     """The command that runs a module of the trainer in this Python.
 
@@ -111,13 +122,12 @@ def trainer_module_command(module: str) -> tuple[str, ...]:
 def trainer_environment(
     options: RunOptions, job: RLJob, mapping: Mapping, folder: RunFolder, attempt: int
 ) -> dict[str, str]:
-    """This process's environment, the job's own variables, and the contract's.
+    """This process's environment, the job's own variables, and the contract's. A local run starts a Ray of its own.
 
     Raises:
         HandoverError: the job is too large.
     """
     environment = inherited_environment()
-    # A local run starts a Ray of its own.
     environment.pop("RAY_ADDRESS", None)
     environment.update({variable.name: variable.value for variable in job.spec.env if variable.value is not None})
     handed_over = TrainerJob(contract_version=CONTRACT_VERSION, name=job.metadata.name, spec=mapping.spec)
@@ -131,15 +141,19 @@ def trainer_environment(
         ENV_RUN_STATE_FILE: str(folder.run_state_file),
         ENV_ATTEMPT: str(attempt),
         ENV_JOB_FOLDER: str(job_folder),
-        ENV_DEVICE: mapping.devices.type.value,
         "PYTHONPATH": os.pathsep.join([*code, *([inherited] if inherited else [])]),
     }
+    if mapping.devices is not None:
+        environment[ENV_DEVICE] = mapping.devices.type.value
+    if options.ray_address is not None:
+        environment |= {"RAY_ADDRESS": options.ray_address, ENV_SHIPPED_CODE: code[-1]}
     return environment
 
 
 def show_mapping(mapping: Mapping, folder: RunFolder, console: Console) -> None:
     """Prints what of the file runs where."""
-    table = Table(title=f"this machine: {mapping.devices}", title_justify="left")
+    where = "Ray cluster" if mapping.devices is None else f"this machine: {mapping.devices}"
+    table = Table(title=where, title_justify="left")
     for name in ("pool", "roles"):
         table.add_column(name)
     for name in ("workers in the file", "workers here"):
@@ -195,6 +209,8 @@ def _tell_the_end(
             again += " --resume"
         if options.run_folder:
             again += f" --run-folder {options.run_folder}"
+        if options.ray_address:
+            again += f" --ray {options.ray_address}"
         console.print(Text(f"to go on: {again}"), soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.objects import JobIdentity
-from rljob_testing.rule_examples import edited, valid_job
+from rljob_testing.valid_job import edited, valid_job
 
 IDENTITY = JobIdentity(namespace="team-a", name="example", uid="0f8fad5b-d9cb-469f-a165-70867728950e")
 DEFAULTS = Defaults(

@@ -14,7 +14,7 @@ from rljob_testing.apiserver import ApiServer
 from rljob_testing.kuberay_stand_in import ClusterScript, KubeRayStandIn
 from rljob_testing.operator_process import OperatorProcess, OperatorSetup
 from rljob_testing.ray_dashboard_stand_in import ClusterDashboard, RayDashboardStandIn
-from rljob_testing.rule_examples import Wire, edited, valid_job
+from rljob_testing.valid_job import Wire, edited, valid_job
 
 WAIT_SECONDS = 60.0
 LOOK_SECONDS = 0.05

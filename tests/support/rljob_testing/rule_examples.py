@@ -1,82 +1,12 @@
-"""A small valid job, and for every rule of the API jobs that keep it and jobs that break it.
+"""For every rule of the API jobs that keep it and jobs that break it, as changes of a small valid job.
 
 The table is run through pydantic and through a real API server; both must give the verdict written here.
 """
 
 from __future__ import annotations
 
-import copy
-import itertools
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
-
-Wire = dict[str, object]
-
-
-class Remove(Enum):
-    """Instead of a value: takes the field away."""
-
-    FIELD = "removed"
-
-
-REMOVED = Remove.FIELD
-
-
-def valid_job() -> Wire:
-    """The job that the examples change: one pool of 1 node with 2 GPUs, batches of 8 prompts, groups of 4."""
-    return {
-        "apiVersion": "rljob.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": "example"},
-        "spec": {
-            "pools": [{"name": "main", "nodes": 1, "gpusPerNode": 2}],
-            "training": {
-                "model": {"source": "owner/model"},
-                "dataset": {"type": "File", "file": {"path": "train.jsonl"}, "maxPromptTokens": 64},
-                "reward": {"type": "MathAnswer"},
-                "rollout": {"groupSize": 4, "maxNewTokens": 64},
-                "steps": 10,
-                "batchSize": 8,
-            },
-        },
-    }
-
-
-def edited(job: Wire, edits: Mapping[str, object]) -> Wire:
-    """A copy of the job with values set (or REMOVED) at wire paths such as `spec.pools[0].name`. Mappings on the way
-    are made; a list takes an index at most one past its end."""
-    result = copy.deepcopy(job)
-    for path, value in edits.items():
-        parts = [int(part[1:-1]) if part[0] == "[" else part for part in re.findall(r"\[\d+\]|[^.\[\]]+", path)]
-        place: object = result
-        for part, following in itertools.pairwise(parts):
-            place = _entered(place, part, [] if isinstance(following, int) else {})
-        _set(place, parts[-1], value)
-    return result
-
-
-def _entered(place: object, part: str | int, empty: object) -> object:
-    if isinstance(place, dict):
-        return place.setdefault(part, empty)
-    assert isinstance(place, list)
-    assert isinstance(part, int)
-    if part == len(place):
-        place.append(empty)
-    return place[part]
-
-
-def _set(place: object, part: str | int, value: object) -> None:
-    if isinstance(place, dict):
-        if value is REMOVED:
-            del place[part]
-        else:
-            place[part] = value
-        return
-    assert isinstance(place, list)
-    assert isinstance(part, int)
-    place[part : part + 1] = [value]
 
 
 @dataclass(frozen=True)
@@ -96,6 +26,7 @@ _SECRET = {"name": "credentials", "key": "token"}
 _GYM = {"type": "ReasoningGym", "reasoningGym": {"task": "basic_arithmetic"}}
 _CLAIM = {"name": "data", "mountPath": "/data", "type": "PersistentVolumeClaim"}
 _CLAIMED = _CLAIM | {"persistentVolumeClaim": {"claimName": "data"}}
+_APART = {"actor": {"pool": "second"}, "rollout": {"pool": "second"}, "ref": {"pool": "main"}}
 _SCRATCH = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emptyDir": {}}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
@@ -107,9 +38,13 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "RLJobSpec.actorPool": [{"spec.roles.actor.pool": "main"}],
     "RLJobSpec.rolloutPool": [{"spec.roles.rollout.pool": "main"}],
     "RLJobSpec.refPool": [{"spec.roles.ref.pool": "main"}],
-    "RLJobSpec.onePool": [
+    "RLJobSpec.actorWithRollout": [
         {"spec.roles": {role: {"pool": "main"} for role in ("actor", "rollout", "ref")}},
         {"spec.roles": {"actor": {"pool": "main"}}},
+        {"spec.pools[1]": {"name": "second"}, "spec.roles": _APART, _T + "algorithm.kl.coefficient": 0.1},
+    ],
+    "RLJobSpec.refUsed": [
+        {"spec.pools[1]": {"name": "second"}, "spec.roles.ref.pool": "second", _T + "algorithm.kl.coefficient": 1e-9},
     ],
     "RLJobSpec.noIdlePool": [{"spec.pools[0].nodes": 2}],
     "RLJobSpec.tensorParallel": [{"spec.roles.rollout.tensorParallel": 2}],
@@ -204,6 +139,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.miniBatchSize": [{_T + "miniBatchSize": 4}, {_T + "miniBatchSize": 8}],
     "Training.warmupSteps": [{_T + "optimizer.warmupSteps": 10}],
     # 64 prompt tokens and 64 new ones.
+    "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
     "Training.maxTokensPerMicroBatch": [{_T + "maxTokensPerMicroBatch": 128}],
 }
 
@@ -221,13 +157,23 @@ BAD: dict[str, list[Bad]] = {
         Bad("spec.volumes", {"spec.volumes": [_CLAIMED, _SCRATCH | {"mountPath": "/data"}]})
     ],
     "RLJobSpec.actorPool": [
-        Bad("spec.roles.actor.pool", {"spec.roles.actor.pool": "other"}, also=("RLJobSpec.onePool",))
+        Bad(
+            "spec.roles.actor.pool",
+            {"spec.roles.actor.pool": "other"},
+            also=("RLJobSpec.actorWithRollout", "RLJobSpec.refUsed"),
+        )
     ],
     "RLJobSpec.rolloutPool": [
-        Bad("spec.roles.rollout.pool", {"spec.roles.rollout.pool": "other"}, also=("RLJobSpec.onePool",))
+        Bad("spec.roles.rollout.pool", {"spec.roles.rollout.pool": "other"}, also=("RLJobSpec.actorWithRollout",))
     ],
-    "RLJobSpec.refPool": [Bad("spec.roles.ref.pool", {"spec.roles.ref.pool": "other"}, also=("RLJobSpec.onePool",))],
-    "RLJobSpec.onePool": [
+    "RLJobSpec.refPool": [
+        Bad("spec.roles.ref.pool", {"spec.roles.ref.pool": "other"}, also=("RLJobSpec.refUsed",)),
+        Bad("spec.roles.ref.pool", {"spec.roles.ref.pool": "other", _T + "algorithm.kl.coefficient": 0.1}),
+    ],
+    "RLJobSpec.refUsed": [
+        Bad("spec.roles.ref.pool", {"spec.pools[1]": {"name": "second"}, "spec.roles.ref.pool": "second"}),
+    ],
+    "RLJobSpec.actorWithRollout": [
         Bad("spec.roles", {"spec.pools[1]": {"name": "second"}, "spec.roles.rollout.pool": "second"}),
     ],
     "RLJobSpec.noIdlePool": [Bad("spec.pools", {"spec.pools[1]": {"name": "second"}})],
@@ -394,5 +340,6 @@ BAD: dict[str, list[Bad]] = {
     ],
     "Training.miniBatchSize": [Bad(_T + "miniBatchSize", {_T + "miniBatchSize": 6})],
     "Training.warmupSteps": [Bad(_T + "optimizer.warmupSteps", {_T + "optimizer.warmupSteps": 11})],
+    "Training.timelineSteps": [Bad(_T + "timelineSteps", {_T + "timelineSteps": [11]})],
     "Training.maxTokensPerMicroBatch": [Bad(_T + "maxTokensPerMicroBatch", {_T + "maxTokensPerMicroBatch": 127})],
 }

@@ -60,14 +60,13 @@ def stopped_at_once(reporter: RunReporter | None, stop: StopRequest) -> ExitCode
 
 def reporter_of(job: TrainerJob, settings: Settings) -> RunReporter:
     """Writes the first state. Raises ResourceError when it cannot be written."""
-    pool = job.spec.pools[0]
     try:
         return RunReporter(
             settings.run_state_file,
             job.name,
             settings.attempt,
             job.spec.training.steps,
-            pool.nodes * pool.gpus_per_node,
+            sum(pool.nodes * pool.gpus_per_node for pool in job.spec.pools),
             time.time,
         )
     except OSError as problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from rljob_api.contract import (
     ENV_JOB_FOLDER,
     ENV_RUN_FOLDER,
     ENV_RUN_STATE_FILE,
+    ENV_SHIPPED_CODE,
     ENV_SPEC,
     ENV_START_NUMBER,
     RUN_STATE_FILE_NAME,
@@ -47,6 +48,8 @@ class Settings:
     """`cpu` or `cuda`; found out when None."""
     ray_address: str | None
     """An existing Ray cluster; one is started here when None."""
+    shipped_code: Path | None
+    """A folder that workers on a cluster of their own get a copy of, as their working directory."""
     cache_folder: Path
     num_threads: int | None
     """CPU threads per worker process; each takes its share of the cores that it may use when None."""
@@ -86,6 +89,7 @@ def read_settings() -> Settings:
         start_number=_number(ENV_START_NUMBER, attempt),
         device_type=device_type,
         ray_address=os.environ.get("RAY_ADDRESS"),
+        shipped_code=Path(os.environ[ENV_SHIPPED_CODE]) if ENV_SHIPPED_CODE in os.environ else None,
         cache_folder=cache_folder(),
         num_threads=_number(NUM_THREADS_VARIABLE, 0) or None,
         is_ray_job="RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ,
@@ -114,6 +118,11 @@ def cache_folder() -> Path:
     """Where models are kept between runs."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "rljob"
     return Path(os.environ.get(ENV_CACHE, str(default)))
+
+
+def variables_named(names: Iterable[str]) -> dict[str, str]:
+    """Those of these variables that are set."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def worker_environment(device_type: str, num_threads: int | None) -> dict[str, str]:

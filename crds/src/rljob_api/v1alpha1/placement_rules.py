@@ -58,8 +58,14 @@ def _role_pool_rule(role: str) -> Rule:
     )
 
 
-def _on_one_pool(spec: RLJobSpec) -> bool:
-    return len({name or spec.pools[0].name for name in _role_pools(spec).values()}) == 1
+def _placed(spec: RLJobSpec) -> dict[str, str]:
+    """The pool that each role is on."""
+    return {role: name or spec.pools[0].name for role, name in _role_pools(spec).items()}
+
+
+def _reference_is_used(spec: RLJobSpec) -> bool:
+    placed = _placed(spec)
+    return placed["ref"] == placed["actor"] or spec.training.algorithm.kl.coefficient > 0
 
 
 METADATA_RULES = (
@@ -79,12 +85,21 @@ PLACEMENT_RULES = (
     *(_role_pool_rule(role) for role in _ROLES),
     rule(
         RLJobSpec,
-        "RLJobSpec.onePool",
+        "RLJobSpec.actorWithRollout",
         field=".roles",
-        cel=f"{_pool_of('actor')} == {_pool_of('rollout')} && {_pool_of('actor')} == {_pool_of('ref')}",
-        wrong="all roles must be on one pool, because this version shares every GPU between them",
-        advice="name the same pool everywhere, or none (roles on pools of their own come in a later version)",
-        holds=_on_one_pool,
+        cel=f"{_pool_of('actor')} == {_pool_of('rollout')}",
+        wrong="actor and rollout must be on one pool, because they hand over weights within each GPU",
+        advice="name the same pool for both, or none (ref may have a pool of its own)",
+        holds=lambda spec: _placed(spec)["actor"] == _placed(spec)["rollout"],
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.refUsed",
+        field=".roles.ref.pool",
+        cel=f"{_pool_of('ref')} == {_pool_of('actor')} || self.training.algorithm.kl.coefficient > 0.0",
+        wrong="there is no reference model with training.algorithm.kl.coefficient 0, and its GPUs would stay idle",
+        advice="set a coefficient above 0, or remove the pool",
+        holds=_reference_is_used,
     ),
     rule(
         RLJobSpec,
@@ -92,10 +107,8 @@ PLACEMENT_RULES = (
         field=".pools",
         cel="self.pools.all(p, " + " || ".join(f"p.name == {_pool_of(role)}" for role in _ROLES) + ")",
         wrong="there is a pool without a role, whose GPUs would stay idle",
-        advice="remove it (roles on pools of their own come in a later version)",
-        holds=lambda spec: (
-            {pool.name for pool in spec.pools} <= {name or spec.pools[0].name for name in _role_pools(spec).values()}
-        ),
+        advice="remove it, or put a role there",
+        holds=lambda spec: {pool.name for pool in spec.pools} <= set(_placed(spec).values()),
     ),
     rule(
         RLJobSpec,

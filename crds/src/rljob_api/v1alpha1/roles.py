@@ -25,7 +25,7 @@ class RolloutRole(Contract):
 
 
 class Roles(Contract):
-    """Roles on one pool share its GPUs (hybrid engine)."""
+    """Roles on one pool share its GPUs. Actor and rollout always do (hybrid engine); ref may have a pool of its own."""
 
     actor: Role = Field(default_factory=Role)
     rollout: RolloutRole = Field(default_factory=RolloutRole)

@@ -49,3 +49,6 @@ class Training(Contract):
     """Tokens, padding included, in one forward and backward pass of one worker. A memory limit: results do not
     depend on it."""
     seed: Count = 0
+    timeline_steps: Annotated[tuple[PositiveCount, ...], Field(max_length=16)] = ()
+    """Steps (from 1) of which a timeline is written: the controller's phases and what every worker process did, in
+    timelines/ of the run folder, for Perfetto or chrome://tracing. The first step is rarely like the others."""

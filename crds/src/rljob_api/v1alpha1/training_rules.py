@@ -131,6 +131,15 @@ TRAINING_RULES = (
     ),
     rule(
         Training,
+        "Training.timelineSteps",
+        field=".timelineSteps",
+        cel="self.timelineSteps.all(step, step <= self.steps)",
+        wrong="must not be more than training.steps",
+        advice="name steps that are done (the first is 1)",
+        holds=lambda t: all(step <= t.steps for step in t.timeline_steps),
+    ),
+    rule(
+        Training,
         "Training.maxTokensPerMicroBatch",
         field=".maxTokensPerMicroBatch",
         cel="self.maxTokensPerMicroBatch >= self.dataset.maxPromptTokens + self.rollout.maxNewTokens",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 
-from rljob_api.contract import ANNOTATION_TOKEN_KEY
+from rljob_api.contract import ANNOTATION_TOKEN_KEY, POOL_RESOURCE_PREFIX
 from rljob_api.v1alpha1.pools import Pool, Resources
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
@@ -56,9 +58,19 @@ def _worker_group(pool: Pool, template: Manifest) -> Manifest:
         "replicas": pool.nodes,
         "minReplicas": pool.nodes,
         "maxReplicas": pool.nodes,
-        "rayStartParams": {"num-cpus": str(_num_cpus(pool)), "num-gpus": str(pool.gpus_per_node)},
+        "rayStartParams": {
+            "num-cpus": str(_num_cpus(pool)),
+            "num-gpus": str(pool.gpus_per_node),
+            "resources": _shell_quoted({f"{POOL_RESOURCE_PREFIX}{pool.name}": pool.gpus_per_node}),
+        },
         "template": template,
     }
+
+
+def _shell_quoted(resources: Mapping[str, int]) -> str:
+    """JSON as KubeRay wants it: it writes the parameters into a shell command as they are."""
+    text = json.dumps(resources, separators=(",", ":")).replace('"', '\\"')
+    return f'"{text}"'
 
 
 def _num_cpus(pool: Pool) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from rljob_api.contract import POOL_RESOURCE_PREFIX
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.cluster.reservation import Report, log_progress
 from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool, reserve_pools
@@ -90,15 +91,20 @@ def role_pools_of(spec: RLJobSpec) -> dict[str, str]:
     return {role: pool or spec.pools[0].name for role, pool in roles.items()}
 
 
-def pool_settings_of(spec: RLJobSpec, *, use_gpu: bool, num_cpus_per_device: float) -> list[PoolSettings]:
-    """What to reserve for the job's pools."""
+def pool_settings_of(
+    spec: RLJobSpec, *, num_cpus_per_device: float, cluster_resources: Mapping[str, float]
+) -> list[PoolSettings]:
+    """What to reserve for the job's pools on a cluster that has these resources in all: GPUs where it has any, and a
+    pool's own nodes where it tells them apart."""
+    marks = {pool.name: f"{POOL_RESOURCE_PREFIX}{pool.name}" for pool in spec.pools}
     return [
         PoolSettings(
             name=pool.name,
             num_nodes=pool.nodes,
             num_devices_per_node=pool.gpus_per_node,
-            use_gpu=use_gpu,
+            use_gpu=cluster_resources.get("GPU", 0) > 0,
             num_cpus_per_device=num_cpus_per_device,
+            custom_resources={marks[pool.name]: 1.0} if marks[pool.name] in cluster_resources else {},
             timeout_seconds=spec.run_policy.provisioning_deadline_seconds,
         )
         for pool in spec.pools

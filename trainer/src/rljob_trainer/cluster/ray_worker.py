@@ -10,10 +10,12 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import chain
 from pathlib import Path
 
 import ray
 
+from rljob_trainer.cluster.devices import VISIBILITY_VARIABLES, device_number
 from rljob_trainer.cluster.fused_worker import FusedWorker, RoleSpec
 from rljob_trainer.cluster.object_store import StoredArgument, get_batches, stored
 from rljob_trainer.cpu_limit import num_usable_cores
@@ -22,6 +24,8 @@ from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.process_group import join_process_group, leave_process_group
 from rljob_trainer.errors import DispatchError
+from rljob_trainer.observability.spans import SPANS, Span
+from rljob_trainer.settings import variables_named
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class ProcessInfo:
     process_id: int
     free_port: int
     num_cores: int
+    device_number: int
+    """Of its own GPU among those that it sees; 0 without one."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,9 @@ class RayWorker:
         with socket.socket() as listener:
             listener.bind(("", 0))
             port = int(listener.getsockname()[1])
-        return ProcessInfo(address, ray.get_runtime_context().get_node_id(), os.getpid(), port, num_usable_cores())
+        context = ray.get_runtime_context()
+        number = device_number(context.get_accelerator_ids(), variables_named(chain(*VISIBILITY_VARIABLES.values())))
+        return ProcessInfo(address, context.get_node_id(), os.getpid(), port, num_usable_cores(), number)
 
     def ping(self) -> None:
         """Answered between two calls; what matters is that it fails once the process is gone."""
@@ -134,8 +142,17 @@ class RayWorker:
         Raises DispatchError when the method has changed a column of a batch in place: what lies in the store is shared
         with others; DataLostError; what the method raises."""
         arrived = Call.arrived(call)
-        role, method, returns = arrived.role, arrived.method, arrived.returns
-        taken = [_taken(argument) for argument in arrived.arguments]
+        with SPANS.span(f"{arrived.role}.{arrived.method}"):
+            return self._execute(arrived)
+
+    def take_spans(self) -> list[Span]:
+        """What this process did since the last time."""
+        return SPANS.take()
+
+    def _execute(self, call: Call) -> object:
+        role, method, returns = call.role, call.method, call.returns
+        with SPANS.span("read arguments"):
+            taken = [_taken(argument) for argument in call.arguments]
         versions = [argument.tensor_versions() if isinstance(argument, DataProto) else None for argument in taken]
         result = self._built().execute(role, method, tuple(taken))
         if inspect.iscoroutine(result):
@@ -155,7 +172,8 @@ class RayWorker:
             return result
         if not isinstance(result, DataProto):
             raise DispatchError(f"{role}.{method}: must return a DataProto (got {type(result).__name__})")
-        return stored(result)
+        with SPANS.span("store result"):
+            return stored(result)
 
     def close(self) -> None:
         """Leaves the process group, so that the other ranks see an orderly end."""

@@ -9,11 +9,13 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import ray
+from ray.exceptions import RuntimeEnvSetupError
 
-from rljob_trainer.errors import ResourceError
+from rljob_trainer.errors import ConfigurationError, ResourceError
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +24,27 @@ MAX_STARTS = 3
 """Ray gives its own helpers 15 s to come up; the first start on a cold or busy machine can miss that."""
 
 
-@contextmanager
-def ray_session(address: str | None, num_cpus: int, num_gpus: int) -> Iterator[None]:
-    """Connected to the cluster at `address`, or to a local one with so many CPUs and GPUs (logical numbers).
+@dataclass(frozen=True)
+class ShippedCode:
+    """A folder of which every node of a cluster gets a copy. What its .gitignore names stays behind, and `excludes`, in
+    the same form."""
 
-    Raises ResourceError when Ray cannot be reached or started (ports, memory, disk)."""
+    folder: Path
+    excludes: tuple[str, ...] = ()
+
+
+@contextmanager
+def ray_session(
+    address: str | None, num_cpus: int, num_gpus: int, shipped: ShippedCode | None = None
+) -> Iterator[None]:
+    """Connected to the cluster at `address`, or to a local one with so many CPUs and GPUs (logical numbers). To a
+    cluster code may go along.
+
+    Raises ConfigurationError for code that cannot go along, ResourceError when Ray cannot be reached or started (ports,
+    memory, disk)."""
     with _signals_kept():
         if address:
-            _connect(address)
+            _connect(address, shipped)
         else:
             _start(num_cpus, num_gpus)
     try:
@@ -38,15 +53,25 @@ def ray_session(address: str | None, num_cpus: int, num_gpus: int) -> Iterator[N
         ray.shutdown()
 
 
-def num_cluster_gpus() -> int:
-    """GPUs (real or declared) of all nodes that are alive."""
-    return int(ray.cluster_resources().get("GPU", 0))
+def cluster_resources() -> dict[str, float]:
+    """What all living nodes have together, by Ray's names; GPUs may be declared only."""
+    return dict(ray.cluster_resources())
 
 
-def _connect(address: str) -> None:
+def _connect(address: str, shipped: ShippedCode | None) -> None:
+    runtime_env = None
+    if shipped is not None:
+        runtime_env = {"working_dir": str(shipped.folder), "excludes": list(shipped.excludes)}
     try:
         _knock(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env)
+    except RuntimeEnvSetupError as error:
+        if shipped is None:
+            raise
+        raise ConfigurationError(
+            f"{shipped.folder}: cannot go along to the cluster ({_one_line(error)}); keep the code in a folder without "
+            "large files, or name them in its .gitignore"
+        ) from error
     except Exception as error:
         raise ResourceError(
             f"RAY_ADDRESS: no Ray cluster answers at {address} ({_one_line(error)}); check the address, the network "

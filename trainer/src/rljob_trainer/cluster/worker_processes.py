@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import ray
-from ray.actor import ActorHandle
+from ray.actor import ActorHandle, ActorMethod
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -24,6 +24,7 @@ from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.split_gather import SplitCall
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.errors import ResourceError, WorkerDiedError
+from rljob_trainer.observability.spans import Span
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class BuildSettings:
     device_type: str
     num_threads: int | None
     log_folder: Path | None
+    others: tuple[Slot, ...] = ()
+    """Of processes beside these, which share the cores of their nodes."""
 
 
 class WorkerProcesses:
@@ -56,6 +59,7 @@ class WorkerProcesses:
         self.is_attached = record is not None
         self.record = record or GroupRecord((), (), None, tuple(group_ids))
         self.watch = LivenessWatch(handles, self._death_of) if record else None
+        self._executes: dict[tuple[int, str], ActorMethod] = {}
 
     @property
     def roles(self) -> tuple[RoleSpec, ...]:
@@ -70,7 +74,8 @@ class WorkerProcesses:
         infos = tuple(_expect(ProcessInfo, info) for info in called)
         # Known from here on for messages about those that die while they are built.
         self.record = replace(self.record, infos=infos, log_folder=settings.log_folder)
-        num_on_node = [sum(other.node_rank == slot.node_rank for other in slots) for slot in slots]
+        everybody = (*slots, *settings.others)
+        num_on_node = [sum(other.node_id == slot.node_id for other in everybody) for slot in slots]
         references = []
         for slot in slots:
             cores = max(1, infos[slot.rank].num_cores // num_on_node[slot.rank])
@@ -83,6 +88,7 @@ class WorkerProcesses:
                 master_port=infos[0].free_port,
                 device_type=settings.device_type,
                 num_threads=settings.num_threads or cores,
+                device_number=infos[slot.rank].device_number,
             )
             log_file = self.record.log_file(slot.rank)
             references.append(self.handles[slot.rank].build.remote(context, tuple(roles), log_file))
@@ -101,11 +107,12 @@ class WorkerProcesses:
         sent = [sent_arguments(share) for share in call.shares]
         kinds = {(share, returns[rank]) for rank, share in call.share_of_rank.items()}
         calls = {kind: Call(role, method, sent[kind[0]], kind[1]).travelling() for kind in kinds}
+        name = f"{role}.{method}"
         references = {
-            rank: self.handles[ranks[rank]].execute.remote(calls[share, returns[rank]])
+            rank: self._named_execute(ranks[rank], name).remote(calls[share, returns[rank]])
             for rank, share in call.share_of_rank.items()
         }
-        return Ranks(f"{role}.{method}", references, lambda rank: self.place_of(ranks[rank]), self.raise_if_dead)
+        return Ranks(name, references, lambda rank: self.place_of(ranks[rank]), self.raise_if_dead)
 
     def mesh_positions(self, role: str, mesh: str) -> list[MeshPosition]:
         """Where each rank stands in a mesh of a role. Raises what a worker raises."""
@@ -116,6 +123,11 @@ class WorkerProcesses:
         """Raises WorkerDiedError for a process that has ended, whether or not anybody waits for it."""
         if self.watch is not None:
             self.watch.raise_if_dead()
+
+    def take_spans(self) -> list[tuple[str, list[Span]]]:
+        """The address of each rank, and what it did since the last time. Raises WorkerDiedError."""
+        spans = self._on_all("spans of the workers", [handle.take_spans.remote() for handle in self.handles])
+        return [(info.address, _expect(list, taken)) for info, taken in zip(self.record.infos, spans, strict=True)]
 
     def place_of(self, rank: int) -> Place:
         """Where a rank runs, and where its last words are."""
@@ -142,6 +154,12 @@ class WorkerProcesses:
             ray.kill(handle)
         if self.is_attached:
             release_by_id(self.record.group_ids)
+
+    def _named_execute(self, rank: int, name: str) -> ActorMethod:
+        """A rank's `execute` under the name that Ray's dashboard and `ray timeline` show."""
+        if (rank, name) not in self._executes:
+            self._executes[rank, name] = self.handles[rank].execute.options(name=name)
+        return self._executes[rank, name]
 
     def _death_of(self, rank: int, error: RayError) -> WorkerDiedError:
         place = self.place_of(rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +15,20 @@ import torch
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.model import Dtype
 from rljob_api.v1alpha1.reward import RewardType
+from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
-from rljob_trainer.cluster.session import num_cluster_gpus, ray_session
-from rljob_trainer.cluster.worker_group import spawn
-from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
+from rljob_trainer.cluster.pool_manager import (
+    FusedRoles,
+    ResourcePoolManager,
+    plan_roles,
+    pool_settings_of,
+    role_pools_of,
+)
+from rljob_trainer.cluster.resource_pool import ResourcePool
+from rljob_trainer.cluster.session import ShippedCode, cluster_resources, ray_session
+from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
+from rljob_trainer.cluster.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.controller.quantities import bytes_of
 from rljob_trainer.data.contamination import without_held_out
 from rljob_trainer.data.model_source import ModelPlace, controller_model
@@ -82,6 +90,8 @@ class Workers:
     reward: RewardGroup
     reference: ReferenceGroup | None
     num_devices: int
+    processes: Mapping[str, WorkerProcesses]
+    """By pool."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +132,19 @@ def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
 def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
     """The reward as every worker builds it: the job's scoring processes are spread over the workers."""
     training = job.spec.training
-    pool = job.spec.pools[0]
     return RewardSettings(
         spec=training.reward,
         scorer=scorer_spec(training.reward, training.dataset),
-        num_processes=-(-training.reward.num_processes // (pool.nodes * pool.gpus_per_node)),
+        num_processes=-(-training.reward.num_processes // num_workers_of(job.spec, REWARD)),
         log_folder=settings.run_folder / LOG_FOLDER,
         environment=scorer_environment(settings.environment, [variable.name for variable in job.spec.env]),
     )
+
+
+def num_workers_of(spec: RLJobSpec, role: str) -> int:
+    """Processes of a role: one for each GPU of its pool."""
+    [pool] = [pool for pool in spec.pools if pool.name == placed_roles(spec, [role])[role]]
+    return pool.nodes * pool.gpus_per_node
 
 
 def _reward_check(reward: RewardSettings) -> ScorerPool:
@@ -147,39 +162,43 @@ def _reward_check(reward: RewardSettings) -> ScorerPool:
 def _workers(
     job: TrainerJob, settings: Settings, model: ModelPlace, reward: RewardSettings, longest_prompt: int
 ) -> Iterator[Workers]:
-    """Ray, the pool's devices, and the worker groups on them."""
-    pool_spec = job.spec.pools[0]
-    num_workers = pool_spec.nodes * pool_spec.gpus_per_node
+    """Ray, the devices of all pools, and the worker groups on them."""
+    num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
     num_threads = chosen_num_threads(job, settings)
     log_folder = settings.run_folder / LOG_FOLDER
     with ExitStack() as stack:
         log.info("Ray: %s", f"connecting to {settings.ray_address}" if settings.ray_address else "starting")
         has_gpus = settings.device_type == "cuda" or (settings.device_type is None and torch.cuda.is_available())
-        stack.enter_context(ray_session(settings.ray_address, num_workers + 1, num_workers if has_gpus else 0))
-        num_gpus = num_cluster_gpus()
+        num_local_gpus = num_workers if has_gpus else 0
+        stack.enter_context(ray_session(settings.ray_address, num_workers + 1, num_local_gpus, shipped_code(settings)))
+        there = cluster_resources()
         # A cluster's head has no GPU itself: what its nodes declare counts, not what torch finds here.
-        device_type = settings.device_type or ("cuda" if num_gpus else "cpu")
-        pool = ResourcePool(
-            PoolSettings(
-                name=pool_spec.name,
-                num_nodes=pool_spec.nodes,
-                num_devices_per_node=pool_spec.gpus_per_node,
-                # Also where they are declared only and not computed on: they are what keeps workers off the head.
-                use_gpu=num_gpus > 0,
-                num_cpus_per_device=1,
-                timeout_seconds=job.spec.run_policy.provisioning_deadline_seconds,
+        device_type = settings.device_type or ("cuda" if there.get("GPU") else "cpu")
+        roles = {
+            role.name: role
+            for role in (
+                RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)),
+                *_roles(job, model, device_type, longest_prompt),
             )
-        )
+        }
+        # GPUs also where they are declared only and not computed on: they are what keeps workers off the head.
+        pools = pool_settings_of(job.spec, num_cpus_per_device=1, cluster_resources=there)
+        plan = plan_roles([pool.name for pool in pools], placed_roles(job.spec, tuple(roles)))
         log.info("workers: building %d on %s; their logs are in %s", num_workers, device_type, log_folder)
-        stack.callback(pool.release)
-        processes = start_processes(pool, worker_environment(device_type, num_threads))
-        stack.callback(processes.close)
-        roles = [
-            RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)),
-            *_roles(job, model, device_type, longest_prompt, num_workers),
-        ]
-        processes.build(pool.slots(), BuildSettings(device_type, num_threads, log_folder), roles)
-        groups = spawn(processes)
+        manager = stack.enter_context(ResourcePoolManager(pools, plan))
+        started: list[tuple[FusedRoles, ResourcePool, WorkerProcesses]] = []
+        for group in plan.groups:
+            pool = manager.pool_of(group.roles[0])
+            processes = start_processes(pool, worker_environment(device_type, num_threads))
+            stack.callback(processes.close)
+            started.append((group, pool, processes))
+        groups: dict[str, WorkerGroup] = {}
+        for group, pool, processes in started:
+            others = tuple(slot for _, other, _ in started if other is not pool for slot in other.slots())
+            folder = log_folder / group.pool if len(started) > 1 else log_folder
+            build_settings = BuildSettings(device_type, num_threads, folder, others)
+            processes.build(pool.slots(), build_settings, [roles[role] for role in group.roles])
+            groups |= spawn(processes)
         # A group has exactly the methods that its worker class registers; a test holds the protocols to them.
         yield Workers(
             actor=cast(ActorGroup, groups[ACTOR]),
@@ -187,7 +206,23 @@ def _workers(
             reward=cast(RewardGroup, groups[REWARD]),
             reference=cast(ReferenceGroup, groups[REFERENCE]) if REFERENCE in groups else None,
             num_devices=num_workers,
+            processes={group.pool: processes for group, _, processes in started},
         )
+
+
+def shipped_code(settings: Settings) -> ShippedCode | None:
+    """What goes along to a cluster, without what runs have written there; a Ray job has come with what it needs."""
+    folder = settings.shipped_code
+    if folder is None or settings.is_ray_job:
+        return None
+    inside = [path for path in (settings.run_folder, settings.checkpoint_folder) if path.is_relative_to(folder)]
+    return ShippedCode(folder, ("/.git/", "/runs/", *(f"/{path.relative_to(folder)}/" for path in inside)))
+
+
+def placed_roles(spec: RLJobSpec, roles: Sequence[str]) -> dict[str, str]:
+    """The pool of each of these roles: of one that a job does not place, that of the actor."""
+    places = role_pools_of(spec)
+    return {role: places.get(role, places[ACTOR]) for role in roles}
 
 
 def chosen_num_threads(job: TrainerJob, settings: Settings) -> int | None:
@@ -223,10 +258,8 @@ def _compute_dtype(dtype: Dtype, device_type: str) -> torch.dtype:
     return torch.bfloat16 if dtype is Dtype.BFLOAT16 else torch.float32
 
 
-def _roles(
-    job: TrainerJob, model: ModelPlace, device_type: str, longest_prompt: int, num_workers: int
-) -> list[RoleSpec]:
-    """The roles of one process, in the order in which they are built."""
+def _roles(job: TrainerJob, model: ModelPlace, device_type: str, longest_prompt: int) -> list[RoleSpec]:
+    """The roles of the models, in the order in which they are built."""
     training = job.spec.training
     rollout = training.rollout
     dtype = _compute_dtype(training.model.dtype, device_type)
@@ -248,7 +281,9 @@ def _roles(
         samples_all_tokens=rollout.top_p == 1 and rollout.top_k == 0,
         num_steps=training.steps,
         num_epochs_per_batch=training.num_epochs_per_batch,
-        mini_batch_rows=(training.mini_batch_size or training.batch_size) * rollout.group_size // num_workers,
+        mini_batch_rows=(training.mini_batch_size or training.batch_size)
+        * rollout.group_size
+        // num_workers_of(job.spec, ACTOR),
     )
     generator = RolloutSettings(
         model=model,

@@ -24,6 +24,7 @@ from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
+from rljob_trainer.controller.step_timeline import StepTimeline
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
 from rljob_trainer.data.cursor import PromptCursor
@@ -68,6 +69,7 @@ class Controller:
         self.timer = PhaseTimer(time.perf_counter)
         self.is_evaluated = True
         training = job.spec.training
+        self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
         self.cursor = PromptCursor(run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle)
         rollout = RolloutPhase(run.workers.hybrid, run.workers.reward, self.timer, stop)
         self.training_step = TrainingStep(step_plan(job), rollout, run.workers.actor, run.workers.reference, self.timer)
@@ -125,6 +127,7 @@ class Controller:
         return folder
 
     def _step(self, step: int) -> None:
+        self.timeline.begin(step + 1)
         started = time.perf_counter()
         cursor = self.cursor.state()
         prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
@@ -134,6 +137,7 @@ class Controller:
             self.cursor.restore(cursor)
             raise
         seconds = time.perf_counter() - started
+        self.timeline.end(step + 1)
         traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())

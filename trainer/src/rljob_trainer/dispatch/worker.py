@@ -24,11 +24,13 @@ class WorkerContext:
     master_port: int
     device_type: str
     num_threads: int
+    device_number: int = 0
+    """Of this rank's GPU among those that the process sees."""
 
     @property
     def device(self) -> torch.device:
-        """The device of this rank. Ray shows a process its own GPU only, as number 0."""
-        return torch.device("cuda", 0) if self.device_type == "cuda" else torch.device("cpu")
+        """The device of this rank."""
+        return torch.device("cuda", self.device_number) if self.device_type == "cuda" else torch.device("cpu")
 
 
 class Worker:

@@ -19,8 +19,8 @@ def join_process_group(context: WorkerContext) -> None:
     """Collective over all ranks: gloo on CPUs, NCCL (and gloo for CPU tensors) on GPUs.
 
     Raises ResourceError where a GPU was promised and none is there."""
-    # Ray shows a process its own GPU only, as number 0, and vLLM takes the local rank for the device's number.
-    device_number = 0 if context.device_type == "cuda" else context.local_rank
+    # vLLM takes the local rank for the device's number.
+    device_number = context.device_number if context.device_type == "cuda" else context.local_rank
     export_rank(context.rank, context.world_size, device_number, context.master_address, context.master_port)
     torch.set_num_threads(context.num_threads)
     if context.device_type == "cuda":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rljob_trainer.observability.metrics import TIMING_PREFIX
+from rljob_trainer.observability.spans import SPANS
 
 Clock = Callable[[], float]
 """Seconds since any fixed moment, never going back, such as `time.perf_counter`."""
@@ -24,7 +25,8 @@ class PhaseTimer:
         """Times the block as `name`; entered again, the times add up. A block that raises is counted too."""
         started = self._clock()
         try:
-            yield
+            with SPANS.span(name):
+                yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - started
 

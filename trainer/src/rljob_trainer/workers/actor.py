@@ -38,6 +38,7 @@ from rljob_trainer.observability.metrics import (
     LOGPROB_DIFF_MEAN,
     Metrics,
 )
+from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
     IS_LEARNED,
@@ -185,11 +186,13 @@ class ActorWorker(Worker):
         for rows in self.engine.micro_batches(lengths):
             tokens, mask = cut_rows(rows, lengths, tokens_BT, mask_BT)
             share = mini_batch.rows(rows) if rows else mini_batch.slice(0, 1)
-            self._backward(share, tokens, mask, denominators, sums)
+            with SPANS.span("forward_backward"):
+                self._backward(share, tokens, mask, denominators, sums)
         if denominators.num_tokens == 0:
             self.engine.drop_gradients()
             return 0.0
-        norm = self.engine.optimizer_step(rate)
+        with SPANS.span("optimizer_step"):
+            norm = self.engine.optimizer_step(rate)
         self.num_skipped_in_a_row = 0 if math.isfinite(norm) else self.num_skipped_in_a_row + 1
         if self.num_skipped_in_a_row >= MAX_SKIPPED_UPDATES:
             raise NonFiniteUpdateError(

@@ -14,6 +14,7 @@ from rljob_trainer.engines.rollout.base import RolloutEngine
 from rljob_trainer.engines.rollout.select import select_engine
 from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.settings import variables_named
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
@@ -59,8 +60,9 @@ def make_reference(
 
 
 def make_reward(settings: RewardSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
-    """The reward's processes."""
-    return RewardWorker(context, settings)
+    """The reward's processes. They import from where this process does: on another node that is a copy."""
+    environment = {**settings.environment, **variables_named(["PYTHONPATH"])}
+    return RewardWorker(context, replace(settings, environment=environment))
 
 
 def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:

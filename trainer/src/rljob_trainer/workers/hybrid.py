@@ -23,6 +23,7 @@ from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.weights.same_process import sync_weights
 from rljob_trainer.workers.actor import ActorWorker
 from rljob_trainer.workers.rollout import ROLLOUT_MESH, RolloutWorker
@@ -49,11 +50,8 @@ class HybridWorker(Worker):
     @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH)
     def generate_sequences(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         """Responses by the actor's present weights; see RolloutWorker.generate."""
-        with self.rollout_mode():
-            started = time.perf_counter()
-            sequences = self.rollout.generate(batch, sampling)
-            self._count("generate", started)
-        return sequences
+        with self.rollout_mode(), self._timed("generate"):
+            return self.rollout.generate(batch, sampling)
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def take_seconds(self) -> Metrics:
@@ -65,19 +63,18 @@ class HybridWorker(Worker):
     @contextmanager
     def rollout_mode(self) -> Iterator[None]:
         """Collective. Within it the rollout engine is awake and has the actor's weights."""
-        started = time.perf_counter()
         engine = self.rollout.engine
         with self.trainer_rng_kept():
-            # The engine's memory comes from outside torch's allocator: what that holds in reserve is in the way.
-            self._give_memory_back()
-            engine.wake(weights=True, kv_cache=False)
-            if self.synced_version != self.actor.policy_version:
-                sync_weights(self.actor.engine, engine, self.rollout_dtype, self.actor.policy_version)
-                self.synced_version = self.actor.policy_version
-            self._give_memory_back()
-            engine.wake(weights=False, kv_cache=True)
-            engine.clear_cache()
-            self._count("weight_sync", started)
+            with self._timed("weight_sync"):
+                # The engine's memory comes from outside torch's allocator: what that holds in reserve is in the way.
+                self._give_memory_back()
+                engine.wake(weights=True, kv_cache=False)
+                if self.synced_version != self.actor.policy_version:
+                    sync_weights(self.actor.engine, engine, self.rollout_dtype, self.actor.policy_version)
+                    self.synced_version = self.actor.policy_version
+                self._give_memory_back()
+                engine.wake(weights=False, kv_cache=True)
+                engine.clear_cache()
             try:
                 yield
             finally:
@@ -103,5 +100,9 @@ class HybridWorker(Worker):
             gc.collect()
             torch.cuda.empty_cache()
 
-    def _count(self, name: str, started: float) -> None:
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        with SPANS.span(name):
+            yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

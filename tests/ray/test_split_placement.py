@@ -1,0 +1,55 @@
+"""The reference policy on GPUs of its own computes what it computes beside the actor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from rljob_testing.trainer_program import RunTrainer
+from rljob_testing.training_runs import Document, RunFiles, small_job
+from rljob_trainer.controller.build import LOG_FOLDER
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+SERIES = ("actor/kl_loss", "actor/grad_norm", "critic/rewards/mean", "response_length/mean")
+
+
+def job(placement: str, *, reference_pool: Document | None = None) -> Document:
+    """Two actors; three steps with a learning rate that takes the policy well away from the reference."""
+    document = small_job(
+        num_workers=2,
+        algorithm={"kl": {"coefficient": 0.1, "estimator": "K3", "placement": placement}},
+        optimizer={"learningRate": 3.0e-3},
+        steps=3,
+    )
+    if reference_pool is not None:
+        spec = cast(Document, document["spec"])
+        spec["pools"] = [*cast(list[Document], spec["pools"]), reference_pool]
+        spec["roles"] = {"ref": {"pool": reference_pool["name"]}}
+    return document
+
+
+@pytest.mark.parametrize("placement", ["Loss", "Reward"])
+def test_where_the_reference_runs_changes_nothing(placement: str, cluster: str, tmp_path: Path) -> None:
+    together = ended_run(tmp_path / "together", job(placement), cluster)
+    # One reference for two actors: what they hold is split anew, and 16 rows come back to two.
+    apart = ended_run(tmp_path / "apart", job(placement, reference_pool={"name": "judges", "gpusPerNode": 1}), cluster)
+    for name in SERIES:
+        assert apart.series(name) == pytest.approx(together.series(name), rel=1e-4, abs=1e-7), name
+    assert apart.series("actor/kl_loss")[-1] > 1e-3
+    logs = apart.folder / LOG_FOLDER
+    assert sorted(str(path.relative_to(logs)) for path in logs.rglob("worker-*")) == [
+        "judges/worker-0.log",
+        "main/worker-0.log",
+        "main/worker-1.log",
+    ]
+
+
+def ended_run(folder: Path, document: Document, cluster: str) -> RunFiles:
+    """What a run has written that went well."""
+    folder.mkdir()
+    run = RunTrainer(folder)(document, cluster)
+    assert run.exit_code == 0, run.terminal
+    return run.files

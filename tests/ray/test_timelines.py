@@ -1,0 +1,64 @@
+"""Timelines of real steps, and the names under which Ray itself shows what runs."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import ray
+
+from rljob_testing.echo_groups import call, started_echoes
+from rljob_testing.trainer_program import RunTrainer
+from rljob_testing.training_runs import small_job
+from rljob_trainer.cluster.worker_group import spawn
+from rljob_trainer.observability.timeline import FOLDER
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+def test_a_step_that_is_named_gets_a_timeline(run_trainer: RunTrainer, cluster: str) -> None:
+    job = small_job(num_workers=2, steps=3, timelineSteps=[2], algorithm={"kl": {"coefficient": 0.1}})
+    run = run_trainer(job, cluster)
+    assert run.exit_code == 0, run.terminal
+    [path] = (run.files.folder / FOLDER).iterdir()
+    assert path.name == "step-000002.json"
+    assert str(path) in run.terminal
+    events = json.loads(path.read_text())["traceEvents"]
+    rows = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    address = ray_address(rows[1])
+    assert rows == {0: "controller", 1: f"main, rank 0, {address}", 2: f"main, rank 1, {address}"}
+    spans = [event for event in events if event["ph"] == "X"]
+    names = {pid: [event["name"] for event in spans if event["pid"] == pid] for pid in rows}
+    assert names[0] == ["rollout", "reward", "ref", "update_actor"]
+    for pid in (1, 2):
+        assert [name for name in names[pid] if "." in name] == [
+            "hybrid.generate_sequences",
+            "reward.compute_scores",
+            "ref.compute_ref_logprobs",
+            "actor.update_policy",
+        ]
+        assert {"weight_sync", "generate", "forward_backward", "optimizer_step", "read arguments"} <= set(names[pid])
+    # Phases are of one step, and what a worker does for a phase lies within it.
+    by_name = {event["name"]: event for event in spans if event["pid"] in (0, 1)}
+    for phase, work in (("rollout", "hybrid.generate_sequences"), ("update_actor", "actor.update_policy")):
+        outer, inner = by_name[phase], by_name[work]
+        assert outer["ts"] <= inner["ts"]
+        assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
+    seconds = run.files.series("timing_s/rollout")[1]
+    assert by_name["rollout"]["dur"] / 1e6 == pytest.approx(seconds, rel=0.01, abs=0.005)
+
+
+def ray_address(row: str) -> str:
+    """The last part of a row's name."""
+    return row.rpartition(", ")[2]
+
+
+@pytest.mark.usefixtures("ray_driver")
+def test_ray_shows_calls_by_role_and_method() -> None:
+    with started_echoes(1) as processes:
+        call(spawn(processes)["first"], "empty")
+        deadline = time.monotonic() + 30
+        while "task::first.empty" not in (seen := {event["cat"] for event in ray.timeline()}):
+            assert time.monotonic() < deadline, seen
+            time.sleep(0.5)

@@ -1,0 +1,63 @@
+"""Spans, and the file that a timeline is."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.observability.spans import MAX_KEPT, Span, SpanRecorder
+from rljob_trainer.observability.timeline import ProcessSpans, timeline_file, write_timeline
+
+
+def test_spans_nest_and_are_taken_once() -> None:
+    recorder = SpanRecorder()
+    with recorder.span("outer"), recorder.span("inner"):
+        pass
+    inner, outer = recorder.take()
+    assert (inner.name, outer.name) == ("inner", "outer")
+    assert outer.started <= inner.started <= inner.ended <= outer.ended
+    assert inner.thread == outer.thread == threading.get_native_id()
+    assert recorder.take() == []
+
+
+def test_what_raises_is_noted() -> None:
+    recorder = SpanRecorder()
+    with pytest.raises(ValueError, match="no"), recorder.span("fails"):
+        raise ValueError("no")
+    assert [span.name for span in recorder.take()] == ["fails"]
+
+
+def test_the_oldest_spans_are_forgotten() -> None:
+    recorder = SpanRecorder()
+    for number in range(MAX_KEPT + 1):
+        with recorder.span(str(number)):
+            pass
+    assert recorder.take()[0].name == "1"
+
+
+def test_the_file_has_a_row_per_process_and_microseconds_from_the_first_span(tmp_path: Path) -> None:
+    path = timeline_file(tmp_path, 3)
+    rows = [
+        ProcessSpans("controller", [Span("rollout", 100.5, 102.0, 7)]),
+        ProcessSpans("main, rank 0", [Span("generate", 101.0, 101.25, 8), Span("hybrid.generate", 100.0, 101.5, 8)]),
+    ]
+    write_timeline(path, rows)
+    assert path == tmp_path / "timelines" / "step-000003.json"
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {0: "controller", 1: "main, rank 0"}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert [(event["name"], event["pid"], event["tid"], event["ts"], event["dur"]) for event in spans] == [
+        ("rollout", 0, 7, 500_000, 1_500_000),
+        ("hybrid.generate", 1, 8, 0, 1_500_000),
+        ("generate", 1, 8, 1_000_000, 250_000),
+    ]
+    assert spans[1]["cat"] == "hybrid"
+
+
+def test_nothing_happened(tmp_path: Path) -> None:
+    write_timeline(tmp_path / "empty.json", [ProcessSpans("controller", [])])
+    assert len(json.loads((tmp_path / "empty.json").read_text())["traceEvents"]) == 2
