@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 import ray
 
-from rljob_testing.echo_groups import call, started_echoes
+from rljob_testing.echo_groups import call, described, mixed_batch, started_echoes
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import small_job
+from rljob_trainer.cluster.calls import Pending
 from rljob_trainer.cluster.worker_group import spawn
 from rljob_trainer.observability.timeline import FOLDER
+from rljob_trainer.pod.await_workers import worker_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -57,8 +60,16 @@ def ray_address(row: str) -> str:
 @pytest.mark.usefixtures("ray_driver")
 def test_ray_shows_calls_by_role_and_method() -> None:
     with started_echoes(1) as processes:
-        call(spawn(processes)["first"], "empty")
+        group = spawn(processes)["first"]
+        [(_, _, process, _)] = described(group)
+        pending = call(group, "add_later", mixed_batch(2), seconds=2.0)
+        assert isinstance(pending, Pending)
+        time.sleep(1)
+        # The stop hook of a pod must know a worker whatever it is doing.
+        assert (Path("/proc") / str(process) / "cmdline").read_bytes().startswith(b"ray::RayWorker.first.add_later")
+        assert process in worker_processes(Path("/proc"))
+        pending.result()
         deadline = time.monotonic() + 30
-        while "task::first.empty" not in (seen := {event["cat"] for event in ray.timeline()}):
+        while "task::RayWorker.first.add_later" not in (seen := {event["cat"] for event in ray.timeline()}):
             assert time.monotonic() < deadline, seen
             time.sleep(0.5)

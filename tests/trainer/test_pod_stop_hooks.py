@@ -143,7 +143,7 @@ def process(folder: Path, number: int, *command: str) -> None:
 
 def test_only_the_trainers_workers_are_waited_for(tmp_path: Path) -> None:
     # Ray writes a title over the command line.
-    process(tmp_path, 17, "ray::RayWorker.execute")
+    process(tmp_path, 17, "ray::RayWorker.actor.update_policy")
     process(tmp_path, 8, "ray::RayWorker")
     process(tmp_path, 9, "ray::IDLE")
     process(tmp_path, 10, "python", "-m", "ray::RayWorker")

@@ -156,9 +156,10 @@ class WorkerProcesses:
             release_by_id(self.record.group_ids)
 
     def _named_execute(self, rank: int, name: str) -> ActorMethod:
-        """A rank's `execute` under the name that Ray's dashboard and `ray timeline` show."""
+        """A rank's `execute` under the name that Ray's dashboard and `ray timeline` show. It is what the process is
+        called meanwhile, too, and begins with the class, by which the stop hook of a pod knows its workers."""
         if (rank, name) not in self._executes:
-            self._executes[rank, name] = self.handles[rank].execute.options(name=name)
+            self._executes[rank, name] = self.handles[rank].execute.options(name=f"{RayWorker.__name__}.{name}")
         return self._executes[rank, name]
 
     def _death_of(self, rank: int, error: RayError) -> WorkerDiedError:

@@ -13,7 +13,7 @@ from rljob_trainer.settings import read_pod_settings
 
 TITLE = b"ray::RayWorker"
 """How the command line of a worker process begins: Ray writes the actor's class there, `cluster.ray_worker.RayWorker`,
-and after it the method that runs."""
+and after it the role and method that run."""
 POLL_SECONDS = 0.5
 
 
