@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.loading import load_job_file
-from rljob_trainer.cluster.pool_manager import FusedRoles, plan_roles, pool_settings_of, role_pools_of
+from rljob_trainer.cluster.pool_manager import FusedRoles, plan_roles, pool_settings_of
 from rljob_trainer.errors import ConfigurationError
 
 JOB = """
@@ -117,7 +117,7 @@ def test_a_role_that_is_asked_for_and_has_no_pool_is_named() -> None:
 def test_a_jobs_pools_and_roles(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     spec = load_job_file(tmp_path / "job.yaml").spec
-    assert list(role_pools_of(spec).items()) == [("actor", "main"), ("ref", "main"), ("rollout", "main")]
+    assert spec.placed_roles() == {"actor": "main", "rollout": "main", "ref": "main"}
     [settings] = pool_settings_of(spec, num_cpus_per_device=1, cluster_resources={"GPU": 8.0, "CPU": 64.0})
     assert (settings.name, settings.num_nodes, settings.num_devices_per_node) == ("main", 2, 4)
     assert (settings.use_gpu, settings.timeout_seconds) == (True, 77)

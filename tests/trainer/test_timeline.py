@@ -61,3 +61,10 @@ def test_the_file_has_a_row_per_process_and_microseconds_from_the_first_span(tmp
 def test_nothing_happened(tmp_path: Path) -> None:
     write_timeline(tmp_path / "empty.json", [ProcessSpans("controller", [])])
     assert len(json.loads((tmp_path / "empty.json").read_text())["traceEvents"]) == 2
+
+
+def test_a_file_that_cannot_be_put_in_place_leaves_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "step.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_timeline(tmp_path / "step.json", [ProcessSpans("controller", [])])
+    assert [path.name for path in tmp_path.iterdir()] == ["step.json"]

@@ -70,10 +70,8 @@ def map_to_cluster(job: RLJob) -> Mapping:
 
 
 def _roles_by_pool(spec: RLJobSpec) -> dict[str, tuple[str, ...]]:
-    first = spec.pools[0].name
     found: dict[str, tuple[str, ...]] = {}
-    for role, place in (("actor", spec.roles.actor), ("rollout", spec.roles.rollout), ("ref", spec.roles.ref)):
-        pool = place.pool or first
+    for role, pool in spec.placed_roles().items():
         found[pool] = (*found.get(pool, ()), role)
     return found
 

@@ -18,19 +18,14 @@ def _pool_of(role: str) -> str:
     return f"(has(self.roles.{role}.pool) ? self.roles.{role}.pool : self.pools[0].name)"
 
 
-def _role_pools(spec: RLJobSpec) -> dict[str, str | None]:
-    """The pool that each role names."""
-    return {"actor": spec.roles.actor.pool, "rollout": spec.roles.rollout.pool, "ref": spec.roles.ref.pool}
-
-
 def _tensor_parallel_fits(spec: RLJobSpec) -> bool:
-    name = spec.roles.rollout.pool or spec.pools[0].name
+    name = spec.placed_roles()["rollout"]
     return all(p.gpus_per_node % spec.roles.rollout.tensor_parallel == 0 for p in spec.pools if p.name == name)
 
 
 def _responses_divide(spec: RLJobSpec, num_prompts: int | None) -> bool:
     """Whether the responses to these prompts spread evenly over all GPUs of the actor's pool."""
-    name = spec.roles.actor.pool or spec.pools[0].name
+    name = spec.placed_roles()["actor"]
     num_responses = (num_prompts or 0) * spec.training.rollout.group_size
     return all(num_responses % (p.nodes * p.gpus_per_node) == 0 for p in spec.pools if p.name == name)
 
@@ -44,8 +39,7 @@ def _responses_divide_cel(field: str) -> str:
 
 def _role_pool_rule(role: str) -> Rule:
     def holds(spec: RLJobSpec) -> bool:
-        name = _role_pools(spec)[role]
-        return name is None or any(pool.name == name for pool in spec.pools)
+        return spec.placed_roles()[role] in {pool.name for pool in spec.pools}
 
     return rule(
         RLJobSpec,
@@ -58,13 +52,8 @@ def _role_pool_rule(role: str) -> Rule:
     )
 
 
-def _placed(spec: RLJobSpec) -> dict[str, str]:
-    """The pool that each role is on."""
-    return {role: name or spec.pools[0].name for role, name in _role_pools(spec).items()}
-
-
 def _reference_is_used(spec: RLJobSpec) -> bool:
-    placed = _placed(spec)
+    placed = spec.placed_roles()
     return placed["ref"] == placed["actor"] or spec.training.algorithm.kl.coefficient > 0
 
 
@@ -90,7 +79,7 @@ PLACEMENT_RULES = (
         cel=f"{_pool_of('actor')} == {_pool_of('rollout')}",
         wrong="actor and rollout must be on one pool, because they hand over weights within each GPU",
         advice="name the same pool for both, or none (ref may have a pool of its own)",
-        holds=lambda spec: _placed(spec)["actor"] == _placed(spec)["rollout"],
+        holds=lambda spec: spec.placed_roles()["actor"] == spec.placed_roles()["rollout"],
     ),
     rule(
         RLJobSpec,
@@ -108,7 +97,7 @@ PLACEMENT_RULES = (
         cel="self.pools.all(p, " + " || ".join(f"p.name == {_pool_of(role)}" for role in _ROLES) + ")",
         wrong="there is a pool without a role, whose GPUs would stay idle",
         advice="remove it, or put a role there",
-        holds=lambda spec: {pool.name for pool in spec.pools} <= set(_placed(spec).values()),
+        holds=lambda spec: {pool.name for pool in spec.pools} <= set(spec.placed_roles().values()),
     ),
     rule(
         RLJobSpec,

@@ -44,6 +44,11 @@ class RLJobSpec(Contract):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
 
+    def placed_roles(self) -> dict[str, str]:
+        """The pool of each role that a job can place: the first pool where the job names none."""
+        named = {"actor": self.roles.actor.pool, "rollout": self.roles.rollout.pool, "ref": self.roles.ref.pool}
+        return {role: pool or self.pools[0].name for role, pool in named.items()}
+
 
 class Metadata(Contract):
     """The parts of Kubernetes metadata that a job file may carry."""

@@ -85,12 +85,6 @@ def plan_roles(
     return RolePlan(tuple(FusedRoles(str(pool), tuple(roles)) for (pool, _), roles in groups.items()))
 
 
-def role_pools_of(spec: RLJobSpec) -> dict[str, str]:
-    """The pool of each role that a job can place, in the order in which they are built; unset is the first pool."""
-    roles = {"actor": spec.roles.actor.pool, "ref": spec.roles.ref.pool, "rollout": spec.roles.rollout.pool}
-    return {role: pool or spec.pools[0].name for role, pool in roles.items()}
-
-
 def pool_settings_of(
     spec: RLJobSpec, *, num_cpus_per_device: float, cluster_resources: Mapping[str, float]
 ) -> list[PoolSettings]:

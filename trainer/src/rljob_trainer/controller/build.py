@@ -23,7 +23,6 @@ from rljob_trainer.cluster.pool_manager import (
     ResourcePoolManager,
     plan_roles,
     pool_settings_of,
-    role_pools_of,
 )
 from rljob_trainer.cluster.resource_pool import ResourcePool
 from rljob_trainer.cluster.session import ShippedCode, cluster_resources, ray_session
@@ -221,7 +220,7 @@ def shipped_code(settings: Settings) -> ShippedCode | None:
 
 def placed_roles(spec: RLJobSpec, roles: Sequence[str]) -> dict[str, str]:
     """The pool of each of these roles: of one that a job does not place, that of the actor."""
-    places = role_pools_of(spec)
+    places = spec.placed_roles()
     return {role: places.get(role, places[ACTOR]) for role in roles}
 
 

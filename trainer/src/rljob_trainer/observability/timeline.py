@@ -31,7 +31,7 @@ def timeline_file(run_folder: Path, step: int) -> Path:
 
 
 def write_timeline(path: Path, processes: Sequence[ProcessSpans]) -> None:
-    """Writes the processes in the order given, the earliest span at 0. Raises OSError."""
+    """Writes the processes in the order given, the earliest span at 0; all of the file or nothing. Raises OSError."""
     begin = min((span.started for process in processes for span in process.spans), default=0.0)
     events: list[dict[str, object]] = []
     for number, process in enumerate(processes):
@@ -51,4 +51,9 @@ def write_timeline(path: Path, processes: Sequence[ProcessSpans]) -> None:
                 }
             )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    unfinished = path.with_suffix(".unfinished")
+    try:
+        unfinished.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
