@@ -11,7 +11,7 @@ PACKAGES := crds/src operator/src trainer/src tests/support e2e/cluster
 UV := .cache/bootstrap/bin/uv
 COMPILE := $(UV) pip compile -q --python-version 3.11 --universal --generate-hashes --no-annotate --no-header
 
-.PHONY: help install lint check test programs demo e2e cluster cluster-down bench constraints clean
+.PHONY: help install lint check test programs demo e2e cluster cluster-down bench bench-constraints constraints clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -24,6 +24,8 @@ $(INSTALLED): constraints/bootstrap.txt constraints/build.txt constraints/$(DEVI
 	@tools/install.sh $(DEVICE) $(VENV)
 	@touch $@
 
+# Beside the programs that are built: a fresh clone need not look at every library again.
+lint: export MYPY_CACHE_DIR := $(or $(RLJOB_CACHE),$(HOME)/.cache/rljob)/mypy
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,10 +61,17 @@ cluster: $(INSTALLED) ## The cluster of make e2e, with KubeRay, our images and o
 cluster-down: $(INSTALLED) ## Remove that cluster; what was built for it stays in ~/.cache/rljob
 	@$(KIND) down
 
-bench: $(INSTALLED) ## Measurements in bench/
-	@found=0; for program in bench/*.py; do \
-		[ -e "$$program" ] || continue; found=1; echo "== $$program"; $(BIN)/python "$$program"; done; \
-	[ $$found = 1 ] || echo "make bench: there are no measurements in bench/ yet"
+# verl is installed by the programs themselves, into .cache/bench; without an index they say that it is missing.
+bench: $(INSTALLED) ## Measurements of bench/, minutes, beside verl (BENCH_ARGS=--quick shows that they run); JSON in runs/bench
+	@mkdir -p runs/bench
+	@for program in bench/*.py; do \
+		echo "== $$program"; name=$${program##*/}; \
+		$(BIN)/python "$$program" --json "runs/bench/$${name%.py}.json" $(BENCH_ARGS); done
+
+bench-constraints: $(INSTALLED) ## Resolve bench/peers/verl.txt again, at our versions wherever verl takes them
+	cp constraints/cpu.txt bench/peers/verl.new.txt
+	$(COMPILE) $(UV_UPGRADE_ARGS) bench/peers/verl.in -o bench/peers/verl.new.txt
+	mv bench/peers/verl.new.txt bench/peers/verl.txt
 
 constraints: $(INSTALLED) ## Resolve constraints/*.txt again from the pins (upgrades: UV_UPGRADE_ARGS=--upgrade)
 	for name in bootstrap build; do \

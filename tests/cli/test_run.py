@@ -68,6 +68,17 @@ def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: Workpl
     assert "this machine" not in output
 
 
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [("10.0.0.1:6379", "10.0.0.1:6379"), ("http://10.0.0.1:8265", "auto"), ("", "auto")],
+    ids=["of a Ray job", "a dashboard", "none"],
+)
+def test_auto_is_the_cluster_that_the_environment_names(workplace: Workplace, named: str, expected: str) -> None:
+    code, output = workplace.run("--ray", "auto", RAY_ADDRESS=named)
+    assert code == 0, output
+    assert told(workplace, 1)["RAY_ADDRESS"] == expected
+
+
 def test_workers_are_not_chosen_for_a_ray_cluster(workplace: Workplace) -> None:
     code, output = workplace.run("--ray", "auto", "--workers", "2")
     assert code == 2

@@ -52,7 +52,7 @@ def test_the_error_names_the_rank_and_the_cause(killed: Killed) -> None:
     assert len(errors) == 1, run.output
     expected = (
         rf"worker rank [01] \(reward, actor, rollout, hybrid; process {killed.victim.pid} on \S+\) died"
-        r"( in \S+)?: its process ended without a word; .*memory.*"
+        r"( in \S+)?: its process ended without a word; the kernel killed nothing there for lack of memory, .*kill -9.*"
         r"; its last words are in .*worker-[01]\.log"
     )
     assert re.search(expected, errors[0]), errors[0]
@@ -77,7 +77,9 @@ def test_run_state_tells_the_same(killed: Killed) -> None:
 def test_the_next_run_resumes_from_the_newest_checkpoint(killed: Killed) -> None:
     newest = killed.run.files.training_steps()[-1]
     complete = [name for name in killed.checkpoints if (killed.run.files.checkpoints / name / "manifest.json").exists()]
-    assert complete[-1] in (f"step-{newest:08d}.attempt-0001", f"step-{newest - 1:08d}.attempt-0001")
+    # Written while the next step is trained, and complete before that step's own is begun: when that step is done and
+    # the worker dies before the saves meet, two steps are lost.
+    assert complete[-1] in [f"step-{newest - lost:08d}.attempt-0001" for lost in (0, 1, 2)]
     run = LocalRun(killed.run.files.folder.parents[1], job(), "--resume")
     assert run.end() == 0, run.output
     assert f"({complete[-1]})" in run.output

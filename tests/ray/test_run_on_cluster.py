@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from rljob_testing.command_line import Workplace
-from rljob_testing.training_runs import RunFiles, small_job
+from rljob_testing.ray_cluster import pod_cluster
+from rljob_testing.settings import inherited_environment
+from rljob_testing.training_runs import Document, RunFiles, small_job
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -27,15 +32,19 @@ def score(prompt, response, answer, row):
 """
 
 
+def job_with_code(folder: Path) -> Document:
+    """A job of two workers whose reward needs what lies beside it."""
+    (folder / "my_rewards.py").write_text(REWARD)
+    (folder / "helpers").mkdir()
+    (folder / "helpers" / "__init__.py").touch()
+    (folder / "helpers" / "scores.py").write_text("GOOD = 0.75\n")
+    (folder / "weights.json").write_text("{}")
+    return small_job(num_workers=2, steps=2, reward={"function": {"path": "my_rewards:score"}, "numProcesses": 2})
+
+
 def test_rewards_are_scored_by_a_copy_of_the_folder(tmp_path: Path, cluster: str) -> None:
     place = Workplace(tmp_path)
-    job = small_job(num_workers=2, steps=2, reward={"function": {"path": "my_rewards:score"}, "numProcesses": 2})
-    place.job_file.write_text(json.dumps(job))
-    (tmp_path / "my_rewards.py").write_text(REWARD)
-    (tmp_path / "helpers").mkdir()
-    (tmp_path / "helpers" / "__init__.py").touch()
-    (tmp_path / "helpers" / "scores.py").write_text("GOOD = 0.75\n")
-    (tmp_path / "weights.json").write_text("{}")
+    place.job_file.write_text(json.dumps(job_with_code(tmp_path)))
     process = place.command(
         "run", "job.yaml", "--ray", cluster, RLJOB_DEVICE="cpu", RAY_AUTH_MODE="disabled", OMP_NUM_THREADS="1"
     )
@@ -55,3 +64,31 @@ def test_a_folder_that_is_too_large_is_refused(tmp_path: Path, cluster: str) -> 
     assert process.returncode == 2, output
     assert f"{tmp_path}: cannot go along to the cluster" in output
     assert "or name them in its .gitignore" in output
+
+
+def test_a_ray_job_brings_the_folder_along(tmp_path: Path) -> None:
+    """`ray job submit` starts `rljob run --ray auto` on the head; the workers are on two other nodes."""
+    folder, run_folder = tmp_path / "job", tmp_path / "run"
+    folder.mkdir()
+    (tmp_path / "nodes").mkdir()
+    job = job_with_code(folder)
+    cast(Document, job["spec"])["pools"] = [{"name": "main", "nodes": 2, "gpusPerNode": 1}]
+    (folder / "job.yaml").write_text(json.dumps(job))
+    variables = {"RLJOB_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+    with pod_cluster(tmp_path / "nodes", "a-token-of-the-test", variables) as cluster:
+        submitted = subprocess.run(
+            [
+                *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit"),
+                *("--address", f"http://127.0.0.1:{cluster.port}", "--working-dir", str(folder), "--"),
+                *("rljob", "run", "job.yaml", "--ray", "auto", "--run-folder", str(run_folder)),
+            ],
+            env=inherited_environment() | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+        )
+    assert submitted.returncode == 0, submitted.stdout
+    assert "succeeded" in submitted.stdout
+    assert RunFiles(run_folder).series("critic/rewards/mean") == [0.75, 0.75]

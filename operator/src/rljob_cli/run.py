@@ -128,7 +128,7 @@ def trainer_environment(
         HandoverError: the job is too large.
     """
     environment = inherited_environment()
-    environment.pop("RAY_ADDRESS", None)
+    named = environment.pop("RAY_ADDRESS", "")
     environment.update({variable.name: variable.value for variable in job.spec.env if variable.value is not None})
     handed_over = TrainerJob(contract_version=CONTRACT_VERSION, name=job.metadata.name, spec=mapping.spec)
     job_folder = options.file.absolute().parent
@@ -146,8 +146,14 @@ def trainer_environment(
     if mapping.devices is not None:
         environment[ENV_DEVICE] = mapping.devices.type.value
     if options.ray_address is not None:
-        environment |= {"RAY_ADDRESS": options.ray_address, ENV_SHIPPED_CODE: code[-1]}
+        environment |= {"RAY_ADDRESS": _cluster_address(options.ray_address, named), ENV_SHIPPED_CODE: code[-1]}
     return environment
+
+
+def _cluster_address(wanted: str, named: str) -> str:
+    """`auto` is the cluster that RAY_ADDRESS names, as in a Ray job, where it is the job's own; else Ray finds one on
+    this machine. What is named with a scheme is a dashboard."""
+    return named if wanted == "auto" and named and "://" not in named else wanted
 
 
 def show_mapping(mapping: Mapping, folder: RunFolder, console: Console) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -109,6 +110,10 @@ class EchoWorker(Worker):
             raise DataError("a column is missing")
         elif kind == "foreign":
             raise ZeroDivisionError("somebody divided by nothing")
+        elif kind == "exit":
+            sys.exit(7)
+        elif kind == "memory":
+            self.hoard = b"x" * 2**30
         else:
             os.kill(os.getpid(), int(kind))
 

@@ -136,13 +136,19 @@ class KubeRayStandIn:
         self._stopped.set()
 
     def _look(self) -> None:
-        jobs = {_uid(job) for job in self._items(f"{JOBS}/rljobs")}
-        clusters = [cluster for cluster in self._items(f"{CLUSTERS}/rayclusters") if self._is_kept(cluster, jobs)]
-        for group, plural in OWNED_BY_JOBS[1:]:
-            for found in self._items(f"{group}/{plural}?labelSelector=rljob.dev/job"):
-                if not set(_owners(found)) & jobs:
-                    self._delete(f"{group}/namespaces/{_namespace(found)}/{plural}/{_name(found)}")
+        # What is owned is listed before its owners are: who comes between the two is not taken for an orphan.
         pods = self._items("/api/v1/pods?labelSelector=ray.io/cluster")
+        owned = [
+            (f"{group}/namespaces/{_namespace(found)}/{plural}/{_name(found)}", found)
+            for group, plural in OWNED_BY_JOBS[1:]
+            for found in self._items(f"{group}/{plural}?labelSelector=rljob.dev/job")
+        ]
+        clusters = self._items(f"{CLUSTERS}/rayclusters")
+        jobs = {_uid(job) for job in self._items(f"{JOBS}/rljobs")}
+        clusters = [cluster for cluster in clusters if self._is_kept(cluster, jobs)]
+        for path, found in owned:
+            if not set(_owners(found)) & jobs:
+                self._delete(path)
         uids = {_uid(cluster) for cluster in clusters}
         for pod in pods:
             if not set(_owners(pod)) & uids:

@@ -1,15 +1,12 @@
-"""How many cores this process may use: a container sees all cores of its machine, but may be held to fewer.
-
-Only the limits of the kernel's control groups say so, in files that differ between the two versions of these.
-"""
+"""How many cores this process may use: a container sees all cores of its machine, but may be held to fewer."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-_V1_CONTROLLER = "cpu"
+from rljob_trainer.control_groups import control_group_folders, read_or_empty
 
 
 def num_usable_cores(file_system: Path = Path("/")) -> int:
@@ -21,42 +18,12 @@ def num_usable_cores(file_system: Path = Path("/")) -> int:
 
 def _limits(file_system: Path) -> Iterator[float]:
     """Of this process's control group and of all above it that can be seen, in cores."""
-    mounted = file_system / "sys/fs/cgroup"
-    for hierarchy, group in _groups(file_system / "proc/self/cgroup"):
-        top = mounted / hierarchy
-        # Inside a container the path may be one of the machine, which is not there: then the top is its own group.
-        for folder in (top / group, *(top / parent for parent in PurePosixPath(group).parents)):
-            limit = _limit_v1(folder) if hierarchy else _limit_v2(folder)
-            if limit is not None:
-                yield limit
-
-
-def _groups(file: Path) -> Iterator[tuple[str, str]]:
-    """The hierarchy's folder (empty for version 2) and the group's relative path, from lines `id:controllers:path`."""
-    for line in _read(file).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            yield "", path.lstrip("/")
-        elif _V1_CONTROLLER in controllers.split(","):
-            # `cpu` is a link to the folder of all controllers that share the hierarchy.
-            yield _V1_CONTROLLER, path.lstrip("/")
-
-
-def _limit_v2(folder: Path) -> float | None:
-    """From `200000 100000` (microseconds of each period) or `max 100000`."""
-    quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
-
-
-def _limit_v1(folder: Path) -> float | None:
-    """-1 stands for no limit."""
-    quota = _read(folder / "cpu.cfs_quota_us").strip()
-    period = _read(folder / "cpu.cfs_period_us").strip()
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
+    for folder in control_group_folders("cpu", file_system):
+        # Version 2: `200000 100000` (microseconds of each period) or `max 100000`.
+        quota, _, period = read_or_empty(folder / "cpu.max").strip().partition(" ")
+        if not quota:
+            # Version 1, where -1 stands for no limit.
+            quota = read_or_empty(folder / "cpu.cfs_quota_us").strip()
+            period = read_or_empty(folder / "cpu.cfs_period_us").strip()
+        if quota.isdecimal() and period.isdecimal():
+            yield int(quota) / int(period)

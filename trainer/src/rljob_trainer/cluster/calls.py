@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Generic, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from rljob_trainer.cluster.death import Place, cause_of_death
 from rljob_trainer.errors import CallTimeoutError, TrainerError, WorkerDiedError, WorkerError
 
 T = TypeVar("T")
@@ -22,14 +22,6 @@ FAILURE_GRACE_SECONDS = 5.0
 
 LIVENESS_SECONDS = 1.0
 """How often a call that waits looks whether some process is gone."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank runs, and where more can be read about it; both for messages."""
-
-    process: str
-    more: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,19 +93,17 @@ class Ranks:
     def _died(self, rank: int, error: RayError) -> WorkerDiedError:
         place = self.place_of(rank)
         return WorkerDiedError(
-            f"worker rank {rank} ({place.process}) died in {self.what}: {cause_of_death(error)}{place.more}"
+            f"worker rank {rank} ({place.process}) died in {self.what}: {cause_of_death(error, place)}{place.more}"
         )
 
 
 class Pending(Generic[T]):
     """The result of a call that was not waited for. It can be an argument of another call."""
 
-    def __init__(
-        self, ranks: Ranks, gather: Callable[[list[object]], T], ranks_by_part: tuple[int, ...] | None = None
-    ) -> None:
-        """`ranks_by_part`: the ranks whose results, one after the other, are the whole; None where it is not so."""
+    def __init__(self, ranks: Ranks, gather: Callable[[list[object]], T], parts: tuple[object, ...] = ()) -> None:
+        """`parts`: arguments for other calls that, one after the other, are the whole; none where it is not so."""
         self.ranks = ranks
-        self.ranks_by_part = ranks_by_part
+        self.parts = parts
         self._gather = gather
         self._result: tuple[T] | None = None
 
@@ -128,17 +118,3 @@ class Pending(Generic[T]):
         if self._result is None:
             self._result = (self._gather(self.ranks.results(timeout_seconds)),)
         return self._result[0]
-
-
-def cause_of_death(error: RayError) -> str:
-    """Ray's text without its identifiers; for a process that just ended, what that most often means."""
-    text = " ".join(str(error).split())
-    detail = re.search(r"Worker exit detail: (.*?)(?= There are some potential root causes|$)", text)
-    if detail is None:
-        return re.sub(r"^.*?(?=The actor is dead because|The actor died because)", "", text)
-    if "connection error" not in detail[1]:
-        return detail[1]
-    return (
-        "its process ended without a word; the kernel kills processes when memory runs out (see dmesg), "
-        "and native code can crash"
-    )

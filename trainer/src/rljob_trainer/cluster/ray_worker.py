@@ -15,8 +15,10 @@ from pathlib import Path
 
 import ray
 
+from rljob_trainer.cluster.death import MemoryKills, memory_kills
 from rljob_trainer.cluster.devices import VISIBILITY_VARIABLES, device_number
 from rljob_trainer.cluster.fused_worker import FusedWorker, RoleSpec
+from rljob_trainer.cluster.kept_results import KeptArgument, KeptResults
 from rljob_trainer.cluster.object_store import StoredArgument, get_batches, stored
 from rljob_trainer.cpu_limit import num_usable_cores
 from rljob_trainer.data.proto import DataProto
@@ -40,6 +42,7 @@ class ProcessInfo:
     num_cores: int
     device_number: int
     """Of its own GPU among those that it sees; 0 without one."""
+    memory_kills: MemoryKills | None = None
 
 
 @dataclass(frozen=True)
@@ -79,21 +82,26 @@ class Call:
     method: str
     arguments: tuple[object, ...]
     returns: Returns
+    keep_as: int | None = None
+    """The number under which the process keeps what the method returns, if it does."""
 
     def travelling(self) -> bytes | Call:
-        """The form in which Ray carries it with the least work: a call with nothing but numbers and texts as bytes,
-        which serve all ranks that get the same."""
-        if any(type(argument) not in PLAIN_TYPES for argument in self.arguments):
+        """The form in which Ray carries it with the least work: a call with nothing but numbers, texts and results that
+        are there already as bytes, which serve all ranks that get the same."""
+        if any(type(argument) not in (*PLAIN_TYPES, KeptArgument) for argument in self.arguments):
             return self
-        return json.dumps([self.role, self.method, self.returns.value, *self.arguments]).encode()
+        # What is a list here is a kept result: no plain value is one.
+        arguments = [[each.number] if isinstance(each, KeptArgument) else each for each in self.arguments]
+        return json.dumps([self.role, self.method, self.returns.value, self.keep_as, *arguments]).encode()
 
     @staticmethod
     def arrived(call: bytes | Call) -> Call:
         """What `travelling` made into bytes."""
         if isinstance(call, Call):
             return call
-        role, method, returns, *arguments = json.loads(call)
-        return Call(role, method, tuple(arguments), Returns(returns))
+        role, method, returns, keep_as, *arguments = json.loads(call)
+        taken = tuple(KeptArgument(*each) if isinstance(each, list) else each for each in arguments)
+        return Call(role, method, taken, Returns(returns), keep_as)
 
 
 class RayWorker:
@@ -103,6 +111,7 @@ class RayWorker:
         self.fused: FusedWorker | None = None
         self.record: GroupRecord | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.kept = KeptResults()
 
     def info(self) -> ProcessInfo:
         """Where this process runs."""
@@ -112,7 +121,8 @@ class RayWorker:
             port = int(listener.getsockname()[1])
         context = ray.get_runtime_context()
         number = device_number(context.get_accelerator_ids(), variables_named(chain(*VISIBILITY_VARIABLES.values())))
-        return ProcessInfo(address, context.get_node_id(), os.getpid(), port, num_usable_cores(), number)
+        node_id = context.get_node_id()
+        return ProcessInfo(address, node_id, os.getpid(), port, num_usable_cores(), number, memory_kills())
 
     def ping(self) -> None:
         """Answered between two calls; what matters is that it fails once the process is gone."""
@@ -136,14 +146,21 @@ class RayWorker:
         """See FusedWorker.mesh_position."""
         return self._built().mesh_position(role, mesh)
 
-    def execute(self, call: bytes | Call) -> object:
-        """Calls a method, an `async` one to its end, on arguments that may lie in the object store.
+    def execute(self, call: bytes | Call, forgotten: Sequence[int] = ()) -> object:
+        """Calls a method, an `async` one to its end, on arguments that may lie in the object store. Kept results of the
+        `forgotten` numbers are let go first.
 
         Raises DispatchError when the method has changed a column of a batch in place: what lies in the store is shared
         with others; DataLostError; what the method raises."""
+        self.kept.forget(forgotten)
         arrived = Call.arrived(call)
         with SPANS.span(f"{arrived.role}.{arrived.method}"):
-            return self._execute(arrived)
+            try:
+                return self._execute(arrived)
+            except Exception as error:
+                if arrived.keep_as is not None:
+                    self.kept.keep_error(arrived.keep_as, error)
+                raise
 
     def take_spans(self) -> list[Span]:
         """What this process did since the last time."""
@@ -152,7 +169,7 @@ class RayWorker:
     def _execute(self, call: Call) -> object:
         role, method, returns = call.role, call.method, call.returns
         with SPANS.span("read arguments"):
-            taken = [_taken(argument) for argument in call.arguments]
+            taken = [self._taken(argument) for argument in call.arguments]
         versions = [argument.tensor_versions() if isinstance(argument, DataProto) else None for argument in taken]
         result = self._built().execute(role, method, tuple(taken))
         if inspect.iscoroutine(result):
@@ -173,11 +190,22 @@ class RayWorker:
         if not isinstance(result, DataProto):
             raise DispatchError(f"{role}.{method}: must return a DataProto (got {type(result).__name__})")
         with SPANS.span("store result"):
-            return stored(result)
+            answer = stored(result)
+            if call.keep_as is not None:
+                self.kept.keep(call.keep_as, result, answer)
+        return answer
 
     def close(self) -> None:
         """Leaves the process group, so that the other ranks see an orderly end."""
         leave_process_group()
+
+    def _taken(self, argument: object) -> object:
+        """An argument as the method gets it: everything of a batch in this process."""
+        if isinstance(argument, KeptArgument):
+            argument = self.kept.take(argument.number)
+        if isinstance(argument, StoredArgument):
+            argument = get_batches([argument.reference])[0]
+        return argument.fetched() if isinstance(argument, DataProto) and argument.has_remote else argument
 
     def _built(self) -> FusedWorker:
         assert self.fused is not None, "build first"
@@ -191,10 +219,3 @@ def redirect_output(log_file: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-
-
-def _taken(argument: object) -> object:
-    """An argument as the method gets it: everything of a batch in this process."""
-    if isinstance(argument, StoredArgument):
-        argument = get_batches([argument.reference])[0]
-    return argument.fetched() if isinstance(argument, DataProto) and argument.has_remote else argument

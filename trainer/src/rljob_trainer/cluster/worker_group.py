@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 
 from rljob_trainer.cluster.calls import Pending
-from rljob_trainer.cluster.object_store import TRAFFIC, StoredArgument, num_batch_bytes
+from rljob_trainer.cluster.kept_results import ResultArgument
+from rljob_trainer.cluster.object_store import TRAFFIC, num_batch_bytes
 from rljob_trainer.cluster.ray_worker import Returns
 from rljob_trainer.cluster.worker_processes import WorkerProcesses
 from rljob_trainer.data.proto import DataProto
@@ -73,8 +74,11 @@ class WorkerGroup:
             raise DispatchError(f"{where}: {registration.dispatch}: {error}") from None
         if registration.execute is Execute.RANK_ZERO:
             call = replace(call, share_of_rank={0: call.share_of_rank[0]})
+        is_passed_on = mode.keeps_data and not call.num_padded_rows and not registration.blocking
+        answering = _answering(positions, call) if is_passed_on else ()
+        kept = self._processes.kept_call(self._ranks[rank] for rank in answering) if answering else None
         ranks = self._processes.start(
-            self._role, method, call, _returns(mode, registration, positions, call), self._ranks
+            self._role, method, call, _returns(mode, registration, positions, call), self._ranks, kept
         )
 
         def gather(results: list[object]) -> object:
@@ -84,9 +88,11 @@ class WorkerGroup:
             except DispatchError as error:
                 raise DispatchError(f"{where}: {registration.dispatch}: {error}") from None
 
-        keeps_rows = mode.keeps_data and not call.num_padded_rows
-        pending = Pending(ranks, gather, _answering(positions, call) if keeps_rows else None)
-        return pending.result() if registration.blocking else pending
+        if registration.blocking:
+            return Pending(ranks, gather).result()
+        handles = self._processes.handles
+        parts = [ResultArgument(ranks.references[rank], kept, handles[self._ranks[rank]]) for rank in answering if kept]
+        return Pending(ranks, gather, tuple(parts))
 
     def _split(self, mode: DispatchMode, positions: list[MeshPosition], arguments: Arguments) -> SplitCall:
         """Results of other calls that are not waited for are passed on by reference where they are split alike."""
@@ -140,8 +146,5 @@ def _answering(positions: list[MeshPosition], call: SplitCall) -> tuple[int, ...
 def _shares_of(argument: object, num_data_ranks: int) -> list[object] | None:
     """One argument by data rank, None where that takes knowing its rows."""
     if isinstance(argument, Pending):
-        ranks = argument.ranks_by_part
-        if ranks is None or len(ranks) != num_data_ranks:
-            return None
-        return [StoredArgument(argument.ranks.references[rank]) for rank in ranks]
+        return list(argument.parts) if len(argument.parts) == num_data_ranks else None
     return None if isinstance(argument, DataProto) else [argument] * num_data_ranks

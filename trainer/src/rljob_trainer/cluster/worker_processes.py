@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,8 +14,10 @@ from ray.actor import ActorHandle, ActorMethod
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rljob_trainer.cluster.calls import Place, Ranks, cause_of_death
+from rljob_trainer.cluster.calls import Ranks
+from rljob_trainer.cluster.death import Place, cause_of_death
 from rljob_trainer.cluster.fused_worker import RoleSpec
+from rljob_trainer.cluster.kept_results import KeptCall, ResultArgument
 from rljob_trainer.cluster.liveness import LivenessWatch
 from rljob_trainer.cluster.object_store import sent_arguments
 from rljob_trainer.cluster.ray_worker import Call, GroupRecord, ProcessInfo, RayWorker, Returns
@@ -60,6 +63,7 @@ class WorkerProcesses:
         self.record = record or GroupRecord((), (), None, tuple(group_ids))
         self.watch = LivenessWatch(handles, self._death_of) if record else None
         self._executes: dict[tuple[int, str], ActorMethod] = {}
+        self._forgotten: list[deque[int]] = [deque() for _ in handles]
 
     @property
     def roles(self) -> tuple[RoleSpec, ...]:
@@ -97,21 +101,42 @@ class WorkerProcesses:
         self._on_all("build", [self.handles[0].keep_record.remote(self.record)])
         self.watch = LivenessWatch(self.handles, self._death_of)
 
+    def kept_call(self, ranks: Iterable[int]) -> KeptCall:
+        """For a call whose results these ranks shall keep at hand."""
+        return KeptCall([self._forgotten[rank] for rank in ranks])
+
     def start(
-        self, role: str, method: str, call: SplitCall, returns: Mapping[int, Returns], ranks: Sequence[int]
+        self,
+        role: str,
+        method: str,
+        call: SplitCall,
+        returns: Mapping[int, Returns],
+        ranks: Sequence[int],
+        kept: KeptCall | None = None,
     ) -> Ranks:
-        """Calls a role's method on the ranks of a split call, which counts within `ranks`; what each returns is said.
+        """Calls a role's method on the ranks of a split call, which counts within `ranks`; what each returns is said,
+        and whether those that return a stored batch keep it.
 
         Raises WorkerDiedError where a process is known to be gone."""
         self.raise_if_dead()
         sent = [sent_arguments(share) for share in call.shares]
-        kinds = {(share, returns[rank]) for rank, share in call.share_of_rank.items()}
-        calls = {kind: Call(role, method, sent[kind[0]], kind[1]).travelling() for kind in kinds}
+        calls: dict[tuple[object, ...], bytes | Call] = {}
+        references = {}
         name = f"{role}.{method}"
-        references = {
-            rank: self._named_execute(ranks[rank], name).remote(calls[share, returns[rank]])
-            for rank, share in call.share_of_rank.items()
-        }
+        for rank, share in call.share_of_rank.items():
+            handle = self.handles[ranks[rank]]
+            # Alike for all ranks of a share unless one of them made what the others read.
+            has_results = any(isinstance(each, ResultArgument) for each in sent[share])
+            kind = (share, returns[rank], rank if has_results else None)
+            if kind not in calls:
+                arguments = tuple(
+                    each.for_process(handle) if isinstance(each, ResultArgument) else each for each in sent[share]
+                )
+                keep_as = kept.number if kept and returns[rank] is Returns.STORED else None
+                calls[kind] = Call(role, method, arguments, returns[rank], keep_as).travelling()
+            execute = self._named_execute(ranks[rank], name)
+            forgotten = _emptied(self._forgotten[ranks[rank]])
+            references[rank] = execute.remote(calls[kind], forgotten) if forgotten else execute.remote(calls[kind])
         return Ranks(name, references, lambda rank: self.place_of(ranks[rank]), self.raise_if_dead)
 
     def mesh_positions(self, role: str, mesh: str) -> list[MeshPosition]:
@@ -134,10 +159,9 @@ class WorkerProcesses:
         if not self.record.infos:
             return Place("before it was built")
         info = self.record.infos[rank]
-        log_file = self.record.log_file(rank)
-        more = f"; its last words are in {log_file}" if log_file else ""
         roles = f"{', '.join(role.name for role in self.roles)}; " if self.roles else ""
-        return Place(f"{roles}process {info.process_id} on {info.address}", more)
+        process = f"{roles}process {info.process_id} on {info.address}"
+        return Place(process, self.record.log_file(rank), info.node_id, info.memory_kills)
 
     def close(self) -> None:
         """Ends all processes: asked first where they have been built, then killed. Never raises.
@@ -164,7 +188,7 @@ class WorkerProcesses:
 
     def _death_of(self, rank: int, error: RayError) -> WorkerDiedError:
         place = self.place_of(rank)
-        return WorkerDiedError(f"worker rank {rank} ({place.process}) died: {cause_of_death(error)}{place.more}")
+        return WorkerDiedError(f"worker rank {rank} ({place.process}) died: {cause_of_death(error, place)}{place.more}")
 
     def _on_all(self, what: str, references: list[ray.ObjectRef]) -> list[object]:
         return Ranks(what, dict(enumerate(references)), self.place_of, self.raise_if_dead).results()
@@ -216,6 +240,11 @@ def attach_processes(name: str) -> WorkerProcesses:
             f"workers {name}: not all of them are there ({' '.join(str(error).split()):.200}); start them anew"
         ) from error
     return WorkerProcesses([first, *others], record)
+
+
+def _emptied(numbers: deque[int]) -> list[int]:
+    """What is in it, which leaves it: others may add to it meanwhile."""
+    return [numbers.popleft() for _ in range(len(numbers))]
 
 
 def _actor_name(name: str, rank: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -191,13 +192,18 @@ def _workers(
             processes = start_processes(pool, worker_environment(device_type, num_threads))
             stack.callback(processes.close)
             started.append((group, pool, processes))
-        groups: dict[str, WorkerGroup] = {}
-        for group, pool, processes in started:
+
+        def build(group: FusedRoles, pool: ResourcePool, processes: WorkerProcesses) -> dict[str, WorkerGroup]:
             others = tuple(slot for _, other, _ in started if other is not pool for slot in other.slots())
             folder = log_folder / group.pool if len(started) > 1 else log_folder
             build_settings = BuildSettings(device_type, num_threads, folder, others)
             processes.build(pool.slots(), build_settings, [roles[role] for role in group.roles])
-            groups |= spawn(processes)
+            return spawn(processes)
+
+        # Models load on all pools at once.
+        with ThreadPoolExecutor(max_workers=len(started)) as builders:
+            built = [builders.submit(build, *each) for each in started]
+        groups = {role: group for each in built for role, group in each.result().items()}
         # A group has exactly the methods that its worker class registers; a test holds the protocols to them.
         yield Workers(
             actor=cast(ActorGroup, groups[ACTOR]),

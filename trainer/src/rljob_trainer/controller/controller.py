@@ -18,7 +18,7 @@ from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.export import write_huggingface
 from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
 from rljob_trainer.cluster.object_store import TRAFFIC
-from rljob_trainer.controller.build import Run
+from rljob_trainer.controller.build import Run, num_workers_of
 from rljob_trainer.controller.checkpointing import Checkpointing
 from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.rollout_phase import RolloutPhase
@@ -41,6 +41,7 @@ from rljob_trainer.observability.metrics import (
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.actor import MODEL_PREFIX
+from rljob_trainer.workers.factories import ACTOR
 
 log = logging.getLogger(__name__)
 
@@ -198,4 +199,6 @@ def step_plan(job: TrainerJob) -> StepPlan:
         group_size=rollout.group_size,
         has_single_update=mini_batch_size == training.batch_size and training.num_epochs_per_batch == 1,
         seed=training.seed,
+        num_workers=num_workers_of(job.spec, ACTOR),
+        rows_per_update=mini_batch_size * rollout.group_size,
     )

@@ -61,6 +61,12 @@ class ScoredRollout:
         """[B] float32: the scores."""
         return self.batch[SCORES].float()
 
+    @property
+    def lengths_B(self) -> torch.Tensor:
+        """[B] int64: tokens of prompt and response."""
+        prompts_B = torch.tensor([len(prompt.token_ids) for prompt in self.prompts], dtype=torch.int64)
+        return prompts_B + self.batch[RESPONSE_LENGTHS]
+
     def metrics(self) -> dict[str, float]:
         """Rewards, lengths and failures of the reward."""
         num_rows = len(self.prompts)
@@ -75,7 +81,7 @@ class ScoredRollout:
 
     def num_tokens(self) -> int:
         """Prompt and response tokens."""
-        return sum(len(prompt.token_ids) for prompt in self.prompts) + int(self.batch[RESPONSE_LENGTHS].sum())
+        return int(self.lengths_B.sum())
 
     def samples(self, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:
         """One sample per response, or of the first ones; their texts come here for it."""

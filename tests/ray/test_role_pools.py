@@ -1,0 +1,67 @@
+"""Four roles on two pools: the policy's on one, those that judge on the other, fused or partly so."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+import torch
+
+from rljob_testing.echo_groups import PYTHON_PATH, batch_of, described
+from rljob_testing.echo_worker import EchoWorker, make_echo
+from rljob_trainer.cluster.fused_worker import RoleSpec
+from rljob_trainer.cluster.object_store import TRAFFIC
+from rljob_trainer.cluster.pool_manager import ResourcePoolManager, plan_roles
+from rljob_trainer.cluster.resource_pool import PoolSettings
+from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
+from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
+from rljob_trainer.data.proto import DataProto
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_driver")]
+
+POOL_OF = {"actor": "policy", "ref": "policy", "critic": "judges", "reward": "judges"}
+NUM_ROWS, WIDTH = 64, 16_384
+
+
+def started(stack: ExitStack, apart: list[list[str]]) -> dict[str, WorkerGroup]:
+    """Two processes for the policy's roles, and one for each fused group that judges."""
+    settings = [
+        PoolSettings("policy", 1, 2, False, 0.1, 60),
+        PoolSettings("judges", 1, 1, False, 0.1, 60),
+    ]
+    manager = stack.enter_context(ResourcePoolManager(settings, plan_roles(["policy", "judges"], POOL_OF, apart)))
+    groups: dict[str, WorkerGroup] = {}
+    for group in manager.plan.groups:
+        pool = manager.pool_of(group.roles[0])
+        processes = start_processes(pool, {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"})
+        stack.callback(processes.close)
+        roles = [RoleSpec(role, EchoWorker, partial(make_echo, role)) for role in group.roles]
+        processes.build(pool.slots(), BuildSettings("cpu", 1, None), roles)
+        groups |= spawn(processes)
+    return groups
+
+
+@pytest.mark.parametrize("apart", [[], [["reward"]]], ids=["fused", "partly fused"])
+def test_data_goes_between_pools_without_the_controller(apart: list[list[str]]) -> None:
+    with ExitStack() as stack:
+        groups = started(stack, apart)
+        process_ids = {role: [process for _, _, process, _ in described(group)] for role, group in groups.items()}
+        assert process_ids["actor"] == process_ids["ref"]
+        assert len(process_ids["actor"]) == 2
+        assert (process_ids["critic"] == process_ids["reward"]) == (not apart)
+        assert not {*process_ids["actor"]} & {*process_ids["critic"], *process_ids["reward"]}
+
+        prompts = DataProto({"x": torch.arange(NUM_ROWS * WIDTH, dtype=torch.float32).view(NUM_ROWS, WIDTH)})
+        rollout = batch_of(groups["actor"], "add", prompts)
+        TRAFFIC.take()
+        # Two parts made by the policy become one for the judges, and two again.
+        scores = batch_of(groups["reward"], "add", rollout)
+        values = batch_of(groups["critic"], "add", scores)
+        reference = batch_of(groups["ref"], "add", rollout)
+        update = batch_of(groups["actor"], "add", values.rename({"x": "values"}).union(reference))
+        traffic = TRAFFIC.take()
+        assert traffic.sent_bytes + traffic.received_bytes < prompts.num_bytes() / 100
+        result = update.fetched()
+        assert torch.equal(result["values"], prompts["x"] + 4)
+        assert torch.equal(result["x"], prompts["x"] + 3)

@@ -1,0 +1,124 @@
+"""What the error says when a worker process is gone: the code with which it ended, its crash, or too little memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import ray
+
+from rljob_testing.echo_groups import PYTHON_PATH, ROLES, call
+from rljob_trainer.cluster.death import memory_kills
+from rljob_trainer.cluster.ray_worker import ProcessInfo
+from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
+from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
+from rljob_trainer.cluster.worker_processes import BuildSettings, WorkerProcesses, start_processes
+from rljob_trainer.errors import WorkerDiedError
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_driver")]
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+LIMIT_BYTES = 200 * 2**20
+
+
+@contextmanager
+def started() -> Iterator[tuple[ResourcePool, WorkerProcesses, int]]:
+    """One process that has not been built, and its id."""
+    pool = ResourcePool(PoolSettings("main", 1, 1, False, 0.1, 60))
+    try:
+        processes = start_processes(pool, {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"})
+        try:
+            info = ray.get(processes.handles[0].info.remote())
+            assert isinstance(info, ProcessInfo)
+            yield pool, processes, info.process_id
+        finally:
+            processes.close()
+    finally:
+        pool.release()
+
+
+def built(pool: ResourcePool, processes: WorkerProcesses, log_folder: Path) -> WorkerGroup:
+    processes.build(pool.slots(), BuildSettings("cpu", 1, log_folder), ROLES)
+    return spawn(processes)["first"]
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("exit", r"Worker exits unexpectedly\. Worker exits with an exit code 7\."),
+        (str(int(signal.SIGSEGV)), r"it crashed in native code \(SIGSEGV\)"),
+        (str(int(signal.SIGABRT)), r"it crashed in native code \(SIGABRT\)"),
+        (str(int(signal.SIGKILL)), r"its process ended without a word; the kernel killed nothing .*\(kill -9\)"),
+    ],
+    ids=["exit code", "SIGSEGV", "SIGABRT", "SIGKILL"],
+)
+def test_how_it_ended(tmp_path: Path, how: str, cause: str) -> None:
+    with started() as (pool, processes, process_id):
+        group = built(pool, processes, tmp_path)
+        with pytest.raises(WorkerDiedError, match=rf"rank 0 .*process {process_id} on .* died in first\.fail: {cause}"):
+            call(group, "fail", 0, how)
+
+
+@contextmanager
+def memory_limit(num_bytes: int) -> Iterator[Path]:
+    """A control group with this limit, where the right to make one is there; either version."""
+    old, new = CONTROL_GROUPS / "memory", CONTROL_GROUPS
+    is_old = (old / "memory.limit_in_bytes").exists()
+    folder = (old if is_old else new) / f"rljob-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if is_old else "memory.max")).write_text(str(num_bytes))
+    except OSError as error:
+        if folder.is_dir():
+            folder.rmdir()
+        pytest.skip(f"needs the right to make a control group with a memory limit ({error}); run as root")
+    try:
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def test_too_little_memory(tmp_path: Path) -> None:
+    with memory_limit(LIMIT_BYTES) as folder, started() as (pool, processes, process_id):
+        (folder / "cgroup.procs").write_text(str(process_id))
+        group = built(pool, processes, tmp_path)
+        counter = r"/\S+/memory\.(events|oom_control)"
+        with pytest.raises(
+            WorkerDiedError,
+            match=rf"died in first\.fail: the kernel killed it for lack of memory \(oom_kill in {counter} rose from 0 "
+            r"to 1 since it was built\); give its pool more memory, or the job smaller batches",
+        ):
+            call(group, "fail", 0, "memory")
+
+
+FILES = {
+    "version two": ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.events": "oom 4\noom_kill 3\n"}, 3),
+    "version one": (
+        {
+            "proc/self/cgroup": "4:memory:/kubepods/pod1\n0::/\n",
+            "sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+            "proc/vmstat": "oom_kill 9\n",
+        },
+        2,
+    ),
+    "no container": ({"proc/self/cgroup": "0::/\n", "proc/vmstat": "pgfault 1\noom_kill 9\n"}, 9),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_where_the_kernel_counts(tmp_path: Path, kind: str) -> None:
+    files, expected = FILES[kind]
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = memory_kills(tmp_path)
+    assert found is not None
+    assert found.count == expected
+
+
+def test_an_old_kernel_counts_nothing(tmp_path: Path) -> None:
+    assert memory_kills(tmp_path) is None
