@@ -1,4 +1,4 @@
-"""`rljob explain`: what a job hangs on, why, and what comes next, written out by hand."""
+"""`rljob explain`: what a job is waiting for, why, and what comes next, written out by hand."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
     assert explained(status, pods, warnings) == (
         "RLJob team-a/small: Pending, 30m old\n"
         "\n"
-        "It hangs on: ClusterReady=False, reason Unschedulable, for 19m\n"
+        "It is waiting for: ClusterReady=False, reason Unschedulable, for 19m\n"
         f"  {message}\n"
         f"What to do: {EXPLANATIONS[Reason.UNSCHEDULABLE].advice}\n"
         "\n"
@@ -204,7 +204,7 @@ def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_about_to_start_one(
     assert isinstance(status["conditions"], list)
     status["conditions"][1] = condition("ClusterReady", "False", "PodsPending", CREATED, "2 of 3 pods ready")
     text = explained(status)
-    assert "It hangs on: ClusterReady=False, reason PodsPending, for 30m\n  2 of 3 pods ready\n" in text
+    assert "It is waiting for: ClusterReady=False, reason PodsPending, for 30m\n  2 of 3 pods ready\n" in text
     assert text.endswith(
         "What comes next:\n  the trainer was started before this; it goes on, or Failed says how it ended"
     )
@@ -241,7 +241,7 @@ def test_a_job_that_no_operator_has_seen() -> None:
 def test_a_reason_of_a_newer_operator_does_not_stop_it() -> None:
     later = condition("Progressing", "False", "Retrying", CREATED, "attempt 2 of 3")
     text = explained({"conditions": [VALID, later]})
-    assert "It hangs on: Progressing=False, reason Retrying, for 30m\n  attempt 2 of 3\n" in text
+    assert "It is waiting for: Progressing=False, reason Retrying, for 30m\n  attempt 2 of 3\n" in text
     assert "What to do: Update rljob; this version does not know the reason.\n" in text
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.handlers import leadership
+from rljob_operator.handlers.health import Parts, health_pages
+from rljob_operator.handlers.http_pages import Reply, serving
 from rljob_operator.handlers.leadership import Leadership, LeadershipLostError
-from rljob_operator.handlers.lifecycle import Parts, health_pages
-from rljob_operator.handlers.probes import Reply, serving
 from rljob_operator.handlers.watches import JobVersions
 from rljob_operator.kube.client import KubeClient
 from rljob_operator.kube.connection import load_connection

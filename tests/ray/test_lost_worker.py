@@ -7,6 +7,8 @@ import re
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -58,6 +60,28 @@ def test_the_error_names_the_rank_and_the_cause(killed: Killed) -> None:
     assert re.search(expected, errors[0]), errors[0]
     assert "Traceback" not in run.output
     assert "exit code 75: a worker or a device was lost" in run.output
+
+
+def test_a_worker_of_another_pool(tmp_path: Path) -> None:
+    """The reference is on a GPU of its own, and nobody calls it while the actor is at work."""
+    document = job()
+    spec = cast(Document, document["spec"])
+    spec["pools"] = [{"name": "main", "gpusPerNode": 1}, {"name": "judges", "gpusPerNode": 1}]
+    spec["roles"] = {"ref": {"pool": "judges"}}
+    cast(Document, spec["training"])["algorithm"] = {"kl": {"coefficient": 0.1}}
+    run = LocalRun(tmp_path, document)
+    run.wait_for(lambda: run.files.newest_checkpoint() >= 1)
+    victim = next(
+        process.pid
+        for process in run.seen
+        if "RayWorker" in process.title and Path(f"/proc/{process.pid}/fd/1").readlink().parent.name == "judges"
+    )
+    os.kill(victim, signal.SIGKILL)
+    killed_at = time.monotonic()
+    assert run.end() == 75, run.output
+    assert time.monotonic() - killed_at < SECONDS_TO_END
+    assert re.search(rf"worker rank 0 \(ref; process {victim} on \S+\) died", run.output), run.output
+    assert run.left_behind() == []
 
 
 def test_it_ends_soon_and_leaves_no_process(killed: Killed) -> None:

@@ -78,7 +78,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(interrupted: Interrupted) -> None:
     run = interrupted.first
     assert run.process.returncode == 130, run.output
-    assert "stopping: the trainer finishes its step and saves" in run.output
+    assert "stopping: the trainer ends its step and saves" in run.output
     assert 1 <= interrupted.stopped_after < NUM_STEPS
     assert f"stopped as asked after step {interrupted.stopped_after}; its checkpoint is complete" in run.output
     assert run.output.endswith("to go on: rljob run job.yaml --resume\n")

@@ -7,7 +7,7 @@ import sys
 
 LIGHT_MODULES = (
     *("data.contamination", "data.cursor", "data.model_source", "data.prompts", "data.rows", "data.sources"),
-    *("rewards.loading", "rewards.policy", "rewards.process_pool", "rewards.scoring_process"),
+    *("rewards.loading", "rewards.policy", "rewards.process_pool", "rewards.scoring_program"),
 )
 HEAVY_LIBRARIES = "torch transformers datasets pyarrow reasoning_gym math_verify sympy huggingface_hub ray vllm"
 

@@ -74,7 +74,8 @@ def run_command(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint.")] = False,
     run_folder: Annotated[Path | None, typer.Option(help="Where results go.", show_default="runs/<name>")] = None,
     code: Annotated[
-        Path | None, typer.Option(help="A further folder with Python for rewards; the job file's is always used.")
+        Path | None,
+        typer.Option(help="A further folder with Python for rewards; with --ray it goes along instead."),
     ] = None,
     ray: Annotated[
         str | None,
@@ -193,7 +194,7 @@ def explain_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Say what a job hangs on, why, and what to do."""
+    """Say what a job is waiting for, why, and what to do."""
     if (name is None) == (reason is None):
         raise CliError("rljob explain: wants the name of a job or --reason REASON; give one of them")
     if reason is not None:

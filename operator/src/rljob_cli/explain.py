@@ -1,4 +1,4 @@
-"""`rljob explain`: for a job that does not do what was wanted: what it hangs on, why, what to do, what comes next."""
+"""`rljob explain`, for a job that does not do what was wanted: what it waits for, why, what to do, what is next."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
     status = job.status
     found = ending(status) or waits_for(status)
     if found is not None:
-        yield from _condition_text(found, now, "It has ended" if ending(status) else "It hangs on")
+        yield from _condition_text(found, now, "It has ended" if ending(status) else "It is waiting for")
     elif not status.conditions:
         seconds = (now - job.metadata.creation_timestamp).total_seconds()
         yield Text("No operator has looked at it yet.", "bold")

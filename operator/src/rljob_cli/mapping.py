@@ -128,7 +128,7 @@ def _cluster_only(spec: RLJobSpec) -> Iterator[str]:
     for volume in spec.volumes:
         yield f"volumes {volume.name}: ignored, {volume.mount_path} is what this machine has there"
     if spec.code is not None:
-        yield "code: ignored, Python is found in the job file's folder and under --code"
+        yield "code: ignored, Python is found in the job file's folder, or under --code"
     if spec.checkpoint.storage is not None:
         claim = spec.checkpoint.storage.persistent_volume_claim
         yield f"checkpoint.storage {claim}: ignored, checkpoints go into the run's folder"

@@ -1,7 +1,7 @@
 """Starts the trainer, passes Ctrl-C on to it, and leaves no process behind.
 
 The trainer gets a session of its own, so that Ctrl-C in a terminal reaches only this process, which passes it on once:
-the trainer then finishes its step and saves. A second Ctrl-C kills everything at once. If this process itself is
+the trainer then finishes or gives up its step and saves. A second Ctrl-C kills everything at once. If this process is
 killed, the kernel asks the trainer to stop (PR_SET_PDEATHSIG). Grandchildren whose parent is gone come back to this
 process (PR_SET_CHILD_SUBREAPER), which ends them; both need Linux, elsewhere the session is ended as a whole.
 """
@@ -101,7 +101,7 @@ class TrainerProcess:
         self._num_stops += 1
         process = self._process
         if self._num_stops == 1:
-            self._announce("stopping: the trainer finishes its step and saves; Ctrl-C again to stop at once")
+            self._announce("stopping: the trainer ends its step and saves; Ctrl-C again to stop at once")
             if process is not None and process.poll() is None:
                 process.send_signal(signal.SIGINT)
         elif process is not None:

@@ -11,7 +11,7 @@ import logging
 import sys
 
 from rljob_operator.errors import OperatorError, SettingsError
-from rljob_operator.handlers.lifecycle import run_operator
+from rljob_operator.handlers.operator_process import run_operator
 from rljob_operator.log import configure_logging
 from rljob_operator.settings import settings_from_environment
 

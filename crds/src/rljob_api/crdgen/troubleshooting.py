@@ -11,8 +11,8 @@ _HEADER = """\
 <!-- Generated from the reasons in rljob_api by `python -m rljob_api.crdgen`; do not edit. -->
 # Troubleshooting
 
-`rljob explain NAME` says what a job hangs on, which pods are not ready and why, the latest warnings, and what comes
-next. The same without `rljob`:
+`rljob explain NAME` says what a job is waiting for, which pods are not ready and why, the latest warnings, and what
+comes next. The same without `rljob`:
 
 ```
 kubectl describe rlj NAME                                      # conditions and events

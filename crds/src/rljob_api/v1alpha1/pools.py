@@ -90,7 +90,7 @@ class Pool(Contract):
 
 
 class Head(Contract):
-    """The pod that runs the controller, the data and the rewards. It has no GPU."""
+    """The pod that runs the controller and loads the data. It has no GPU."""
 
     resources: Resources = Field(default_factory=Resources)
     template: PodOverlay = Field(default_factory=PodOverlay)
@@ -135,7 +135,7 @@ class EnvFrom(Contract):
 
 
 class LocalObjectReference(Contract):
-    """A Secret with registry credentials in the job's namespace."""
+    """A ConfigMap or Secret in the job's namespace, by its name."""
 
     name: DnsName
 

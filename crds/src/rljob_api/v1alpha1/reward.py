@@ -25,7 +25,7 @@ class FunctionReward(Contract):
 
 
 class ErrorPolicy(StrEnum):
-    """What a scorer that raises, returns something that is no number, or runs too long does to the job."""
+    """What a scorer that fails does to the job."""
 
     FAIL = "Fail"
     SCORE = "Score"
@@ -42,5 +42,7 @@ class Reward(Contract):
     num_processes: PositiveCount = 2
     """Scoring processes in all. They run beside the workers, which share them out evenly; each has at least one."""
     on_error: ErrorPolicy = ErrorPolicy.FAIL
+    """What a scorer that raises, or returns something that is no number, does to the job."""
     on_timeout: ErrorPolicy = ErrorPolicy.SCORE
+    """What a scorer that runs longer than `timeoutSeconds` does to the job."""
     error_score: Number = 0.0

@@ -38,6 +38,7 @@ class RLJobSpec(Contract):
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
     env_from: Annotated[tuple[EnvFrom, ...], Field(max_length=16)] = ()
     image_pull_secrets: Annotated[tuple[LocalObjectReference, ...], Field(max_length=8)] = ()
+    """Secrets with registry credentials."""
     volumes: Annotated[tuple[Volume, ...], Field(max_length=16)] = ()
     code: Code | None = None
     training: Training

@@ -1,1 +1,11 @@
-"""What becomes of a job: pure decisions from what was observed."""
+"""What becomes of a job: pure decisions from what was observed.
+
+| condition | decided in |
+|---|---|
+| SpecValid | `reconcile` |
+| ClusterReady | `cluster`, `cleanup` |
+| PlacementFeasible | `placement` |
+| JobSubmitted | `submission` |
+| Progressing, Checkpointed | `run` |
+| Complete, Failed | `attempts`, with reasons of `failure` and `deadline` |
+"""

@@ -20,6 +20,7 @@ from rljob_trainer.cluster.devices import VISIBILITY_VARIABLES, device_number
 from rljob_trainer.cluster.fused_worker import FusedWorker, RoleSpec
 from rljob_trainer.cluster.kept_results import KeptArgument, KeptResults
 from rljob_trainer.cluster.object_store import StoredArgument, get_batches, stored
+from rljob_trainer.cluster.shared_folders import UnseenFiles, unseen_here
 from rljob_trainer.cpu_limit import num_usable_cores
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition
@@ -123,6 +124,10 @@ class RayWorker:
         number = device_number(context.get_accelerator_ids(), variables_named(chain(*VISIBILITY_VARIABLES.values())))
         node_id = context.get_node_id()
         return ProcessInfo(address, node_id, os.getpid(), port, num_usable_cores(), number, memory_kills())
+
+    def unseen(self, files: Sequence[Path]) -> UnseenFiles:
+        """See `shared_folders`."""
+        return UnseenFiles(ray.util.get_node_ip_address(), unseen_here(files))
 
     def ping(self) -> None:
         """Answered between two calls; what matters is that it fails once the process is gone."""

@@ -23,6 +23,7 @@ from rljob_trainer.cluster.object_store import sent_arguments
 from rljob_trainer.cluster.ray_worker import Call, GroupRecord, ProcessInfo, RayWorker, Returns
 from rljob_trainer.cluster.reservation import release_by_id
 from rljob_trainer.cluster.resource_pool import ResourcePool, Slot
+from rljob_trainer.cluster.shared_folders import UnseenFiles
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.split_gather import SplitCall
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -69,6 +70,11 @@ class WorkerProcesses:
     def roles(self) -> tuple[RoleSpec, ...]:
         """In the order in which they were built; none before."""
         return self.record.roles
+
+    def unseen(self, files: Sequence[Path]) -> list[UnseenFiles]:
+        """Which of the files each process does not see. Raises WorkerDiedError."""
+        told = self._on_all("start of the workers", [handle.unseen.remote(files) for handle in self.handles])
+        return [_expect(UnseenFiles, each) for each in told]
 
     def build(self, slots: Sequence[Slot], settings: BuildSettings, roles: Sequence[RoleSpec]) -> None:
         """Builds all roles in all processes.

@@ -27,6 +27,7 @@ from rljob_trainer.cluster.pool_manager import (
 )
 from rljob_trainer.cluster.resource_pool import ResourcePool
 from rljob_trainer.cluster.session import ShippedCode, cluster_resources, ray_session
+from rljob_trainer.cluster.shared_folders import check_shared
 from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
 from rljob_trainer.cluster.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.controller.quantities import bytes_of
@@ -192,6 +193,9 @@ def _workers(
             processes = start_processes(pool, worker_environment(device_type, num_threads))
             stack.callback(processes.close)
             started.append((group, pool, processes))
+        if settings.ray_address:
+            folders = {"run folder": settings.run_folder, "checkpoint folder": settings.checkpoint_folder}
+            check_shared(folders, [processes for _, _, processes in started])
 
         def build(group: FusedRoles, pool: ResourcePool, processes: WorkerProcesses) -> dict[str, WorkerGroup]:
             others = tuple(slot for _, other, _ in started if other is not pool for slot in other.slots())

@@ -4,7 +4,7 @@ One thread owns the processes: it hands out responses in chunks that shrink towa
 come, and kills the process group of a scorer that runs too long. Only the response in work is lost then; the rest of
 the chunk goes to the next process. A process that dies (exit, signal, out of memory) costs its response the same way.
 
-No process outlives its parent, however the parent ends (see `scoring_process`).
+No process outlives its parent, however the parent ends (see `scoring_program`).
 """
 
 from __future__ import annotations

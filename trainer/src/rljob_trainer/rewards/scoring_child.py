@@ -20,7 +20,7 @@ NUM_LOG_LINES = 10
 
 
 class ScoringChild:
-    """One process running `scoring_process`, in a process group of its own.
+    """One process running `scoring_program`, in a process group of its own.
 
     Whatever user code prints goes to the log file, which is opened for appending.
     """
@@ -34,7 +34,7 @@ class ScoringChild:
         self._unread = b""
         self._is_closed = False
         flags = ["-P", "-u", "-X", "faulthandler"]
-        program = ["-m", "rljob_trainer.rewards.scoring_process", str(child_end.fileno()), str(guardian_end)]
+        program = ["-m", "rljob_trainer.rewards.scoring_program", str(child_end.fileno()), str(guardian_end)]
         with log_file.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from rljob_trainer.engines.rollout.base import (
     FinishedSequence,
@@ -18,6 +22,8 @@ from rljob_trainer.engines.rollout.base import (
     SamplingSettings,
 )
 from rljob_trainer.errors import ConfigurationError, ResourceError
+
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class VllmEngine(RolloutEngine):
             seed=settings.seed,
         )
         try:
-            self.engine = LLMEngine.from_engine_args(arguments)
+            self.engine = _built_engine(arguments)
         except (ValueError, RuntimeError) as error:
             raise _start_error(error, settings) from error
         self.on_cpu = on_cpu
@@ -150,6 +156,36 @@ def sampling_parameters(sampling: SamplingSettings, seed: int) -> SamplingParams
         logprobs=0,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def _built_engine(arguments: EngineArgs) -> LLMEngine:
+    """Collective. The memory that tensor-parallel peers share has a name of its own while they find it, and then none:
+    a worker that is killed leaves nothing behind.
+
+    Symptom without the first: `create shm in SHMManager failed` on CPUs, where vLLM (0.32.0) names that memory after
+    the end of the process group's address, which is the same for all engines whose ranks somebody else has started."""
+    name = [uuid.uuid4().hex]
+    dist.broadcast_object_list(name)
+    inherited = ExecutorWithExternalLauncher._distributed_args
+
+    def named(executor: ExecutorWithExternalLauncher) -> tuple[str, int, int]:
+        _, rank, local_rank = inherited(executor)
+        return f"env://:{name[0]}", rank, local_rank
+
+    ExecutorWithExternalLauncher._distributed_args = named
+    try:
+        engine: LLMEngine = LLMEngine.from_engine_args(arguments)
+    finally:
+        ExecutorWithExternalLauncher._distributed_args = inherited
+    dist.barrier()
+    for file in SHARED_MEMORY.glob(f"{name[0]}-*"):
+        file.unlink(missing_ok=True)
+    queue = get_tp_group().mq_broadcaster
+    buffer = None if queue is None else queue.buffer
+    if buffer is not None and buffer.is_creator:
+        buffer.shared_memory.unlink()
+        buffer.is_creator = False
+    return engine
 
 
 def _repack_head(model: torch.nn.Module) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.controller.row_order import balanced_order, imbalance
+from rljob_trainer.controller.balanced_order import balanced_order, imbalance
 from rljob_trainer.errors import DataError
 
 

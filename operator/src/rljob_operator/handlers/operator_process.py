@@ -6,15 +6,16 @@ import asyncio
 import logging
 import random
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 from rljob_operator.controller.act import Actor
 from rljob_operator.controller.loop import Controller, JobKey
 from rljob_operator.controller.observe import Observer
+from rljob_operator.handlers.health import Parts, health_pages, metrics_pages
+from rljob_operator.handlers.http_pages import serving
 from rljob_operator.handlers.leadership import Leadership, LeadershipLostError
-from rljob_operator.handlers.probes import Reply, serving
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.handlers.watches import Watches
 from rljob_operator.kube.client import KubeClient
@@ -32,38 +33,6 @@ STOP_SECONDS = 3.0
 logger = logging.getLogger(__name__)
 
 
-class Parts:
-    """The tasks that must not end while the operator works."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-
-    def start(self, name: str, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Runs a part; how it ends is logged at once."""
-        task = asyncio.create_task(work, name=name)
-        task.add_done_callback(self._ended)
-        self._tasks[name] = task
-        return task
-
-    def dead(self) -> list[str]:
-        """Names of parts that have ended."""
-        return [name for name, task in self._tasks.items() if task.done()]
-
-    async def stop(self, name: str, patience_seconds: float = 0.0) -> None:
-        """Ends a part: by itself within its patience, else it is cancelled."""
-        task = self._tasks.pop(name, None)
-        if task is None:
-            return
-        if patience_seconds:
-            await asyncio.wait([task], timeout=patience_seconds)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.get_name() in self._tasks:
-            logger.error("%s ended, but must not", task.get_name(), exc_info=task.exception())
-
-
 async def run_operator(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT. Raises SettingsError, LeadershipLostError, or OSError where a port is taken."""
     told = asyncio.Event()
@@ -77,7 +46,7 @@ async def run_operator(settings: Settings) -> None:
         kube = await stack.enter_async_context(KubeClient(connection, metrics))
         ray = await stack.enter_async_context(RayClient(metrics))
         await stack.enter_async_context(serving(settings.health_port, health_pages(parts)))
-        await stack.enter_async_context(serving(settings.metrics_port, _metrics_pages(metrics)))
+        await stack.enter_async_context(serving(settings.metrics_port, metrics_pages(metrics)))
         objects = KubeObjects(kube)
         leadership = Leadership(objects, settings.pod_namespace, settings.lease_name, settings.pod_name)
         if settings.leader_election and not await _first(told, leadership.acquire()):
@@ -164,18 +133,3 @@ async def _for_ever() -> None:
 def utc_now() -> datetime:
     """The time, in UTC."""
     return datetime.now(UTC)
-
-
-def health_pages(parts: Parts) -> dict[str, Callable[[], Reply]]:
-    """Answers to probes: well while no part has ended."""
-
-    def health() -> Reply:
-        dead = parts.dead()
-        return Reply(503, f"ended: {', '.join(dead)}\n".encode()) if dead else Reply(200, b"ok\n")
-
-    # A replica that waits to lead is ready too: it is what takes over.
-    return {"/healthz": health, "/readyz": health}
-
-
-def _metrics_pages(metrics: Metrics) -> dict[str, Callable[[], Reply]]:
-    return {"/metrics": lambda: Reply(200, metrics.exposition())}

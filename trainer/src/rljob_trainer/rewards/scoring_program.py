@@ -1,6 +1,6 @@
 """The program of one scoring process: loads the scorer once, then scores what comes through a socket, in order.
 
-Started as `python -m rljob_trainer.rewards.scoring_process SOCKET_FD LIFELINE_FD` by `scoring_child`. Imports nothing
+Started as `python -m rljob_trainer.rewards.scoring_program SOCKET_FD LIFELINE_FD` by `scoring_child`. Imports nothing
 heavy itself. Requests: frames of an 8-byte length and a value (see `wire`), the first one the scorer's class name and
 fields, then `[prompt, response, answer, row]`. Results: JSON lines, first `{"ready": true}` or `{"refused": text}`,
 then `[score or null, detail, seconds]` for each request.

@@ -1,0 +1,64 @@
+"""Whether every worker sees the folders of a run: found out before models are loaded, not at the first checkpoint."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rljob_trainer.errors import ConfigurationError
+
+WAIT_SECONDS = 10.0
+"""How long a new file of another node may take to be seen, as on NFS."""
+LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class UnseenFiles:
+    """Files that a process does not see, and the address of its node."""
+
+    address: str
+    files: list[Path]
+
+
+class Onlookers(Protocol):
+    """Processes on the nodes of a run."""
+
+    def unseen(self, files: Sequence[Path]) -> list[UnseenFiles]:
+        """Which of the files each does not see."""
+        ...
+
+
+def check_shared(folders: Mapping[str, Path], onlookers: Sequence[Onlookers]) -> None:
+    """`folders`: what each is called in messages. They are made where they are missing.
+
+    Raises ConfigurationError that names the folder and the node that does not see it."""
+    marker = f".seen-by-all-{uuid.uuid4().hex}"
+    name_of = {folder / marker: name for name, folder in folders.items()}
+    try:
+        for file in name_of:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+        for onlooker in onlookers:
+            for unseen in onlooker.unseen(list(name_of)):
+                for file in unseen.files:
+                    raise ConfigurationError(
+                        f"{name_of[file]} {file.parent}: node {unseen.address} does not see what is written there; "
+                        "name one on storage that all nodes of the job share"
+                    )
+    finally:
+        for file in name_of:
+            file.unlink(missing_ok=True)
+
+
+def unseen_here(files: Sequence[Path]) -> list[Path]:
+    """Which of the files do not appear in this process's file system within `WAIT_SECONDS`."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    missing = [file for file in files if not file.exists()]
+    while missing and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        missing = [file for file in missing if not file.exists()]
+    return missing
