@@ -72,8 +72,10 @@ class Controller:
         training = job.spec.training
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
         self.cursor = PromptCursor(run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle)
-        rollout = RolloutPhase(run.workers.hybrid, run.workers.reward, self.timer, stop)
-        self.training_step = TrainingStep(step_plan(job), rollout, run.workers.actor, run.workers.reference, self.timer)
+        self.rollout = RolloutPhase(run.workers.hybrid, run.workers.reward, self.timer, stop)
+        self.training_step = TrainingStep(
+            step_plan(job), self.rollout, run.workers.actor, run.workers.reference, self.timer
+        )
         self.evaluation: Evaluation | None = None
         if training.evaluation is not None:
             self.evaluation = Evaluation(
@@ -81,7 +83,7 @@ class Controller:
                 run.prompts.held_out,
                 training.rollout.max_new_tokens,
                 training.rollout.stop,
-                rollout,
+                self.rollout,
                 self.timer,
                 training.seed,
             )
@@ -139,6 +141,7 @@ class Controller:
             raise
         seconds = time.perf_counter() - started
         self.timeline.end(step + 1)
+        samples = self.rollout.samples(rollout, step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
         traffic = TRAFFIC.take()
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())
@@ -149,7 +152,6 @@ class Controller:
         metrics[TIME_PER_STEP] = seconds
         metrics[TOTAL_TOKENS] = float(num_tokens)
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
-        samples = rollout.samples(step + 1, SampleKind.TRAIN, NUM_TRAINING_SAMPLES_LOGGED)
         self.output.step_done(step + 1, metrics, samples)
         self.reporter.step_done(step + 1, metrics)
 

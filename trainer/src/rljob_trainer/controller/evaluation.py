@@ -50,11 +50,11 @@ class Evaluation:
             seeds_B = torch.zeros(len(self.prompts), dtype=torch.int64)
             greedy = self.rollout.run(self.prompts, 1, self.greedy, seeds_B)
             metrics = {EVAL_GREEDY: float(greedy.rewards_B.mean())}
-            samples = greedy.samples(step, SampleKind.GREEDY)
+            samples = self.rollout.samples(greedy, step, SampleKind.GREEDY)
             if self.spec.num_samples:
                 num_responses = len(self.prompts) * self.spec.num_samples
                 seeds_B = sample_seeds(self.seed, EVALUATION_STREAM, 0, num_responses)
                 sampled = self.rollout.run(self.prompts, self.spec.num_samples, self.sampled, seeds_B)
                 metrics[EVAL_SAMPLED] = float(sampled.rewards_B.mean())
-                samples += sampled.samples(step, SampleKind.SAMPLED)
+                samples += self.rollout.samples(sampled, step, SampleKind.SAMPLED)
         return metrics, samples

@@ -83,16 +83,6 @@ class ScoredRollout:
         """Prompt and response tokens."""
         return int(self.lengths_B.sum())
 
-    def samples(self, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:
-        """One sample per response, or of the first ones; their texts come here for it."""
-        num_samples = len(self.prompts) if max_samples is None else min(max_samples, len(self.prompts))
-        texts = self.batch.slice(0, num_samples).only([RESPONSE_TEXTS]).fetched().object_column(RESPONSE_TEXTS)
-        scores = self.batch[SCORES].tolist()
-        return [
-            Sample(step, kind, prompt.prompt, str(text), str(prompt.answer), score)
-            for prompt, text, score in zip(self.prompts[:num_samples], texts, scores[:num_samples], strict=True)
-        ]
-
 
 class RolloutPhase:
     """Generates and scores."""
@@ -118,6 +108,18 @@ class RolloutPhase:
             scores = self._score(batch.only([RESPONSE_TEXTS]).union(asked.only(REWARD_COLUMNS)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
         return ScoredRollout(repeated, batch.union(scores))
+
+    def samples(
+        self, rollout: ScoredRollout, step: int, kind: SampleKind, max_samples: int | None = None
+    ) -> list[Sample]:
+        """One sample per response, or of the first ones. A worker picks their texts out; the others stay there."""
+        prompts = rollout.prompts[:max_samples]
+        picked = self.reward.response_texts(rollout.batch.slice(0, len(prompts)).only([RESPONSE_TEXTS]))
+        scores = rollout.batch[SCORES].tolist()[: len(prompts)]
+        return [
+            Sample(step, kind, prompt.prompt, str(text), str(prompt.answer), score)
+            for prompt, text, score in zip(prompts, picked.object_column(RESPONSE_TEXTS), scores, strict=True)
+        ]
 
     def _score(self, responses: DataProto) -> DataProto:
         """Scores are not trusted once a stop was asked for: what the reward has started may have been signalled."""

@@ -72,3 +72,7 @@ class RewardGroup(Protocol):
 
     def compute_scores(self, batch: DataProto) -> DataProto:
         """See RewardWorker.compute_scores."""
+        ...
+
+    def response_texts(self, batch: DataProto) -> DataProto:
+        """See RewardWorker.response_texts."""

@@ -74,6 +74,11 @@ class RewardWorker(Worker):
             }
         )
 
+    @register(Dispatch.RANK_ZERO)
+    def response_texts(self, batch: DataProto) -> DataProto:
+        """RESPONSE_TEXTS of these rows alone, for whoever wants to read some of many."""
+        return DataProto(objects={RESPONSE_TEXTS: batch.object_column(RESPONSE_TEXTS)})
+
 
 def _mapping(row: object) -> Mapping[str, object]:
     if not isinstance(row, Mapping):
