@@ -20,7 +20,7 @@ from rljob_trainer.cluster.fused_worker import RoleSpec
 from rljob_trainer.cluster.kept_results import KeptCall, ResultArgument
 from rljob_trainer.cluster.liveness import LivenessWatch
 from rljob_trainer.cluster.object_store import sent_arguments
-from rljob_trainer.cluster.ray_worker import Call, GroupRecord, ProcessInfo, RayWorker, Returns
+from rljob_trainer.cluster.ray_worker import Call, GroupRecord, ProcessInfo, RayWorker, Returns, task_name
 from rljob_trainer.cluster.reservation import release_by_id
 from rljob_trainer.cluster.resource_pool import ResourcePool, Slot
 from rljob_trainer.cluster.shared_folders import UnseenFiles
@@ -63,7 +63,7 @@ class WorkerProcesses:
         self.is_attached = record is not None
         self.record = record or GroupRecord((), (), None, tuple(group_ids))
         self.watch = LivenessWatch(handles, self._death_of) if record else None
-        self._executes: dict[tuple[int, str], ActorMethod] = {}
+        self._executes: dict[tuple[int, str, str], tuple[ActorMethod, ActorMethod]] = {}
         self._forgotten: list[deque[int]] = [deque() for _ in handles]
 
     @property
@@ -126,9 +126,8 @@ class WorkerProcesses:
         Raises WorkerDiedError where a process is known to be gone."""
         self.raise_if_dead()
         sent = [sent_arguments(share) for share in call.shares]
-        calls: dict[tuple[object, ...], bytes | Call] = {}
+        calls: dict[tuple[object, ...], Call] = {}
         references = {}
-        name = f"{role}.{method}"
         for rank, share in call.share_of_rank.items():
             handle = self.handles[ranks[rank]]
             # Alike for all ranks of a share unless one of them made what the others read.
@@ -139,11 +138,9 @@ class WorkerProcesses:
                     each.for_process(handle) if isinstance(each, ResultArgument) else each for each in sent[share]
                 )
                 keep_as = kept.number if kept and returns[rank] is Returns.STORED else None
-                calls[kind] = Call(role, method, arguments, returns[rank], keep_as).travelling()
-            execute = self._named_execute(ranks[rank], name)
-            forgotten = _emptied(self._forgotten[ranks[rank]])
-            references[rank] = execute.remote(calls[kind], forgotten) if forgotten else execute.remote(calls[kind])
-        return Ranks(name, references, lambda rank: self.place_of(ranks[rank]), self.raise_if_dead)
+                calls[kind] = Call(role, method, arguments, returns[rank], keep_as)
+            references[rank] = self._remote(ranks[rank], calls[kind])
+        return Ranks(f"{role}.{method}", references, lambda rank: self.place_of(ranks[rank]), self.raise_if_dead)
 
     def mesh_positions(self, role: str, mesh: str) -> list[MeshPosition]:
         """Where each rank stands in a mesh of a role. Raises what a worker raises."""
@@ -185,12 +182,17 @@ class WorkerProcesses:
         if self.is_attached:
             release_by_id(self.record.group_ids)
 
-    def _named_execute(self, rank: int, name: str) -> ActorMethod:
-        """A rank's `execute` under the name that Ray's dashboard and `ray timeline` show. It is what the process is
-        called meanwhile, too, and begins with the class, by which the stop hook of a pod knows its workers."""
-        if (rank, name) not in self._executes:
-            self._executes[rank, name] = self.handles[rank].execute.options(name=f"{RayWorker.__name__}.{name}")
-        return self._executes[rank, name]
+    def _remote(self, rank: int, call: Call) -> ray.ObjectRef:
+        """Sends a call to a rank, in the form that is the least work, with what the rank need not keep any longer."""
+        forgotten = _emptied(self._forgotten[rank])
+        key = (rank, call.role, call.method)
+        if key not in self._executes:
+            handle, name = self.handles[rank], task_name(call.role, call.method)
+            self._executes[key] = handle.execute.options(name=name), handle.execute_by_name.options(name=name)
+        execute, execute_by_name = self._executes[key]
+        if forgotten:
+            return execute.remote(call.travelling(), forgotten)
+        return execute_by_name.remote() if call.is_told_by_name else execute.remote(call.travelling())
 
     def _death_of(self, rank: int, error: RayError) -> WorkerDiedError:
         place = self.place_of(rank)
