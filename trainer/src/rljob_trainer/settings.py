@@ -132,6 +132,8 @@ def worker_environment(device_type: str, num_threads: int | None) -> dict[str, s
         NUM_THREADS_VARIABLE: threads,
         "MKL_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
+        # Large pages for large tensors on the host: writing to new memory takes half the time.
+        "THP_MEM_ALLOC_ENABLE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -154,6 +156,7 @@ def worker_environment(device_type: str, num_threads: int | None) -> dict[str, s
 def driver_environment() -> None:
     """Settings of libraries in the controller's process that have to be made before they are imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if ENV_CACHE in os.environ and "HF_HOME" not in os.environ:
         # Whoever names a place for models means downloaded ones, too: in a pod it is the volume that has the room.

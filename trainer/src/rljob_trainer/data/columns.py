@@ -11,6 +11,7 @@ from rljob_trainer.data.row_index import Positions
 from rljob_trainer.errors import DataError
 
 BYTES_PER_NUMBER = 8
+LARGE_BYTES = 4 << 20
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -49,7 +50,16 @@ def concat_tensors(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
             f"{name}: parts differ in dtype, shape or device (seen: {seen}); convert them; rows of different "
             "lengths go into a ragged column"
         )
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    if len(parts) == 1:
+        return parts[0]
+    num_bytes = sum(tensor_bytes(part) for part in parts)
+    has_gradient = any(part.requires_grad for part in parts)
+    if parts[0].device.type != "cpu" or num_bytes < LARGE_BYTES or has_gradient:
+        return torch.cat(list(parts))
+    # NumPy asks the kernel for large pages, torch does not by itself; most of the time of a copy into new memory goes
+    # into its pages.
+    memory = torch.from_numpy(np.empty(num_bytes, dtype=np.uint8)).view(parts[0].dtype)
+    return torch.cat(list(parts), out=memory.view(-1, *parts[0].shape[1:]))
 
 
 def same_tensor(left: torch.Tensor, right: torch.Tensor) -> bool:
