@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +22,7 @@ from rljob_cli.kube_objects import stored_job
 from rljob_testing.apiserver import ApiServer
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, kubeconfig_text
+from rljob_testing.settings import inherited_environment
 
 pytestmark = pytest.mark.apiserver
 
@@ -115,9 +118,36 @@ def test_a_certificate_that_is_not_trusted(
     file.write_text(text.replace(f'"certificate-authority": "{apiserver.certificate}"', '"tls-server-name": "other"'))
     monkeypatch.setenv("KUBECONFIG", str(file))
     code, _, errors = rljob("list")
-    assert code == 75
+    assert code == 2
+    assert errors.startswith("error: here: the API server's certificate is not trusted (")
     assert "CERTIFICATE_VERIFY_FAILED" in errors
-    assert errors.count("\n") == 1
+    assert errors.endswith("; correct certificate-authority or server in the kubeconfig\n")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "%2e", "Small", "-a", "a" * 254])
+@pytest.mark.parametrize("command", ["delete", "status", "logs", "explain"])
+def test_a_name_that_is_none_asks_for_nothing(job_cluster: JobCluster, rljob: Rljob, command: str, name: str) -> None:
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    code, output, errors = rljob(command, "--", name)
+    assert (code, output) == (2, "")
+    assert errors.startswith(f"error: NAME: {name!r} is no name of a Kubernetes object; ")
+    code, _, errors = rljob(command, "--namespace", name, "small")
+    assert code == 2
+    assert errors.startswith(f"error: --namespace: {name!r} is no name of a Kubernetes object; ")
+    assert "small" in rljob("list")[1]
+
+
+def test_output_that_cannot_be_written(job_cluster: JobCluster) -> None:
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "rljob_cli", "list"],
+            env=inherited_environment() | {"KUBECONFIG": str(job_cluster.kubeconfig)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (ended.returncode, ended.stderr) == (1, "error: the output cannot be written (No space left on device)\n")
 
 
 def test_a_token_that_is_not_valid(

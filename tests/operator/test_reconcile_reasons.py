@@ -10,7 +10,7 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.contract import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
-from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_api.v1alpha1.status import ConditionStatus, RLJobStatus
 from rljob_operator.reconcile.observed import (
     Answer,
     EffectFailure,
@@ -50,6 +50,13 @@ DONE = ray_job(RayJobStatus.SUCCEEDED, 0)
 KEPT = spec({"runPolicy.cleanup": "KeepCluster"})
 ACTIVE = spec({"runPolicy.activeDeadlineSeconds": 600})
 COMPLETE = running(60, condition(C.COMPLETE, reason=R.SUCCEEDED))
+ENDED_BEFORE = RLJobStatus(
+    attempts=(attempt(seen=False),),
+    conditions=(
+        condition(C.CLUSTER_READY, ConditionStatus.FALSE, R.CREATING),
+        condition(C.FAILED, reason=R.ACTIVE_DEADLINE_EXCEEDED),
+    ),
+)
 
 
 def starting(problem: PodProblem | None = None, *, num_ready: int = 0, error: str | None = None) -> Observed:
@@ -163,6 +170,10 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     (
         C.CLUSTER_READY, R.REMOVED, observed(COMPLETE),
         "False", "the job has ended; its cluster was removed",
+    ),
+    (
+        C.CLUSTER_READY, R.REMOVED, observed(ENDED_BEFORE),
+        "False", "the job has ended before its cluster was made",
     ),
     (
         C.CLUSTER_READY, R.KEPT, observed(COMPLETE, cluster(), ready_pods(), job_spec=KEPT),

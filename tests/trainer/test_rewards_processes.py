@@ -46,6 +46,16 @@ def score(prompt, response, answer, row):
         os._exit(7)
     if verb == "crash":
         ctypes.string_at(0)
+    if verb in ("scribble", "flood"):
+        garbage = bytes(range(256)) + b"\\n" if verb == "scribble" else b"x" * (20 << 20)
+        for descriptor in range(3, 64):
+            try:
+                os.set_blocking(descriptor, True)
+                while garbage:
+                    garbage = garbage[os.write(descriptor, garbage):]
+            except OSError:
+                continue
+        return 1.0
     if verb == "modules":
         return sum(name in sys.modules for name in ("torch", "ray", "numpy", "pydantic", "transformers"))
     if verb == "environment":
@@ -148,6 +158,13 @@ def test_a_dying_scorer_costs_its_own_response_only_and_its_last_words_are_kept(
     assert "ended its process (signal SIGSEGV)" in outcomes[3].detail
     assert "in score" in outcomes[3].detail
     assert "ended its process (exit code 7)" in outcomes[4].detail
+
+
+@pytest.mark.parametrize("how", ["scribble", "flood"])
+def test_a_scorer_that_writes_where_its_scores_go_costs_its_own_response_only(pool: ScorerPool, how: str) -> None:
+    outcomes = run(pool, "number 1", how, "number 3", "number 4")
+    assert [outcome.score for outcome in outcomes] == [1.0, 0.0, 3.0, 4.0]
+    assert outcomes[1].detail == "wrote into the connection that carries its scores, and its process was ended"
 
 
 def test_errors_name_the_exception_and_the_line(pool: ScorerPool) -> None:

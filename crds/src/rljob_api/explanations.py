@@ -151,7 +151,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.REMOVED: Explanation(
-            means="The job has ended, and nothing of its cluster is left.",
+            means=(
+                "The job has ended, and nothing of its cluster runs any more. Its Secret and NetworkPolicy stay until "
+                "the job is deleted; the token in the Secret opens nothing now."
+            ),
             advice="Nothing to do.",
         ),
         Reason.KEPT: Explanation(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -226,6 +229,13 @@ def main() -> None:
     except ContractError as error:
         _console(stderr=True).print(Text(str(error)), soft_wrap=True)
         raise SystemExit(ExitCode.CONFIGURATION) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
+            raise
+        # Else the interpreter writes what is still to be written when it ends, and complains again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _console(stderr=True).print(Text(f"error: the output cannot be written ({error.strerror})"), soft_wrap=True)
+        raise SystemExit(ExitCode.APPLICATION) from None
 
 
 def _console(*, stderr: bool = False) -> Console:

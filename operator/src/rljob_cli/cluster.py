@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from pydantic import ValidationError
 
@@ -39,6 +39,7 @@ ANSWER_SECONDS = 30.0
 _PIECE_BYTES = 64 * 1024
 _JOBS = f"/apis/{API_GROUP}/{API_VERSION}"
 _PLURAL = "rljobs"
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,251}[a-z0-9])?")
 
 Query = Sequence[tuple[str, str]]
 
@@ -112,8 +113,9 @@ class Cluster:
                 yield piece
 
     def _job_path(self, name: str | None = None) -> str:
-        path = f"{_JOBS}/namespaces/{quote(self.namespace, safe='')}/{_PLURAL}"
-        return path if name is None else f"{path}/{quote(name, safe='')}"
+        """An empty name, or `.`, would make a path of all jobs."""
+        path = f"{_JOBS}/namespaces/{_checked_name('--namespace', self.namespace)}/{_PLURAL}"
+        return path if name is None else f"{path}/{_checked_name('NAME', name)}"
 
     def _json(self, method: str, path: str, query: Query = (), body: Mapping[str, object] | None = None) -> Json:
         answer = self._answer(method, path, query, body)
@@ -170,7 +172,17 @@ def connect(options: ClusterOptions) -> Cluster:
             f"no kubeconfig (looked at {looked_at}); name one with --kubeconfig or KUBECONFIG, or write it with the"
             " tool of your cluster"
         )
-    return Cluster(ApiClient(configuration), options.namespace or namespace, name)
+    return Cluster(ApiClient(configuration), namespace if options.namespace is None else options.namespace, name)
+
+
+def _checked_name(what: str, name: str) -> str:
+    """A name as it may stand in a path. Raises ClusterError."""
+    if not _NAME.fullmatch(name):
+        raise ClusterError(
+            f"{what}: {name!r} is no name of a Kubernetes object; names have letters a-z, digits and '-', and neither "
+            "begin nor end with '-'"
+        )
+    return name
 
 
 def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], context: str | None) -> tuple[str, str]:
@@ -218,10 +230,14 @@ def _plain_errors(cluster: str) -> Iterator[None]:
 
     try:
         yield
-    except ApiException as error:
-        raise ClusterUnreachableError(cluster, one_line(error.reason)) from error
-    except (HTTPError, OSError) as error:
-        raise ClusterUnreachableError(cluster, one_line(error)) from error
+    except (ApiException, HTTPError, OSError) as error:
+        reason = one_line(error.reason if isinstance(error, ApiException) else error)
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            raise ClusterError(
+                f"{cluster}: the API server's certificate is not trusted ({reason}); correct certificate-authority or "
+                "server in the kubeconfig"
+            ) from error
+        raise ClusterUnreachableError(cluster, reason) from error
 
 
 def _refusal(status: int, body: bytes, cluster: str) -> ClusterError:

@@ -10,6 +10,7 @@ from rljob_operator.reconcile.status import FALSE, TRUE, StatusDraft
 
 _GOING = "the job has ended; its cluster is being removed"
 _GONE = "the job has ended; its cluster was removed"
+_NEVER_MADE = "the job has ended before its cluster was made"
 
 
 def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
@@ -46,9 +47,12 @@ def _report_going(draft: StatusDraft, failure: EffectFailure | None) -> None:
 
 
 def _report_gone(draft: StatusDraft) -> None:
-    """Says once that nothing is left. A cluster that never was keeps the reason why."""
+    """Says once that nothing is left. A cluster that could not be made keeps the reason why."""
     draft.pools = tuple(pool.model_copy(update={"ready": 0}) for pool in draft.pools)
     never_was = draft.attempt.cluster_uid is None
+    if never_was and draft.has_reason(ConditionType.CLUSTER_READY, Reason.CREATING):
+        draft.set(ConditionType.CLUSTER_READY, FALSE, Reason.REMOVED, _NEVER_MADE)
+        return
     if never_was or draft.has_reason(ConditionType.CLUSTER_READY, Reason.CLUSTER_LOST):
         return
     draft.set(ConditionType.CLUSTER_READY, FALSE, Reason.REMOVED, _GONE)

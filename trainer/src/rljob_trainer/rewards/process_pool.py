@@ -74,6 +74,8 @@ class _Slot:
     deadline: float
     """Monotonic time by which the process must have loaded the scorer, or scored the first of `samples`."""
     is_ready: bool = False
+    is_garbled: bool = False
+    """Its connection carried something that is no score: the scorer has written into it."""
     samples: deque[_Sample] = field(default_factory=deque)
 
 
@@ -194,6 +196,7 @@ class ScorerPool:
             self._read(slot)
             if slot.child.has_ended():
                 self._read(slot)
+            if slot.is_garbled or slot.child.has_ended():
                 self._replace(slot, RewardStatus.ERROR)
             elif time.monotonic() > slot.deadline and (slot.samples or not slot.is_ready):
                 self._replace(slot, RewardStatus.TIMEOUT)
@@ -228,7 +231,8 @@ class ScorerPool:
                 case {"refused": str() as text}:
                     raise ConfigurationError(text)
                 case _:
-                    raise RewardError(f"{self._spec.name}: a scoring process sent something else ({message!r:.200})")
+                    slot.is_garbled = True
+                    return
 
     def _replace(self, slot: _Slot, status: RewardStatus) -> None:
         """Kills the slot's process, charges the response in work, and starts another process."""
@@ -237,13 +241,13 @@ class ScorerPool:
         self._slots.remove(slot)
         if not slot.is_ready:
             what = (
-                slot.child.describe_end()
+                _end_of(slot)
                 if status is RewardStatus.ERROR
                 else f"did not load within {self._start_timeout_seconds:g} s"
             )
             raise RewardError(f"{self._spec.where}: {self._spec.name} {what}\nmend what it does when it is imported")
         if slot.samples:
-            detail, seconds = slot.child.describe_end(), 0.0
+            detail, seconds = _end_of(slot), 0.0
             if status is RewardStatus.TIMEOUT:
                 detail, seconds = f"ran longer than {self._timeout_seconds:g} s and was killed", self._timeout_seconds
             self._finish(slot.samples.popleft(), RewardOutcome(0.0, status, detail, seconds))
@@ -276,6 +280,13 @@ class ScorerPool:
         for future in {id(sample.batch): sample.batch.future for sample in samples}.values():
             if not future.done():
                 future.set_exception(error)
+
+
+def _end_of(slot: _Slot) -> str:
+    """Why a process that has been killed is none any more, for people."""
+    if slot.is_garbled:
+        return "wrote into the connection that carries its scores, and its process was ended"
+    return slot.child.describe_end()
 
 
 def _frame(request: RewardRequest) -> bytes:

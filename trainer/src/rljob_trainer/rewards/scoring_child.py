@@ -16,6 +16,8 @@ from rljob_trainer.rewards.base import ScorerSpec
 from rljob_trainer.rewards.wire import encode
 
 READ_BYTES = 1 << 16
+MAX_MESSAGE_BYTES = 16 << 20
+"""Of a process; a score and a traceback are far below."""
 NUM_LOG_LINES = 10
 
 
@@ -74,7 +76,7 @@ class ScoringChild:
                 del self._unsent[: self.connection.send(self._unsent)]
 
     def receive(self) -> list[object]:
-        """The messages that have come in full since the last call."""
+        """The messages that have come in full since the last call; bytes where the scorer has written there."""
         try:
             while data := self.connection.recv(READ_BYTES):
                 self._unread += data
@@ -84,7 +86,9 @@ class ScoringChild:
         except ConnectionResetError:
             self._is_closed = True
         *lines, self._unread = self._unread.split(b"\n")
-        return [json.loads(line) for line in lines]
+        if len(self._unread) > MAX_MESSAGE_BYTES:
+            lines, self._unread = [*lines, b"too long"], b""
+        return [_message(line) for line in lines]
 
     def has_ended(self) -> bool:
         """Whether the process is gone or no longer listens.
@@ -115,3 +119,10 @@ class ScoringChild:
             log.seek(self._log_start)
             lines = log.read().decode(errors="replace").splitlines()[-NUM_LOG_LINES:]
         return "\n".join([f"ended its process ({ending}); its last output is in {self._log_file}", *lines])
+
+
+def _message(line: bytes) -> object:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return line
