@@ -1,0 +1,58 @@
+"""A worker of verl's single controller, with the methods that are measured."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from verl import DataProto
+from verl.single_controller.base import Worker
+from verl.single_controller.base.decorator import Dispatch, register
+
+from rljob_bench.columns import first_values, made_columns, plus_one, row_sums
+
+
+class MeasuredWorker(Worker):
+    """Batches in and out; nothing but what `rljob_bench.columns` computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.set_num_threads(1)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def empty(self) -> None:
+        """Nothing."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def process_id(self) -> int:
+        """Of this worker."""
+        return os.getpid()
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def read(self, batch: DataProto) -> DataProto:
+        """One number per row, of all that is in the row."""
+        return DataProto.from_dict(tensors={"sums": row_sums(dict(batch.batch.items()))})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def fresh(self, batch: DataProto) -> DataProto:
+        """New columns of the same size."""
+        return DataProto.from_dict(tensors=plus_one(dict(batch.batch.items())))
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def make(self, rows: DataProto) -> DataProto:
+        """Columns of `num_bytes` on each worker, made here."""
+        return _made(rows)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def make_later(self, rows: DataProto) -> DataProto:
+        """The same; the caller gets a future."""
+        return _made(rows)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def first_values(self, batch: DataProto) -> DataProto:
+        """One number per row, of its first position."""
+        return DataProto.from_dict(tensors={"first": first_values(dict(batch.batch.items()))})
+
+
+def _made(rows: DataProto) -> DataProto:
+    return DataProto.from_dict(tensors=made_columns(rows.meta_info["num_bytes"], len(rows)))

@@ -1,0 +1,117 @@
+"""verl in a folder of its own over this environment: only what is not here at the version that `peers/verl.txt` pins.
+
+Both sides so run on the same Python, Ray, torch and NumPy, and nothing of verl's is in the environment of the trainer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from rljob_bench.machine import REPOSITORY
+
+PINS = REPOSITORY / "bench" / "peers" / "verl.txt"
+FOLDER = REPOSITORY / ".cache" / "bench" / "verl"
+BOOTSTRAP = REPOSITORY / ".cache" / "bootstrap" / "bin"
+SHARED = ("ray", "torch", "numpy")
+"""What must be the same on both sides, because both connect to one Ray and are compared."""
+
+
+class PeerMissingError(Exception):
+    """verl cannot be had here; says why."""
+
+
+def peer_packages() -> Path:
+    """The folder that goes onto the path of imports before everything else; made when it is not there, or not as the
+    pins say. Raises PeerMissingError."""
+    needed = "\n".join(_needed())
+    mark = FOLDER / ".installed"
+    digest = hashlib.sha256(f"{sys.version}\n{needed}".encode()).hexdigest()
+    if mark.is_file() and mark.read_text() == digest:
+        return FOLDER
+    print(f"verl: installing into {FOLDER.relative_to(REPOSITORY)} (about 150 MB)", file=sys.stderr)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    _install(needed)
+    mark.write_text(digest)
+    return FOLDER
+
+
+def _needed() -> Iterator[str]:
+    """Pins with their hashes of what this environment lacks or has at another version."""
+    for block in re.split(r"\n(?=\S)", PINS.read_text()):
+        requirement = Requirement(block.split("\\")[0].strip())
+        if requirement.marker and not requirement.marker.evaluate():
+            continue
+        pinned = str(requirement.specifier).removeprefix("==")
+        try:
+            present = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            present = "none"
+        if present == pinned:
+            continue
+        if requirement.name in SHARED:
+            raise PeerMissingError(
+                f"it is pinned together with {requirement.name} {pinned}, and here is {present}; `make install`, or "
+                "`make bench-constraints` after other pins"
+            )
+        yield block
+
+
+def _install(needed: str) -> None:
+    uv = BOOTSTRAP / "uv" if (BOOTSTRAP / "uv").exists() else shutil.which("uv")
+    if uv is None:
+        raise PeerMissingError("there is no uv to install it with; `make install` brings it")
+    with tempfile.TemporaryDirectory() as folder:
+        requirements = Path(folder) / "requirements.txt"
+        requirements.write_text(needed)
+        install = [
+            uv,
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            sys.executable,
+            "--target",
+            FOLDER,
+            "--compile-bytecode",
+        ]
+        pinned = ["--no-deps", "--require-hashes", "--no-build-isolation", "-r", requirements]
+        result = subprocess.run(
+            [*map(str, install), *map(str, pinned)], env=_environment(), capture_output=True, text=True, check=False
+        )
+    if result.returncode:
+        last_lines = " ".join(result.stderr.split())[-400:]
+        raise PeerMissingError(f"it could not be installed from the package index ({last_lines})")
+
+
+def _environment() -> dict[str, str]:
+    """uv does not read pip's configuration; a machine that reaches its index only through that must work, too."""
+    environment = dict(os.environ)
+    if not environment.get("UV_DEFAULT_INDEX") and not environment.get("UV_INDEX_URL"):
+        _take(environment, "UV_DEFAULT_INDEX", "PIP_INDEX_URL", "global.index-url")
+    if not environment.get("SSL_CERT_FILE"):
+        _take(environment, "SSL_CERT_FILE", "PIP_CERT", "global.cert")
+    return environment
+
+
+def _take(environment: dict[str, str], name: str, pip_name: str, setting: str) -> None:
+    value = environment.get(pip_name) or _of_pip(setting)
+    if value:
+        environment[name] = value
+
+
+def _of_pip(setting: str) -> str:
+    pip = BOOTSTRAP / "pip"
+    if not pip.exists():
+        return ""
+    return subprocess.run([pip, "config", "get", setting], capture_output=True, text=True, check=False).stdout.strip()

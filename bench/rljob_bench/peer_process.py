@@ -1,0 +1,87 @@
+"""The peer's process: it gets one JSON object per line on its standard input, does what that says, and answers with
+another. Between two requests it waits and does nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from rljob_bench.machine import REPOSITORY
+
+BENCH = REPOSITORY / "bench"
+PROGRAM = BENCH / "peers" / "verl_peer.py"
+STOP_SECONDS = 60.0
+
+
+class PeerError(Exception):
+    """The peer failed; has its traceback."""
+
+
+class PeerProcess:
+    """A running peer: `peer_process`."""
+
+    def __init__(self, process: subprocess.Popen[str], requests: IO[str], answers: IO[str], log_file: Path) -> None:
+        self._process = process
+        self._requests = requests
+        self._answers = answers
+        self._log_file = log_file
+
+    def ask(self, request: str, **details: object) -> dict[str, object]:
+        """Waits for the answer. Raises PeerError with what the peer raised, or where its last words are."""
+        try:
+            self._requests.write(json.dumps({"request": request, **details}) + "\n")
+            self._requests.flush()
+        except BrokenPipeError:
+            raise PeerError(f"the peer has ended; see {self._log_file}") from None
+        line = self._answers.readline()
+        if not line:
+            raise PeerError(f"the peer ended in {request}; see {self._log_file}")
+        answer: dict[str, object] = json.loads(line)
+        if "error" in answer:
+            raise PeerError(str(answer["error"]))
+        return answer
+
+    def seconds(self, request: str, **details: object) -> list[float]:
+        """Of a request that measures: the seconds of each call."""
+        measured = self.ask(request, **details)["seconds"]
+        assert isinstance(measured, list)
+        return [float(each) for each in measured]
+
+
+def python_path(packages: Path | None = None) -> str:
+    """For processes that import these programs, and the peer's packages before all others."""
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(filter(None, [str(packages) if packages else "", str(BENCH), inherited]))
+
+
+@contextmanager
+def peer_process(packages: Path, log_file: Path, variables: Mapping[str, str]) -> Iterator[PeerProcess]:
+    """verl's process, with more variables in its environment; ended afterwards. It prints into the log file."""
+    environment = {**os.environ, "PYTHONPATH": python_path(packages), "OMP_NUM_THREADS": "1", **variables}
+    with log_file.open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAM)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield PeerProcess(process, process.stdin, process.stdout, log_file)
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()

@@ -1,0 +1,149 @@
+"""Results as a table for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rljob_bench import machine
+from rljob_bench.rounds import Timings
+
+OURS = "RLJob"
+FLOOR = "floor"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a measurement should reach. `value` is None where it could not be measured."""
+
+    text: str
+    value: float | None
+    limit: float
+    is_at_least: bool = False
+
+    @property
+    def is_met(self) -> bool | None:
+        """None where there is nothing to compare."""
+        if self.value is None:
+            return None
+        return self.value >= self.limit if self.is_at_least else self.value <= self.limit
+
+    def line(self) -> str:
+        """For the table."""
+        if self.value is None:
+            return f"- not measured: {self.text}"
+        return f"- {'met' if self.is_met else 'MISSED'}: {self.text}: {self.value:.4g}"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One question, answered for several contenders."""
+
+    title: str
+    header: tuple[str, ...]
+    """Of the columns of numbers."""
+    rows: Mapping[str, tuple[float | None, ...]]
+    bars: tuple[Bar, ...] = ()
+    seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Of every call that counts, by contender."""
+    num_decimals: int | None = None
+    """Of all numbers; about three digits of each by default."""
+
+    def text(self) -> str:
+        """A table in Markdown, and a line for each bar."""
+        lines = [f"### {self.title}", "", _line(["", *self.header]), _line(["---"] * (len(self.header) + 1))]
+        rows = {name: [_number(value, self.num_decimals) for value in values] for name, values in self.rows.items()}
+        lines += [_line([name, *values]) for name, values in rows.items()]
+        return "\n".join([*lines, "", *(bar.line() for bar in self.bars)])
+
+
+def of_timings(title: str, timings: Mapping[str, Timings], base: str, bars: Sequence[Bar]) -> Measurement:
+    """Milliseconds of every contender, and each one's median as a multiple of that of `base`."""
+    rows = {
+        name: (1e3 * each.fastest, 1e3 * each.median, each.median / timings[base].median)
+        for name, each in timings.items()
+    }
+    return Measurement(
+        title,
+        ("fastest, ms", "median, ms", f"median / {base}"),
+        rows,
+        tuple(bars),
+        {name: each.seconds for name, each in timings.items()},
+    )
+
+
+def ratio(timings: Mapping[str, Timings], name: str, base: str) -> float | None:
+    """Of the medians; None where one of them was not measured."""
+    if name not in timings or base not in timings:
+        return None
+    return timings[name].median / timings[base].median
+
+
+@dataclass
+class Report:
+    """All measurements of a program."""
+
+    program: str
+    versions: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
+    load_before: float = field(default_factory=machine.load)
+
+    def add(self, measurement: Measurement) -> None:
+        """Keeps and prints a measurement."""
+        self.measurements.append(measurement)
+        print(f"\n{measurement.text()}", flush=True)
+
+    def print_head(self) -> None:
+        """Says what is measured where."""
+        described = ", ".join(f"{name} {value}" for name, value in machine.described_machine().items())
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        print(f"## {self.program}, {machine.today()}, commit {machine.commit()}\n")
+        print(f"{described}; load before: {self.load_before:.2f}\n{versions}", flush=True)
+        for note in self.notes:
+            print(note, flush=True)
+
+    def write(self, path: Path | None) -> None:
+        """Writes everything, the seconds of every call included, unless there is no path."""
+        print(f"\nload after: {machine.load():.2f}", flush=True)
+        if path is None:
+            return
+        document = {
+            "program": self.program,
+            "date": machine.today(),
+            "commit": machine.commit(),
+            "machine": machine.described_machine(),
+            "load": [self.load_before, machine.load()],
+            "versions": self.versions,
+            "notes": self.notes,
+            "measurements": [_document(measurement) for measurement in self.measurements],
+        }
+        path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _document(measurement: Measurement) -> dict[str, object]:
+    return {
+        "title": measurement.title,
+        "columns": measurement.header,
+        "rows": measurement.rows,
+        "bars": [
+            {"text": bar.text, "value": bar.value, "limit": bar.limit, "is_met": bar.is_met} for bar in measurement.bars
+        ],
+        "seconds": measurement.seconds,
+    }
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float | None, num_decimals: int | None) -> str:
+    if value is None:
+        return "-"
+    if num_decimals is not None:
+        return f"{value:,.{num_decimals}f}"
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if value < 1 else f"{value:.4g}"

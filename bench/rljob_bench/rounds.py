@@ -1,0 +1,52 @@
+"""Measuring several contenders side by side: each has its turn in every round, so that what else the machine does meets
+all of them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+Turn = Callable[[], Sequence[float]]
+"""One turn of a contender: the seconds of each of its calls."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds of every call that counts."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def fastest(self) -> float:
+        """Seconds of the fastest call."""
+        return min(self.seconds)
+
+    @property
+    def median(self) -> float:
+        """Seconds of the median call."""
+        return statistics.median(self.seconds)
+
+
+def interleaved(contenders: Mapping[str, Turn], num_rounds: int) -> dict[str, Timings]:
+    """Rounds of turns in the order of the contenders. The first round warms up and does not count, unless it is the
+    only one."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(num_rounds):
+        for name, turn in contenders.items():
+            measured = turn()
+            if number or num_rounds == 1:
+                seconds[name].extend(measured)
+    return {name: Timings(tuple(measured)) for name, measured in seconds.items()}
+
+
+def timed_calls(call: Callable[[], object], num_calls: int) -> list[float]:
+    """Seconds of calls one after the other. What a call gives is let go after its time was taken, before the next."""
+    seconds = []
+    for _ in range(num_calls):
+        start = time.perf_counter()
+        result = call()
+        seconds.append(time.perf_counter() - start)
+        del result
+    return seconds

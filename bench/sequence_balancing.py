@@ -1,0 +1,172 @@
+"""How evenly sequences are spread over workers and how long that takes: RLJob against verl's Karmarkar-Karp.
+
+    python bench/sequence_balancing.py [--quick] [--without-peer] [--json PATH]
+
+8,192 lengths of several distributions into 8 and 64 partitions, of equal counts and of any. No way to spread them is
+better than the bound: the mean, or what the longest sequences make of it, which cannot be cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rljob_bench.command_line import DEFAULT, measuring, read_options
+from rljob_bench.peer_process import PeerProcess
+from rljob_bench.report import OURS, Bar, Measurement
+from rljob_bench.rounds import Turn, interleaved, timed_calls
+from rljob_trainer.data.balancing import balanced_partitions
+
+Lengths = npt.NDArray[np.int64]
+Partitions = list[list[int]]
+
+NUM_LENGTHS = 8192
+NUM_PARTITIONS = (8, 64)
+LONGEST = 32_768
+MAX_OVER_BOUND = 1.001
+MAX_MILLISECONDS = 30.0
+SORTING = "np.argsort"
+
+
+def distributions(num_lengths: int) -> dict[str, Lengths]:
+    """Lengths of responses, in tokens, as runs have them."""
+    random = np.random.default_rng(0)
+    short = random.lognormal(5.0, 0.5, num_lengths)
+    drawn = {
+        "lognormal(6.5, 0.9)": random.lognormal(6.5, 0.9, num_lengths),
+        "uniform 1 to 8,192": random.integers(1, 8193, num_lengths),
+        "Pareto(1.2) from 64, cut at 32,768": 64 * (1 + random.pareto(1.2, num_lengths)),
+        "30 % cut at 4,096, the rest short": np.where(random.random(num_lengths) < 0.3, 4096, short),
+        "all alike": np.full(num_lengths, 1024),
+    }
+    return {name: np.clip(lengths, 1, LONGEST).astype(np.int64) for name, lengths in drawn.items()}
+
+
+def bound(lengths: Lengths, num_partitions: int, equal_counts: bool) -> float:
+    """No partition into so many has a fullest one of less.
+
+    Of the j longest sequences either no two are together, and then j partitions hold them and, with equal counts,
+    companions, at the least the shortest ones there are; or two of them are together."""
+    descending = np.sort(lengths)[::-1]
+    count = len(lengths) // num_partitions if equal_counts else 1
+    long, short = np.cumsum(descending), np.concatenate(([0], np.cumsum(descending[::-1])))
+    least = float(lengths.sum()) / num_partitions
+    for j in range(1, num_partitions + 2):
+        apart = (long[j - 1] + short[j * (count - 1)]) / j if j <= num_partitions else np.inf
+        together = descending[j - 1] + descending[j - 2] + short[max(0, count - 2)] if j > 1 else np.inf
+        least = max(least, float(min(apart, together)))
+    return least
+
+
+def checked_fullest(lengths: Lengths, partitions: Partitions, num_partitions: int, equal_counts: bool) -> int:
+    """Sum of the fullest partition. Raises AssertionError for what is no such partition of the lengths."""
+    assert len(partitions) == num_partitions
+    assert sorted(item for partition in partitions for item in partition) == list(range(len(lengths)))
+    assert not equal_counts or len({len(partition) for partition in partitions}) == 1
+    return max(int(lengths[partition].sum()) for partition in partitions)
+
+
+class Contender:
+    """Keeps the partitions of its last call."""
+
+    def __init__(self, measure: Callable[[], tuple[list[float], Partitions]]) -> None:
+        self._measure = measure
+        self.partitions: Partitions = []
+
+    def turn(self) -> list[float]:
+        """The seconds of one call."""
+        seconds, self.partitions = self._measure()
+        return seconds
+
+
+def measure_ours(lengths: list[int], num_partitions: int, equal_counts: bool) -> tuple[list[float], Partitions]:
+    """One call. The lengths are given as a list, to both sides."""
+    found: Partitions = []
+
+    def call() -> None:
+        found[:] = balanced_partitions(lengths, num_partitions, equal_counts=equal_counts)
+
+    return timed_calls(call, 1), found
+
+
+def measure_peer(
+    peer: PeerProcess, lengths: list[int], num_partitions: int, equal_counts: bool
+) -> tuple[list[float], Partitions]:
+    """One call."""
+    answer = peer.ask("balance", lengths=lengths, num_partitions=num_partitions, equal_counts=equal_counts, num_calls=1)
+    seconds, partitions = answer["seconds"], answer["partitions"]
+    assert isinstance(seconds, list)
+    assert isinstance(partitions, list)
+    return seconds, partitions
+
+
+def measure(num_partitions: int, equal_counts: bool, running: dict[str, PeerProcess], num_rounds: int) -> Measurement:
+    """All distributions."""
+    rows: dict[str, tuple[float | None, ...]] = {}
+    seconds: dict[str, tuple[float, ...]] = {}
+    worst: dict[str, float] = {}
+    for name, lengths in distributions(NUM_LENGTHS).items():
+        given = lengths.tolist()
+        contenders = {OURS: Contender(partial(measure_ours, given, num_partitions, equal_counts))}
+        if DEFAULT in running:
+            contenders[DEFAULT] = Contender(
+                partial(measure_peer, running[DEFAULT], given, num_partitions, equal_counts)
+            )
+        turns: dict[str, Turn] = {SORTING: partial(timed_calls, partial(np.argsort, lengths), 1)}
+        turns |= {contender: each.turn for contender, each in contenders.items()}
+        timings = interleaved(turns, num_rounds)
+        least, mean = bound(lengths, num_partitions, equal_counts), lengths.sum() / num_partitions
+        values: list[float | None] = [least / mean, 1e3 * timings[SORTING].median]
+        for contender in (OURS, DEFAULT):
+            if contender not in contenders:
+                values += [None, None, None]
+                continue
+            fullest = checked_fullest(lengths, contenders[contender].partitions, num_partitions, equal_counts)
+            values += [fullest / mean, 1e3 * timings[contender].fastest, 1e3 * timings[contender].median]
+            if contender == OURS:
+                _raise_to(worst, "max / bound", fullest / least)
+                _raise_to(worst, "ms", 1e3 * timings[OURS].median)
+        rows[name] = tuple(values)
+        seconds |= {f"{name}: {contender}": each.seconds for contender, each in timings.items()}
+    counts = "equal counts" if equal_counts else "any counts"
+    return Measurement(
+        f"{NUM_LENGTHS:,} lengths into {num_partitions} partitions of {counts}",
+        _header(),
+        rows,
+        (
+            Bar(
+                f"max / max(mean, bound) at most {MAX_OVER_BOUND}, the worst case", worst["max / bound"], MAX_OVER_BOUND
+            ),
+            Bar(f"at most {MAX_MILLISECONDS:g} ms, the slowest median", worst["ms"], MAX_MILLISECONDS),
+        ),
+        seconds,
+        num_decimals=4,
+    )
+
+
+def _header() -> tuple[str, ...]:
+    of_each = [f"{name} {what}" for name in (OURS, DEFAULT) for what in ("max / mean", "fastest, ms", "median, ms")]
+    return ("bound / mean", f"{SORTING}, ms", *of_each)
+
+
+def _raise_to(worst: dict[str, float], name: str, value: float) -> None:
+    worst[name] = max(worst.get(name, value), value)
+
+
+def main() -> None:
+    """The program."""
+    options = read_options("Balanced partitions: RLJob and verl.")
+    torch.set_num_threads(1)
+    with measuring(options, "bench/sequence_balancing.py", (DEFAULT,)) as (running, report):
+        for num_partitions in NUM_PARTITIONS:
+            for equal_counts in (True, False):
+                report.add(measure(num_partitions, equal_counts, running, 2 if options.is_quick else 8))
+        report.write(options.json_path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The programs of `bench/` run, and measure what they say. No time is asserted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rljob_testing.settings import inherited_environment
+
+BENCH = Path(__file__).parents[2] / "bench"
+PROGRAMS = {
+    "dispatch": 6,
+    "sequence_balancing": 4,
+    "worker_start": 1,
+}
+"""And how many tables each has with --quick."""
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+def test_every_program_is_run_here() -> None:
+    assert {path.stem for path in BENCH.glob("*.py")} == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_program_measures_ours_and_the_floor(program: str, cluster: str, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    options = ["--quick", "--without-peer", "--json", str(result), "--ray", cluster]
+    finished = subprocess.run(
+        [sys.executable, str(BENCH / f"{program}.py"), *options],
+        env=inherited_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "verl is not measured: --without-peer" in finished.stdout
+    document = json.loads(result.read_text())
+    assert len(document["measurements"]) == PROGRAMS[program]
+    for measurement in document["measurements"]:
+        assert any(
+            name.endswith("RLJob") or "RLJob" in name for name in (*measurement["rows"], *measurement["columns"])
+        )
+        assert all(value is None or value >= 0 for values in measurement["rows"].values() for value in values)
+        assert measurement["bars"]
