@@ -64,6 +64,22 @@ def test_a_node_that_does_not_answer_any_more(
         pool.release()
 
 
+def test_the_node_of_a_killed_worker_is_asked_for_the_cause(cluster: Cluster) -> None:
+    node = cluster.add_node(**RayNode("127.0.0.5", num_cpus=1, num_gpus=1).arguments())
+    pool = ResourcePool(PoolSettings("main", 1, 1, True, 0.1, 60))
+    processes = start_processes(pool, {"OMP_NUM_THREADS": "1"})
+    try:
+        processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
+        end(processes.record.infos[0].process_id)
+        cause = "the kernel killed nothing there for lack of memory, so somebody killed it"
+        with pytest.raises(WorkerDiedError, match=rf"on 127.0.0.5\) died: its process ended without a word; {cause}"):
+            watch_for_seconds(processes, 60)
+    finally:
+        processes.close()
+        pool.release()
+        cluster.remove_node(node)
+
+
 def end(process_id: int) -> None:
     try:
         os.kill(process_id, signal.SIGKILL)

@@ -13,9 +13,9 @@ import ray
 
 from rljob_testing.echo_groups import PYTHON_PATH, ROLES, call
 from rljob_trainer.cluster.death import memory_kills
-from rljob_trainer.cluster.ray_worker import ProcessInfo
 from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
 from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
+from rljob_trainer.cluster.worker_process import ProcessInfo
 from rljob_trainer.cluster.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.errors import WorkerDiedError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from typing import cast
+from typing import Protocol, cast
 
 import pytest
 import ray
@@ -206,6 +206,24 @@ def test_peers_of_a_mesh_get_one_share_and_the_named_one_answers(four: WorkerPro
 class Colliding(EchoWorker):
     @register(Dispatch.ONE_TO_ALL)
     def sub_group(self) -> None: ...
+
+
+class EmptyGroup(Protocol):
+    def empty(self) -> list[None]: ...
+
+
+class MisnamedGroup(Protocol):
+    def nothing(self) -> list[None]: ...
+
+
+def test_a_group_is_seen_as_a_protocol_that_fits(group: WorkerGroup) -> None:
+    assert group.seen_as(EmptyGroup).empty() == [None, None]
+    with pytest.raises(DispatchError, match="MisnamedGroup does not fit EchoWorker: there, nothing is missing"):
+        group.seen_as(MisnamedGroup)
+    with pytest.raises(AttributeError, match=r"first: EchoWorker has no registered method 'add_' \(there are: add, "):
+        vars(WorkerGroup)["__getattr__"](group, "add_")
+    assert not hasattr(group, "mesh_position")
+    assert repr(group.sub_group(1, 2)) == "<WorkerGroup first: EchoWorker, ranks 1 of 2>"
 
 
 def test_names_that_a_group_uses_itself_are_refused(processes: WorkerProcesses) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from rljob_trainer.settings import (
     driver_environment,
     read_pod_settings,
     read_settings,
+    take_on_environment,
     told_run_state,
     worker_environment,
 )
@@ -97,3 +100,24 @@ def test_programs_beside_the_trainer_take_whatever_they_are_told(monkeypatch: py
     assert read_pod_settings() == PodSettings(115.0, Path("/run"), "t")
     monkeypatch.setenv("RLJOB_GRACE_SECONDS", "soon")
     assert read_pod_settings().grace_seconds == 60.0
+
+
+def test_a_process_that_ray_started_in_advance_takes_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray has put the copy of the job's folder there; its place is before what the controller found by its own.
+    monkeypatch.setenv("PYTHONPATH", "/copy:/both")
+    monkeypatch.setattr(sys, "path", ["/script", "/copy", "/both", "/standard-library"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    take_on_environment({"OMP_NUM_THREADS": "2", "PYTHONPATH": "/both:/controller:"})
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    assert os.environ["PYTHONPATH"] == "/copy:/both:/controller"
+    assert sys.path == ["/script", "/copy", "/both", "/controller", "/standard-library"]
+
+
+def test_an_environment_without_a_python_path_leaves_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/own")
+    monkeypatch.setattr(sys, "path", ["/script", "/own"])
+    take_on_environment({"OMP_NUM_THREADS": "2"})
+    assert (os.environ["PYTHONPATH"], sys.path) == ("/own", ["/script", "/own"])
+    monkeypatch.delenv("PYTHONPATH")
+    take_on_environment({"PYTHONPATH": "/controller"})
+    assert (os.environ["PYTHONPATH"], sys.path) == ("/controller", ["/script", "/controller", "/own"])

@@ -3,30 +3,84 @@
 from __future__ import annotations
 
 import inspect
+from typing import Protocol
 
 import pytest
 
-from rljob_trainer.dispatch.register import registrations
+from rljob_trainer.data.proto import DataProto
+from rljob_trainer.dispatch.modes import Dispatch
+from rljob_trainer.dispatch.protocol import check_protocol, protocol_methods
+from rljob_trainer.dispatch.register import register, registrations
+from rljob_trainer.dispatch.worker import Worker
+from rljob_trainer.errors import DispatchError
 from rljob_trainer.workers.actor import ActorWorker
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.protocols import ActorGroup, HybridGroup, ReferenceGroup, RewardGroup
 from rljob_trainer.workers.reference import ReferenceWorker
 from rljob_trainer.workers.reward import RewardWorker
 
+ROLES = [
+    (ActorGroup, ActorWorker),
+    (HybridGroup, HybridWorker),
+    (ReferenceGroup, ReferenceWorker),
+    (RewardGroup, RewardWorker),
+]
 
-@pytest.mark.parametrize(
-    ("protocol", "worker"),
-    [
-        (ActorGroup, ActorWorker),
-        (HybridGroup, HybridWorker),
-        (ReferenceGroup, ReferenceWorker),
-        (RewardGroup, RewardWorker),
-    ],
-)
-def test_methods_and_number_of_parameters_agree(protocol: type, worker: type) -> None:
-    declared = {name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_"}
-    assert declared == registrations(worker).keys()
-    for name in declared:
-        group_parameters = inspect.signature(getattr(protocol, name)).parameters
-        worker_parameters = inspect.signature(getattr(worker, name)).parameters
-        assert len(group_parameters) == len(worker_parameters), name
+
+@pytest.mark.parametrize(("protocol", "worker"), ROLES)
+def test_methods_and_parameters_agree(protocol: type, worker: type) -> None:
+    assert set(protocol_methods(protocol)) == registrations(worker).keys()
+    check_protocol(protocol, worker)
+
+
+@pytest.mark.parametrize(("protocol", "worker"), ROLES)
+def test_types_agree_as_the_mode_says(protocol: type, worker: type) -> None:
+    for name, registration in registrations(worker).items():
+        seen = dict(inspect.signature(getattr(protocol, name)).parameters)
+        of_worker = dict(inspect.signature(getattr(worker, name)).parameters)
+        result = str(inspect.signature(getattr(worker, name)).return_annotation)
+        is_per_worker = registration.dispatch in (Dispatch.ONE_TO_ALL, Dispatch.ALL_TO_ALL)
+        is_split = registration.dispatch == Dispatch.ALL_TO_ALL
+        returned = inspect.signature(getattr(protocol, name)).return_annotation
+        assert returned == (f"list[{result}]" if is_per_worker else result), name
+        for parameter in list(seen)[1:]:
+            taken = str(of_worker[parameter].annotation)
+            assert seen[parameter].annotation == (f"list[{taken}]" if is_split else taken), (name, parameter)
+
+
+class Counter(Worker):
+    @register(Dispatch.ONE_TO_ALL)
+    def count(self, start: int, step: int = 1) -> int:
+        return start + step
+
+    @register()
+    def marked(self, batch: DataProto) -> DataProto:
+        return batch
+
+    def forgotten(self) -> None: ...
+
+
+class Good(Protocol):
+    def count(self, start: int, step: int = 1) -> list[int]: ...
+
+
+class Wrong(Good, Protocol):
+    def forgotten(self) -> list[None]: ...
+
+    def nowhere(self) -> list[None]: ...
+
+    def marked(self, rows: DataProto) -> DataProto: ...
+
+
+def test_a_protocol_may_have_some_of_the_methods() -> None:
+    check_protocol(Good, Counter)
+
+
+def test_all_differences_are_named_at_once() -> None:
+    expected = (
+        "Wrong does not fit Counter: there, forgotten is not marked with @register; nowhere is missing; "
+        "marked(rows) takes (batch); make the two alike"
+    )
+    with pytest.raises(DispatchError) as raised:
+        check_protocol(Wrong, Counter)
+    assert str(raised.value) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from rljob_api.contract import (
 from rljob_trainer.errors import ConfigurationError
 
 NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
+PYTHON_PATH = "PYTHONPATH"
 HUB_CACHE_VARIABLE = "HF_HUB_CACHE"
 """Where the Hugging Face library keeps what it downloads."""
 MAX_NUMBER = 2_147_483_647
@@ -138,7 +140,7 @@ def worker_environment(device_type: str, num_threads: int | None) -> dict[str, s
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", ""),
-        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        PYTHON_PATH: os.environ.get(PYTHON_PATH, ""),
         HUB_CACHE_VARIABLE: os.environ.get(HUB_CACHE_VARIABLE, ""),
     }
     if device_type == "cpu":
@@ -151,6 +153,16 @@ def worker_environment(device_type: str, num_threads: int | None) -> dict[str, s
             "TORCHDYNAMO_DISABLE": "1",
         }
     return {name: value for name, value in variables.items() if value}
+
+
+def take_on_environment(variables: Mapping[str, str]) -> None:
+    """Makes these variables those of this process, which has not imported yet what reads them. What is in its
+    PYTHONPATH comes before what is in theirs, and is kept: Ray puts the copy of a job's folder there."""
+    own = _entries(os.environ.get(PYTHON_PATH, ""))
+    theirs = [entry for entry in _entries(variables.get(PYTHON_PATH, "")) if entry not in own]
+    os.environ.update({**variables, **({PYTHON_PATH: os.pathsep.join([*own, *theirs])} if own or theirs else {})})
+    place = max((sys.path.index(entry) for entry in own if entry in sys.path), default=0) + 1
+    sys.path[place:place] = [entry for entry in theirs if entry not in sys.path]
 
 
 def driver_environment() -> None:
@@ -174,6 +186,10 @@ def export_rank(rank: int, world_size: int, local_rank: int, master_address: str
             "MASTER_PORT": str(master_port),
         }
     )
+
+
+def _entries(path: str) -> list[str]:
+    return [entry for entry in path.split(os.pathsep) if entry]
 
 
 def _number(name: str, default: int) -> int:

@@ -10,19 +10,23 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from rljob_trainer.cluster.calls import Pending
 from rljob_trainer.cluster.kept_results import ResultArgument
 from rljob_trainer.cluster.object_store import TRAFFIC, num_batch_bytes
-from rljob_trainer.cluster.ray_worker import Returns
+from rljob_trainer.cluster.worker_process import Returns
 from rljob_trainer.cluster.worker_processes import WorkerProcesses
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition, check_positions, positions_of
 from rljob_trainer.dispatch.modes import DispatchMode, Execute, dispatch_mode
+from rljob_trainer.dispatch.protocol import check_protocol
 from rljob_trainer.dispatch.register import Registration, registrations
 from rljob_trainer.dispatch.split_gather import Arguments, SplitCall
 from rljob_trainer.dispatch.worker import Worker
 from rljob_trainer.errors import DispatchError
+
+T = TypeVar("T")
 
 
 class WorkerGroup:
@@ -50,6 +54,28 @@ class WorkerGroup:
                 )
             method: Callable[..., object] = partial(self._call, name, registration)
             setattr(self, name, method)
+
+    if not TYPE_CHECKING:
+        # Type checkers are to refuse what is not there.
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            names = ", ".join(registrations(self._worker_class)) or "none"
+            raise AttributeError(
+                f"{self._role}: {self._worker_class.__name__} has no registered method {name!r} (there are: {names}); "
+                "mark it with @register"
+            )
+
+    def __repr__(self) -> str:
+        ranks = f"ranks {', '.join(map(str, self._ranks))}"
+        return f"<WorkerGroup {self._role}: {self._worker_class.__name__}, {ranks} of {len(self._processes.handles)}>"
+
+    def seen_as(self, protocol: type[T]) -> T:
+        """This group under the type of a Protocol with (some of) its methods, so that type checkers know them.
+
+        Raises DispatchError where the Protocol and the worker class differ (see `check_protocol`)."""
+        check_protocol(protocol, self._worker_class)
+        return cast(T, self)
 
     def sub_group(self, start: int, stop: int) -> WorkerGroup:
         """The same role on ranks start..stop-1 of this group. Raises DispatchError for ranks that are not there; its

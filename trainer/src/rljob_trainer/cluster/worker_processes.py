@@ -20,10 +20,11 @@ from rljob_trainer.cluster.fused_worker import RoleSpec
 from rljob_trainer.cluster.kept_results import KeptCall, ResultArgument
 from rljob_trainer.cluster.liveness import LivenessWatch
 from rljob_trainer.cluster.object_store import sent_arguments
-from rljob_trainer.cluster.ray_worker import Call, GroupRecord, ProcessInfo, RayWorker, Returns, task_name
+from rljob_trainer.cluster.ray_worker import RayWorker
 from rljob_trainer.cluster.reservation import release_by_id
 from rljob_trainer.cluster.resource_pool import ResourcePool, Slot
 from rljob_trainer.cluster.shared_folders import UnseenFiles
+from rljob_trainer.cluster.worker_process import Call, GroupRecord, ProcessInfo, Returns, task_name
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.split_gather import SplitCall
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -227,9 +228,8 @@ def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: st
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 slot.group, placement_group_bundle_index=slot.bundle_index
             ),
-            runtime_env={"env_vars": dict(environment)},
             **found_by[slot.rank],
-        ).remote()
+        ).remote(dict(environment))
         for slot in pool.slots()
     ]
     return WorkerProcesses(handles, group_ids=pool.group_ids)

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -208,12 +207,11 @@ def _workers(
         with ThreadPoolExecutor(max_workers=len(started)) as builders:
             built = [builders.submit(build, *each) for each in started]
         groups = {role: group for each in built for role, group in each.result().items()}
-        # A group has exactly the methods that its worker class registers; a test holds the protocols to them.
         yield Workers(
-            actor=cast(ActorGroup, groups[ACTOR]),
-            hybrid=cast(HybridGroup, groups[HYBRID]),
-            reward=cast(RewardGroup, groups[REWARD]),
-            reference=cast(ReferenceGroup, groups[REFERENCE]) if REFERENCE in groups else None,
+            actor=groups[ACTOR].seen_as(ActorGroup),
+            hybrid=groups[HYBRID].seen_as(HybridGroup),
+            reward=groups[REWARD].seen_as(RewardGroup),
+            reference=groups[REFERENCE].seen_as(ReferenceGroup) if REFERENCE in groups else None,
             num_devices=num_workers,
             processes={group.pool: processes for group, _, processes in started},
         )

@@ -46,7 +46,7 @@ class ActorGroup(Protocol):
     def random_state(self) -> list[JsonValue]:
         """One document per rank; see ActorWorker.random_state."""
 
-    def restore_random_state(self, states: list[JsonValue]) -> list[None]:
+    def restore_random_state(self, state: list[JsonValue]) -> list[None]:
         """One document per rank; see ActorWorker.restore_random_state."""
 
 
