@@ -99,7 +99,7 @@ def test_meta_becomes_plain_values() -> None:
         ([2**63], "'x' cannot become a column of torch.int64: Overflow"),
         (np.array(["2026-01-01"], dtype="datetime64[D]"), r"'x' is an array of datetime64\[D\], of which torch has no"),
         (torch.tensor(1), "'x' is a single number and has no rows"),
-        (np.array(1), "'x' is a single number and has no rows"),
+        (np.array(1), "'x' is a single value and has no rows"),
         (
             [torch.zeros(1, 2), torch.zeros(1, 3)],
             "'x' cannot become a column of tensors: .*parts differ in dtype, shape or device",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -13,6 +13,38 @@ from rljob_trainer.errors import DataError
 
 Column = torch.Tensor | tuple[object, ...] | RaggedColumn | RemoteBlock
 """A remote column is the block that holds it, with others perhaps."""
+
+
+def object_column(name: str, values: Iterable[object]) -> tuple[object, ...]:
+    """A value per row. Raises DataError, naming the column, for what is no list of values."""
+    _check_name(name)
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise DataError(f"batch: object column '{name}' needs one value per row (seen: {values!r:.80})")
+    return tuple(values)
+
+
+def check_kinds(tensors: Mapping[str, torch.Tensor], ragged: Mapping[str, RaggedColumn]) -> None:
+    """Raises DataError, naming the column, for something else than tensors with rows, or than ragged columns."""
+    for name in (*tensors, *ragged):
+        _check_name(name)
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise DataError(
+                f"batch: tensor column '{name}' is a {type(tensor).__name__}; DataProto.from_columns takes what is at "
+                "hand"
+            )
+        if not tensor.dim():
+            raise DataError(f"batch: tensor column '{name}' is a single number and has no rows; put it into meta")
+        if tensor.is_nested:
+            raise DataError(f"batch: tensor column '{name}' is a nested tensor; make it a RaggedColumn of its rows")
+    for name, column in ragged.items():
+        if not isinstance(column, RaggedColumn):
+            raise DataError(f"batch: ragged column '{name}' is a {type(column).__name__}; make it a RaggedColumn")
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise DataError(f"batch: a column has a text for its name (seen: {name!r})")
 
 
 def kind_of(column: Column) -> str:

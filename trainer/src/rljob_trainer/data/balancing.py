@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rljob_trainer.errors import DataError
 
 NO_ITEM = -1
+MAX_SUM = 2.0**63
 CLOSE_ENOUGH = 1e-4
 """How much fuller than the mean the fullest partition may stay, as a share of the mean."""
 NUM_TRIES = 32
@@ -42,6 +43,8 @@ def balanced_partitions(
         )
     if given.min() < 0:
         raise DataError(f"balanced_partitions: a length of {given.min()} is below 0")
+    if given.sum(dtype=np.float64) >= MAX_SUM:
+        raise DataError(f"balanced_partitions: lengths are less than 2^63 together (seen: up to {given.max()})")
     capacity = len(given) // num_partitions if equal_counts else len(given)
     items = _dealt_to_the_emptiest(given.astype(np.int64), num_partitions, capacity)
     _exchange(items, np.append(given.astype(np.int64), 0))

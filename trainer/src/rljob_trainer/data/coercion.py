@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from rljob_trainer.data.columns import tensor_of_array
 from rljob_trainer.data.ragged import RaggedColumn
 from rljob_trainer.data.remote import LocalColumns
 from rljob_trainer.errors import DataError
@@ -24,10 +24,12 @@ def coerced_columns(columns: Mapping[str, object]) -> LocalColumns:
                 local.ragged[name] = column
             case torch.Tensor():
                 local.tensors[name] = column
-            case np.ndarray() if column.dtype.kind in "OUS":
+            case np.ndarray() if (
+                column.ndim and column.dtype.kind in "OUST" and not isinstance(column, np.ma.MaskedArray)
+            ):
                 local.objects[name] = tuple(column.tolist())
             case np.ndarray():
-                local.tensors[name] = _from_array(where, column)
+                local.tensors[name] = tensor_of_array(where, column)
             case list() | tuple():
                 _add_sequence(local, name, where, column)
             case _:
@@ -43,13 +45,20 @@ def _add_sequence(local: LocalColumns, name: str, where: str, values: Sequence[o
     dtype = _number_dtype(kinds)
     try:
         if dtype is not None:
-            local.tensors[name] = torch.tensor(values, dtype=dtype)
+            local.tensors[name] = _numbers(values, dtype)
         elif kinds and all(issubclass(kind, torch.Tensor) for kind in kinds):
             local.ragged[name] = RaggedColumn.from_rows(cast("Sequence[torch.Tensor]", values))
         else:
             local.objects[name] = tuple(values)
     except (OverflowError, RuntimeError, ValueError) as error:
         raise DataError(f"{where} cannot become a column of {dtype or 'tensors'}: {error}") from error
+
+
+def _numbers(values: Sequence[object], dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.tensor(values, dtype=dtype)
+    if dtype.is_floating_point and bool((tensor.isinf() & torch.tensor(values, dtype=torch.float64).isfinite()).any()):
+        raise OverflowError(f"a number is larger than {torch.finfo(dtype).max:.4g}; give a tensor of float64")
+    return tensor
 
 
 def _number_dtype(kinds: set[type]) -> torch.dtype | None:
@@ -61,12 +70,3 @@ def _number_dtype(kinds: set[type]) -> torch.dtype | None:
     if bool in kinds or not all(issubclass(kind, int | float | np.integer | np.floating) for kind in kinds):
         return None
     return torch.int64 if all(issubclass(kind, int | np.integer) for kind in kinds) else torch.float32
-
-
-def _from_array(where: str, array: npt.NDArray[np.generic]) -> torch.Tensor:
-    # torch takes no negative strides and no foreign byte order, and warns of read-only memory.
-    plain = np.require(array, dtype=array.dtype.newbyteorder("="), requirements=["C", "W"])
-    try:
-        return torch.from_numpy(plain)
-    except TypeError as error:
-        raise DataError(f"{where} is an array of {array.dtype}, of which torch has no tensors; convert it") from error

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from operator import attrgetter
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rljob_trainer.data.row_index import Positions
@@ -20,7 +24,28 @@ def take_tensor(column: torch.Tensor, positions: Positions) -> torch.Tensor:
     if isinstance(positions, range):
         return column[positions.start : positions.stop]
     index = torch.from_numpy(positions).to(column.device)
-    return as_signed(column).index_select(0, index).view(column.dtype)
+    return with_dtype(as_signed(column).index_select(0, index), column.dtype)
+
+
+def with_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same memory with another dtype of the same size. Where it has that dtype already, the tensor itself: a view
+    by dtype has no gradient."""
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def tensor_of_array(where: str, array: npt.NDArray[np.generic]) -> torch.Tensor:
+    """A tensor over an array's memory, where torch takes it as it is. Raises DataError, starting with `where`, for
+    elements of which torch has no tensors, and for a masked array, whose mask would be lost."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise DataError(f"{where} is a masked array, whose mask would be lost; fill it, or give the mask as a column")
+    if not array.ndim:
+        raise DataError(f"{where} is a single value and has no rows; what holds for all rows goes into meta")
+    # torch takes no negative strides and no foreign byte order, and warns of read-only memory.
+    plain = np.require(array, dtype=array.dtype.newbyteorder("="), requirements=["C", "W"])
+    try:
+        return torch.from_numpy(plain)
+    except TypeError as error:
+        raise DataError(f"{where} is an array of {array.dtype}, of which torch has no tensors; convert it") from error
 
 
 def as_signed(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,6 +96,8 @@ def same_tensor(left: torch.Tensor, right: torch.Tensor) -> bool:
     if left.dtype.is_floating_point and left.dtype.itemsize == 1:
         # torch compares no 8-bit floats.
         left, right = left.to(torch.float32), right.to(torch.float32)
+    if left.dtype == torch.complex32:
+        left, right = left.to(torch.complex64), right.to(torch.complex64)
     if torch.equal(left, right):
         return True
     if not (left.dtype.is_floating_point or left.dtype.is_complex):
@@ -87,17 +114,26 @@ def same_value(left: object, right: object) -> bool:
             return same_tensor(left, right)
         case np.ndarray(), np.ndarray():
             return left.dtype == right.dtype and left.shape == right.shape and same_value(left.tolist(), right.tolist())
-        case float(), float():
-            return left == right or (left != left and right != right)
+        case ((float() | np.number()), (float() | np.number())):
+            return bool(left == right or (left != left and right != right))
         case list(), list():
             return len(left) == len(right) and all(map(same_value, left, right))
         case tuple(), tuple():
             return len(left) == len(right) and all(map(same_value, left, right))
-        case dict(), dict():
+        case deque(), deque():
+            return len(left) == len(right) and all(map(same_value, left, right))
+        case Mapping(), Mapping():
             return left.keys() == right.keys() and all(same_value(value, right[key]) for key, value in left.items())
         case (torch.Tensor() | np.ndarray(), _) | (_, torch.Tensor() | np.ndarray()):
             return False
-    return bool(left == right)
+    if is_dataclass(left) and type(left) is type(right):
+        values = [attrgetter(each.name) for each in fields(left) if each.compare]
+        return all(same_value(value(left), value(right)) for value in values)
+    try:
+        return bool(left == right)
+    except (TypeError, ValueError, RuntimeError):
+        # Something that compares its elements one by one.
+        return False
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

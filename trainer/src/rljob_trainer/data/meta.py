@@ -38,17 +38,19 @@ def merged_meta(where: str, metas: Iterable[Mapping[str, MetaValue]]) -> dict[st
 
 
 def _coerced(name: str, value: object) -> MetaValue:
+    if not isinstance(name, str):
+        raise DataError(f"batch: meta has texts for its names (seen: {name!r})")
     plain = _python_number(value)
     if isinstance(plain, list | tuple):
         items = tuple(map(_python_number, plain))
         kinds = set(map(type, items))
-        if kinds <= {int, float} or kinds == {str}:
+        if kinds <= {int, float} or kinds in ({str}, {bool}):
             return cast("tuple[int, ...] | tuple[float, ...] | tuple[str, ...]", items)
     elif plain is None or isinstance(plain, str | int | float):
         return plain
     raise DataError(
-        f"batch: meta '{name}' is {value!r}; it must be a text, a number, a truth value, None, or a list of texts or "
-        "of numbers"
+        f"batch: meta '{name}' is {value!r}; it must be a text, a number, a truth value, None, or a list of texts, "
+        "of numbers or of truth values"
     )
 
 

@@ -17,7 +17,16 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from rljob_trainer.data.any_column import Column, check_same, check_same_columns, kind_of, local_bytes
+from rljob_trainer.data.any_column import (
+    Column,
+    check_kinds,
+    check_same,
+    check_same_columns,
+    kind_of,
+    local_bytes,
+    object_column,
+)
+from rljob_trainer.data.arguments import MAX_SEED, checked_count, checked_names
 from rljob_trainer.data.coercion import coerced_columns
 from rljob_trainer.data.columns import concat_tensors, take_objects, take_tensor
 from rljob_trainer.data.meta import MetaValue, chosen_meta, coerced_meta, merged_meta
@@ -42,7 +51,7 @@ class DataProto:
     `tensors`: name -> tensor whose first dimension is B. `objects`: name -> tuple of B Python values (they must
     pickle). `meta`: name -> plain value for the whole batch. `ragged`: name -> column of B rows of different lengths.
     `remote`: columns that lie elsewhere, until `fetched`. A name belongs to one column only, of whatever kind.
-    Raises DataError when columns differ in their number of rows or have the same name.
+    Raises DataError when columns differ in their number of rows or have the same name, or are not what is said here.
     """
 
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -52,16 +61,18 @@ class DataProto:
     remote: tuple[RemoteBlock, ...] = ()
 
     def __post_init__(self) -> None:
-        # What somebody does later to the dictionaries that were given must not reach this batch.
-        for name in ("tensors", "objects", "meta", "ragged"):
-            object.__setattr__(self, name, MappingProxyType(dict(vars(self)[name])))
+        # What somebody does later to what was given must not reach this batch.
+        objects = {name: object_column(name, column) for name, column in self.objects.items()}
+        object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+        object.__setattr__(self, "objects", MappingProxyType(objects))
+        object.__setattr__(self, "meta", MappingProxyType(coerced_meta(self.meta)))
+        object.__setattr__(self, "ragged", MappingProxyType(dict(self.ragged)))
         object.__setattr__(self, "remote", tuple(block for block in self.remote if block.columns))
+        check_kinds(self.tensors, self.ragged)
         lengths: dict[str, int] = {}
         for name, column in self.columns():
             if name in lengths:
                 raise DataError(f"batch: there are two columns '{name}'; a name belongs to one column")
-            if isinstance(column, torch.Tensor) and not column.dim():
-                raise DataError(f"batch: tensor column '{name}' is a single number and has no rows; put it into meta")
             lengths[name] = len(column)
         if len(set(lengths.values())) > 1:
             raise DataError(f"batch: columns must have the same number of rows (seen: {lengths})")
@@ -82,6 +93,9 @@ class DataProto:
         yield from chain(self.tensors.items(), self.objects.items(), self.ragged.items())
         yield from ((name, block) for block in self.remote for name in block.columns)
 
+    def __contains__(self, name: object) -> bool:
+        return any(present == name for present, _ in self.columns())
+
     def __len__(self) -> int:
         return next((len(column) for _, column in self.columns()), 0)
 
@@ -97,6 +111,8 @@ class DataProto:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The tensor column of that name. Raises DataError when there is none, or when it has to be fetched first."""
+        if not isinstance(name, str):
+            raise DataError(f"batch: a column has a text for its name (seen: {name!r}); rows are had by rows({name!r})")
         if name not in self.tensors:
             raise self._no_column("tensor", name, self.tensors)
         return self.tensors[name]
@@ -154,10 +170,10 @@ class DataProto:
 
         The first argument also takes ragged and remote columns, the second remote ones too. Raises DataError (verl:
         KeyError) for names that are not there. For verl's pop, take `only` and `without`: no batch loses columns."""
-        for name in tensors:
+        for name in checked_names("select", tensors):
             if isinstance(self._column(name), tuple):
                 raise self._no_column("tensor", name, self.tensors)
-        for name in objects:
+        for name in checked_names("select", objects):
             if not isinstance(self._column(name), tuple | RemoteBlock):
                 raise self._no_column("object", name, self.objects)
         return replace(
@@ -166,11 +182,11 @@ class DataProto:
 
     def only(self, names: Iterable[str]) -> DataProto:
         """The named columns of any kind, without meta. Raises DataError for names that are not there."""
-        return replace(self._kept({name: name for name in names}), meta={})
+        return replace(self._kept({name: name for name in checked_names("only", names)}), meta={})
 
     def without(self, names: Iterable[str]) -> DataProto:
         """All other columns, and meta. Raises DataError for names that are not there."""
-        dropped = set(names)
+        dropped = set(checked_names("without", names))
         for name in dropped:
             self._column(name)
         return self._kept({name: name for name in self.column_names() if name not in dropped})
@@ -215,7 +231,7 @@ class DataProto:
         kept = self._kept({name: name for name in self.column_names() if name not in new})
         return DataProto(
             {**kept.tensors, **(tensors or {})},
-            {**kept.objects, **{name: tuple(column) for name, column in (objects or {}).items()}},
+            {**kept.objects, **{name: object_column(name, column) for name, column in (objects or {}).items()}},
             {**self.meta, **(meta or {})},
             {**kept.ragged, **(ragged or {})},
             kept.remote,
@@ -230,7 +246,7 @@ class DataProto:
 
         Rows that lie one after the other in one shard become views of what the store gives, others a copy. Raises
         DataError for names that are not there, and when shards do not fit together."""
-        wanted = set(self.column_names() if names is None else names)
+        wanted = set(self.column_names() if names is None else checked_names("fetched", names))
         for name in wanted:
             self._column(name)
         blocks = [block for block in self.remote if wanted & block.columns.keys()]
@@ -274,22 +290,21 @@ class DataProto:
 
     def split(self, num_rows: int) -> Iterator[DataProto]:
         """Consecutive batches of `num_rows` rows, sharing memory; the last one may be shorter."""
-        _check_positive("split: number of rows", num_rows)
+        num_rows = checked_count("split: number of rows", num_rows)
         return (self.slice(start, start + num_rows) for start in range(0, len(self), num_rows))
 
     def chunk(self, num_chunks: int) -> list[DataProto]:
         """`num_chunks` consecutive batches of equal size, sharing memory. Raises DataError when B is not divisible.
 
         As verl's; there all chunks hold one and the same meta dictionary, here none can be changed through another."""
-        _check_positive("chunk: number of chunks", num_chunks)
+        num_chunks = checked_count("chunk: number of chunks", num_chunks)
         if len(self) % num_chunks:
             raise DataError(f"chunk: {len(self)} rows cannot be split into {num_chunks} equal parts; pad first")
         return list(self.split(len(self) // num_chunks)) if len(self) else [self] * num_chunks
 
     def repeat(self, num_times: int, interleaved: bool = True) -> DataProto:
         """Each row `num_times` times: repetitions side by side (0 0 1 1), or else batch after batch (0 1 0 1)."""
-        if num_times < 0:
-            raise DataError(f"repeat: a number of times is 0 or more (seen: {num_times})")
+        num_times = checked_count("repeat: number of times", num_times, least=0)
         rows = np.arange(len(self))
         return self._at(np.repeat(rows, num_times) if interleaved else np.tile(rows, num_times))
 
@@ -307,7 +322,7 @@ class DataProto:
         """Tensors `names` [B, num_parts * k, ...] become rows [B * num_parts, k, ...]; all else is repeated with them.
 
         As verl's unfold_column_chunks. Raises DataError when the second dimension is not divisible."""
-        _check_positive("unfolded: number of parts", num_parts)
+        num_parts = checked_count("unfolded: number of parts", num_parts)
         unfolded = {}
         for name in names:
             tensor = self[name]
@@ -323,7 +338,7 @@ class DataProto:
 
         All added rows are at the end, in the last share. verl has two ways: auto padding repeats the last row in the
         caller's own batch, pad_dataproto_to_divisor starts again from the first row. No rows stay no rows."""
-        _check_positive("padded_to_multiple: size", size)
+        size = checked_count("padded_to_multiple: size", size)
         num_added = -len(self) % size
         if not num_added:
             return self, 0
@@ -331,15 +346,15 @@ class DataProto:
 
     def unpadded(self, num_added: int) -> DataProto:
         """Without the last `num_added` rows. Raises DataError when there are fewer."""
-        if not 0 <= num_added <= len(self):
-            raise DataError(f"unpadded: {num_added} rows cannot be taken off {len(self)}")
-        return self.slice(0, len(self) - num_added)
+        return self.slice(0, len(self) - checked_count("unpadded: number of rows", num_added, 0, len(self)))
 
     def mini_batches(self, num_rows: int, num_epochs: int = 1, seed: int | None = None) -> Iterator[DataProto]:
         """All rows in batches of `num_rows`, `num_epochs` times; with a seed, each epoch in an order of its own.
 
         The orders depend on seed and epoch only. Raises DataError, at once, when B is not divisible."""
-        _check_positive("mini_batches: number of rows", num_rows)
+        num_rows = checked_count("mini_batches: number of rows", num_rows)
+        num_epochs = checked_count("mini_batches: number of epochs", num_epochs, least=0)
+        seed = None if seed is None else checked_count("mini_batches: seed", seed, 0, MAX_SEED)
         if len(self) % num_rows:
             raise DataError(f"mini_batches: {len(self)} rows are no whole number of batches of {num_rows}; pad first")
         epochs = (self if seed is None else self._at(shuffled_rows(len(self), seed, e)) for e in range(num_epochs))
@@ -376,8 +391,3 @@ def _unpickled(
     remote: tuple[RemoteBlock, ...],
 ) -> DataProto:
     return DataProto({name: unpack(packed) for name, packed in tensors.items()}, objects, meta, ragged, remote)
-
-
-def _check_positive(what: str, number: int) -> None:
-    if number < 1:
-        raise DataError(f"{what} must be 1 or more (seen: {number})")

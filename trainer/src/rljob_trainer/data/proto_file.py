@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import cast
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -34,20 +35,27 @@ _MAX_INTEGER_BITS = 64
 def save_batch(batch: DataProto, path: Path) -> None:
     """Writes a batch, durably; a file of that name is replaced at once and as a whole.
 
-    Objects and meta may be texts, numbers, truth values, None, and lists, tuples and dictionaries of these. Raises
-    DataError, naming the column, for anything else and for remote columns; OSError when the file cannot be written.
+    Values of object columns may be texts, numbers, truth values, None, and lists, tuples and dictionaries of these.
+    Raises DataError, naming the column, for anything else and for remote columns; OSError when the file cannot be
+    written.
     """
     for block in batch.remote:
         raise DataError(f"{path}: column '{min(block.columns)}' is remote and cannot be saved; fetch it first")
-    stored = _stored_tensors(path, batch)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        stored = _stored_tensors(path, batch)
+    except RecursionError as error:
+        raise DataError(f"{path}: an object column holds lists within lists, too deep to be saved") from error
+    # Others may save to the same path, also from other machines.
+    unfinished = path.with_name(f".{path.name[:100]}.{uuid4().hex}.unfinished")
     try:
         save_file(stored, unfinished, {"format": FORMAT, "digest": _digest(stored)})
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
+        _make_durable(unfinished)
         unfinished.replace(path)
+        _make_durable(path.parent)
     except SafetensorError as error:
         raise OSError(f"{path}: cannot be written: {error}") from error
+    except (KeyError, NotImplementedError, UnicodeEncodeError) as error:
+        raise DataError(f"{path}: the format has no such dtype, or no such name: {error}") from error
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -60,19 +68,28 @@ def load_batch(path: Path) -> DataProto:
     try:
         with safe_open(path, framework="pt") as reader:
             header: Mapping[str, str] = reader.metadata() or {}
+            if header.get("format") != FORMAT:
+                found = header.get("format")
+                raise DataError(f"{path}: no file of a batch, or of another version (format: {found})")
             stored: dict[str, torch.Tensor] = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     except SafetensorError as error:
         raise DataError(f"{path}: damaged, or no file of a batch: {error}") from error
-    if header.get("format") != FORMAT:
-        raise DataError(f"{path}: no file of a batch, or of another version (format: {header.get('format')})")
     if header.get("digest") != _digest(stored):
         raise DataError(f"{path}: damaged: its content does not have the digest with which it was written")
     try:
         return _batch_of(stored)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"{path}: not as a batch is written: {error}") from error
+
+
+def _make_durable(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _stored_tensors(path: Path, batch: DataProto) -> dict[str, torch.Tensor]:
@@ -102,7 +119,7 @@ def _batch_of(stored: Mapping[str, torch.Tensor]) -> DataProto:
     text = json.loads(stored[_TEXT].numpy().tobytes())
     return DataProto(
         {name.removeprefix(_TENSOR): tensor for name, tensor in stored.items() if name.startswith(_TENSOR)},
-        {name: tuple(_decoded(value) for value in values) for name, values in text["objects"].items()},
+        {name: tuple(_values_of(name, values)) for name, values in text["objects"].items()},
         coerced_meta({name: _decoded(value) for name, value in text["meta"].items()}),
         {
             name.removeprefix(_VALUES): RaggedColumn(values, stored[_LENGTHS + name.removeprefix(_VALUES)])
@@ -110,6 +127,12 @@ def _batch_of(stored: Mapping[str, torch.Tensor]) -> DataProto:
             if name.startswith(_VALUES)
         },
     )
+
+
+def _values_of(name: str, values: object) -> list[object]:
+    if not isinstance(values, list):
+        raise DataError(f"column '{name}' is no list of values")
+    return [_decoded(value) for value in values]
 
 
 def _digest(stored: Mapping[str, torch.Tensor]) -> str:
@@ -125,7 +148,7 @@ def _encoded(where: str, value: object) -> object:
     """JSON values stand for themselves; {"tuple": [...]} is a tuple and {"dict": {...}} a dictionary.
 
     Types are compared exactly: JSON would turn an enum or a NumPy number into something else without a word."""
-    if value is None or type(value) in (bool, str):
+    if value is None or type(value) is bool or (isinstance(value, str) and type(value) is str and _is_text(value)):
         return value
     if isinstance(value, int) and type(value) is int and value.bit_length() <= _MAX_INTEGER_BITS:
         return value
@@ -140,6 +163,11 @@ def _encoded(where: str, value: object) -> object:
         f"{where} holds {value!r:.100} ({type(value).__name__}), which JSON cannot hold; use texts, finite numbers of "
         "at most 64 bits, truth values, None, and lists, tuples and dictionaries (keys: texts) of these"
     )
+
+
+def _is_text(value: str) -> bool:
+    """Whether JSON gives it back as it is: it joins the halves of a surrogate pair."""
+    return value.isascii() or json.loads(json.dumps(value)) == value
 
 
 def _decoded(value: object) -> object:

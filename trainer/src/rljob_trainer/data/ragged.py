@@ -5,6 +5,7 @@ Legend: B rows, N elements of all rows together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rljob_trainer.data.columns import as_signed, concat_tensors, same_tensor, take_tensor, tensor_bytes
+from rljob_trainer.data.columns import (
+    as_signed,
+    concat_tensors,
+    same_tensor,
+    take_tensor,
+    tensor_bytes,
+    tensor_of_array,
+    with_dtype,
+)
 from rljob_trainer.data.row_index import Positions, RowIndex, row_positions
 from rljob_trainer.data.wire import PackedTensor, pack, unpack
 from rljob_trainer.errors import DataError
@@ -42,7 +51,10 @@ class RaggedColumn:
             )
         if len(self.lengths) and int(self.lengths.min()) < 0:
             raise DataError(f"ragged column: a row cannot have a length of {int(self.lengths.min())}")
-        if int(self.lengths.sum()) != self.values.shape[0]:
+        # The largest one, too: the sum of very large ones begins anew at 0.
+        if int(self.lengths.sum()) != self.values.shape[0] or (
+            len(self.lengths) and int(self.lengths.max()) > self.values.shape[0]
+        ):
             raise DataError(
                 f"ragged column: lengths add up to {int(self.lengths.sum())}, and there are {self.values.shape[0]} "
                 "values"
@@ -57,9 +69,15 @@ class RaggedColumn:
         Without `dtype`, that of the tensors, or what torch makes of all the numbers (int64, float32, bool). Raises
         DataError when rows differ in more than length, or when there is nothing to tell the dtype from.
         """
-        given = [torch.from_numpy(row) if isinstance(row, np.ndarray) else row for row in rows]
+        given = [
+            tensor_of_array(f"ragged column: row {place}", row) if isinstance(row, np.ndarray) else row
+            for place, row in enumerate(rows)
+        ]
         tensors = [row for row in given if isinstance(row, torch.Tensor)]
         sequences = [row for row in given if not isinstance(row, torch.Tensor)]
+        for row in sequences:
+            if isinstance(row, str | bytes) or not isinstance(row, Sequence):
+                raise DataError(f"ragged column: a row is a tensor, an array or a list of numbers (seen: {row!r:.80})")
         if tensors and sequences:
             raise DataError("ragged column: some rows are tensors and some are not; make them alike")
         if any(not tensor.dim() for tensor in tensors):
@@ -107,8 +125,8 @@ class RaggedColumn:
     def _values_at(self, positions: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> torch.Tensor:
         num_values = int(lengths.sum())
         if num_values > LONG_ROW * len(positions):
-            rows = self.row_tensors()
-            return torch.cat([rows[position] for position in positions.tolist()])
+            starts, stops = self.offsets[:-1][positions].tolist(), self.offsets[1:][positions].tolist()
+            return torch.cat([self.values[start:stop] for start, stop in zip(starts, stops, strict=True)])
         # Element j of a row lies at offset + j; in the result it lies at end - length + j.
         shifts = self.offsets[:-1][positions] - (np.cumsum(lengths) - lengths)
         return take_tensor(self.values, np.repeat(shifts, lengths) + np.arange(num_values))
@@ -122,6 +140,10 @@ class RaggedColumn:
         longest = int(self.lengths.max()) if len(self) else 0
         if longest > length:
             raise DataError(f"ragged column: a row of {longest} elements does not fit into {length}")
+        if not (self.values.dtype.is_floating_point or self.values.dtype.is_complex) and not _holds(
+            self.values.dtype, value
+        ):
+            raise DataError(f"ragged column: {self.values.dtype} has no {value} to fill up with")
         padded = torch.full(
             (len(self), length, *self.values.shape[1:]), value, dtype=self.values.dtype, device=self.values.device
         )
@@ -137,11 +159,13 @@ class RaggedColumn:
                 f"ragged column: a tensor {list(tensor.shape)} does not go with lengths {list(lengths.shape)}; they "
                 "must be [B, length, ...] and [B]"
             )
+        if lengths.is_floating_point():
+            raise DataError(f"ragged column: lengths are whole numbers (seen: {lengths.dtype})")
         whole = lengths.detach().cpu().to(torch.int64)
         if len(whole) and int(whole.max()) > tensor.shape[1]:
             raise DataError(f"ragged column: rows of {tensor.shape[1]} elements hold no {int(whole.max())}")
         values = as_signed(tensor)[_is_within(whole, tensor.shape[1]).to(tensor.device)]
-        return RaggedColumn(values.view(tensor.dtype), whole)
+        return RaggedColumn(with_dtype(values, tensor.dtype), whole)
 
     @staticmethod
     def concat(columns: Sequence[RaggedColumn], name: str = "ragged column") -> RaggedColumn:
@@ -168,6 +192,13 @@ def _numbers(rows: Sequence[Sequence[float]], dtype: torch.dtype | None) -> torc
         return torch.tensor(numbers, dtype=dtype)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise DataError(f"ragged column: rows must hold numbers of one kind: {error}") from error
+
+
+def _holds(dtype: torch.dtype, value: float) -> bool:
+    """Whether a dtype of whole numbers or truth values has this one."""
+    if dtype == torch.bool:
+        return value in (0, 1)
+    return math.isfinite(value) and value == int(value) and torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
 
 
 def _unpickled(values: PackedTensor, lengths: PackedTensor) -> RaggedColumn:

@@ -86,6 +86,8 @@ class RemoteBlock:
                 f"remote columns {sorted(self.columns)}: shard_of_row must be from 0 to {len(self.shards) - 1} (seen: "
                 f"{self.shard_of_row.min()} to {self.shard_of_row.max()})"
             )
+        if len(self) and int(self.row_in_shard.min()) < 0:
+            raise DataError(f"remote columns {sorted(self.columns)}: a shard has no row {self.row_in_shard.min()}")
 
     @staticmethod
     def of_shard(reference: ShardReference, names: Iterable[str], num_rows: int) -> RemoteBlock:

@@ -27,7 +27,10 @@ def row_positions(index: RowIndex, num_rows: int) -> Positions:
     Raises DataError for rows that are not there, masks of another length and indices that are no whole numbers.
     """
     if isinstance(index, slice):
-        chosen = range(num_rows)[index]
+        try:
+            chosen = range(num_rows)[index]
+        except (TypeError, ValueError) as error:
+            raise DataError(f"rows: {index} is no range of rows: {error}") from error
         if not chosen:
             return range(0)
         return chosen if chosen.step == 1 else np.asarray(chosen, dtype=np.int64)
@@ -40,10 +43,11 @@ def row_positions(index: RowIndex, num_rows: int) -> Positions:
         return np.flatnonzero(given)
     if given.size and not np.issubdtype(given.dtype, np.integer):
         raise DataError(f"rows: an index holds whole numbers or truth values (seen: {given.dtype})")
-    positions = given.astype(np.int64).reshape(-1)
-    wrong = (positions < -num_rows) | (positions >= num_rows)
+    # Before they become signed: the largest unsigned ones would count from the end.
+    wrong = (given < -num_rows) | (given >= num_rows)
     if wrong.any():
-        raise DataError(f"rows: row {positions[wrong][0]} is not there; the batch has {num_rows} rows")
+        raise DataError(f"rows: row {given[wrong][0]} is not there; the batch has {num_rows} rows")
+    positions = given.astype(np.int64).reshape(-1)
     return np.where(positions < 0, positions + num_rows, positions)
 
 
@@ -66,18 +70,14 @@ def reordered_rows(order: RowIndex, num_rows: int) -> Positions:
 
 
 def shuffled_rows(num_rows: int, seed: int, epoch: int) -> Positions:
-    """An order that depends on nothing but the arguments. Raises DataError for a negative seed."""
-    if seed < 0:
-        raise DataError(f"mini_batches: a seed is 0 or more (seen: {seed})")
+    """An order that depends on nothing but the arguments."""
     return shuffled_order(num_rows, seed, epoch)
 
 
 def _as_array(
     index: int | Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_] | torch.Tensor,
 ) -> np.ndarray:
-    if isinstance(index, torch.Tensor):
-        return index.detach().cpu().numpy()
     try:
-        return np.asarray(index)
-    except ValueError as error:
+        return index.detach().cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
+    except (TypeError, ValueError) as error:
         raise DataError(f"rows: not an index: {error}") from error

@@ -39,7 +39,9 @@ def pack(name: str, tensor: torch.Tensor) -> PackedTensor:
             "make it a dense tensor"
         )
     plain = detached.cpu().resolve_conj().resolve_neg().contiguous()
-    return PackedTensor(plain.view(-1).view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
+    # A single element counts as contiguous whatever its stride, which stays, and then cannot be seen as bytes.
+    flat = plain.as_strided((plain.numel(),), (1,), plain.storage_offset())
+    return PackedTensor(flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
 
 
 def unpack(packed: PackedTensor) -> torch.Tensor:

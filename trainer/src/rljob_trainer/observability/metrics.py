@@ -73,21 +73,20 @@ _BY_LAST_WORD: Final = {"max": Reduction.MAX, "min": Reduction.MIN, "sum": Reduc
 def reduction_of(name: str) -> Reduction:
     """The rule for one metric.
 
-    Timings take the maximum, because a step waits for its slowest worker; totals (`perf/total_...`) are added up; a
-    name that ends in max, min, sum or mean (after `/` or `_`) does what it says; all others are averaged.
+    Timings take the maximum, because a step waits for its slowest worker; a name that ends in max, min, sum or mean
+    (after `/` or `_`) does what it says; other totals (`perf/total_...`) are added up, all others averaged.
     """
     if name.startswith(TIMING_PREFIX):
         return Reduction.MAX
     last = name.rsplit("/", maxsplit=1)[-1]
-    if last.startswith("total_"):
-        return Reduction.SUM
-    return _BY_LAST_WORD.get(last.rsplit("_", maxsplit=1)[-1], Reduction.MEAN)
+    by_default = Reduction.SUM if last.startswith("total_") else Reduction.MEAN
+    return _BY_LAST_WORD.get(last.rsplit("_", maxsplit=1)[-1], by_default)
 
 
 def reduce_metrics(per_worker: Sequence[Metrics]) -> dict[str, float]:
     """One mapping from those of several workers; each metric over the workers that report it, in order of first sight.
 
-    A NaN of any worker makes the result NaN: a broken worker must show.
+    A NaN of any worker makes the result NaN, and so do opposite infinities: a broken worker must show.
     """
     collected: dict[str, list[float]] = {}
     for metrics in per_worker:
@@ -112,6 +111,14 @@ def _reduce(values: Sequence[float], rule: Reduction) -> float:
         case Reduction.MIN:
             return float(min(values))
         case Reduction.SUM:
-            return math.fsum(values)
+            return _sum(values)
         case Reduction.MEAN:
-            return math.fsum(values) / len(values)
+            return _sum(values) / len(values)
+
+
+def _sum(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        # fsum raises where floats are added up to infinity, or to NaN.
+        return float(sum(values))

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 MAX_KEPT = 16_384
@@ -36,13 +36,17 @@ class SpanRecorder:
         try:
             yield
         finally:
-            self._spans.append(Span(name, started, time.time(), threading.get_native_id()))
+            # The clock may be set back meanwhile.
+            ended = max(started, time.time())
+            self._spans.append(Span(name, started, ended, threading.get_native_id()))
 
     def take(self) -> list[Span]:
         """Those that have ended since the last `take`."""
+        # Somebody else may take the last one between a look and `popleft`.
         taken: list[Span] = []
-        while self._spans:
-            taken.append(self._spans.popleft())
+        with suppress(IndexError):
+            while True:
+                taken.append(self._spans.popleft())
         return taken
 
 
