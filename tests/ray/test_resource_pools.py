@@ -294,11 +294,11 @@ def test_a_failure_of_the_run_releases_all_pools() -> None:
 OTHER_PROCESS = """
 import sys
 import ray
-from rljob_trainer.cluster.reservation import release_by_id
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
+from rljob_trainer.cluster.resource_pool import PoolSettings, reserve_pools
 ray.init(address=sys.argv[1], log_to_driver=False)
-ended = ResourcePool(PoolSettings("ended", 1, 1, True, 1, 20))
-kept = ResourcePool(PoolSettings("kept", 2, 2, True, 1, 20, is_detached=True))
+ended, kept = reserve_pools(
+    [PoolSettings("ended", 1, 1, True, 1, 20), PoolSettings("kept", 2, 2, True, 1, 20, is_detached=True)]
+)
 print(*kept.group_ids)
 """
 

@@ -153,3 +153,31 @@ def test_what_a_bundle_asks_for() -> None:
     assert settings.need.per_node["GPU"] == 3
     assert settings.need.per_node["object_store_memory"] == 5
     assert replace(SETTINGS, use_gpu=False).bundle == {"CPU": 1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"num_nodes": 0}, r"pool main: the number of nodes must be 1 or more \(seen: 0\)"),
+        ({"num_nodes": -1}, r"the number of nodes must be 1 or more \(seen: -1\)"),
+        ({"num_devices_per_node": 1.5}, r"the number of devices per node must be 1 or more \(seen: 1.5\)"),
+        ({"num_cpus_per_device": -1}, r"CPUs per device must be 0 or more \(seen: -1\)"),
+        ({"num_cpus_per_device": 1e-5}, r"CPUs per device must be 0.0001 or more, or 0 with a GPU \(seen: 1e-05\)"),
+        ({"num_cpus_per_device": 0, "use_gpu": False}, r"CPUs per device must be 0.0001 or more, or 0 with a GPU"),
+        ({"memory_bytes_per_device": -1}, r"memory per device must be 0 or more \(seen: -1\)"),
+        ({"timeout_seconds": float("nan")}, r"timeout must be 0 or more \(seen: nan\)"),
+        ({"custom_resources": {"fast": -1}}, r"fast must be 0 or more \(seen: -1\)"),
+        ({"custom_resources": {"CPU": 1}}, r"CPU is no custom resource; it has a setting of its own"),
+    ],
+)
+def test_settings_that_nothing_can_have_are_refused(wrong: dict[str, object], problem: str) -> None:
+    with pytest.raises(ResourceError, match=problem):
+        replace(SETTINGS, **wrong)  # type: ignore[arg-type]
+
+
+def test_parts_that_ray_does_not_know_are_refused() -> None:
+    for num_shares in (0, 20_000):
+        with pytest.raises(ResourceError, match=rf"cannot be shared by {num_shares} processes; .* part is 0.0001"):
+            pool("10.0.0.1").shares(num_shares)
+    with pytest.raises(ResourceError, match="there are none to be made one"):
+        merge_pools([])

@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import (
+    GetTimeoutError,
+    NodeDiedError,
+    OwnerDiedError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from rljob_trainer.cluster.death import Place, cause_of_death
+from rljob_trainer.cluster.session import check_connected
 from rljob_trainer.errors import CallTimeoutError, TrainerError, WorkerDiedError, WorkerError
 
 T = TypeVar("T")
@@ -19,6 +28,9 @@ T = TypeVar("T")
 FAILURE_GRACE_SECONDS = 5.0
 """How long the other ranks have to end after the first has failed: some cannot, because they wait for it."""
 
+
+DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OwnerDiedError)
+"""What Ray says where a process is gone."""
 
 LIVENESS_SECONDS = 1.0
 """How often a call that waits looks whether some process is gone."""
@@ -39,7 +51,9 @@ class Ranks:
         then fail in their collectives, often sooner than the death is known), else one of our own errors, else the
         first failure; after the first failure the rest get `FAILURE_GRACE_SECONDS` to end.
 
-        Raises TrainerError as the worker raised it, WorkerError, WorkerDiedError, CallTimeoutError."""
+        Raises TrainerError as the worker raised it, WorkerError, WorkerDiedError, CallTimeoutError; ResourceError when
+        the connection to Ray has been closed."""
+        check_connected(self.what)
         ranks = sorted(self.references)
         references = [self.references[rank] for rank in ranks]
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -48,6 +62,9 @@ class Ranks:
             try:
                 # One wait for all while nothing goes wrong.
                 return list(ray.get(references, timeout=max(0.0, min(remaining, LIVENESS_SECONDS))))
+            except RayTaskError:
+                # First: it is a GetTimeoutError, too, where a worker has raised one.
+                return self._results_one_by_one(ranks)
             except GetTimeoutError:
                 if remaining <= LIVENESS_SECONDS:
                     raise CallTimeoutError(f"{self.what}: no result within {timeout_seconds:g} s") from None
@@ -57,6 +74,7 @@ class Ranks:
 
     def done(self) -> bool:
         """Whether `results` would not wait."""
+        check_connected(self.what)
         references = list(self.references.values())
         ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
         return len(ready) == len(references)
@@ -76,8 +94,10 @@ class Ranks:
                 results[rank] = ray.get(ready[0])
             except RayTaskError as error:
                 errors.append(self._failed(rank, error))
-            except RayError as error:
+            except DEATHS as error:
                 raise self._died(rank, error) from None
+            except RayError as error:
+                errors.append(WorkerError(f"{self.what}: worker rank {rank}: its result cannot be read: {error}"))
             if errors and deadline is None:
                 deadline = time.monotonic() + FAILURE_GRACE_SECONDS
         if errors:
@@ -86,8 +106,10 @@ class Ranks:
 
     def _failed(self, rank: int, error: RayTaskError) -> TrainerError:
         """Our own errors come back as they were raised; others become WorkerError with the worker's traceback."""
-        if isinstance(error.cause, TrainerError):
+        if isinstance(error.cause, TrainerError) and type(error.cause) is not WorkerError:
             return error.cause
+        if isinstance(error.cause, WorkerError):
+            return WorkerError(f"{self.what}: worker rank {rank}: {error.cause}")
         return WorkerError(f"{self.what}: worker rank {rank}: {error.cause!r}\n{error}")
 
     def _died(self, rank: int, error: RayError) -> WorkerDiedError:
@@ -110,6 +132,9 @@ class Pending(Generic[T]):
     def done(self) -> bool:
         """Whether `result` would not wait."""
         return self._result is not None or self.ranks.done()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a Pending travels only as an argument of its own, not within another one; give its result()")
 
     def result(self, timeout_seconds: float | None = None) -> T:
         """Waits; the same result each time.

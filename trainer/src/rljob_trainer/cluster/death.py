@@ -77,6 +77,7 @@ def cause_of_death(error: RayError, place: Place) -> str:
     crash = _crash_in(place.log_file)
     if crash:
         return f"it crashed in native code ({crash})"
+    crash_text = "" if place.log_file else ", native code crashed (a log folder would tell)"
     before = place.memory_kills
     now = None if before is None or place.node_id is None else _read_on(place.node_id, before.counter)
     if before is None or now is None:
@@ -91,7 +92,7 @@ def cause_of_death(error: RayError, place: Place) -> str:
         )
     return (
         "its process ended without a word; the kernel killed nothing there for lack of memory, so somebody killed it "
-        "(kill -9), or its code ended it (os._exit)"
+        f"(kill -9){crash_text}, or its code ended it (os._exit)"
     )
 
 

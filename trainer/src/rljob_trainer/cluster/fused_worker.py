@@ -50,8 +50,14 @@ class FusedWorker:
         return bound(*arguments)
 
     def mesh_position(self, role: str, mesh: str) -> MeshPosition:
-        """Where this process stands in a mesh of a role."""
-        return self._worker(role).mesh_position(mesh)
+        """Where this process stands in a mesh of a role. Raises what the worker raises, and DispatchError where it
+        gives something else."""
+        position = self._worker(role).mesh_position(mesh)
+        if not isinstance(position, MeshPosition):
+            raise DispatchError(
+                f"{role}: mesh {mesh}: mesh_position gives a {type(position).__name__}; it must give a MeshPosition"
+            )
+        return position
 
     def _worker(self, role: str) -> Worker:
         if role not in self.workers:

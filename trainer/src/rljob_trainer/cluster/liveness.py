@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from weakref import WeakSet
 
 import ray
 from ray.actor import ActorHandle
@@ -18,8 +19,16 @@ from rljob_trainer.errors import WorkerDiedError
 
 INTERVAL_SECONDS = 1.0
 
+_RUNNING: WeakSet[LivenessWatch] = WeakSet()
+
 MakeError = Callable[[int, RayError], WorkerDiedError]
 """(rank, what Ray says) -> the error that names the rank, where it ran, and the cause."""
+
+
+def end_watches() -> None:
+    """Closes all watches of this process, before the connection to Ray is closed: their calls would open another."""
+    for watch in list(_RUNNING):
+        watch.close()
 
 
 class LivenessWatch:
@@ -31,6 +40,7 @@ class LivenessWatch:
         self._is_closed = threading.Event()
         self._error: WorkerDiedError | None = None
         self._thread = threading.Thread(target=self._run, name="liveness", daemon=True)
+        _RUNNING.add(self)
         self._thread.start()
 
     def raise_if_dead(self) -> None:
@@ -45,7 +55,7 @@ class LivenessWatch:
 
     def _run(self) -> None:
         pings: dict[ray.ObjectRef, int] = {}
-        while not self._is_closed.is_set() and self._error is None:
+        while not self._is_closed.is_set() and self._error is None and ray.is_initialized():
             waiting = set(pings.values())
             for rank, handle in enumerate(self._handles):
                 if rank not in waiting:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import ray
-from ray.exceptions import RayError
+import torch
+from ray.exceptions import RayError, RayTaskError
 
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.data.remote import RemoteBlock, ShardReference
-from rljob_trainer.errors import DataLostError
+from rljob_trainer.errors import DataLostError, DispatchError, TrainerError, WorkerError
 
 LARGE_COLUMN_BYTES = 1 << 20
 """Columns from here on are objects of their own, so that whoever needs one does not move the others."""
@@ -64,6 +66,26 @@ class StoredArgument:
     reference: ray.ObjectRef
 
 
+def check_travelling(arguments: Sequence[object]) -> None:
+    """Raises DispatchError for the first of the arguments that cannot be pickled.
+
+    Looked at are those of which it is not known, before the first rank is called: the others would wait for it."""
+    for place, argument in enumerate(arguments):
+        match argument:
+            case None | bool() | int() | float() | str() | bytes() | torch.Tensor() | ray.ObjectRef():
+                continue
+            case np.ndarray() if argument.dtype.kind != "O":
+                continue
+            case DataProto() if not argument.objects:
+                continue
+        try:
+            ray.cloudpickle.dumps(dict(argument.objects) if isinstance(argument, DataProto) else argument)
+        except Exception as error:
+            raise DispatchError(
+                f"argument {place + 1} ({type(argument).__name__}) cannot travel to the workers: {error}"
+            ) from None
+
+
 def sent_arguments(arguments: Sequence[object]) -> tuple[object, ...]:
     """The arguments as they travel: batches that are large lie in the store, once for all ranks that get them."""
     TRAFFIC.sent_bytes += num_batch_bytes(arguments)
@@ -81,9 +103,14 @@ def num_batch_bytes(values: Sequence[object]) -> int:
 
 
 def get_batches(references: Sequence[ray.ObjectRef]) -> list[DataProto]:
-    """The batches of these references. Raises DataLostError for what is gone with the process or node that held it."""
+    """The batches of these references. Raises DataLostError for what is gone with the process or node that held it,
+    and what the call raised that should have made one."""
     try:
         return [_batch(value) for value in ray.get(list(references))]
+    except RayTaskError as error:
+        if isinstance(error.cause, TrainerError):
+            raise error.cause from None
+        raise WorkerError(f"the call that should have made this data failed: {error.cause!r}\n{error}") from None
     except RayError as error:
         text = " ".join(str(error).split())
         raise DataLostError(f"data of this step is lost with the process or node that held it ({text:.300})") from error

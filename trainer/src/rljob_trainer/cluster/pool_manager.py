@@ -15,7 +15,7 @@ from rljob_api.contract import POOL_RESOURCE_PREFIX
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.cluster.reservation import Report, log_progress
 from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool, reserve_pools
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ConfigurationError, ResourceError
 
 
 @dataclass(frozen=True)
@@ -122,17 +122,26 @@ class ResourcePoolManager:
 
     def __enter__(self) -> Self:
         """Reserves all pools, or none. Raises ResourceError."""
-        for pool in reserve_pools(self.settings, self.report):
-            name = pool.settings.name
-            self.pools[name] = pool
-            groups = self.plan.groups_on(name)
-            self._views |= dict(zip(groups, pool.shares(len(groups)) if groups[1:] else [pool], strict=True))
+        for each in self.settings:
+            if not self.plan.groups_on(each.name):
+                raise ResourceError(f"pool {each.name}: no role is on it; leave it out")
+        self.pools = {pool.settings.name: pool for pool in reserve_pools(self.settings, self.report)}
+        try:
+            for name, pool in self.pools.items():
+                groups = self.plan.groups_on(name)
+                self._views |= dict(zip(groups, pool.shares(len(groups)) if groups[1:] else [pool], strict=True))
+        except BaseException:
+            self._release()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Releases all pools."""
+        self._release()
+
+    def _release(self) -> None:
         for pool in self.pools.values():
             pool.release()
 

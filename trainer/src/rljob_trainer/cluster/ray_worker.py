@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rljob_trainer.cluster.worker_process import Call, GroupRecord, ProcessInfo
     from rljob_trainer.dispatch.mesh import MeshPosition
     from rljob_trainer.dispatch.worker import WorkerContext
+    from rljob_trainer.errors import TrainerError
     from rljob_trainer.observability.spans import Span
 
 
@@ -54,11 +55,11 @@ class RayWorker:
         """What `keep_record` was given."""
         return self.process.record
 
-    def mesh_position(self, role: str, mesh: str) -> MeshPosition:
-        """See WorkerProcess.mesh_position."""
-        return self.process.mesh_position(role, mesh)
+    def mesh_positions(self, wanted: Sequence[tuple[str, str]]) -> list[MeshPosition | TrainerError]:
+        """See WorkerProcess.mesh_positions."""
+        return self.process.mesh_positions(wanted)
 
-    def execute(self, call: bytes | Call, forgotten: Sequence[int] = ()) -> object:
+    def execute(self, call: bytes | Call, forgotten: Sequence[str] = ()) -> object:
         """See WorkerProcess.execute."""
         return self.process.execute(call, forgotten)
 

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 REPORT_SECONDS = 4.0
+LEAST_GRANT_SECONDS = 0.5
 GRANT_SECONDS = 2.0
 """Ray grants what is free within milliseconds; after so long somebody else was faster, and another try is made."""
 NODE_LABEL = "ray.io/node-id"
@@ -87,15 +88,15 @@ def cluster_nodes() -> list[ClusterNode]:
 
 
 def reserve(
-    needs: Sequence[PoolNeed], timeout_seconds: float, is_detached: bool, report: Report
+    needs: Sequence[PoolNeed], timeout_seconds: float, are_detached: Sequence[bool], report: Report
 ) -> list[list[ReservedNode]]:
-    """For each pool its nodes, in the order of their addresses. Detached groups outlive this process.
+    """For each pool its nodes, in the order of their addresses. Groups of pools that are detached outlive this process.
 
     Raises ResourceError that says what is missing: at once when the cluster cannot take all pools even if it were
     empty, after the timeout when they do not become free. Nothing stays reserved then, nor after an interrupt."""
     deadline = time.monotonic() + timeout_seconds
     progress = _Progress(needs, report)
-    attempt = _Attempt(needs, is_detached, progress)
+    attempt = _Attempt(needs, are_detached, progress)
     try:
         while True:
             nodes = cluster_nodes()
@@ -148,9 +149,9 @@ class _Attempt:
     """The groups of one reservation, known by a name of its own: an interrupt can come between the creation of a group
     and the moment when it is in one of our variables."""
 
-    def __init__(self, needs: Sequence[PoolNeed], is_detached: bool, progress: _Progress) -> None:
+    def __init__(self, needs: Sequence[PoolNeed], are_detached: Sequence[bool], progress: _Progress) -> None:
         self.needs = needs
-        self.lifetime = "detached" if is_detached else None
+        self.lifetimes = ["detached" if is_detached else None for is_detached in are_detached]
         self.progress = progress
         self.name = uuid.uuid4().hex[:12]
         self.number = 0
@@ -159,10 +160,12 @@ class _Attempt:
         """Groups on the chosen nodes; None, and no group, when they are not all granted soon or by the deadline."""
         self.number += 1
         reserved = [
-            [self._group(need, node, index) for index, node in enumerate(nodes)]
-            for need, nodes in zip(self.needs, chosen, strict=True)
+            [self._group(need, node, index, lifetime) for index, node in enumerate(nodes)]
+            for need, nodes, lifetime in zip(self.needs, chosen, self.lifetimes, strict=True)
         ]
-        limit = min(deadline, time.monotonic() + GRANT_SECONDS)
+        now = time.monotonic()
+        # Who does not want to wait gets what is free now all the same.
+        limit = min(max(deadline, now + LEAST_GRANT_SECONDS), now + GRANT_SECONDS)
         if all(self._is_granted(node.group, limit) for nodes in reserved for node in nodes):
             return reserved
         self.withdraw()
@@ -190,13 +193,13 @@ class _Attempt:
             if self.name in entry["name"] and entry["state"] != "REMOVED"
         }
 
-    def _group(self, need: PoolNeed, node: ClusterNode, index: int) -> ReservedNode:
+    def _group(self, need: PoolNeed, node: ClusterNode, index: int, lifetime: str | None) -> ReservedNode:
         group = placement_group(
             [dict(need.bundle)] * need.num_bundles,
             strategy="STRICT_PACK",
             # Names are unique in a namespace, and that of a removed group may linger for a moment.
             name=f"{need.pool}/{index} {self.name}-{self.number}",
-            lifetime=self.lifetime,
+            lifetime=lifetime,
             bundle_label_selector=[{NODE_LABEL: node.node_id}] * need.num_bundles,
         )
         return ReservedNode(node.node_id, node.address, group)

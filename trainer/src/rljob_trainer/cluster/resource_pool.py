@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from ray.util.placement_group import PlacementGroup
 
 from rljob_trainer.cluster.packing import UNITS
-from rljob_trainer.cluster.placement import ACCELERATOR_PREFIX, MEMORY, PoolNeed, node_order
+from rljob_trainer.cluster.placement import ACCELERATOR_PREFIX, MEMORY, OBJECT_STORE, PoolNeed, node_order
 from rljob_trainer.cluster.reservation import Report, ReservedNode, log_progress, release, reserve
 from rljob_trainer.errors import ResourceError
 
@@ -43,6 +43,30 @@ class PoolSettings:
     """Per device, by Ray's names."""
     is_detached: bool = False
     """Whether the reservation outlives this process; somebody has to release it then (`group_ids`, `release_by_id`)."""
+
+    def __post_init__(self) -> None:
+        """Raises ResourceError for amounts that nothing can have."""
+        for what, number in {"nodes": self.num_nodes, "devices per node": self.num_devices_per_node}.items():
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ResourceError(f"pool {self.name}: the number of {what} must be 1 or more (seen: {number!r})")
+        amounts = {
+            "CPUs per device": self.num_cpus_per_device,
+            "memory per device": self.memory_bytes_per_device,
+            "object store per node": self.object_store_bytes_per_node,
+            "timeout": self.timeout_seconds,
+            **self.custom_resources,
+        }
+        for what, amount in amounts.items():
+            if not 0 <= amount < math.inf:
+                raise ResourceError(f"pool {self.name}: {what} must be 0 or more (seen: {amount:g})")
+        if 0 < self.num_cpus_per_device < 1 / UNITS or not (self.use_gpu or self.num_cpus_per_device):
+            raise ResourceError(
+                f"pool {self.name}: CPUs per device must be {1 / UNITS:g} or more, or 0 with a GPU (seen: "
+                f"{self.num_cpus_per_device:g})"
+            )
+        for name in self.custom_resources:
+            if name in ("CPU", "GPU", MEMORY, OBJECT_STORE):
+                raise ResourceError(f"pool {self.name}: {name} is no custom resource; it has a setting of its own")
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -100,7 +124,7 @@ class ResourcePool:
         self.num_shares = 1
         """Processes that share a device."""
         if nodes is None:
-            [nodes] = reserve([settings.need], settings.timeout_seconds, settings.is_detached, report)
+            [nodes] = reserve([settings.need], settings.timeout_seconds, [settings.is_detached], report)
         self.groups: list[PlacementGroup] = [node.group for node in nodes]
         places = [
             Slot(0, 0, 0, node.group, index, node.node_id, node.address)
@@ -141,7 +165,14 @@ class ResourcePool:
         return self.settings.num_devices_per_node * self.num_shares
 
     def shares(self, num_shares: int) -> list[PoolView]:
-        """So many views of all slots, whose processes share each device in equal parts."""
+        """So many views of all slots, whose processes share each device in equal parts. Raises ResourceError for no
+        part, and for parts so small that Ray knows none."""
+        smallest = min(amount for name, amount in self.settings.bundle.items() if name in ("CPU", "GPU") and amount > 0)
+        if num_shares < 1 or not _share(smallest, self.num_shares * num_shares):
+            raise ResourceError(
+                f"pool {self.settings.name}: cannot be shared by {num_shares} processes; Ray's smallest part is "
+                f"{1 / UNITS:g}"
+            )
         return [
             PoolView(self._named(f"{index + 1}/{num_shares}"), self._slots, self.num_shares * num_shares)
             for index in range(num_shares)
@@ -182,6 +213,8 @@ def merge_pools(pools: Sequence[ResourcePool]) -> PoolView:
     """A view of all slots of several pools or views, ranks again in the order of the nodes' addresses.
 
     Raises ResourceError when their processes do not get the same, or when two of them have a slot in common."""
+    if not pools:
+        raise ResourceError("pools: there are none to be made one; name one or more")
     name = "+".join(pool.settings.name for pool in pools)
     first = pools[0]
     for other in pools[1:]:
@@ -198,11 +231,17 @@ def merge_pools(pools: Sequence[ResourcePool]) -> PoolView:
 
 
 def reserve_pools(settings: Sequence[PoolSettings], report: Report = log_progress) -> list[ResourcePool]:
-    """All pools, or none; they wait together, as long as the most impatient. Raises ResourceError as a pool does."""
+    """All pools, or none; they wait together, as long as the most impatient. Raises ResourceError as a pool does, and
+    for two pools of one name."""
+    if not settings:
+        return []
+    names = [each.name for each in settings]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ResourceError(f"pools: several are called {', '.join(twice)}; give each a name of its own")
     reserved = reserve(
         [each.need for each in settings],
         min(each.timeout_seconds for each in settings),
-        any(each.is_detached for each in settings),
+        [each.is_detached for each in settings],
         report,
     )
     return [ResourcePool(each, report, nodes) for each, nodes in zip(settings, reserved, strict=True)]

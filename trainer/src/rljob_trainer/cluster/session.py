@@ -15,6 +15,7 @@ from pathlib import Path
 import ray
 from ray.exceptions import RuntimeEnvSetupError
 
+from rljob_trainer.cluster.liveness import end_watches
 from rljob_trainer.errors import ConfigurationError, ResourceError
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,15 @@ def ray_session(
     try:
         yield
     finally:
+        end_watches()
         ray.shutdown()
+
+
+def check_connected(what: str) -> None:
+    """Raises ResourceError where the connection to Ray has been closed: Ray itself would join, or start, another
+    cluster."""
+    if not ray.is_initialized():
+        raise ResourceError(f"{what}: the connection to Ray has been closed; make calls within `ray_session`")
 
 
 def cluster_resources() -> dict[str, float]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from rljob_trainer.cluster.calls import Pending
 from rljob_trainer.cluster.kept_results import ResultArgument
-from rljob_trainer.cluster.object_store import TRAFFIC, num_batch_bytes
+from rljob_trainer.cluster.object_store import TRAFFIC, check_travelling, num_batch_bytes
 from rljob_trainer.cluster.worker_process import Returns
 from rljob_trainer.cluster.worker_processes import WorkerProcesses
 from rljob_trainer.data.proto import DataProto
@@ -24,7 +23,7 @@ from rljob_trainer.dispatch.protocol import check_protocol
 from rljob_trainer.dispatch.register import Registration, registrations
 from rljob_trainer.dispatch.split_gather import Arguments, SplitCall
 from rljob_trainer.dispatch.worker import Worker
-from rljob_trainer.errors import DispatchError
+from rljob_trainer.errors import DataError, DispatchError
 
 T = TypeVar("T")
 
@@ -86,9 +85,9 @@ class WorkerGroup:
             )
         return WorkerGroup(self._processes, self._role, self._worker_class, self._ranks[start:stop])
 
-    def _call(self, method: str, registration: Registration, *arguments: object, **named: object) -> object:
-        """Raises DispatchError for arguments that the mode cannot split, with the method's name; TrainerError of the
-        workers, unless the method does not block."""
+    def _call(self, method: str, registration: Registration, /, *arguments: object, **named: object) -> object:
+        """Raises DispatchError for arguments that the mode cannot split or that cannot travel, with the method's name;
+        then no rank is called. TrainerError of the workers, unless the method does not block."""
         where = f"{self._role}.{method}"
         if named:
             arguments = self._in_order(method, arguments, named)
@@ -96,11 +95,16 @@ class WorkerGroup:
         positions = self._mesh_positions(registration.mesh)
         try:
             call = self._split(mode, positions, arguments)
+            if not isinstance(call, SplitCall):
+                raise DispatchError(f"its split must give a SplitCall (got {type(call).__name__})")
+            call.check(len(positions))
+            if registration.execute is Execute.RANK_ZERO:
+                call = call.only_rank_zero()
+            for share in call.shares:
+                check_travelling([argument for argument in share if not isinstance(argument, ResultArgument)])
         except DispatchError as error:
             raise DispatchError(f"{where}: {registration.dispatch}: {error}") from None
-        if registration.execute is Execute.RANK_ZERO:
-            call = replace(call, share_of_rank={0: call.share_of_rank[0]})
-        is_passed_on = mode.keeps_data and not call.num_padded_rows and not registration.blocking
+        is_passed_on = mode.passes_on and not call.num_padded_rows and not registration.blocking
         answering = _answering(positions, call) if is_passed_on else ()
         kept = self._processes.kept_call(self._ranks[rank] for rank in answering) if answering else None
         ranks = self._processes.start(
@@ -111,8 +115,8 @@ class WorkerGroup:
             TRAFFIC.received_bytes += num_batch_bytes(results)
             try:
                 return mode.gather(positions, call, results)
-            except DispatchError as error:
-                raise DispatchError(f"{where}: {registration.dispatch}: {error}") from None
+            except (DataError, DispatchError) as error:
+                raise type(error)(f"{where}: {registration.dispatch}: {error}") from None
 
         if registration.blocking:
             return Pending(ranks, gather).result()
@@ -123,7 +127,7 @@ class WorkerGroup:
     def _split(self, mode: DispatchMode, positions: list[MeshPosition], arguments: Arguments) -> SplitCall:
         """Results of other calls that are not waited for are passed on by reference where they are split alike."""
         num_data_ranks = positions[0].num_data_ranks
-        if mode.keeps_data and any(isinstance(argument, Pending) for argument in arguments):
+        if mode.passes_on and any(isinstance(argument, Pending) for argument in arguments):
             shares = [_shares_of(argument, num_data_ranks) for argument in arguments]
             if all(share is not None for share in shares):
                 columns = [share for share in shares if share is not None]
@@ -136,11 +140,14 @@ class WorkerGroup:
         """Named arguments at their places. Raises TypeError as Python does for a call that does not fit."""
         signature = inspect.signature(vars(self._worker_class).get(method) or getattr(self._worker_class, method))
         bound = signature.bind(None, *arguments, **named)
+        names = list(signature.parameters)
+        last = max(names.index(name) for name in bound.arguments)
+        # Only the gaps: a default after the last one given is for the worker, and no mode has to split it.
         bound.apply_defaults()
-        return bound.args[1:]
+        return tuple(bound.arguments[name] for name in names[1 : last + 1])
 
     def _mesh_positions(self, mesh: str) -> list[MeshPosition]:
-        """Asked once per mesh and kept."""
+        """Computed once per mesh from what all ranks of the role have said when they were built."""
         if mesh not in self._positions_by_mesh:
             whole = self._processes.mesh_positions(self._role, mesh)
             check_positions(f"{self._role}: mesh {mesh}", whole)

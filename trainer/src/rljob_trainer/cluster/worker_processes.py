@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import ray
 from ray.actor import ActorHandle, ActorMethod
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_trainer.cluster.calls import Ranks
@@ -23,12 +25,14 @@ from rljob_trainer.cluster.object_store import sent_arguments
 from rljob_trainer.cluster.ray_worker import RayWorker
 from rljob_trainer.cluster.reservation import release_by_id
 from rljob_trainer.cluster.resource_pool import ResourcePool, Slot
+from rljob_trainer.cluster.session import check_connected
 from rljob_trainer.cluster.shared_folders import UnseenFiles
 from rljob_trainer.cluster.worker_process import Call, GroupRecord, ProcessInfo, Returns, task_name
 from rljob_trainer.dispatch.mesh import MeshPosition
+from rljob_trainer.dispatch.register import registrations
 from rljob_trainer.dispatch.split_gather import SplitCall
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.errors import ResourceError, WorkerDiedError
+from rljob_trainer.errors import CallTimeoutError, ResourceError, TrainerError, WorkerDiedError
 from rljob_trainer.observability.spans import Span
 
 log = logging.getLogger(__name__)
@@ -36,6 +40,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_SECONDS = 10.0
+START_SECONDS = 60.0
+"""How long processes may take to start and load their libraries, at least; longer where the pool may wait longer."""
 NAMESPACE = "rljob"
 """Of actors that are found by name."""
 
@@ -57,15 +63,23 @@ class WorkerProcesses:
     else."""
 
     def __init__(
-        self, handles: list[ActorHandle], record: GroupRecord | None = None, group_ids: Sequence[str] = ()
+        self,
+        handles: list[ActorHandle],
+        record: GroupRecord | None = None,
+        group_ids: Sequence[str] = (),
+        start_seconds: float | None = None,
     ) -> None:
-        """`record` of processes that somebody else has built; `group_ids` of their placement groups otherwise."""
+        """`record` of processes that somebody else has built; `group_ids` of their placement groups otherwise, and how
+        long all of them may take to start."""
         self.handles = handles
         self.is_attached = record is not None
         self.record = record or GroupRecord((), (), None, tuple(group_ids))
         self.watch = LivenessWatch(handles, self._death_of) if record else None
+        self.start_seconds = start_seconds
         self._executes: dict[tuple[int, str, str], tuple[ActorMethod, ActorMethod]] = {}
-        self._forgotten: list[deque[int]] = [deque() for _ in handles]
+        self._forgotten: list[deque[str]] = [deque() for _ in handles]
+        self._sending = threading.Lock()
+        """Held while a call goes to its ranks: with another one in between, the ranks of two collectives would mix."""
 
     @property
     def roles(self) -> tuple[RoleSpec, ...]:
@@ -73,15 +87,15 @@ class WorkerProcesses:
         return self.record.roles
 
     def unseen(self, files: Sequence[Path]) -> list[UnseenFiles]:
-        """Which of the files each process does not see. Raises WorkerDiedError."""
-        told = self._on_all("start of the workers", [handle.unseen.remote(files) for handle in self.handles])
+        """Which of the files each process does not see. Raises WorkerDiedError, and ResourceError as `build` does."""
+        told = self._started([handle.unseen.remote(files) for handle in self.handles])
         return [_expect(UnseenFiles, each) for each in told]
 
     def build(self, slots: Sequence[Slot], settings: BuildSettings, roles: Sequence[RoleSpec]) -> None:
         """Builds all roles in all processes.
 
-        Raises what a worker raised, or WorkerDiedError."""
-        called = self._on_all("start of the workers", [handle.info.remote() for handle in self.handles])
+        Raises what a worker raised, WorkerDiedError, or ResourceError for processes that do not start in time."""
+        called = self._started([handle.info.remote() for handle in self.handles])
         infos = tuple(_expect(ProcessInfo, info) for info in called)
         # Known from here on for messages about those that die while they are built.
         self.record = replace(self.record, infos=infos, log_folder=settings.log_folder)
@@ -104,7 +118,13 @@ class WorkerProcesses:
             log_file = self.record.log_file(slot.rank)
             references.append(self.handles[slot.rank].build.remote(context, tuple(roles), log_file))
         self._on_all("build", references)
-        self.record = replace(self.record, roles=tuple(roles))
+        meshes = sorted(
+            {(role.name, each.mesh) for role in roles for each in registrations(role.worker_class).values()}
+        )
+        told = self._on_all("build", [handle.mesh_positions.remote(meshes) for handle in self.handles])
+        by_rank = [cast("list[MeshPosition | TrainerError]", each) for each in told]
+        positions = {mesh: tuple(of_rank[place] for of_rank in by_rank) for place, mesh in enumerate(meshes)}
+        self.record = replace(self.record, roles=tuple(roles), positions=positions)
         self._on_all("build", [self.handles[0].keep_record.remote(self.record)])
         self.watch = LivenessWatch(self.handles, self._death_of)
 
@@ -125,10 +145,11 @@ class WorkerProcesses:
         and whether those that return a stored batch keep it.
 
         Raises WorkerDiedError where a process is known to be gone."""
+        check_connected(f"{role}.{method}")
         self.raise_if_dead()
         sent = [sent_arguments(share) for share in call.shares]
         calls: dict[tuple[object, ...], Call] = {}
-        references = {}
+        kind_of_rank: dict[int, tuple[object, ...]] = {}
         for rank, share in call.share_of_rank.items():
             handle = self.handles[ranks[rank]]
             # Alike for all ranks of a share unless one of them made what the others read.
@@ -138,15 +159,21 @@ class WorkerProcesses:
                 arguments = tuple(
                     each.for_process(handle) if isinstance(each, ResultArgument) else each for each in sent[share]
                 )
-                keep_as = kept.number if kept and returns[rank] is Returns.STORED else None
-                calls[kind] = Call(role, method, arguments, returns[rank], keep_as)
-            references[rank] = self._remote(ranks[rank], calls[kind])
+                keep_as = kept.key if kept and returns[rank] is Returns.STORED else None
+                calls[kind] = Call(role, method, arguments, returns[rank], keep_as, has_results)
+            kind_of_rank[rank] = kind
+        with self._sending:
+            references = {rank: self._remote(ranks[rank], calls[kind]) for rank, kind in kind_of_rank.items()}
         return Ranks(f"{role}.{method}", references, lambda rank: self.place_of(ranks[rank]), self.raise_if_dead)
 
     def mesh_positions(self, role: str, mesh: str) -> list[MeshPosition]:
-        """Where each rank stands in a mesh of a role. Raises what a worker raises."""
-        references = [handle.mesh_position.remote(role, mesh) for handle in self.handles]
-        return [_expect(MeshPosition, value) for value in self._on_all(f"mesh {mesh} of {role}", references)]
+        """Where each rank stands in a mesh that a method of the role names. Raises what a worker has raised."""
+        positions = []
+        for told in self.record.positions.get((role, mesh), ()):
+            if isinstance(told, TrainerError):
+                raise told
+            positions.append(told)
+        return positions
 
     def raise_if_dead(self) -> None:
         """Raises WorkerDiedError for a process that has ended, whether or not anybody waits for it."""
@@ -173,6 +200,8 @@ class WorkerProcesses:
         Whoever has attached to them gives their reservation back, too: its owner may be gone."""
         if self.watch is not None:
             self.watch.close()
+        if not ray.is_initialized():
+            return
         if self.roles:
             try:
                 ray.get([handle.close.remote() for handle in self.handles], timeout=CLOSE_TIMEOUT_SECONDS)
@@ -199,6 +228,18 @@ class WorkerProcesses:
         place = self.place_of(rank)
         return WorkerDiedError(f"worker rank {rank} ({place.process}) died: {cause_of_death(error, place)}{place.more}")
 
+    def _started(self, references: list[ray.ObjectRef]) -> list[object]:
+        what = "start of the workers"
+        try:
+            ranks = Ranks(what, dict(enumerate(references)), self.place_of, self.raise_if_dead)
+            return ranks.results(self.start_seconds)
+        except CallTimeoutError:
+            _, waiting = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
+            raise ResourceError(
+                f"{what}: {len(waiting)} of {len(references)} processes have not begun within "
+                f"{self.start_seconds:g} s; their places may be taken by others, or the pool released"
+            ) from None
+
     def _on_all(self, what: str, references: list[ray.ObjectRef]) -> list[object]:
         return Ranks(what, dict(enumerate(references)), self.place_of, self.raise_if_dead).results()
 
@@ -207,42 +248,60 @@ def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: st
     """Starts a process in every slot and returns at once. Whoever gives a name can leave them running and attach to
     them by it later; else they end with this process.
 
-    Raises ResourceError for a name where the pool does not outlive this process."""
+    Raises ResourceError for a name where the pool does not outlive this process, for one that other processes have, and
+    for a pool that has been released."""
     if name and not pool.settings.is_detached:
         raise ResourceError(
             f"workers {name}: pool {pool.settings.name} ends with this process, and they with it; reserve it with "
             "is_detached, or give no name"
         )
+    for group in dict.fromkeys(slot.group.id for slot in pool.slots()):
+        if placement_group_table(PlacementGroup(group))["state"] == "REMOVED":
+            raise ResourceError(f"pool {pool.settings.name}: has been released; reserve it again")
     resources = pool.process_resources
     actor_class = ray.remote(RayWorker)
     found_by: list[dict[str, str]] = [
         {"name": _actor_name(name, slot.rank), "namespace": NAMESPACE, "lifetime": "detached"} if name else {}
         for slot in pool.slots()
     ]
-    handles = [
-        actor_class.options(
-            num_cpus=resources.num_cpus,
-            num_gpus=resources.num_gpus,
-            memory=resources.memory_bytes or None,
-            resources=dict(resources.custom_resources) or None,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                slot.group, placement_group_bundle_index=slot.bundle_index
-            ),
-            **found_by[slot.rank],
-        ).remote(dict(environment))
-        for slot in pool.slots()
-    ]
-    return WorkerProcesses(handles, group_ids=pool.group_ids)
+    handles: list[ActorHandle] = []
+    try:
+        for slot in pool.slots():
+            placed = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle_index)
+            options = actor_class.options(
+                num_cpus=resources.num_cpus,
+                num_gpus=resources.num_gpus,
+                memory=resources.memory_bytes or None,
+                resources=dict(resources.custom_resources) or None,
+                scheduling_strategy=placed,
+                **found_by[slot.rank],
+            )
+            handles.append(options.remote(dict(environment)))
+    except ValueError as error:
+        for handle in handles:
+            ray.kill(handle)
+        raise ResourceError(
+            f"workers {name}: cannot be started ({' '.join(str(error).split()):.200}); if others have that name, "
+            "attach to them, or choose another one"
+        ) from error
+    return WorkerProcesses(
+        handles, group_ids=pool.group_ids, start_seconds=max(pool.settings.timeout_seconds, START_SECONDS)
+    )
 
 
-def attach_processes(name: str) -> WorkerProcesses:
-    """Processes that were started under a name and built. Raises ResourceError when there are none."""
+def attach_processes(name: str, timeout_seconds: float = 60.0) -> WorkerProcesses:
+    """Processes that were started under a name and built. Raises ResourceError when there are none, and when the first
+    of them has been busy with another call for all that time."""
     try:
         first = ray.get_actor(_actor_name(name, 0), NAMESPACE)
-        record = ray.get(first.kept_record.remote())
+        record = ray.get(first.kept_record.remote(), timeout=timeout_seconds)
         if not isinstance(record, GroupRecord):
             raise ResourceError(f"workers {name}: they have not been built yet; attach when they are")
         others = [ray.get_actor(_actor_name(name, rank), NAMESPACE) for rank in range(1, len(record.infos))]
+    except GetTimeoutError as error:
+        raise ResourceError(
+            f"workers {name}: the first of them has been busy for {timeout_seconds:g} s; wait for its call to end"
+        ) from error
     except (ValueError, RayError) as error:
         raise ResourceError(
             f"workers {name}: not all of them are there ({' '.join(str(error).split()):.200}); start them anew"
@@ -250,9 +309,9 @@ def attach_processes(name: str) -> WorkerProcesses:
     return WorkerProcesses([first, *others], record)
 
 
-def _emptied(numbers: deque[int]) -> list[int]:
+def _emptied(keys: deque[str]) -> list[str]:
     """What is in it, which leaves it: others may add to it meanwhile."""
-    return [numbers.popleft() for _ in range(len(numbers))]
+    return [keys.popleft() for _ in range(len(keys))]
 
 
 def _actor_name(name: str, rank: int) -> str:

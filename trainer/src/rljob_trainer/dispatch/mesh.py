@@ -29,6 +29,11 @@ def mesh_position(rank: int, sizes: Mapping[str, int], *, data: str = "dp", answ
     for name in (data, *answers):
         if name not in sizes:
             raise DispatchError(f"mesh: no dimension '{name}' (there are: {', '.join(sizes)})")
+    if data in answers:
+        raise DispatchError(f"mesh: every rank of '{data}' answers for a share of its own; leave it out of `answers`")
+    for name, size in sizes.items():
+        if size < 1:
+            raise DispatchError(f"mesh: dimension '{name}' must be 1 or more (seen: {size})")
     coordinates: dict[str, int] = {}
     rest = rank
     for name in reversed(list(sizes)):
@@ -44,12 +49,16 @@ def mesh_position(rank: int, sizes: Mapping[str, int], *, data: str = "dp", answ
 
 def check_positions(where: str, positions: Sequence[MeshPosition]) -> None:
     """Raises DispatchError where the ranks disagree: every share needs a rank, and exactly one that answers for it."""
+    if not positions:
+        raise DispatchError(f"{where}: there are no ranks")
     num_data_ranks = positions[0].num_data_ranks
     if any(position.num_data_ranks != num_data_ranks for position in positions):
         raise DispatchError(
             f"{where}: the ranks disagree on the number of data ranks "
             f"({[position.num_data_ranks for position in positions]})"
         )
+    if lost := [each.data_rank for each in positions if each.data_rank not in range(num_data_ranks)]:
+        raise DispatchError(f"{where}: ranks stand at data ranks {lost} (there are: 0 to {num_data_ranks - 1})")
     answering = sorted(position.data_rank for position in positions if position.is_collected)
     if answering != list(range(num_data_ranks)):
         raise DispatchError(

@@ -60,6 +60,13 @@ class DispatchMode:
     by_data_rank: bool = False
     keeps_data: bool = False
 
+    @property
+    def passes_on(self) -> bool:
+        """Whether the results of the ranks, one after the other, are the whole, and a batch is split into its parts one
+        after the other: so what one call has made is what the next one would be given."""
+        splits = (split_gather.split_batches, split_gather.split_batches_for_function)
+        return self.keeps_data and self.split in splits and self.gather == split_gather.gather_batches
+
 
 _BUILT_IN: Mapping[str, DispatchMode] = MappingProxyType(
     {
@@ -86,7 +93,11 @@ def register_dispatch_mode(
 ) -> None:
     """Adds a mode under a new name; call it where the worker class is defined, before the class.
 
-    Raises DispatchError for a name that another mode has."""
+    Raises DispatchError for a name that another mode has, and for what is no function."""
+    if not isinstance(name, str) or not name:
+        raise DispatchError(f"register_dispatch_mode: a mode has a text for its name (seen: {name!r})")
+    if not callable(split) or not callable(gather):
+        raise DispatchError(f"register_dispatch_mode: mode {name!r} needs two functions (seen: {split!r}, {gather!r})")
     mode = DispatchMode(split, gather, by_data_rank, keeps_data)
     if name in _BUILT_IN or _added.get(name, mode) != mode:
         raise DispatchError(f"register_dispatch_mode: there is a mode {name!r} already; choose another name")

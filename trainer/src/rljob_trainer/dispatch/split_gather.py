@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import SupportsFloat, cast
 
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition
@@ -29,6 +30,26 @@ class SplitCall:
     def of_rank(self, rank: int) -> Arguments:
         """The arguments of one rank."""
         return self.shares[self.share_of_rank[rank]]
+
+    def only_rank_zero(self) -> SplitCall:
+        """The same for rank 0 alone, whose share has only a part of the added rows, or none."""
+        share = self.share_of_rank[0]
+        num_rows = next((len(each) for each in self.shares[share] if isinstance(each, DataProto)), 0)
+        num_after = num_rows * (len(self.shares) - 1 - share)
+        num_padded_rows = min(num_rows, max(0, self.num_padded_rows - num_after))
+        return SplitCall(self.shares, {0: share}, num_padded_rows)
+
+    def check(self, num_ranks: int) -> None:
+        """Raises DispatchError unless some ranks of that many run, each with a share that is there."""
+        wrong = [rank for rank in self.share_of_rank if rank not in range(num_ranks)]
+        if wrong or not self.share_of_rank:
+            raise DispatchError(
+                f"the split names ranks {wrong or 'none'} to run (there are: 0 to {num_ranks - 1}); mend its function"
+            )
+        if lost := [share for share in self.share_of_rank.values() if share not in range(len(self.shares))]:
+            raise DispatchError(
+                f"the split names shares {lost} (there are: {len(self.shares)}, from 0); mend its function"
+            )
 
 
 def split_one_to_all(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
@@ -58,11 +79,7 @@ def split_batches(positions: Sequence[MeshPosition], arguments: Arguments) -> Sp
 
     Raises DispatchError for batches of different lengths, and for a batch without rows."""
     num_data_ranks = positions[0].num_data_ranks
-    lengths = {len(argument) for argument in arguments if isinstance(argument, DataProto)}
-    if len(lengths) > 1:
-        raise DispatchError(f"batches of different lengths in one call ({sorted(lengths)})")
-    if lengths == {0}:
-        raise DispatchError("a batch without rows cannot be split; leave the call out")
+    check_lengths("arguments", arguments)
     num_padded_rows = 0
     columns: list[list[object]] = []
     for argument in arguments:
@@ -73,6 +90,15 @@ def split_batches(positions: Sequence[MeshPosition], arguments: Arguments) -> Sp
             columns.append([argument] * num_data_ranks)
     shares = tuple(tuple(column[part] for column in columns) for part in range(num_data_ranks))
     return SplitCall(shares, _by_data_rank(positions), num_padded_rows)
+
+
+def check_lengths(where: str, arguments: Sequence[object]) -> None:
+    """Raises DispatchError, starting with `where`, for batches of different lengths, and for batches without rows."""
+    lengths = {len(argument) for argument in arguments if isinstance(argument, DataProto)}
+    if len(lengths) > 1:
+        raise DispatchError(f"{where}: batches of different lengths in one call ({sorted(lengths)})")
+    if lengths == {0}:
+        raise DispatchError(f"{where}: a batch without rows cannot be split; leave the call out")
 
 
 def split_batches_for_function(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
@@ -134,8 +160,12 @@ def gather_metrics(positions: Sequence[MeshPosition], call: SplitCall, results: 
 
 
 def _answers(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> list[object]:
-    ran = enumerate(sorted(call.share_of_rank))
-    answering = sorted((positions[rank].data_rank, place) for place, rank in ran if positions[rank].is_collected)
+    ran = sorted(call.share_of_rank)
+    if len(ran) == 1:
+        # Whether or not it would answer for the others: nobody else did.
+        return list(results)
+    places = enumerate(ran)
+    answering = sorted((positions[rank].data_rank, place) for place, rank in places if positions[rank].is_collected)
     return [results[place] for _, place in answering]
 
 
@@ -163,4 +193,14 @@ def _batch(result: object) -> DataProto:
 def _metrics(result: object) -> Metrics:
     if not isinstance(result, dict):
         raise DispatchError(f"the method must return metrics (got {type(result).__name__})")
-    return result
+    return {name: _number(name, value) for name, value in result.items()}
+
+
+def _number(name: object, value: object) -> float:
+    try:
+        return float(cast("SupportsFloat", value))
+    except (TypeError, ValueError, RuntimeError):
+        raise DispatchError(
+            f"the method must return one number for each metric (metric {name!r} is {value!r:.80}); give its mean, or "
+            "several metrics"
+        ) from None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from rljob_trainer.dispatch.mesh import MeshPosition
+from rljob_trainer.dispatch.register import registrations
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class WorkerContext:
 
 class Worker:
     """The part of one role that runs on one rank."""
+
+    def __init_subclass__(cls) -> None:
+        """Raises DispatchError for registered methods that no group could call (see `registrations`)."""
+        super().__init_subclass__()
+        registrations(cls)
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context

@@ -1,0 +1,236 @@
+"""What goes wrong around worker groups on real Ray: errors that do not travel, calls that mix, results kept wrongly."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import pytest
+import ray
+import torch
+
+from rljob_testing.echo_groups import PYTHON_PATH, batch_of, call, mixed_batch
+from rljob_testing.odd_worker import OddWorker, make_odd
+from rljob_trainer.cluster.calls import Pending
+from rljob_trainer.cluster.fused_worker import RoleSpec
+from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool, reserve_pools
+from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
+from rljob_trainer.cluster.worker_processes import BuildSettings, WorkerProcesses, attach_processes, start_processes
+from rljob_trainer.data.proto import DataProto
+from rljob_trainer.errors import CallTimeoutError, DataError, DispatchError, ResourceError, WorkerError
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+ROLES = [RoleSpec(name, OddWorker, make_odd) for name in ("first", "second")]
+ENVIRONMENT = {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
+
+
+@contextmanager
+def started(name: str | None = None, num_workers: int = 2) -> Iterator[WorkerProcesses]:
+    pool = ResourcePool(PoolSettings("odd", 1, num_workers, False, 0.1, 60, is_detached=name is not None))
+    try:
+        processes = start_processes(pool, ENVIRONMENT, name)
+        try:
+            processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
+            yield processes
+        finally:
+            processes.close()
+    finally:
+        pool.release()
+
+
+@pytest.fixture(scope="module")
+def processes(ray_driver: None) -> Iterator[WorkerProcesses]:  # noqa: ARG001 - connects
+    with started("odd") as processes:
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def group(processes: WorkerProcesses) -> WorkerGroup:
+    return spawn(processes)["first"]
+
+
+@pytest.fixture(scope="module")
+def elsewhere(group: WorkerGroup) -> Iterator[WorkerGroup]:  # noqa: ARG001 - first
+    """Other processes of the same class."""
+    with started() as processes:
+        yield spawn(processes)["first"]
+
+
+def rows(number: int = 4) -> DataProto:
+    return mixed_batch(number).only(["number"])
+
+
+def later(group: WorkerGroup, method: str, *arguments: object) -> Pending[DataProto]:
+    pending = call(group, method, *arguments)
+    assert isinstance(pending, Pending)
+    return pending
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "text"),
+    [
+        ("timeout", WorkerError, r"first\.go_wrong: worker rank 0: .*somebody else's"),
+        ("two arguments", WorkerError, r"first\.go_wrong: worker rank 0: (?s:.*)TwoArgumentsError: this and that"),
+        ("ours with two arguments", WorkerError, r"worker rank 0: (?s:.*)TwoArgumentsTrainerError: this and that"),
+        ("lock", WorkerError, r"worker rank 0: (?s:.*)ValueError: holds a lock"),
+        ("long", WorkerError, r"worker rank 0: (?s:.*)ValueError: xxx"),
+        ("result", WorkerError, r"first\.go_wrong: worker rank 0: its result cannot be read"),
+        ("generator", DispatchError, r"first\.go_wrong: a generator cannot travel"),
+    ],
+)
+def test_a_worker_that_fails_oddly_has_not_died(group: WorkerGroup, how: str, kind: type[Exception], text: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(kind, match=text) as raised:
+        call(group, "go_wrong", how)
+    assert time.monotonic() - begin < 20
+    assert len(str(raised.value)) < 100_000
+    assert call(group, "rank") == [0, 1]
+
+
+def test_no_rank_is_called_where_an_argument_cannot_travel(group: WorkerGroup) -> None:
+    with pytest.raises(DispatchError, match=r"first\.together: .*argument 1 \(lock\) cannot travel to the workers"):
+        call(group, "together", [1, threading.Lock()])
+    with pytest.raises(DispatchError, match=r"argument 1 \(Pending\) cannot travel .*give its result\(\)"):
+        call(group, "together", [1, later(group, "make", rows())])
+    assert call(group, "together", [1, 2]) == [1, 2]
+    huge = 10**5000
+    assert call(group, "together", [huge, huge]) == [huge, huge]
+
+
+def test_calls_from_several_threads_do_not_mix_collectives(processes: WorkerProcesses) -> None:
+    views = spawn(processes)
+    sums: list[float] = []
+
+    def work(view: WorkerGroup, value: int) -> None:
+        sums.extend(cast(float, call(view, "sum_over_ranks", value)[0]) - 2 * value for _ in range(200))  # type: ignore[index]
+
+    threads = [threading.Thread(target=work, args=each) for each in zip([*views.values()] * 2, (1, 10, 100, 1000))]  # noqa: B905
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sums == [0.0] * 800
+
+
+def test_two_controllers_do_not_get_each_others_results(group: WorkerGroup) -> None:
+    other = ray.remote(_call_as_another_controller).options(num_cpus=0, runtime_env={"env_vars": ENVIRONMENT})
+    mine = later(group, "make", rows())
+    mine.result()
+    ray.get(other.remote("odd"))
+    assert batch_of(group, "read", mine)["light"].tolist() == [0, 0, 1, 1]
+    assert batch_of(group, "read", later(group, "make", rows()))["light"].tolist() == [0, 0, 1, 1]
+
+
+def _call_as_another_controller(name: str) -> None:
+    group = spawn(attach_processes(name))["first"]
+    failed = [later(group, "fail", rows()) for _ in range(20)]
+    for each in failed:
+        with pytest.raises(DataError, match=r"failed on [01] with 2 rows"):
+            each.result()
+
+
+def test_what_is_kept_is_the_same_for_all_and_stays_so(group: WorkerGroup, elsewhere: WorkerGroup) -> None:
+    made = later(group, "make", rows())
+    for method in ("append", "add_to_light"):
+        try:
+            call(group, method, made)
+        except DispatchError as error:
+            assert "changed columns of its batch in place (light)" in str(error)  # noqa: PT017 - one of two does
+    for reader in (group, elsewhere):
+        read = batch_of(reader, "read", made)
+        assert read["light"].tolist() == [0, 0, 1, 1]
+        assert read["length"].tolist() == [1, 1, 1, 1]
+        assert not read["needs_gradient"].any()
+
+
+def test_a_custom_split_is_asked_for_pending_batches_too(group: WorkerGroup) -> None:
+    made = later(group, "make", rows())
+    expected = batch_of(group, "backwards", made.result())["light"].tolist()
+    assert expected == [1, 1, 0, 0]
+    assert batch_of(group, "backwards", made)["light"].tolist() == expected
+
+
+def test_numbers_of_rows_are_compared_where_they_are_known(group: WorkerGroup) -> None:
+    with pytest.raises(DispatchError, match=r"first\.both: batches of different lengths in one call \(\[1, 2\]\)"):
+        call(group, "both", later(group, "make", rows(4)), later(group, "make", rows(2)))
+    some = later(group, "make_some", rows())
+    with pytest.raises(DispatchError, match=r"first\.both: a batch without rows cannot be split"):
+        call(group, "both", some, some)
+
+
+def test_why_there_is_no_result_is_said_everywhere(group: WorkerGroup, elsewhere: WorkerGroup) -> None:
+    failed = later(group, "fail", rows())
+    for reader in (group, elsewhere):
+        with pytest.raises(DataError, match=r"failed on [01] with 2 rows"):
+            call(reader, "read", failed)
+
+
+def test_rank_zero_alone_keeps_its_rows(group: WorkerGroup) -> None:
+    assert batch_of(group, "first_share", rows(3))["number"].tolist() == [0, 1]
+
+
+def test_a_mesh_that_workers_do_not_know_is_an_error_of_its_methods_only(group: WorkerGroup) -> None:
+    with pytest.raises(DataError, match="there is no such mesh"):
+        call(group, "nowhere", rows())
+
+
+def test_the_first_call_of_a_view_waits_for_nobody(group: WorkerGroup, processes: WorkerProcesses) -> None:
+    busy = threading.Thread(target=call, args=(group, "sleep", 3.0))
+    busy.start()
+    time.sleep(0.5)
+    begin = time.monotonic()
+    pending = later(spawn(processes)["second"].sub_group(0, 2), "make", rows())
+    assert time.monotonic() - begin < 1
+    with pytest.raises(ResourceError, match=r"workers odd: the first of them has been busy for 0\.5 s"):
+        attach_processes("odd", timeout_seconds=0.5)
+    pending.result()
+    busy.join()
+
+
+def test_processes_that_find_no_place_are_not_waited_for(group: WorkerGroup) -> None:  # noqa: ARG001 - first
+    pool = ResourcePool(PoolSettings("full", 1, 1, False, 0.1, 60))
+    try:
+        first = start_processes(pool, ENVIRONMENT)
+        first.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
+        second = start_processes(pool, ENVIRONMENT)
+        second.start_seconds = 1.0
+        with pytest.raises(
+            ResourceError, match=r"1 of 1 processes have not begun within 1 s; their places may be taken"
+        ):
+            second.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
+        second.close()
+        first.close()
+    finally:
+        pool.release()
+    with pytest.raises(ResourceError, match="pool full: has been released; reserve it again"):
+        start_processes(pool, ENVIRONMENT)
+
+
+def test_a_name_that_others_have_is_refused_and_nothing_stays(group: WorkerGroup) -> None:  # noqa: ARG001 - first
+    pool = ResourcePool(PoolSettings("again", 1, 1, False, 0.1, 60, is_detached=True))
+    try:
+        with pytest.raises(ResourceError, match=r"workers odd: cannot be started .*attach to them, or choose another"):
+            start_processes(pool, ENVIRONMENT, "odd")
+    finally:
+        pool.release()
+
+
+def test_two_pools_of_one_name_are_refused(group: WorkerGroup) -> None:  # noqa: ARG001 - first
+    settings = PoolSettings("twin", 1, 1, False, 0.1, 60)
+    with pytest.raises(ResourceError, match="pools: several are called twin"):
+        reserve_pools([settings, settings])
+    assert reserve_pools([]) == []
+    with_no_time = ResourcePool(PoolSettings("now", 1, 1, False, 0.1, 0))
+    with_no_time.release()
+
+
+def test_a_call_that_is_not_waited_for_has_a_time_limit(group: WorkerGroup) -> None:
+    with pytest.raises(CallTimeoutError):
+        later(group, "make", rows(), 1.0).result(0.1)
+    assert torch.equal(
+        batch_of(group, "read", later(group, "make", rows(2)))["light"], torch.tensor([0.0, 1.0]).double()
+    )
