@@ -10,6 +10,7 @@ docs/worker-groups.md explains the parts.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,14 +20,13 @@ from rljob_trainer.cluster.fused_worker import RoleSpec
 from rljob_trainer.cluster.object_store import TRAFFIC
 from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
 from rljob_trainer.cluster.session import ray_session
-from rljob_trainer.cluster.worker_group import spawn
-from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
+from rljob_trainer.cluster.worker_group import built_groups
+from rljob_trainer.cluster.worker_processes import BuildSettings
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.observability.metrics import Metrics
-from rljob_trainer.settings import worker_environment
 
 NUM_TASKS, NUM_GUESSES, NUM_DIGITS = 4, 64, 6
 
@@ -39,7 +39,7 @@ class Guesser(Worker):
         """Column `guesses` [B, NUM_DIGITS] for column `digits`."""
         generator = torch.Generator().manual_seed(1000 * seed + self.context.rank)
         order = torch.rand(tasks["digits"].shape, generator=generator).argsort(dim=1)
-        return tasks.with_columns({"guesses": tasks["digits"].gather(1, order)})
+        return DataProto({"guesses": tasks["digits"].gather(1, order)})
 
 
 class Judge(Worker):
@@ -64,10 +64,10 @@ class Judge(Worker):
         return (batch["guesses"].diff(dim=1) >= 0).sum(dim=1).float()
 
 
-def make_judge(context: WorkerContext, others: Mapping[str, Worker]) -> Judge:
-    """How a process builds this role. `others` are the roles that the process has already."""
-    assert isinstance(others["guesser"], Guesser)
-    return Judge(context, points=1.0)
+def make_judge(points: float, context: WorkerContext, others: Mapping[str, Worker]) -> Judge:
+    """How a process builds this role. `others` are the workers of the roles before it, which it may use."""
+    assert list(others) == ["guesser"]
+    return Judge(context, points)
 
 
 class GuesserGroup(Protocol):
@@ -89,26 +89,19 @@ def main() -> None:
     settings = PoolSettings(
         "main", num_nodes=1, num_devices_per_node=2, use_gpu=False, num_cpus_per_device=1, timeout_seconds=60
     )
-    roles = [
-        RoleSpec("guesser", Guesser, lambda context, others: Guesser(context)),  # noqa: ARG005
-        RoleSpec("judge", Judge, make_judge),
-    ]
-    with ray_session(None, num_cpus=3, num_gpus=0):
-        pool = ResourcePool(settings)
-        processes = start_processes(pool, worker_environment("cpu", num_threads=1))
-        try:
-            processes.build(pool.slots(), BuildSettings("cpu", num_threads=1, log_folder=None), roles)
-            groups = spawn(processes)
-            search(groups["guesser"].seen_as(GuesserGroup), groups["judge"].seen_as(JudgeGroup))
-        finally:
-            processes.close()
-            pool.release()
+    roles = [RoleSpec("guesser", Guesser), RoleSpec("judge", Judge, partial(make_judge, 1.0))]
+    with (
+        ray_session(None, num_cpus=3, num_gpus=0),
+        ResourcePool(settings) as pool,
+        built_groups(pool, BuildSettings("cpu", num_threads=1), roles) as groups,
+    ):
+        search(groups["guesser"].seen_as(GuesserGroup), groups["judge"].seen_as(JudgeGroup))
 
 
 def search(guessers: GuesserGroup, judges: JudgeGroup) -> None:
     """The data flow, as plain calls."""
     digits = torch.randint(0, 10, (NUM_TASKS, NUM_DIGITS), generator=torch.Generator().manual_seed(0))
-    tasks = DataProto({"digits": digits, "task": torch.arange(NUM_TASKS)}).repeat(NUM_GUESSES)
+    tasks = DataProto({"digits": digits}).repeat(NUM_GUESSES)
     TRAFFIC.take()
     guesses = guessers.guess(tasks, seed=1)  # goes on while this process does something else
     scores = judges.score(guesses)["score"]  # each process judges what it has made itself
@@ -116,7 +109,7 @@ def search(guessers: GuesserGroup, judges: JudgeGroup) -> None:
     batch = guesses.result()
     print("stays with the workers:", [name for name in batch.column_names() if batch.is_remote(name)])
     best = scores.reshape(NUM_TASKS, NUM_GUESSES).argmax(dim=1) + NUM_GUESSES * torch.arange(NUM_TASKS)
-    chosen = batch.rows(best).fetched()  # only now do these rows, and no others, come here
+    chosen = batch.rows(best).fetched()  # only now are the shards in which these rows lie read here
     for given, found in zip(digits.tolist(), chosen["guesses"].tolist(), strict=True):
         print(f"{given} -> {found}")
     print(f"through this process: {TRAFFIC.sent_bytes} bytes out, {TRAFFIC.received_bytes} in")

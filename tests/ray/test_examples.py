@@ -20,7 +20,7 @@ def test_workers_of_ones_own() -> None:
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     assert lines[0].startswith("all guesses: {'ascending/mean': ")
-    assert lines[1] == "stays with the workers: ['digits', 'guesses']"
+    assert lines[1] == "stays with the workers: ['guesses']"
     for line in lines[2:6]:
         given, found = (sorted(text.strip("[]").split(", ")) for text in line.split(" -> "))
         assert given == found

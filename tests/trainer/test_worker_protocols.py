@@ -9,7 +9,7 @@ import pytest
 
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
-from rljob_trainer.dispatch.protocol import check_protocol, protocol_methods
+from rljob_trainer.dispatch.protocol_check import check_protocol, protocol_methods
 from rljob_trainer.dispatch.register import register, registrations
 from rljob_trainer.dispatch.worker import Worker
 from rljob_trainer.errors import DispatchError

@@ -17,11 +17,11 @@ WorkerFactory = Callable[[WorkerContext, Mapping[str, Worker]], Worker]
 @dataclass(frozen=True)
 class RoleSpec:
     """One role: its name, the class of its worker, and how that is built with its own arguments (`functools.partial` of
-    a function, for example). Both must pickle."""
+    a function, for example), from the context alone by default. Both must pickle."""
 
     name: str
     worker_class: type[Worker]
-    factory: WorkerFactory
+    factory: WorkerFactory | None = None
 
 
 class FusedWorker:
@@ -34,7 +34,7 @@ class FusedWorker:
         for role in roles:
             if role.name in self.workers:
                 raise DispatchError(f"fused worker: two roles are called '{role.name}'")
-            worker = role.factory(context, self.workers)
+            worker = role.factory(context, self.workers) if role.factory else role.worker_class(context)
             if not isinstance(worker, role.worker_class):
                 raise DispatchError(
                     f"fused worker: role '{role.name}' is said to be a {role.worker_class.__name__}, and its factory "

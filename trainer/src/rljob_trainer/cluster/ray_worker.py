@@ -15,7 +15,7 @@ from rljob_trainer.settings import take_on_environment
 if TYPE_CHECKING:
     from rljob_trainer.cluster.fused_worker import RoleSpec
     from rljob_trainer.cluster.shared_folders import UnseenFiles
-    from rljob_trainer.cluster.worker_process import Call, GroupRecord, ProcessInfo
+    from rljob_trainer.cluster.worker_side import Call, GroupRecord, ProcessInfo
     from rljob_trainer.dispatch.mesh import MeshPosition
     from rljob_trainer.dispatch.worker import WorkerContext
     from rljob_trainer.errors import TrainerError
@@ -28,49 +28,49 @@ class RayWorker:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """`environment`: variables that libraries read when they are imported."""
         take_on_environment(environment)
-        from rljob_trainer.cluster.worker_process import WorkerProcess
+        from rljob_trainer.cluster.worker_side import WorkerSide
 
-        self.process = WorkerProcess()
+        self.side = WorkerSide()
 
     def ping(self) -> None:
         """Answered between two calls; what matters is that it fails once the process is gone."""
 
     def info(self) -> ProcessInfo:
-        """See WorkerProcess.info."""
-        return self.process.info()
+        """See WorkerSide.info."""
+        return self.side.info()
 
     def unseen(self, files: Sequence[Path]) -> UnseenFiles:
-        """See WorkerProcess.unseen."""
-        return self.process.unseen(files)
+        """See WorkerSide.unseen."""
+        return self.side.unseen(files)
 
     def build(self, context: WorkerContext, roles: Sequence[RoleSpec], log_file: Path | None) -> None:
-        """See WorkerProcess.build."""
-        self.process.build(context, roles, log_file)
+        """See WorkerSide.build."""
+        self.side.build(context, roles, log_file)
 
     def keep_record(self, record: GroupRecord) -> None:
         """Keeps what is known of the whole group."""
-        self.process.record = record
+        self.side.record = record
 
     def kept_record(self) -> GroupRecord | None:
         """What `keep_record` was given."""
-        return self.process.record
+        return self.side.record
 
     def mesh_positions(self, wanted: Sequence[tuple[str, str]]) -> list[MeshPosition | TrainerError]:
-        """See WorkerProcess.mesh_positions."""
-        return self.process.mesh_positions(wanted)
+        """See WorkerSide.mesh_positions."""
+        return self.side.mesh_positions(wanted)
 
     def execute(self, call: bytes | Call, forgotten: Sequence[str] = ()) -> object:
-        """See WorkerProcess.execute."""
-        return self.process.execute(call, forgotten)
+        """See WorkerSide.execute."""
+        return self.side.execute(call, forgotten)
 
     def execute_by_name(self) -> object:
-        """See WorkerProcess.execute_by_name."""
-        return self.process.execute_by_name()
+        """See WorkerSide.execute_by_name."""
+        return self.side.execute_by_name()
 
     def take_spans(self) -> list[Span]:
-        """See WorkerProcess.take_spans."""
-        return self.process.take_spans()
+        """See WorkerSide.take_spans."""
+        return self.side.take_spans()
 
     def close(self) -> None:
-        """See WorkerProcess.close."""
-        self.process.close()
+        """See WorkerSide.close."""
+        self.side.close()

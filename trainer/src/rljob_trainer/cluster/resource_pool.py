@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from types import TracebackType
+from typing import Self
 
 from ray.util.placement_group import PlacementGroup
 
@@ -189,6 +191,15 @@ class ResourcePool:
             PoolView(self._named(f"{first}-{end - 1}"), self._slots[first:end], self.num_shares)
             for first, end in pairwise([0, *accumulate(sizes)])
         ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Releases it."""
+        self.release()
 
     def release(self) -> None:
         """Gives the reservation back."""

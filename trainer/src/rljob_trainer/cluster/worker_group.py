@@ -7,23 +7,27 @@ taking the whole batch and giving back the whole result.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from rljob_trainer.cluster.calls import Pending
+from rljob_trainer.cluster.fused_worker import RoleSpec
 from rljob_trainer.cluster.kept_results import ResultArgument
 from rljob_trainer.cluster.object_store import TRAFFIC, check_travelling, num_batch_bytes
-from rljob_trainer.cluster.worker_process import Returns
-from rljob_trainer.cluster.worker_processes import WorkerProcesses
+from rljob_trainer.cluster.resource_pool import ResourcePool
+from rljob_trainer.cluster.worker_processes import BuildSettings, WorkerProcesses, start_processes
+from rljob_trainer.cluster.worker_side import Returns
 from rljob_trainer.data.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition, check_positions, positions_of
 from rljob_trainer.dispatch.modes import DispatchMode, Execute, dispatch_mode
-from rljob_trainer.dispatch.protocol import check_protocol
+from rljob_trainer.dispatch.protocol_check import check_protocol
 from rljob_trainer.dispatch.register import Registration, registrations
 from rljob_trainer.dispatch.split_gather import Arguments, SplitCall
 from rljob_trainer.dispatch.worker import Worker
 from rljob_trainer.errors import DataError, DispatchError
+from rljob_trainer.settings import worker_environment
 
 T = TypeVar("T")
 
@@ -91,9 +95,9 @@ class WorkerGroup:
         where = f"{self._role}.{method}"
         if named:
             arguments = self._in_order(method, arguments, named)
-        mode = dispatch_mode(registration.dispatch)
         positions = self._mesh_positions(registration.mesh)
         try:
+            mode = dispatch_mode(registration.dispatch)
             call = self._split(mode, positions, arguments)
             if not isinstance(call, SplitCall):
                 raise DispatchError(f"its split must give a SplitCall (got {type(call).__name__})")
@@ -158,6 +162,21 @@ class WorkerGroup:
 def spawn(processes: WorkerProcesses) -> dict[str, WorkerGroup]:
     """A view per role of processes that have been built, in the order of the roles."""
     return {role.name: WorkerGroup(processes, role.name, role.worker_class) for role in processes.roles}
+
+
+@contextmanager
+def built_groups(
+    pool: ResourcePool, settings: BuildSettings, roles: Sequence[RoleSpec]
+) -> Iterator[dict[str, WorkerGroup]]:
+    """Starts a process in every slot of a pool, builds all roles in each, and ends them afterwards. By role.
+
+    Raises what a worker raises while it is built, WorkerDiedError, ResourceError."""
+    processes = start_processes(pool, worker_environment(settings.device_type, settings.num_threads))
+    try:
+        processes.build(pool.slots(), settings, roles)
+        yield spawn(processes)
+    finally:
+        processes.close()
 
 
 def _returns(

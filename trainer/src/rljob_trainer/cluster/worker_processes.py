@@ -27,7 +27,7 @@ from rljob_trainer.cluster.reservation import release_by_id
 from rljob_trainer.cluster.resource_pool import ResourcePool, Slot
 from rljob_trainer.cluster.session import check_connected
 from rljob_trainer.cluster.shared_folders import UnseenFiles
-from rljob_trainer.cluster.worker_process import Call, GroupRecord, ProcessInfo, Returns, task_name
+from rljob_trainer.cluster.worker_side import Call, GroupRecord, ProcessInfo, Returns, task_name
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.register import registrations
 from rljob_trainer.dispatch.split_gather import SplitCall
@@ -52,8 +52,8 @@ class BuildSettings:
     None; what each prints goes to a file in `log_folder` if there is one."""
 
     device_type: str
-    num_threads: int | None
-    log_folder: Path | None
+    num_threads: int | None = None
+    log_folder: Path | None = None
     others: tuple[Slot, ...] = ()
     """Of processes beside these, which share the cores of their nodes."""
 

@@ -105,7 +105,10 @@ def register_dispatch_mode(
 
 
 def dispatch_mode(name: str) -> DispatchMode:
-    """The mode of that name, which `register` has checked."""
+    """The mode of that name. Raises DispatchError for one that is not known here: `register` has checked it where the
+    class was defined, which may be another program."""
+    if not is_dispatch_mode(name):
+        raise DispatchError(f"no dispatch mode is called {name!r} in this process; register_dispatch_mode adds it")
     return _BUILT_IN[name] if name in _BUILT_IN else _added[name]
 
 

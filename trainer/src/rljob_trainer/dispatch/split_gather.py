@@ -5,7 +5,7 @@ Nothing here knows Ray, and nothing here changes what the caller gave.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat, cast
 
@@ -191,7 +191,7 @@ def _batch(result: object) -> DataProto:
 
 
 def _metrics(result: object) -> Metrics:
-    if not isinstance(result, dict):
+    if not isinstance(result, Mapping):
         raise DispatchError(f"the method must return metrics (got {type(result).__name__})")
     return {name: _number(name, value) for name, value in result.items()}
 

@@ -139,8 +139,9 @@ class Call:
         return Call(role, method, taken, Returns(returns), keep_as, is_passed_on)
 
 
-class WorkerProcess:
-    """Behind `ray_worker.RayWorker`, whose methods these are. They run one at a time, in the order of the calls."""
+class WorkerSide:
+    """What is behind `ray_worker.RayWorker`, whose methods these are. They run one at a time, in the order of the
+    calls."""
 
     def __init__(self) -> None:
         self.fused: FusedWorker | None = None
