@@ -9,15 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import ray
-from ray.exceptions import (
-    GetTimeoutError,
-    NodeDiedError,
-    OwnerDiedError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-    WorkerCrashedError,
-)
+from ray.exceptions import GetTimeoutError, RayError, RaySystemError, RayTaskError, UnserializableException
 
 from rljob_trainer.cluster.death import Place, cause_of_death
 from rljob_trainer.cluster.session import check_connected
@@ -29,8 +21,8 @@ FAILURE_GRACE_SECONDS = 5.0
 """How long the other ranks have to end after the first has failed: some cannot, because they wait for it."""
 
 
-DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OwnerDiedError)
-"""What Ray says where a process is gone."""
+UNREADABLE = (RaySystemError, UnserializableException)
+"""What Ray says of a result that came and could not be unpickled. Its other errors: a process or node is gone."""
 
 LIVENESS_SECONDS = 1.0
 """How often a call that waits looks whether some process is gone."""
@@ -94,10 +86,10 @@ class Ranks:
                 results[rank] = ray.get(ready[0])
             except RayTaskError as error:
                 errors.append(self._failed(rank, error))
-            except DEATHS as error:
-                raise self._died(rank, error) from None
-            except RayError as error:
+            except UNREADABLE as error:
                 errors.append(WorkerError(f"{self.what}: worker rank {rank}: its result cannot be read: {error}"))
+            except RayError as error:
+                raise self._died(rank, error) from None
             if errors and deadline is None:
                 deadline = time.monotonic() + FAILURE_GRACE_SECONDS
         if errors:
