@@ -1,46 +1,57 @@
-"""When the connection to Ray is closed, what is left of worker groups says so and opens no other one."""
+"""When the connection to Ray is closed, what is left of worker groups says so and opens no other one.
+
+In a process of its own: a Ray that a process has started leaves settings behind in it, and they break its next one."""
 
 from __future__ import annotations
 
-import gc
-import threading
-import time
-from functools import partial
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-import ray
 
-from rljob_testing.echo_groups import PYTHON_PATH, call, mixed_batch
-from rljob_testing.echo_worker import EchoWorker, make_echo
-from rljob_trainer.cluster.calls import Pending
-from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
-from rljob_trainer.cluster.session import ray_session
-from rljob_trainer.cluster.worker_group import spawn
-from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
-from rljob_trainer.errors import ResourceError
+from rljob_testing.echo_groups import PYTHON_PATH
+from rljob_testing.settings import inherited_environment
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
+PROGRAM = """
+import gc
+import threading
+import time
 
-def test_after_the_session_nothing_reaches_for_ray() -> None:
-    assert not ray.is_initialized()
-    with ray_session(None, num_cpus=2, num_gpus=0):
-        pool = ResourcePool(PoolSettings("main", 1, 1, False, 0.1, 60))
-        processes = start_processes(pool, {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"})
-        processes.build(
-            pool.slots(), BuildSettings("cpu", 1, None), [RoleSpec("first", EchoWorker, partial(make_echo, "first"))]
-        )
-        group = spawn(processes)["first"]
-        pending = call(group, "add_later", mixed_batch(2))
-        assert isinstance(pending, Pending)
-    with pytest.raises(ResourceError, match=r"first\.empty: the connection to Ray has been closed"):
-        call(group, "empty")
-    with pytest.raises(ResourceError, match=r"first\.add_later: the connection to Ray has been closed"):
-        pending.result(1.0)
-    processes.close()
-    pool.release()
-    time.sleep(2.5)
-    gc.collect()
-    assert not ray.is_initialized()
-    assert not [thread for thread in threading.enumerate() if thread.name == "liveness"]
+import ray
+
+from rljob_testing.echo_groups import call, mixed_batch, started_echoes
+from rljob_trainer.cluster.session import ray_session
+from rljob_trainer.cluster.worker_group import spawn
+from rljob_trainer.errors import ResourceError
+
+with ray_session(None, num_cpus=2, num_gpus=0):
+    started = started_echoes(1)
+    processes = started.__enter__()
+    group = spawn(processes)["first"]
+    pending = call(group, "add_later", mixed_batch(2))
+for use in (lambda: call(group, "empty"), lambda: pending.result(1.0), lambda: pending.done()):
+    try:
+        use()
+    except ResourceError as error:
+        print(error)
+started.__exit__(None, None, None)
+time.sleep(2.5)
+gc.collect()
+print(ray.is_initialized(), [thread.name for thread in threading.enumerate() if thread.name == "liveness"])
+"""
+
+
+def test_after_the_session_nothing_reaches_for_ray(tmp_path: Path) -> None:
+    environment = {**inherited_environment(), "PYTHONPATH": PYTHON_PATH}
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    advice = "the connection to Ray has been closed; make calls within `ray_session`"
+    first, second, third, last = ended.stdout.splitlines()
+    assert first == f"first.empty: {advice}"
+    assert second == third == f"first.add_later: {advice}"
+    assert last == "False []"
