@@ -8,6 +8,7 @@ somebody else is at work; the first round does not count.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -39,11 +40,13 @@ class Extent:
     pass_on_bytes: tuple[int, ...] = (1 * MIB, 16 * MIB, 128 * MIB)
     num_rounds: int = 11
     num_large_calls: int = 3
-    num_small_calls: int = 50
+    num_small_calls: int = 100
     worker_counts: tuple[int, ...] = (2, 4, 16)
+    settle_seconds: float = 10.0
+    """After many processes have started: Ray ends those that it has started in advance and that nobody took."""
 
 
-QUICK = Extent(4 * MIB, (1 * MIB, 4 * MIB), num_rounds=2, num_large_calls=1, num_small_calls=3, worker_counts=(2,))
+QUICK = Extent(4 * MIB, (1 * MIB, 4 * MIB), 2, 1, 3, worker_counts=(2,), settle_seconds=0.0)
 
 
 @dataclass
@@ -71,7 +74,7 @@ class Groups:
 
 
 @contextmanager
-def started(num_workers: int, running: dict[str, PeerProcess], check_bytes: int) -> Iterator[Groups]:
+def started(num_workers: int, running: dict[str, PeerProcess], extent: Extent) -> Iterator[Groups]:
     """Groups of so many workers each, which have been seen to compute what they should."""
     with ExitStack() as stack:
         ours = OurGroup(num_workers)
@@ -81,10 +84,12 @@ def started(num_workers: int, running: dict[str, PeerProcess], check_bytes: int)
         for peer in running.values():
             peer.ask("start", num_workers=num_workers)
             stack.callback(peer.ask, "stop")
+        check_bytes = extent.pass_on_bytes[0]
         ours.check(check_bytes)
         bare.check(check_bytes)
         for peer in running.values():
             peer.ask("check", num_bytes=check_bytes)
+        time.sleep(extent.settle_seconds)
         yield Groups(num_workers, ours, bare, running)
 
 
@@ -191,7 +196,7 @@ def measure(options: Options, report: Report, running: dict[str, PeerProcess]) -
     for num_workers in extent.worker_counts:
         # So many processes of verl, half a gigabyte each, do not fit into a small machine beside all others.
         chosen = running if num_workers <= 4 else {}
-        with started(num_workers, chosen, extent.pass_on_bytes[0]) as groups:
+        with started(num_workers, chosen, extent) as groups:
             if num_workers == 2:
                 # First of all, while this process has no large data of its own.
                 report.add(controller_memory(groups, extent))
