@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +80,21 @@ def memory_limit(num_bytes: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        folder.rmdir()
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """As soon as the kernel has taken back what the processes in it had."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            folder.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return
 
 
 def test_too_little_memory(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rljob_trainer.dispatch.split_gather import Arguments, SplitCall, gather_bat
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.errors import DataError, TrainerError
 
-BACKWARDS = "BACKWARDS"
+LAST_SHARE_FIRST = "LAST_SHARE_FIRST"
 
 
 def split_backwards(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
@@ -27,7 +27,7 @@ def split_backwards(positions: Sequence[MeshPosition], arguments: Arguments) -> 
     return SplitCall(call.shares[::-1], call.share_of_rank, call.num_padded_rows)
 
 
-register_dispatch_mode(BACKWARDS, split_backwards, gather_batches, by_data_rank=True, keeps_data=True)
+register_dispatch_mode(LAST_SHARE_FIRST, split_backwards, gather_batches, by_data_rank=True, keeps_data=True)
 
 
 class TwoArgumentsError(Exception):
@@ -108,7 +108,7 @@ class OddWorker(Worker):
         """Numbers of rows."""
         return DataProto({"rows": torch.tensor([len(first), len(second)])})
 
-    @register(BACKWARDS)
+    @register(LAST_SHARE_FIRST)
     def backwards(self, batch: DataProto) -> DataProto:
         """What it is given."""
         return batch.only(["light"])
