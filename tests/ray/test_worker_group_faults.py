@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import cast
 
 import pytest
 import ray
 import torch
 
-from rljob_testing.echo_groups import PYTHON_PATH, batch_of, call, mixed_batch
+from rljob_testing.echo_groups import PYTHON_PATH, batch_of, call, mixed_batch, started_echoes
 from rljob_testing.odd_worker import OddWorker, make_odd
 from rljob_trainer.cluster.calls import Pending
 from rljob_trainer.cluster.fused_worker import RoleSpec
@@ -28,23 +27,9 @@ ROLES = [RoleSpec(name, OddWorker, make_odd) for name in ("first", "second")]
 ENVIRONMENT = {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
 
 
-@contextmanager
-def started(name: str | None = None, num_workers: int = 2) -> Iterator[WorkerProcesses]:
-    pool = ResourcePool(PoolSettings("odd", 1, num_workers, False, 0.1, 60, is_detached=name is not None))
-    try:
-        processes = start_processes(pool, ENVIRONMENT, name)
-        try:
-            processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
-            yield processes
-        finally:
-            processes.close()
-    finally:
-        pool.release()
-
-
 @pytest.fixture(scope="module")
 def processes(ray_driver: None) -> Iterator[WorkerProcesses]:  # noqa: ARG001 - connects
-    with started("odd") as processes:
+    with started_echoes(2, "odd", ROLES) as processes:
         yield processes
 
 
@@ -56,7 +41,7 @@ def group(processes: WorkerProcesses) -> WorkerGroup:
 @pytest.fixture(scope="module")
 def elsewhere(group: WorkerGroup) -> Iterator[WorkerGroup]:  # noqa: ARG001 - first
     """Other processes of the same class."""
-    with started() as processes:
+    with started_echoes(2, roles=ROLES) as processes:
         yield spawn(processes)["first"]
 
 

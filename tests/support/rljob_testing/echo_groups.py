@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,13 +28,15 @@ ROLES = [RoleSpec(name, EchoWorker, partial(make_echo, name)) for name in ("firs
 
 
 @contextmanager
-def started_echoes(num_workers: int, name: str | None = None) -> Iterator[WorkerProcesses]:
-    """Processes with the roles `first` and `second`, ended afterwards."""
+def started_echoes(
+    num_workers: int, name: str | None = None, roles: Sequence[RoleSpec] = ROLES
+) -> Iterator[WorkerProcesses]:
+    """Processes with these roles, `first` and `second` by default, ended afterwards."""
     pool = ResourcePool(PoolSettings("main", 1, num_workers, False, 0.1, 60, is_detached=name is not None))
     try:
         processes = start_processes(pool, {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}, name)
         try:
-            processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
+            processes.build(pool.slots(), BuildSettings("cpu", 1, None), roles)
             yield processes
         finally:
             processes.close()
