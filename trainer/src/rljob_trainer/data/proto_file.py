@@ -54,7 +54,7 @@ def save_batch(batch: DataProto, path: Path) -> None:
         _make_durable(path.parent)
     except SafetensorError as error:
         raise OSError(f"{path}: cannot be written: {error}") from error
-    except (KeyError, NotImplementedError, UnicodeEncodeError) as error:
+    except (KeyError, UnicodeEncodeError) as error:
         raise DataError(f"{path}: the format has no such dtype, or no such name: {error}") from error
     finally:
         unfinished.unlink(missing_ok=True)
