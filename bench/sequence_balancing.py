@@ -19,7 +19,7 @@ from rljob_bench.command_line import DEFAULT, measuring, read_options
 from rljob_bench.peer_process import PeerProcess
 from rljob_bench.report import OURS, Bar, Measurement
 from rljob_bench.rounds import Turn, interleaved, timed_calls
-from rljob_trainer.data.balancing import balanced_partitions
+from rljob_trainer.batch.balancing import balanced_partitions
 
 Lengths = npt.NDArray[np.int64]
 Partitions = list[list[int]]

@@ -15,18 +15,18 @@ from typing import Protocol
 
 import torch
 
-from rljob_trainer.cluster.calls import Pending
-from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.object_store import TRAFFIC
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
-from rljob_trainer.cluster.session import ray_session
-from rljob_trainer.cluster.worker_group import built_groups
-from rljob_trainer.cluster.worker_processes import BuildSettings
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.groups.calls import Pending
+from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.groups.object_store import TRAFFIC
+from rljob_trainer.groups.ray_session import ray_session
+from rljob_trainer.groups.worker_group import built_groups
+from rljob_trainer.groups.worker_processes import BuildSettings
 from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
 NUM_TASKS, NUM_GUESSES, NUM_DIGITS = 4, 64, 6
 

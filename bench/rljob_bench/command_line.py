@@ -14,7 +14,7 @@ from rljob_bench.machine import installed_versions
 from rljob_bench.peer_environment import PeerMissingError, peer_packages
 from rljob_bench.peer_process import PeerProcess, peer_process
 from rljob_bench.report import Report
-from rljob_trainer.cluster.session import ray_session
+from rljob_trainer.groups.ray_session import ray_session
 
 DEFAULT = "verl"
 NUMPY = "verl, numpy mode"

@@ -14,12 +14,12 @@ from rljob_bench.our_worker import ROLE, MeasuredWorker, make_measured
 from rljob_bench.peer_process import python_path
 from rljob_bench.processes import wait_until_gone
 from rljob_bench.rounds import timed_calls
-from rljob_trainer.cluster.calls import Pending
-from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
-from rljob_trainer.cluster.worker_group import spawn
-from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.groups.calls import Pending
+from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.groups.worker_group import spawn
+from rljob_trainer.groups.worker_processes import BuildSettings, start_processes
+from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 from rljob_trainer.settings import worker_environment
 
 CPUS_PER_WORKER = 0.1

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from rljob_bench.columns import first_values, made_columns, plus_one, row_sums
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rljob_api.contract import CONTRACT_VERSION, MAX_SPEC_BYTES
+from rljob_api.constants import CONTRACT_VERSION, MAX_SPEC_BYTES
 from rljob_api.errors import HandoverError
 from rljob_api.handover import TrainerJob, dump_job, dump_run_state, load_job, load_run_state
 from rljob_api.run_state import RunPhase, RunState

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rljob_api.errors import JobFileError, Problem
-from rljob_api.loading import load_job_text
+from rljob_api.job_file import load_job_text
 from rljob_testing.valid_job import edited, valid_job
 
 FULL = edited(

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from rljob_api.contract import API_GROUP
+from rljob_api.constants import API_GROUP
 from rljob_api.crdgen.manifest import custom_resource_definition, manifest_text
 from rljob_api.pydantic_messages import is_echo
 from rljob_api.v1alpha1.job import RLJob

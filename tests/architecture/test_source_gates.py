@@ -21,7 +21,7 @@ PROGRAMS = [source for folder in PROGRAM_FOLDERS for source in gates.sources_bel
 PLACES = {
     "kopf": ["rljob_operator.handlers", "rljob_operator.__main__"],
     "kubernetes": ["rljob_operator.kube", "rljob_cli.cluster"],
-    "ray": ["rljob_trainer.cluster"],
+    "ray": ["rljob_trainer.pools", "rljob_trainer.groups"],
     "vllm": ["rljob_trainer.engines.rollout.vllm_engine"],
 }
 FORBIDDEN_TEXT = {
@@ -147,7 +147,7 @@ def test_a_vague_name_is_found(module: str) -> None:
 
 def test_settings_may_read_the_environment_and_cluster_may_know_ray() -> None:
     assert gates.environment_reads(bad("import os\nx = os.environ\n", "rljob_x.settings")) == []
-    assert misplaced(bad("import ray\n", "rljob_trainer.cluster.session")) == []
+    assert misplaced(bad("import ray\n", "rljob_trainer.groups.ray_session")) == []
     assert len(misplaced(bad("import ray\n", "rljob_trainer.clusters"))) == 1
 
 

@@ -1,4 +1,4 @@
-"""A small program in the trainer's place: it keeps the contract of `rljob_api.contract` and trains nothing.
+"""A small program in the trainer's place: it keeps the contract of `rljob_api.constants` and trains nothing.
 
 It lets tests of `rljob run` see what the trainer is given, stop it, and make it fail, in a fraction of a second. Copied
 to `<code folder>/rljob_trainer/__main__.py`, it is found before the real trainer. `STAND_IN` says what it does.
@@ -15,7 +15,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rljob_api import contract
+from rljob_api import constants
 from rljob_api.handover import TrainerJob, dump_run_state, load_job
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress
@@ -29,35 +29,35 @@ def now() -> str:
 
 def report(job: TrainerJob, step: int, phase: RunPhase, checkpoint: CheckpointStatus | None = None) -> None:
     state = RunState(
-        contract_version=contract.CONTRACT_VERSION,
+        contract_version=constants.CONTRACT_VERSION,
         job_name=job.name,
-        attempt=int(os.environ[contract.ENV_ATTEMPT]),
+        attempt=int(os.environ[constants.ENV_ATTEMPT]),
         phase=phase,
         progress=Progress(step=step, total_steps=job.spec.training.steps, eval_score=0.5, updated_at=now()),
         checkpoint=checkpoint,
         written_at=now(),
     )
-    Path(os.environ[contract.ENV_RUN_STATE_FILE]).write_text(dump_run_state(state))
+    Path(os.environ[constants.ENV_RUN_STATE_FILE]).write_text(dump_run_state(state))
 
 
 def save(step: int) -> CheckpointStatus:
-    folder = Path(os.environ[contract.ENV_CHECKPOINT_FOLDER]) / f"step-{step}"
+    folder = Path(os.environ[constants.ENV_CHECKPOINT_FOLDER]) / f"step-{step}"
     folder.mkdir(parents=True, exist_ok=True)
     return CheckpointStatus(step=step, uri=folder.as_uri(), digest="none", saved_at=now())
 
 
 def first_step() -> int:
-    saved = Path(os.environ[contract.ENV_CHECKPOINT_FOLDER]).glob("step-*")
+    saved = Path(os.environ[constants.ENV_CHECKPOINT_FOLDER]).glob("step-*")
     return max((int(folder.name.removeprefix("step-")) for folder in saved), default=0)
 
 
 def main() -> int:
     mode = os.environ.get("STAND_IN", "finish")
-    job = load_job(os.environ[contract.ENV_SPEC])
-    run_folder = Path(os.environ[contract.ENV_RUN_FOLDER])
+    job = load_job(os.environ[constants.ENV_SPEC])
+    run_folder = Path(os.environ[constants.ENV_RUN_FOLDER])
     told = {name: value for name, value in os.environ.items() if name.startswith("RLJOB_") or name == "PYTHONPATH"}
     told["RAY_ADDRESS"] = os.environ.get("RAY_ADDRESS", "unset")
-    (run_folder / f"told-{told[contract.ENV_ATTEMPT]}.json").write_text(json.dumps(told))
+    (run_folder / f"told-{told[constants.ENV_ATTEMPT]}.json").write_text(json.dumps(told))
     signal.signal(signal.SIGINT, lambda number, _frame: STOPS.append(number))
     signal.signal(signal.SIGTERM, lambda number, _frame: STOPS.append(number))
     if mode == "orphan":
@@ -68,7 +68,7 @@ def main() -> int:
         while not STOPS:
             time.sleep(0.02)
         report(job, first_step(), RunPhase.STOPPED)
-        return contract.ExitCode.INTERRUPTED
+        return constants.ExitCode.INTERRUPTED
     if mode.startswith("exit-"):
         return int(mode.removeprefix("exit-"))
     if mode == "killed":
@@ -81,10 +81,10 @@ def main() -> int:
         while mode == "wait" or is_deaf:
             if STOPS and mode == "wait":
                 report(job, step, RunPhase.STOPPED, save(step))
-                return contract.ExitCode.INTERRUPTED
+                return constants.ExitCode.INTERRUPTED
             time.sleep(0.02)
     report(job, job.spec.training.steps, RunPhase.COMPLETE, save(job.spec.training.steps))
-    return contract.ExitCode.SUCCESS
+    return constants.ExitCode.SUCCESS
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 from typer.main import get_command
 
-from rljob_api.contract import ExitCode
+from rljob_api.constants import ExitCode
 from rljob_cli.__main__ import app
 from rljob_operator.reconcile.failure import _EXIT_REASONS
 from rljob_testing.command_line import JOB

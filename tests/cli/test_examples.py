@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from rljob_api.loading import load_job_file
+from rljob_api.job_file import load_job_file
 from rljob_api.v1alpha1.cluster_rules import cluster_violations
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.devices import Devices, DeviceType
-from rljob_cli.mapping import map_to_machine
+from rljob_cli.local_plan import plan_for_machine
 from rljob_testing.job_cluster import JobCluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -31,7 +31,7 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("path", JOBS, ids=name)
 def test_every_example_is_valid_and_runs_on_two_cpu_workers(path: Path) -> None:
     job = load_job_file(path)
-    assert map_to_machine(job, Devices(DeviceType.CPU, 2), None).pools
+    assert plan_for_machine(job, Devices(DeviceType.CPU, 2), None).pools
 
 
 @pytest.mark.parametrize("path", FOR_CLUSTERS, ids=name)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.handover import load_job
-from rljob_api.loading import load_job_file
+from rljob_api.job_file import load_job_file
 from rljob_testing.command_line import Workplace
 
 WaitFor = Callable[[Callable[[], bool]], None]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.contract import ENV_RUN_FOLDER
+from rljob_api.constants import ENV_RUN_FOLDER
 from rljob_testing.command_line import Workplace
 
 SMALL = """\

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rljob_api.loading import load_job_file
+from rljob_api.job_file import load_job_file
 from rljob_testing.command_line import Workplace
 
 REPOSITORY = Path(__file__).parents[2]

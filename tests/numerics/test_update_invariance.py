@@ -17,8 +17,8 @@ import torch
 from rljob_api.v1alpha1.algorithm import Algorithm, Kl, KlPlacement, LossAggregation
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.ranks import RankedRun, run_on_ranks
-from rljob_trainer.data.proto import DataProto
-from rljob_trainer.data.ragged import RaggedColumn
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
 from rljob_trainer.weights.buckets import whole_tensors

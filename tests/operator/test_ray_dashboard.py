@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.contract import run_state_file_name
+from rljob_api.constants import run_state_file_name
 from rljob_operator.metrics import Metrics
 from rljob_operator.ray import client
 from rljob_operator.ray.client import Dashboard, RayClient

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.contract import HEAD_GROUP
+from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
 from rljob_operator.reconcile.observed import Observed, PodProblem, RayJobStatus
 from rljob_operator.reconcile.plan import EventRecord, EventType

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.contract import HEAD_GROUP
+from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, PoolStatus, RLJobStatus
 from rljob_operator.reconcile.observed import (

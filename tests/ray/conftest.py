@@ -10,8 +10,8 @@ import pytest
 from rljob_testing.echo_groups import started_echoes
 from rljob_testing.ray_cluster import ray_cluster
 from rljob_testing.trainer_program import RunTrainer
-from rljob_trainer.cluster.session import ray_session
-from rljob_trainer.cluster.worker_processes import WorkerProcesses
+from rljob_trainer.groups.ray_session import ray_session
+from rljob_trainer.groups.worker_processes import WorkerProcesses
 
 
 @pytest.fixture(scope="session")

@@ -23,8 +23,8 @@ import time
 import ray
 
 from rljob_testing.echo_groups import call, mixed_batch, started_echoes
-from rljob_trainer.cluster.session import ray_session
-from rljob_trainer.cluster.worker_group import spawn
+from rljob_trainer.groups.ray_session import ray_session
+from rljob_trainer.groups.worker_group import spawn
 from rljob_trainer.errors import ResourceError
 
 with ray_session(None, num_cpus=2, num_gpus=0):

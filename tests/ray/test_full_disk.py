@@ -58,7 +58,7 @@ def test_a_full_storage_fails_the_save_and_nothing_else(
         assert 1_400_000 < needed < 1_600_000
     assert state.checkpoint is not None
     assert state.checkpoint.step == 2
-    assert folders(small_storage) == ["step-00000001.attempt-0001", "step-00000002.attempt-0001"]
+    assert folders(small_storage) == ["step-00000001.start-0001", "step-00000002.start-0001"]
 
     assert mount(small_storage, f"remount,size={ROOM_FOR_ALL}").returncode == 0
     found = find_newest_complete(small_storage, 2)
@@ -66,9 +66,9 @@ def test_a_full_storage_fails_the_save_and_nothing_else(
     assert (found.manifest.step, found.rejected) == (2, ())
     resumed = run_trainer(job, cluster, attempt=2, RLJOB_CHECKPOINT_FOLDER=str(small_storage))
     assert resumed.exit_code == 0, resumed.terminal
-    assert "resumed from step 2 (step-00000002.attempt-0001)" in resumed.terminal
+    assert "resumed from step 2 (step-00000002.start-0001)" in resumed.terminal
     assert resumed.files.training_steps() == [1, 2, 3, 4]
-    assert folders(small_storage)[-1] == "step-00000004.attempt-0002"
+    assert folders(small_storage)[-1] == "step-00000004.start-0002"
 
 
 def folders(root: Path) -> list[str]:

@@ -8,9 +8,9 @@ import pytest
 
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, small_job
-from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.resource_pool import Slot
-from rljob_trainer.cluster.worker_processes import BuildSettings, WorkerProcesses
+from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses
+from rljob_trainer.pools.resource_pool import Slot
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

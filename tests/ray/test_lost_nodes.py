@@ -11,15 +11,15 @@ from functools import partial
 import pytest
 from ray.cluster_utils import Cluster
 
-from rljob_api.contract import RAY_HEALTH_CHECK, RAY_NODE_LOST_SECONDS
+from rljob_api.constants import RAY_HEALTH_CHECK, RAY_NODE_LOST_SECONDS
 from rljob_testing.echo_groups import watch_for_seconds
 from rljob_testing.echo_worker import EchoWorker, make_echo
 from rljob_testing.processes import descendants
 from rljob_testing.ray_nodes import RayNode, ray_nodes
-from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
-from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
 from rljob_trainer.errors import WorkerDiedError
+from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.groups.worker_processes import BuildSettings, start_processes
+from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

@@ -103,7 +103,7 @@ def test_the_next_run_resumes_from_the_newest_checkpoint(killed: Killed) -> None
     complete = [name for name in killed.checkpoints if (killed.run.files.checkpoints / name / "manifest.json").exists()]
     # Written while the next step is trained, and complete before that step's own is begun: when that step is done and
     # the worker dies before the saves meet, two steps are lost.
-    assert complete[-1] in [f"step-{newest - lost:08d}.attempt-0001" for lost in (0, 1, 2)]
+    assert complete[-1] in [f"step-{newest - lost:08d}.start-0001" for lost in (0, 1, 2)]
     run = LocalRun(killed.run.files.folder.parents[1], job(), "--resume")
     assert run.end() == 0, run.output
     assert f"({complete[-1]})" in run.output

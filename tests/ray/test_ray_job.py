@@ -16,7 +16,7 @@ import pytest
 from safetensors import safe_open
 
 from rljob_api.handover import TrainerJob, dump_job
-from rljob_api.loading import load_job_file
+from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
 from rljob_testing.ray_cluster import pod_cluster
 from rljob_testing.ray_jobs import Document, RayCluster, RayJob
@@ -199,7 +199,7 @@ def test_a_stop_saves_and_ends_in_time(pods: Pods, stopped: Stopped) -> None:
     assert stopped.state.phase == "Stopped"
     assert stopped.state.checkpoint is not None
     assert stopped.state.checkpoint.step == stopped.state.progress.step
-    folder = pods.checkpoints / f"step-{stopped.state.progress.step:08d}.attempt-{FIRST_START + 1}"
+    folder = pods.checkpoints / f"step-{stopped.state.progress.step:08d}.start-{FIRST_START + 1}"
     assert stopped.state.checkpoint.uri == folder.as_uri()
     assert (folder / "manifest.json").stat().st_size > 0
     assert pods.worker_ids() == {}
@@ -215,7 +215,7 @@ def test_the_job_made_again_ends_with_everything_in_storage(pods: Pods, stopped:
     # Three starts, one curve.
     assert pods.files.training_steps() == list(range(1, last + 1))
     newest = sorted(path.name for path in pods.checkpoints.glob("step-*"))[-1]
-    assert newest == f"step-{last:08d}.attempt-{FIRST_START + 600}"
+    assert newest == f"step-{last:08d}.start-{FIRST_START + 600}"
     assert state.checkpoint is not None
     assert state.checkpoint.uri.endswith(newest)
     assert state.export_uri == (pods.files.folder / "export").as_uri()

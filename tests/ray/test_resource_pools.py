@@ -18,11 +18,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_testing.ray_nodes import RayNode, Whereabouts, ray_nodes
-from rljob_trainer.cluster import reservation
-from rljob_trainer.cluster.pool_manager import ResourcePoolManager, plan_roles
-from rljob_trainer.cluster.reservation import release_by_id
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool, merge_pools, reserve_pools
 from rljob_trainer.errors import ResourceError
+from rljob_trainer.pools import reservation
+from rljob_trainer.pools.pool_manager import ResourcePoolManager, plan_roles
+from rljob_trainer.pools.reservation import release_by_id
+from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool, merge_pools, reserve_pools
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -294,7 +294,7 @@ def test_a_failure_of_the_run_releases_all_pools() -> None:
 OTHER_PROCESS = """
 import sys
 import ray
-from rljob_trainer.cluster.resource_pool import PoolSettings, reserve_pools
+from rljob_trainer.pools.resource_pool import PoolSettings, reserve_pools
 ray.init(address=sys.argv[1], log_to_driver=False)
 ended, kept = reserve_pools(
     [PoolSettings("ended", 1, 1, True, 1, 20), PoolSettings("kept", 2, 2, True, 1, 20, is_detached=True)]

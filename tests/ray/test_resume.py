@@ -82,7 +82,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(interrupted: Inter
     assert 1 <= interrupted.stopped_after < NUM_STEPS
     assert f"stopped as asked after step {interrupted.stopped_after}; its checkpoint is complete" in run.output
     assert run.output.endswith("to go on: rljob run job.yaml --resume\n")
-    saved = [f"step-{step:08d}.attempt-0001" for step in range(1, interrupted.stopped_after + 1)]
+    saved = [f"step-{step:08d}.start-0001" for step in range(1, interrupted.stopped_after + 1)]
     assert interrupted.checkpoints_of_first == saved
     assert run.left_behind() == []
 
@@ -147,19 +147,19 @@ def test_the_export_answers_like_the_last_evaluation(whole: LocalRun) -> None:
 
 def test_a_damaged_newest_checkpoint_is_passed_over(whole: LocalRun, tmp_path: Path) -> None:
     shutil.copytree(whole.files.folder, tmp_path / "runs" / "small")
-    newest = tmp_path / "runs" / "small" / "checkpoints" / "step-00000004.attempt-0001"
+    newest = tmp_path / "runs" / "small" / "checkpoints" / "step-00000004.start-0001"
     flip_a_byte(newest / "rank-00001.safetensors")
     run = LocalRun(tmp_path, job(), "--resume")
     assert run.end() == 0, run.output
-    assert "passed over damaged checkpoint step-00000004.attempt-0001: rank-00001.safetensors" in run.output
-    assert "resumed from step 3 (step-00000003.attempt-0001)" in run.output
+    assert "passed over damaged checkpoint step-00000004.start-0001: rank-00001.safetensors" in run.output
+    assert "resumed from step 3 (step-00000003.start-0001)" in run.output
     assert run.files.training_steps() == [1, 2, 3, 4]
     # The last step is done again, and comes out the same.
     assert run.files.exported_weights() == whole.files.exported_weights()
     assert run.files.checkpoint_names() == [
-        "step-00000002.attempt-0001",
-        "step-00000003.attempt-0001",
-        "step-00000004.attempt-0002",
+        "step-00000002.start-0001",
+        "step-00000003.start-0001",
+        "step-00000004.start-0002",
     ]
 
 

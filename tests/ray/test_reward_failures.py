@@ -68,7 +68,7 @@ def test_a_reward_that_fails_ends_the_run_and_is_quoted(
         )
     # The step before is not lost, although its save was still under way.
     assert run.files.training_steps() == [1]
-    assert run.files.checkpoint_names() == ["step-00000001.attempt-0001"]
+    assert run.files.checkpoint_names() == ["step-00000001.start-0001"]
     assert run.files.newest_checkpoint() == 1
 
 

@@ -10,13 +10,13 @@ import torch
 
 from rljob_testing.echo_groups import PYTHON_PATH, batch_of, described
 from rljob_testing.echo_worker import EchoWorker, make_echo
-from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.object_store import TRAFFIC
-from rljob_trainer.cluster.pool_manager import ResourcePoolManager, plan_roles
-from rljob_trainer.cluster.resource_pool import PoolSettings
-from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
-from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.groups.object_store import TRAFFIC
+from rljob_trainer.groups.worker_group import WorkerGroup, spawn
+from rljob_trainer.groups.worker_processes import BuildSettings, start_processes
+from rljob_trainer.pools.pool_manager import ResourcePoolManager, plan_roles
+from rljob_trainer.pools.resource_pool import PoolSettings
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_driver")]
 

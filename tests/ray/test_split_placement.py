@@ -9,7 +9,7 @@ import pytest
 
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, RunFiles, small_job
-from rljob_trainer.controller.build import LOG_FOLDER
+from rljob_trainer.controller.build_run import LOG_FOLDER
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

@@ -12,7 +12,7 @@ import pytest
 
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, LocalRun, small_job
-from rljob_trainer.checkpoints.attempts import start_attempt
+from rljob_trainer.checkpoints.fencing import announce_start
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -118,7 +118,7 @@ def test_a_start_that_a_later_one_has_overtaken_does_nothing(tmp_path: Path) -> 
     run_trainer = RunTrainer(tmp_path)
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    start_attempt(checkpoints, 1_767_225_601, None)
+    announce_start(checkpoints, 1_767_225_601, None)
     late = run_trainer(small_job(), None, RLJOB_START_NUMBER="1767225600")
     assert late.exit_code == 75, late.terminal
     assert "attempt 1767225601 has started, attempt 1767225600 may not change the checkpoints any more" in late.terminal

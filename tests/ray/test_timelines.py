@@ -12,8 +12,8 @@ import ray
 from rljob_testing.echo_groups import call, described, mixed_batch, started_echoes
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import small_job
-from rljob_trainer.cluster.calls import Pending
-from rljob_trainer.cluster.worker_group import spawn
+from rljob_trainer.groups.calls import Pending
+from rljob_trainer.groups.worker_group import spawn
 from rljob_trainer.observability.timeline import FOLDER
 from rljob_trainer.pod.await_workers import worker_processes
 

@@ -13,12 +13,12 @@ import pytest
 import ray
 
 from rljob_testing.echo_groups import PYTHON_PATH, ROLES, call
-from rljob_trainer.cluster.death import memory_kills
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
-from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
-from rljob_trainer.cluster.worker_processes import BuildSettings, WorkerProcesses, start_processes
-from rljob_trainer.cluster.worker_side import ProcessInfo
 from rljob_trainer.errors import WorkerDiedError
+from rljob_trainer.groups.death import memory_kills
+from rljob_trainer.groups.worker_group import WorkerGroup, spawn
+from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
+from rljob_trainer.groups.worker_side import ProcessInfo
+from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_driver")]
 

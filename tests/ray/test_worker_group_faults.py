@@ -13,13 +13,13 @@ import torch
 
 from rljob_testing.echo_groups import PYTHON_PATH, batch_of, call, mixed_batch, started_echoes
 from rljob_testing.odd_worker import OddWorker, make_odd
-from rljob_trainer.cluster.calls import Pending
-from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool, reserve_pools
-from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
-from rljob_trainer.cluster.worker_processes import BuildSettings, WorkerProcesses, attach_processes, start_processes
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.errors import CallTimeoutError, DataError, DispatchError, ResourceError, WorkerError
+from rljob_trainer.groups.calls import Pending
+from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.groups.worker_group import WorkerGroup, spawn
+from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, attach_processes, start_processes
+from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool, reserve_pools
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

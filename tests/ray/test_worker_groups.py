@@ -19,13 +19,7 @@ from rljob_testing.echo_groups import (
     started_echoes,
 )
 from rljob_testing.echo_worker import EchoWorker
-from rljob_trainer.cluster.calls import Pending
-from rljob_trainer.cluster.object_store import TRAFFIC
-from rljob_trainer.cluster.worker_group import WorkerGroup, spawn
-from rljob_trainer.cluster.worker_processes import (
-    WorkerProcesses,
-)
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.errors import (
@@ -33,6 +27,12 @@ from rljob_trainer.errors import (
     DataError,
     DispatchError,
     WorkerError,
+)
+from rljob_trainer.groups.calls import Pending
+from rljob_trainer.groups.object_store import TRAFFIC
+from rljob_trainer.groups.worker_group import WorkerGroup, spawn
+from rljob_trainer.groups.worker_processes import (
+    WorkerProcesses,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]

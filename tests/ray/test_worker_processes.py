@@ -22,17 +22,17 @@ from rljob_testing.echo_groups import (
     watch_for_seconds,
 )
 from rljob_testing.settings import inherited_environment
-from rljob_trainer.cluster.calls import Pending
-from rljob_trainer.cluster.worker_group import spawn
-from rljob_trainer.cluster.worker_processes import (
-    WorkerProcesses,
-    attach_processes,
-)
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.errors import (
     DataLostError,
     ResourceError,
     WorkerDiedError,
+)
+from rljob_trainer.groups.calls import Pending
+from rljob_trainer.groups.worker_group import spawn
+from rljob_trainer.groups.worker_processes import (
+    WorkerProcesses,
+    attach_processes,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -56,10 +56,10 @@ LEAVING_BEHIND = """
 import sys
 from functools import partial
 from rljob_testing.echo_worker import EchoWorker, make_echo
-from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
-from rljob_trainer.cluster.session import ray_session
-from rljob_trainer.cluster.worker_processes import BuildSettings, start_processes
+from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
+from rljob_trainer.groups.ray_session import ray_session
+from rljob_trainer.groups.worker_processes import BuildSettings, start_processes
 
 with ray_session(sys.argv[1], 0, 0):
     pool = ResourcePool(PoolSettings("left", 1, 2, False, 0.1, 60, is_detached=sys.argv[2] == "named"))

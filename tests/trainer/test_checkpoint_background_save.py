@@ -45,7 +45,7 @@ def test_training_goes_on_while_storage_hangs_and_the_copy_is_what_is_saved(
         pending.wait(timeout_seconds=0.01)
     with pytest.raises(CheckpointError, match="the former checkpoint of rank 0 is still being written"):
         save_shard_async(folder, 0, tensors, buffers)
-    assert find_newest_complete(tmp_path, attempt=1) is None
+    assert find_newest_complete(tmp_path, start_number=1) is None
     storage.released.set()
     commit(tmp_path, folder, 20, 1, [pending.wait()], {})
     reader = open_checkpoint(folder)

@@ -113,7 +113,7 @@ def test_records_of_every_rank_are_needed_and_their_files_have_to_be_there(tmp_p
     ]:
         with pytest.raises(CheckpointError, match=text):
             commit(tmp_path, folder, 20, 1, records, {})
-    with pytest.raises(CheckpointError, match="is not the folder of step 21 and attempt 1"):
+    with pytest.raises(CheckpointError, match="is not the folder of step 21 and start 1"):
         commit(tmp_path, folder, 21, 1, [first, second], {})
     (folder / "rank-00001.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"cannot be committed: rank-00001.safetensors is missing; save again"):
@@ -137,7 +137,7 @@ def test_a_dtype_that_the_format_lacks_is_refused(tmp_path: Path) -> None:
 
 def test_a_committed_step_is_neither_saved_again_nor_discarded(tmp_path: Path) -> None:
     committed = save_step(tmp_path, 20, 1)
-    folder = tmp_path / "step-00000020.attempt-0001"
+    folder = tmp_path / "step-00000020.start-0001"
     assert committed.uri == folder.as_uri()
     with pytest.raises(CheckpointError, match="step 20 is saved already"):
         begin_save(tmp_path, 20, 1)
@@ -159,10 +159,10 @@ def test_extra_state_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_the_manifest_is_json_that_says_what_was_saved(tmp_path: Path) -> None:
     committed = save_step(tmp_path, 20, 3)
-    sealed = json.loads((tmp_path / "step-00000020.attempt-0003" / "manifest.json").read_text())
+    sealed = json.loads((tmp_path / "step-00000020.start-0003" / "manifest.json").read_text())
     assert sealed["digest"] == committed.digest
     content = sealed["content"]
-    assert (content["contractVersion"], content["step"], content["attempt"], content["worldSize"]) == (1, 20, 3, 2)
+    assert (content["contractVersion"], content["step"], content["start"], content["worldSize"]) == (1, 20, 3, 2)
     assert content["savedAt"] == committed.saved_at
     assert content["extra"] == {"cursor": 20}
     assert [file["numBytes"] for file in content["files"]] == [8 + 64 + 36, 8 + 64 + 24]

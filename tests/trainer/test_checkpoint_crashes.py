@@ -19,7 +19,7 @@ def test_killed_at_every_operation_resumes_from_the_newest_complete_checkpoint(
     all_results: list[CrashResult], hard_links: bool
 ) -> None:
     results = [result for result in all_results if result.hard_links == hard_links]
-    # Two saves of two shards and a manifest, one attempt file: 7 durable files, of which shards have header and data.
+    # Two saves of two shards and a manifest, one start file: 7 durable files, of which shards have header and data.
     counts = Counter(result.operation for result in results if not result.mid_write)
     assert counts["write"] == 4 * 2 + 3
     assert counts["link"] == 3
@@ -33,8 +33,8 @@ def test_killed_at_every_operation_resumes_from_the_newest_complete_checkpoint(
         assert result.resumed_step in (20, 30, 40), result
         assert result.resumed_step >= result.committed_step, result
         assert len(result.left_at_end) == 3, result
-        assert result.left_at_end[0] == "attempts", result
-        assert result.left_at_end[-1] == "step-00000050.attempt-0003", result
+        assert result.left_at_end[0] == "starts", result
+        assert result.left_at_end[-1] == "step-00000050.start-0003", result
         aborted_commit = "manifest.json is empty"
         assert not result.rejected or (not hard_links and aborted_commit in result.rejected[0]), result
     assert {result.resumed_step for result in results} == {20, 30, 40}

@@ -82,11 +82,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 ) -> None:
     save_step(tmp_path, 20, 1)
     save_step(tmp_path, 40, 1)
-    damage(tmp_path / "step-00000040.attempt-0001" / file)
-    found = find_newest_complete(tmp_path, attempt=2)
+    damage(tmp_path / "step-00000040.start-0001" / file)
+    found = find_newest_complete(tmp_path, start_number=2)
     assert found is not None
     assert found.manifest.step == 20
-    assert [rejection.folder.name for rejection in found.rejected] == ["step-00000040.attempt-0001"]
+    assert [rejection.folder.name for rejection in found.rejected] == ["step-00000040.start-0001"]
     assert re.match(text, found.rejected[0].reason), found.rejected[0].reason
     weight = torch.zeros(5, 3)
     load_into([("weight", weight)], open_checkpoint(found.folder))
@@ -96,37 +96,37 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 def test_a_folder_without_manifest_is_absent(tmp_path: Path) -> None:
     save_step(tmp_path, 20, 1)
     save_step(tmp_path, 40, 1)
-    (tmp_path / "step-00000040.attempt-0001" / MANIFEST).unlink()
-    found = find_newest_complete(tmp_path, attempt=2)
+    (tmp_path / "step-00000040.start-0001" / MANIFEST).unlink()
+    found = find_newest_complete(tmp_path, start_number=2)
     assert found is not None
     assert (found.manifest.step, found.rejected) == (20, ())
 
 
 def test_no_checkpoint_means_step_0_but_only_damaged_ones_are_an_error(tmp_path: Path) -> None:
-    assert find_newest_complete(tmp_path / "absent", attempt=1) is None
+    assert find_newest_complete(tmp_path / "absent", start_number=1) is None
     save_step(tmp_path, 20, 1)
     save_step(tmp_path, 40, 1)
     for step in (20, 40):
-        truncate(tmp_path / f"step-000000{step}.attempt-0001" / SHARD)
+        truncate(tmp_path / f"step-000000{step}.start-0001" / SHARD)
     with pytest.raises(CheckpointError) as caught:
-        find_newest_complete(tmp_path, attempt=2)
+        find_newest_complete(tmp_path, start_number=2)
     text = str(caught.value)
     assert f"{tmp_path}: no checkpoint is usable, 2 are damaged" in text
-    assert "step-00000040.attempt-0001: rank-00001.safetensors has 95 bytes" in text
-    assert "step-00000020.attempt-0001: rank-00001.safetensors has 95 bytes" in text
+    assert "step-00000040.start-0001: rank-00001.safetensors has 95 bytes" in text
+    assert "step-00000020.start-0001: rank-00001.safetensors has 95 bytes" in text
     assert "move them all away to start again at step 0" in text
 
 
 def test_resume_never_is_refused_where_checkpoints_exist(tmp_path: Path) -> None:
     refuse_existing(tmp_path)
     save_step(tmp_path, 20, 1)
-    with pytest.raises(ConfigurationError, match=r"is Never, but .* holds 1 checkpoints \(newest step-00000020.att"):
+    with pytest.raises(ConfigurationError, match=r"is Never, but .* holds 1 checkpoints \(newest step-00000020.start"):
         refuse_existing(tmp_path)
 
 
 def test_a_change_after_the_check_is_found_by_the_rank_that_reads(tmp_path: Path) -> None:
     save_step(tmp_path, 20, 1)
-    reader = open_checkpoint(tmp_path / "step-00000020.attempt-0001")
+    reader = open_checkpoint(tmp_path / "step-00000020.start-0001")
     flip_last_bit(reader.folder / SHARD)
     with pytest.raises(DamagedError, match="tensor weight has changed since the checkpoint was checked"):
         reader.read("weight")
@@ -141,7 +141,7 @@ def test_a_change_after_the_check_is_found_by_the_rank_that_reads(tmp_path: Path
 )
 def test_loading_into_another_shape_or_dtype_is_refused(tmp_path: Path, tensor: torch.Tensor, text: str) -> None:
     save_step(tmp_path, 20, 1)
-    reader = open_checkpoint(tmp_path / "step-00000020.attempt-0001")
+    reader = open_checkpoint(tmp_path / "step-00000020.start-0001")
     with pytest.raises(CheckpointError, match=text):
         load_into([("weight", tensor)], reader)
     with pytest.raises(CheckpointError, match=r"has no tensor bias among its 1"):
@@ -150,10 +150,10 @@ def test_loading_into_another_shape_or_dtype_is_refused(tmp_path: Path, tensor: 
 
 def test_a_manifest_of_a_later_version_is_rejected_with_its_version(tmp_path: Path) -> None:
     save_step(tmp_path, 20, 1)
-    path = tmp_path / "step-00000020.attempt-0001" / MANIFEST
+    path = tmp_path / "step-00000020.start-0001" / MANIFEST
     reseal(path, lambda content: content.replace('"contractVersion":1', '"contractVersion":9'))
     with pytest.raises(CheckpointError, match=r"manifest.json has contractVersion 9; this program reads 1 to 1"):
-        find_newest_complete(tmp_path, attempt=2)
+        find_newest_complete(tmp_path, start_number=2)
 
 
 class _Bomb:
@@ -171,9 +171,9 @@ def test_a_pickle_in_place_of_a_file_is_not_executed(tmp_path: Path, file: str) 
     save_step(tmp_path, 20, 1)
     mark = tmp_path / "executed"
     bomb = pickle.dumps(_Bomb(mark))
-    (tmp_path / "step-00000020.attempt-0001" / file).write_bytes(bomb)
+    (tmp_path / "step-00000020.start-0001" / file).write_bytes(bomb)
     with pytest.raises(CheckpointError, match=file):
-        find_newest_complete(tmp_path, attempt=2)
+        find_newest_complete(tmp_path, start_number=2)
     assert not mark.exists()
     pickle.loads(bomb)
     assert mark.exists()  # it would have worked
@@ -181,10 +181,10 @@ def test_a_pickle_in_place_of_a_file_is_not_executed(tmp_path: Path, file: str) 
 
 def test_a_manifest_cannot_lead_the_reader_out_of_its_folder(tmp_path: Path) -> None:
     save_step(tmp_path, 20, 1)
-    path = tmp_path / "step-00000020.attempt-0001" / MANIFEST
+    path = tmp_path / "step-00000020.start-0001" / MANIFEST
     reseal(path, lambda content: content.replace(SHARD, "../../secret"))
     with pytest.raises(CheckpointError, match=r"manifest.json: files.1.name: String should match pattern"):
-        find_newest_complete(tmp_path, attempt=2)
+        find_newest_complete(tmp_path, start_number=2)
 
 
 def reseal(path: Path, change: Callable[[str], str]) -> None:

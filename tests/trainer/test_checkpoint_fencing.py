@@ -1,4 +1,4 @@
-"""An earlier attempt that comes back can neither commit nor remove, and what it left does not count."""
+"""An earlier start that comes back can neither commit nor remove, and what it left does not count."""
 
 from __future__ import annotations
 
@@ -9,117 +9,117 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.checkpoint_samples import save_step, shards_of, values_of
-from rljob_trainer.checkpoints.attempts import start_attempt
 from rljob_trainer.checkpoints.errors import CheckpointError, FencedError
+from rljob_trainer.checkpoints.fencing import announce_start
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, open_checkpoint
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, commit, save_shard
 
 
-def resume(root: Path, attempt: int) -> Found | None:
-    found = find_newest_complete(root, attempt)
-    start_attempt(root, attempt, found.checkpoint if found else None)
+def resume(root: Path, start_number: int) -> Found | None:
+    found = find_newest_complete(root, start_number)
+    announce_start(root, start_number, found.checkpoint if found else None)
     return found
 
 
-def test_a_paused_attempt_can_not_commit_once_a_later_one_has_started(tmp_path: Path) -> None:
+def test_a_paused_start_can_not_commit_once_a_later_one_has_started(tmp_path: Path) -> None:
     resume(tmp_path, 1)
     save_step(tmp_path, 20, 1)
     folder = begin_save(tmp_path, 40, 1)
     records = [save_shard(folder, rank, [shard]) for rank, shard in enumerate(shards_of(40))]
     resume(tmp_path, 2)
-    with pytest.raises(FencedError, match=r"attempt 2 has started, attempt 1 may not change the checkpoints"):
+    with pytest.raises(FencedError, match=r"start 2 has begun, start 1 may not change the checkpoints"):
         commit(tmp_path, folder, 40, 1, records, {})
     with pytest.raises(FencedError):
         begin_save(tmp_path, 60, 1)
     with pytest.raises(FencedError):
         prune(tmp_path, 1, keep=1)
     with pytest.raises(FencedError):
-        find_newest_complete(tmp_path, attempt=1)
-    found = find_newest_complete(tmp_path, attempt=2)
+        find_newest_complete(tmp_path, start_number=1)
+    found = find_newest_complete(tmp_path, start_number=2)
     assert found is not None
     assert found.manifest.step == 20
 
 
-def test_a_commit_that_passed_the_check_too_early_is_ignored_by_all_later_attempts(
+def test_a_commit_that_passed_the_check_too_early_is_ignored_by_all_later_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attempt 1 is stopped between its check and its manifest; attempt 2 starts meanwhile."""
+    """Start 1 is stopped between its check and its manifest; start 2 starts meanwhile."""
     resume(tmp_path, 1)
     save_step(tmp_path, 20, 1)
     folder = begin_save(tmp_path, 40, 1)
     records = [save_shard(folder, rank, [shard]) for rank, shard in enumerate(shards_of(40))]
     link = os.link
 
-    def start_attempt_2_first(source: Path, target: Path) -> None:
+    def start_start_2_first(source: Path, target: Path) -> None:
         monkeypatch.setattr(os, "link", link)
         resume(tmp_path, 2)
         link(source, target)
 
-    monkeypatch.setattr(os, "link", start_attempt_2_first)
+    monkeypatch.setattr(os, "link", start_start_2_first)
     with pytest.raises(FencedError):
         commit(tmp_path, folder, 40, 1, records, {})
     assert (folder / "manifest.json").exists()
-    for attempt in (2, 3):
-        found = find_newest_complete(tmp_path, attempt)
+    for start_number in (2, 3):
+        found = find_newest_complete(tmp_path, start_number)
         assert found is not None
-        assert (found.manifest.step, found.manifest.attempt) == (20, 1)
+        assert (found.manifest.step, found.manifest.start_number) == (20, 1)
     assert prune(tmp_path, 2, keep=3) == [folder]
 
 
 def test_a_rejected_checkpoint_does_not_come_back_when_its_storage_does(tmp_path: Path) -> None:
-    """Attempt 2 could not read step 40 and went on from step 20; for attempt 3 step 40 is of an abandoned branch."""
+    """Start 2 could not read step 40 and went on from step 20; for start 3 step 40 is of an abandoned branch."""
     save_step(tmp_path, 20, 1)
     save_step(tmp_path, 40, 1)
-    shard = tmp_path / "step-00000040.attempt-0001" / "rank-00000.safetensors"
+    shard = tmp_path / "step-00000040.start-0001" / "rank-00000.safetensors"
     shard.rename(tmp_path / "elsewhere")
     assert resume(tmp_path, 2) is not None
     save_step(tmp_path, 30, 2)
     (tmp_path / "elsewhere").rename(shard)
-    found = find_newest_complete(tmp_path, attempt=3)
+    found = find_newest_complete(tmp_path, start_number=3)
     assert found is not None
-    assert (found.manifest.step, found.manifest.attempt) == (30, 2)
+    assert (found.manifest.step, found.manifest.start_number) == (30, 2)
 
 
-def test_two_attempts_may_save_the_same_step(tmp_path: Path) -> None:
+def test_two_starts_may_save_the_same_step(tmp_path: Path) -> None:
     save_step(tmp_path, 20, 1)
     save_step(tmp_path, 40, 1)
-    (tmp_path / "step-00000040.attempt-0001" / "manifest.json").unlink()
+    (tmp_path / "step-00000040.start-0001" / "manifest.json").unlink()
     resume(tmp_path, 2)
     save_step(tmp_path, 40, 2)
-    found = find_newest_complete(tmp_path, attempt=3)
+    found = find_newest_complete(tmp_path, start_number=3)
     assert found is not None
-    assert found.folder.name == "step-00000040.attempt-0002"
+    assert found.folder.name == "step-00000040.start-0002"
     assert open_checkpoint(found.folder).read("weight").equal(values_of(40))
 
 
-def test_an_attempt_number_is_used_once(tmp_path: Path) -> None:
+def test_an_start_number_is_used_once(tmp_path: Path) -> None:
     resume(tmp_path, 1)
-    with pytest.raises(FencedError, match=r"attempt 1 has started already; give each start of the job its own number"):
+    with pytest.raises(FencedError, match=r"start 1 has begun already; give each start of the job its own number"):
         resume(tmp_path, 1)
     resume(tmp_path, 12)
-    with pytest.raises(FencedError, match=r"attempt 12 has started, attempt 2 may not"):
+    with pytest.raises(FencedError, match=r"start 12 has begun, start 2 may not"):
         resume(tmp_path, 2)
 
 
-def test_an_attempt_that_died_while_it_announced_itself_changes_nothing(tmp_path: Path) -> None:
+def test_an_start_that_died_while_it_announced_itself_changes_nothing(tmp_path: Path) -> None:
     """Without hard links that leaves an empty file."""
     save_step(tmp_path, 20, 1)
-    (tmp_path / "attempts").mkdir()
-    (tmp_path / "attempts" / "0002.json").touch()
+    (tmp_path / "starts").mkdir()
+    (tmp_path / "starts" / "0002.json").touch()
     found = resume(tmp_path, 3)
     assert found is not None
     assert found.manifest.step == 20
 
 
-def test_a_damaged_attempt_file_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_a_damaged_start_file_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     resume(tmp_path, 1)
-    (tmp_path / "attempts" / "0001.json").write_text("{}")
+    (tmp_path / "starts" / "0001.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"0001.json is cut short .* Delete it to let all of them count again"):
-        find_newest_complete(tmp_path, attempt=2)
+        find_newest_complete(tmp_path, start_number=2)
 
 
-def test_without_hard_links_of_two_attempts_of_one_number_only_one_starts(
+def test_without_hard_links_of_two_starts_of_one_number_only_one_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

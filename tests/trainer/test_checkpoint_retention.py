@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.checkpoint_samples import save_step, shards_of
-from rljob_trainer.checkpoints.attempts import start_attempt
+from rljob_trainer.checkpoints.fencing import announce_start
 from rljob_trainer.checkpoints.load import find_newest_complete
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, save_shard
@@ -19,46 +19,46 @@ def steps_left(root: Path) -> list[str]:
 
 
 def damage(root: Path, step: int) -> None:
-    path = root / f"step-{step:08d}.attempt-0001" / "rank-00000.safetensors"
+    path = root / f"step-{step:08d}.start-0001" / "rank-00000.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
 
 
-def begin_attempt(root: Path, attempt: int) -> None:
-    found = find_newest_complete(root, attempt)
-    start_attempt(root, attempt, found.checkpoint if found else None)
+def begin_start(root: Path, start_number: int) -> None:
+    found = find_newest_complete(root, start_number)
+    announce_start(root, start_number, found.checkpoint if found else None)
 
 
 def test_the_newest_are_kept_also_over_a_restart(tmp_path: Path) -> None:
-    begin_attempt(tmp_path, 1)
+    begin_start(tmp_path, 1)
     for step in (10, 20, 30):
         save_step(tmp_path, step, 1)
-    begin_attempt(tmp_path, 2)
+    begin_start(tmp_path, 2)
     save_step(tmp_path, 40, 2)
     removed = prune(tmp_path, 2, keep=2)
-    assert [path.name for path in removed] == ["step-00000020.attempt-0001", "step-00000010.attempt-0001"]
-    assert steps_left(tmp_path) == ["step-00000030.attempt-0001", "step-00000040.attempt-0002"]
+    assert [path.name for path in removed] == ["step-00000020.start-0001", "step-00000010.start-0001"]
+    assert steps_left(tmp_path) == ["step-00000030.start-0001", "step-00000040.start-0002"]
     assert prune(tmp_path, 2, keep=2) == []
 
 
 def test_damaged_ones_are_not_counted_and_the_last_good_one_stays(tmp_path: Path) -> None:
-    begin_attempt(tmp_path, 1)
+    begin_start(tmp_path, 1)
     for step in (10, 20, 30, 40):
         save_step(tmp_path, step, 1)
     damage(tmp_path, 40)
     damage(tmp_path, 30)
-    assert [path.name for path in prune(tmp_path, 1, keep=1)] == ["step-00000010.attempt-0001"]
-    found = find_newest_complete(tmp_path, attempt=1)
+    assert [path.name for path in prune(tmp_path, 1, keep=1)] == ["step-00000010.start-0001"]
+    found = find_newest_complete(tmp_path, start_number=1)
     assert found is not None
     assert found.manifest.step == 20
     save_step(tmp_path, 50, 1)
     prune(tmp_path, 1, keep=1)
-    assert steps_left(tmp_path) == ["step-00000050.attempt-0001"]
+    assert steps_left(tmp_path) == ["step-00000050.start-0001"]
 
 
 def test_nothing_is_removed_where_all_are_damaged(tmp_path: Path) -> None:
-    begin_attempt(tmp_path, 1)
+    begin_start(tmp_path, 1)
     for step in (10, 20):
         save_step(tmp_path, step, 1)
         damage(tmp_path, step)
@@ -66,45 +66,45 @@ def test_nothing_is_removed_where_all_are_damaged(tmp_path: Path) -> None:
 
 
 def test_leftovers_go_but_not_a_running_save(tmp_path: Path) -> None:
-    begin_attempt(tmp_path, 1)
+    begin_start(tmp_path, 1)
     save_step(tmp_path, 20, 1)
     save_shard(begin_save(tmp_path, 40, 1), 0, shards_of(40)[:1])
-    begin_attempt(tmp_path, 2)
+    begin_start(tmp_path, 2)
     save_shard(begin_save(tmp_path, 25, 2), 0, shards_of(25)[:1])
     save_step(tmp_path, 30, 2)
     running = begin_save(tmp_path, 35, 2)
     save_shard(running, 0, shards_of(35)[:1])
     removed = prune(tmp_path, 2, keep=3)
-    assert sorted(path.name for path in removed) == ["step-00000025.attempt-0002", "step-00000040.attempt-0001"]
-    assert steps_left(tmp_path) == ["step-00000020.attempt-0001", "step-00000030.attempt-0002", running.name]
+    assert sorted(path.name for path in removed) == ["step-00000025.start-0002", "step-00000040.start-0001"]
+    assert steps_left(tmp_path) == ["step-00000020.start-0001", "step-00000030.start-0002", running.name]
 
 
-def test_the_first_save_of_an_attempt_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
-    """Attempt 2 resumed at step 20 because 40 was damaged; its running save is of a lower step than 40."""
-    begin_attempt(tmp_path, 1)
+def test_the_first_save_of_an_start_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
+    """Start 2 resumed at step 20 because 40 was damaged; its running save is of a lower step than 40."""
+    begin_start(tmp_path, 1)
     save_step(tmp_path, 20, 1)
     save_step(tmp_path, 40, 1)
     damage(tmp_path, 40)
-    begin_attempt(tmp_path, 2)
+    begin_start(tmp_path, 2)
     running = begin_save(tmp_path, 30, 2)
-    assert [path.name for path in prune(tmp_path, 2, keep=3)] == ["step-00000040.attempt-0001"]
+    assert [path.name for path in prune(tmp_path, 2, keep=3)] == ["step-00000040.start-0001"]
     assert running.exists()
 
 
 def test_files_that_are_not_checkpoints_are_left_alone(tmp_path: Path) -> None:
-    begin_attempt(tmp_path, 1)
-    for name in ("notes", "step-1", "step-00000010.attempt-0001.copy"):
+    begin_start(tmp_path, 1)
+    for name in ("notes", "step-1", "step-00000010.start-0001.copy"):
         (tmp_path / name).mkdir()
     save_step(tmp_path, 20, 1)
     save_step(tmp_path, 40, 1)
     prune(tmp_path, 1, keep=1)
-    expected = ["attempts", "notes", "step-00000010.attempt-0001.copy", "step-00000040.attempt-0001", "step-1"]
+    expected = ["starts", "notes", "step-00000010.start-0001.copy", "step-00000040.start-0001", "step-1"]
     assert sorted(path.name for path in tmp_path.iterdir()) == expected
 
 
 def test_the_manifest_goes_first_and_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut short after any of these, the folder does not look complete."""
-    begin_attempt(tmp_path, 1)
+    begin_start(tmp_path, 1)
     save_step(tmp_path, 20, 1)
     save_step(tmp_path, 40, 1)
     trace: list[str] = []
@@ -121,6 +121,6 @@ def test_the_manifest_goes_first_and_durably(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "unlink", traced_unlink)
     monkeypatch.setattr(os, "fsync", traced_fsync)
     prune(tmp_path, 1, keep=1)
-    assert trace[:2] == ["manifest.json", "fsync step-00000020.attempt-0001"]
+    assert trace[:2] == ["manifest.json", "fsync step-00000020.start-0001"]
     assert sorted(trace[2:4]) == ["rank-00000.safetensors", "rank-00001.safetensors"]
     assert trace[4:] == [f"fsync {tmp_path.name}"]

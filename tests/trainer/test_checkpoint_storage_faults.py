@@ -76,10 +76,10 @@ def largest_file(num_bytes: int) -> Iterator[None]:
 def assert_only_step_20_is_left(root: Path, folder: Path) -> None:
     assert list(folder.iterdir()) == []
     discard_save(folder)
-    found = find_newest_complete(root, attempt=1)
+    found = find_newest_complete(root, start_number=1)
     assert found is not None
     assert (found.manifest.step, found.rejected) == (20, ())
-    assert [path.name for path in root.iterdir()] == ["step-00000020.attempt-0001"]
+    assert [path.name for path in root.iterdir()] == ["step-00000020.start-0001"]
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -104,7 +104,7 @@ def test_too_small_storage_is_noticed_before_anything_is_written(small_storage: 
         CheckpointError, match=r"too small for the checkpoint: 2,097,152 bytes needed, [\d,]+ bytes free"
     ):
         begin_save(small_storage, 40, 1, num_bytes=num_bytes)
-    assert [path.name for path in small_storage.iterdir()] == ["step-00000020.attempt-0001"]
+    assert [path.name for path in small_storage.iterdir()] == ["step-00000020.start-0001"]
 
 
 def test_a_manifest_that_does_not_fit_leaves_no_checkpoint(small_storage: Path) -> None:
@@ -114,12 +114,12 @@ def test_a_manifest_that_does_not_fit_leaves_no_checkpoint(small_storage: Path) 
     with pytest.raises(CheckpointError, match=r"writing manifest.json failed: No space left on device"):
         commit(small_storage, folder, 40, 1, records, {"text": "x" * 2 * MEBIBYTE})
     assert sorted(path.name for path in folder.iterdir()) == ["rank-00000.safetensors", "rank-00001.safetensors"]
-    found = find_newest_complete(small_storage, attempt=1)
+    found = find_newest_complete(small_storage, start_number=1)
     assert found is not None
     assert found.manifest.step == 20
     # The same files can still be committed once there is room.
     commit(small_storage, folder, 40, 1, records, {})
-    found = find_newest_complete(small_storage, attempt=1)
+    found = find_newest_complete(small_storage, start_number=1)
     assert found is not None
     assert found.manifest.step == 40
 

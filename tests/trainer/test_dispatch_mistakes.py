@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition, check_positions, mesh_position
 from rljob_trainer.dispatch.modes import Dispatch, Execute, dispatch_mode, register_dispatch_mode
 from rljob_trainer.dispatch.register import register, registration_of, registrations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_trainer.controller.quantities import bytes_of
+from rljob_api.quantities import bytes_of
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from rljob_api.v1alpha1.reward import ErrorPolicy, Reward, RewardType
 from rljob_trainer.errors import ConfigurationError, DatasetError, RewardError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, as_score, excerpt
-from rljob_trainer.rewards.policy import settle
+from rljob_trainer.rewards.error_policy import settle
 from rljob_trainer.rewards.reasoning_gym import find_answer
 from rljob_trainer.rewards.wire import decode, encode
 

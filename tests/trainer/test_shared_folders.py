@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.cluster import shared_folders
-from rljob_trainer.cluster.shared_folders import UnseenFiles, check_shared, unseen_here
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.groups import shared_folders
+from rljob_trainer.groups.shared_folders import UnseenFiles, check_shared, unseen_here
 
 
 class Node:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import pytest
 
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.protocol_check import check_protocol, protocol_methods
 from rljob_trainer.dispatch.register import register, registrations

@@ -15,7 +15,7 @@ def keeps_null(field: FieldInfo) -> bool:
     return not field.is_required() and field.default is not None and NoneType in get_args(field.annotation)
 
 
-class Contract(BaseModel):
+class WireModel(BaseModel):
     """A value of the contract. Python names are snake_case, the wire (YAML, JSON) is camelCase and nothing else."""
 
     model_config = ConfigDict(
@@ -54,7 +54,7 @@ class Contract(BaseModel):
         return _without_idle_nulls(self, self.model_dump(mode="json", by_alias=True))
 
 
-def _without_idle_nulls(value: Contract, wire: dict[str, object]) -> dict[str, object]:
+def _without_idle_nulls(value: WireModel, wire: dict[str, object]) -> dict[str, object]:
     kept: dict[str, object] = {}
     for name, item in value:
         field = type(value).model_fields[name]
@@ -65,7 +65,7 @@ def _without_idle_nulls(value: Contract, wire: dict[str, object]) -> dict[str, o
 
 
 def _item_without_idle_nulls(item: object, wire: object) -> object:
-    if isinstance(item, Contract) and isinstance(wire, dict):
+    if isinstance(item, WireModel) and isinstance(wire, dict):
         return _without_idle_nulls(item, wire)
     if isinstance(item, tuple) and isinstance(wire, list):
         return [_item_without_idle_nulls(*pair) for pair in zip(item, wire, strict=True)]

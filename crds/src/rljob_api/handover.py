@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from rljob_api.base import Contract
-from rljob_api.contract import CONTRACT_VERSION, MAX_SPEC_BYTES, OLDEST_READABLE_CONTRACT_VERSION
+from rljob_api.base import WireModel
+from rljob_api.constants import CONTRACT_VERSION, MAX_SPEC_BYTES, OLDEST_READABLE_CONTRACT_VERSION
 from rljob_api.errors import HandoverError
 from rljob_api.pydantic_messages import plain_message
 from rljob_api.run_state import RunState
@@ -19,10 +19,10 @@ from rljob_api.scalars import PositiveCount
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import wire_path
 
-DocumentT = TypeVar("DocumentT", bound=Contract)
+DocumentT = TypeVar("DocumentT", bound=WireModel)
 
 
-class TrainerJob(Contract):
+class TrainerJob(WireModel):
     """Everything that the trainer knows about its job."""
 
     contract_version: PositiveCount = CONTRACT_VERSION
@@ -60,7 +60,7 @@ def load_run_state(text: str) -> RunState:
     return _load(RunState, text, "run state")
 
 
-def _dump(document: Contract, version: int) -> str:
+def _dump(document: WireModel, version: int) -> str:
     """One line of JSON. The version is written even if it was left to its default; other unset fields are not."""
     return json.dumps({"contractVersion": version} | document.to_wire(), separators=(",", ":"), ensure_ascii=False)
 

@@ -10,7 +10,7 @@ from typing import get_args
 
 from pydantic_core import ErrorDetails
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.v1alpha1.job import RULE_ERROR
 from rljob_api.yaml_text import Path
 
@@ -44,7 +44,7 @@ _BOUNDS = {
 }
 
 
-def plain_message(error: ErrorDetails, root: type[Contract]) -> str:
+def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
     """The text for one error of validating a `root`."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == RULE_ERROR:
@@ -70,9 +70,9 @@ def is_echo(error: ErrorDetails) -> bool:
     return error["type"] == "too_short" and isinstance(value, list | tuple) and len(value) >= error["ctx"]["min_length"]
 
 
-def model_at(root: type[Contract], path: Path) -> type[Contract] | None:
+def model_at(root: type[WireModel], path: Path) -> type[WireModel] | None:
     """The type that stands at a wire path, if it is one with fields of its own."""
-    current: type[Contract] | None = root
+    current: type[WireModel] | None = root
     for part in path:
         if isinstance(part, int):
             continue
@@ -83,15 +83,15 @@ def model_at(root: type[Contract], path: Path) -> type[Contract] | None:
     return current
 
 
-def _models_in(annotation: object) -> Iterable[type[Contract]]:
+def _models_in(annotation: object) -> Iterable[type[WireModel]]:
     """The contract types in an annotation such as `tuple[Pool, ...]` or `Code | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, Contract):
+    if isinstance(annotation, type) and issubclass(annotation, WireModel):
         yield annotation
     for argument in get_args(annotation):
         yield from _models_in(argument)
 
 
-def _unknown_field(loc: Path, root: type[Contract]) -> str:
+def _unknown_field(loc: Path, root: type[WireModel]) -> str:
     model = model_at(root, loc[:-1])
     known = sorted(info.alias or name for name, info in model.model_fields.items()) if model is not None else []
     name = str(loc[-1])

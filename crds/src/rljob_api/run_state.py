@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.base import Contract
-from rljob_api.contract import CONTRACT_VERSION
+from rljob_api.base import WireModel
+from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.scalars import Count, LongText, PositiveCount
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress, Timestamp
 
@@ -24,7 +24,7 @@ class RunPhase(StrEnum):
     STOPPED = "Stopped"
 
 
-class RunError(Contract):
+class RunError(WireModel):
     """Why the trainer failed."""
 
     kind: Annotated[str, Field(max_length=64)]
@@ -32,7 +32,7 @@ class RunError(Contract):
     message: Annotated[str, Field(max_length=4096)]
 
 
-class RunState(Contract):
+class RunState(WireModel):
     """The newest state of one attempt."""
 
     contract_version: PositiveCount = CONTRACT_VERSION

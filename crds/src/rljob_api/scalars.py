@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
+from rljob_api.quantities import SUFFIXES
+
 MAX_COUNT = 2_147_483_647
 
 
@@ -43,7 +45,7 @@ Quantity = Annotated[
     StrictStr,
     Field(
         max_length=32,
-        pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$",
+        pattern=rf"^[0-9]+(\.[0-9]+)?({'|'.join(SUFFIXES)})?$",
         json_schema_extra={"x-kubernetes-int-or-string": True, "minimum": 0},
     ),
     BeforeValidator(_quantity_text),

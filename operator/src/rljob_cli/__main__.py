@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rljob_api.contract import ExitCode
+from rljob_api.constants import ExitCode
 from rljob_api.errors import ContractError
-from rljob_cli import delete, explain, logs, starter, submit, validate, watching
+from rljob_cli import delete, explain, init, logs, submit, validate, watching
 from rljob_cli import plot as plotting
 from rljob_cli import run as running
 from rljob_cli import status as statuses
@@ -56,7 +56,7 @@ def init_command(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("job.yaml"),
 ) -> None:
     """Write a commented job file to start from."""
-    starter.write_starter(file)
+    init.write_starter(file)
     _console().print(Text(f"wrote {file}; next: rljob validate {file}, then rljob run {file}"), soft_wrap=True)
 
 

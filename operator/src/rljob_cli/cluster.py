@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from rljob_api.contract import API_GROUP, API_VERSION, LABEL_JOB_UID
+from rljob_api.constants import API_GROUP, API_VERSION, LABEL_JOB_UID
 from rljob_cli.errors import (
     ClusterError,
     ClusterUnreachableError,

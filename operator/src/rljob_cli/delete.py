@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from rljob_api.contract import ExitCode
+from rljob_api.constants import ExitCode
 from rljob_cli.cluster import Cluster
 from rljob_cli.errors import JobNotFoundError
 from rljob_cli.job_state import storage_uri

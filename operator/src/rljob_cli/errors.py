@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_api.contract import ExitCode
+from rljob_api.constants import ExitCode
 
 NOT_FOUND_EXIT_CODE = 3
 
@@ -15,7 +15,7 @@ class CliError(Exception):
         self.exit_code = exit_code
 
 
-class MappingError(CliError):
+class LocalPlanError(CliError):
     """The job does not fit on this machine's devices."""
 
 

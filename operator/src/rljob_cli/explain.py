@@ -10,13 +10,14 @@ from rich.text import Text
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.explanations import EXPLANATIONS
+from rljob_api.printable import printable
 from rljob_api.v1alpha1.run_policy import Cleanup
 from rljob_api.v1alpha1.status import Condition
 from rljob_cli.cluster import Cluster
 from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.job_state import condition, ending, is_complete, is_true, moment, phase, storage_uri, waits_for
 from rljob_cli.kube_objects import ContainerStatus, Event, Pod, StoredJob
-from rljob_cli.plain_text import age, length, one_line, printable, shortened
+from rljob_cli.plain_text import age, length, one_line, shortened
 from rljob_cli.status import progress_text
 from rljob_cli.watching import utc_now
 

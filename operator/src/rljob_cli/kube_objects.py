@@ -9,7 +9,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from rljob_api.contract import HEAD_GROUP, LABEL_ATTEMPT, LABEL_POOL
+from rljob_api.constants import HEAD_GROUP, LABEL_ATTEMPT, LABEL_POOL
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_cli.errors import CliError
@@ -102,7 +102,7 @@ class Pod(_Part):
 
     @property
     def group(self) -> str:
-        """The pool's name, or `contract.HEAD_GROUP`."""
+        """The pool's name, or `constants.HEAD_GROUP`."""
         if self.metadata.labels.get("ray.io/node-type") == "head":
             return HEAD_GROUP
         return self.metadata.labels.get(LABEL_POOL, "?")

@@ -11,12 +11,13 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.text import Text
 
-from rljob_api.contract import DRIVER_LOG_CONTAINER, HEAD_GROUP, RAY_CONTAINER, ExitCode
+from rljob_api.constants import DRIVER_LOG_CONTAINER, HEAD_GROUP, RAY_CONTAINER, ExitCode
+from rljob_api.printable import printable
 from rljob_cli.cluster import Cluster
 from rljob_cli.errors import CliError
 from rljob_cli.job_state import ending, storage_uri, waits_for
 from rljob_cli.kube_objects import Pod, StoredJob
-from rljob_cli.plain_text import one_line, printable
+from rljob_cli.plain_text import one_line
 from rljob_cli.watching import POLL_SECONDS, Clock
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from rljob_api.printable import printable
+
 
 def one_line(text: object) -> str:
     """The text on one line, without control characters."""
     return " ".join(printable(str(text)).split())
-
-
-def printable(text: str) -> str:
-    """The text without control characters other than line ends: what comes from elsewhere must not steer a terminal."""
-    return "".join(character if character.isprintable() or character == "\n" else " " for character in text)
 
 
 def shortened(line: str, limit: int = 240) -> str:

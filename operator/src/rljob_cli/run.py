@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rljob_api.contract import (
+from rljob_api.constants import (
     CONTRACT_VERSION,
     ENV_ATTEMPT,
     ENV_CHECKPOINT_FOLDER,
@@ -28,13 +28,13 @@ from rljob_api.contract import (
     ExitCode,
 )
 from rljob_api.handover import TrainerJob, dump_job
-from rljob_api.loading import load_job_file
+from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError
-from rljob_cli.mapping import Mapping, map_to_cluster, map_to_machine
+from rljob_cli.local_plan import LocalPlan, plan_for_cluster, plan_for_machine
 from rljob_cli.run_folder import RunFolder
 from rljob_cli.settings import inherited_environment, visible_cuda_devices
 from rljob_cli.trainer_process import TrainerProcess
@@ -74,18 +74,18 @@ def run(options: RunOptions, console: Console) -> int:
     job = load_job_file(options.file)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
         raise CliError("spec.checkpoint.resume: is Never, so --resume cannot be done; change it to Auto")
-    mapping = _mapping(job, options)
+    plan = _local_plan(job, options)
     command = trainer_module_command(TRAINER_PACKAGE)
     folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
     with folder.locked() as lock:
         folder.refuse_unfit(resume=options.resume, file=options.file)
         attempt = folder.num_attempts() + 1
-        environment = trainer_environment(options, job, mapping, folder, attempt)
-        show_mapping(mapping, folder, console)
+        environment = trainer_environment(options, job, plan, folder, attempt)
+        show_plan(plan, folder, console)
         process = TrainerProcess(command, environment, _announcer(console))
 
         def record_start() -> None:
-            folder.write_job(job.model_copy(update={"spec": mapping.spec}))
+            folder.write_job(job.model_copy(update={"spec": plan.spec}))
             folder.record(attempt, started=_now())
 
         code = process.run(keep_open=(lock,), on_start=record_start)
@@ -97,12 +97,12 @@ def run(options: RunOptions, console: Console) -> int:
     return code
 
 
-def _mapping(job: RLJob, options: RunOptions) -> Mapping:
+def _local_plan(job: RLJob, options: RunOptions) -> LocalPlan:
     if options.ray_address is None:
-        return map_to_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
+        return plan_for_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
     if options.num_workers is not None:
         raise CliError("--workers: on a Ray cluster the pools are as the file has them; leave --workers or --ray out")
-    return map_to_cluster(job)
+    return plan_for_cluster(job)
 
 
 def trainer_module_command(module: str) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def trainer_module_command(module: str) -> tuple[str, ...]:
 
 
 def trainer_environment(
-    options: RunOptions, job: RLJob, mapping: Mapping, folder: RunFolder, attempt: int
+    options: RunOptions, job: RLJob, plan: LocalPlan, folder: RunFolder, attempt: int
 ) -> dict[str, str]:
     """This process's environment, the job's own variables, and the contract's. A local run starts a Ray of its own.
 
@@ -130,7 +130,7 @@ def trainer_environment(
     environment = inherited_environment()
     named = environment.pop("RAY_ADDRESS", "")
     environment.update({variable.name: variable.value for variable in job.spec.env if variable.value is not None})
-    handed_over = TrainerJob(contract_version=CONTRACT_VERSION, name=job.metadata.name, spec=mapping.spec)
+    handed_over = TrainerJob(contract_version=CONTRACT_VERSION, name=job.metadata.name, spec=plan.spec)
     job_folder = options.file.absolute().parent
     code = [str(job_folder), *([str(options.code.absolute())] if options.code else [])]
     inherited = environment.get("PYTHONPATH")
@@ -143,8 +143,8 @@ def trainer_environment(
         ENV_JOB_FOLDER: str(job_folder),
         "PYTHONPATH": os.pathsep.join([*code, *([inherited] if inherited else [])]),
     }
-    if mapping.devices is not None:
-        environment[ENV_DEVICE] = mapping.devices.type.value
+    if plan.devices is not None:
+        environment[ENV_DEVICE] = plan.devices.type.value
     if options.ray_address is not None:
         environment |= {"RAY_ADDRESS": _cluster_address(options.ray_address, named), ENV_SHIPPED_CODE: code[-1]}
     return environment
@@ -156,18 +156,18 @@ def _cluster_address(wanted: str, named: str) -> str:
     return named if wanted == "auto" and named and "://" not in named else wanted
 
 
-def show_mapping(mapping: Mapping, folder: RunFolder, console: Console) -> None:
+def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
     """Prints what of the file runs where."""
-    where = "Ray cluster" if mapping.devices is None else f"this machine: {mapping.devices}"
+    where = "Ray cluster" if plan.devices is None else f"this machine: {plan.devices}"
     table = Table(title=where, title_justify="left")
     for name in ("pool", "roles"):
         table.add_column(name)
     for name in ("workers in the file", "workers here"):
         table.add_column(name, justify="right")
-    for row in mapping.pools:
+    for row in plan.pools:
         table.add_row(row.pool, ", ".join(row.roles), str(row.num_workers_asked), str(row.num_workers))
     console.print(table)
-    for note in mapping.notes:
+    for note in plan.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     console.print(Text(f"results: {folder.path}"), soft_wrap=True)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from rljob_api.contract import RUN_STATE_FILE_NAME
+from rljob_api.constants import RUN_STATE_FILE_NAME
 from rljob_api.errors import HandoverError
 from rljob_api.handover import load_run_state
 from rljob_api.run_state import RunState

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.text import Text
 from ruamel.yaml import YAML
 
+from rljob_api.printable import printable
 from rljob_api.v1alpha1.status import Attempt, Condition, ConditionStatus
 from rljob_cli.job_state import ending, moment, phase
 from rljob_cli.kube_objects import StoredJob
-from rljob_cli.plain_text import age, length, one_line, printable
+from rljob_cli.plain_text import age, length, one_line
 
 _STYLES = {ConditionStatus.TRUE: "green", ConditionStatus.FALSE: "yellow", ConditionStatus.UNKNOWN: "magenta"}
 _BAD = "bold red"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.handover import TrainerJob, dump_job
-from rljob_api.loading import load_job_file
+from rljob_api.job_file import load_job_file
 from rljob_api.v1alpha1.cluster_rules import cluster_violations
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.rules import immutable_changes

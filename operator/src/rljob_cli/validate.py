@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.errors import JobFileError, Problem
-from rljob_api.loading import load_job_file
+from rljob_api.job_file import load_job_file
 from rljob_api.v1alpha1.job import RLJob
 
 

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from rljob_api.contract import ExitCode
+from rljob_api.constants import ExitCode
 from rljob_cli.cluster import Cluster
 from rljob_cli.errors import NOT_FOUND_EXIT_CODE, ClusterUnreachableError, JobNotFoundError
 from rljob_cli.job_state import ending, is_complete

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from rljob_trainer.data.proto import DataProto
-from rljob_trainer.data.ragged import RaggedColumn
-from rljob_trainer.data.remote import RemoteBlock, ShardReference
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.batch.remote import RemoteBlock, ShardReference
 
 Row = dict[str, object]
 """One row of a batch: what each column holds of it, in a form that == compares bit by bit."""

@@ -1,8 +1,8 @@
 """Kills a process that saves checkpoints at each of its changes to the file system, one fork per change.
 
-The scenario is a second attempt that resumes at step 20, saves steps 30 and 40 (rank 0 in the foreground, rank 1 in the
+The scenario is a second start that resumes at step 20, saves steps 30 and 40 (rank 0 in the foreground, rank 1 in the
 background) and removes old checkpoints after each. It is killed before its k-th operation, or in the middle of it where
-that is a write, for every k. Then a third attempt resumes, saves and removes.
+that is a write, for every k. Then a third start resumes, saves and removes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from rljob_testing.checkpoint_samples import save_step, values_of
-from rljob_trainer.checkpoints.attempts import start_attempt
+from rljob_trainer.checkpoints.fencing import announce_start
 from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
 from rljob_trainer.checkpoints.retention import prune
 
@@ -31,7 +31,7 @@ OPERATIONS = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir", "r
 
 @dataclass(frozen=True)
 class CrashResult:
-    """What a third attempt finds after the second was killed."""
+    """What a third start finds after the second was killed."""
 
     hard_links: bool
     """Whether the storage has them."""
@@ -40,12 +40,12 @@ class CrashResult:
     mid_write: bool
     was_killed: bool
     committed_step: int
-    """The newest step whose commit had returned before the kill (20: none of this attempt)."""
+    """The newest step whose commit had returned before the kill (20: none of this start)."""
     resumed_step: int
     tensors_equal: bool
     rejected: list[str]
     left_at_end: list[str]
-    """Folders below the root after the third attempt has saved step 50 and pruned to two."""
+    """Folders below the root after the third start has saved step 50 and pruned to two."""
 
 
 def sweep(root: Path) -> list[CrashResult]:
@@ -62,7 +62,7 @@ def sweep(root: Path) -> list[CrashResult]:
 def _sweep(root: Path, out: Path) -> None:
     torch.set_num_threads(1)
     base = root / "base"
-    start_attempt(base, 1, None)
+    announce_start(base, 1, None)
     save_step(base, 10, 1)
     save_step(base, 20, 1)
     results = [asdict(result) for hard_links in (True, False) for result in _kill_everywhere(root, base, hard_links)]
@@ -105,10 +105,10 @@ def _run_killed(root: Path, index: int, mid_write: bool, hard_links: bool) -> tu
 
 def _resume(root: Path) -> tuple[int, bool, list[str], list[str]]:
     """The last four fields of a result."""
-    found = find_newest_complete(root, attempt=3)
+    found = find_newest_complete(root, start_number=3)
     assert found is not None
     read = open_checkpoint(found.folder).read("weight")
-    start_attempt(root, 3, found.checkpoint)
+    announce_start(root, 3, found.checkpoint)
     save_step(root, 50, 3)
     prune(root, 3, keep=2)
     are_equal = torch.equal(read, values_of(found.manifest.step))
@@ -139,9 +139,9 @@ class _Interruption:
         for name in OPERATIONS:
             setattr(os, name, self._counted(name, self._originals[name]))
         try:
-            found = find_newest_complete(root, attempt=2)
+            found = find_newest_complete(root, start_number=2)
             assert found is not None
-            start_attempt(root, 2, found.checkpoint)
+            announce_start(root, 2, found.checkpoint)
             for step in (30, 40):
                 save_step(root, step, 2)
                 if self._report is not None:

@@ -28,7 +28,7 @@ STEP = 20
 class RankRun:
     """`task` ("train_and_save" or "load") on this many ranks; rank 0 leaves the whole tensors in the file `out`.
 
-    Saving goes to `root` as attempt 1, loading takes the newest checkpoint below `root`.
+    Saving goes to `root` as start 1, loading takes the newest checkpoint below `root`.
     """
 
     num_ranks: int
@@ -72,7 +72,7 @@ def _rank_program(rank: int, run: RankRun) -> None:
             _save(run.root, rank, _state(model, optimizer))
         else:
             _train(model, optimizer, num_steps=1)
-            found = find_newest_complete(run.root, attempt=2)
+            found = find_newest_complete(run.root, start_number=2)
             assert found is not None
             load_into(_state(model, optimizer), open_checkpoint(found.folder))
         whole = {name: _whole(tensor) for name, tensor in _state(model, optimizer)}
@@ -119,7 +119,7 @@ def _save(root: Path, rank: int, state: list[tuple[str, torch.Tensor]]) -> None:
     tensors = sharded_tensors_from_dtensors(state, rank)
     sizes: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(sizes, num_shard_bytes(tensors))
-    folders: list[Path | None] = [begin_save(root, STEP, attempt=1, num_bytes=sum(sizes)) if rank == 0 else None]
+    folders: list[Path | None] = [begin_save(root, STEP, start_number=1, num_bytes=sum(sizes)) if rank == 0 else None]
     dist.broadcast_object_list(folders)
     folder = folders[0]
     assert folder is not None

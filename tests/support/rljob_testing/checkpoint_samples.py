@@ -31,9 +31,9 @@ def shards_of(step: int) -> list[ShardedTensor]:
     ]
 
 
-def save_step(root: Path, step: int, attempt: int) -> CommittedCheckpoint:
+def save_step(root: Path, step: int, start_number: int) -> CommittedCheckpoint:
     """A save on two ranks, played one after the other: rank 0 in the foreground, rank 1 in the background."""
     first, second = shards_of(step)
-    folder = begin_save(root, step, attempt, num_bytes=values_of(step).nbytes)
+    folder = begin_save(root, step, start_number, num_bytes=values_of(step).nbytes)
     records = [save_shard(folder, 0, [first]), save_shard_async(folder, 1, [second], HostBuffers()).wait()]
-    return commit(root, folder, step, attempt, records, {"cursor": step})
+    return commit(root, folder, step, start_number, records, {"cursor": step})

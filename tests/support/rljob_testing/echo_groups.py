@@ -14,12 +14,12 @@ import torch
 
 from rljob_testing.echo_worker import EchoWorker, make_echo
 from rljob_testing.settings import inherited_python_path
-from rljob_trainer.cluster.fused_worker import RoleSpec
-from rljob_trainer.cluster.resource_pool import PoolSettings, ResourcePool
-from rljob_trainer.cluster.worker_group import WorkerGroup
-from rljob_trainer.cluster.worker_processes import BuildSettings, WorkerProcesses, start_processes
-from rljob_trainer.data.proto import DataProto
-from rljob_trainer.data.ragged import RaggedColumn
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.groups.worker_group import WorkerGroup
+from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
+from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
 PYTHON_PATH = os.pathsep.join([str(Path(__file__).parents[1]), *inherited_python_path()])
 Described = tuple[str, int, int, tuple[str, ...]]

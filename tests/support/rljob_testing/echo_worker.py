@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition, mesh_position
 from rljob_trainer.dispatch.modes import Dispatch, Execute, register_dispatch_mode
 from rljob_trainer.dispatch.register import register

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from ray.exceptions import GetTimeoutError
 
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import Dispatch, Execute, register_dispatch_mode
 from rljob_trainer.dispatch.register import register

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.contract import HEAD_GROUP
+from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase, RunState
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import (

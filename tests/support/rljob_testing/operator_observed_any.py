@@ -8,7 +8,7 @@ from functools import cache
 from hypothesis import strategies as st
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.contract import HEAD_GROUP
+from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase, RunState
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Condition, ConditionStatus, RLJobStatus

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from rljob_api.conditions import Reason
-from rljob_api.contract import HEAD_GROUP
+from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import CheckpointStatus, RLJobStatus

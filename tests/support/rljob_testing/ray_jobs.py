@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 from pydantic import JsonValue
 
-from rljob_api.contract import (
+from rljob_api.constants import (
     ENV_ATTEMPT,
     ENV_RUN_STATE_FILE,
     ENV_START_NUMBER,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.handover import TrainerJob, dump_job
-from rljob_api.loading import load_job_file
+from rljob_api.job_file import load_job_file
 from rljob_testing.settings import inherited_environment, inherited_python_path
 from rljob_testing.training_runs import Document, RunFiles
 from rljob_trainer.__main__ import main

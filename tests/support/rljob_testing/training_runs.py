@@ -18,7 +18,7 @@ from typing import NoReturn, cast
 
 from pydantic import JsonValue
 
-from rljob_api.contract import RUN_STATE_FILE_NAME
+from rljob_api.constants import RUN_STATE_FILE_NAME
 from rljob_api.run_state import RunState
 from rljob_testing.processes import Process, descendants, is_alive
 from rljob_testing.settings import inherited_environment

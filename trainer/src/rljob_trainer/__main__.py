@@ -1,4 +1,4 @@
-"""The trainer as a program: `python -m rljob_trainer`, with its job in the environment (see `rljob_api.contract`)."""
+"""The trainer as a program: `python -m rljob_trainer`, with its job in the environment (see `rljob_api.constants`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 
-from rljob_api.contract import ExitCode
+from rljob_api.constants import ExitCode
 from rljob_api.errors import ContractError
 from rljob_api.handover import TrainerJob, load_job
 from rljob_trainer.checkpoints.errors import FencedError
@@ -20,7 +20,7 @@ log = logging.getLogger("rljob_trainer")
 
 
 def main() -> int:
-    """Runs the job; the exit code is one of `rljob_api.contract.ExitCode`."""
+    """Runs the job; the exit code is one of `rljob_api.constants.ExitCode`."""
     set_up_logging()
     stop = StopRequest()
     stop.install()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_api.contract import (
+from rljob_api.constants import (
     ENV_ATTEMPT,
     ENV_CACHE,
     ENV_CHECKPOINT_FOLDER,

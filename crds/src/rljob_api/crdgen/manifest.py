@@ -6,7 +6,7 @@ import io
 
 from ruamel.yaml import YAML
 
-from rljob_api.contract import API_GROUP, API_VERSION, KIND
+from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.crdgen.structural import Schema, root_schema
 
 PLURAL = "rljobs"

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import Flag, NonNegativeNumber, Number, PositiveNumber
 
 
@@ -16,7 +16,7 @@ class AlgorithmType(StrEnum):
     GRPO = "GRPO"
 
 
-class Grpo(Contract):
+class Grpo(WireModel):
     """Group-relative advantages (Shao et al. 2024, arXiv 2402.03300)."""
 
     normalize_by_std: Flag = True
@@ -48,7 +48,7 @@ class KlPlacement(StrEnum):
     REWARD = "Reward"
 
 
-class Kl(Contract):
+class Kl(WireModel):
     """Penalty for moving away from the reference policy. No reference is computed when the coefficient is 0."""
 
     coefficient: NonNegativeNumber = 0.0
@@ -56,7 +56,7 @@ class Kl(Contract):
     placement: KlPlacement = KlPlacement.LOSS
 
 
-class Algorithm(Contract):
+class Algorithm(WireModel):
     """The learning rule."""
 
     type: AlgorithmType = AlgorithmType.GRPO

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import DnsName, LongText, PositiveCount
 
 
@@ -24,7 +24,7 @@ class ExportHuggingFace(StrEnum):
     NEVER = "Never"
 
 
-class CheckpointStorage(Contract):
+class CheckpointStorage(WireModel):
     """Storage that every pod of the job can read and write. Locally it is a folder of the run."""
 
     persistent_volume_claim: DnsName
@@ -32,7 +32,7 @@ class CheckpointStorage(Contract):
     """Folder within the claim; the job's name when unset."""
 
 
-class Checkpoint(Contract):
+class Checkpoint(WireModel):
     """Checkpoints are complete or absent; a new attempt resumes from the newest complete one."""
 
     storage: CheckpointStorage | None = None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Flag, LongText, PositiveCount, ShortText
 
 
@@ -19,14 +19,14 @@ class DatasetType(StrEnum):
     REASONING_GYM = "ReasoningGym"
 
 
-class FileDataset(Contract):
+class FileDataset(WireModel):
     """JSON Lines (`.jsonl`) or Parquet (`.parquet`), chosen by the file's name."""
 
     path: LongText
     """A path (relative to the job file when run locally) or `package://<python package>/<path>`."""
 
 
-class HuggingFaceDataset(Contract):
+class HuggingFaceDataset(WireModel):
     """A dataset of the Hugging Face hub, or a local folder in its layout."""
 
     path: LongText
@@ -35,7 +35,7 @@ class HuggingFaceDataset(Contract):
     revision: ShortText | None = None
 
 
-class ReasoningGymDataset(Contract):
+class ReasoningGymDataset(WireModel):
     """Procedurally generated, verifiable tasks of the `reasoning-gym` library."""
 
     task: ShortText
@@ -55,7 +55,7 @@ class OverlongPrompt(StrEnum):
     """Leave the row out; the number of rows dropped is logged."""
 
 
-class Dataset(Contract):
+class Dataset(WireModel):
     """Rows of prompt and answer."""
 
     type: DatasetType

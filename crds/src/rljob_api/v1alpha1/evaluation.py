@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Flag, PositiveCount, PositiveNumber
 from rljob_api.v1alpha1.dataset import Dataset
 
 
-class Evaluation(Contract):
+class Evaluation(WireModel):
     """Greedy accuracy, and sampled accuracy beside it, on the same prompts each time.
 
     Rows of the training set whose prompt occurs here are left out of training."""

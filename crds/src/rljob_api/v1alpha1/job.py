@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.v1alpha1.rules import violations
 from rljob_api.v1alpha1.spec import Code, Metadata, RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
@@ -18,7 +18,7 @@ RULE_ERROR = "rljob_rule"
 """Type of the pydantic errors that come from a rule; their context holds `rule`, `wrong`, `advice`."""
 
 
-class RLJob(Contract):
+class RLJob(WireModel):
     """A reinforcement-learning post-training job."""
 
     api_version: Literal["rljob.dev/v1alpha1"]

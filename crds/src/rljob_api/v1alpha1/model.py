@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import Flag, LongText, ShortText
 
 
@@ -19,7 +19,7 @@ class Dtype(StrEnum):
     BFLOAT16 = "BFloat16"
 
 
-class Model(Contract):
+class Model(WireModel):
     """The policy at step 0; also the reference policy where a KL term asks for one."""
 
     source: LongText

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Fraction, NonNegativeNumber, PositiveNumber
 
 
@@ -22,7 +22,7 @@ class Schedule(StrEnum):
     COSINE = "Cosine"
 
 
-class Optimizer(Contract):
+class Optimizer(WireModel):
     """AdamW (Loshchilov & Hutter, arXiv 1711.05101) with a linear warm-up and gradient clipping."""
 
     type: OptimizerType = OptimizerType.ADAMW

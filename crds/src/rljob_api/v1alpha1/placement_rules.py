@@ -1,9 +1,10 @@
-"""Rules on where roles run, on uniqueness, and on batches that must spread evenly over the GPUs."""
+"""Rules on where roles run, and on uniqueness."""
 
 from __future__ import annotations
 
 import re
 
+from rljob_api.v1alpha1.roles import pool_of_cel
 from rljob_api.v1alpha1.rule import Rule, cel_text, rule, unique_rule
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 
@@ -13,28 +14,9 @@ _ROLES = ("actor", "rollout", "ref")
 _PARALLEL = "self.roles.rollout.tensorParallel"
 
 
-def _pool_of(role: str) -> str:
-    """CEL for the name of a role's pool."""
-    return f"(has(self.roles.{role}.pool) ? self.roles.{role}.pool : self.pools[0].name)"
-
-
 def _tensor_parallel_fits(spec: RLJobSpec) -> bool:
     name = spec.placed_roles()["rollout"]
     return all(p.gpus_per_node % spec.roles.rollout.tensor_parallel == 0 for p in spec.pools if p.name == name)
-
-
-def _responses_divide(spec: RLJobSpec, num_prompts: int | None) -> bool:
-    """Whether the responses to these prompts spread evenly over all GPUs of the actor's pool."""
-    name = spec.placed_roles()["actor"]
-    num_responses = (num_prompts or 0) * spec.training.rollout.group_size
-    return all(num_responses % (p.nodes * p.gpus_per_node) == 0 for p in spec.pools if p.name == name)
-
-
-def _responses_divide_cel(field: str) -> str:
-    return (
-        f"self.pools.all(p, p.name != {_pool_of('actor')}"
-        f" || {field} * self.training.rollout.groupSize % (p.nodes * p.gpusPerNode) == 0)"
-    )
 
 
 def _role_pool_rule(role: str) -> Rule:
@@ -76,7 +58,7 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.actorWithRollout",
         field=".roles",
-        cel=f"{_pool_of('actor')} == {_pool_of('rollout')}",
+        cel=f"{pool_of_cel('actor')} == {pool_of_cel('rollout')}",
         wrong="actor and rollout must be on one pool, because they hand over weights within each GPU",
         advice="name the same pool for both, or none (ref may have a pool of its own)",
         holds=lambda spec: spec.placed_roles()["actor"] == spec.placed_roles()["rollout"],
@@ -85,7 +67,7 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.refUsed",
         field=".roles.ref.pool",
-        cel=f"{_pool_of('ref')} == {_pool_of('actor')} || self.training.algorithm.kl.coefficient > 0.0",
+        cel=f"{pool_of_cel('ref')} == {pool_of_cel('actor')} || self.training.algorithm.kl.coefficient > 0.0",
         wrong="there is no reference model with training.algorithm.kl.coefficient 0, and its GPUs would stay idle",
         advice="set a coefficient above 0, or remove the pool",
         holds=_reference_is_used,
@@ -94,7 +76,7 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.noIdlePool",
         field=".pools",
-        cel="self.pools.all(p, " + " || ".join(f"p.name == {_pool_of(role)}" for role in _ROLES) + ")",
+        cel="self.pools.all(p, " + " || ".join(f"p.name == {pool_of_cel(role)}" for role in _ROLES) + ")",
         wrong="there is a pool without a role, whose GPUs would stay idle",
         advice="remove it, or put a role there",
         holds=lambda spec: {pool.name for pool in spec.pools} <= set(spec.placed_roles().values()),
@@ -103,28 +85,10 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.tensorParallel",
         field=".roles.rollout.tensorParallel",
-        cel=f"self.pools.all(p, p.name != {_pool_of('rollout')} || p.gpusPerNode % {_PARALLEL} == 0)",
+        cel=f"self.pools.all(p, p.name != {pool_of_cel('rollout')} || p.gpusPerNode % {_PARALLEL} == 0)",
         wrong="must divide the gpusPerNode of the rollout's pool",
         advice="choose a divisor, so that one copy of the model stays within a node",
         holds=_tensor_parallel_fits,
-    ),
-    rule(
-        RLJobSpec,
-        "RLJobSpec.batchSize",
-        field=".training.batchSize",
-        cel=_responses_divide_cel("self.training.batchSize"),
-        wrong="batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the pool",
-        advice="change one of them, so that every GPU trains on as many responses as the others",
-        holds=lambda spec: _responses_divide(spec, spec.training.batch_size),
-    ),
-    rule(
-        RLJobSpec,
-        "RLJobSpec.miniBatchSize",
-        field=".training.miniBatchSize",
-        cel="!has(self.training.miniBatchSize) || " + _responses_divide_cel("self.training.miniBatchSize"),
-        wrong="miniBatchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the pool",
-        advice="change one of them, so that every GPU trains on as many responses as the others",
-        holds=lambda spec: _responses_divide(spec, spec.training.mini_batch_size),
     ),
 )
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue, StrictStr
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import (
     WITHOUT_NULLS,
     AbsolutePath,
@@ -26,7 +26,7 @@ LabelValue = Annotated[StrictStr, Field(max_length=63)]
 ResourceMap = Annotated[dict[ShortText, Quantity], Field(max_length=16), WITHOUT_NULLS]
 
 
-class Resources(Contract):
+class Resources(WireModel):
     """Requests and limits of one container, as in a pod. GPUs are not written here: `gpusPerNode` says them."""
 
     requests: ResourceMap = Field(default_factory=dict)
@@ -48,7 +48,7 @@ class TaintEffect(StrEnum):
     NO_EXECUTE = "NoExecute"
 
 
-class Toleration(Contract):
+class Toleration(WireModel):
     """A toleration, as in a pod."""
 
     key: ShortText | None = None
@@ -58,7 +58,7 @@ class Toleration(Contract):
     toleration_seconds: Count | None = None
 
 
-class PodOverlay(Contract):
+class PodOverlay(WireModel):
     """What a job may say about its pods. Everything else belongs to the operator."""
 
     labels: Annotated[dict[ShortText, LabelValue], Field(max_length=32), WITHOUT_NULLS] = Field(default_factory=dict)
@@ -74,7 +74,7 @@ class PodOverlay(Contract):
     scheduler_name: DnsName | None = None
 
 
-class Pool(Contract):
+class Pool(WireModel):
     """Equal nodes with GPUs: one Ray worker group on a cluster and one resource pool in the trainer."""
 
     name: DnsLabel
@@ -89,14 +89,14 @@ class Pool(Contract):
     template: PodOverlay = Field(default_factory=PodOverlay)
 
 
-class Head(Contract):
+class Head(WireModel):
     """The pod that runs the controller and loads the data. It has no GPU."""
 
     resources: Resources = Field(default_factory=Resources)
     template: PodOverlay = Field(default_factory=PodOverlay)
 
 
-class KeyReference(Contract):
+class KeyReference(WireModel):
     """One key of a Secret or ConfigMap in the job's namespace."""
 
     name: DnsName
@@ -104,14 +104,14 @@ class KeyReference(Contract):
     optional: Flag = False
 
 
-class EnvSource(Contract):
+class EnvSource(WireModel):
     """Where a variable's value comes from; exactly one."""
 
     secret_key_ref: KeyReference | None = None
     config_map_key_ref: KeyReference | None = None
 
 
-class EnvVar(Contract):
+class EnvVar(WireModel):
     """An environment variable of all pods of the job."""
 
     name: EnvName
@@ -119,14 +119,14 @@ class EnvVar(Contract):
     value_from: EnvSource | None = None
 
 
-class ObjectReference(Contract):
+class ObjectReference(WireModel):
     """A Secret or ConfigMap in the job's namespace."""
 
     name: DnsName
     optional: Flag = False
 
 
-class EnvFrom(Contract):
+class EnvFrom(WireModel):
     """All keys of a Secret or ConfigMap as environment variables; exactly one of the two."""
 
     prefix: EnvName | None = None
@@ -134,7 +134,7 @@ class EnvFrom(Contract):
     config_map_ref: ObjectReference | None = None
 
 
-class LocalObjectReference(Contract):
+class LocalObjectReference(WireModel):
     """A ConfigMap or Secret in the job's namespace, by its name."""
 
     name: DnsName
@@ -149,19 +149,19 @@ class VolumeType(StrEnum):
     EMPTY_DIR = "EmptyDir"
 
 
-class ClaimVolume(Contract):
+class ClaimVolume(WireModel):
     """A PersistentVolumeClaim in the job's namespace."""
 
     claim_name: DnsName
 
 
-class EmptyDirVolume(Contract):
+class EmptyDirVolume(WireModel):
     """Scratch space of one pod, lost with it."""
 
     size_limit: Quantity | None = None
 
 
-class Volume(Contract):
+class Volume(WireModel):
     """A volume and the place where all pods of the job see it."""
 
     name: DnsLabel

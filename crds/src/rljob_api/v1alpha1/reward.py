@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import FunctionPath, Number, PositiveCount, PositiveNumber
 
 
@@ -18,7 +18,7 @@ class RewardType(StrEnum):
     """The task's own scorer, 0 to 1; only with a ReasoningGym dataset."""
 
 
-class FunctionReward(Contract):
+class FunctionReward(WireModel):
     """`function(prompt: str, response: str, answer: object, row: dict) -> float`, importable on PYTHONPATH."""
 
     path: FunctionPath
@@ -32,7 +32,7 @@ class ErrorPolicy(StrEnum):
     """The sample gets `errorScore`; counted in `reward/error_rate` or `reward/timeout_rate`."""
 
 
-class Reward(Contract):
+class Reward(WireModel):
     """The scorer and its limits."""
 
     type: RewardType

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import Count, LongText, OpenFraction, PositiveCount, PositiveNumber, Quantity
 
 
@@ -21,7 +21,7 @@ class RolloutEngine(StrEnum):
     """Generation with transformers, on a copy of the weights of its own: slow, and without tensor parallelism."""
 
 
-class Rollout(Contract):
+class Rollout(WireModel):
     """Sampling for training. Evaluation has its own."""
 
     engine: RolloutEngine = RolloutEngine.AUTO

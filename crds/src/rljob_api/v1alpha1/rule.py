@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 
-ContractT = TypeVar("ContractT", bound=Contract)
+ContractT = TypeVar("ContractT", bound=WireModel)
 Path = tuple[str | int, ...]
 
 # Property names that CEL reserves; a schema's CEL spells them between double underscores.
@@ -27,13 +27,13 @@ class Rule:
     """One rule on one type."""
 
     name: str
-    on: type[Contract]
+    on: type[WireModel]
     field: str
     """Where the fault is shown, from the object that the rule stands on: `.rollout.groupSize`; empty for itself."""
     cel: str
     wrong: str
     advice: str
-    holds: Callable[[Contract], bool]
+    holds: Callable[[WireModel], bool]
 
     @property
     def message(self) -> str:
@@ -64,7 +64,7 @@ def rule(
 ) -> Rule:
     """A rule whose predicate is typed by the type that it stands on."""
 
-    def checked(value: Contract) -> bool:
+    def checked(value: WireModel) -> bool:
         assert isinstance(value, on)
         return holds(value)
 
@@ -76,7 +76,7 @@ def cel_property(name: str) -> str:
     return f"__{name}__" if name in _RESERVED else name
 
 
-def wire_name(on: type[Contract], field: str) -> str:
+def wire_name(on: type[WireModel], field: str) -> str:
     """The camelCase name of a Python field."""
     alias = on.model_fields[field].alias
     assert alias is not None

@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
+from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
 from rljob_api.v1alpha1.placement_rules import METADATA_RULES, PLACEMENT_RULES, UNIQUE_RULES
 from rljob_api.v1alpha1.pod_rules import ENV_RULES, POOL_RULES, VOLUME_RULES
 from rljob_api.v1alpha1.rule import Path, Rule, Violation, cel_property, wire_name
@@ -28,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     *UNION_RULES,
     *SOURCE_RULES,
     *TRAINING_RULES,
+    *BATCH_SIZE_RULES,
 )
 
 MUTABLE_SPEC_FIELDS = ("run_policy",)
@@ -71,7 +73,7 @@ def immutable_changes(old: RLJobSpec, new: RLJobSpec) -> tuple[Violation, ...]:
     )
 
 
-def violations(value: Contract, path: Path = ()) -> tuple[Violation, ...]:
+def violations(value: WireModel, path: Path = ()) -> tuple[Violation, ...]:
     """Every rule that the value, or anything within it, breaks. `path` is the place of the value in the job."""
     wire = value.model_dump(mode="json", by_alias=True)
     return tuple(
@@ -80,18 +82,18 @@ def violations(value: Contract, path: Path = ()) -> tuple[Violation, ...]:
     )
 
 
-def _broken(value: Contract, path: Path) -> Iterator[tuple[Rule, Path]]:
+def _broken(value: WireModel, path: Path) -> Iterator[tuple[Rule, Path]]:
     """The rules broken at this value and below, with the place of the fault."""
     for rule in RULES:
         if rule.on is type(value) and not rule.holds(value):
             yield rule, (*path, *rule.field.split(".")[1:])
     for name, item in value:
         at = (*path, wire_name(type(value), name))
-        if isinstance(item, Contract):
+        if isinstance(item, WireModel):
             yield from _broken(item, at)
         elif isinstance(item, tuple):
             for index, entry in enumerate(item):
-                if isinstance(entry, Contract):
+                if isinstance(entry, WireModel):
                     yield from _broken(entry, (*at, index))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import Seconds
 
 
@@ -15,7 +15,7 @@ class Cleanup(StrEnum):
     KEEP_CLUSTER = "KeepCluster"
 
 
-class RunPolicy(Contract):
+class RunPolicy(WireModel):
     """May be changed while the job exists."""
 
     provisioning_deadline_seconds: Seconds = 1800

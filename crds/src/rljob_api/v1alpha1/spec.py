@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StrictStr
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import AbsolutePath, DnsLabel, DnsName, LongText, ShortText
 from rljob_api.v1alpha1.checkpoint import Checkpoint
 from rljob_api.v1alpha1.pools import EnvFrom, EnvVar, Head, LocalObjectReference, Pool, Volume
@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.training import Training
 
 
-class Code(Contract):
+class Code(WireModel):
     """The user's Python, put on PYTHONPATH of all pods; exactly one source. Locally it is the job file's folder."""
 
     config_map: DnsName | None = None
@@ -25,7 +25,7 @@ class Code(Contract):
     """A folder that is already in the image."""
 
 
-class RLJobSpec(Contract):
+class RLJobSpec(WireModel):
     """What is wanted. Immutable once created, except `runPolicy`."""
 
     image: LongText | None = None
@@ -51,7 +51,7 @@ class RLJobSpec(Contract):
         return {role: pool or self.pools[0].name for role, pool in named.items()}
 
 
-class Metadata(Contract):
+class Metadata(WireModel):
     """The parts of Kubernetes metadata that a job file may carry."""
 
     name: ShortText

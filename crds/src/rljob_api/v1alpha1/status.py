@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import Count, LongText, Number, PositiveCount, ShortText
 
 
@@ -33,7 +33,7 @@ class ConditionStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class Condition(Contract):
+class Condition(WireModel):
     """One observation about the job."""
 
     type: ShortText
@@ -44,7 +44,7 @@ class Condition(Contract):
     last_transition_time: Timestamp
 
 
-class Progress(Contract):
+class Progress(WireModel):
     """Where the training is; at most a few seconds old while it runs."""
 
     step: Count
@@ -57,7 +57,7 @@ class Progress(Contract):
     eta_seconds: Count | None = None
 
 
-class CheckpointStatus(Contract):
+class CheckpointStatus(WireModel):
     """The newest complete checkpoint."""
 
     step: Count
@@ -75,7 +75,7 @@ class AttemptOutcome(StrEnum):
     STOPPED = "Stopped"
 
 
-class Attempt(Contract):
+class Attempt(WireModel):
     """One cluster and the runs on it."""
 
     number: PositiveCount
@@ -92,7 +92,7 @@ class Attempt(Contract):
     resumed_from_step: Count | None = None
 
 
-class PoolStatus(Contract):
+class PoolStatus(WireModel):
     """Nodes of one pool."""
 
     name: ShortText
@@ -100,7 +100,7 @@ class PoolStatus(Contract):
     ready: Count
 
 
-class RLJobStatus(Contract):
+class RLJobStatus(WireModel):
     """Written by the operator only."""
 
     observed_generation: Count = 0

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import Count, PositiveCount
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.dataset import Dataset
@@ -25,7 +25,7 @@ class Logger(StrEnum):
     TENSORBOARD = "TensorBoard"
 
 
-class Training(Contract):
+class Training(WireModel):
     """One reinforcement-learning run."""
 
     model: Model

@@ -1,11 +1,11 @@
-"""Rules on what is trained: data, reward, model and the sizes of batches."""
+"""Rules on what is trained: data, reward and model."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
+from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, HuggingFaceDataset
 from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.reward import Reward, RewardType
@@ -39,11 +39,6 @@ def _rewards_match(training: Training) -> bool:
     if training.reward.type is not RewardType.REASONING_GYM or evaluation is None:
         return True
     return evaluation.dataset.type is DatasetType.REASONING_GYM
-
-
-def _longest_sequence_fits(training: Training) -> bool:
-    longest = training.dataset.max_prompt_tokens + training.rollout.max_new_tokens
-    return training.max_tokens_per_micro_batch >= longest
 
 
 UNION_RULES = (
@@ -85,15 +80,6 @@ SOURCE_RULES = (
 TRAINING_RULES = (
     rule(
         Training,
-        "Training.groupSize",
-        field=".rollout.groupSize",
-        cel="self.algorithm.type != 'GRPO' || self.rollout.groupSize >= 2",
-        wrong="GRPO compares responses to the same prompt and needs at least 2 of them",
-        advice="set groupSize to 2 or more (8 is usual)",
-        holds=lambda t: t.algorithm.type is not AlgorithmType.GRPO or t.rollout.group_size >= 2,
-    ),
-    rule(
-        Training,
         "Training.reasoningGymReward",
         field=".reward.type",
         cel="self.reward.type != 'ReasoningGym' || self.dataset.type == 'ReasoningGym'",
@@ -113,15 +99,6 @@ TRAINING_RULES = (
     ),
     rule(
         Training,
-        "Training.miniBatchSize",
-        field=".miniBatchSize",
-        cel="!has(self.miniBatchSize) || self.batchSize % self.miniBatchSize == 0",
-        wrong="must divide batchSize",
-        advice="choose a divisor of batchSize, or leave it out for one update per batch",
-        holds=lambda t: t.mini_batch_size is None or t.batch_size % t.mini_batch_size == 0,
-    ),
-    rule(
-        Training,
         "Training.warmupSteps",
         field=".optimizer.warmupSteps",
         cel="self.optimizer.warmupSteps <= self.steps",
@@ -137,14 +114,5 @@ TRAINING_RULES = (
         wrong="must not be more than training.steps",
         advice="name steps that are done (the first is 1)",
         holds=lambda t: all(step <= t.steps for step in t.timeline_steps),
-    ),
-    rule(
-        Training,
-        "Training.maxTokensPerMicroBatch",
-        field=".maxTokensPerMicroBatch",
-        cel="self.maxTokensPerMicroBatch >= self.dataset.maxPromptTokens + self.rollout.maxNewTokens",
-        wrong="must hold one longest sequence: dataset.maxPromptTokens + rollout.maxNewTokens tokens",
-        advice="raise it, or lower one of the two",
-        holds=_longest_sequence_fits,
     ),
 )

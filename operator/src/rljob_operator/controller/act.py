@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from rljob_api.conditions import Reason
-from rljob_api.contract import API_GROUP, API_VERSION, KIND
+from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_operator.controller.observe import Sight, identity
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.errors import KubeError, RefusedError, ResourceTypeMissingError, UnavailableError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rljob_api.conditions import ConditionType
-from rljob_api.contract import ANNOTATION_TOKEN_KEY
+from rljob_api.constants import ANNOTATION_TOKEN_KEY
 from rljob_api.v1alpha1.status import Attempt, ConditionStatus
 from rljob_operator.kube.errors import NotFoundError, ResourceTypeMissingError
 from rljob_operator.kube.objects import CLUSTERS, CORE_EVENTS, PODS, KubeObjects

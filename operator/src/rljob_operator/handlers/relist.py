@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from rljob_api.conditions import ConditionType
-from rljob_api.contract import LABEL_JOB
+from rljob_api.constants import LABEL_JOB
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.kube.errors import KubeError, ResourceTypeMissingError
 from rljob_operator.kube.objects import CLUSTERS, JOBS, KubeObjects, ResourceType

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import kopf
 
-from rljob_api.contract import API_GROUP, API_VERSION, LABEL_JOB
+from rljob_api.constants import API_GROUP, API_VERSION, LABEL_JOB
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.kube.connection import Connection
 from rljob_operator.metrics import Metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rljob_api.contract import API_GROUP, API_VERSION
+from rljob_api.constants import API_GROUP, API_VERSION
 from rljob_operator.kube.client import MERGE_PATCH, KubeClient
 from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from rljob_operator.raw_json import JsonObject, objects_at, text_at

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from rljob_api.conditions import Reason
-from rljob_api.contract import HEAD_GROUP, RAY_CONTAINER
+from rljob_api.constants import HEAD_GROUP, RAY_CONTAINER
 from rljob_operator.kube.views import event_time, time_at
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, objects_at, optional_text_at, text_at
 from rljob_operator.reconcile.observed import PodProblem, PodView

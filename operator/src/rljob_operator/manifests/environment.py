@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import JsonValue, TypeAdapter
 
-from rljob_api.base import Contract
-from rljob_api.contract import (
+from rljob_api.base import WireModel
+from rljob_api.constants import (
     ENV_CACHE,
     ENV_CHECKPOINT_FOLDER,
     ENV_GRACE_SECONDS,
@@ -30,7 +30,7 @@ HOOK_MARGIN_SECONDS = 5
 
 
 def spec_document(job: JobIdentity, spec: RLJobSpec) -> str:
-    """The value of `contract.ENV_SPEC`. Raises HandoverError where it is too large for an environment variable."""
+    """The value of `constants.ENV_SPEC`. Raises HandoverError where it is too large for an environment variable."""
     document = TrainerJob(name=job.name, namespace=job.namespace, uid=job.uid, spec=spec)
     # Kubernetes replaces $(NAME) and $$ in values; within JSON the escape means the same and is left alone.
     text = dump_job(document).replace("$", "\\u0024")
@@ -74,7 +74,7 @@ def code_folder(spec: RLJobSpec) -> str | None:
     return spec.code.image_path or POD_CODE_FOLDER
 
 
-def wire(value: Contract) -> Manifest:
+def wire(value: WireModel) -> Manifest:
     """A value of the API whose wire form is also the Kubernetes form."""
     return TypeAdapter(Manifest).validate_python(value.to_full_wire())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from rljob_api.contract import DASHBOARD_PORT, LABEL_ATTEMPT, LABEL_JOB_UID
+from rljob_api.constants import DASHBOARD_PORT, LABEL_ATTEMPT, LABEL_JOB_UID
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.naming import cluster_name, companion_name
 from rljob_operator.manifests.objects import JobIdentity, Manifest, metadata

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from rljob_api.contract import API_GROUP, API_VERSION, KIND, LABEL_ATTEMPT, LABEL_JOB, LABEL_JOB_UID
+from rljob_api.constants import API_GROUP, API_VERSION, KIND, LABEL_ATTEMPT, LABEL_JOB, LABEL_JOB_UID
 
 Manifest = dict[str, JsonValue]
 """An object, or a part of one, as it goes to the API server."""

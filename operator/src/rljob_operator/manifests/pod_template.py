@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from rljob_api.contract import DRIVER_LOG_CONTAINER, LABEL_POOL, RAY_CONTAINER
+from rljob_api.constants import DRIVER_LOG_CONTAINER, LABEL_POOL, RAY_CONTAINER
 from rljob_api.v1alpha1.pools import PodOverlay, Pool, Resources
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults

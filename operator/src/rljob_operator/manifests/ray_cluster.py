@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 
-from rljob_api.contract import ANNOTATION_TOKEN_KEY, POOL_RESOURCE_PREFIX
+from rljob_api.constants import ANNOTATION_TOKEN_KEY, POOL_RESOURCE_PREFIX
 from rljob_api.v1alpha1.pools import Pool, Resources
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults

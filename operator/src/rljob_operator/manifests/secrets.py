@@ -23,7 +23,7 @@ def derived_token(key: bytes, job: JobIdentity, cluster: str) -> str:
 
 
 def key_id(key: bytes) -> str:
-    """Names a key without telling it; what `contract.ANNOTATION_TOKEN_KEY` holds."""
+    """Names a key without telling it; what `constants.ANNOTATION_TOKEN_KEY` holds."""
     return hashlib.sha256(key).hexdigest()[:KEY_ID_LENGTH]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rljob_api.contract import (
+from rljob_api.constants import (
     ENV_ATTEMPT,
     ENV_RUN_STATE_FILE,
     ENV_START_NUMBER,
@@ -33,7 +33,7 @@ class Start(Protocol):
 
     @property
     def start_number(self) -> int:
-        """See `contract.ENV_START_NUMBER`."""
+        """See `constants.ENV_START_NUMBER`."""
 
 
 def submission(job: JobIdentity, spec: RLJobSpec, submit: Start) -> Manifest:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from rljob_api.contract import POD_CACHE_FOLDER, POD_CODE_FOLDER, POD_STORAGE_FOLDER
+from rljob_api.constants import POD_CACHE_FOLDER, POD_CODE_FOLDER, POD_STORAGE_FOLDER
 from rljob_api.v1alpha1.pools import Volume
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.objects import JobIdentity, Manifest
 
 RAY_FOLDER = "/tmp/ray"
-"""Where Ray keeps its sessions; `contract.POD_RAY_LOG_FOLDER` is below it."""
+"""Where Ray keeps its sessions; `constants.POD_RAY_LOG_FOLDER` is below it."""
 
 
 @dataclass(frozen=True)

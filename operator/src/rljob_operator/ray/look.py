@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
-from rljob_api.contract import driver_log_file_name, run_state_file_name
+from rljob_api.constants import driver_log_file_name, run_state_file_name
 from rljob_api.errors import HandoverError
 from rljob_api.handover import load_run_state
 from rljob_api.run_state import RunPhase, RunState

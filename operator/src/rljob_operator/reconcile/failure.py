@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.contract import ExitCode
+from rljob_api.constants import ExitCode
 from rljob_api.run_state import RunPhase
 from rljob_operator.reconcile.messages import MAX_LENGTH, beginning_of, end_of
 from rljob_operator.reconcile.observed import Observed, RayJobStatus, RayJobView, RayView

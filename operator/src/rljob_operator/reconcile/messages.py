@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import re
+from rljob_api.printable import printable
 
 MAX_LENGTH = 1024
 """Characters of a condition's message, as its schema says."""
-_TERMINAL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _CUT = "... "
-
-
-def printable(text: str) -> str:
-    """The text without colours and control characters; lines stay lines."""
-    plain = _TERMINAL_SEQUENCE.sub("", text.replace("\r\n", "\n"))
-    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in plain).strip()
 
 
 def beginning_of(text: str, limit: int = MAX_LENGTH) -> str:
     """At most `limit` characters from the start, printable."""
-    text = printable(text)
+    text = printable(text).strip()
     return text if len(text) <= limit else text[: limit - len(_CUT)].rstrip() + _CUT.rstrip()
 
 
 def end_of(text: str, limit: int = MAX_LENGTH) -> str:
     """At most `limit` characters from the end, printable, whole lines where there are any: the end of a log is what
     tells."""
-    text = printable(text)
+    text = printable(text).strip()
     if len(text) <= limit:
         return text
     kept = text[-(limit - len(_CUT)) :]

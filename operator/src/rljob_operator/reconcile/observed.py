@@ -62,7 +62,7 @@ class PodView:
 
     name: str
     group: str
-    """Name of the pool, or `contract.HEAD_GROUP`."""
+    """Name of the pool, or `constants.HEAD_GROUP`."""
     ready: bool
     deleting: bool
     ended: bool

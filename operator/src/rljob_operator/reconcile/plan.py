@@ -23,7 +23,7 @@ class SubmitJob:
     submission_id: str
     attempt: int
     start_number: int
-    """See `contract.ENV_START_NUMBER`."""
+    """See `constants.ENV_START_NUMBER`."""
 
 
 @dataclass(frozen=True)

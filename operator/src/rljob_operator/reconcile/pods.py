@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rljob_api.conditions import Reason
-from rljob_api.contract import HEAD_GROUP
+from rljob_api.constants import HEAD_GROUP
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import PoolStatus
 from rljob_operator.reconcile.observed import PodProblem, PodView

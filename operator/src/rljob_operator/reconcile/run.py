@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.contract import POD_STORAGE_FOLDER
+from rljob_api.constants import POD_STORAGE_FOLDER
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Progress

@@ -10,7 +10,7 @@ class CheckpointError(TrainerError):
 
 
 class FencedError(CheckpointError):
-    """A newer attempt has started: this one may no longer change the checkpoints and has to stop."""
+    """A newer start of the trainer has begun: this one may no longer change the checkpoints and has to stop."""
 
 
 class DamagedError(CheckpointError):

@@ -1,7 +1,7 @@
 """How a checkpoint lies in storage: names of folders and files, and the manifest.
 
-    <root>/attempts/0001.json                         what attempt 1 accepted when it started (see `attempts`)
-    <root>/step-00000020.attempt-0001/
+    <root>/starts/0001.json                           what start 1 accepted when it began (see `fencing`)
+    <root>/step-00000020.start-0001/
         rank-00000.safetensors ...                    the pieces of tensors that each rank holds
         manifest.json                                 written last; without it the folder is not a checkpoint
 
@@ -21,16 +21,16 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError
 
-from rljob_api.base import Contract
-from rljob_api.contract import CONTRACT_VERSION, OLDEST_READABLE_CONTRACT_VERSION
+from rljob_api.base import WireModel
+from rljob_api.constants import CONTRACT_VERSION, OLDEST_READABLE_CONTRACT_VERSION
 from rljob_api.scalars import Count, PositiveCount
 from rljob_trainer.checkpoints.errors import DamagedError
 
 MANIFEST_FILE = "manifest.json"
-ATTEMPTS_FOLDER = "attempts"
+STARTS_FOLDER = "starts"
 TEMPORARY_SUFFIX = ".tmp"
 
-_FOLDER_PATTERN = re.compile(r"step-(\d{8,10})\.attempt-(\d{4,10})")
+_FOLDER_PATTERN = re.compile(r"step-(\d{8,10})\.start-(\d{4,10})")
 _SEAL_START = b'{"content":'
 _SEAL_END = re.compile(rb',"digest":"(sha256:[0-9a-f]{64})"}\n')
 _SEAL_END_LENGTH = len(b',"digest":"sha256:') + 64 + len(b'"}\n')
@@ -42,7 +42,7 @@ Extents = tuple[Annotated[int, Field(ge=0)], ...]
 """One number for each dimension, in elements."""
 
 
-class Piece(Contract):
+class Piece(WireModel):
     """The block of a tensor that one rank holds: `tensor[offsets[d] : offsets[d] + shape[d]]` in each dimension d."""
 
     offsets: Extents
@@ -52,7 +52,7 @@ class Piece(Contract):
     """Of the piece's bytes: row-major, little-endian."""
 
 
-class TensorEntry(Contract):
+class TensorEntry(WireModel):
     """A tensor and where its pieces are. In a `ShardRecord` the pieces are those of one rank."""
 
     name: str
@@ -62,7 +62,7 @@ class TensorEntry(Contract):
     pieces: tuple[Piece, ...]
 
 
-class FileEntry(Contract):
+class FileEntry(WireModel):
     """One safetensors file."""
 
     name: FileName
@@ -71,7 +71,7 @@ class FileEntry(Contract):
     """Of the file's first part: 8 bytes of length and the JSON header."""
 
 
-class ShardRecord(Contract):
+class ShardRecord(WireModel):
     """What one rank has written; made by the rank, sent to the controller for `commit`."""
 
     rank: Count
@@ -79,12 +79,12 @@ class ShardRecord(Contract):
     tensors: tuple[TensorEntry, ...]
 
 
-class Manifest(Contract):
+class Manifest(WireModel):
     """All that is needed to load a checkpoint on any number of ranks."""
 
     contract_version: PositiveCount
     step: Count
-    attempt: PositiveCount
+    start_number: PositiveCount
     world_size: PositiveCount
     """Number of ranks that wrote."""
     saved_at: str
@@ -100,7 +100,7 @@ class CheckpointFolder:
     """A folder whose name says that it is a checkpoint, complete or not. Ordered from old to new."""
 
     step: int
-    attempt: int
+    start_number: int
     path: Path
 
     @property
@@ -109,9 +109,9 @@ class CheckpointFolder:
         return self.path.name
 
 
-def folder_name(step: int, attempt: int) -> str:
-    """Sorts by step, then by attempt."""
-    return f"step-{step:08d}.attempt-{attempt:04d}"
+def folder_name(step: int, start_number: int) -> str:
+    """Sorts by step, then by start."""
+    return f"step-{step:08d}.start-{start_number:04d}"
 
 
 def shard_file_name(rank: int) -> str:
@@ -151,14 +151,14 @@ def digest_of(data: bytes | memoryview) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def seal(document: Contract) -> tuple[bytes, str]:
+def seal(document: WireModel) -> tuple[bytes, str]:
     """The bytes of a sealed JSON file and the digest of its document."""
     content = document.model_dump_json(by_alias=True, exclude_unset=True).encode()
     digest = digest_of(content)
     return _SEAL_START + content + f',"digest":"{digest}"}}\n'.encode(), digest
 
 
-DocumentType = TypeVar("DocumentType", bound=Contract)
+DocumentType = TypeVar("DocumentType", bound=WireModel)
 
 
 def read_sealed(path: Path, document_type: type[DocumentType]) -> tuple[DocumentType, str]:
@@ -199,8 +199,8 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
             f"{MANIFEST_FILE} has contractVersion {version}; this program reads "
             f"{OLDEST_READABLE_CONTRACT_VERSION} to {CONTRACT_VERSION}"
         )
-    if folder_name(manifest.step, manifest.attempt) != folder.name:
+    if folder_name(manifest.step, manifest.start_number) != folder.name:
         raise DamagedError(
-            f"{MANIFEST_FILE} is of step {manifest.step} and attempt {manifest.attempt}, the folder is {folder.name}"
+            f"{MANIFEST_FILE} is of step {manifest.step} and start {manifest.start_number}, the folder is {folder.name}"
         )
     return manifest, digest

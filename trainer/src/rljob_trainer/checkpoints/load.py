@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from rljob_trainer.checkpoints.attempts import visible_checkpoints
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
+from rljob_trainer.checkpoints.fencing import visible_checkpoints
 from rljob_trainer.checkpoints.layout import (
     CheckpointFolder,
     Manifest,
@@ -60,18 +60,18 @@ class Found:
 
     @property
     def checkpoint(self) -> CheckpointFolder:
-        """For `start_attempt`."""
-        return CheckpointFolder(self.manifest.step, self.manifest.attempt, self.folder)
+        """For `announce_start`."""
+        return CheckpointFolder(self.manifest.step, self.manifest.start_number, self.folder)
 
 
-def find_newest_complete(root: Path, attempt: int) -> Found | None:
-    """The checkpoint that this attempt resumes from; None where there is none, which means step 0.
+def find_newest_complete(root: Path, start_number: int) -> Found | None:
+    """The checkpoint that this start resumes from; None where there is none, which means step 0.
 
     Raises CheckpointError where there were commits but every checkpoint is damaged: starting again from step 0 is never
-    silent. Raises FencedError where a later attempt has started.
+    silent. Raises FencedError where a later start has begun.
     """
     rejected: list[Rejected] = []
-    for folder in visible_checkpoints(root, attempt):
+    for folder in visible_checkpoints(root, start_number):
         try:
             manifest, digest = check_checkpoint(folder.path)
         except DamagedError as error:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rljob_trainer.checkpoints.attempts import refuse_if_fenced, visible_checkpoints
 from rljob_trainer.checkpoints.errors import DamagedError
+from rljob_trainer.checkpoints.fencing import refuse_if_fenced, visible_checkpoints
 from rljob_trainer.checkpoints.layout import CheckpointFolder, list_checkpoint_folders
 from rljob_trainer.checkpoints.load import check_checkpoint
 from rljob_trainer.checkpoints.storage import remove_folder, storage_errors
 
 
-def prune(root: Path, attempt: int, keep: int) -> list[Path]:
+def prune(root: Path, start_number: int, keep: int) -> list[Path]:
     """Keeps the `keep` newest sound checkpoints and removes older ones; gives the folders that were removed.
 
     Damaged ones do not count as kept; before anything is removed, one that is kept has been read back and compared byte
-    by byte. Also removed are folders without a manifest and checkpoints that no attempt accepts, of earlier attempts,
-    and this attempt's failed saves (those below its newest checkpoint; a running save is above it). To be called by the
-    controller, after a commit and after `start_attempt`.
+    by byte. Also removed are folders without a manifest and checkpoints that no start accepts, of earlier starts,
+    and this start's failed saves (those below its newest checkpoint; a running save is above it). To be called by the
+    controller, after a commit and after `announce_start`.
 
-    Raises FencedError where a later attempt has started, CheckpointError where removing fails.
+    Raises FencedError where a later start has begun, CheckpointError where removing fails.
     """
     assert keep >= 1, keep
-    visible = visible_checkpoints(root, attempt)
+    visible = visible_checkpoints(root, start_number)
     removed = []
-    for folder in [*_outdated(visible, keep), *_leftovers(root, attempt, visible)]:
-        refuse_if_fenced(root, attempt)
+    for folder in [*_outdated(visible, keep), *_leftovers(root, start_number, visible)]:
+        refuse_if_fenced(root, start_number)
         with storage_errors(folder.path, "removing an old checkpoint"):
             remove_folder(folder.path)
         removed.append(folder.path)
@@ -48,11 +48,11 @@ def _outdated(visible: list[CheckpointFolder], keep: int) -> list[CheckpointFold
     return []
 
 
-def _leftovers(root: Path, attempt: int, visible: list[CheckpointFolder]) -> list[CheckpointFolder]:
-    newest_step = max((folder.step for folder in visible if folder.attempt == attempt), default=0)
+def _leftovers(root: Path, start_number: int, visible: list[CheckpointFolder]) -> list[CheckpointFolder]:
+    newest_step = max((folder.step for folder in visible if folder.start_number == start_number), default=0)
     return [
         folder
         for folder in list_checkpoint_folders(root)
         if folder not in visible
-        and (folder.attempt < attempt or (folder.attempt == attempt and folder.step < newest_step))
+        and (folder.start_number < start_number or (folder.start_number == start_number and folder.step < newest_step))
     ]

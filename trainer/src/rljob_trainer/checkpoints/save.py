@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from pydantic import JsonValue
 
-from rljob_api.contract import CONTRACT_VERSION
-from rljob_trainer.checkpoints.attempts import refuse_if_fenced, timestamp_now
+from rljob_api.constants import CONTRACT_VERSION
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
+from rljob_trainer.checkpoints.fencing import refuse_if_fenced, timestamp_now
 from rljob_trainer.checkpoints.layout import (
     MANIFEST_FILE,
     FileEntry,
@@ -53,7 +53,7 @@ class CommittedCheckpoint:
     saved_at: str
 
 
-def begin_save(root: Path, step: int, attempt: int, num_bytes: int = 0) -> Path:
+def begin_save(root: Path, step: int, start_number: int, num_bytes: int = 0) -> Path:
     """Makes the folder of a new checkpoint; controller only.
 
     `num_bytes` is the sum of `num_shard_bytes` over the ranks, checked against the free space before anything is
@@ -61,10 +61,10 @@ def begin_save(root: Path, step: int, attempt: int, num_bytes: int = 0) -> Path:
 
     Raises FencedError, and CheckpointError where the space is too small or the step is saved already.
     """
-    refuse_if_fenced(root, attempt)
-    folder = root / folder_name(step, attempt)
+    refuse_if_fenced(root, start_number)
+    folder = root / folder_name(step, start_number)
     if is_committed(folder):
-        raise CheckpointError(f"{folder}: step {step} is saved already; do not save a step twice in one attempt")
+        raise CheckpointError(f"{folder}: step {step} is saved already; do not save a step twice in one start")
     with storage_errors(folder, "making the checkpoint's folder", num_bytes):
         free = free_bytes(root)
         if num_bytes > free:
@@ -176,34 +176,34 @@ def commit(
     root: Path,
     folder: Path,
     step: int,
-    attempt: int,
+    start_number: int,
     records: Sequence[ShardRecord],
     extra: Mapping[str, JsonValue],
 ) -> CommittedCheckpoint:
     """Makes the ranks' files a checkpoint by writing the manifest; controller only, after all ranks have returned.
 
-    Raises FencedError where a later attempt has started, and CheckpointError where records are missing, files are not
+    Raises FencedError where a later start has begun, and CheckpointError where records are missing, files are not
     as recorded, or the pieces do not cover every tensor exactly once. It is no checkpoint then.
     """
-    refuse_if_fenced(root, attempt)
-    manifest = _manifest(folder, step, attempt, records, extra)
+    refuse_if_fenced(root, start_number)
+    manifest = _manifest(folder, step, start_number, records, extra)
     content, digest = seal(manifest)
     with storage_errors(folder, f"writing {MANIFEST_FILE}", len(content)):
         try:
             create_absent(folder / MANIFEST_FILE, content)
         except FileExistsError as error:
-            raise CheckpointError(f"{folder}: is committed already; do not save a step twice in one attempt") from error
-    # A later attempt may have started since the first look. It has not listed this checkpoint, or has: either way this
-    # attempt is over and may not report it.
-    refuse_if_fenced(root, attempt)
+            raise CheckpointError(f"{folder}: is committed already; do not save a step twice in one start") from error
+    # A later start may have begun since the first look. It has not listed this checkpoint, or has: either way this
+    # start is over and may not report it.
+    refuse_if_fenced(root, start_number)
     return CommittedCheckpoint(step, folder.resolve().as_uri(), digest, manifest.saved_at)
 
 
 def _manifest(
-    folder: Path, step: int, attempt: int, records: Sequence[ShardRecord], extra: Mapping[str, JsonValue]
+    folder: Path, step: int, start_number: int, records: Sequence[ShardRecord], extra: Mapping[str, JsonValue]
 ) -> Manifest:
-    if folder.name != folder_name(step, attempt):
-        raise CheckpointError(f"{folder}: is not the folder of step {step} and attempt {attempt}; use begin_save's")
+    if folder.name != folder_name(step, start_number):
+        raise CheckpointError(f"{folder}: is not the folder of step {step} and start {start_number}; use begin_save's")
     ordered = sorted(records, key=lambda record: record.rank)
     ranks = [record.rank for record in ordered]
     if not ranks or ranks != list(range(len(ranks))):
@@ -216,7 +216,7 @@ def _manifest(
     return Manifest(
         contract_version=CONTRACT_VERSION,
         step=step,
-        attempt=attempt,
+        start_number=start_number,
         world_size=len(ranks),
         saved_at=timestamp_now(),
         files=tuple(record.file for record in ordered),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from rljob_trainer.data.balancing import balanced_partitions
+from rljob_trainer.batch.balancing import balanced_partitions
 
 
 def balanced_order(lengths_B: torch.Tensor, num_workers: int, rows_per_update: int) -> torch.Tensor:

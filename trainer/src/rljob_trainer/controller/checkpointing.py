@@ -13,13 +13,13 @@ from pathlib import Path
 from rljob_api.v1alpha1.checkpoint import Checkpoint as CheckpointSpec
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import CheckpointStatus
-from rljob_trainer.checkpoints.attempts import start_attempt
 from rljob_trainer.checkpoints.errors import CheckpointError
+from rljob_trainer.checkpoints.fencing import announce_start
 from rljob_trainer.checkpoints.load import find_newest_complete, refuse_existing
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import CommittedCheckpoint, begin_save, commit, discard_save
 from rljob_trainer.controller.state import ControllerState, state_of
-from rljob_trainer.data.cursor import CursorState
+from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.workers.protocols import ActorGroup
 
@@ -46,7 +46,7 @@ class PendingSave:
 
 
 class Checkpointing:
-    """Of one start of the trainer. Its number stands where `checkpoints` says attempt."""
+    """Of one start of the trainer."""
 
     def __init__(self, spec: CheckpointSpec, root: Path, start_number: int, job_name: str) -> None:
         self.spec = spec
@@ -64,7 +64,7 @@ class Checkpointing:
         if self.spec.resume is Resume.NEVER:
             refuse_existing(self.root)
         found = find_newest_complete(self.root, self.start_number)
-        start_attempt(self.root, self.start_number, found.checkpoint if found else None)
+        announce_start(self.root, self.start_number, found.checkpoint if found else None)
         if found is None:
             return None
         state = state_of(found.manifest)

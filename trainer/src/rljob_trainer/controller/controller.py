@@ -17,8 +17,7 @@ from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.export import write_huggingface
 from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
-from rljob_trainer.cluster.object_store import TRAFFIC
-from rljob_trainer.controller.build import Run, num_workers_of
+from rljob_trainer.controller.build_run import Run, num_workers_of
 from rljob_trainer.controller.checkpointing import Checkpointing
 from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.rollout_phase import RolloutPhase
@@ -27,12 +26,15 @@ from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.step_timeline import StepTimeline
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
-from rljob_trainer.data.cursor import PromptCursor
+from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import RewardError
+from rljob_trainer.groups.object_store import TRAFFIC
 from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
     CONTROLLER_SENT_BYTES,
+    EVAL_SECONDS,
+    STEP_SECONDS,
     THROUGHPUT,
     TIME_PER_STEP,
     TOTAL_TOKENS,
@@ -148,7 +150,7 @@ class Controller:
         metrics.update(self.run_parts.workers.hybrid.take_seconds())
         metrics[CONTROLLER_SENT_BYTES] = float(traffic.sent_bytes)
         metrics[CONTROLLER_RECEIVED_BYTES] = float(traffic.received_bytes)
-        metrics["timing_s/step"] = seconds
+        metrics[STEP_SECONDS] = seconds
         metrics[TIME_PER_STEP] = seconds
         metrics[TOTAL_TOKENS] = float(num_tokens)
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
@@ -161,7 +163,7 @@ class Controller:
         self.is_evaluated = False
         metrics, samples = self.evaluation.run(step)
         seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_seconds()}
-        self.output.evaluated(step, {**metrics, "timing_s/eval": seconds["timing_s/eval"]}, samples)
+        self.output.evaluated(step, {**metrics, EVAL_SECONDS: seconds[EVAL_SECONDS]}, samples)
         self.reporter.evaluated(metrics)
         self.is_evaluated = True
 

@@ -8,7 +8,7 @@ import torch
 
 from rljob_api.v1alpha1.evaluation import Evaluation as EvaluationSpec
 from rljob_trainer.controller.rollout_phase import RolloutPhase, sample_seeds
-from rljob_trainer.data.prompts import PromptRow
+from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED
 from rljob_trainer.observability.samples import Sample, SampleKind

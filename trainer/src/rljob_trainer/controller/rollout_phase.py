@@ -13,17 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rljob_trainer.cluster.object_store import stored
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
-from rljob_trainer.data.prompts import PromptRow
-from rljob_trainer.data.proto import DataProto
-from rljob_trainer.data.ragged import RaggedColumn
+from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import RewardError
+from rljob_trainer.groups.object_store import stored
 from rljob_trainer.observability.metrics import (
     PROMPT_LENGTH_MEAN,
     RESPONSE_CLIP_RATIO,
+    RESPONSE_LENGTH_PREFIX,
     REWARD_ERROR_RATE,
+    REWARD_PREFIX,
     REWARD_TIMEOUT_RATE,
     spread,
 )
@@ -71,8 +73,8 @@ class ScoredRollout:
         """Rewards, lengths and failures of the reward."""
         num_rows = len(self.prompts)
         return {
-            **spread("critic/rewards", self.rewards_B.tolist()),
-            **spread("response_length", self.batch[RESPONSE_LENGTHS].double().tolist()),
+            **spread(REWARD_PREFIX, self.rewards_B.tolist()),
+            **spread(RESPONSE_LENGTH_PREFIX, self.batch[RESPONSE_LENGTHS].double().tolist()),
             RESPONSE_CLIP_RATIO: float(self.batch[IS_TRUNCATED].float().mean()),
             PROMPT_LENGTH_MEAN: sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
             REWARD_ERROR_RATE: float(self.batch[IS_REWARD_ERROR].sum()) / num_rows,

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import logging
 
-from rljob_api.contract import ExitCode
+from rljob_api.constants import ExitCode
 from rljob_api.handover import TrainerJob
-from rljob_trainer.controller.build import built_run
+from rljob_trainer.controller.build_run import built_run
 from rljob_trainer.controller.checkpointing import Checkpointing
 from rljob_trainer.controller.controller import Controller
 from rljob_trainer.controller.run_output import RunOutput

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rljob_api.contract import CONTRACT_VERSION
+from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.run_state import RunError, RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress
 from rljob_trainer.observability.log import printable

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pydantic import JsonValue, ValidationError
 
-from rljob_api.base import Contract
+from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Flag
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import Manifest
-from rljob_trainer.data.cursor import CursorState
+from rljob_trainer.datasets.cursor import CursorState
 
 
-class ControllerState(Contract):
+class ControllerState(WireModel):
     """After `step` training steps."""
 
     job_name: str

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rljob_trainer.cluster.worker_processes import WorkerProcesses
+from rljob_trainer.groups.worker_processes import WorkerProcesses
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.observability.timeline import ProcessSpans, timeline_file, write_timeline
 

@@ -18,10 +18,10 @@ import torch
 from rljob_api.v1alpha1.algorithm import Algorithm, KlPlacement
 from rljob_trainer.algorithms.advantages import group_relative_advantages, zero_variance_mask
 from rljob_trainer.algorithms.kl import kl_in_reward
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.balanced_order import balanced_order, imbalance
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, sample_seeds
-from rljob_trainer.data.prompts import PromptRow
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_LOSS, TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE
 from rljob_trainer.observability.timing import PhaseTimer

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat, cast
 
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.errors import DispatchError
 from rljob_trainer.observability.metrics import Metrics, reduce_metrics

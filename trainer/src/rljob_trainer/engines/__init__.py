@@ -1,0 +1,1 @@
+"""What computes on a device: `train` (FSDP2) and `rollout` (vLLM, or transformers)."""

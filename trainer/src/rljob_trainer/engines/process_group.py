@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rljob_api.contract import ENV_DEVICE
+from rljob_api.constants import ENV_DEVICE
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.settings import export_rank

@@ -12,6 +12,7 @@ from typing import Final
 
 Metrics = Mapping[str, float]
 
+REWARD_PREFIX: Final = "critic/rewards"
 REWARD_MEAN: Final = "critic/rewards/mean"
 REWARD_MAX: Final = "critic/rewards/max"
 REWARD_MIN: Final = "critic/rewards/min"
@@ -28,7 +29,10 @@ PPO_KL: Final = "actor/ppo_kl"
 CLIP_FRACTION: Final = "actor/pg_clipfrac"
 GRADIENT_NORM: Final = "actor/grad_norm"
 LEARNING_RATE: Final = "actor/lr"
+NUM_SKIPPED_UPDATES: Final = "actor/num_skipped_updates"
+"""Updates whose gradients were not finite."""
 
+RESPONSE_LENGTH_PREFIX: Final = "response_length"
 RESPONSE_LENGTH_MEAN: Final = "response_length/mean"
 RESPONSE_LENGTH_MAX: Final = "response_length/max"
 RESPONSE_LENGTH_MIN: Final = "response_length/min"
@@ -56,6 +60,8 @@ EVAL_GREEDY: Final = "eval/greedy_score"
 EVAL_SAMPLED: Final = "eval/sampled_score"
 
 TIMING_PREFIX: Final = "timing_s/"
+STEP_SECONDS: Final = TIMING_PREFIX + "step"
+EVAL_SECONDS: Final = TIMING_PREFIX + "eval"
 
 
 class Reduction(StrEnum):

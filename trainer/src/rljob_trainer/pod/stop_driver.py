@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 
-from rljob_api.contract import DASHBOARD_PORT
+from rljob_api.constants import DASHBOARD_PORT
 from rljob_trainer.pod.ray_jobs import RayJobs, RayJobsError
 from rljob_trainer.settings import read_pod_settings
 

@@ -37,7 +37,7 @@ class ReasoningGymScorer:
 
     def load(self) -> Scorer:
         """Raises ConfigurationError for an unknown task or settings that the task refuses."""
-        from rljob_trainer.data.reasoning_gym_tasks import create_task
+        from rljob_trainer.datasets.reasoning_gym_tasks import create_task
 
         tasks: dict[str, _Task] = {self.task: create_task(self.task, 0, 1, self.config, self.where)}
 

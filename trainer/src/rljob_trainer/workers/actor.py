@@ -19,12 +19,12 @@ from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss, count_denominators
 from rljob_trainer.algorithms.kl import kl_estimate, kl_sums
 from rljob_trainer.algorithms.policy_losses import SurrogateStats, clipped_surrogate
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.checkpoints.load import load_into, open_checkpoint
 from rljob_trainer.checkpoints.random_state import capture_random_state, restore_random_state
 from rljob_trainer.checkpoints.save import HostBuffers, PendingShard, num_shard_bytes, save_shard_async
 from rljob_trainer.checkpoints.sharding import ShardedTensor, sharded_tensors_from_dtensors
-from rljob_trainer.data.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
@@ -36,6 +36,7 @@ from rljob_trainer.observability.metrics import (
     LEARNING_RATE,
     LOGPROB_DIFF_MAX,
     LOGPROB_DIFF_MEAN,
+    NUM_SKIPPED_UPDATES,
     Metrics,
 )
 from rljob_trainer.observability.spans import SPANS
@@ -124,7 +125,7 @@ class ActorWorker(Worker):
             metrics = {name: value for name, value in metrics.items() if name not in ROLLOUT_DIFFERENCES}
         metrics[GRADIENT_NORM] = sum(norms) / len(norms)
         metrics[LEARNING_RATE] = rate
-        metrics["actor/num_skipped_updates"] = float(sum(not math.isfinite(norm) for norm in norms))
+        metrics[NUM_SKIPPED_UPDATES] = float(sum(not math.isfinite(norm) for norm in norms))
         return metrics
 
     @register(Dispatch.ONE_TO_ALL)

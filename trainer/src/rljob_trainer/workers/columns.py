@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from rljob_trainer.data.proto import DataProto
-from rljob_trainer.data.ragged import RaggedColumn
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
 
 PROMPT_TOKEN_IDS = "prompt_token_ids"
 """Ragged int64: the prompt's tokens."""

@@ -16,15 +16,15 @@ from contextlib import contextmanager
 
 import torch
 
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.observability.metrics import TIMING_PREFIX, Metrics
 from rljob_trainer.observability.spans import SPANS
-from rljob_trainer.weights.same_process import sync_weights
+from rljob_trainer.weights.sync import sync_weights
 from rljob_trainer.workers.actor import ActorWorker
 from rljob_trainer.workers.rollout import ROLLOUT_MESH, RolloutWorker
 
@@ -56,7 +56,7 @@ class HybridWorker(Worker):
     @register(Dispatch.DP_COMPUTE_METRIC)
     def take_seconds(self) -> Metrics:
         """Seconds since the last call: `weight_sync`, `generate`. On several ranks the slowest counts."""
-        taken = {f"timing_s/{name}": seconds for name, seconds in self.seconds.items()}
+        taken = {f"{TIMING_PREFIX}{name}": seconds for name, seconds in self.seconds.items()}
         self.seconds = {}
         return taken
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.checkpoints.layout import ShardRecord
-from rljob_trainer.data.proto import DataProto
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 from rljob_api.v1alpha1.reward import Reward
-from rljob_trainer.data.proto import DataProto
+from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.errors import RewardError
 from rljob_trainer.rewards.base import RewardRequest, RewardStatus, ScorerSpec
-from rljob_trainer.rewards.policy import settle
+from rljob_trainer.rewards.error_policy import settle
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.workers.columns import (
     ANSWERS,

@@ -10,8 +10,8 @@ from itertools import chain
 
 import torch
 
-from rljob_trainer.data.proto import DataProto
-from rljob_trainer.data.ragged import RaggedColumn
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import (

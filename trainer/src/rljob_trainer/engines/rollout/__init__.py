@@ -1,0 +1,1 @@
+"""Generation: `base.py` is the interface, `select.py` chooses."""

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.engines.rollout.base import (
     FinishedSequence,
     FinishReason,
@@ -22,6 +21,7 @@ from rljob_trainer.engines.rollout.base import (
     RolloutEngine,
     SamplingSettings,
 )
+from rljob_trainer.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

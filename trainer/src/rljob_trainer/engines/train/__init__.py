@@ -1,0 +1,1 @@
+"""Training and scoring with one sharded model. Begin with `fsdp2.py`."""

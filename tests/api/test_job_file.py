@@ -1,0 +1,235 @@
+"""Job files: what is read, what is refused, and what the refusal says and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rljob_api.errors import ContractError, JobFileError, Problem
+from rljob_api.job_file import load_job_file, load_job_text
+
+JOB = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: example}
+spec:
+  pools:
+  - name: main
+    gpusPerNode: 2
+  training:
+    model: {source: owner/model}
+    dataset:
+      type: File
+      file: {path: train.jsonl}
+    reward: {type: MathAnswer}
+    steps: 10
+    optimizer:
+      learningRate: 1e-6
+"""
+
+
+WHOLE = "write it without quotes or decimals"
+DATASETS = "File, HuggingFace, ReasoningGym"
+
+
+def problems(text: str) -> list[Problem]:
+    with pytest.raises(JobFileError) as caught:
+        load_job_text(text, "job.yaml")
+    return list(caught.value.problems)
+
+
+def only_problem(text: str) -> tuple[int | None, int | None, str, str]:
+    (problem,) = problems(text)
+    return problem.line, problem.column, problem.path, problem.message
+
+
+def scalar_problem(value: str) -> tuple[int | None, int | None, str, str]:
+    """The problem with a value written after `image: `, on line 17."""
+    return only_problem(JOB + f"  image: {value}\n")
+
+
+def test_a_job_is_read_with_numbers_of_yaml_1_2() -> None:
+    job = load_job_text(JOB)
+    assert job.spec.training.optimizer.learning_rate == 0.000001
+    assert job.spec.pools[0].gpus_per_node == 2
+    assert job.spec.training.rollout.group_size == 8
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("2", 2.0), ("+2.5", 2.5), (".5", 0.5), ("1e2", 100.0), ("1E+2", 100.0), ("0x10", 16.0), ("3.", 3.0)],
+)
+def test_numbers(written: str, value: float) -> None:
+    assert load_job_text(JOB.replace("1e-6", written)).spec.training.optimizer.learning_rate == value
+
+
+def test_every_problem_is_reported_with_its_place_in_the_order_of_the_file() -> None:
+    text = JOB.replace("gpusPerNode: 2", 'gpusPerNode: "2"').replace("1e-6", "-1").replace("steps: 10", "stepz: 10")
+    assert [(p.line, p.column, p.path) for p in problems(text)] == [
+        (7, 18, "spec.pools[0].gpusPerNode"),
+        (8, 3, "spec.training.steps"),
+        (14, 5, "spec.training.stepz"),
+        (16, 21, "spec.training.optimizer.learningRate"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("gpusPerNode: 2", 'gpusPerNode: "2"', f'must be a whole number (seen: "2"); {WHOLE}'),
+        ("gpusPerNode: 2", "gpusPerNode: 1.5", f"must be a whole number (seen: 1.5); {WHOLE}"),
+        ("gpusPerNode: 2", "gpusPerNode: 65", "must be at most 64 (seen: 65); lower it"),
+        ("1e-6", "0", "must be above 0 (seen: 0); raise it"),
+        ("1e-6", '"1e-6"', 'must be a number (seen: "1e-6"); write it without quotes'),
+        ("1e-6", "1e999", "must be a finite number (seen: Infinity); write a number"),
+        ("type: File", "type: file", f'must be one of {DATASETS} (seen: "file"); did you mean File?'),
+        ("type: File", "type: 3", f"must be one of {DATASETS} (seen: 3); choose one of them"),
+        ("{type: MathAnswer}", "MathAnswer", 'must be a mapping (seen: "MathAnswer"); write its fields below it'),
+        ("source: owner/model", "source: 3", "must be text (seen: 3); put it in quotes"),
+        ("source: owner/model", "source: ''",
+         'must have at least 1 character(s) (seen: ""); write something or remove the field'),
+        ("v1alpha1", "v1",
+         'must be one of rljob.dev/v1alpha1 (seen: "rljob.dev/v1"); did you mean rljob.dev/v1alpha1?'),
+        ("learningRate", "learning_rate", "is not a known field; did you mean learningRate?"),
+        ("steps: 10", "steps: 10\n    batchsize: 3", "is not a known field; did you mean batchSize?"),
+        ("{name: example}", "{name: Example}",
+         "must be a-z, then a-z, 0-9 and '-', no '-' at the end, at most 46 characters (seen: \"Example\");"
+         " choose a shorter or simpler name (clusters and their services are named after it)"),
+    ],
+)  # fmt: skip
+def test_messages_say_what_is_wrong_the_value_and_what_to_do(old: str, new: str, expected: str) -> None:
+    assert old in JOB
+    _, _, _, message = only_problem(JOB.replace(old, new))
+    assert message == expected
+
+
+def test_a_field_that_resembles_nothing_gets_the_known_names() -> None:
+    _, _, path, message = only_problem(JOB.replace("{type: MathAnswer}", "{type: MathAnswer, zzz: 1}"))
+    assert path == "spec.training.reward.zzz"
+    assert message == (
+        "is not a known field; known are errorScore, function, numProcesses, onError, onTimeout, timeoutSeconds, type"
+    )
+
+
+def test_a_wrong_entry_does_not_make_its_list_too_short() -> None:
+    assert [p.path for p in problems(JOB.replace("name: main", "name: MAIN"))] == ["spec.pools[0].name"]
+
+
+@pytest.mark.parametrize("word", ["yes", "No", "on", "OFF", "y", "N"])
+def test_words_that_are_booleans_in_yaml_1_1_are_refused(word: str) -> None:
+    line, column, path, message = scalar_problem(word)
+    assert (line, column, path) == (17, 10, "spec.image")
+    assert message == (
+        f"some readers of YAML take this for true or false (seen: {word}); write true or false, or put it in quotes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "what"),
+    [
+        ("010", "a number with a leading zero"),
+        ("-07.5", "a number with a leading zero"),
+        ("0o17", "an octal number"),
+        ("0b11", "a binary number"),
+        ("1_000", "a number with underscores"),
+        ("1:30", "a number in base 60"),
+        ("190:20:30.15", "a number in base 60"),
+    ],
+)
+def test_numbers_that_other_readers_read_otherwise_are_refused(number: str, what: str) -> None:
+    assert scalar_problem(number)[3] == (
+        f"readers of YAML disagree about {what} (seen: {number});"
+        " write a plain decimal number, or put it in quotes if it is text"
+    )
+
+
+@pytest.mark.parametrize("text", ["'yes'", '"010"', "'1:30'", "example/image:0.1.0", "1.2.3", "nothing"])
+def test_quoted_words_and_harmless_text_are_text(text: str) -> None:
+    assert load_job_text(JOB + f"  image: {text}\n").spec.image == text.strip("'\"")
+
+
+def test_a_key_may_not_be_a_boolean_of_yaml_1_1() -> None:
+    assert only_problem(JOB.replace("{name: example}", "{name: example, labels: {on: a}}"))[3].startswith(
+        "some readers of YAML take this for true or false (seen: on)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "expected"),
+    [
+        ("", (1, 1), "the file is empty; write a job (see `rljob init`)"),
+        ("# only a comment\n", (1, 1), "the file is empty; write a job (see `rljob init`)"),
+        (JOB + "---\n" + JOB, (17, 1), "a second document starts here; write one job per file"),
+        (JOB + "kind: RLJob\n", (17, 1), "the key occurs twice in this mapping; remove one"),
+        (JOB + "3: x\n", (17, 1), "a key must be text (seen: 3); put it in quotes"),
+        (JOB + "? [a]\n: b\n", (17, 3), "a key must be text (seen: a mapping or list); put it in quotes"),
+        (JOB + "<<: {a: b}\n", (17, 1), "merge keys (<<) are not part of YAML 1.2; write the fields out"),
+        (JOB + "  image: !!str 3\n", (17, 10), "tags are not supported (seen: tag:yaml.org,2002:str); remove it"),
+        (JOB + "  image: *nope\n", (17, 10), "the alias *nope has no anchor before it; define &nope first"),
+        (JOB + "  image: .inf\n", (17, 10), "must be a finite number (seen: .inf); JSON has no other"),
+        (
+            JOB + "  image: " + "9" * 5000 + "\n",
+            (17, 10),
+            "the number is too large; no field takes more than 19 digits",
+        ),
+        ("a: [b\n", (2, 1), "this is not YAML: expected ',' or ']', but got '<stream end>'"),
+        ("a: \x07\n", (1, 1), None),
+        ("[" * 100 + "]" * 100, (1, 66), "nested more than 64 levels deep; flatten it"),
+    ],
+)
+def test_text_that_cannot_be_read(text: str, place: tuple[int, int], expected: str | None) -> None:
+    line, column, _, message = only_problem(text)
+    assert (line, column) == place
+    if expected is None:
+        assert message.startswith("this is not YAML: ")
+    else:
+        assert message == expected
+
+
+def test_aliases_are_written_out() -> None:
+    text = JOB.replace("gpusPerNode: 2", "gpusPerNode: &two 2") + "    batchSize: *two\n"
+    assert load_job_text(text).spec.training.batch_size == 2
+
+
+def test_aliases_that_multiply_are_refused() -> None:
+    # Six levels of ten aliases each would be a million values.
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 6)]
+    _, _, _, message = only_problem("\n".join(lines))
+    assert message == "more than 20000 values or 64 levels with all aliases written out; use fewer"
+
+
+def test_a_file_that_is_too_long_is_refused_before_it_is_parsed() -> None:
+    assert only_problem("x" * (1024 * 1024 + 1))[3] == "the file is longer than 1048576 characters; shorten it"
+
+
+def test_a_rule_is_shown_at_the_value_that_breaks_it() -> None:
+    line, column, path, message = only_problem(JOB + "    rollout: {groupSize: 1}\n")
+    assert (line, column, path) == (17, 26, "spec.training.rollout.groupSize")
+    assert message == (
+        "GRPO compares responses to the same prompt and needs at least 2 of them (seen: 1);"
+        " set groupSize to 2 or more (8 is usual)"
+    )
+
+
+def test_a_missing_block_is_shown_at_what_is_around_it() -> None:
+    line, column, path, _ = only_problem(JOB.replace("      file: {path: train.jsonl}\n", ""))
+    assert (line, column, path) == (10, 5, "spec.training.dataset.file")
+
+
+def test_files_are_read_and_the_error_names_them(tmp_path: Path) -> None:
+    good, bad, binary = tmp_path / "good.yaml", tmp_path / "bad.yaml", tmp_path / "binary.yaml"
+    good.write_text(JOB)
+    assert load_job_file(good).metadata.name == "example"
+    bad.write_text(JOB.replace("steps: 10", "steps: ten"))
+    with pytest.raises(ContractError) as caught:
+        load_job_file(bad)
+    assert str(caught.value) == (
+        f'{bad}:14:12: spec.training.steps: must be a whole number (seen: "ten"); write it without quotes or decimals'
+    )
+    binary.write_bytes(b"a: \xff")
+    with pytest.raises(JobFileError, match=r"the file is not UTF-8 text \(byte 3\); save it as UTF-8"):
+        load_job_file(binary)
+    with pytest.raises(JobFileError, match=r"the file cannot be read \(No such file or directory\); check the path"):
+        load_job_file(tmp_path / "nothing.yaml")

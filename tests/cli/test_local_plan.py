@@ -1,0 +1,128 @@
+"""The mapping of a cluster's job onto one machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api.job_file import load_job_text
+from rljob_api.v1alpha1.job import RLJob
+from rljob_cli.devices import Devices, DeviceType
+from rljob_cli.errors import LocalPlanError
+from rljob_cli.local_plan import plan_for_machine
+
+TWO_CORES = Devices(DeviceType.CPU, 2)
+FOUR_GPUS = Devices(DeviceType.CUDA, 4)
+
+
+def job(spec: str = "", pools: str = "[{name: main, nodes: 2, gpusPerNode: 8}]", training: str = "") -> RLJob:
+    return load_job_text(
+        f"""\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {{name: small}}
+spec:
+  pools: {pools}
+{spec}
+  training:
+    steps: 3
+    batchSize: 48
+    model: {{source: some/model}}
+    dataset: {{type: File, file: {{path: rows.jsonl}}}}
+    reward: {{type: MathAnswer}}
+{training}
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_workers", "expected"),
+    [
+        (TWO_CORES, None, 2),
+        (FOUR_GPUS, None, 4),
+        (Devices(DeviceType.CUDA, 100), None, 16),
+        (TWO_CORES, 1, 1),
+        (TWO_CORES, 4, 4),
+        (FOUR_GPUS, 3, 3),
+    ],
+)
+def test_workers_are_the_pool_or_the_devices_if_fewer(devices: Devices, num_workers: int | None, expected: int) -> None:
+    mapping = plan_for_machine(job(), devices, num_workers)
+    assert [(row.pool, row.roles, row.num_workers_asked, row.num_workers) for row in mapping.pools] == [
+        ("main", ("actor", "rollout", "ref"), 16, expected)
+    ]
+    assert [(pool.name, pool.nodes, pool.gpus_per_node) for pool in mapping.spec.pools] == [("main", 1, expected)]
+    assert mapping.spec.training == job().spec.training
+
+
+def test_batches_that_no_longer_divide_are_refused() -> None:
+    with pytest.raises(LocalPlanError, match=r"main: 16 -> 5") as caught:
+        plan_for_machine(job(), Devices(DeviceType.CPU, 5), None)
+    assert "batchSize" in str(caught.value)
+    assert "--workers" in str(caught.value)
+
+
+def test_tensor_parallel_peers_need_responses_of_their_own() -> None:
+    # 1 prompt of 8 responses is enough for 2 replicas of 8 workers, and too few for 16 workers.
+    small = job("  roles: {rollout: {tensorParallel: 2}}", "[{name: main, gpusPerNode: 8}]", "    miniBatchSize: 1")
+    assert plan_for_machine(small, TWO_CORES, 8).pools[0].num_workers == 8
+    with pytest.raises(LocalPlanError, match=r"spec\.training\.miniBatchSize: .* nodes \* gpusPerNode of the pool"):
+        plan_for_machine(small, TWO_CORES, 16)
+
+
+def test_tensor_parallelism_that_no_longer_divides_is_refused() -> None:
+    with pytest.raises(LocalPlanError, match="tensorParallel"):
+        plan_for_machine(job("  roles: {rollout: {tensorParallel: 4}}"), TWO_CORES, None)
+
+
+def test_more_workers_than_gpus_are_refused() -> None:
+    with pytest.raises(LocalPlanError, match=r"6 workers do not fit on this machine \(4 GPUs, at most 4 workers\)"):
+        plan_for_machine(job(), FOUR_GPUS, 6)
+
+
+def test_more_workers_than_one_node_may_have_are_refused() -> None:
+    with pytest.raises(LocalPlanError, match="96 workers do not fit"):
+        plan_for_machine(job(), TWO_CORES, 96)
+
+
+def test_what_only_a_cluster_has_is_named_once_each() -> None:
+    spec = """\
+  image: example/trainer
+  rayVersion: 2.60.0
+  head: {resources: {requests: {cpu: 2}}}
+  env:
+  - {name: PLAIN, value: "1"}
+  - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hub, key: token}}}
+  envFrom: [{secretRef: {name: all-keys}}]
+  imagePullSecrets: [{name: pull}]
+  volumes:
+  - {name: data, mountPath: /data, type: PersistentVolumeClaim, persistentVolumeClaim: {claimName: data}}
+  code: {configMap: my-code}
+  checkpoint: {storage: {persistentVolumeClaim: ckpt}}
+  runPolicy: {activeDeadlineSeconds: 60, provisioningDeadlineSeconds: 60, cleanup: KeepCluster}
+"""
+    pools = "[{name: main, gpusPerNode: 2, sharedMemory: 16Gi, template: {labels: {a: b}}}]"
+    notes = plan_for_machine(job(spec, pools), TWO_CORES, None).notes
+    assert [note.split(": ")[0] for note in notes] == [
+        "image example/trainer",
+        "rayVersion 2.60.0",
+        "head",
+        "pools main",
+        "env HF_TOKEN",
+        "envFrom all-keys",
+        "imagePullSecrets pull",
+        "volumes data",
+        "code",
+        "checkpoint.storage ckpt",
+        "runPolicy",
+    ]
+    assert "sharedMemory, template ignored" in notes[3]
+    assert "activeDeadlineSeconds, cleanup ignored" in notes[-1]
+
+
+def test_a_job_for_one_machine_needs_no_notes() -> None:
+    assert plan_for_machine(job(pools="[{name: main, gpusPerNode: 2}]"), TWO_CORES, None).notes == ()
+
+
+def test_the_deadline_for_devices_holds_on_one_machine_too() -> None:
+    waits = job("  runPolicy: {provisioningDeadlineSeconds: 60}", "[{name: main, gpusPerNode: 2}]")
+    assert plan_for_machine(waits, TWO_CORES, None).notes == ()

@@ -1,0 +1,19 @@
+"""Heavy libraries are imported by what uses them, when it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LIGHT_MODULES = (
+    *("datasets.contamination", "datasets.cursor", "models.source", "datasets.prompts", "datasets.rows", "source_paths"),
+    *("rewards.loading", "rewards.error_policy", "rewards.process_pool", "rewards.scoring_program"),
+)
+HEAVY_LIBRARIES = "torch transformers datasets pyarrow reasoning_gym math_verify sympy huggingface_hub ray vllm"
+
+
+def test_importing_data_and_rewards_imports_no_heavy_library() -> None:
+    imports = "\n".join(f"import rljob_trainer.{module}" for module in LIGHT_MODULES)
+    program = f"{imports}\nimport sys\nprint(sorted(set({HEAVY_LIBRARIES.split()!r}) & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

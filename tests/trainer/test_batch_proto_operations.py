@@ -1,0 +1,134 @@
+"""Operations of a batch do what they do to a list of rows, wherever columns lie, and leave the batch as it was."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_testing.batches import Row, batches, local_batches, rows_of
+from rljob_trainer.batch.proto import DataProto
+
+Rows = list[Row]
+Operation = tuple[str, Callable[[DataProto], DataProto], Callable[[Rows], Rows]]
+"""What it is, what the batch does, and what the rows of the result must be."""
+
+ANY_BATCH = settings(max_examples=200, deadline=None, derandomize=True)
+
+
+@st.composite
+def row_operations(draw: st.DrawFn, num_rows: int) -> Operation:
+    """An operation that changes which rows there are."""
+    start, stop = draw(st.integers(-8, 8)), draw(st.integers(-8, 8))
+    step = draw(st.sampled_from([None, 1, 2, -1]))
+    picked = draw(st.lists(st.integers(-num_rows, num_rows - 1), max_size=8)) if num_rows else []
+    mask = draw(st.lists(st.booleans(), min_size=num_rows, max_size=num_rows))
+    counts = draw(st.lists(st.integers(0, 2), min_size=num_rows, max_size=num_rows))
+    order = list(draw(st.permutations(range(num_rows))))
+    times, size = draw(st.integers(0, 3)), draw(st.integers(1, 4))
+    choices: list[Operation] = [
+        (f"slice {start} {stop} {step}", lambda b: b.rows(slice(start, stop, step)), lambda r: r[start:stop:step]),
+        (f"rows {picked}", lambda b: b.rows(picked), lambda r: [r[i] for i in picked]),
+        (f"mask {mask}", lambda b: b.rows(mask), lambda r: [row for row, is_in in zip(r, mask, strict=True) if is_in]),
+        (f"repeat {times}", lambda b: b.repeat(times), lambda r: [row for row in r for _ in range(times)]),
+        (f"tile {times}", lambda b: b.repeat(times, interleaved=False), lambda r: r * times),
+        (
+            f"repeat rows {counts}",
+            lambda b: b.repeat_rows(counts),
+            lambda r: [row for row, number in zip(r, counts, strict=True) for _ in range(number)],
+        ),
+        (f"reorder {order}", lambda b: b.reorder(order), lambda r: [r[i] for i in order]),
+        (f"pad {size}", lambda b: b.padded_to_multiple(size)[0], lambda r: r + r[-1:] * (-len(r) % size)),
+        (f"split {size} and concat", lambda b: DataProto.concat([*b.split(size)] or [b]), lambda r: r),
+        (
+            "concat with itself backwards",
+            lambda b: DataProto.concat([b, b.rows(slice(None, None, -1))]),
+            lambda r: r + r[::-1],
+        ),
+    ]
+    return draw(st.sampled_from(choices))
+
+
+@st.composite
+def column_operations(draw: st.DrawFn, names: list[str]) -> Operation:
+    """An operation that changes which columns there are, or where."""
+    some = draw(st.lists(st.sampled_from(names), unique=True)) if names else []
+    new_names = {name: f"new {name}" for name in some}
+    turned = dict(zip(some, some[1:] + some[:1], strict=True))
+    choices: list[Operation] = [
+        (
+            f"only {some}",
+            lambda b: b.only(some),
+            lambda r: [{n: row[n] for n in some} for row in r] if some else [],
+        ),
+        (
+            f"without {some}",
+            lambda b: b.without(some),
+            lambda r: [{n: v for n, v in row.items() if n not in some} for row in r] if set(some) != set(names) else [],
+        ),
+        (f"rename {new_names}", lambda b: b.rename(new_names), lambda r: renamed(r, new_names)),
+        (f"rename {turned}", lambda b: b.rename(turned), lambda r: renamed(r, turned)),
+        (f"fetch {some}", lambda b: b.fetched(some), lambda r: r),
+        ("pickle", lambda b: pickle.loads(pickle.dumps(b)), lambda r: r),
+        ("union with some of it", lambda b: b.union(b.only(some)), lambda r: r),
+    ]
+    return draw(st.sampled_from(choices))
+
+
+def renamed(rows: Rows, names: dict[str, str]) -> Rows:
+    return [{names.get(name, name): value for name, value in row.items()} for row in rows]
+
+
+@ANY_BATCH
+@given(data=st.data(), batch=batches())
+def test_any_operations_one_after_the_other(data: st.DataObject, batch: DataProto) -> None:
+    expected = rows_of(batch)
+    before = rows_of(batch)
+    result = batch
+    for _ in range(data.draw(st.integers(1, 4))):
+        operations = st.one_of(row_operations(len(result)), column_operations(result.column_names()))
+        _, operate, expect = data.draw(operations)
+        result, expected = operate(result), expect(expected)
+        assert rows_of(result) == expected
+        assert len(result) == len(expected)
+    assert rows_of(batch) == before
+
+
+@ANY_BATCH
+@given(batch=batches(), num_chunks=st.integers(1, 4), times=st.integers(1, 2))
+def test_chunks_of_a_padded_batch_are_equal_and_give_it_back(batch: DataProto, num_chunks: int, times: int) -> None:
+    padded, num_added = batch.repeat(times).padded_to_multiple(num_chunks)
+    chunks = padded.chunk(num_chunks)
+    assert [len(chunk) for chunk in chunks] == [len(padded) // num_chunks] * num_chunks
+    together = DataProto.concat(chunks)
+    assert rows_of(together.unpadded(num_added)) == rows_of(batch.repeat(times))
+    assert together.meta == batch.meta
+
+
+@ANY_BATCH
+@given(
+    batch=batches(), size=st.integers(1, 3), num_epochs=st.integers(0, 3), seed=st.one_of(st.none(), st.integers(0, 9))
+)
+def test_mini_batches_visit_every_row_once_an_epoch(
+    batch: DataProto, size: int, num_epochs: int, seed: int | None
+) -> None:
+    whole = batch.padded_to_multiple(size)[0]
+    parts = [rows_of(part) for part in whole.mini_batches(size, num_epochs, seed)]
+    assert [len(part) for part in parts] == [size] * (num_epochs * len(whole) // size)
+    assert parts == [rows_of(part) for part in whole.mini_batches(size, num_epochs, seed)]
+    visited = list(chain.from_iterable(parts))
+    for epoch in range(num_epochs):
+        rows = visited[epoch * len(whole) : (epoch + 1) * len(whole)]
+        assert sorted(map(repr, rows)) == sorted(map(repr, rows_of(whole)))
+        assert seed is not None or rows == rows_of(whole)
+
+
+@ANY_BATCH
+@given(left=local_batches(), right=local_batches())
+def test_batches_of_other_content_are_put_together_row_by_row(left: DataProto, right: DataProto) -> None:
+    together = DataProto.concat([left, replace(right, meta=left.meta)])
+    assert rows_of(together) == rows_of(left) + rows_of(right)

@@ -1,0 +1,84 @@
+"""The order of prompts: each epoch whole, new orders, and a resumed run that goes on exactly."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_trainer.datasets.cursor import CursorState, PromptCursor
+from rljob_trainer.errors import ConfigurationError
+
+
+def cursor(num_rows: int, seed: int = 0, shuffle: bool = True) -> PromptCursor[int]:
+    return PromptCursor(range(num_rows), seed=seed, shuffle=shuffle)
+
+
+def test_without_shuffling_rows_come_in_their_order_over_and_over() -> None:
+    batches = cursor(5, shuffle=False)
+    assert [batches.next_batch(3) for _ in range(4)] == [[0, 1, 2], [3, 4, 0], [1, 2, 3], [4, 0, 1]]
+
+
+def test_a_batch_may_be_larger_than_the_data() -> None:
+    assert cursor(2, shuffle=False).next_batch(5) == [0, 1, 0, 1, 0]
+
+
+def test_the_order_for_a_seed_never_changes() -> None:
+    # Written down once: runs that resume under a newer NumPy must see the same stream.
+    assert cursor(8, seed=3).next_batch(16) == [6, 1, 5, 2, 7, 4, 3, 0, 7, 3, 5, 6, 4, 0, 2, 1]
+
+
+@given(num_rows=st.integers(1, 40), seed=st.integers(0, 2**31 - 1))
+def test_every_epoch_visits_each_row_once(num_rows: int, seed: int) -> None:
+    batches = cursor(num_rows, seed)
+    epochs = [batches.next_batch(num_rows) for _ in range(3)]
+    assert all(sorted(epoch) == list(range(num_rows)) for epoch in epochs)
+    if num_rows >= 12:
+        assert epochs[0] != epochs[1]
+        assert epochs[0] != cursor(num_rows, seed + 1).next_batch(num_rows)
+
+
+@given(
+    num_rows=st.integers(1, 20),
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    cut=st.integers(0, 6),
+    shuffle=st.booleans(),
+)
+def test_a_resumed_cursor_gives_exactly_the_rest(num_rows: int, sizes: list[int], cut: int, shuffle: bool) -> None:
+    whole, before = cursor(num_rows, 5, shuffle), cursor(num_rows, 5, shuffle)
+    expected = [whole.next_batch(size) for size in sizes]
+    first = [before.next_batch(size) for size in sizes[:cut]]
+    text = before.state().model_dump_json(by_alias=True)
+    after = cursor(num_rows, 5, shuffle)
+    after.restore(CursorState.model_validate_json(text))
+    assert first + [after.next_batch(size) for size in sizes[cut:]] == expected
+
+
+def test_the_state_is_plain_json() -> None:
+    batches = cursor(10, seed=4)
+    batches.next_batch(13)
+    assert batches.state().model_dump(mode="json", by_alias=True) == {
+        "epoch": 1,
+        "position": 3,
+        "numRows": 10,
+        "seed": 4,
+        "shuffle": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (cursor(9), r"made with rows 10, and now it is 9; resume with the same data and seed, or start a new job"),
+        (cursor(10, seed=1), r"made with seed 0, and now it is 1"),
+        (cursor(10, shuffle=False), r"made with shuffle True, and now it is False"),
+    ],
+)
+def test_a_state_of_other_data_is_refused(other: PromptCursor[int], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        other.restore(cursor(10).state())
+
+
+def test_no_rows_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no rows are left to train on"):
+        cursor(0)

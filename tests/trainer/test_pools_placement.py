@@ -1,0 +1,157 @@
+"""What is said about pools that do not fit, or not yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_trainer.errors import ResourceError
+from rljob_trainer.pools.placement import (
+    ClusterNode,
+    PoolNeed,
+    check_feasible,
+    free_nodes,
+    node_order,
+    timeout_text,
+    waiting_text,
+)
+
+GIB = float(2**30)
+ADVICE = "; add nodes or larger ones, or ask for less in spec.pools"
+
+
+def node(address: str, free: dict[str, float] | None = None, node_id: str = "", **total: float) -> ClusterNode:
+    return ClusterNode(node_id or f"id-of-{address}", address, total, total if free is None else {**total, **free})
+
+
+def need(pool: str, num_nodes: int, num_bundles: int = 1, object_store: float = 0, **bundle: float) -> PoolNeed:
+    return PoolNeed(pool, num_nodes, num_bundles, bundle, object_store)
+
+
+def refusal(needs: list[PoolNeed], nodes: list[ClusterNode]) -> str:
+    with pytest.raises(ResourceError) as raised:
+        check_feasible(needs, nodes)
+    return str(raised.value)
+
+
+def test_nodes_are_ordered_by_the_number_of_their_address() -> None:
+    nodes = [
+        ("10.0.0.10", "a"),
+        ("node-b", "c"),
+        ("10.0.0.9", "z"),
+        ("10.0.0.9", "y"),
+        ("fd00::2", "f"),
+        ("9.0.0.1", ""),
+    ]
+    assert [address for address, _ in sorted(nodes, key=lambda place: node_order(*place))] == [
+        *("9.0.0.1", "10.0.0.9", "10.0.0.9", "10.0.0.10", "fd00::2", "node-b")
+    ]
+    assert node_order("10.0.0.9", "y") < node_order("10.0.0.9", "z")
+
+
+def test_each_node_is_told_what_it_lacks_and_equal_ones_together() -> None:
+    nodes = [
+        node("10.0.0.1", CPU=8, GPU=4),
+        node("10.0.0.2", CPU=2, GPU=1),
+        node("10.0.0.3", CPU=8, GPU=2),
+        node("10.0.0.4", CPU=8, GPU=2),
+    ]
+    assert refusal([need("main", 2, 4, CPU=1, GPU=1)], nodes) == (
+        "pool main: needs 2 nodes with CPU 4, GPU 4 each, 1 of 4 nodes can have that: 10.0.0.3, 10.0.0.4 lack GPU "
+        "(4 needed, 2 there); 10.0.0.2 lacks CPU (4 needed, 2 there), GPU (4 needed, 1 there)" + ADVICE
+    )
+
+
+def test_memory_object_store_accelerator_and_own_resources_are_told() -> None:
+    total = {"CPU": 1.0, "GPU": 1.0, "memory": 8 * GIB, "object_store_memory": GIB / 2, "accelerator_type:T4": 1.0}
+    wanted = {"CPU": 1.0, "GPU": 1.0, "memory": 16 * GIB, "accelerator_type:A100": 0.001, "disk": 0.5}
+    assert refusal([PoolNeed("main", 1, 1, wanted, GIB)], [ClusterNode("x", "a", total, total)]) == (
+        "pool main: needs 1 node with CPU 1, GPU 1, memory 16 GiB, accelerator type A100, disk 0.5, object store 1 GiB "
+        "each, 0 of 1 node can have that: a lacks memory (16 GiB needed, 8 GiB there), accelerator type A100 (T4 "
+        "there), disk (0.5 needed, 0 there), object store (1 GiB needed, 0.5 GiB there)" + ADVICE
+    )
+
+
+def test_too_few_nodes_are_told() -> None:
+    assert refusal([need("main", 3, CPU=1)], [node("a", CPU=1), node("b", CPU=1)]) == (
+        "pool main: needs 3 nodes with CPU 1 each, 2 of 2 nodes can have that; the cluster has only 2 nodes" + ADVICE
+    )
+
+
+def test_two_nodes_of_one_address_are_told_apart() -> None:
+    nodes = [node("a", node_id="0123456789", CPU=1), node("a", node_id="abcdefghij", CPU=4)]
+    assert "1 of 2 nodes can have that: a (01234567) lacks CPU (2 needed, 1 there)" in refusal(
+        [need("main", 2, CPU=2)], nodes
+    )
+
+
+def test_only_some_of_many_nodes_are_listed() -> None:
+    nodes = [node(f"10.0.0.{i}", CPU=1, GPU=i) for i in range(1, 21)]
+    text = refusal([need("main", 1, GPU=64)], nodes)
+    assert "10.0.0.8 lacks GPU (64 needed, 8 there); 12 more; add" in text
+    assert "10.0.0.9 " not in text
+
+
+def test_pools_that_fit_only_one_by_one() -> None:
+    nodes = [node("a", CPU=8, GPU=4), node("b", CPU=8)]
+    assert refusal([need("actor", 1, 4, CPU=1, GPU=1), need("critic", 1, 2, CPU=1, GPU=1)], nodes) == (
+        "pools actor, critic: each fits alone, but not all together: GPU is missing (needed: actor 1 node with CPU 4, "
+        "GPU 4, critic 1 node with CPU 2, GPU 2; there: a CPU 8, GPU 4; b CPU 8, GPU 0)" + ADVICE
+    )
+
+
+def test_pools_that_lack_two_things_together() -> None:
+    nodes = [node("a", CPU=4, GPU=4)]
+    text = refusal([need("x", 1, 3, CPU=1, GPU=1), need("y", 1, 3, CPU=1, GPU=1)], nodes)
+    assert "not all together: CPU or GPU is missing" in text
+
+
+def test_pools_that_share_a_node_are_fine() -> None:
+    check_feasible([need("actor", 1, 4, GPU=1), need("critic", 1, 4, GPU=1)], [node("a", GPU=8)])
+
+
+def test_a_search_that_gave_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_trainer.pools.bin_packing.MAX_TRIES", 0)
+    text = refusal([need("x", 1, GPU=1), need("y", 1, GPU=1)], [node("a", GPU=1)])
+    assert text.startswith("pools x, y: each fits alone, but no way to place all together was found in 1000 tries, ")
+
+
+def test_nodes_that_are_free_now_are_chosen() -> None:
+    nodes = [node("a", {"GPU": 1}, GPU=2), node("b", GPU=2), node("c", GPU=2)]
+    assert free_nodes([need("main", 2, 2, GPU=1)], nodes) == [[nodes[1], nodes[2]]]
+    assert free_nodes([need("main", 3, 2, GPU=1)], nodes) is None
+
+
+def test_the_object_store_has_to_be_there_and_may_be_in_use() -> None:
+    small = node("a", CPU=1, object_store_memory=GIB)
+    busy = node("b", {"object_store_memory": 0}, CPU=1, object_store_memory=4 * GIB)
+    assert free_nodes([need("main", 1, object_store=2 * GIB, CPU=1)], [small, busy]) == [[busy]]
+
+
+NODES = [
+    node("10.0.0.1", {"CPU": 1}, CPU=1),
+    node("10.0.0.2", {"GPU": 0, "CPU": 6}, CPU=8, GPU=2),
+    node("10.0.0.3", CPU=8, GPU=2),
+]
+
+
+def test_what_is_waited_for_names_the_resource_and_what_is_free() -> None:
+    assert waiting_text([need("main", 2, 2, CPU=1, GPU=1)], NODES) == (
+        "pool main: room on 1 of 2 nodes, waiting for GPU on 1 node (free now: 10.0.0.2 CPU 6 of 8, GPU 0 of 2; "
+        "10.0.0.3 CPU 8 of 8, GPU 2 of 2)"
+    )
+
+
+def test_several_pools_that_wait_for_each_others_room() -> None:
+    pools = [need("x", 1, 2, CPU=1, GPU=1), need("y", 1, 1, CPU=1, GPU=1)]
+    assert waiting_text(pools, NODES).startswith(
+        "pools x, y: room for each now, but not all together: GPU is missing (free now: 10.0.0.2 CPU 6 of 8, GPU 0"
+    )
+
+
+def test_the_deadline_tells_who_uses_what() -> None:
+    text = timeout_text([need("main", 2, 2, CPU=1, GPU=1)], NODES, {"id-of-10.0.0.2": ["other/0", "4711"]}, 30.0)
+    assert text == (
+        "pool main: room on 1 of 2 nodes, waiting for GPU on 1 node, in vain for 30 s (free: 10.0.0.2 CPU 6 of 8, GPU "
+        "0 of 2; 10.0.0.3 CPU 8 of 8, GPU 2 of 2; in use: 10.0.0.2 CPU 2, GPU 2 by placement groups other/0, 4711); "
+        "stop what uses them, or wait longer (spec.runPolicy.provisioningDeadlineSeconds)"
+    )

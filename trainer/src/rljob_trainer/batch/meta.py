@@ -1,0 +1,58 @@
+"""What holds for a whole batch: plain values by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from rljob_trainer.batch.columns import same_value
+from rljob_trainer.errors import DataError
+
+MetaValue = str | int | float | bool | None | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+"""Being immutable, a value may belong to several batches."""
+
+
+def coerced_meta(meta: Mapping[str, object]) -> dict[str, MetaValue]:
+    """Plain values: lists become tuples, NumPy numbers Python ones. Raises DataError for others, naming them."""
+    return {name: _coerced(name, value) for name, value in meta.items()}
+
+
+def chosen_meta(meta: Mapping[str, MetaValue], names: Sequence[str]) -> dict[str, MetaValue]:
+    """The named values. Raises DataError for a name that is not there."""
+    for name in names:
+        if name not in meta:
+            raise DataError(f"batch: no meta '{name}' (there are: {', '.join(sorted(meta))})")
+    return {name: meta[name] for name in names}
+
+
+def merged_meta(where: str, metas: Iterable[Mapping[str, MetaValue]]) -> dict[str, MetaValue]:
+    """All values. Raises DataError, starting with `where`, when one name has different values."""
+    merged: dict[str, MetaValue] = {}
+    for meta in metas:
+        for name, value in meta.items():
+            if not same_value(merged.setdefault(name, value), value):
+                raise DataError(f"{where}: meta '{name}' differs ({merged[name]!r} and {value!r})")
+    return merged
+
+
+def _coerced(name: str, value: object) -> MetaValue:
+    if not isinstance(name, str):
+        raise DataError(f"batch: meta has texts for its names (seen: {name!r})")
+    plain = _python_number(value)
+    if isinstance(plain, list | tuple):
+        items = tuple(map(_python_number, plain))
+        kinds = set(map(type, items))
+        if kinds <= {int, float} or kinds in ({str}, {bool}):
+            return cast("tuple[int, ...] | tuple[float, ...] | tuple[str, ...]", items)
+    elif plain is None or isinstance(plain, str | int | float):
+        return plain
+    raise DataError(
+        f"batch: meta '{name}' is {value!r}; it must be a text, a number, a truth value, None, or a list of texts, "
+        "of numbers or of truth values"
+    )
+
+
+def _python_number(value: object) -> object:
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,393 @@
+"""`DataProto`: a batch that travels between the controller and the workers.
+
+Columns are tensors, Python objects, ragged (rows of different lengths, packed) or remote (left in an object store), all
+with the same number of rows; `meta` holds what is true of the whole batch. Operations return new batches and share
+column memory where they can; none changes its argument.
+
+Legend: B rows (sequences).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from rljob_trainer.batch.any_column import (
+    Column,
+    check_kinds,
+    check_same,
+    check_same_columns,
+    kind_of,
+    local_bytes,
+    object_column,
+)
+from rljob_trainer.batch.arguments import MAX_SEED, checked_count, checked_names
+from rljob_trainer.batch.coercion import coerced_columns
+from rljob_trainer.batch.columns import concat_tensors, take_objects, take_tensor
+from rljob_trainer.batch.meta import MetaValue, chosen_meta, coerced_meta, merged_meta
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.batch.remote import BYTES_PER_ROW, RemoteBlock, concat_blocks, fetch_shards
+from rljob_trainer.batch.row_index import (
+    Positions,
+    RowIndex,
+    reordered_rows,
+    repeated_rows,
+    row_positions,
+    shuffled_rows,
+)
+from rljob_trainer.batch.wire import PackedTensor, pack, unpack
+from rljob_trainer.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class DataProto:
+    """A batch of B rows.
+
+    `tensors`: name -> tensor whose first dimension is B. `objects`: name -> tuple of B Python values (they must
+    pickle). `meta`: name -> plain value for the whole batch. `ragged`: name -> column of B rows of different lengths.
+    `remote`: columns that lie elsewhere, until `fetched`. A name belongs to one column only, of whatever kind.
+    Raises DataError when columns differ in their number of rows or have the same name, or are not what is said here.
+    """
+
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    objects: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    meta: Mapping[str, MetaValue] = field(default_factory=dict)
+    ragged: Mapping[str, RaggedColumn] = field(default_factory=dict)
+    remote: tuple[RemoteBlock, ...] = ()
+
+    def __post_init__(self) -> None:
+        # What somebody does later to what was given must not reach this batch.
+        objects = {name: object_column(name, column) for name, column in self.objects.items()}
+        object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+        object.__setattr__(self, "objects", MappingProxyType(objects))
+        object.__setattr__(self, "meta", MappingProxyType(coerced_meta(self.meta)))
+        object.__setattr__(self, "ragged", MappingProxyType(dict(self.ragged)))
+        object.__setattr__(self, "remote", tuple(block for block in self.remote if block.columns))
+        check_kinds(self.tensors, self.ragged)
+        lengths: dict[str, int] = {}
+        for name, column in self.columns():
+            if name in lengths:
+                raise DataError(f"batch: there are two columns '{name}'; a name belongs to one column")
+            lengths[name] = len(column)
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"batch: columns must have the same number of rows (seen: {lengths})")
+
+    @staticmethod
+    def from_columns(columns: Mapping[str, object], meta: Mapping[str, object] | None = None) -> DataProto:
+        """A batch from what is at hand. Tensors and arrays of numbers become tensor columns (sharing memory), lists and
+        tuples of truth values, whole or other numbers too (bool, int64, float32); lists of tensors and RaggedColumns
+        ragged ones; other lists and tuples, arrays of objects or texts object columns. In `meta`, lists become tuples.
+
+        verl makes arrays and lists of numbers object columns; TensorDicts are not taken. Raises DataError, naming the
+        column, for anything else, and for numbers of more than 64 bits."""
+        local = coerced_columns(columns)
+        return DataProto(local.tensors, local.objects, coerced_meta(meta or {}), local.ragged)
+
+    def columns(self) -> Iterator[tuple[str, Column]]:
+        """Name and content of every column, of any kind; of a remote one the block that it belongs to."""
+        yield from chain(self.tensors.items(), self.objects.items(), self.ragged.items())
+        yield from ((name, block) for block in self.remote for name in block.columns)
+
+    def __contains__(self, name: object) -> bool:
+        return any(present == name for present, _ in self.columns())
+
+    def __len__(self) -> int:
+        return next((len(column) for _, column in self.columns()), 0)
+
+    def column_names(self) -> list[str]:
+        """All columns, of any kind."""
+        return [name for name, _ in self.columns()]
+
+    def _column(self, name: str) -> Column:
+        for present, column in self.columns():
+            if present == name:
+                return column
+        raise DataError(f"batch: no column '{name}' (there are: {', '.join(sorted(self.column_names()))})")
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The tensor column of that name. Raises DataError when there is none, or when it has to be fetched first."""
+        if not isinstance(name, str):
+            raise DataError(f"batch: a column has a text for its name (seen: {name!r}); rows are had by rows({name!r})")
+        if name not in self.tensors:
+            raise self._no_column("tensor", name, self.tensors)
+        return self.tensors[name]
+
+    def object_column(self, name: str) -> tuple[object, ...]:
+        """The object column of that name. Raises as `batch[name]`."""
+        if name not in self.objects:
+            raise self._no_column("object", name, self.objects)
+        return self.objects[name]
+
+    def ragged_column(self, name: str) -> RaggedColumn:
+        """The ragged column of that name. Raises as `batch[name]`."""
+        if name not in self.ragged:
+            raise self._no_column("ragged", name, self.ragged)
+        return self.ragged[name]
+
+    def _no_column(self, kind: str, name: str, present: Iterable[str]) -> DataError:
+        seen = dict(self.columns()).get(name)
+        if isinstance(seen, RemoteBlock):
+            return DataError(f"batch: column '{name}' is remote; get it with fetched(['{name}']) first")
+        others = "" if seen is None else f"; '{name}' is of kind {kind_of(seen)}"
+        return DataError(f"batch: no {kind} column '{name}' (there are: {', '.join(sorted(present))}){others}")
+
+    def is_remote(self, name: str) -> bool:
+        """Whether a column has to be fetched before it can be read. Raises DataError when there is no such column."""
+        return isinstance(self._column(name), RemoteBlock)
+
+    @property
+    def has_remote(self) -> bool:
+        """Whether any column is remote."""
+        return bool(self.remote)
+
+    def column_bytes(self, name: str) -> int:
+        """Payload of a column that is here, 0 for a remote one; of objects an estimate (texts and bytes by their
+        length, 8 per number). Raises DataError when there is no such column."""
+        return local_bytes(self._column(name))
+
+    def num_bytes(self) -> int:
+        """Payload of the batch as it travels: columns that are here, and 8 bytes per row for each remote block."""
+        return sum(map(self.column_bytes, self.column_names())) + len(self.remote) * len(self) * BYTES_PER_ROW
+
+    def tensor_versions(self) -> dict[str, int]:
+        """torch's count of in-place changes of each tensor column, and of the values of each ragged one.
+
+        A view counts the changes of all that shares its memory. Tensors that were made in inference mode have no count
+        and are left out."""
+        ragged = {name: column.values for name, column in self.ragged.items()}
+        tensors = {**self.tensors, **ragged}
+        return {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
+
+    def select(
+        self, tensors: Sequence[str] = (), objects: Sequence[str] = (), meta: Sequence[str] | None = None
+    ) -> DataProto:
+        """Only the named columns; `meta` is kept, or only its named values.
+
+        The first argument also takes ragged and remote columns, the second remote ones too. Raises DataError (verl:
+        KeyError) for names that are not there. For verl's pop, take `only` and `without`: no batch loses columns."""
+        for name in checked_names("select", tensors):
+            if isinstance(self._column(name), tuple):
+                raise self._no_column("tensor", name, self.tensors)
+        for name in checked_names("select", objects):
+            if not isinstance(self._column(name), tuple | RemoteBlock):
+                raise self._no_column("object", name, self.objects)
+        return replace(
+            self.only([*tensors, *objects]), meta=self.meta if meta is None else chosen_meta(self.meta, meta)
+        )
+
+    def only(self, names: Iterable[str]) -> DataProto:
+        """The named columns of any kind, without meta. Raises DataError for names that are not there."""
+        return replace(self._kept({name: name for name in checked_names("only", names)}), meta={})
+
+    def without(self, names: Iterable[str]) -> DataProto:
+        """All other columns, and meta. Raises DataError for names that are not there."""
+        dropped = set(checked_names("without", names))
+        for name in dropped:
+            self._column(name)
+        return self._kept({name: name for name in self.column_names() if name not in dropped})
+
+    def rename(self, names: Mapping[str, str]) -> DataProto:
+        """Columns of any kind (verl: tensors) under new names (old -> new; they may change places).
+
+        Raises DataError for a name that is not there, or that two columns would have."""
+        for name in names:
+            self._column(name)
+        return self._kept({name: names.get(name, name) for name in self.column_names()})
+
+    def _kept(self, names: Mapping[str, str]) -> DataProto:
+        """Columns by name here -> name in the result."""
+        for name in names:
+            self._column(name)
+        taken = list(names.values())
+        for name in taken:
+            if taken.count(name) > 1:
+                raise DataError(f"rename: two columns would be called '{name}'")
+        blocks = [
+            block.with_columns({names[name]: source for name, source in block.columns.items() if name in names})
+            for block in self.remote
+        ]
+        return DataProto(
+            {new: self.tensors[name] for name, new in names.items() if name in self.tensors},
+            {new: self.objects[name] for name, new in names.items() if name in self.objects},
+            self.meta,
+            {new: self.ragged[name] for name, new in names.items() if name in self.ragged},
+            tuple(blocks),
+        )
+
+    def with_columns(
+        self,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+        objects: Mapping[str, Sequence[object]] | None = None,
+        meta: Mapping[str, MetaValue] | None = None,
+        ragged: Mapping[str, RaggedColumn] | None = None,
+    ) -> DataProto:
+        """A batch with these columns and values added or replaced."""
+        new = {**(tensors or {}), **(objects or {}), **(ragged or {})}
+        kept = self._kept({name: name for name in self.column_names() if name not in new})
+        return DataProto(
+            {**kept.tensors, **(tensors or {})},
+            {**kept.objects, **{name: object_column(name, column) for name, column in (objects or {}).items()}},
+            {**self.meta, **(meta or {})},
+            {**kept.ragged, **(ragged or {})},
+            kept.remote,
+        )
+
+    def with_remote(self, blocks: Iterable[RemoteBlock]) -> DataProto:
+        """A batch with these remote columns added. Raises DataError when a name is there already."""
+        return replace(self, remote=(*self.remote, *blocks))
+
+    def fetched(self, names: Iterable[str] | None = None) -> DataProto:
+        """The same batch with these remote columns here (all by default); columns that are here already stay.
+
+        Rows that lie one after the other in one shard become views of what the store gives, others a copy. Raises
+        DataError for names that are not there, and when shards do not fit together."""
+        wanted = set(self.column_names() if names is None else checked_names("fetched", names))
+        for name in wanted:
+            self._column(name)
+        blocks = [block for block in self.remote if wanted & block.columns.keys()]
+        shard_of = fetch_shards(blocks)
+        batch = self
+        for block in blocks:
+            local = block.local_columns([name for name in block.columns if name in wanted], shard_of)
+            batch = batch.with_columns(local.tensors, local.objects, ragged=local.ragged)
+        return batch
+
+    def union(self, other: DataProto) -> DataProto:
+        """Columns and meta of both. A name in both must have equal content (NaN equals NaN); of remote columns, the
+        same rows of the same shards. Raises DataError on a conflict. verl changes the first batch in place."""
+        theirs = dict(other.columns())
+        for name, column in self.columns():
+            if name in theirs:
+                check_same("union", name, column, theirs[name])
+        added = other.without(set(self.column_names()) & theirs.keys())
+        meta = merged_meta("union", (self.meta, other.meta))
+        return self.with_columns(added.tensors, added.objects, meta, added.ragged).with_remote(added.remote)
+
+    def rows(self, index: RowIndex) -> DataProto:
+        """The rows at `index`, in that order: row numbers (negative ones from the end), a mask, a slice, or one row.
+
+        Slices with step 1 share memory. One row is a batch, too (verl: an item without batch dimension). Raises
+        DataError for rows that are not there."""
+        return self._at(row_positions(index, len(self)))
+
+    def _at(self, positions: Positions) -> DataProto:
+        return DataProto(
+            {name: take_tensor(column, positions) for name, column in self.tensors.items()},
+            {name: take_objects(column, positions) for name, column in self.objects.items()},
+            self.meta,
+            {name: column.at(positions) for name, column in self.ragged.items()},
+            tuple(block.at(positions) for block in self.remote),
+        )
+
+    def slice(self, start: int, stop: int) -> DataProto:
+        """Rows start..stop-1, sharing memory."""
+        return self.rows(slice(start, stop))
+
+    def split(self, num_rows: int) -> Iterator[DataProto]:
+        """Consecutive batches of `num_rows` rows, sharing memory; the last one may be shorter."""
+        num_rows = checked_count("split: number of rows", num_rows)
+        return (self.slice(start, start + num_rows) for start in range(0, len(self), num_rows))
+
+    def chunk(self, num_chunks: int) -> list[DataProto]:
+        """`num_chunks` consecutive batches of equal size, sharing memory. Raises DataError when B is not divisible.
+
+        As verl's; there all chunks hold one and the same meta dictionary, here none can be changed through another."""
+        num_chunks = checked_count("chunk: number of chunks", num_chunks)
+        if len(self) % num_chunks:
+            raise DataError(f"chunk: {len(self)} rows cannot be split into {num_chunks} equal parts; pad first")
+        return list(self.split(len(self) // num_chunks)) if len(self) else [self] * num_chunks
+
+    def repeat(self, num_times: int, interleaved: bool = True) -> DataProto:
+        """Each row `num_times` times: repetitions side by side (0 0 1 1), or else batch after batch (0 1 0 1)."""
+        num_times = checked_count("repeat: number of times", num_times, least=0)
+        rows = np.arange(len(self))
+        return self._at(np.repeat(rows, num_times) if interleaved else np.tile(rows, num_times))
+
+    def repeat_rows(self, counts: Sequence[int] | torch.Tensor) -> DataProto:
+        """Row i `counts[i]` times, side by side: counts 1 0 2 give 0 2 2 (verl: sample_level_repeat)."""
+        return self._at(repeated_rows(counts, len(self)))
+
+    def reorder(self, order: RowIndex) -> DataProto:
+        """All rows in a new order. Raises DataError unless each is named once.
+
+        verl reorders in place and takes any rows; for some of the rows, or some twice, there is `rows`."""
+        return self._at(reordered_rows(order, len(self)))
+
+    def unfolded(self, num_parts: int, names: Sequence[str]) -> DataProto:
+        """Tensors `names` [B, num_parts * k, ...] become rows [B * num_parts, k, ...]; all else is repeated with them.
+
+        As verl's unfold_column_chunks. Raises DataError when the second dimension is not divisible."""
+        num_parts = checked_count("unfolded: number of parts", num_parts)
+        unfolded = {}
+        for name in names:
+            tensor = self[name]
+            if tensor.dim() < 2 or tensor.shape[1] % num_parts:
+                raise DataError(
+                    f"unfolded: '{name}' {list(tensor.shape)} has no second dimension of {num_parts} equal parts"
+                )
+            unfolded[name] = tensor.reshape(len(self) * num_parts, tensor.shape[1] // num_parts, *tensor.shape[2:])
+        return self.without(names).repeat(num_parts).with_columns(unfolded)
+
+    def padded_to_multiple(self, size: int) -> tuple[DataProto, int]:
+        """The last row repeated until B is a multiple of `size`; also how many rows were added (`unpadded` undoes it).
+
+        All added rows are at the end, in the last share. verl has two ways: auto padding repeats the last row in the
+        caller's own batch, pad_dataproto_to_divisor starts again from the first row. No rows stay no rows."""
+        size = checked_count("padded_to_multiple: size", size)
+        num_added = -len(self) % size
+        if not num_added:
+            return self, 0
+        return self._at(np.minimum(np.arange(len(self) + num_added), len(self) - 1)), num_added
+
+    def unpadded(self, num_added: int) -> DataProto:
+        """Without the last `num_added` rows. Raises DataError when there are fewer."""
+        return self.slice(0, len(self) - checked_count("unpadded: number of rows", num_added, 0, len(self)))
+
+    def mini_batches(self, num_rows: int, num_epochs: int = 1, seed: int | None = None) -> Iterator[DataProto]:
+        """All rows in batches of `num_rows`, `num_epochs` times; with a seed, each epoch in an order of its own.
+
+        The orders depend on seed and epoch only. Raises DataError, at once, when B is not divisible."""
+        num_rows = checked_count("mini_batches: number of rows", num_rows)
+        num_epochs = checked_count("mini_batches: number of epochs", num_epochs, least=0)
+        seed = None if seed is None else checked_count("mini_batches: seed", seed, 0, MAX_SEED)
+        if len(self) % num_rows:
+            raise DataError(f"mini_batches: {len(self)} rows are no whole number of batches of {num_rows}; pad first")
+        epochs = (self if seed is None else self._at(shuffled_rows(len(self), seed, e)) for e in range(num_epochs))
+        return chain.from_iterable(epoch.split(num_rows) for epoch in epochs)
+
+    @staticmethod
+    def concat(batches: Sequence[DataProto]) -> DataProto:
+        """All rows one after the other. Batches must have the same columns, of the same kinds and dtypes, and `meta`
+        must be equal where shared; else DataError. verl also merges a meta value called metrics: methods that measure
+        return metrics rather than batches here."""
+        if not batches:
+            return DataProto()
+        check_same_columns("concat", [dict(batch.columns()) for batch in batches])
+        first = batches[0]
+        where = "concat: column '{}'".format
+        return DataProto(
+            {name: concat_tensors(where(name), [batch.tensors[name] for batch in batches]) for name in first.tensors},
+            {name: tuple(chain.from_iterable(batch.objects[name] for batch in batches)) for name in first.objects},
+            merged_meta("concat", [batch.meta for batch in batches]),
+            {n: RaggedColumn.concat([batch.ragged[n] for batch in batches], where(n)) for n in first.ragged},
+            concat_blocks([batch.remote for batch in batches]),
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., DataProto], tuple[object, ...]]:
+        tensors = {name: pack(name, tensor) for name, tensor in self.tensors.items()}
+        return _unpickled, (tensors, dict(self.objects), dict(self.meta), dict(self.ragged), self.remote)
+
+
+def _unpickled(
+    tensors: Mapping[str, PackedTensor],
+    objects: Mapping[str, tuple[object, ...]],
+    meta: Mapping[str, MetaValue],
+    ragged: Mapping[str, RaggedColumn],
+    remote: tuple[RemoteBlock, ...],
+) -> DataProto:
+    return DataProto({name: unpack(packed) for name, packed in tensors.items()}, objects, meta, ragged, remote)

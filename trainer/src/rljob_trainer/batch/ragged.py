@@ -1,0 +1,210 @@
+"""`RaggedColumn`: rows of different lengths one after the other, never padded.
+
+Legend: B rows, N elements of all rows together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rljob_trainer.batch.columns import (
+    as_signed,
+    concat_tensors,
+    same_tensor,
+    take_tensor,
+    tensor_bytes,
+    tensor_of_array,
+    with_dtype,
+)
+from rljob_trainer.batch.row_index import Positions, RowIndex, row_positions
+from rljob_trainer.batch.wire import PackedTensor, pack, unpack
+from rljob_trainer.errors import DataError
+
+LONG_ROW = 128
+"""Elements from which copying a row as a whole costs less than naming each of its elements."""
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedColumn:
+    """`values`: [N, ...], row after row. `lengths`: int64 [B] on the CPU, elements of each row; a row may be empty.
+
+    Raises DataError when the lengths are not such, or do not add up to N.
+    """
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.dim() < 1:
+            raise DataError("ragged column: values need a first dimension (seen: a single number)")
+        if self.lengths.dim() != 1 or self.lengths.dtype != torch.int64 or self.lengths.device.type != "cpu":
+            raise DataError(
+                "ragged column: lengths must be int64 [B] on the CPU (seen: "
+                f"{self.lengths.dtype} {list(self.lengths.shape)} on {self.lengths.device})"
+            )
+        if len(self.lengths) and int(self.lengths.min()) < 0:
+            raise DataError(f"ragged column: a row cannot have a length of {int(self.lengths.min())}")
+        # The largest one, too: the sum of very large ones begins anew at 0.
+        if int(self.lengths.sum()) != self.values.shape[0] or (
+            len(self.lengths) and int(self.lengths.max()) > self.values.shape[0]
+        ):
+            raise DataError(
+                f"ragged column: lengths add up to {int(self.lengths.sum())}, and there are {self.values.shape[0]} "
+                "values"
+            )
+
+    @staticmethod
+    def from_rows(
+        rows: Sequence[torch.Tensor | npt.NDArray[np.generic] | Sequence[float]], dtype: torch.dtype | None = None
+    ) -> RaggedColumn:
+        """One row per element: tensors or arrays [length, ...], or sequences of numbers.
+
+        Without `dtype`, that of the tensors, or what torch makes of all the numbers (int64, float32, bool). Raises
+        DataError when rows differ in more than length, or when there is nothing to tell the dtype from.
+        """
+        given = [
+            tensor_of_array(f"ragged column: row {place}", row) if isinstance(row, np.ndarray) else row
+            for place, row in enumerate(rows)
+        ]
+        tensors = [row for row in given if isinstance(row, torch.Tensor)]
+        sequences = [row for row in given if not isinstance(row, torch.Tensor)]
+        for row in sequences:
+            if isinstance(row, str | bytes) or not isinstance(row, Sequence):
+                raise DataError(f"ragged column: a row is a tensor, an array or a list of numbers (seen: {row!r:.80})")
+        if tensors and sequences:
+            raise DataError("ragged column: some rows are tensors and some are not; make them alike")
+        if any(not tensor.dim() for tensor in tensors):
+            raise DataError("ragged column: a row is a single number; make it a row of one element")
+        values = concat_tensors("ragged column", tensors) if tensors else _numbers(sequences, dtype)
+        lengths = torch.tensor([len(row) for row in given], dtype=torch.int64)
+        return RaggedColumn(values if dtype is None else values.to(dtype), lengths)
+
+    def __len__(self) -> int:
+        return int(self.lengths.shape[0])
+
+    @cached_property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """[B + 1]: row i holds the values from offsets[i] up to offsets[i + 1]."""
+        offsets = np.zeros(len(self) + 1, dtype=np.int64)
+        np.cumsum(self.lengths.numpy(), out=offsets[1:])
+        return offsets
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of values and lengths."""
+        return tensor_bytes(self.values) + tensor_bytes(self.lengths)
+
+    def row(self, position: int) -> torch.Tensor:
+        """[length, ...]: a view of one row; negative positions count from the end."""
+        (checked,) = row_positions(position, len(self))
+        return self.values[int(self.offsets[checked]) : int(self.offsets[checked + 1])]
+
+    def row_tensors(self) -> tuple[torch.Tensor, ...]:
+        """A view of each row."""
+        return torch.split_with_sizes(self.values, self.lengths.tolist())
+
+    def rows(self, index: RowIndex) -> RaggedColumn:
+        """The rows at `index`, in that order. Raises DataError for rows that are not there."""
+        return self.at(row_positions(index, len(self)))
+
+    def at(self, positions: Positions) -> RaggedColumn:
+        """The rows at positions that are checked already. Consecutive rows are a view."""
+        if isinstance(positions, range):
+            start, stop = self.offsets[positions.start], self.offsets[positions.stop]
+            return RaggedColumn(self.values[int(start) : int(stop)], self.lengths[positions.start : positions.stop])
+        lengths = self.lengths.numpy()[positions]
+        return RaggedColumn(self._values_at(positions, lengths), torch.from_numpy(lengths))
+
+    def _values_at(self, positions: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> torch.Tensor:
+        num_values = int(lengths.sum())
+        if num_values > LONG_ROW * len(positions):
+            starts, stops = self.offsets[:-1][positions].tolist(), self.offsets[1:][positions].tolist()
+            return torch.cat([self.values[start:stop] for start, stop in zip(starts, stops, strict=True)])
+        # Element j of a row lies at offset + j; in the result it lies at end - length + j.
+        shifts = self.offsets[:-1][positions] - (np.cumsum(lengths) - lengths)
+        return take_tensor(self.values, np.repeat(shifts, lengths) + np.arange(num_values))
+
+    def slice(self, start: int, stop: int) -> RaggedColumn:
+        """Rows start..stop-1, sharing memory."""
+        return self.rows(slice(start, stop))
+
+    def padded(self, length: int, value: float) -> torch.Tensor:
+        """[B, length, ...], filled on the right with `value`. Raises DataError where a row is longer."""
+        longest = int(self.lengths.max()) if len(self) else 0
+        if longest > length:
+            raise DataError(f"ragged column: a row of {longest} elements does not fit into {length}")
+        if not (self.values.dtype.is_floating_point or self.values.dtype.is_complex) and not _holds(
+            self.values.dtype, value
+        ):
+            raise DataError(f"ragged column: {self.values.dtype} has no {value} to fill up with")
+        padded = torch.full(
+            (len(self), length, *self.values.shape[1:]), value, dtype=self.values.dtype, device=self.values.device
+        )
+        as_signed(padded)[_is_within(self.lengths, length).to(padded.device)] = as_signed(self.values)
+        return padded
+
+    @staticmethod
+    def unpadded(tensor: torch.Tensor, lengths: torch.Tensor) -> RaggedColumn:
+        """The first `lengths` [B] elements of each row of a tensor [B, length, ...]. Raises DataError where they do not
+        fit together."""
+        if tensor.dim() < 2 or lengths.shape != tensor.shape[:1]:
+            raise DataError(
+                f"ragged column: a tensor {list(tensor.shape)} does not go with lengths {list(lengths.shape)}; they "
+                "must be [B, length, ...] and [B]"
+            )
+        if lengths.is_floating_point():
+            raise DataError(f"ragged column: lengths are whole numbers (seen: {lengths.dtype})")
+        whole = lengths.detach().cpu().to(torch.int64)
+        if len(whole) and int(whole.max()) > tensor.shape[1]:
+            raise DataError(f"ragged column: rows of {tensor.shape[1]} elements hold no {int(whole.max())}")
+        values = as_signed(tensor)[_is_within(whole, tensor.shape[1]).to(tensor.device)]
+        return RaggedColumn(with_dtype(values, tensor.dtype), whole)
+
+    @staticmethod
+    def concat(columns: Sequence[RaggedColumn], name: str = "ragged column") -> RaggedColumn:
+        """All rows of one or more columns, one after the other. Raises DataError, naming `name`, when dtypes or
+        shapes differ."""
+        return RaggedColumn(
+            concat_tensors(name, [column.values for column in columns]),
+            torch.cat([column.lengths for column in columns]),
+        )
+
+    def same_as(self, other: RaggedColumn) -> bool:
+        """Whether rows and dtype are equal; NaN equals NaN."""
+        return same_tensor(self.lengths, other.lengths) and same_tensor(self.values, other.values)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (pack("values of a ragged column", self.values), pack("lengths", self.lengths))
+
+
+def _numbers(rows: Sequence[Sequence[float]], dtype: torch.dtype | None) -> torch.Tensor:
+    numbers = [number for row in rows for number in row]
+    if not numbers and dtype is None:
+        raise DataError("ragged column: no row holds a number to tell the dtype from; give `dtype`")
+    try:
+        return torch.tensor(numbers, dtype=dtype)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise DataError(f"ragged column: rows must hold numbers of one kind: {error}") from error
+
+
+def _holds(dtype: torch.dtype, value: float) -> bool:
+    """Whether a dtype of whole numbers or truth values has this one."""
+    if dtype == torch.bool:
+        return value in (0, 1)
+    return math.isfinite(value) and value == int(value) and torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
+
+
+def _unpickled(values: PackedTensor, lengths: PackedTensor) -> RaggedColumn:
+    return RaggedColumn(unpack(values), unpack(lengths))
+
+
+def _is_within(lengths: torch.Tensor, length: int) -> torch.Tensor:
+    """[B, length] bool: which places of a padded tensor hold elements."""
+    return torch.arange(length) < lengths[:, None]

@@ -1,0 +1,129 @@
+"""Fencing: which start may write, and which checkpoints of earlier starts count.
+
+A job that is tried again must not mix with a former start that was only paused (a stopped process, a node that comes
+back). So start N writes `starts/<N>.json` before it does anything else: the checkpoints that it accepts, which are
+the one it resumes from and those before it. From then on earlier starts are refused when they commit, and should one
+have passed that check just before, its manifest is not in the list and is ignored by N and by all later starts.
+
+A start is that of a trainer process; `RLJOB_START_NUMBER` has its number. The numbers only have to grow on one folder;
+gaps do not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rljob_api.base import WireModel
+from rljob_api.constants import CONTRACT_VERSION
+from rljob_api.scalars import PositiveCount
+from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError, FencedError
+from rljob_trainer.checkpoints.layout import (
+    STARTS_FOLDER,
+    CheckpointFolder,
+    has_manifest,
+    list_checkpoint_folders,
+    read_sealed,
+    seal,
+)
+from rljob_trainer.checkpoints.storage import create_absent, make_folder, storage_errors
+
+_FILE_PATTERN = re.compile(r"(\d{4,10})\.json")
+
+
+class StartRecord(WireModel):
+    """Content of `starts/<N>.json`."""
+
+    contract_version: PositiveCount
+    start_number: PositiveCount
+    accepted: tuple[str, ...]
+    """Folder names of checkpoints of earlier starts, newest first."""
+    started_at: str
+
+
+def announce_start(root: Path, start_number: int, resumed_from: CheckpointFolder | None) -> None:
+    """Announces the start; earlier ones can no longer commit.
+
+    `resumed_from` is the checkpoint that `find_newest_complete(root, start_number)` gave. It and older ones are
+    accepted; those that were rejected or came later are not, so that they can never become the newest again.
+
+    Raises FencedError where this start or a later one has begun already.
+    """
+    refuse_if_fenced(root, start_number)
+    accepted = [
+        folder.name for folder in visible_checkpoints(root, start_number) if resumed_from and folder <= resumed_from
+    ]
+    record = StartRecord(
+        contract_version=CONTRACT_VERSION,
+        start_number=start_number,
+        accepted=tuple(accepted),
+        started_at=timestamp_now(),
+    )
+    path = _path(root, start_number)
+    with storage_errors(root, "announcing a start"):
+        make_folder(path.parent)
+        try:
+            create_absent(path, seal(record)[0])
+        except FileExistsError as error:
+            raise FencedError(
+                f"{root}: start {start_number} has begun already; give each start of the job its own number"
+            ) from error
+    refuse_if_fenced(root, start_number)
+
+
+def refuse_if_fenced(root: Path, start_number: int) -> None:
+    """Raises FencedError where a later start has begun."""
+    newest = max(_started(root), default=0)
+    if newest > start_number:
+        raise FencedError(
+            f"{root}: start {newest} has begun, start {start_number} may not change the checkpoints any more; stop it"
+        )
+
+
+def visible_checkpoints(root: Path, start_number: int) -> list[CheckpointFolder]:
+    """Committed checkpoints that count for this start, newest first. Only names are looked at, not the content.
+
+    Raises FencedError where a later start has begun, CheckpointError where the list of a start is damaged.
+    """
+    refuse_if_fenced(root, start_number)
+    accepted = {number: set(_read(root, number)) for number in _started(root) if _has_list(root, number)}
+    return [
+        folder
+        for folder in list_checkpoint_folders(root)
+        if has_manifest(folder.path)
+        and all(folder.name in names for number, names in accepted.items() if number > folder.start_number)
+    ]
+
+
+def timestamp_now() -> str:
+    """RFC 3339 in UTC, in whole seconds."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _started(root: Path) -> Iterator[int]:
+    folder = root / STARTS_FOLDER
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    matches = [_FILE_PATTERN.fullmatch(name) for name in names]
+    return (int(match[1]) for match in matches if match)
+
+
+def _path(root: Path, start_number: int) -> Path:
+    return root / STARTS_FOLDER / f"{start_number:04d}.json"
+
+
+def _has_list(root: Path, start_number: int) -> bool:
+    # An empty file: the start ended while it announced itself (see `create_absent`), so it has accepted nothing and
+    # has written nothing.
+    return _path(root, start_number).stat().st_size > 0
+
+
+def _read(root: Path, start_number: int) -> tuple[str, ...]:
+    path = _path(root, start_number)
+    try:
+        return read_sealed(path, StartRecord)[0].accepted
+    except DamagedError as error:
+        raise CheckpointError(
+            f"{path}: {error}; it says which checkpoints count. Delete it to let all of them count again"
+        ) from error

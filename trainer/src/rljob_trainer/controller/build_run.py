@@ -1,0 +1,313 @@
+"""Puts a run together: data, reward, worker groups. The reward's processes load while the rest is built."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from rljob_api.handover import TrainerJob
+from rljob_api.quantities import bytes_of
+from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.reward import RewardType
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.training import Training
+from rljob_trainer.datasets.contamination import without_held_out
+from rljob_trainer.datasets.prompts import PromptRow, load_prompts
+from rljob_trainer.engines.rollout.select import select_engine
+from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
+from rljob_trainer.errors import DatasetError
+from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session
+from rljob_trainer.groups.shared_folders import check_shared
+from rljob_trainer.groups.worker_group import WorkerGroup, spawn
+from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
+from rljob_trainer.models.source import ModelPlace, controller_model
+from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.pools.pool_manager import (
+    FusedRoles,
+    ResourcePoolManager,
+    plan_roles,
+    pool_settings_of,
+)
+from rljob_trainer.pools.resource_pool import ResourcePool
+from rljob_trainer.rewards.loading import scorer_spec
+from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
+from rljob_trainer.settings import NUM_THREADS_VARIABLE, Settings, worker_environment
+from rljob_trainer.workers.actor import ActorSettings, ActorWorker
+from rljob_trainer.workers.factories import (
+    ACTOR,
+    HYBRID,
+    REFERENCE,
+    REWARD,
+    ROLLOUT,
+    RolloutSettings,
+    make_actor,
+    make_hybrid,
+    make_reference,
+    make_reward,
+    make_rollout,
+)
+from rljob_trainer.workers.hybrid import HybridWorker
+from rljob_trainer.workers.protocols import ActorGroup, HybridGroup, ReferenceGroup, RewardGroup
+from rljob_trainer.workers.reference import ReferenceWorker
+from rljob_trainer.workers.reward import RewardSettings, RewardWorker
+from rljob_trainer.workers.rollout import RolloutWorker
+
+log = logging.getLogger(__name__)
+
+LOG_FOLDER = "logs"
+"""In the run folder: one file per worker and per reward process."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is trained on, and what is held out; the two have no prompt in common."""
+
+    training: tuple[PromptRow, ...]
+    held_out: tuple[PromptRow, ...]
+    num_removed: int
+    """Training rows that were left out because they are held out."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(row.token_ids) for row in (*self.training, *self.held_out))
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The worker groups of a run."""
+
+    actor: ActorGroup
+    hybrid: HybridGroup
+    reward: RewardGroup
+    reference: ReferenceGroup | None
+    num_devices: int
+    processes: Mapping[str, WorkerProcesses]
+    """By pool."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that the controller works with."""
+
+    model_folder: Path
+    prompts: Prompts
+    workers: Workers
+
+
+@contextmanager
+def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
+    """A run, ready to train; everything is torn down at the end, whatever happens.
+
+    What can be wrong with the job is found before Ray is started and a device is taken. Raises ConfigurationError,
+    DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
+    training = job.spec.training
+    select_engine(training.rollout.engine)
+    with ExitStack() as stack:
+        reward = reward_settings(job, settings)
+        check = stack.enter_context(_reward_check(reward))
+        log.info("model: %s", training.model.source)
+        model_folder, model = controller_model(training.model, settings.cache_folder, settings.job_folder)
+        prompts = load_all_prompts(training, model_folder, settings.job_folder)
+        log.info(
+            "data: %d training prompts, %d held out (%d training rows were among them and are left out)",
+            len(prompts.training),
+            len(prompts.held_out),
+            prompts.num_removed,
+        )
+        check.wait_until_ready()
+        check.close()
+        workers = stack.enter_context(_workers(job, settings, model, reward, prompts.longest))
+        yield Run(model_folder, prompts, workers)
+
+
+def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
+    """The reward as every worker builds it: the job's scoring processes are spread over the workers."""
+    training = job.spec.training
+    return RewardSettings(
+        spec=training.reward,
+        scorer=scorer_spec(training.reward, training.dataset),
+        num_processes=-(-training.reward.num_processes // num_workers_of(job.spec, REWARD)),
+        log_folder=settings.run_folder / LOG_FOLDER,
+        environment=scorer_environment(settings.environment, [variable.name for variable in job.spec.env]),
+    )
+
+
+def num_workers_of(spec: RLJobSpec, role: str) -> int:
+    """Processes of a role: one for each GPU of its pool."""
+    [pool] = [pool for pool in spec.pools if pool.name == placed_roles(spec, [role])[role]]
+    return pool.nodes * pool.gpus_per_node
+
+
+def _reward_check(reward: RewardSettings) -> ScorerPool:
+    """One scoring process here: a reward that cannot be loaded is found before a device is taken."""
+    return ScorerPool(
+        reward.scorer,
+        num_processes=1,
+        timeout_seconds=reward.spec.timeout_seconds,
+        log_folder=reward.log_folder,
+        environment=reward.environment,
+    )
+
+
+@contextmanager
+def _workers(
+    job: TrainerJob, settings: Settings, model: ModelPlace, reward: RewardSettings, longest_prompt: int
+) -> Iterator[Workers]:
+    """Ray, the devices of all pools, and the worker groups on them."""
+    num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
+    num_threads = chosen_num_threads(job, settings)
+    log_folder = settings.run_folder / LOG_FOLDER
+    with ExitStack() as stack:
+        log.info("Ray: %s", f"connecting to {settings.ray_address}" if settings.ray_address else "starting")
+        has_gpus = settings.device_type == "cuda" or (settings.device_type is None and torch.cuda.is_available())
+        num_local_gpus = num_workers if has_gpus else 0
+        stack.enter_context(ray_session(settings.ray_address, num_workers + 1, num_local_gpus, shipped_code(settings)))
+        there = cluster_resources()
+        # A cluster's head has no GPU itself: what its nodes declare counts, not what torch finds here.
+        device_type = settings.device_type or ("cuda" if there.get("GPU") else "cpu")
+        roles = {
+            role.name: role
+            for role in (
+                RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)),
+                *_roles(job, model, device_type, longest_prompt),
+            )
+        }
+        # GPUs also where they are declared only and not computed on: they are what keeps workers off the head.
+        pools = pool_settings_of(job.spec, num_cpus_per_device=1, cluster_resources=there)
+        plan = plan_roles([pool.name for pool in pools], placed_roles(job.spec, tuple(roles)))
+        log.info("workers: building %d on %s; their logs are in %s", num_workers, device_type, log_folder)
+        manager = stack.enter_context(ResourcePoolManager(pools, plan))
+        started: list[tuple[FusedRoles, ResourcePool, WorkerProcesses]] = []
+        for group in plan.groups:
+            pool = manager.pool_of(group.roles[0])
+            processes = start_processes(pool, worker_environment(device_type, num_threads))
+            stack.callback(processes.close)
+            started.append((group, pool, processes))
+        if settings.ray_address:
+            folders = {"run folder": settings.run_folder, "checkpoint folder": settings.checkpoint_folder}
+            check_shared(folders, [processes for _, _, processes in started])
+
+        def build(group: FusedRoles, pool: ResourcePool, processes: WorkerProcesses) -> dict[str, WorkerGroup]:
+            others = tuple(slot for _, other, _ in started if other is not pool for slot in other.slots())
+            folder = log_folder / group.pool if len(started) > 1 else log_folder
+            build_settings = BuildSettings(device_type, num_threads, folder, others)
+            processes.build(pool.slots(), build_settings, [roles[role] for role in group.roles])
+            return spawn(processes)
+
+        # Models load on all pools at once.
+        with ThreadPoolExecutor(max_workers=len(started)) as builders:
+            built = [builders.submit(build, *each) for each in started]
+        groups = {role: group for each in built for role, group in each.result().items()}
+        yield Workers(
+            actor=groups[ACTOR].seen_as(ActorGroup),
+            hybrid=groups[HYBRID].seen_as(HybridGroup),
+            reward=groups[REWARD].seen_as(RewardGroup),
+            reference=groups[REFERENCE].seen_as(ReferenceGroup) if REFERENCE in groups else None,
+            num_devices=num_workers,
+            processes={group.pool: processes for group, _, processes in started},
+        )
+
+
+def shipped_code(settings: Settings) -> ShippedCode | None:
+    """What goes along to a cluster, without what runs have written there; a Ray job has come with what it needs."""
+    folder = settings.shipped_code
+    if folder is None or settings.is_ray_job:
+        return None
+    inside = [path for path in (settings.run_folder, settings.checkpoint_folder) if path.is_relative_to(folder)]
+    return ShippedCode(folder, ("/.git/", "/runs/", *(f"/{path.relative_to(folder)}/" for path in inside)))
+
+
+def placed_roles(spec: RLJobSpec, roles: Sequence[str]) -> dict[str, str]:
+    """The pool of each of these roles: of one that a job does not place, that of the actor."""
+    places = spec.placed_roles()
+    return {role: places.get(role, places[ACTOR]) for role in roles}
+
+
+def chosen_num_threads(job: TrainerJob, settings: Settings) -> int | None:
+    """CPU threads of each worker, where somebody has chosen them."""
+    is_chosen = not settings.is_ray_job or NUM_THREADS_VARIABLE in [variable.name for variable in job.spec.env]
+    return settings.num_threads if is_chosen else None
+
+
+def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -> Prompts:
+    """Training and held-out prompts. Raises DatasetError."""
+    tokenizer = Tokenizer(model_folder)
+    rows = load_prompts(training.dataset, tokenizer, job_folder, "spec.training.dataset")
+    held_out: tuple[PromptRow, ...] = ()
+    if training.evaluation is not None:
+        evaluation_rows = load_prompts(
+            training.evaluation.dataset, tokenizer, job_folder, "spec.training.evaluation.dataset"
+        )
+        held_out = tuple(evaluation_rows[: training.evaluation.num_prompts])
+    for where, prompts in (("dataset", rows), ("evaluation.dataset", held_out)):
+        unanswered = sum(row.answer is None for row in prompts)
+        if unanswered and (unanswered < len(prompts) or training.reward.type is RewardType.MATH_ANSWER):
+            raise DatasetError(
+                f"spec.training.{where}.answerField: {unanswered} of {len(prompts)} rows have no answer to score "
+                "against; name the column that holds it, or leave these rows out"
+            )
+    kept, num_removed = without_held_out(rows, held_out)
+    return Prompts(tuple(kept), held_out, num_removed)
+
+
+def _compute_dtype(dtype: Dtype, device_type: str) -> torch.dtype:
+    if dtype is Dtype.AUTO:
+        return torch.bfloat16 if device_type == "cuda" else torch.float32
+    return torch.bfloat16 if dtype is Dtype.BFLOAT16 else torch.float32
+
+
+def _roles(job: TrainerJob, model: ModelPlace, device_type: str, longest_prompt: int) -> list[RoleSpec]:
+    """The roles of the models, in the order in which they are built."""
+    training = job.spec.training
+    rollout = training.rollout
+    dtype = _compute_dtype(training.model.dtype, device_type)
+    frozen = TrainEngineSettings(
+        # Each worker puts in its own folder and device.
+        model_folder=Path(),
+        device=torch.device("cpu"),
+        compute_dtype=dtype,
+        gradient_checkpointing=training.model.gradient_checkpointing,
+        max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
+        optimizer=None,
+    )
+    trained = TrainEngineSettings(**{**vars(frozen), "optimizer": training.optimizer})
+    actor = ActorSettings(
+        engine=trained,
+        algorithm=training.algorithm,
+        optimizer=training.optimizer,
+        temperature=rollout.temperature,
+        samples_all_tokens=rollout.top_p == 1 and rollout.top_k == 0,
+        num_steps=training.steps,
+        num_epochs_per_batch=training.num_epochs_per_batch,
+        mini_batch_rows=(training.mini_batch_size or training.batch_size)
+        * rollout.group_size
+        // num_workers_of(job.spec, ACTOR),
+    )
+    generator = RolloutSettings(
+        model=model,
+        engine=rollout.engine,
+        dtype=dtype,
+        tensor_parallel=job.spec.roles.rollout.tensor_parallel,
+        max_model_length=longest_prompt + rollout.max_new_tokens,
+        max_num_sequences=rollout.max_num_sequences,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
+        seed=training.seed,
+    )
+    roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
+    if training.algorithm.kl.coefficient > 0:
+        roles.append(RoleSpec(REFERENCE, ReferenceWorker, partial(make_reference, frozen, model, rollout.temperature)))
+    return [
+        *roles,
+        RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),
+        RoleSpec(HYBRID, HybridWorker, partial(make_hybrid, dtype)),
+    ]

@@ -1,0 +1,174 @@
+"""From a dataset block to prompts that are ready for the policy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob_api.v1alpha1.dataset import Dataset, DatasetType, OverlongPrompt
+from rljob_trainer.datasets.rows import RawRow, read_rows
+from rljob_trainer.errors import DatasetError
+
+if TYPE_CHECKING:
+    # Importing it loads transformers.
+    from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
+
+log = logging.getLogger(__name__)
+
+ROWS_PER_ENCODING = 1024
+PLACEHOLDER = "{prompt}"
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One prompt of a dataset."""
+
+    index: int
+    """Row of the dataset, from 0; rows that were dropped count."""
+    prompt: str
+    """The text that the policy continues: template and chat template applied."""
+    source_prompt: str
+    """The text as it stands in the data (chat messages: their contents), for comparing data sets."""
+    token_ids: tuple[int, ...]
+    """Tokens of `prompt`, with the tokens that the model expects in front."""
+    answer: object
+    """None where the data has no answer column."""
+    row: Mapping[str, object]
+    """All columns of the row, for the reward."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A row's prompt on its way to tokens."""
+
+    prompt: str
+    source_prompt: str
+    has_special_tokens: bool
+    """Whether the chat template has put them into the text already."""
+
+
+def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, where: str) -> list[PromptRow]:
+    """All rows of the dataset in their order, without those that are too long if the job says so.
+
+    `base_folder` is where relative paths start; `where` is the field of the job, for messages. A prompt that is a list
+    of chat messages goes through the chat template as it is, without `promptTemplate`. Raises DatasetError
+    naming file and line of the first row that cannot be used.
+    """
+    if dataset.prompt_template.count(PLACEHOLDER) != 1:
+        raise DatasetError(
+            f"{where}.promptTemplate: must contain {PLACEHOLDER} exactly once (seen: {dataset.prompt_template!r})"
+        )
+    prompt_field, answer_field = _fields(dataset)
+    prompts: list[PromptRow] = []
+    num_rows = 0
+    for chunk in _chunks(read_rows(dataset, base_folder, where)):
+        texts = [_text(raw, prompt_field, dataset, tokenizer, where) for raw in chunk]
+        for offset, (raw, text, token_ids) in enumerate(zip(chunk, texts, _encode(texts, tokenizer), strict=True)):
+            if _fits(len(token_ids), raw, dataset, where):
+                answer = _answer(raw, answer_field, dataset, where)
+                prompts.append(
+                    PromptRow(num_rows + offset, text.prompt, text.source_prompt, token_ids, answer, raw.columns)
+                )
+        num_rows += len(chunk)
+    if not prompts:
+        raise DatasetError(
+            f"{where}: none of its {num_rows} rows can be used; "
+            + ("raise maxPromptTokens" if num_rows else "the dataset is empty")
+        )
+    if len(prompts) < num_rows:
+        log.warning(
+            "%s: %d of %d prompts have more than %d tokens and are left out",
+            where,
+            num_rows - len(prompts),
+            num_rows,
+            dataset.max_prompt_tokens,
+        )
+    return prompts
+
+
+def _fields(dataset: Dataset) -> tuple[str, str]:
+    if dataset.type is DatasetType.REASONING_GYM:
+        return "question", "answer"
+    return dataset.prompt_field, dataset.answer_field
+
+
+def _chunks(rows: Iterator[RawRow]) -> Iterator[list[RawRow]]:
+    while chunk := list(islice(rows, ROWS_PER_ENCODING)):
+        yield chunk
+
+
+def _text(raw: RawRow, prompt_field: str, dataset: Dataset, tokenizer: Tokenizer, where: str) -> _Text:
+    if prompt_field not in raw.columns:
+        raise DatasetError(
+            f"{raw.place}: no column {prompt_field!r} ({where}.promptField); the columns are: {', '.join(raw.columns)}"
+        )
+    value = raw.columns[prompt_field]
+    messages = _messages(value)
+    if messages is None and not isinstance(value, str):
+        raise DatasetError(
+            f"{raw.place}: column {prompt_field!r} holds a {type(value).__name__} ({value!r:.80}); it must be a text, "
+            "or a list of chat messages with role and content"
+        )
+    if messages is None and not dataset.apply_chat_template:
+        return _Text(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), False)
+    if not tokenizer.has_chat_template:
+        raise DatasetError(
+            f"{where}.applyChatTemplate: the model's tokenizer has no chat template (needed for {raw.place}); use an "
+            "instruction-tuned model, or prompts that are plain text with applyChatTemplate: false"
+        )
+    source_prompt = str(value) if messages is None else "\n".join(message["content"] for message in messages)
+    if messages is None:
+        messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
+    return _Text(tokenizer.render_chat(messages), source_prompt, True)
+
+
+def _answer(raw: RawRow, answer_field: str, dataset: Dataset, where: str) -> object:
+    """The expected answer; None where the data has no such column and the job did not ask for one by name."""
+    if answer_field not in raw.columns and "answer_field" in dataset.model_fields_set:
+        raise DatasetError(
+            f"{raw.place}: no column {answer_field!r} ({where}.answerField); the columns are: {', '.join(raw.columns)}"
+        )
+    return raw.columns.get(answer_field)
+
+
+def _messages(value: object) -> list[ChatMessage] | None:
+    """The chat messages, or None if the value is something else."""
+    if not isinstance(value, list) or not value:
+        return None
+    messages: list[ChatMessage] = []
+    for item in value:
+        match item:
+            case {"role": str() as role, "content": str() as content}:
+                messages.append({"role": role, "content": content})
+            case _:
+                return None
+    return messages
+
+
+def _encode(texts: Sequence[_Text], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    token_ids: list[tuple[int, ...]] = [()] * len(texts)
+    for has_special_tokens in (False, True):
+        places = [place for place, text in enumerate(texts) if text.has_special_tokens is has_special_tokens]
+        encoded = tokenizer.encode_all(
+            [texts[place].prompt for place in places], add_special_tokens=not has_special_tokens
+        )
+        for place, ids in zip(places, encoded, strict=True):
+            token_ids[place] = tuple(ids)
+    return token_ids
+
+
+def _fits(num_tokens: int, raw: RawRow, dataset: Dataset, where: str) -> bool:
+    if num_tokens == 0:
+        raise DatasetError(f"{raw.place}: the prompt is empty; give it a text or leave the row out")
+    if num_tokens <= dataset.max_prompt_tokens:
+        return True
+    if dataset.overlong_prompt is OverlongPrompt.FAIL:
+        raise DatasetError(
+            f"{raw.place}: the prompt has {num_tokens} tokens, more than {where}.maxPromptTokens "
+            f"({dataset.max_prompt_tokens}); raise it, or set overlongPrompt: Drop"
+        )
+    return False

@@ -1,0 +1,101 @@
+"""Raw rows from where the dataset block says. Each source's library is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset, HuggingFaceDataset, ReasoningGymDataset
+from rljob_trainer.errors import ConfigurationError, DatasetError
+from rljob_trainer.source_paths import local_path, looks_local
+
+Block = TypeVar("Block", FileDataset, HuggingFaceDataset, ReasoningGymDataset)
+
+
+@dataclass(frozen=True)
+class RawRow:
+    """One row and how people would find it."""
+
+    place: str
+    """File and line, or data set and row number; both from 1 for files, from 0 for data sets."""
+    columns: Mapping[str, object]
+
+
+def read_rows(dataset: Dataset, base_folder: Path, where: str) -> Iterator[RawRow]:
+    """All rows in order. Raises DatasetError, starting with `where` or with the row's place."""
+    match dataset.type:
+        case DatasetType.FILE:
+            return _read_file(_block(dataset.file, where, "file"), base_folder, where)
+        case DatasetType.HUGGING_FACE:
+            return _read_hugging_face(_block(dataset.hugging_face, where, "huggingFace"), base_folder, where)
+        case DatasetType.REASONING_GYM:
+            return _read_reasoning_gym(_block(dataset.reasoning_gym, where, "reasoningGym"), where)
+
+
+def _block(block: Block | None, where: str, name: str) -> Block:
+    if block is None:
+        raise DatasetError(f"{where}.{name}: missing for this type of dataset; add the block")
+    return block
+
+
+def _read_file(spec: FileDataset, base_folder: Path, where: str) -> Iterator[RawRow]:
+    try:
+        path = local_path(spec.path, base_folder, f"{where}.file.path")
+    except ConfigurationError as error:
+        raise DatasetError(str(error)) from error
+    match path.suffix:
+        case ".jsonl":
+            yield from _read_json_lines(path)
+        case ".parquet":
+            from rljob_trainer.datasets.parquet_rows import parquet_rows
+
+            for number, columns in enumerate(parquet_rows(path), start=1):
+                yield RawRow(f"{path}, row {number}", columns)
+        case _:
+            raise DatasetError(f"{where}.file.path: {spec.path!r} is neither a .jsonl nor a .parquet file; convert it")
+
+
+def _read_json_lines(path: Path) -> Iterator[RawRow]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            place = f"{path}, line {number}"
+            if not line.strip():
+                continue
+            try:
+                columns = json.loads(line.rstrip())
+            except UnicodeDecodeError as error:
+                raise DatasetError(f"{place}: not UTF-8 text ({error.reason}); save the file as UTF-8") from error
+            except json.JSONDecodeError as error:
+                seen = error.doc[max(0, error.pos - 20) : error.pos + 20].strip()
+                raise DatasetError(
+                    f"{place}: not valid JSON ({error.msg} at column {error.pos + 1}, near {seen!r}); each line must "
+                    "be one JSON object"
+                ) from error
+            if not isinstance(columns, dict):
+                raise DatasetError(f"{place}: not a JSON object but a {type(columns).__name__}; write {{...}}")
+            yield RawRow(place, columns)
+
+
+def _read_hugging_face(spec: HuggingFaceDataset, base_folder: Path, where: str) -> Iterator[RawRow]:
+    from rljob_trainer.datasets.hugging_face_rows import hugging_face_rows
+
+    source = spec.path
+    if looks_local(spec.path, base_folder):
+        try:
+            source = str(local_path(spec.path, base_folder, f"{where}.huggingFace.path"))
+        except ConfigurationError as error:
+            raise DatasetError(str(error)) from error
+    rows = hugging_face_rows(source, spec.subset, spec.split, spec.revision, f"{where}.huggingFace")
+    for number, columns in enumerate(rows):
+        yield RawRow(f"{spec.path} ({spec.split}), row {number}", columns)
+
+
+def _read_reasoning_gym(spec: ReasoningGymDataset, where: str) -> Iterator[RawRow]:
+    from rljob_trainer.datasets.reasoning_gym_tasks import create_task
+
+    task = create_task(spec.task, spec.seed, spec.size, dict(spec.config), f"{where}.reasoningGym")
+    for number, entry in enumerate(task):
+        yield RawRow(f"{spec.task} (seed {spec.seed}), row {number}", entry)

@@ -1,0 +1,158 @@
+"""The connection to Ray: an existing cluster, or one started here and stopped again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+from ray.exceptions import RuntimeEnvSetupError
+
+from rljob_trainer.errors import ConfigurationError, ResourceError
+from rljob_trainer.groups.liveness import end_watches
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 5.0
+MAX_STARTS = 3
+"""Ray gives its own helpers 15 s to come up; the first start on a cold or busy machine can miss that."""
+
+
+@dataclass(frozen=True)
+class ShippedCode:
+    """A folder of which every node of a cluster gets a copy. What its .gitignore names stays behind, and `excludes`, in
+    the same form."""
+
+    folder: Path
+    excludes: tuple[str, ...] = ()
+
+
+@contextmanager
+def ray_session(
+    address: str | None, num_cpus: int, num_gpus: int, shipped: ShippedCode | None = None
+) -> Iterator[None]:
+    """Connected to the cluster at `address`, or to a local one with so many CPUs and GPUs (logical numbers). To a
+    cluster code may go along.
+
+    Raises ConfigurationError for code that cannot go along, ResourceError when Ray cannot be reached or started (ports,
+    memory, disk)."""
+    with _signals_kept():
+        if address:
+            _connect(address, shipped)
+        else:
+            _start(num_cpus, num_gpus)
+    try:
+        yield
+    finally:
+        end_watches()
+        ray.shutdown()
+
+
+def check_connected(what: str) -> None:
+    """Raises ResourceError where the connection to Ray has been closed: Ray itself would join, or start, another
+    cluster."""
+    if not ray.is_initialized():
+        raise ResourceError(f"{what}: the connection to Ray has been closed; make calls within `ray_session`")
+
+
+def cluster_resources() -> dict[str, float]:
+    """What all living nodes have together, by Ray's names; GPUs may be declared only."""
+    return dict(ray.cluster_resources())
+
+
+def _connect(address: str, shipped: ShippedCode | None) -> None:
+    runtime_env = None
+    if shipped is not None:
+        runtime_env = {"working_dir": str(shipped.folder), "excludes": list(shipped.excludes)}
+    try:
+        _knock(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env)
+    except RuntimeEnvSetupError as error:
+        if shipped is None:
+            raise
+        raise ConfigurationError(
+            f"{shipped.folder}: cannot go along to the cluster ({_one_line(error)}); keep the code in a folder without "
+            "large files, or name them in its .gitignore"
+        ) from error
+    except Exception as error:
+        raise ResourceError(
+            f"RAY_ADDRESS: no Ray cluster answers at {address} ({_one_line(error)}); check the address, the network "
+            "and that both sides have the same Ray version and token"
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody listens at a `host:port`: Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not port.isdecimal():
+        return
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+        else:
+            return
+
+
+def _start(num_cpus: int, num_gpus: int) -> None:
+    """Ray reports a failed start as a bare Exception and leaves the processes of the failed start behind."""
+    for start in range(1, MAX_STARTS + 1):
+        others = _children()
+        try:
+            ray.init(
+                # Without it Ray would join a cluster that somebody else has started on this machine.
+                address="local",
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:
+            for pid in _children() - others:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+            if start == MAX_STARTS:
+                raise ResourceError(
+                    f"Ray: could not be started on this machine in {MAX_STARTS} tries ({_one_line(error)}); check free "
+                    "memory, processor load, disk space in /tmp/ray and /dev/shm"
+                ) from error
+            log.warning("Ray did not start (%s); trying again", _one_line(error))
+        else:
+            return
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray puts its own SIGTERM handler, which ends the process at once; a run has its own way to stop."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as error:
+        raise KeyboardInterrupt from error
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _children() -> set[int]:
+    """Processes that this process has started; none where /proc does not tell."""
+    with suppress(OSError):
+        tasks = Path("/proc/self/task").glob("*/children")
+        return {int(pid) for task in tasks for pid in task.read_text().split()}
+    return set()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

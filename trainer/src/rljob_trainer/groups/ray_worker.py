@@ -1,0 +1,76 @@
+"""The Ray actor of a worker: thin, so that its process can take on its environment before it loads torch.
+
+Ray gives processes that it has started in advance only to actors that ask for no environment of their own. So the
+environment comes as an argument, and nothing that reads it is imported before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob_trainer.settings import take_on_environment
+
+if TYPE_CHECKING:
+    from rljob_trainer.dispatch.mesh import MeshPosition
+    from rljob_trainer.dispatch.worker import WorkerContext
+    from rljob_trainer.errors import TrainerError
+    from rljob_trainer.groups.fused_worker import RoleSpec
+    from rljob_trainer.groups.shared_folders import UnseenFiles
+    from rljob_trainer.groups.worker_side import Call, GroupRecord, ProcessInfo
+    from rljob_trainer.observability.spans import Span
+
+
+class RayWorker:
+    """Made into an actor by `start_processes`; the worker's process behind it does the work."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """`environment`: variables that libraries read when they are imported."""
+        take_on_environment(environment)
+        from rljob_trainer.groups.worker_side import WorkerSide
+
+        self.side = WorkerSide()
+
+    def ping(self) -> None:
+        """Answered between two calls; what matters is that it fails once the process is gone."""
+
+    def info(self) -> ProcessInfo:
+        """See WorkerSide.info."""
+        return self.side.info()
+
+    def unseen(self, files: Sequence[Path]) -> UnseenFiles:
+        """See WorkerSide.unseen."""
+        return self.side.unseen(files)
+
+    def build(self, context: WorkerContext, roles: Sequence[RoleSpec], log_file: Path | None) -> None:
+        """See WorkerSide.build."""
+        self.side.build(context, roles, log_file)
+
+    def keep_record(self, record: GroupRecord) -> None:
+        """Keeps what is known of the whole group."""
+        self.side.record = record
+
+    def kept_record(self) -> GroupRecord | None:
+        """What `keep_record` was given."""
+        return self.side.record
+
+    def mesh_positions(self, wanted: Sequence[tuple[str, str]]) -> list[MeshPosition | TrainerError]:
+        """See WorkerSide.mesh_positions."""
+        return self.side.mesh_positions(wanted)
+
+    def execute(self, call: bytes | Call, forgotten: Sequence[str] = ()) -> object:
+        """See WorkerSide.execute."""
+        return self.side.execute(call, forgotten)
+
+    def execute_by_name(self) -> object:
+        """See WorkerSide.execute_by_name."""
+        return self.side.execute_by_name()
+
+    def take_spans(self) -> list[Span]:
+        """See WorkerSide.take_spans."""
+        return self.side.take_spans()
+
+    def close(self) -> None:
+        """See WorkerSide.close."""
+        self.side.close()

@@ -1,0 +1,2 @@
+"""Resource pools: which nodes take which pools, all reserved or none. From the job down: `pool_manager.py`,
+`resource_pool.py`, `reservation.py` (Ray placement groups), `placement.py`, `bin_packing.py` (both pure)."""

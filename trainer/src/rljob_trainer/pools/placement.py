@@ -1,0 +1,257 @@
+"""Which nodes of the cluster take which pools, and, where they do not fit, exactly what is missing. Pure.
+
+Amounts are Ray's: `CPU` and `GPU` in pieces, `memory` and `object_store_memory` in bytes, an accelerator type as a
+resource `accelerator_type:NAME` of which every node of that type has one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rljob_trainer.errors import ResourceError
+from rljob_trainer.pools.bin_packing import MAX_TRIES, NodeNeed, SearchExhausted, pack, units
+
+MEMORY = "memory"
+OBJECT_STORE = "object_store_memory"
+ACCELERATOR_PREFIX = "accelerator_type:"
+MAX_LISTED = 8
+"""Nodes that a message lists."""
+_ADVICE = "add nodes or larger ones, or ask for less in spec.pools"
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """A living node: all that it has, and what of it is free now."""
+
+    node_id: str
+    address: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+
+    @cached_property
+    def room_now(self) -> dict[str, float]:
+        """What can be taken now. The object store is never taken, it only has to be there."""
+        return {**self.free, OBJECT_STORE: self.total.get(OBJECT_STORE, 0.0)}
+
+
+@dataclass(frozen=True)
+class PoolNeed:
+    """What a pool reserves: on each of `num_nodes` different nodes `num_bundles` times `bundle`."""
+
+    pool: str
+    num_nodes: int
+    num_bundles: int
+    bundle: Mapping[str, float]
+    object_store_bytes: float = 0.0
+    """What a node's object store must be able to hold; Ray cannot reserve it."""
+
+    @cached_property
+    def per_node(self) -> dict[str, float]:
+        """What one node must have."""
+        reserved = {name: amount * self.num_bundles for name, amount in self.bundle.items()}
+        return {**reserved, **({OBJECT_STORE: self.object_store_bytes} if self.object_store_bytes else {})}
+
+    def __str__(self) -> str:
+        return f"{_count(self.num_nodes, 'node')} with {amounts_text(self.per_node)}"
+
+
+def node_order(address: str, node_id: str) -> tuple[int, int, str, str]:
+    """Sorts nodes by the number that their address is; names, which are none, come after; then by node id."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return 9, 0, address, node_id
+    return parsed.version, int(parsed), "", node_id
+
+
+def check_feasible(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> None:
+    """Raises ResourceError when the nodes, were they all free, cannot take all pools: it says what each node lacks
+    for a pool that does not fit alone, else which resource is short for all together."""
+    for need in needs:
+        gaps = [(node, found) for node in nodes if (found := _gaps(need.per_node, node.total, node))]
+        num_fitting = len(nodes) - len(gaps)
+        if num_fitting < need.num_nodes:
+            few = f"; the cluster has only {_count(len(nodes), 'node')}" if len(nodes) < need.num_nodes else ""
+            lacking = f": {_lacking(gaps, nodes)}" if gaps else ""
+            raise ResourceError(
+                f"pool {need.pool}: needs {need} each, {num_fitting} of {_count(len(nodes), 'node')} can have that"
+                f"{lacking}{few}; {_ADVICE}"
+            )
+    problem = _problem_together(needs, [node.total for node in nodes])
+    if problem:
+        names = _relevant(needs)
+        wanted = ", ".join(f"{need.pool} {need}" for need in needs)
+        there = [f"{_name(node, nodes)} {amounts_text(node.total, names)}" for node in nodes]
+        raise ResourceError(
+            f"pools {', '.join(need.pool for need in needs)}: each fits alone, but {problem} "
+            f"(needed: {wanted}; there: {_listed(there)}); {_ADVICE}"
+        )
+
+
+def free_nodes(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> list[list[ClusterNode]] | None:
+    """For each pool the nodes that can take it now, in the order of `nodes`; None while there is no room for all."""
+    try:
+        found = pack([NodeNeed(need.num_nodes, need.per_node) for need in needs], [node.room_now for node in nodes])
+    except SearchExhausted:
+        return None
+    return None if found is None else [[nodes[index] for index in indices] for indices in found]
+
+
+def waiting_text(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
+    """What is waited for, and what is free now on the nodes that could take a pool."""
+    return f"{_waiting_for(needs, nodes)} (free now: {_free_text(needs, nodes)})"
+
+
+def timeout_text(
+    needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode], holders: Mapping[str, Sequence[str]], timeout: float
+) -> str:
+    """The message of the error when the deadline, so many seconds, has passed. `holders` are the names of the placement
+    groups on each node."""
+    names = _relevant(needs)
+    used = []
+    for node in nodes:
+        amounts = {name: amount - node.free.get(name, 0.0) for name, amount in node.total.items() if name in names}
+        if any(units(amount) > 0 for name, amount in amounts.items() if _is_counted(name)):
+            by = f" by placement groups {', '.join(holders[node.node_id])}" if holders.get(node.node_id) else ""
+            taken = [name for name in names if _is_counted(name) and units(amounts.get(name, 0.0)) > 0]
+            used.append(f"{_name(node, nodes)} {amounts_text(amounts, taken)}{by}")
+    return (
+        f"{_waiting_for(needs, nodes)}, in vain for {timeout:.0f} s (free: {_free_text(needs, nodes)}; in use: "
+        f"{_listed(used) or 'nothing'}); stop what uses them, or wait longer "
+        "(spec.runPolicy.provisioningDeadlineSeconds)"
+    )
+
+
+def amounts_text(amounts: Mapping[str, float], names: Sequence[str] | None = None) -> str:
+    """Such as `CPU 4, GPU 4, memory 8 GiB`: all, or those of `names`, also where there is none."""
+    return ", ".join(
+        resource_text(name)
+        if name.startswith(ACCELERATOR_PREFIX)
+        else f"{resource_text(name)} {_amount_text(name, amounts.get(name, 0.0))}"
+        for name in (amounts if names is None else names)
+        if name in amounts or not name.startswith(ACCELERATOR_PREFIX)
+    )
+
+
+def resource_text(name: str) -> str:
+    """A resource's name for people."""
+    if name.startswith(ACCELERATOR_PREFIX):
+        return f"accelerator type {name.removeprefix(ACCELERATOR_PREFIX)}"
+    return "object store" if name == OBJECT_STORE else name
+
+
+def _gaps(wanted: Mapping[str, float], room: Mapping[str, float], node: ClusterNode) -> dict[str, str]:
+    """The resources that there is too little of, and how that reads."""
+    gaps = {}
+    for name, needed in wanted.items():
+        there = room.get(name, 0.0)
+        if units(there) < units(needed):
+            gaps[name] = (
+                f"{resource_text(name)} ({_accelerators(node)} there)"
+                if name.startswith(ACCELERATOR_PREFIX)
+                else f"{resource_text(name)} ({_amount_text(name, needed)} needed, {_amount_text(name, there)} there)"
+            )
+    return gaps
+
+
+def _problem_together(needs: Sequence[PoolNeed], rooms: Sequence[Mapping[str, float]]) -> str:
+    """Why pools that fit alone do not fit together; empty when they do."""
+    wanted = [NodeNeed(need.num_nodes, need.per_node) for need in needs]
+    try:
+        if pack(wanted, rooms) is not None:
+            return ""
+        decisive = [name for name in _relevant(needs) if pack([_without(need, name) for need in wanted], rooms)]
+    except SearchExhausted:
+        return f"no way to place all together was found in {MAX_TRIES} tries, though there may be one"
+    return f"not all together: {_either(decisive or _relevant(needs))} is missing"
+
+
+def _without(need: NodeNeed, name: str) -> NodeNeed:
+    return NodeNeed(need.num_nodes, {other: amount for other, amount in need.amounts.items() if other != name})
+
+
+def _waiting_for(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
+    for need in needs:
+        suitable = [node for node in nodes if not _gaps(need.per_node, node.total, node)]
+        gaps = [found for node in suitable if (found := _gaps(need.per_node, node.room_now, node))]
+        num_free = len(suitable) - len(gaps)
+        if num_free < need.num_nodes:
+            num_missing = need.num_nodes - num_free
+            names = {name for found in sorted(gaps, key=len)[:num_missing] for name in found}
+            return (
+                f"pool {need.pool}: room on {num_free} of {_count(need.num_nodes, 'node')}, waiting for "
+                f"{', '.join(resource_text(name) for name in need.per_node if name in names)} on "
+                f"{_count(num_missing, 'node')}"
+            )
+    pools = ", ".join(need.pool for need in needs)
+    problem = _problem_together(needs, [node.room_now for node in nodes])
+    if problem:
+        return f"pools {pools}: room for each now, but {problem}"
+    return f"pool{'s' if needs[1:] else ''} {pools}: room on all nodes, waiting for Ray to reserve it"
+
+
+def _free_text(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
+    """Of the nodes that could take a pool, were they free."""
+    names = [name for name in _relevant(needs) if _is_counted(name)]
+    texts = []
+    for node in nodes:
+        if any(not _gaps(need.per_node, node.total, node) for need in needs):
+            amounts = [
+                f"{name} {_amount_text(name, node.free.get(name, 0.0))} of {_amount_text(name, node.total[name])}"
+                for name in names
+                if name in node.total
+            ]
+            texts.append(f"{_name(node, nodes)} {', '.join(amounts)}")
+    return _listed(texts)
+
+
+def _lacking(gaps: Sequence[tuple[ClusterNode, Mapping[str, str]]], nodes: Sequence[ClusterNode]) -> str:
+    """What the nodes lack, equal ones together, those that lack the fewest things first."""
+    groups: dict[str, list[str]] = {}
+    for node, found in sorted(gaps, key=lambda gap: len(gap[1])):
+        groups.setdefault(", ".join(found.values()), []).append(_name(node, nodes))
+    return _listed(
+        [f"{_listed(names, ', ')} {'lack' if names[1:] else 'lacks'} {gap}" for gap, names in groups.items()]
+    )
+
+
+def _relevant(needs: Sequence[PoolNeed]) -> list[str]:
+    return list(dict.fromkeys(name for need in needs for name in need.per_node))
+
+
+def _is_counted(name: str) -> bool:
+    """Whether it is something that is used up."""
+    return name != OBJECT_STORE and not name.startswith(ACCELERATOR_PREFIX)
+
+
+def _name(node: ClusterNode, nodes: Sequence[ClusterNode]) -> str:
+    """A node's address, with its id where that is not its alone."""
+    is_shared = sum(other.address == node.address for other in nodes) > 1
+    return f"{node.address} ({node.node_id[:8]})" if is_shared else node.address
+
+
+def _accelerators(node: ClusterNode) -> str:
+    names = [name.removeprefix(ACCELERATOR_PREFIX) for name in node.total if name.startswith(ACCELERATOR_PREFIX)]
+    return ", ".join(names) or "none"
+
+
+def _listed(texts: Sequence[str], separator: str = "; ") -> str:
+    more = [f"{len(texts) - MAX_LISTED} more"] if len(texts) > MAX_LISTED else []
+    return separator.join([*texts[:MAX_LISTED], *more])
+
+
+def _either(names: Sequence[str]) -> str:
+    texts = [resource_text(name) for name in names]
+    return f"{', '.join(texts[:-1])} or {texts[-1]}" if texts[1:] else texts[0]
+
+
+def _amount_text(name: str, amount: float) -> str:
+    return f"{amount / _GIB:.6g} GiB" if name in (MEMORY, OBJECT_STORE) else f"{round(amount, 4):g}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

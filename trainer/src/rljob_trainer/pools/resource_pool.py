@@ -1,0 +1,280 @@
+"""Resource pools: equal nodes with equally many devices, reserved as placement groups before anything starts; and views
+of them: some of their ranks, several pools as one, a share of each device.
+
+A pool owns its reservation. A view has slots on the same placement groups and owns nothing: only the pool releases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from types import TracebackType
+from typing import Self
+
+from ray.util.placement_group import PlacementGroup
+
+from rljob_trainer.errors import ResourceError
+from rljob_trainer.pools.bin_packing import UNITS
+from rljob_trainer.pools.placement import ACCELERATOR_PREFIX, MEMORY, OBJECT_STORE, PoolNeed, node_order
+from rljob_trainer.pools.reservation import Report, ReservedNode, log_progress, release, reserve
+
+ACCELERATOR_PART = 0.001
+"""A node has one `accelerator_type:NAME` for all of its devices; whoever wants that type asks for so little of it."""
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """What to reserve: `num_nodes` x `num_devices_per_node` bundles, each a device (or, on CPUs, only cores)."""
+
+    name: str
+    num_nodes: int
+    num_devices_per_node: int
+    use_gpu: bool
+    num_cpus_per_device: float
+    timeout_seconds: float
+    memory_bytes_per_device: int = 0
+    """Main memory that Ray sets aside; 0 for none."""
+    object_store_bytes_per_node: int = 0
+    """What each node's object store must hold."""
+    accelerator_type: str | None = None
+    """Ray's name of it, such as `A100`; any when unset."""
+    custom_resources: Mapping[str, float] = field(default_factory=dict)
+    """Per device, by Ray's names."""
+    is_detached: bool = False
+    """Whether the reservation outlives this process; somebody has to release it then (`group_ids`, `release_by_id`)."""
+
+    def __post_init__(self) -> None:
+        """Raises ResourceError for amounts that nothing can have."""
+        for what, number in {"nodes": self.num_nodes, "devices per node": self.num_devices_per_node}.items():
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ResourceError(f"pool {self.name}: the number of {what} must be 1 or more (seen: {number!r})")
+        amounts = {
+            "CPUs per device": self.num_cpus_per_device,
+            "memory per device": self.memory_bytes_per_device,
+            "object store per node": self.object_store_bytes_per_node,
+            "timeout": self.timeout_seconds,
+            **self.custom_resources,
+        }
+        for what, amount in amounts.items():
+            if not 0 <= amount < math.inf:
+                raise ResourceError(f"pool {self.name}: {what} must be 0 or more (seen: {amount:g})")
+        if 0 < self.num_cpus_per_device < 1 / UNITS or not (self.use_gpu or self.num_cpus_per_device):
+            raise ResourceError(
+                f"pool {self.name}: CPUs per device must be {1 / UNITS:g} or more, or 0 with a GPU (seen: "
+                f"{self.num_cpus_per_device:g})"
+            )
+        for name in self.custom_resources:
+            if name in ("CPU", "GPU", MEMORY, OBJECT_STORE):
+                raise ResourceError(f"pool {self.name}: {name} is no custom resource; it has a setting of its own")
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Resources of one device."""
+        return {
+            "CPU": self.num_cpus_per_device,
+            **({"GPU": 1.0} if self.use_gpu else {}),
+            **({MEMORY: float(self.memory_bytes_per_device)} if self.memory_bytes_per_device else {}),
+            **({f"{ACCELERATOR_PREFIX}{self.accelerator_type}": ACCELERATOR_PART} if self.accelerator_type else {}),
+            **self.custom_resources,
+        }
+
+    @property
+    def need(self) -> PoolNeed:
+        """What is asked of the cluster."""
+        return PoolNeed(
+            self.name, self.num_nodes, self.num_devices_per_node, self.bundle, float(self.object_store_bytes_per_node)
+        )
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one worker process."""
+
+    rank: int
+    node_rank: int
+    local_rank: int
+    group: PlacementGroup
+    bundle_index: int
+    node_id: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True)
+class ProcessResources:
+    """What one process asks Ray for, in the words of an actor's options."""
+
+    num_cpus: float
+    num_gpus: float
+    memory_bytes: int
+    custom_resources: Mapping[str, float]
+
+
+class ResourcePool:
+    """One placement group per node, all devices of a node in one group."""
+
+    def __init__(
+        self, settings: PoolSettings, report: Report = log_progress, nodes: Sequence[ReservedNode] | None = None
+    ) -> None:
+        """Reserves, unless `nodes` were reserved together with those of other pools (`reserve_pools`).
+
+        Raises ResourceError that says what is missing: at once when the cluster can never fit the pool, after the
+        timeout when it does not become free. `report` is told what is waited for."""
+        self.settings = settings
+        self.num_shares = 1
+        """Processes that share a device."""
+        if nodes is None:
+            [nodes] = reserve([settings.need], settings.timeout_seconds, [settings.is_detached], report)
+        self.groups: list[PlacementGroup] = [node.group for node in nodes]
+        places = [
+            Slot(0, 0, 0, node.group, index, node.node_id, node.address)
+            for node in nodes
+            for index in range(settings.num_devices_per_node)
+        ]
+        self._slots = _numbered(places)
+
+    def slots(self) -> list[Slot]:
+        """One per worker, ranks in the order of the nodes' addresses, so that they are the same after a restart."""
+        return list(self._slots)
+
+    @property
+    def group_ids(self) -> list[str]:
+        """Ray's ids of the placement groups that this pool has reserved; a view has none."""
+        return [group.id.hex() for group in self.groups]
+
+    @property
+    def world_size(self) -> int:
+        """Number of slots."""
+        return len(self._slots)
+
+    @property
+    def process_resources(self) -> ProcessResources:
+        """What each process of this pool or view may ask for, so that all that share a device find room."""
+        settings = self.settings
+        custom = {name: _share(amount, self.num_shares) for name, amount in settings.custom_resources.items()}
+        return ProcessResources(
+            num_cpus=_share(settings.num_cpus_per_device, self.num_shares),
+            num_gpus=_share(1.0, self.num_shares) if settings.use_gpu else 0.0,
+            memory_bytes=settings.memory_bytes_per_device // self.num_shares,
+            custom_resources={name: amount for name, amount in custom.items() if amount > 0},
+        )
+
+    @property
+    def num_processes_per_node(self) -> int:
+        """Processes of a node of the pool when all of its shares are used; what a node's cores are divided by."""
+        return self.settings.num_devices_per_node * self.num_shares
+
+    def shares(self, num_shares: int) -> list[PoolView]:
+        """So many views of all slots, whose processes share each device in equal parts. Raises ResourceError for no
+        part, and for parts so small that Ray knows none."""
+        smallest = min(amount for name, amount in self.settings.bundle.items() if name in ("CPU", "GPU") and amount > 0)
+        if num_shares < 1 or not _share(smallest, self.num_shares * num_shares):
+            raise ResourceError(
+                f"pool {self.settings.name}: cannot be shared by {num_shares} processes; Ray's smallest part is "
+                f"{1 / UNITS:g}"
+            )
+        return [
+            PoolView(self._named(f"{index + 1}/{num_shares}"), self._slots, self.num_shares * num_shares)
+            for index in range(num_shares)
+        ]
+
+    def split(self, sizes: Sequence[int]) -> list[PoolView]:
+        """Views of consecutive ranks, one of each size. Raises ResourceError unless the sizes add up to all ranks."""
+        if sum(sizes) != len(self._slots) or any(size < 1 for size in sizes):
+            raise ResourceError(
+                f"pool {self.settings.name}: cannot be split into {list(sizes)} ranks (it has {len(self._slots)}); "
+                "give sizes of at least 1 that add up to that"
+            )
+        return [
+            PoolView(self._named(f"{first}-{end - 1}"), self._slots[first:end], self.num_shares)
+            for first, end in pairwise([0, *accumulate(sizes)])
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Releases it."""
+        self.release()
+
+    def release(self) -> None:
+        """Gives the reservation back."""
+        groups, self.groups = self.groups, []
+        release(groups)
+
+    def _named(self, part: str) -> PoolSettings:
+        return replace(self.settings, name=f"{self.settings.name}[{part}]")
+
+
+class PoolView(ResourcePool):
+    """Slots on what pools have reserved. Settings are those of the pool, under a name of its own."""
+
+    def __init__(self, settings: PoolSettings, places: Sequence[Slot], num_shares: int) -> None:
+        self.settings = settings
+        self.groups = []
+        self.num_shares = num_shares
+        self._slots = _numbered(places)
+
+
+def merge_pools(pools: Sequence[ResourcePool]) -> PoolView:
+    """A view of all slots of several pools or views, ranks again in the order of the nodes' addresses.
+
+    Raises ResourceError when their processes do not get the same, or when two of them have a slot in common."""
+    if not pools:
+        raise ResourceError("pools: there are none to be made one; name one or more")
+    name = "+".join(pool.settings.name for pool in pools)
+    first = pools[0]
+    for other in pools[1:]:
+        if (other.settings.bundle, other.num_shares) != (first.settings.bundle, first.num_shares):
+            raise ResourceError(
+                f"pools {name}: cannot be one, because their devices differ ({first.settings.name}: "
+                f"{first.settings.bundle} for {first.num_shares} processes, {other.settings.name}: "
+                f"{other.settings.bundle} for {other.num_shares}); merge pools of equal devices"
+            )
+    places = [slot for pool in pools for slot in pool.slots()]
+    if len({(slot.group.id, slot.bundle_index) for slot in places}) < len(places):
+        raise ResourceError(f"pools {name}: cannot be one, because they have a device in common; merge different parts")
+    return PoolView(replace(first.settings, name=name), places, first.num_shares)
+
+
+def reserve_pools(settings: Sequence[PoolSettings], report: Report = log_progress) -> list[ResourcePool]:
+    """All pools, or none; they wait together, as long as the most impatient. Raises ResourceError as a pool does, and
+    for two pools of one name."""
+    if not settings:
+        return []
+    names = [each.name for each in settings]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ResourceError(f"pools: several are called {', '.join(twice)}; give each a name of its own")
+    reserved = reserve(
+        [each.need for each in settings],
+        min(each.timeout_seconds for each in settings),
+        [each.is_detached for each in settings],
+        report,
+    )
+    return [ResourcePool(each, report, nodes) for each, nodes in zip(settings, reserved, strict=True)]
+
+
+def _numbered(places: Sequence[Slot]) -> list[Slot]:
+    """The slots in the order of their nodes, with ranks in that order; within a node in the order of the reservations,
+    and of the devices of each."""
+    groups = {group: number for number, group in enumerate(dict.fromkeys(slot.group.id for slot in places))}
+    ordered = sorted(
+        places, key=lambda slot: (node_order(slot.address, slot.node_id), groups[slot.group.id], slot.bundle_index)
+    )
+    node_ranks = {node_id: rank for rank, node_id in enumerate(dict.fromkeys(slot.node_id for slot in ordered))}
+    num_on_node: Counter[str] = Counter()
+    slots = []
+    for rank, slot in enumerate(ordered):
+        local_rank = num_on_node[slot.node_id]
+        slots.append(replace(slot, rank=rank, node_rank=node_ranks[slot.node_id], local_rank=local_rank))
+        num_on_node[slot.node_id] += 1
+    return slots
+
+
+def _share(amount: float, num_shares: int) -> float:
+    """Rounded down to Ray's smallest step, so that all shares together are not more than the whole."""
+    return math.floor(amount * UNITS / num_shares + 1e-6) / UNITS
