@@ -61,17 +61,18 @@ cluster: $(INSTALLED) ## The cluster of make e2e, with KubeRay, our images and o
 cluster-down: $(INSTALLED) ## Remove that cluster; what was built for it stays in ~/.cache/rljob
 	@$(KIND) down
 
-# verl is installed by the programs themselves, into .cache/bench; without an index they say that it is missing.
-bench: $(INSTALLED) ## Measurements of bench/, minutes, beside verl (BENCH_ARGS=--quick shows that they run); JSON in runs/bench
+# verl and TRL are installed by the programs themselves, into .cache/bench; without an index they say what is missing.
+bench: $(INSTALLED) ## Measurements of bench/, minutes, beside verl and TRL (BENCH_ARGS=--quick shows that they run); JSON in runs/bench
 	@mkdir -p runs/bench
 	@for program in bench/*.py; do \
 		echo "== $$program"; name=$${program##*/}; \
 		$(BIN)/python "$$program" --json "runs/bench/$${name%.py}.json" $(BENCH_ARGS); done
 
-bench-constraints: $(INSTALLED) ## Resolve bench/peers/verl.txt again, at our versions wherever verl takes them
-	cp constraints/cpu.txt bench/peers/verl.new.txt
-	$(COMPILE) $(UV_UPGRADE_ARGS) bench/peers/verl.in -o bench/peers/verl.new.txt
-	mv bench/peers/verl.new.txt bench/peers/verl.txt
+bench-constraints: $(INSTALLED) ## Resolve bench/peers/*.txt again, at our versions wherever the peers take them
+	for peer in verl trl; do \
+		cp constraints/cpu.txt bench/peers/$$peer.new.txt; \
+		$(COMPILE) $(UV_UPGRADE_ARGS) bench/peers/$$peer.in -o bench/peers/$$peer.new.txt; \
+		mv bench/peers/$$peer.new.txt bench/peers/$$peer.txt; done
 
 constraints: $(INSTALLED) ## Resolve constraints/*.txt again from the pins (upgrades: UV_UPGRADE_ARGS=--upgrade)
 	for name in bootstrap build; do \

@@ -96,6 +96,9 @@ def main() -> None:
         built_groups(pool, BuildSettings("cpu", num_threads=1), roles) as groups,
     ):
         search(groups["guesser"].seen_as(GuesserGroup), groups["judge"].seen_as(JudgeGroup))
+        alone = groups["judge"].sub_group(0, 1).seen_as(JudgeGroup)  # the same role on some of its ranks
+        sorted_digits = DataProto({"guesses": torch.arange(NUM_DIGITS)[None]})
+        print("points of what is sorted:", float(alone.score(sorted_digits)["score"]))
 
 
 def search(guessers: GuesserGroup, judges: JudgeGroup) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib import metadata
 
 import ray
@@ -19,6 +20,7 @@ from rljob_bench.columns import NUM_ROWS, Columns, check_plus_one, check_sums, m
 from rljob_bench.memory import peak_growth_bytes
 from rljob_bench.processes import wait_until_gone
 from rljob_bench.rounds import timed_calls
+from rljob_bench.token_case import TokenCase
 
 NUMPY_VARIABLE = "VERL_DATAPROTO_SERIALIZATION_METHOD"
 VERSIONS = ("verl", "tensordict", "transformers")
@@ -32,6 +34,7 @@ class Peer:
         self._pool = None
         self._process_ids: list[int] = []
         self._sent: tuple[int, Columns] = (0, {})
+        self._tokens = None
 
     def versions(self) -> dict:
         return {name: metadata.version(name) for name in VERSIONS}
@@ -116,6 +119,17 @@ class Peer:
             partitions[:] = get_seqlen_balanced_partitions(lengths, num_partitions, equal_size=equal_counts)
 
         return {"seconds": timed_calls(call, num_calls), "partitions": partitions}
+
+    def algorithm(self, operation: str, case: dict, num_calls: int) -> dict:
+        """Seconds of calls of a loss or an advantage, and what it found."""
+        from peers.verl_algorithms import Tokens
+
+        if self._tokens is None or self._tokens[0] != case:
+            torch.set_num_threads(1)
+            self._tokens = (case, Tokens(TokenCase(**case)))
+        tokens = self._tokens[1]
+        seconds = timed_calls(tokens.call(operation), num_calls)
+        return {"seconds": seconds, "answer": asdict(tokens.answer(operation))}
 
     def _operation(self, operation: str, num_bytes: int) -> Callable[[], object]:
         group = self._group

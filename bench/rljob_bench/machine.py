@@ -39,12 +39,12 @@ def installed_versions(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def commit() -> str:
-    """Of this checkout, with a plus where files have changed since; `unknown` outside of git."""
+def commit(folder: Path = REPOSITORY) -> str:
+    """Of a checkout, with a plus where files have changed since; `unknown` outside of git."""
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--abbrev=9", "--exclude=*"],
-            cwd=REPOSITORY,
+            cwd=folder,
             capture_output=True,
             text=True,
             check=True,

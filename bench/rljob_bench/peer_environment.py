@@ -1,6 +1,8 @@
-"""verl in a folder of its own over this environment: only what is not here at the version that `peers/verl.txt` pins.
+"""A peer in a folder of its own over this environment: only what is not here at the version that `peers/<name>.txt`
+pins.
 
-Both sides so run on the same Python, Ray, torch and NumPy, and nothing of verl's is in the environment of the trainer.
+Both sides so run on the same Python and the same libraries that they share, and nothing of the peer's is in the
+environment of the trainer.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -20,35 +23,62 @@ from packaging.requirements import Requirement
 
 from rljob_bench.machine import REPOSITORY
 
-PINS = REPOSITORY / "bench" / "peers" / "verl.txt"
-FOLDER = REPOSITORY / ".cache" / "bench" / "verl"
 BOOTSTRAP = REPOSITORY / ".cache" / "bootstrap" / "bin"
-SHARED = ("ray", "torch", "numpy")
-"""What must be the same on both sides, because both connect to one Ray and are compared."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A program that ours is compared with."""
+
+    name: str
+    """Of its distribution and of the files in `bench/peers`."""
+    shared: tuple[str, ...]
+    """What must be the same on both sides, because it is used together or would be compared instead."""
+    size: str
+
+    @property
+    def pins(self) -> Path:
+        """Versions and hashes."""
+        return REPOSITORY / "bench" / "peers" / f"{self.name}.txt"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is installed."""
+        return REPOSITORY / ".cache" / "bench" / self.name
+
+    @property
+    def program(self) -> Path:
+        """What runs in its process."""
+        return REPOSITORY / "bench" / "peers" / f"{self.name}_peer.py"
+
+
+VERL = Peer("verl", ("ray", "torch", "numpy"), "150 MB")
+TRL = Peer("trl", ("torch", "transformers", "numpy"), "10 MB")
 
 
 class PeerMissingError(Exception):
-    """verl cannot be had here; says why."""
+    """The peer cannot be had here; says why."""
 
 
-def peer_packages() -> Path:
+def peer_packages(peer: Peer = VERL) -> Path:
     """The folder that goes onto the path of imports before everything else; made when it is not there, or not as the
     pins say. Raises PeerMissingError."""
-    needed = "\n".join(_needed())
-    mark = FOLDER / ".installed"
+    folder = peer.folder
+    needed = "\n".join(_needed(peer))
+    mark = folder / ".installed"
     digest = hashlib.sha256(f"{sys.version}\n{needed}".encode()).hexdigest()
     if mark.is_file() and mark.read_text() == digest:
-        return FOLDER
-    print(f"verl: installing into {FOLDER.relative_to(REPOSITORY)} (about 150 MB)", file=sys.stderr)
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    _install(needed)
+        return folder
+    print(f"{peer.name}: installing into {folder.relative_to(REPOSITORY)} (about {peer.size})", file=sys.stderr)
+    shutil.rmtree(folder, ignore_errors=True)
+    _install(needed, folder)
     mark.write_text(digest)
-    return FOLDER
+    return folder
 
 
-def _needed() -> Iterator[str]:
+def _needed(peer: Peer) -> Iterator[str]:
     """Pins with their hashes of what this environment lacks or has at another version."""
-    for block in re.split(r"\n(?=\S)", PINS.read_text()):
+    for block in re.split(r"\n(?=\S)", peer.pins.read_text()):
         requirement = Requirement(block.split("\\")[0].strip())
         if requirement.marker and not requirement.marker.evaluate():
             continue
@@ -59,7 +89,7 @@ def _needed() -> Iterator[str]:
             present = "none"
         if present == pinned:
             continue
-        if requirement.name in SHARED:
+        if requirement.name in peer.shared:
             raise PeerMissingError(
                 f"it is pinned together with {requirement.name} {pinned}, and here is {present}; `make install`, or "
                 "`make bench-constraints` after other pins"
@@ -67,7 +97,7 @@ def _needed() -> Iterator[str]:
         yield block
 
 
-def _install(needed: str) -> None:
+def _install(needed: str, into: Path) -> None:
     uv = BOOTSTRAP / "uv" if (BOOTSTRAP / "uv").exists() else shutil.which("uv")
     if uv is None:
         raise PeerMissingError("there is no uv to install it with; `make install` brings it")
@@ -82,7 +112,7 @@ def _install(needed: str) -> None:
             "--python",
             sys.executable,
             "--target",
-            FOLDER,
+            into,
             "--compile-bytecode",
         ]
         pinned = ["--no-deps", "--require-hashes", "--no-build-isolation", "-r", requirements]

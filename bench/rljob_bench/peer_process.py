@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO
 
 from rljob_bench.machine import REPOSITORY
+from rljob_bench.peer_environment import VERL
 
 BENCH = REPOSITORY / "bench"
-PROGRAM = BENCH / "peers" / "verl_peer.py"
 STOP_SECONDS = 60.0
 
 
@@ -61,12 +61,14 @@ def python_path(packages: Path | None = None) -> str:
 
 
 @contextmanager
-def peer_process(packages: Path, log_file: Path, variables: Mapping[str, str]) -> Iterator[PeerProcess]:
-    """verl's process, with more variables in its environment; ended afterwards. It prints into the log file."""
+def peer_process(
+    packages: Path, log_file: Path, variables: Mapping[str, str], program: Path = VERL.program
+) -> Iterator[PeerProcess]:
+    """The peer's process, with more variables in its environment; ended afterwards. It prints into the log file."""
     environment = {**os.environ, "PYTHONPATH": python_path(packages), "OMP_NUM_THREADS": "1", **variables}
     with log_file.open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, str(PROGRAM)],
+            [sys.executable, str(program)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

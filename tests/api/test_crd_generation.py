@@ -80,5 +80,5 @@ def test_number_bounds_quantities_and_free_maps_take_their_kubernetes_form() -> 
     assert "type" not in shared
     config = by_path[".spec.training.dataset.reasoningGym.config"]
     assert config["x-kubernetes-preserve-unknown-fields"] is True
-    assert by_path[".spec.training.algorithm.dualClipRatio"]["nullable"] is True
+    assert by_path[".spec.training.algorithm.loss.clipped.dualClipRatio"]["minimum"] == 0
     assert by_path[".spec.env"]["x-kubernetes-list-map-keys"] == ["name"]

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from rljob_api.errors import ContractError, JobFileError, Problem
-from rljob_api.job_file import load_job_file, load_job_text
+from rljob_api.job_file import load_job_file, load_job_text, resolved_job_text
+from rljob_api.pydantic_messages import model_at
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.moved_fields import MOVED_FIELDS
 
 JOB = """\
 apiVersion: rljob.dev/v1alpha1
@@ -112,6 +115,99 @@ def test_a_field_that_resembles_nothing_gets_the_known_names() -> None:
     )
 
 
+def test_a_field_that_has_moved_is_told_its_new_place() -> None:
+    text = JOB + (
+        "    algorithm:\n"
+        "      grpo:\n"
+        "        normalizeByStd: false\n"
+        "        dropZeroVarianceGroups: true\n"
+        "        nonsense: 1\n"
+        "      clipRatioLow: 0.1\n"
+        "      clipRatioHigh: 0.3\n"
+        "      dualClipRatio: null\n"
+        "      lossAggregation: TokenMean\n"
+    )
+    at = "spec.training.algorithm."
+    assert [(p.line, p.column, p.path, p.message) for p in problems(text)] == [
+        (19, 9, at + "grpo.normalizeByStd",
+         f"has moved (seen: false); write it at {at}advantage.groupRelative.normalizeByStd"),
+        (20, 9, at + "grpo.dropZeroVarianceGroups",
+         f"has moved (seen: true); write it at {at}dropZeroVarianceGroups"),
+        (21, 9, at + "grpo.nonsense", "is not a known field; remove it"),
+        (22, 7, at + "clipRatioLow", f"has moved (seen: 0.1); write it at {at}loss.clipped.clipRatioLow"),
+        (23, 7, at + "clipRatioHigh", f"has moved (seen: 0.3); write it at {at}loss.clipped.clipRatioHigh"),
+        (24, 7, at + "dualClipRatio", f"has moved (seen: null); write it as 0 at {at}loss.clipped.dualClipRatio"),
+        (25, 7, at + "lossAggregation", f'has moved (seen: "TokenMean"); write it at {at}aggregation'),
+    ]  # fmt: skip
+
+
+def test_every_new_place_of_a_moved_field_is_there_and_every_old_one_is_not() -> None:
+    for old, new in MOVED_FIELDS.items():
+        block = model_at(RLJob, new[:-1])
+        assert block is not None
+        assert new[-1] in {field.alias for field in block.model_fields.values()}
+        before = model_at(RLJob, old[:-1])
+        assert before is None or old[-1] not in {field.alias for field in before.model_fields.values()}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "path", "expected"),
+    [
+        ("{type: PPO}", "type", 'must be one of GRPO, DrGRPO (seen: "PPO"); choose one of them'),
+        ("{type: drgrpo}", "type", 'must be one of GRPO, DrGRPO (seen: "drgrpo"); did you mean DrGRPO?'),
+        ("{advantage: {type: GAE}}", "advantage.type",
+         'must be one of GroupRelative, Function (seen: "GAE"); choose one of them'),
+        ("{loss: {type: Clip}}", "loss.type", 'must be one of Clipped, Function (seen: "Clip"); did you mean Clipped?'),
+        ("{loss: {type: Function, function: {path: mine}}}", "loss.function.path",
+         "must look like ^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+         ' (seen: "mine"); correct it'),
+        ("{loss: {type: Function, function: {path: 'mine:own'}, clipped: {clipRatioLow: 0.1}}}", "loss.clipped",
+         "the block `clipped` is ignored: the loss that the job chooses is not Clipped;"
+         " remove the block, or write `type: Clipped` beside it"),
+        ("{kl: {estimator: K1}}", "kl.estimator",
+         'is ignored with kl.coefficient 0 (seen: "K1"); remove it, or set a coefficient above 0'),
+    ],
+)  # fmt: skip
+def test_a_learning_rule_that_there_is_not_or_that_ignores_a_part_is_refused(
+    algorithm: str, path: str, expected: str
+) -> None:
+    line, _, found, message = only_problem(JOB + f"    algorithm: {algorithm}\n")
+    assert (line, found, message) == (17, f"spec.training.algorithm.{path}", expected)
+
+
+def test_the_resolved_text_is_a_job_file_with_nothing_left_open() -> None:
+    job = load_job_text(JOB + "    algorithm: {type: DrGRPO, loss: {clipped: {clipRatioHigh: 0.28}}}\n")
+    text = resolved_job_text(job.metadata, job.spec)
+    assert (
+        """\
+    algorithm:
+      type: DrGRPO
+      advantage:
+        type: GroupRelative
+        groupRelative:
+          normalizeByStd: false
+      loss:
+        type: Clipped
+        clipped:
+          clipRatioLow: 0.2
+          clipRatioHigh: 0.28
+          dualClipRatio: 0.0
+      aggregation: SequenceMeanTokenSumNorm
+      dropZeroVarianceGroups: false
+      entropyCoefficient: 0.0
+      kl:
+        coefficient: 0.0
+        estimator: K3
+        placement: Loss
+"""
+        in text
+    )
+    assert "  checkpoint:\n    everySteps: 20\n" in text
+    again = load_job_text(text)
+    assert resolved_job_text(again.metadata, again.spec) == text
+    assert again.spec.model_copy(update={"training": job.spec.training}) == job.spec
+
+
 def test_a_wrong_entry_does_not_make_its_list_too_short() -> None:
     assert [p.path for p in problems(JOB.replace("name: main", "name: MAIN"))] == ["spec.pools[0].name"]
 
@@ -208,7 +304,7 @@ def test_a_rule_is_shown_at_the_value_that_breaks_it() -> None:
     line, column, path, message = only_problem(JOB + "    rollout: {groupSize: 1}\n")
     assert (line, column, path) == (17, 26, "spec.training.rollout.groupSize")
     assert message == (
-        "GRPO compares responses to the same prompt and needs at least 2 of them (seen: 1);"
+        "GroupRelative advantages compare responses to the same prompt and need at least 2 of them (seen: 1);"
         " set groupSize to 2 or more (8 is usual)"
     )
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rljob_api.errors import JobFileError, Problem
 from rljob_api.job_file import load_job_text
+from rljob_api.yaml_text import read_yaml, to_yaml
 from rljob_testing.valid_job import edited, valid_job
 
 FULL = edited(
@@ -108,3 +109,19 @@ def test_damaged_text_never_ends_in_a_traceback(data: st.DataObject) -> None:
 @given(st.text(max_size=60))
 def test_any_text_never_ends_in_a_traceback(text: str) -> None:
     check(text)
+
+
+WORDS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
+    st.sampled_from(
+        ["yes", "on", "N", "010", "0o17", "0b1", "1_000", "1:30", "1e3", "~", "null", ".inf", "<<", "=", ""]
+    ),
+    st.text(alphabet="ab \n\t#:-'\"", max_size=200),
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(WORDS, WORDS)
+def test_any_text_that_is_written_is_read_again(key: str, value: str) -> None:
+    written = {"labels": {key: value}, "list": [value, 1e-6]}
+    assert read_yaml(to_yaml(written)).value == written

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from pydantic import ValidationError
+from ruamel.yaml import YAML
 
 from rljob_api.constants import API_GROUP
 from rljob_api.crdgen.manifest import custom_resource_definition, manifest_text
+from rljob_api.job_file import resolved_job_text
 from rljob_api.pydantic_messages import is_echo
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.rljob_client import create, delete, get_table, merge
 from rljob_testing.valid_job import REMOVED, edited, valid_job
 
@@ -107,6 +110,8 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
         {"spec.training.rollout.stop": ["x"] * 17},
         {"spec.training.reward": {"type": "Function", "function": {"path": "no-colon"}}},
         {"spec.training.reward.type": "mathAnswer"},
+        {"spec.training.algorithm.type": "PPO"},
+        {"spec.training.algorithm.advantage.type": "GAE"},
         {"spec.pools": []},
         {"spec.pools[0].nodes": 1025},
         {"spec.pools[0].sharedMemory": "eight"},
@@ -153,10 +158,25 @@ def test_an_unusual_but_valid_form_is_accepted_on_both_sides_with_one_meaning(
     assert RLJob.from_wire(job | {"spec": answer.at("spec")}) == RLJob.from_wire(job)
 
 
-def test_null_for_dual_clip_ratio_is_none_and_not_the_default(api: httpx.Client) -> None:
-    job = edited(valid_job(), {"spec.training.algorithm.dualClipRatio": None})
-    assert create(api, job).at("spec", "training", "algorithm", "dualClipRatio") is None
-    assert RLJob.from_wire(job).spec.training.algorithm.dual_clip_ratio is None
+def test_what_a_job_leaves_to_its_recipe_stays_unset_on_the_server(api: httpx.Client) -> None:
+    clipped = {"dualClipRatio": None, "clipRatioHigh": 0.28}
+    job = edited(valid_job(), {"spec.training.algorithm": {"type": "DrGRPO", "loss": {"clipped": clipped}}})
+    assert create(api, job).at("spec", "training", "algorithm") == {
+        "type": "DrGRPO",
+        "advantage": {},
+        "loss": {"clipped": {"clipRatioHigh": 0.28}},
+        "entropyCoefficient": 0.0,
+        "kl": {"coefficient": 0.0, "estimator": "K3", "placement": "Loss"},
+    }
+
+
+def test_the_resolved_form_is_taken_and_read_as_the_same_learning_rule(api: httpx.Client) -> None:
+    job = RLJob.from_wire(edited(valid_job(), {"spec.training.algorithm.type": "DrGRPO"}))
+    text = resolved_job_text(job.metadata, job.spec)
+    answer = create(api, YAML(typ="safe", pure=True).load(text))
+    assert answer.status == 201, answer.message
+    stored = RLJob.from_wire(valid_job() | {"spec": answer.at("spec")})
+    assert resolve_algorithm(stored.spec.training.algorithm) == resolve_algorithm(job.spec.training.algorithm)
 
 
 @pytest.mark.parametrize("path", ["spec.nope", "spec.training.optimizer.learning_rate", "spec.pools[0].template.nope"])

@@ -12,6 +12,8 @@ import pytest
 
 from rljob_api.handover import load_job
 from rljob_api.job_file import load_job_file
+from rljob_api.v1alpha1.algorithm import Clipped, LossAggregation
+from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.command_line import Workplace
 
 WaitFor = Callable[[Callable[[], bool]], None]
@@ -99,17 +101,20 @@ def test_the_resolved_job_is_a_valid_job_with_every_default(workplace: Workplace
     workplace.run()
     job = load_job_file(workplace.run_folder / "job.yaml")
     assert job.spec.training.batch_size == 4
-    assert "clipRatioLow: 0.2" in (workplace.run_folder / "job.yaml").read_text()
+    text = (workplace.run_folder / "job.yaml").read_text()
+    assert "clipRatioLow: 0.2" in text
+    assert "image:" not in text
 
 
-def test_the_resolved_job_keeps_a_null_that_is_not_the_default(workplace: Workplace) -> None:
+def test_the_run_folder_keeps_what_the_recipe_stands_for(workplace: Workplace) -> None:
     with workplace.job_file.open("a") as file:
-        file.write("    algorithm: {dualClipRatio: null}\n")
+        file.write("    algorithm: {type: DrGRPO, advantage: {groupRelative: {normalizeByStd: true}}}\n")
     assert workplace.run("--workers", "1")[0] == 0
-    written = load_job_file(workplace.run_folder / "job.yaml")
-    assert written == load_job_file(workplace.job_file)
-    assert written.spec.training.algorithm.dual_clip_ratio is None
-    assert "image:" not in (workplace.run_folder / "job.yaml").read_text()
+    written = load_job_file(workplace.run_folder / "job.yaml").spec.training.algorithm
+    assert written.loss.clipped == Clipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=0)
+    assert written.aggregation is LossAggregation.SEQUENCE_MEAN_TOKEN_SUM_NORM
+    asked = load_job_file(workplace.job_file).spec.training.algorithm
+    assert resolve_algorithm(written) == resolve_algorithm(asked)
 
 
 def test_a_job_that_is_too_large_to_hand_over_is_refused_before_an_attempt_is_counted(workplace: Workplace) -> None:

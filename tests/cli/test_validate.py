@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 from rich.console import Console
 
+from rljob_api.job_file import load_job_file, load_job_text
+from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_cli.validate import validate_file
 
 JOB = """\
@@ -53,6 +57,26 @@ def test_every_problem_is_shown_with_its_line(tmp_path: Path) -> None:
         "                       ^\n"
         f"{path}: 2 problems found\n"
     )
+
+
+def test_resolved_prints_a_job_file_and_the_rest_goes_to_standard_error(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB + "    algorithm: {type: DrGRPO}\n")
+    command = [sys.executable, "-m", "rljob_cli", "validate", "--resolved", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stderr == f"{path}: RLJob example is valid (pools: main 2x6)\n"
+    resolved, job = load_job_text(result.stdout).spec.training, load_job_file(path).spec.training
+    assert resolved.algorithm == resolve_algorithm(job.algorithm).as_algorithm()
+    assert resolved.model_copy(update={"algorithm": job.algorithm}) == job
+
+
+def test_resolved_prints_no_job_where_there_is_a_problem(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB + "    algorithm: {type: PPO}\n")
+    command = [sys.executable, "-m", "rljob_cli", "validate", "--resolved", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert ":13:23: spec.training.algorithm.type: must be one of GRPO, DrGRPO" in result.stderr
 
 
 def test_square_brackets_in_a_file_are_not_markup(tmp_path: Path) -> None:

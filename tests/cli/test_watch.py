@@ -190,10 +190,7 @@ def test_ctrl_c_on_a_real_terminal_has_no_traceback(small: JobCluster) -> None:
     ours, theirs = pty.openpty()
     environment = inherited_environment() | {"KUBECONFIG": str(small.kubeconfig), "COLUMNS": "100", "TERM": "xterm"}
     command = [sys.executable, "-m", "rljob_cli", "status", "small", "--watch"]
-    # Whoever started the tests in the background of a shell has made them, and all below them, deaf to this signal.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
-        signal.signal(signal.SIGINT, before)
         try:
             read_until(ours, "PodsPending")
             process.send_signal(signal.SIGINT)

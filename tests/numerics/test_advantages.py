@@ -1,4 +1,4 @@
-"""Group-relative advantages: hand-worked values, properties, and a slow loop in 64 bits."""
+"""Group-relative advantages and whitening: hand-worked values, properties, and slow loops in 64 bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.algorithms.advantages import group_relative_advantages, zero_variance_mask
+from rljob_testing.token_rows import on_workers
+from rljob_trainer.algorithms.advantages import group_relative_advantages, whitened, zero_variance_mask
+from rljob_trainer.algorithms.interfaces import OneWorker
 
 REWARD = st.floats(min_value=-5, max_value=5, allow_nan=False, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3)
 ROWS = st.lists(st.tuples(REWARD, st.integers(min_value=-2, max_value=3)), min_size=1, max_size=24)
@@ -69,7 +71,7 @@ def test_zero_variance_mask_equals_a_loop(rows: list[tuple[float, int]]) -> None
 
 
 @given(ROWS)
-def test_the_order_of_sequences_does_not_matter(rows: list[tuple[float, int]]) -> None:
+def test_the_order_of_responses_does_not_matter(rows: list[tuple[float, int]]) -> None:
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(len(rows)))
     rewards_B = torch.tensor([reward for reward, _ in rows], dtype=torch.float64)
     groups_B = torch.tensor([group for _, group in rows])
@@ -80,3 +82,26 @@ def test_the_order_of_sequences_does_not_matter(rows: list[tuple[float, int]]) -
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"vectors of one length \(got \[4, 1\] and \[4\]\)"):
         group_relative_advantages(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long))
+
+
+VALUES = st.lists(st.lists(REWARD, max_size=6), min_size=1, max_size=4).filter(lambda parts: sum(map(len, parts)) > 1)
+
+
+@given(VALUES)
+def test_whitening_is_over_the_tokens_of_all_workers(parts: list[list[float]]) -> None:
+    tensors = [torch.tensor(part, dtype=torch.float64) for part in parts]
+    whole = [value for part in parts for value in part]
+    mean, variance = statistics.fmean(whole), statistics.variance(whole)
+    expected = [(value - mean) / (variance + 1e-8) ** 0.5 for value in whole]
+    actual_N = torch.cat(on_workers(tensors, whitened))
+    assert actual_N.tolist() == pytest.approx(expected, abs=1e-8, rel=1e-6)
+
+
+def test_whitening_by_hand_and_what_cannot_be_whitened() -> None:
+    # Mean 2, unbiased variance (4 + 0 + 4) / 2 = 4.
+    whitened_N = whitened(torch.tensor([0.0, 2.0, 4.0]), OneWorker())
+    torch.testing.assert_close(whitened_N, torch.tensor([-1.0, 0.0, 1.0]))
+    assert whitened_N.dtype == torch.float32
+    assert whitened(torch.tensor([3.0]), OneWorker()).tolist() == [0.0]
+    assert whitened(torch.zeros(0), OneWorker()).tolist() == []
+    assert whitened(torch.full((3,), 0.1), OneWorker()).abs().max() < 1e-9

@@ -1,4 +1,7 @@
-"""Clipped surrogate and KL: hand-worked values, gradients in 64 bits, and that each knob turns something."""
+"""Clipped surrogate and KL: hand-worked values, gradients in 64 bits, and that each knob turns something.
+
+Legend: N response tokens.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import KlEstimator
+from rljob_testing.token_rows import rows_of
+from rljob_trainer.algorithms.interfaces import TokenLosses
 from rljob_trainer.algorithms.kl import kl_estimate, kl_in_reward, kl_sums
-from rljob_trainer.algorithms.policy_losses import SurrogateStats, clipped_surrogate
+from rljob_trainer.algorithms.policy_losses import clipped_surrogate
 
 
 def surrogate(
@@ -22,74 +27,88 @@ def surrogate(
     low: float = 0.2,
     high: float = 0.2,
     dual: float | None = None,
-    mask: list[float] | None = None,
-) -> tuple[Tensor, SurrogateStats, Tensor]:
-    """One sequence; returns the loss [T], the statistics and the gradient of the loss's sum by logprob [T]."""
-    logprobs_BT = torch.tensor([ratios], dtype=torch.float64).log().requires_grad_()
-    advantages_BT = torch.tensor([advantages], dtype=torch.float64)
-    mask_BT = torch.tensor([mask or [1.0] * len(ratios)])
-    loss_BT, stats = clipped_surrogate(
-        logprobs_BT,
-        torch.zeros_like(logprobs_BT),
-        advantages_BT,
-        mask_BT,
+) -> tuple[TokenLosses, Tensor]:
+    """The losses, and the gradient of their sum by the log-probabilities, [N]."""
+    logprobs_N = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
+    advantages_N = torch.tensor(advantages, dtype=torch.float64)
+    found = clipped_surrogate(
+        logprobs_N,
+        torch.zeros_like(logprobs_N),
+        advantages_N,
         clip_ratio_low=low,
         clip_ratio_high=high,
         dual_clip_ratio=dual,
     )
-    torch.autograd.backward(loss_BT.sum())
-    assert logprobs_BT.grad is not None
-    return loss_BT.detach()[0], stats, logprobs_BT.grad[0]
+    torch.autograd.backward(found.losses_N.sum())
+    assert logprobs_N.grad is not None
+    return found, logprobs_N.grad
+
+
+def assert_losses(found: TokenLosses, expected: list[float]) -> None:
+    torch.testing.assert_close(found.losses_N.detach(), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_the_four_corners_by_hand() -> None:
     # Ratio above with A > 0: clipped at 1.2. Above with A < 0: not. Below with A > 0: not. Below with A < 0: at 0.8.
-    loss_T, stats, gradient_T = surrogate([1.5, 1.5, 0.5, 0.5], [2.0, -2.0, 2.0, -2.0])
-    torch.testing.assert_close(loss_T, torch.tensor([-2.4, 3.0, -1.0, 1.6], dtype=torch.float64))
-    torch.testing.assert_close(gradient_T, torch.tensor([0.0, 3.0, -1.0, 0.0], dtype=torch.float64))
-    assert stats.num_clipped == 2
-    assert stats.num_dual_clipped == 0
+    found, gradient_N = surrogate([1.5, 1.5, 0.5, 0.5, 1.5], [2.0, -2.0, 2.0, -2.0, 0.0])
+    assert_losses(found, [-2.4, 3.0, -1.0, 1.6, 0.0])
+    torch.testing.assert_close(gradient_N, torch.tensor([0.0, 3.0, -1.0, 0.0, 0.0], dtype=torch.float64))
+    assert found.sums["pg_clipfrac"] == 2
+    assert found.sums["pg_clipfrac_lower"] == 0
+    assert found.sums["ppo_kl"].item() == pytest.approx(-3 * math.log(1.5) - 2 * math.log(0.5))
 
 
 @pytest.mark.parametrize(("low", "high", "expected"), [(0.05, 0.3, [-1.3, 0.95]), (0.4, 0.01, [-1.01, 0.6])])
 def test_each_clip_bound_works_by_itself(low: float, high: float, expected: list[float]) -> None:
-    loss_T, _, _ = surrogate([1.5, 0.5], [1.0, -1.0], low=low, high=high)
-    torch.testing.assert_close(loss_T, torch.tensor(expected, dtype=torch.float64))
+    found, _ = surrogate([1.5, 0.5], [1.0, -1.0], low=low, high=high)
+    assert_losses(found, expected)
 
 
 def test_dual_clip_bounds_negative_advantages_only() -> None:
-    loss_T, stats, gradient_T = surrogate([10.0, 10.0, 2.0], [-1.0, 1.0, -1.0], dual=3.0)
-    torch.testing.assert_close(loss_T, torch.tensor([3.0, -1.2, 2.0], dtype=torch.float64))
-    torch.testing.assert_close(gradient_T, torch.tensor([0.0, 0.0, 2.0], dtype=torch.float64))
-    assert stats.num_dual_clipped == 1
-    without_T, _, _ = surrogate([10.0], [-1.0], dual=None)
-    assert without_T.item() == pytest.approx(10.0)
-
-
-def test_statistics_leave_masked_tokens_out_and_add_up() -> None:
-    _, stats, _ = surrogate([1.5, 1.5, math.e], [1.0, 1.0, 1.0], mask=[1.0, 0.0, 1.0])
-    assert stats.num_tokens == 2
-    assert stats.num_clipped == 2
-    assert stats.kl_sum.item() == pytest.approx(-math.log(1.5) - 1.0)
-    total = stats + stats
-    assert total.num_tokens == 4
-    assert total.num_clipped == 4
-    assert total.kl_sum.item() == pytest.approx(2 * stats.kl_sum.item())
+    found, gradient_N = surrogate([10.0, 10.0, 2.0, 10.0], [-1.0, 1.0, -1.0, 0.0], dual=3.0)
+    assert_losses(found, [3.0, -1.2, 2.0, 0.0])
+    torch.testing.assert_close(gradient_N, torch.tensor([0.0, 0.0, 2.0, 0.0], dtype=torch.float64))
+    assert found.sums["pg_clipfrac_lower"] == 1
+    without, _ = surrogate([10.0], [-1.0], dual=None)
+    assert_losses(without, [10.0])
 
 
 def test_a_huge_ratio_stays_finite() -> None:
-    logprobs_BT = torch.tensor([[0.0, -500.0]])
-    loss_BT, _ = clipped_surrogate(
-        logprobs_BT,
-        torch.tensor([[-500.0, 0.0]]),
-        torch.tensor([[-1.0]]),
-        torch.ones(1, 2),
+    logprobs_N = torch.tensor([0.0, -500.0, 0.0], requires_grad=True)
+    found = clipped_surrogate(
+        logprobs_N,
+        torch.tensor([-500.0, 0.0, -500.0]),
+        torch.tensor([-1.0, -1.0, 0.0]),
         clip_ratio_low=0.2,
         clip_ratio_high=0.2,
         dual_clip_ratio=None,
     )
-    assert loss_BT[0, 0].item() == pytest.approx(math.exp(20), rel=1e-5)
-    assert loss_BT[0, 1].item() == pytest.approx(0.8)
+    assert found.losses_N.tolist() == pytest.approx([math.exp(20), 0.8, 0.0], rel=1e-5)
+    torch.autograd.backward(found.losses_N.sum())
+    assert logprobs_N.grad is not None
+    assert logprobs_N.grad.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_what_is_not_a_number_shows_in_loss_and_gradient() -> None:
+    found, gradient_N = surrogate([1.5, 1.1], [math.nan, 1.0], dual=3.0)
+    assert found.losses_N.isnan().tolist() == [True, False]
+    assert gradient_N.isnan().tolist() == [True, False]
+
+
+def test_old_log_probabilities_that_are_those_of_this_pass_give_the_policy_gradient() -> None:
+    logprobs_N = torch.tensor([-1.0, -2.0], requires_grad=True)
+    found = clipped_surrogate(
+        logprobs_N,
+        logprobs_N.detach(),
+        torch.tensor([0.5, -2.0]),
+        clip_ratio_low=0.2,
+        clip_ratio_high=0.2,
+        dual_clip_ratio=3.0,
+    )
+    torch.autograd.backward(found.losses_N.sum())
+    assert logprobs_N.grad is not None
+    assert logprobs_N.grad.tolist() == [-0.5, 2.0]
+    assert logprobs_N.tolist() == [-1.0, -2.0]
 
 
 LOGPROB = st.floats(min_value=-8, max_value=0, allow_nan=False)
@@ -97,43 +116,58 @@ LOGPROB = st.floats(min_value=-8, max_value=0, allow_nan=False)
 
 @given(st.lists(st.tuples(LOGPROB, LOGPROB, st.sampled_from([-2.0, -0.5, 0.5, 1.5])), min_size=1, max_size=6))
 def test_surrogate_and_gradient_equal_a_scalar_implementation(tokens: list[tuple[float, float, float]]) -> None:
-    logprobs_BT = torch.tensor([[token[0] for token in tokens]], dtype=torch.float64, requires_grad=True)
-    loss_BT, _ = clipped_surrogate(
-        logprobs_BT,
-        torch.tensor([[token[1] for token in tokens]], dtype=torch.float64),
-        torch.tensor([[token[2] for token in tokens]], dtype=torch.float64),
-        torch.ones(1, len(tokens)),
+    logprobs_N = torch.tensor([token[0] for token in tokens], dtype=torch.float64, requires_grad=True)
+    found = clipped_surrogate(
+        logprobs_N,
+        torch.tensor([token[1] for token in tokens], dtype=torch.float64),
+        torch.tensor([token[2] for token in tokens], dtype=torch.float64),
         clip_ratio_low=0.1,
         clip_ratio_high=0.3,
         dual_clip_ratio=2.0,
     )
-    torch.autograd.backward(loss_BT.sum())
-    assert logprobs_BT.grad is not None
-    for t, (new, old, advantage) in enumerate(tokens):
+    torch.autograd.backward(found.losses_N.sum())
+    assert logprobs_N.grad is not None
+    num_clipped = num_bounded = 0
+    for n, (new, old, advantage) in enumerate(tokens):
         ratio = math.exp(new - old)
         in_region = min(max(ratio, 0.9), 1.3)
         loss = max(-advantage * ratio, -advantage * in_region)
         flows = loss == -advantage * ratio
+        num_clipped += not flows
         if advantage < 0 and loss > -advantage * 2.0:
             loss, flows = -advantage * 2.0, False
-        assert loss_BT[0, t].item() == pytest.approx(loss, rel=1e-9)
-        assert logprobs_BT.grad[0, t].item() == pytest.approx(-advantage * ratio if flows else 0.0, rel=1e-9)
+            num_bounded += 1
+        assert found.losses_N[n].item() == pytest.approx(loss, rel=1e-9)
+        assert logprobs_N.grad[n].item() == pytest.approx(-advantage * ratio if flows else 0.0, rel=1e-9)
+    assert found.sums["pg_clipfrac"] == num_clipped
+    assert found.sums["pg_clipfrac_lower"] == num_bounded
 
 
 def test_kl_estimates_by_hand() -> None:
-    logprobs_BT, reference_BT = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]])
+    logprobs_N, reference_N = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
     expected = {
         KlEstimator.K1: [0.5, -1.0],
         KlEstimator.K2: [0.125, 0.5],
         KlEstimator.K3: [math.exp(-0.5) - 1 + 0.5, math.e - 1 - 1],
     }
     for estimator, values in expected.items():
-        torch.testing.assert_close(kl_estimate(logprobs_BT, reference_BT, estimator), torch.tensor([values]))
+        torch.testing.assert_close(kl_estimate(logprobs_N, reference_N, estimator), torch.tensor(values))
+
+
+@pytest.mark.parametrize("estimator", list(KlEstimator))
+def test_gradients_of_kl_estimates_are_those_of_finite_differences(estimator: KlEstimator) -> None:
+    logprobs_N = torch.tensor([-1.0, -2.0, -0.1, -4.0, -2.0], dtype=torch.float64, requires_grad=True)
+    reference_N = torch.tensor([-1.5, -1.0, -0.1, -1.0, 0.5], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x_N: kl_estimate(x_N, reference_N, estimator), (logprobs_N,))
 
 
 def test_k3_is_bounded() -> None:
-    far_BT = kl_estimate(torch.tensor([[-100.0, 0.0]]), torch.tensor([[0.0, -100.0]]), KlEstimator.K3)
-    torch.testing.assert_close(far_BT, torch.tensor([[10.0, 19.0]]).clamp(max=10.0))
+    logprobs_N = torch.tensor([-100.0, 0.0, -1.0], requires_grad=True)
+    far_N = kl_estimate(logprobs_N, torch.tensor([0.0, -100.0, -2.0]), KlEstimator.K3)
+    torch.testing.assert_close(far_N.detach(), torch.tensor([10.0, 10.0, math.exp(-1)]))
+    torch.autograd.backward(far_N.sum())
+    assert logprobs_N.grad is not None
+    torch.testing.assert_close(logprobs_N.grad, torch.tensor([0.0, 0.0, 1 - math.exp(-1)]))
 
 
 def test_k1_and_k3_average_to_the_true_kl() -> None:
@@ -146,8 +180,7 @@ def test_k1_and_k3_average_to_the_true_kl() -> None:
 
 
 def test_kl_in_reward_sums_over_response_tokens_without_gradient() -> None:
-    kl_BT = torch.tensor([[0.5, 1.0, 9.0], [2.0, 9.0, 9.0]], requires_grad=True)
-    mask_BT = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    rewards_B = kl_in_reward(torch.tensor([1.0, 0.0]), kl_sums(kl_BT, mask_BT), 0.1)
-    torch.testing.assert_close(rewards_B, torch.tensor([0.85, -0.2]))
+    kl_N = torch.tensor([0.5, 1.0, 2.0], requires_grad=True)
+    rewards_B = kl_in_reward(torch.tensor([1.0, 0.0, 0.5]), kl_sums(kl_N, rows_of(2, 1, 0)), 0.1)
+    torch.testing.assert_close(rewards_B, torch.tensor([0.85, -0.2, 0.5]))
     assert not rewards_B.requires_grad

@@ -16,11 +16,12 @@ import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm, Kl, KlPlacement, LossAggregation
 from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.ranks import RankedRun, run_on_ranks
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
+from rljob_trainer.engines.train.engine import TrainEngineSettings
 from rljob_trainer.weights.buckets import whole_tensors
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.columns import (
@@ -78,9 +79,19 @@ def update(aggregation: LossAggregation, max_tokens: int, context: WorkerContext
         optimizer=optimizer,
     )
     algorithm = Algorithm(
-        loss_aggregation=aggregation, entropy_coefficient=0.01, kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS)
+        aggregation=aggregation, entropy_coefficient=0.01, kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS)
     )
-    settings = ActorSettings(engine, algorithm, optimizer, 1.0, True, 10, 1, NUM_ROWS // context.world_size)
+    settings = ActorSettings(
+        engine=engine,
+        algorithm=resolve_algorithm(algorithm),
+        optimizer=optimizer,
+        temperature=1.0,
+        max_new_tokens=10,
+        samples_all_tokens=True,
+        num_steps=10,
+        num_epochs_per_batch=1,
+        mini_batch_rows=NUM_ROWS // context.world_size,
+    )
     actor = ActorWorker(context, settings)
     gradients: dict[str, torch.Tensor] = {}
     apply_update = actor.engine.optimizer_step

@@ -35,7 +35,7 @@ def noise(prompt, response, answer, row):
 def job(reward: str) -> Document:
     return small_job(
         reward={"function": {"path": f"my_rewards:{reward}"}},
-        algorithm={"grpo": {"dropZeroVarianceGroups": True}},
+        algorithm={"dropZeroVarianceGroups": True},
         optimizer={"learningRate": 6.0e-4, "warmupSteps": 3},
         rollout={"groupSize": 16, "maxNumSequences": 512},
         evaluation=held_out(num_prompts=256, every_steps=NUM_STEPS),

@@ -22,7 +22,7 @@ from rljob_trainer.errors import ResourceError
 from rljob_trainer.pools import reservation
 from rljob_trainer.pools.pool_manager import ResourcePoolManager, plan_roles
 from rljob_trainer.pools.reservation import release_by_id
-from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool, merge_pools, reserve_pools
+from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool, reserve_pools
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -148,12 +148,10 @@ def test_parts_run_on_what_the_pool_reserved_and_do_not_release_it() -> None:
     with reserved(settings("main", 2, 2, num_cpus_per_device=0.5)) as [pool]:
         names = held()
         left, right = pool.split([1, 3])
-        both = merge_pools([right, left])
         assert held() == names
-        assert both.slots() == pool.slots()
         nodes = [slot.node_id for slot in pool.slots()]
         assert [node for node, _ in where_processes_are(right)] == nodes[1:]
-        for view in (left, right, both):
+        for view in (left, right):
             view.release()
         assert held() == names
 

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import copy
-import json
 import threading
 from collections import deque
 from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 import pytest
 import ray.cloudpickle
 import torch
-from safetensors.torch import save_file
 
 from rljob_trainer.batch.balancing import balanced_partitions
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.batch.proto_file import load_batch, save_batch
 from rljob_trainer.batch.ragged import LONG_ROW, RaggedColumn
 from rljob_trainer.batch.remote import RemoteBlock
-from rljob_trainer.batch.wire import pack
 from rljob_trainer.errors import DataError
 from rljob_trainer.observability.metrics import reduce_metrics, reduction_of
 from rljob_trainer.observability.spans import SpanRecorder
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bfloat16, torch.bool, torch.complex64])
-def test_a_single_row_of_a_strided_column_travels(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_single_row_of_a_strided_column_travels(dtype: torch.dtype) -> None:
     tokens = torch.arange(12).reshape(4, 3).to(dtype)
     batch = DataProto(
         {"first": tokens[:, 0]}, ragged={"r": RaggedColumn(tokens[:, 1], torch.ones(4, dtype=torch.int64))}
     )
     for row, share in enumerate(batch.chunk(4)):
         expected = tokens[row : row + 1]
-        save_batch(share, tmp_path / "share")
         for again in (
             ray.cloudpickle.loads(ray.cloudpickle.dumps(share)),
-            load_batch(tmp_path / "share"),
             copy.deepcopy(share),
         ):
             assert torch.equal(again["first"], expected[:, 0])
@@ -178,65 +170,6 @@ def test_rows_that_are_none(rows: list[object]) -> None:
 def test_a_shard_has_no_row_before_its_first() -> None:
     with pytest.raises(DataError, match=r"a shard has no row -1"):
         RemoteBlock({"x": "x"}, (None,), np.zeros(1, dtype=np.int32), np.full(1, -1, dtype=np.int32))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("meta", [{"a": (True, False)}, {"a": [1, 2]}, {"a": (1, 2.5)}])
-def test_meta_that_can_be_had_can_be_saved(tmp_path: Path, meta: dict[str, object]) -> None:
-    batch = DataProto({"x": torch.arange(2)}, meta=meta)  # type: ignore[arg-type]
-    save_batch(batch, tmp_path / "batch")
-    assert repr(load_batch(tmp_path / "batch").meta) == repr(batch.meta)
-
-
-def test_many_may_save_to_one_path(tmp_path: Path) -> None:
-    problems: list[OSError] = []
-
-    def save(number: int) -> None:
-        try:
-            for _ in range(20):
-                save_batch(DataProto({"x": torch.full((3,), number)}), tmp_path / "batch")
-        except OSError as error:
-            problems.append(error)
-
-    threads = [threading.Thread(target=save, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert problems == []
-    assert len(set(load_batch(tmp_path / "batch")["x"].tolist())) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["batch"]
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"objects": [], "meta": {}},
-        {"objects": {}, "meta": []},
-        {"objects": {"x": "text"}, "meta": {}},
-        {"objects": {"x": [{"dict": [1]}]}, "meta": {}},
-    ],
-)
-def test_a_sound_file_with_another_content_is_refused(tmp_path: Path, document: object) -> None:
-    text = torch.frombuffer(bytearray(json.dumps(document).encode()), dtype=torch.uint8)
-    digest = sha256(json.dumps(["json", str(text.dtype), list(text.shape)]).encode())
-    digest.update(pack("json", text).data.data)
-    save_file({"json": text}, tmp_path / "batch", {"format": "rljob-batch-1", "digest": digest.hexdigest()})
-    with pytest.raises(DataError, match=r"batch: not as a batch is written"):
-        load_batch(tmp_path / "batch")
-
-
-def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
-    deep: list[object] = []
-    for _ in range(100_000):
-        deep = [deep]
-    for batch in (
-        DataProto(objects={"x": (deep,)}),
-        DataProto({"\ud800": torch.arange(1)}),
-        DataProto(objects={"x": ("\ud83d\ude00",)}),
-    ):
-        with pytest.raises(DataError, match="batch"):
-            save_batch(batch, tmp_path / "batch")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

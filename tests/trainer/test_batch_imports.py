@@ -6,7 +6,14 @@ import subprocess
 import sys
 
 LIGHT_MODULES = (
-    *("datasets.contamination", "datasets.cursor", "models.source", "datasets.prompts", "datasets.rows", "source_paths"),
+    *(
+        "datasets.contamination",
+        "datasets.cursor",
+        "models.source",
+        "datasets.prompts",
+        "datasets.rows",
+        "source_paths",
+    ),
     *("rewards.loading", "rewards.error_policy", "rewards.process_pool", "rewards.scoring_program"),
 )
 HEAVY_LIBRARIES = "torch transformers datasets pyarrow reasoning_gym math_verify sympy huggingface_hub ray vllm"

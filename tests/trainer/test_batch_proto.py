@@ -85,15 +85,6 @@ def test_reorder_takes_each_row_once() -> None:
             batch(3).reorder(order)
 
 
-def test_parts_of_the_second_dimension_become_rows() -> None:
-    pairs = DataProto({"pair": torch.arange(12).reshape(2, 6), "id": torch.arange(2)}, {"name": ("a", "b")})
-    unfolded = pairs.unfolded(2, ["pair"])
-    assert unfolded["pair"].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
-    assert (unfolded["id"].tolist(), unfolded.object_column("name")) == ([0, 0, 1, 1], ("a", "a", "b", "b"))
-    with pytest.raises(DataError, match=r"'pair' \[2, 6\] has no second dimension of 4 equal parts"):
-        pairs.unfolded(4, ["pair"])
-
-
 def test_mini_batches_have_an_order_that_seed_and_epoch_define() -> None:
     plain = [numbers(part) for part in batch(4).mini_batches(2, num_epochs=2)]
     assert plain == [[0, 1], [2, 3], [0, 1], [2, 3]]

@@ -162,7 +162,7 @@ def test_the_manifest_is_json_that_says_what_was_saved(tmp_path: Path) -> None:
     sealed = json.loads((tmp_path / "step-00000020.start-0003" / "manifest.json").read_text())
     assert sealed["digest"] == committed.digest
     content = sealed["content"]
-    assert (content["contractVersion"], content["step"], content["start"], content["worldSize"]) == (1, 20, 3, 2)
+    assert (content["contractVersion"], content["step"], content["startNumber"], content["worldSize"]) == (1, 20, 3, 2)
     assert content["savedAt"] == committed.saved_at
     assert content["extra"] == {"cursor": 20}
     assert [file["numBytes"] for file in content["files"]] == [8 + 64 + 36, 8 + 64 + 24]

@@ -10,7 +10,7 @@ import pytest
 
 from rljob_testing.checkpoint_samples import save_step, shards_of, values_of
 from rljob_trainer.checkpoints.errors import CheckpointError, FencedError
-from rljob_trainer.checkpoints.fencing import announce_start
+from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, open_checkpoint
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, commit, save_shard
@@ -18,7 +18,8 @@ from rljob_trainer.checkpoints.save import begin_save, commit, save_shard
 
 def resume(root: Path, start_number: int) -> Found | None:
     found = find_newest_complete(root, start_number)
-    announce_start(root, start_number, found.checkpoint if found else None)
+    announce_start(root, start_number)
+    accept_up_to(root, start_number, found.checkpoint if found else None)
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.checkpoint_samples import save_step, shards_of
-from rljob_trainer.checkpoints.fencing import announce_start
+from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
 from rljob_trainer.checkpoints.load import find_newest_complete
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, save_shard
@@ -18,8 +18,19 @@ def steps_left(root: Path) -> list[str]:
     return sorted(path.name for path in root.glob("step-*"))
 
 
-def damage(root: Path, step: int) -> None:
-    path = root / f"step-{step:08d}.start-0001" / "rank-00000.safetensors"
+def shard_of(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}.start-0001" / "rank-00000.safetensors"
+
+
+def cut_short(root: Path, step: int) -> None:
+    """Damage that shows without reading."""
+    path = shard_of(root, step)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(root: Path, step: int) -> None:
+    """Damage that only reading shows."""
+    path = shard_of(root, step)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -27,7 +38,8 @@ def damage(root: Path, step: int) -> None:
 
 def begin_start(root: Path, start_number: int) -> None:
     found = find_newest_complete(root, start_number)
-    announce_start(root, start_number, found.checkpoint if found else None)
+    announce_start(root, start_number)
+    accept_up_to(root, start_number, found.checkpoint if found else None)
 
 
 def test_the_newest_are_kept_also_over_a_restart(tmp_path: Path) -> None:
@@ -46,8 +58,8 @@ def test_damaged_ones_are_not_counted_and_the_last_good_one_stays(tmp_path: Path
     begin_start(tmp_path, 1)
     for step in (10, 20, 30, 40):
         save_step(tmp_path, step, 1)
-    damage(tmp_path, 40)
-    damage(tmp_path, 30)
+    cut_short(tmp_path, 40)
+    shard_of(tmp_path, 30).unlink()
     assert [path.name for path in prune(tmp_path, 1, keep=1)] == ["step-00000010.start-0001"]
     found = find_newest_complete(tmp_path, start_number=1)
     assert found is not None
@@ -61,8 +73,35 @@ def test_nothing_is_removed_where_all_are_damaged(tmp_path: Path) -> None:
     begin_start(tmp_path, 1)
     for step in (10, 20):
         save_step(tmp_path, step, 1)
-        damage(tmp_path, step)
+        cut_short(tmp_path, step)
     assert prune(tmp_path, 1, keep=1) == []
+
+
+def test_the_last_good_one_outlives_damaged_newer_ones_that_only_reading_shows(tmp_path: Path) -> None:
+    """A start reads what it resumes from, and so passes over what it cannot use."""
+    begin_start(tmp_path, 1)
+    for step in (10, 20, 30, 40):
+        save_step(tmp_path, step, 1)
+    flip(tmp_path, 40)
+    flip(tmp_path, 30)
+    begin_start(tmp_path, 2)
+    prune(tmp_path, 2, keep=1)
+    assert steps_left(tmp_path) == ["step-00000020.start-0001"]
+
+
+def test_nothing_is_removed_in_favour_of_what_nobody_has_read(tmp_path: Path) -> None:
+    """Start 2 has resumed from step 30, which is then gone; that step 20 is good was never looked at."""
+    begin_start(tmp_path, 1)
+    for step in (10, 20, 30):
+        save_step(tmp_path, step, 1)
+    flip(tmp_path, 20)
+    begin_start(tmp_path, 2)
+    cut_short(tmp_path, 30)
+    assert prune(tmp_path, 2, keep=1) == []
+    # What it writes itself is known to be good.
+    save_step(tmp_path, 40, 2)
+    prune(tmp_path, 2, keep=1)
+    assert steps_left(tmp_path) == ["step-00000040.start-0002"]
 
 
 def test_leftovers_go_but_not_a_running_save(tmp_path: Path) -> None:
@@ -84,7 +123,7 @@ def test_the_first_save_of_an_start_is_not_taken_for_a_leftover(tmp_path: Path) 
     begin_start(tmp_path, 1)
     save_step(tmp_path, 20, 1)
     save_step(tmp_path, 40, 1)
-    damage(tmp_path, 40)
+    flip(tmp_path, 40)
     begin_start(tmp_path, 2)
     running = begin_save(tmp_path, 30, 2)
     assert [path.name for path in prune(tmp_path, 2, keep=3)] == ["step-00000040.start-0001"]
@@ -98,7 +137,7 @@ def test_files_that_are_not_checkpoints_are_left_alone(tmp_path: Path) -> None:
     save_step(tmp_path, 20, 1)
     save_step(tmp_path, 40, 1)
     prune(tmp_path, 1, keep=1)
-    expected = ["starts", "notes", "step-00000010.start-0001.copy", "step-00000040.start-0001", "step-1"]
+    expected = ["notes", "starts", "step-00000010.start-0001.copy", "step-00000040.start-0001", "step-1"]
     assert sorted(path.name for path in tmp_path.iterdir()) == expected
 
 

@@ -10,7 +10,7 @@ from ray.util.placement_group import PlacementGroup
 
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.pools.reservation import ReservedNode
-from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool, merge_pools
+from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
 SETTINGS = PoolSettings("main", 2, 3, use_gpu=True, num_cpus_per_device=1, timeout_seconds=1)
 
@@ -61,45 +61,6 @@ def test_a_split_has_consecutive_ranks_that_count_anew() -> None:
 def test_a_split_that_is_none_is_refused(sizes: list[int]) -> None:
     with pytest.raises(ResourceError, match=r"pool main: cannot be split into .* \(it has 6\); give sizes"):
         pool("a", "b").split(sizes)
-
-
-def test_parts_of_a_split_can_be_split_and_put_together_again() -> None:
-    whole = pool("a", "b")
-    left, right = whole.split([4, 2])
-    first, second = left.split([1, 3])
-    assert merge_pools([right, first, second]).slots() == whole.slots()
-
-
-def test_merged_pools_are_ordered_by_node_whatever_their_order() -> None:
-    one, other = pool("10.0.0.1", "10.0.0.3"), pool("10.0.0.2", settings=replace(SETTINGS, name="more", num_nodes=1))
-    merged = merge_pools([one, other])
-    assert [slot.address for slot in merged.slots()] == ["10.0.0.1"] * 3 + ["10.0.0.2"] * 3 + ["10.0.0.3"] * 3
-    assert [slot.rank for slot in merged.slots()] == list(range(9))
-    assert [slot.node_rank for slot in merged.slots()] == [0] * 3 + [1] * 3 + [2] * 3
-    assert merged.slots() == merge_pools([other, one]).slots()
-    assert merged.settings.name == "main+more"
-
-
-def test_merged_pools_on_one_node_share_its_local_ranks() -> None:
-    merged = merge_pools([pool("a", "b"), pool("a", settings=replace(SETTINGS, name="more", num_nodes=1))])
-    assert [(slot.node_rank, slot.local_rank) for slot in merged.slots()] == [
-        *((0, local_rank) for local_rank in range(6)),
-        *((1, local_rank) for local_rank in range(3)),
-    ]
-
-
-def test_pools_of_different_devices_cannot_be_merged() -> None:
-    other = pool("c", "d", settings=replace(SETTINGS, name="other", num_cpus_per_device=2))
-    with pytest.raises(ResourceError, match=r"pools main\+other: cannot be one, because their devices differ"):
-        merge_pools([pool("a", "b"), other])
-    with pytest.raises(ResourceError, match="their devices differ"):
-        merge_pools([pool("a", "b"), pool("c", "d").shares(2)[0]])
-
-
-def test_overlapping_parts_cannot_be_merged() -> None:
-    whole = pool("a", "b")
-    with pytest.raises(ResourceError, match="they have a device in common"):
-        merge_pools([whole, whole.split([5, 1])[1]])
 
 
 @pytest.mark.parametrize("num_shares", [2, 3, 6, 7, 64])
@@ -179,5 +140,3 @@ def test_parts_that_ray_does_not_know_are_refused() -> None:
     for num_shares in (0, 20_000):
         with pytest.raises(ResourceError, match=rf"cannot be shared by {num_shares} processes; .* part is 0.0001"):
             pool("10.0.0.1").shares(num_shares)
-    with pytest.raises(ResourceError, match="there are none to be made one"):
-        merge_pools([])

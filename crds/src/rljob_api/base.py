@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from types import NoneType
-from typing import Self, get_args
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
-from pydantic.fields import FieldInfo
-
-
-def keeps_null(field: FieldInfo) -> bool:
-    """Whether an explicit null says something else than leaving the field out: it is allowed and not the default."""
-    return not field.is_required() and field.default is not None and NoneType in get_args(field.annotation)
 
 
 class WireModel(BaseModel):
@@ -34,11 +27,8 @@ class WireModel(BaseModel):
         """Takes an explicit null for an unset field, as the API server does before it fills in defaults."""
         if not isinstance(data, dict):
             return data
-        dropped = set()
-        for name, field in cls.model_fields.items():
-            if not keeps_null(field):
-                dropped |= {name, field.alias}
-        return {key: value for key, value in data.items() if value is not None or key not in dropped}
+        known = {spelling for name, field in cls.model_fields.items() for spelling in (name, field.alias)}
+        return {key: value for key, value in data.items() if value is not None or key not in known}
 
     @classmethod
     def from_wire(cls, data: object) -> Self:
@@ -50,23 +40,23 @@ class WireModel(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def to_full_wire(self) -> dict[str, object]:
-        """The JSON form with every default written out; a null stands only where leaving it out says something else."""
-        return _without_idle_nulls(self, self.model_dump(mode="json", by_alias=True))
+        """The JSON form with every default written out; fields that are unset by default are left out."""
+        return _without_unset(self, self.model_dump(mode="json", by_alias=True))
 
 
-def _without_idle_nulls(value: WireModel, wire: dict[str, object]) -> dict[str, object]:
+def _without_unset(value: WireModel, wire: dict[str, object]) -> dict[str, object]:
     kept: dict[str, object] = {}
     for name, item in value:
-        field = type(value).model_fields[name]
-        assert field.alias is not None
-        if item is not None or keeps_null(field):
-            kept[field.alias] = _item_without_idle_nulls(item, wire[field.alias])
+        alias = type(value).model_fields[name].alias
+        assert alias is not None
+        if item is not None:
+            kept[alias] = _item_without_unset(item, wire[alias])
     return kept
 
 
-def _item_without_idle_nulls(item: object, wire: object) -> object:
+def _item_without_unset(item: object, wire: object) -> object:
     if isinstance(item, WireModel) and isinstance(wire, dict):
-        return _without_idle_nulls(item, wire)
+        return _without_unset(item, wire)
     if isinstance(item, tuple) and isinstance(wire, list):
-        return [_item_without_idle_nulls(*pair) for pair in zip(item, wire, strict=True)]
+        return [_item_without_unset(*pair) for pair in zip(item, wire, strict=True)]
     return wire

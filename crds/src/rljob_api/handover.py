@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rljob_api.base import WireModel
 from rljob_api.constants import CONTRACT_VERSION, MAX_SPEC_BYTES, OLDEST_READABLE_CONTRACT_VERSION
 from rljob_api.errors import HandoverError
-from rljob_api.pydantic_messages import plain_message
+from rljob_api.pydantic_messages import plain_message, spread_out
 from rljob_api.run_state import RunState
 from rljob_api.scalars import PositiveCount
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -83,6 +83,6 @@ def _load(kind: type[DocumentT], text: str, what: str) -> DocumentT:
     except ValidationError as error:
         found = "; ".join(
             f"{wire_path(details['loc'])}: {plain_message(details, kind)}"
-            for details in error.errors(include_url=False)
+            for details in spread_out(error.errors(include_url=False))
         )
         raise HandoverError(f"{what}: {found}") from None

@@ -1,4 +1,6 @@
-"""Reads a job file: YAML text to a checked `RLJob`, or to every problem in it with its line and what to do."""
+"""Job files: YAML text to a checked `RLJob`, or to every problem in it with its line and what to do; and back to text,
+with nothing left open.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,13 @@ from pathlib import Path as FilePath
 
 from pydantic import ValidationError
 
+from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
-from rljob_api.pydantic_messages import is_echo, plain_message
+from rljob_api.pydantic_messages import is_echo, plain_message, spread_out
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.yaml_text import Document, Path, YamlProblem, read_yaml, wire_path
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
+from rljob_api.yaml_text import Document, Path, YamlProblem, read_yaml, to_yaml, wire_path
 
 
 def load_job_file(path: FilePath) -> RLJob:
@@ -37,10 +42,25 @@ def load_job_text(text: str, source: str = "job") -> RLJob:
         raise JobFileError(source, _problems(error, document)) from None
 
 
+def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
+    """A job file that says the same with every default written out, those of the recipe too; the form in which a run
+    folder keeps its job."""
+    algorithm = resolve_algorithm(spec.training.algorithm).as_algorithm()
+    training = spec.training.model_copy(update={"algorithm": algorithm})
+    return to_yaml(
+        {
+            "apiVersion": f"{API_GROUP}/{API_VERSION}",
+            "kind": KIND,
+            "metadata": metadata.to_full_wire(),
+            "spec": spec.model_copy(update={"training": training}).to_full_wire(),
+        }
+    )
+
+
 def _problems(error: ValidationError, document: Document) -> list[Problem]:
     """pydantic's errors with places, in the order of the file."""
     problems = []
-    for details in error.errors(include_url=False):
+    for details in spread_out(error.errors(include_url=False)):
         if is_echo(details):
             continue
         loc = details["loc"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import get_args
 
@@ -12,7 +12,8 @@ from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
 from rljob_api.v1alpha1.job import RULE_ERROR
-from rljob_api.yaml_text import Path
+from rljob_api.v1alpha1.moved_fields import MOVED_FIELDS, NULL_IS_NOW, was_a_block
+from rljob_api.yaml_text import Path, wire_path
 
 _LONGEST_SHOWN = 60
 
@@ -53,7 +54,7 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
     if kind == "missing":
         return "is required but not there; add it"
     if kind == "extra_forbidden":
-        return _unknown_field(error["loc"], root)
+        return _moved_field(error) or _unknown_field(error["loc"], root)
     seen = _seen(error["input"])
     if kind in ("enum", "literal_error"):
         return f"must be one of {_choices(context)} (seen: {seen}); {_nearest_choice(error['input'], context)}"
@@ -62,6 +63,17 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
         return f"{text.format(_bound(context[name]))} (seen: {seen}); {advice}"
     wrong, advice = _TYPES.get(kind, (_without_jargon(error["msg"]), "correct it"))
     return f"{wrong} (seen: {seen}); {advice}"
+
+
+def spread_out(errors: Iterable[ErrorDetails]) -> Iterator[ErrorDetails]:
+    """The errors, with one for each field of a block that is gone because its fields have moved."""
+    for error in errors:
+        fields = error["input"]
+        if error["type"] == "extra_forbidden" and was_a_block(error["loc"]) and isinstance(fields, dict) and fields:
+            for name, value in fields.items():
+                yield {**error, "loc": (*error["loc"], name), "input": value}
+        else:
+            yield error
 
 
 def is_echo(error: ErrorDetails) -> bool:
@@ -91,6 +103,15 @@ def _models_in(annotation: object) -> Iterable[type[WireModel]]:
         yield from _models_in(argument)
 
 
+def _moved_field(error: ErrorDetails) -> str | None:
+    """What to say of a field that has another place now."""
+    place = tuple(str(part) for part in error["loc"])
+    if place not in MOVED_FIELDS:
+        return None
+    value = f" as {NULL_IS_NOW[place]}" if error["input"] is None and place in NULL_IS_NOW else ""
+    return f"has moved (seen: {_seen(error['input'])}); write it{value} at {wire_path(MOVED_FIELDS[place])}"
+
+
 def _unknown_field(loc: Path, root: type[WireModel]) -> str:
     model = model_at(root, loc[:-1])
     known = sorted(info.alias or name for name, info in model.model_fields.items()) if model is not None else []
@@ -100,6 +121,8 @@ def _unknown_field(loc: Path, root: type[WireModel]) -> str:
     ]
     if near:
         return f"is not a known field; did you mean {near[0]}?"
+    if not known:
+        return "is not a known field; remove it"
     return f"is not a known field; known are {', '.join(known)}"
 
 

@@ -1,4 +1,5 @@
-"""Reads YAML into plain values and the place of each, and refuses what two readers of YAML would read differently.
+"""Reads YAML into plain values and the place of each, and refuses what two readers of YAML would read differently;
+writes such text in quotes.
 
 `rljob` reads YAML 1.2. kubectl and PyYAML read YAML 1.1, in which `no` is false, `010` is eight and `1:30` is ninety.
 The same file must mean the same everywhere, so such plain scalars are refused; in quotes they are plain text.
@@ -6,6 +7,7 @@ The same file must mean the same everywhere, so such plain scalars are refused; 
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
     StreamEndEvent,
 )
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from rljob_api.errors import Problem
 
@@ -85,6 +88,16 @@ def read_yaml(text: str) -> Document:
         raise YamlProblem(Problem("", f"this is not YAML: {error.problem or error.context}", line, column)) from None
     except YAMLError as error:
         raise YamlProblem(Problem("", f"this is not YAML: {' '.join(str(error).split())}", 1, 1)) from None
+
+
+def to_yaml(value: object) -> str:
+    """The YAML of mappings, lists and scalars of JSON; text that a reader could take for something else is quoted."""
+    writer = YAML()
+    writer.default_flow_style = False
+    writer.width = 120
+    stream = io.StringIO()
+    writer.dump(_quoted(value), stream)
+    return stream.getvalue()
 
 
 @dataclass(frozen=True)
@@ -222,6 +235,19 @@ def _at(event: Event, path: Path, message: str) -> YamlProblem:
 
 def _shown(event: Event) -> str:
     return str(event.value)[:40] if isinstance(event, ScalarEvent) else "a mapping or list"
+
+
+def _quoted(value: object) -> object:
+    """The value, with quotes wanted around text that `_scalar` refuses without them, and around line breaks and the
+    like, which are escaped there. The writer sees to the rest."""
+    if isinstance(value, dict):
+        return {_quoted(key): _quoted(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_quoted(item) for item in value]
+    if isinstance(value, str):
+        old = _OLD_BOOLEAN.fullmatch(value) or any(pattern.fullmatch(value) for pattern, _ in _OLD_NUMBERS)
+        return DoubleQuotedScalarString(value) if old or not value.isprintable() else value
+    return value
 
 
 def wire_path(path: Path) -> str:

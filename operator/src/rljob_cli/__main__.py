@@ -61,10 +61,22 @@ def init_command(
 
 
 @app.command("validate")
-def validate_command(file: JobFile) -> None:
-    """Check a job file; prints every error with its line."""
-    if validate.validate_file(file, _console()) is None:
+def validate_command(
+    file: JobFile,
+    resolved: Annotated[
+        bool,
+        typer.Option("--resolved", help="Print the job with every default and what its recipe stands for."),
+    ] = False,
+) -> None:
+    """Check a job file; prints every error with its line.
+
+    With --resolved the job alone goes to standard output, as a job file, and the rest to standard error.
+    """
+    job = validate.validate_file(file, _console(stderr=resolved))
+    if job is None:
         raise typer.Exit(ExitCode.CONFIGURATION)
+    if resolved:
+        validate.print_resolved(job, _console())
 
 
 @app.command("run")

@@ -52,7 +52,7 @@ spec:
       # function: {path: "my_rewards:score"}
 
     algorithm:
-      type: GRPO
+      type: GRPO                  # a recipe, as DrGRPO is; `rljob validate --resolved FILE` prints what it stands for
       kl: {coefficient: 0.0}      # above 0, the policy is held near the first model
 
     optimizer:

@@ -1,6 +1,6 @@
 """The folder of one run, and the rules that keep two runs from mixing in it.
 
-runs/<name>/  job.yaml          the job as it was run, with every default written out
+runs/<name>/  job.yaml          the job as it was run, with every default written out, those of the recipe too
               attempts.jsonl    one line at the start and one at the end of each attempt
               metrics.jsonl, samples.jsonl, tensorboard/, plots/, logs/      written by the trainer
               checkpoints/, export/, rljob-run-state.json                    written by the trainer
@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ruamel.yaml import YAML
-
 from rljob_api.constants import RUN_STATE_FILE_NAME
 from rljob_api.errors import HandoverError
 from rljob_api.handover import load_run_state
+from rljob_api.job_file import resolved_job_text
 from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import RunFolderError
@@ -103,17 +102,15 @@ class RunFolder:
             )
 
     def write_job(self, job: RLJob) -> None:
-        """Writes the resolved job: every default written out, and it loads as the same job again.
+        """Writes the resolved job: every default written out, those of the recipe too. It is a job file that says the
+        same.
 
         Raises:
             RunFolderError: it cannot be written.
         """
-        yaml = YAML()
-        yaml.default_flow_style = False
         temporary = self.path / (JOB_FILE_NAME + ".tmp")
         try:
-            with temporary.open("w", encoding="utf-8") as file:
-                yaml.dump(job.to_full_wire(), file)
+            temporary.write_text(resolved_job_text(job.metadata, job.spec), encoding="utf-8")
             temporary.replace(self.path / JOB_FILE_NAME)
         except OSError as error:
             raise self._cannot_be_written(error) from error

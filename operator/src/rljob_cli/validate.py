@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.errors import JobFileError, Problem
-from rljob_api.job_file import load_job_file
+from rljob_api.job_file import load_job_file, resolved_job_text
 from rljob_api.v1alpha1.job import RLJob
 
 
@@ -26,6 +26,11 @@ def validate_file(path: Path, console: Console) -> RLJob | None:
     pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in job.spec.pools)
     console.print(Text(f"{path}: RLJob {job.metadata.name} is valid (pools: {pools})", style="green"), soft_wrap=True)
     return job
+
+
+def print_resolved(job: RLJob, console: Console) -> None:
+    """The job file that says the same with nothing left open."""
+    console.file.write(resolved_job_text(job.metadata, job.spec))
 
 
 def _print_problem(path: Path, problem: Problem, lines: list[str], console: Console) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from rljob_testing.checkpoint_samples import save_step, values_of
-from rljob_trainer.checkpoints.fencing import announce_start
+from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
 from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
 from rljob_trainer.checkpoints.retention import prune
 
@@ -62,7 +62,7 @@ def sweep(root: Path) -> list[CrashResult]:
 def _sweep(root: Path, out: Path) -> None:
     torch.set_num_threads(1)
     base = root / "base"
-    announce_start(base, 1, None)
+    announce_start(base, 1)
     save_step(base, 10, 1)
     save_step(base, 20, 1)
     results = [asdict(result) for hard_links in (True, False) for result in _kill_everywhere(root, base, hard_links)]
@@ -108,7 +108,8 @@ def _resume(root: Path) -> tuple[int, bool, list[str], list[str]]:
     found = find_newest_complete(root, start_number=3)
     assert found is not None
     read = open_checkpoint(found.folder).read("weight")
-    announce_start(root, 3, found.checkpoint)
+    announce_start(root, 3)
+    accept_up_to(root, 3, found.checkpoint)
     save_step(root, 50, 3)
     prune(root, 3, keep=2)
     are_equal = torch.equal(read, values_of(found.manifest.step))
@@ -141,7 +142,8 @@ class _Interruption:
         try:
             found = find_newest_complete(root, start_number=2)
             assert found is not None
-            announce_start(root, 2, found.checkpoint)
+            announce_start(root, 2)
+            accept_up_to(root, 2, found.checkpoint)
             for step in (30, 40):
                 save_step(root, step, 2)
                 if self._report is not None:

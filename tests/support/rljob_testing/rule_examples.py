@@ -6,18 +6,9 @@ The table is run through pydantic and through a real API server; both must give 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Bad:
-    """A job that breaks the rule, and where that is shown."""
-
-    path: str
-    edits: Mapping[str, object]
-    also: tuple[str, ...] = ()
-    """Other rules that the same job cannot help breaking."""
-
+from rljob_testing import algorithm_rule_examples
+from rljob_testing.bad_job import Bad
 
 _T = "spec.training."
 _TOLERATIONS = "spec.pools[0].template.tolerations"
@@ -30,6 +21,7 @@ _APART = {"actor": {"pool": "second"}, "rollout": {"pool": "second"}, "ref": {"p
 _SCRATCH = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emptyDir": {}}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
+    **algorithm_rule_examples.GOOD,
     "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "a-0"}],
     "RLJobSpec.pools.name": [{}],
     "RLJobSpec.env.name": [{_ENV: [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}],
@@ -125,12 +117,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "dataset.promptTemplate": "Question: {prompt}\nAnswer:"},
         {_T + "dataset.promptTemplate": "{ {prompt} {other}"},
     ],
-    "Algorithm.dualClipRatio": [
-        {_T + "algorithm.dualClipRatio": 1.001},
-        {_T + "algorithm.dualClipRatio": 3},
-        {_T + "algorithm.dualClipRatio": None},
-    ],
-    "Training.groupSize": [{_T + "rollout.groupSize": 2}],
     "Training.reasoningGymReward": [{_T + "dataset": _GYM, _T + "reward": {"type": "ReasoningGym"}}],
     "Training.reasoningGymEvaluation": [
         {_T + "dataset": _GYM, _T + "reward": {"type": "ReasoningGym"}, _T + "evaluation.dataset": _GYM},
@@ -144,6 +130,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
 }
 
 BAD: dict[str, list[Bad]] = {
+    **algorithm_rule_examples.BAD,
     "Metadata.name": [
         Bad("metadata.name", {"metadata.name": "a" * 47}),
         Bad("metadata.name", {"metadata.name": "a.b"}),
@@ -322,11 +309,6 @@ BAD: dict[str, list[Bad]] = {
         Bad(_T + "dataset.promptTemplate", {_T + "dataset.promptTemplate": "Question:"}),
         Bad(_T + "dataset.promptTemplate", {_T + "dataset.promptTemplate": "{prompt}{prompt}"}),
     ],
-    "Algorithm.dualClipRatio": [
-        Bad(_T + "algorithm.dualClipRatio", {_T + "algorithm.dualClipRatio": 1}),
-        Bad(_T + "algorithm.dualClipRatio", {_T + "algorithm.dualClipRatio": 0.5}),
-    ],
-    "Training.groupSize": [Bad(_T + "rollout.groupSize", {_T + "rollout.groupSize": 1})],
     "Training.reasoningGymReward": [Bad(_T + "reward.type", {_T + "reward.type": "ReasoningGym"})],
     "Training.reasoningGymEvaluation": [
         Bad(

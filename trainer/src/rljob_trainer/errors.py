@@ -23,6 +23,10 @@ class RewardError(TrainerError):
     """The job's reward failed on a response, and the job's policy is to fail then."""
 
 
+class AlgorithmFunctionError(TrainerError):
+    """The job's own advantage or loss function failed, or gave what cannot be used."""
+
+
 class DataError(TrainerError, ValueError):
     """Columns of a batch do not fit together; a mistake in our own code or in a worker's method."""
 

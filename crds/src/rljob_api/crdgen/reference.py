@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from rljob_api.crdgen.structural import Schema, mapping
 from rljob_api.scalars import MAX_COUNT
+from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rules import MUTABLE_SPEC_FIELDS, RULES
 from rljob_api.v1alpha1.spec import RLJobSpec
 
@@ -19,7 +21,7 @@ _HEADER = """\
 
 A job has `apiVersion: rljob.dev/v1alpha1`, `kind: RLJob`, `metadata.name`, and `spec` ([RLJobSpec](#rljobspec)). The
 operator writes `status` ([RLJobStatus](#rljobstatus)). Unknown fields are refused, numbers are never written in quotes,
-and an explicit `null` is the same as leaving a field out, except where a description says otherwise.
+and an explicit `null` is the same as leaving a field out.
 
 While a job exists its spec is fixed, except {mutable}.
 """
@@ -68,6 +70,8 @@ def _section(name: str, definitions: Schema) -> Iterator[str]:
     if "enum" in schema:
         yield "One of " + ", ".join(f"`{value}`" for value in _items(schema["enum"])) + "."
         yield ""
+        if name == AlgorithmType.__name__:
+            yield from _recipes()
         return
     yield "| field | type | default | description |"
     yield "|---|---|---|---|"
@@ -83,6 +87,27 @@ def _section(name: str, definitions: Schema) -> Iterator[str]:
         yield ""
         yield from (f"- {f'`{rule.field[1:]}`: ' if rule.field else ''}{rule.message}" for rule in rules)
         yield ""
+
+
+def _recipes() -> Iterator[str]:
+    """What each recipe says for the fields that a job may leave to it."""
+    left_open = Algorithm().to_full_wire()
+    resolved = [resolve_algorithm(Algorithm(type=each)).as_algorithm().to_full_wire() for each in AlgorithmType]
+    columns = [dict(_leaves({k: v for k, v in wire.items() if left_open.get(k) in (None, {})})) for wire in resolved]
+    yield "| what is unset is | " + " | ".join(f"`{each}`" for each in AlgorithmType) + " |"
+    yield "|---" * (1 + len(columns)) + "|"
+    for field in dict.fromkeys(field for column in columns for field in column):
+        yield f"| `{field}` | " + " | ".join(column.get(field, "") for column in columns) + " |"
+    yield ""
+
+
+def _leaves(wire: Schema, path: str = "") -> Iterator[tuple[str, str]]:
+    """The fields below a value of the wire form, as `a.b`, with their values in JSON."""
+    for name, value in wire.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", f"`{json.dumps(value)}`"
 
 
 def _type(schema: Schema) -> str:

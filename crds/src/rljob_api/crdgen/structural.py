@@ -118,16 +118,15 @@ class _Converter:
         return result
 
     def _optional(self, schema: Schema) -> Schema:
-        """`X | None`. Only where null is not the default does it differ from leaving the field out."""
+        """`X | None`, where None is the default: the API server takes an explicit null for a field left out, too."""
         variants = [mapping(variant) for variant in _items(schema["anyOf"])]
         kinds = [variant for variant in variants if variant.get("type") != "null"]
         if len(kinds) != 1 or len(variants) != 2:
             raise UnknownSchemaError(f"schema: only unions with null can be written in a CRD (seen: {schema!r})")
-        around = {key: value for key, value in schema.items() if key != "anyOf"}
-        result = self.convert(kinds[0] | around)
         if schema.get("default") is not None:
-            result["nullable"] = True
-        return result
+            raise UnknownSchemaError(f"schema: a null that is not the default would get lost (seen: {schema!r})")
+        around = {key: value for key, value in schema.items() if key != "anyOf"}
+        return self.convert(kinds[0] | around)
 
     def _list(self, items: Schema) -> Schema:
         name = str(items.get("$ref", "")).removeprefix("#/$defs/")

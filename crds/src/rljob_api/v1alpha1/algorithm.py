@@ -1,4 +1,7 @@
-"""The learning rule: advantages, policy loss, KL term, aggregation."""
+"""The learning rule: a recipe by name, and what a job changes in it: advantages, policy loss, aggregation, KL term.
+
+What is left out here is the recipe's (`recipes.py`), which gives every field its value.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,84 @@ from enum import StrEnum
 from pydantic import Field
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Flag, NonNegativeNumber, Number, PositiveNumber
+from rljob_api.scalars import Flag, FunctionPath, NonNegativeNumber, Number, PositiveNumber
 
 
 class AlgorithmType(StrEnum):
-    """One block of the same name (camelCase) says the rest."""
+    """Recipes: an advantage, a loss, an aggregation and their settings under one name. GRPO is of Shao et al. 2024
+    (arXiv 2402.03300), DrGRPO of Liu et al. 2025 (arXiv 2503.20783)."""
 
     GRPO = "GRPO"
+    DR_GRPO = "DrGRPO"
 
 
-class Grpo(WireModel):
-    """Group-relative advantages (Shao et al. 2024, arXiv 2402.03300)."""
+class AdvantageType(StrEnum):
+    """How rewards become advantages."""
 
-    normalize_by_std: Flag = True
-    """Divide by the group's standard deviation; `false` is Dr.GRPO (arXiv 2503.20783)."""
-    drop_zero_variance_groups: Flag = False
-    """Leave out groups whose rewards are all equal: they carry no gradient, and do not enter the denominators."""
+    GROUP_RELATIVE = "GroupRelative"
+    FUNCTION = "Function"
+
+
+class LossType(StrEnum):
+    """The policy loss of one token."""
+
+    CLIPPED = "Clipped"
+    FUNCTION = "Function"
+
+
+class Function(WireModel):
+    """The user's own function, importable on PYTHONPATH as that of a reward is."""
+
+    path: FunctionPath
+    """`package.module:function`."""
+
+
+class GroupRelative(WireModel):
+    """A reward less the mean reward of all responses to the same prompt (arXiv 2402.03300)."""
+
+    normalize_by_std: Flag | None = None
+    """Divide by the group's standard deviation. The recipe's when unset."""
+
+
+class Advantage(WireModel):
+    """How rewards become advantages."""
+
+    type: AdvantageType | None = None
+    """The recipe's when unset."""
+    group_relative: GroupRelative | None = None
+    function: Function | None = None
+    """For `type: Function`: takes `rljob_trainer.algorithms.ResponseInputs`, returns an advantage for each response."""
+
+
+class Clipped(WireModel):
+    """The clipped ratio of PPO (Schulman et al. 2017, arXiv 1707.06347). What is unset is the recipe's."""
+
+    clip_ratio_low: PositiveNumber | None = None
+    """The probability ratio is clipped below at 1 - clipRatioLow."""
+    clip_ratio_high: PositiveNumber | None = None
+    """... and above at 1 + clipRatioHigh."""
+    dual_clip_ratio: NonNegativeNumber | None = None
+    """Bound on the loss of negative advantages (arXiv 1912.09729); above 1, or 0 for none."""
+
+
+class Loss(WireModel):
+    """The policy loss of one token; `aggregation` makes one number of all."""
+
+    type: LossType | None = None
+    """The recipe's when unset."""
+    clipped: Clipped | None = None
+    function: Function | None = None
+    """For `type: Function`: takes `rljob_trainer.algorithms.LossInputs`, returns a loss for each token."""
 
 
 class LossAggregation(StrEnum):
-    """How per-token losses become one number. All denominators are those of the whole mini-batch on all workers."""
+    """How per-token losses become one number. All denominators are those of the whole mini-batch on all workers;
+    SequenceMeanTokenSumNorm divides each response's sum by rollout.maxNewTokens, whatever the response's length."""
 
     TOKEN_MEAN = "TokenMean"
     SEQUENCE_MEAN_TOKEN_MEAN = "SequenceMeanTokenMean"
     SEQUENCE_MEAN_TOKEN_SUM = "SequenceMeanTokenSum"
+    SEQUENCE_MEAN_TOKEN_SUM_NORM = "SequenceMeanTokenSumNorm"
 
 
 class KlEstimator(StrEnum):
@@ -57,17 +114,17 @@ class Kl(WireModel):
 
 
 class Algorithm(WireModel):
-    """The learning rule."""
+    """The learning rule: `type` names a recipe, the rest overrides it; `rljob validate --resolved FILE` prints what
+    becomes of it."""
 
     type: AlgorithmType = AlgorithmType.GRPO
-    grpo: Grpo = Field(default_factory=Grpo)
-    clip_ratio_low: PositiveNumber = 0.2
-    """The probability ratio is clipped below at 1 - clipRatioLow."""
-    clip_ratio_high: PositiveNumber = 0.2
-    """... and above at 1 + clipRatioHigh."""
-    dual_clip_ratio: PositiveNumber | None = 3.0
-    """Bound on the loss of negative advantages (arXiv 1912.09729); above 1, or null for none."""
-    loss_aggregation: LossAggregation = LossAggregation.TOKEN_MEAN
+    advantage: Advantage = Field(default_factory=Advantage)
+    loss: Loss = Field(default_factory=Loss)
+    aggregation: LossAggregation | None = None
+    """How per-token losses become one number. The recipe's when unset."""
+    drop_zero_variance_groups: Flag | None = None
+    """Leave out groups whose rewards are all equal: group-relative advantages are 0 there, and with this they do not
+    enter the denominators either. The recipe's when unset."""
     entropy_coefficient: Number = 0.0
     """Weight of the entropy bonus (subtracted from the loss)."""
     kl: Kl = Field(default_factory=Kl)

@@ -1,8 +1,7 @@
-"""Rules on the sizes of batches: groups, mini-batches, micro-batches, and how they spread over the GPUs."""
+"""Rules on the sizes of batches: mini-batches, micro-batches, and how they spread over the GPUs."""
 
 from __future__ import annotations
 
-from rljob_api.v1alpha1.algorithm import AlgorithmType
 from rljob_api.v1alpha1.roles import pool_of_cel
 from rljob_api.v1alpha1.rule import rule
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -29,15 +28,6 @@ def _responses_divide_cel(field: str) -> str:
 
 
 BATCH_SIZE_RULES = (
-    rule(
-        Training,
-        "Training.groupSize",
-        field=".rollout.groupSize",
-        cel="self.algorithm.type != 'GRPO' || self.rollout.groupSize >= 2",
-        wrong="GRPO compares responses to the same prompt and needs at least 2 of them",
-        advice="set groupSize to 2 or more (8 is usual)",
-        holds=lambda t: t.algorithm.type is not AlgorithmType.GRPO or t.rollout.group_size >= 2,
-    ),
     rule(
         Training,
         "Training.miniBatchSize",

@@ -24,6 +24,15 @@ class ExportHuggingFace(StrEnum):
     NEVER = "Never"
 
 
+class ExportDtype(StrEnum):
+    """Precision of the exported weights."""
+
+    AUTO = "Auto"
+    """That of the weights at the model's source."""
+    FLOAT32 = "Float32"
+    BFLOAT16 = "BFloat16"
+
+
 class CheckpointStorage(WireModel):
     """Storage that every pod of the job can read and write. Locally it is a folder of the run."""
 
@@ -33,7 +42,9 @@ class CheckpointStorage(WireModel):
 
 
 class Checkpoint(WireModel):
-    """Checkpoints are complete or absent; a new attempt resumes from the newest complete one."""
+    """Checkpoints are complete or absent; a new attempt resumes from the newest complete one. They hold master weights
+    and optimizer state as they are in training, in 32 bits whatever the model's dtype, because a resumed run goes on
+    bit by bit as if it had not been interrupted."""
 
     storage: CheckpointStorage | None = None
     every_steps: PositiveCount = 20
@@ -42,3 +53,5 @@ class Checkpoint(WireModel):
     """Complete checkpoints that are kept; older ones are deleted."""
     resume: Resume = Resume.AUTO
     export_hugging_face: ExportHuggingFace = ExportHuggingFace.FINAL
+    export_dtype: ExportDtype = ExportDtype.AUTO
+    """Precision of the exported weights. Auto: that of the weights at the model's source."""

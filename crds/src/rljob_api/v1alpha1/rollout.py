@@ -26,7 +26,7 @@ class Rollout(WireModel):
 
     engine: RolloutEngine = RolloutEngine.AUTO
     group_size: PositiveCount = 8
-    """Responses per prompt; group-relative advantages need at least 2."""
+    """Responses per prompt; GroupRelative advantages need at least 2."""
     max_new_tokens: PositiveCount = 512
     temperature: PositiveNumber = 1.0
     top_p: OpenFraction = 1.0

@@ -84,15 +84,20 @@ def wire_name(on: type[WireModel], field: str) -> str:
 
 
 def union_rules(
-    on: type[ContractT], blocks: Iterable[tuple[str, str, Callable[[ContractT], tuple[str, object]]]]
+    on: type[ContractT], blocks: Iterable[tuple[str, str, Callable[[ContractT], tuple[str | None, object]]]]
 ) -> tuple[Rule, ...]:
-    """Kubernetes unions: `type` names the one block that is given. `blocks` are (value of type, Python name of the
-    block, function that gives the object's type and that block)."""
+    """Kubernetes unions: `type`, where it is given, names the one block that is given. `blocks` are (value of type,
+    Python name of the block, function that gives the object's type and that block)."""
     return tuple(_union_rule(on, variant, field, read) for variant, field, read in blocks)
 
 
-def _union_rule(on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str, object]]) -> Rule:
+def _union_rule(
+    on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
+) -> Rule:
     wire = wire_name(on, field)
+    is_chosen = f"self.type == '{variant}'"
+    if not on.model_fields["type"].is_required():
+        is_chosen = f"has(self.type) && {is_chosen}"
 
     def holds(value: ContractT) -> bool:
         chosen, block = read(value)
@@ -102,7 +107,7 @@ def _union_rule(on: type[ContractT], variant: str, field: str, read: Callable[[C
         on,
         f"{on.__name__}.{wire}",
         field=f".{wire}",
-        cel=f"(self.type == '{variant}') == has(self.{cel_property(wire)})",
+        cel=f"({is_chosen}) == has(self.{cel_property(wire)})",
         wrong=f"the block `{wire}` must be given if `type` is {variant}, and only then",
         advice="write the block that `type` names and no other",
         holds=holds,

@@ -46,8 +46,8 @@ class Training(WireModel):
     num_epochs_per_batch: PositiveCount = 1
     """Passes over each batch."""
     max_tokens_per_micro_batch: PositiveCount = 16384
-    """Tokens, padding included, in one forward and backward pass of one worker. A memory limit: results do not
-    depend on it."""
+    """Tokens in one forward and backward pass of one worker; padding counts only for a model that needs its rows
+    padded. A memory limit: results do not depend on it."""
     seed: Count = 0
     timeline_steps: Annotated[tuple[PositiveCount, ...], Field(max_length=16)] = ()
     """Steps (from 1) of which a timeline is written: the controller's phases and what every worker process did, in

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, HuggingFaceDataset
 from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.reward import Reward, RewardType
@@ -65,15 +64,6 @@ SOURCE_RULES = (
         wrong="must contain {prompt} exactly once",
         advice="write {prompt} where the row's prompt belongs",
         holds=lambda dataset: dataset.prompt_template.count(_PROMPT) == 1,
-    ),
-    rule(
-        Algorithm,
-        "Algorithm.dualClipRatio",
-        field=".dualClipRatio",
-        cel="!has(self.dualClipRatio) || self.dualClipRatio > 1.0",
-        wrong="must be above 1",
-        advice="3.0 is usual; null turns dual clipping off",
-        holds=lambda algorithm: algorithm.dual_clip_ratio is None or algorithm.dual_clip_ratio > 1,
     ),
 )
 

@@ -1,1 +1,39 @@
-"""The learning rules as pure functions on tensors: no Ray, no clock, no randomness, no state."""
+"""The learning rules as pure functions on flat tensors: no Ray, no clock, no randomness, no state.
+
+Read `interfaces` first (what an advantage and a loss are), then `advantages`, `policy_losses`, `kl` and `aggregation`
+(the formulas), `segments` and `slopes` (what they are written with), `registry` (from a job to them), and `functions`,
+`function_results`, `function_trial` (the user's own).
+
+What the user's own functions import is here.
+"""
+
+from rljob_trainer.algorithms.advantages import whitened
+from rljob_trainer.algorithms.functions import policy_loss_function, token_advantage
+from rljob_trainer.algorithms.interfaces import (
+    AdvantageEstimator,
+    LossInputs,
+    OneWorker,
+    PolicyLoss,
+    Reduce,
+    ResponseInputs,
+    TokenInputs,
+    TokenLosses,
+    WholeInputs,
+)
+from rljob_trainer.algorithms.segments import Segments
+
+__all__ = [
+    "AdvantageEstimator",
+    "LossInputs",
+    "OneWorker",
+    "PolicyLoss",
+    "Reduce",
+    "ResponseInputs",
+    "Segments",
+    "TokenInputs",
+    "TokenLosses",
+    "WholeInputs",
+    "policy_loss_function",
+    "token_advantage",
+    "whitened",
+]

@@ -1,6 +1,6 @@
 """From per-token losses to one number whose gradient depends neither on the micro-batches nor on the workers.
 
-Shapes: B sequences of one micro-batch on one worker, T response tokens.
+Legend: B rows of one micro-batch on one worker, N response tokens of them.
 
 The denominators are those of the whole mini-batch on all workers. Each micro-batch contributes its part of one sum;
 gradients of micro-batches add up by themselves, and because data-parallel gradients are *averaged* over `dp_size`
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import LossAggregation
+from rljob_trainer.algorithms.segments import Segments
 
 
 @dataclass(frozen=True)
@@ -21,43 +22,40 @@ class Denominators:
     """Counts of the mini-batch over all workers."""
 
     num_tokens: float
-    """Response tokens, which is the sum of all masks."""
+    """Response tokens."""
     num_sequences: float
-    """Sequences with at least one response token; padding rows do not count."""
-
-    def __add__(self, other: Denominators) -> Denominators:
-        return Denominators(self.num_tokens + other.num_tokens, self.num_sequences + other.num_sequences)
+    """Rows with at least one response token; empty rows do not count."""
 
 
-def count_denominators(mask_BT: Tensor) -> Denominators:
-    """The counts of one part of the mini-batch; the parts of all workers are added up before use."""
-    return Denominators(float(mask_BT.sum()), float(mask_BT.bool().any(dim=1).sum()))
+def count_denominators(segments: Segments) -> Denominators:
+    """The counts of one part of the mini-batch; those of all parts are added up before use."""
+    return Denominators(float(segments.num_values), float(segments.num_used))
 
 
 def aggregate_loss(
-    loss_BT: Tensor,
-    mask_BT: Tensor,
+    losses_N: Tensor,
+    segments: Segments,
     aggregation: LossAggregation,
     denominators: Denominators,
     dp_size: int,
+    max_new_tokens: int,
 ) -> Tensor:
     """This micro-batch's part of the mini-batch loss, 0-d, times `dp_size`.
 
-    With N tokens and S sequences in the mini-batch, n_i tokens in sequence i and l the masked loss:
+    With N tokens and S rows in the mini-batch, n_i tokens in row i, l the losses and M the limit of new tokens:
     TokenMean: sum l / N (DAPO, arXiv 2503.14476, section 3.3).
     SequenceMeanTokenMean: sum_i (sum_t l / n_i) / S (GRPO, arXiv 2402.03300, equation 3).
-    SequenceMeanTokenSum: sum_i (sum_t l) / S (Dr.GRPO, arXiv 2503.20783, up to its constant).
+    SequenceMeanTokenSum: sum_i (sum_t l) / S.
+    SequenceMeanTokenSumNorm: sum_i (sum_t l) / (S M) (Dr.GRPO, arXiv 2503.20783, section 3.2).
     An empty mini-batch gives 0, not NaN.
     """
-    # `where`, not a product: a masked position may hold inf or NaN, and 0 * NaN would poison the sum.
-    masked_BT = loss_BT.where(mask_BT.bool(), 0.0)
     num_sequences = max(denominators.num_sequences, 1.0)
     match aggregation:
         case LossAggregation.TOKEN_MEAN:
-            part = masked_BT.sum() / max(denominators.num_tokens, 1.0)
+            return losses_N.sum() * (dp_size / max(denominators.num_tokens, 1.0))
         case LossAggregation.SEQUENCE_MEAN_TOKEN_MEAN:
-            lengths_B = mask_BT.sum(dim=1).clamp(min=1)
-            part = (masked_BT.sum(dim=1) / lengths_B).sum() / num_sequences
+            return segments.mean(losses_N).sum() * (dp_size / num_sequences)
         case LossAggregation.SEQUENCE_MEAN_TOKEN_SUM:
-            part = masked_BT.sum() / num_sequences
-    return part * dp_size
+            return losses_N.sum() * (dp_size / num_sequences)
+        case LossAggregation.SEQUENCE_MEAN_TOKEN_SUM_NORM:
+            return losses_N.sum() * (dp_size / num_sequences / max_new_tokens)

@@ -1,21 +1,24 @@
 """Per-token estimates of KL(policy || reference) from the log-probabilities of the sampled tokens.
 
-Shapes: B sequences, T response tokens. Source of k1, k2, k3: Schulman 2020, http://joschu.net/blog/kl-approx.html,
-with d = logprob - reference logprob (Schulman's log r is -d).
+Legend: B rows, N response tokens of all rows. Source of k1, k2, k3: Schulman 2020,
+http://joschu.net/blog/kl-approx.html, with d = logprob - reference logprob (Schulman's log r is -d).
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import KlEstimator
+from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.slopes import with_slopes
 
 MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
 
 
-def kl_estimate(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, estimator: KlEstimator) -> Tensor:
-    """The estimate for each token, [B, T]; differentiable in `logprobs_BT`.
+def kl_estimate(logprobs_N: Tensor, reference_logprobs_N: Tensor, estimator: KlEstimator) -> Tensor:
+    """The estimate for each token, [N]; differentiable in `logprobs_N`, once.
 
     K1: d, unbiased, may be negative. Its gradient has expectation 0: as a term of the loss it does nothing but add
     noise; use it in the reward.
@@ -23,25 +26,37 @@ def kl_estimate(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, estimator: K
     K3: exp(-d) - 1 + d, unbiased, never negative; d is held within +-20 and the value below 10, so that one unlikely
     token cannot overflow the loss (no gradient beyond these bounds).
     """
-    difference_BT = logprobs_BT - reference_logprobs_BT
-    match estimator:
-        case KlEstimator.K1:
-            return difference_BT
-        case KlEstimator.K2:
-            return difference_BT.square() / 2
-        case KlEstimator.K3:
-            log_ratio_BT = (-difference_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-            return (log_ratio_BT.expm1() - log_ratio_BT).clamp(max=MAX_K3)
+    with torch.no_grad():
+        difference_N = logprobs_N - reference_logprobs_N
+        match estimator:
+            case KlEstimator.K1:
+                values_N, slopes_N = difference_N, torch.ones_like(difference_N)
+            case KlEstimator.K2:
+                values_N, slopes_N = difference_N.square().div_(2), difference_N
+            case KlEstimator.K3:
+                values_N, slopes_N = _k3_with_slopes(difference_N)
+    return with_slopes(logprobs_N, values_N, slopes_N)
 
 
-def kl_sums(kl_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """[B]: the estimate summed over the response tokens of each sequence, as a number: no gradient flows."""
-    return (kl_BT.detach() * mask_BT).sum(dim=1)
+def kl_sums(kl_N: Tensor, segments: Segments) -> Tensor:
+    """[B]: the estimate summed over the response tokens of each row, as a number: no gradient flows."""
+    return segments.sum(kl_N.detach())
 
 
 def kl_in_reward(scores_B: Tensor, kl_sums_B: Tensor, coefficient: float) -> Tensor:
-    """Reward of each sequence, [B]: its score minus `coefficient` times its KL (`kl_sums`).
+    """Reward of each row, [B]: its score minus `coefficient` times its KL (`kl_sums`).
 
     Source: Stiennon et al. 2020, arXiv 2009.01325, section 3.3.
     """
     return scores_B - coefficient * kl_sums_B
+
+
+def _k3_with_slopes(difference_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Takes `difference_N` for itself."""
+    log_ratio_N = difference_N.neg_().clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio_less_one_N = log_ratio_N.expm1()
+    unbounded_N = ratio_less_one_N - log_ratio_N
+    values_N = unbounded_N.clamp(max=MAX_K3)
+    # Where d was held, the value was above its bound, too.
+    flows_N = unbounded_N.eq_(values_N)
+    return values_N, flows_N.mul_(ratio_less_one_N).neg_()

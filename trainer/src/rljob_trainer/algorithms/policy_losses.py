@@ -1,72 +1,61 @@
-"""Per-token policy losses. Aggregation to one number is `aggregation`'s work.
+"""Policy losses per token. Aggregation to one number is `aggregation`'s work.
 
-Shapes: B sequences, T response tokens.
+Legend: N response tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from rljob_trainer.algorithms.interfaces import TokenLosses
+from rljob_trainer.algorithms.slopes import with_slopes
+
 MAX_LOG_RATIO = 20.0
 
-
-@dataclass(frozen=True)
-class SurrogateStats:
-    """Sums over response tokens (0-d tensors, no gradient), so that micro-batches and workers can be added up."""
-
-    num_tokens: Tensor
-    num_clipped: Tensor
-    """Tokens whose ratio is out of the trust region in the direction that the advantage pushes."""
-    num_dual_clipped: Tensor
-    """Tokens with a negative advantage whose loss met the dual clip's bound."""
-    kl_sum: Tensor
-    """Sum of old logprob - logprob: K1 estimate of KL(old policy || policy)."""
-
-    def __add__(self, other: SurrogateStats) -> SurrogateStats:
-        return SurrogateStats(
-            self.num_tokens + other.num_tokens,
-            self.num_clipped + other.num_clipped,
-            self.num_dual_clipped + other.num_dual_clipped,
-            self.kl_sum + other.kl_sum,
-        )
+CLIPPED_SUM = "pg_clipfrac"
+"""Tokens whose ratio is out of the trust region in the direction that the advantage pushes."""
+DUAL_CLIPPED_SUM = "pg_clipfrac_lower"
+"""Tokens with a negative advantage whose loss met the dual clip's bound."""
+KL_SUM = "ppo_kl"
+"""Old less new log-probability: K1 estimate of KL(old policy || policy)."""
 
 
 def clipped_surrogate(
-    logprobs_BT: Tensor,
-    old_logprobs_BT: Tensor,
-    advantages_BT: Tensor,
-    mask_BT: Tensor,
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
     *,
     clip_ratio_low: float,
     clip_ratio_high: float,
     dual_clip_ratio: float | None,
-) -> tuple[Tensor, SurrogateStats]:
-    """max(-A ratio, -A clip(ratio, 1 - low, 1 + high)) with ratio = exp(logprob - old logprob), [B, T].
+) -> TokenLosses:
+    """max(-A ratio, -A clip(ratio, 1 - low, 1 + high)) with ratio = exp(logprob - old logprob), [N].
 
     Source: PPO, Schulman et al. 2017, arXiv 1707.06347, equation 7; separate bounds: DAPO, arXiv 2503.14476,
     section 3.1. Dual clip: where A < 0 the loss is at most -A `dual_clip_ratio` (Ye et al. 2019, arXiv 1912.09729,
     equation 5); None for none.
 
-    `advantages_BT` may be [B, 1]. The mask (1 for response tokens) enters the statistics only: the loss of other
-    tokens is left as it comes and must be masked by the aggregation. The log-ratio is held within +-20.
+    The log-ratio is held within +-20. Differentiable in `logprobs_N`, once; the derivative is -A ratio, which is the
+    loss itself, where no bound was met, else 0.
     """
-    log_ratio_BT = (logprobs_BT - old_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio_BT = log_ratio_BT.exp()
-    unclipped_BT = -advantages_BT * ratio_BT
-    clipped_BT = -advantages_BT * ratio_BT.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high)
-    loss_BT = torch.maximum(unclipped_BT, clipped_BT)
-    dual_clipped_BT = torch.zeros_like(loss_BT, dtype=torch.bool)
-    if dual_clip_ratio is not None:
-        bound_BT = -advantages_BT * dual_clip_ratio
-        dual_clipped_BT = (advantages_BT < 0) & (loss_BT > bound_BT)
-        loss_BT = torch.where(dual_clipped_BT, bound_BT, loss_BT)
-    stats = SurrogateStats(
-        num_tokens=mask_BT.sum(),
-        num_clipped=((clipped_BT > unclipped_BT) * mask_BT).sum(),
-        num_dual_clipped=(dual_clipped_BT * mask_BT).sum(),
-        kl_sum=-(log_ratio_BT.detach() * mask_BT).sum(),
-    )
-    return loss_BT, stats
+    with torch.no_grad():
+        log_ratio_N = logprobs_N - old_logprobs_N
+        held_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        flows_N = log_ratio_N.eq_(held_N)
+        kl_sum = -held_N.sum(dtype=torch.float64)
+        ratio_N = held_N.exp_()
+        costs_N = -advantages_N.to(ratio_N.dtype)
+        unclipped_N = costs_N * ratio_N
+        clipped_N = ratio_N.clamp_(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(costs_N)
+        losses_N = torch.maximum(unclipped_N, clipped_N)
+        num_clipped = clipped_N.gt_(unclipped_N).sum()
+        num_dual_clipped = num_clipped.new_zeros(())
+        if dual_clip_ratio is not None:
+            # 0 where A >= 0: the loss is at most 0 there, so that the bound leaves it alone.
+            bounds_N = costs_N.clamp_(min=0.0).mul_(dual_clip_ratio)
+            unbounded_N, losses_N = losses_N, torch.minimum(losses_N, bounds_N)
+            num_dual_clipped = unbounded_N.gt_(bounds_N).sum()
+        slopes_N = flows_N.mul_(unclipped_N.eq_(losses_N)).mul_(losses_N)
+    sums = {CLIPPED_SUM: num_clipped, DUAL_CLIPPED_SUM: num_dual_clipped, KL_SUM: kl_sum}
+    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), sums)

@@ -318,21 +318,6 @@ class DataProto:
         verl reorders in place and takes any rows; for some of the rows, or some twice, there is `rows`."""
         return self._at(reordered_rows(order, len(self)))
 
-    def unfolded(self, num_parts: int, names: Sequence[str]) -> DataProto:
-        """Tensors `names` [B, num_parts * k, ...] become rows [B * num_parts, k, ...]; all else is repeated with them.
-
-        As verl's unfold_column_chunks. Raises DataError when the second dimension is not divisible."""
-        num_parts = checked_count("unfolded: number of parts", num_parts)
-        unfolded = {}
-        for name in names:
-            tensor = self[name]
-            if tensor.dim() < 2 or tensor.shape[1] % num_parts:
-                raise DataError(
-                    f"unfolded: '{name}' {list(tensor.shape)} has no second dimension of {num_parts} equal parts"
-                )
-            unfolded[name] = tensor.reshape(len(self) * num_parts, tensor.shape[1] // num_parts, *tensor.shape[2:])
-        return self.without(names).repeat(num_parts).with_columns(unfolded)
-
     def padded_to_multiple(self, size: int) -> tuple[DataProto, int]:
         """The last row repeated until B is a multiple of `size`; also how many rows were added (`unpadded` undoes it).
 

@@ -1,7 +1,7 @@
 """Writing a model as a Hugging Face folder, which `AutoModelForCausalLM.from_pretrained` and vLLM load.
 
-The weights come one whole tensor at a time, best from a committed checkpoint (`CheckpointReader.read_all`): that needs
-one process and no collective, so nothing can hang where a rank fails.
+The weights come from a committed checkpoint: that needs one process and no collective, so nothing can hang where a rank
+fails. They go from file to file one tensor at a time, read once and not hashed.
 """
 
 from __future__ import annotations
@@ -9,65 +9,106 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rljob_api.v1alpha1.checkpoint import ExportDtype
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import TEMPORARY_SUFFIX
+from rljob_trainer.checkpoints.load import CheckpointReader
 from rljob_trainer.checkpoints.storage import durable_file, make_folder, storage_errors, sync_folder, write_all
-from rljob_trainer.checkpoints.tensor_file import num_tensor_bytes, write_tensor_file
+from rljob_trainer.checkpoints.tensor_file import DTYPE_NAMES, DTYPES, TensorSpec, stream_tensor_file
 
 MAX_FILE_BYTES = 5 * 1000**3
 """Of one weight file, as the Hub recommends; a larger tensor gets a file of its own."""
 
 _METADATA = {"format": "pt"}
 _CONFIG_FILE = "config.json"
+_SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 _COPIED_SUFFIXES = {".json", ".jinja", ".txt", ".model", ".tiktoken"}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Of exports, by their names in config.json."""
+
+
+def export_dtype(choice: ExportDtype, source: Path) -> torch.dtype:
+    """The dtype of an export of the model whose folder `source` is.
+
+    Auto is what `from_pretrained` would load the source with: what its config.json says or, where that says nothing,
+    what its first weight file holds (a source on the Hub may have none on the controller). It is float32 where neither
+    names one of float32, bfloat16 and float16.
+    """
+    if choice is not ExportDtype.AUTO:
+        return torch.float32 if choice is ExportDtype.FLOAT32 else torch.bfloat16
+    config = _read_config(source)
+    name = config.get("dtype") or config.get("torch_dtype")
+    if isinstance(name, str):
+        return _DTYPES.get(name, torch.float32)
+    for path in sorted(source.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as weights:
+            names = {DTYPE_NAMES[dtype]: dtype for dtype in _DTYPES.values()}
+            held = (weights.get_slice(each).get_dtype() for each in weights.keys())  # noqa: SIM118
+            return next((names[each] for each in held if each in names), torch.float32)
+    return torch.float32
 
 
 def write_huggingface(
     folder: Path,
     source: Path,
-    named: Iterable[tuple[str, torch.Tensor]],
+    weights: CheckpointReader,
+    prefix: str,
     dtype: torch.dtype,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
     """Writes the model to `folder`, which appears complete or not at all and replaces an earlier export.
 
     `source` is the folder of the model that was trained: its configuration, tokenizer and generation settings are
-    copied, with `dtype` as the model's dtype. `named` gives whole tensors by their name in the `transformers` model;
-    floating-point ones are converted to `dtype`, and tensors tied to another one are left out.
+    copied, with `dtype` as the model's dtype. The weights are the tensors whose names begin with `prefix`, followed by
+    the name in the `transformers` model; floating-point ones are converted to `dtype`, and tensors tied to another one
+    are left out. No more than one tensor is in memory, as it was saved and converted.
 
     Raises CheckpointError where a tensor of the model is missing, unknown or of another shape (`from_pretrained` would
-    fill it with random numbers and only warn), and where writing fails.
+    fill it with random numbers and only warn), where `dtype` cannot hold a value, and where reading or writing fails.
     """
-    expected, tied = _model_shapes(source)
+    specs = _specs(folder, source, weights, prefix, dtype)
     temporary = folder.with_name(folder.name + TEMPORARY_SUFFIX)
-    with storage_errors(folder, "exporting the model"):
+    with storage_errors(folder, "exporting the model", sum(spec.num_bytes for spec in specs.values())):
         make_folder(folder.parent)
         shutil.rmtree(temporary, ignore_errors=True)
         os.mkdir(temporary)
         try:
-            writer = _WeightFiles(temporary, max_file_bytes)
-            for name, tensor in named:
-                if name not in tied:
-                    _check_shape(folder, name, tensor, expected)
-                    writer.add(name, tensor.to(dtype) if tensor.is_floating_point() else tensor)
-            writer.finish()
-            missing = sorted(expected.keys() - writer.names)
-            if missing:
-                raise CheckpointError(
-                    f"{folder}: {len(missing)} tensors of the model were not given, the first is {missing[0]}; "
-                    f"give all of them under the names of the model in {source}"
-                )
+            _write_weights(temporary, specs, partial(_converted, folder, weights, prefix, specs), max_file_bytes)
             _copy_settings(source, temporary, dtype)
             _replace_folder(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _specs(
+    folder: Path, source: Path, weights: CheckpointReader, prefix: str, dtype: torch.dtype
+) -> dict[str, TensorSpec]:
+    """What the files are to hold, by the names of the model, after a comparison with the model's own tensors."""
+    expected, tied = _model_shapes(source)
+    specs = {}
+    for full_name in weights.names:
+        name = full_name.removeprefix(prefix)
+        if not full_name.startswith(prefix) or name in tied:
+            continue
+        saved = TensorSpec(DTYPES[weights.entry(full_name).dtype], weights.entry(full_name).global_shape)
+        _check_shape(folder, name, saved.shape, expected)
+        specs[name] = TensorSpec(dtype, saved.shape) if saved.dtype.is_floating_point else saved
+    missing = sorted(expected.keys() - specs.keys())
+    if missing:
+        raise CheckpointError(
+            f"{folder}: {len(missing)} tensors of the model are not in {weights.folder}, the first is {missing[0]}; "
+            f"the checkpoint has to hold all tensors of the model in {source}"
+        )
+    return specs
 
 
 def _model_shapes(source: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:
@@ -80,57 +121,56 @@ def _model_shapes(source: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}, tied
 
 
-def _check_shape(folder: Path, name: str, tensor: torch.Tensor, expected: dict[str, tuple[int, ...]]) -> None:
-    if expected.get(name) != tuple(tensor.shape):
+def _check_shape(folder: Path, name: str, shape: tuple[int, ...], expected: dict[str, tuple[int, ...]]) -> None:
+    if expected.get(name) != shape:
         wanted = f"shape {list(expected[name])}" if name in expected else "no such tensor"
         raise CheckpointError(
-            f"{folder}: tensor {name} of shape {list(tensor.shape)} was given, the model has {wanted}; "
+            f"{folder}: tensor {name} of shape {list(shape)} was saved, the model has {wanted}; "
             f"export the model that was trained"
         )
 
 
-class _WeightFiles:
-    """Collects tensors and writes a file whenever the next one would make it too large."""
+def _converted(
+    folder: Path, weights: CheckpointReader, prefix: str, specs: Mapping[str, TensorSpec], name: str
+) -> torch.Tensor:
+    saved = weights.read(prefix + name)
+    dtype = specs[name].dtype
+    if dtype is torch.float16 and saved.numel() and (largest := float(saved.abs().max())) > torch.finfo(dtype).max:
+        raise CheckpointError(
+            f"{folder}: tensor {name} holds values up to {largest:g}, which float16 cannot; "
+            f"set checkpoint.exportDtype to Float32 or BFloat16"
+        )
+    return saved.to(dtype)
 
-    def __init__(self, folder: Path, max_file_bytes: int) -> None:
-        self._folder = folder
-        self._max_file_bytes = max_file_bytes
-        self._waiting: dict[str, torch.Tensor] = {}
-        self._files: list[list[str]] = []
-        self._num_bytes = 0
 
-    @property
-    def names(self) -> set[str]:
-        return {name for names in self._files for name in names}
+def _write_weights(
+    folder: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], torch.Tensor], max_file_bytes: int
+) -> None:
+    """One file, or several and their index."""
+    parts = _parts(specs, max_file_bytes)
+    if len(parts) == 1:
+        stream_tensor_file(folder / _SINGLE_FILE, specs, read, _METADATA)
+        return
+    weight_map = {}
+    for number, names in enumerate(parts, start=1):
+        file_name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        stream_tensor_file(folder / file_name, {name: specs[name] for name in names}, read, _METADATA)
+        weight_map.update(dict.fromkeys(names, file_name))
+    total_size = sum(spec.num_bytes for spec in specs.values())
+    _write_json(folder / _INDEX_FILE, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
 
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        waiting_bytes = sum(num_tensor_bytes(waiting) for waiting in self._waiting.values())
-        if self._waiting and waiting_bytes + num_tensor_bytes(tensor) > self._max_file_bytes:
-            self._write()
-        self._waiting[name] = tensor
-        self._num_bytes += num_tensor_bytes(tensor)
 
-    def finish(self) -> None:
-        """Writes the rest and gives the files their names, which hold the number of files, and the index."""
-        self._write()
-        if len(self._files) == 1:
-            os.rename(self._part(0), self._folder / "model.safetensors")
-            return
-        weight_map = {}
-        for index, names in enumerate(self._files):
-            file_name = f"model-{index + 1:05d}-of-{len(self._files):05d}.safetensors"
-            os.rename(self._part(index), self._folder / file_name)
-            weight_map.update(dict.fromkeys(names, file_name))
-        index_document = {"metadata": {"total_size": self._num_bytes}, "weight_map": weight_map}
-        _write_json(self._folder / _INDEX_FILE, index_document)
-
-    def _write(self) -> None:
-        write_tensor_file(self._part(len(self._files)), self._waiting, _METADATA)
-        self._files.append(list(self._waiting))
-        self._waiting = {}
-
-    def _part(self, index: int) -> Path:
-        return self._folder / f"part-{index:05d}.safetensors"
+def _parts(specs: Mapping[str, TensorSpec], max_file_bytes: int) -> Sequence[Sequence[str]]:
+    """The names of each file, in the order of `specs`; a new one begins where the next tensor would be too much."""
+    parts: list[list[str]] = [[]]
+    num_bytes = 0
+    for name, spec in specs.items():
+        if parts[-1] and num_bytes + spec.num_bytes > max_file_bytes:
+            parts.append([])
+            num_bytes = 0
+        parts[-1].append(name)
+        num_bytes += spec.num_bytes
+    return parts
 
 
 def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
@@ -139,10 +179,15 @@ def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
         if path.is_file() and path.suffix in _COPIED_SUFFIXES and not is_index and path.name != _CONFIG_FILE:
             with durable_file(target / path.name) as descriptor:
                 write_all(descriptor, path.read_bytes())
-    config: dict[str, object] = json.loads((source / _CONFIG_FILE).read_bytes())
+    config = _read_config(source)
     # from_pretrained loads with the dtype that stands here; older versions of transformers read the second name.
     config["dtype"] = config["torch_dtype"] = str(dtype).removeprefix("torch.")
     _write_json(target / _CONFIG_FILE, config)
+
+
+def _read_config(source: Path) -> dict[str, object]:
+    config: dict[str, object] = json.loads((source / _CONFIG_FILE).read_bytes())
+    return config
 
 
 def _write_json(path: Path, document: dict[str, object]) -> None:

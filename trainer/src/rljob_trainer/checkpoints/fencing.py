@@ -2,8 +2,10 @@
 
 A job that is tried again must not mix with a former start that was only paused (a stopped process, a node that comes
 back). So start N writes `starts/<N>.json` before it does anything else: the checkpoints that it accepts, which are
-the one it resumes from and those before it. From then on earlier starts are refused when they commit, and should one
-have passed that check just before, its manifest is not in the list and is ignored by N and by all later starts.
+those that it finds. From then on earlier starts are refused when they commit, and should one have passed that check
+just before, its manifest is not in the list and is ignored by N and by all later starts. Before N saves anything, it
+cuts the list down to the checkpoint that it has resumed from and those before it. A start that ends sooner has added
+nothing, so it need not take anything away either.
 
 A start is that of a trainer process; `RLJOB_START_NUMBER` has its number. The numbers only have to grow on one folder;
 gaps do not matter.
@@ -28,7 +30,7 @@ from rljob_trainer.checkpoints.layout import (
     read_sealed,
     seal,
 )
-from rljob_trainer.checkpoints.storage import create_absent, make_folder, storage_errors
+from rljob_trainer.checkpoints.storage import create_absent, durable_file, make_folder, storage_errors, write_all
 
 _FILE_PATTERN = re.compile(r"(\d{4,10})\.json")
 
@@ -39,26 +41,21 @@ class StartRecord(WireModel):
     contract_version: PositiveCount
     start_number: PositiveCount
     accepted: tuple[str, ...]
-    """Folder names of checkpoints of earlier starts, newest first."""
+    """Folder names of checkpoints of earlier starts, newest first. From its first save on, the start has resumed from
+    the first of them."""
     started_at: str
 
 
-def announce_start(root: Path, start_number: int, resumed_from: CheckpointFolder | None) -> None:
-    """Announces the start; earlier ones can no longer commit.
-
-    `resumed_from` is the checkpoint that `find_newest_complete(root, start_number)` gave. It and older ones are
-    accepted; those that were rejected or came later are not, so that they can never become the newest again.
+def announce_start(root: Path, start_number: int) -> None:
+    """Announces the start; earlier ones can no longer commit. To be followed by `accept_up_to` before the first save.
 
     Raises FencedError where this start or a later one has begun already.
     """
-    refuse_if_fenced(root, start_number)
-    accepted = [
-        folder.name for folder in visible_checkpoints(root, start_number) if resumed_from and folder <= resumed_from
-    ]
+    accepted = visible_checkpoints(root, start_number)
     record = StartRecord(
         contract_version=CONTRACT_VERSION,
         start_number=start_number,
-        accepted=tuple(accepted),
+        accepted=tuple(folder.name for folder in accepted),
         started_at=timestamp_now(),
     )
     path = _path(root, start_number)
@@ -71,6 +68,31 @@ def announce_start(root: Path, start_number: int, resumed_from: CheckpointFolder
                 f"{root}: start {start_number} has begun already; give each start of the job its own number"
             ) from error
     refuse_if_fenced(root, start_number)
+
+
+def accept_up_to(root: Path, start_number: int, resumed_from: CheckpointFolder | None) -> None:
+    """Says which checkpoint the announced start has resumed from. It and older ones stay accepted; those that were
+    passed over are not any more, so that they can never become the newest again.
+
+    Raises FencedError where a later start has begun.
+    """
+    refuse_if_fenced(root, start_number)
+    path = _path(root, start_number)
+    record, _ = read_sealed(path, StartRecord)
+    visible = visible_checkpoints(root, start_number)
+    accepted = tuple(folder.name for folder in visible if resumed_from and folder <= resumed_from)
+    if accepted == record.accepted:
+        return
+    with storage_errors(root, "announcing what was resumed from"), durable_file(path) as descriptor:
+        write_all(descriptor, seal(record.model_copy(update={"accepted": accepted}))[0])
+
+
+def name_of_resumed(root: Path, start_number: int) -> str | None:
+    """Name of the folder that the start has resumed from, once `accept_up_to` has been called; None for step 0.
+
+    Raises CheckpointError where the start's file is damaged."""
+    accepted = _read(root, start_number)
+    return accepted[0] if accepted else None
 
 
 def refuse_if_fenced(root: Path, start_number: int) -> None:

@@ -1,9 +1,13 @@
-"""Loading: finding the newest sound checkpoint, and reading from it just the blocks that a rank needs."""
+"""Loading: finding the newest sound checkpoint, and reading from it the blocks that a rank needs.
+
+Every byte that a run goes on from is read once and compared with its digest, by the rank that reads it. So the search
+before that only looks (manifests, names and sizes of files); it reads everything where a rank has found damage.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +34,8 @@ from rljob_trainer.checkpoints.tensor_file import (
     Span,
     WrittenFile,
     check_tensor_files,
-    read_header,
+    compare_tensor_digest,
+    read_checked_header,
     read_range,
 )
 from rljob_trainer.errors import ConfigurationError
@@ -50,7 +55,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Found:
-    """The newest checkpoint whose every byte has been checked."""
+    """The newest checkpoint that passed the checks which were asked for."""
 
     folder: Path
     manifest: Manifest
@@ -60,12 +65,15 @@ class Found:
 
     @property
     def checkpoint(self) -> CheckpointFolder:
-        """For `announce_start`."""
+        """For `accept_up_to`."""
         return CheckpointFolder(self.manifest.step, self.manifest.start_number, self.folder)
 
 
-def find_newest_complete(root: Path, start_number: int) -> Found | None:
+def find_newest_complete(root: Path, start_number: int, digests: bool = True) -> Found | None:
     """The checkpoint that this start resumes from; None where there is none, which means step 0.
+
+    Damaged ones are passed over. With `digests` every byte is compared; without, manifests and sizes of files, which
+    leaves changed bytes in files of the right size to `load_into`.
 
     Raises CheckpointError where there were commits but every checkpoint is damaged: starting again from step 0 is never
     silent. Raises FencedError where a later start has begun.
@@ -73,7 +81,7 @@ def find_newest_complete(root: Path, start_number: int) -> Found | None:
     rejected: list[Rejected] = []
     for folder in visible_checkpoints(root, start_number):
         try:
-            manifest, digest = check_checkpoint(folder.path)
+            manifest, digest = check_checkpoint(folder.path, digests)
         except DamagedError as error:
             rejected.append(Rejected(folder.path, str(error)))
         else:
@@ -114,9 +122,11 @@ def check_checkpoint(folder: Path, digests: bool = True) -> tuple[Manifest, str]
 class CheckpointReader:
     """Reads blocks of a checkpoint's tensors. Opens files when a block of them is first asked for."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, compares_digests: bool) -> None:
         self.folder = folder
         self.manifest = manifest
+        self._compares_digests = compares_digests
+        self._header_digests = {file.name: file.header_digest for file in manifest.files}
         self._entries = {tensor.name: tensor for tensor in manifest.tensors}
         self._spans: dict[str, dict[str, Span]] = {}
 
@@ -140,14 +150,11 @@ class CheckpointReader:
         self.read_into(name, (0,) * out.dim(), out)
         return out
 
-    def read_all(self, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors whose name begins so, one at a time and without the prefix; the input of `write_huggingface`."""
-        for name in self.names:
-            if name.startswith(prefix):
-                yield name.removeprefix(prefix), self.read(name)
-
     def read_into(self, name: str, offsets: tuple[int, ...], out: torch.Tensor) -> None:
         """Fills `out` (any device) with the block of the tensor that begins at `offsets` and has the shape of `out`.
+
+        Pieces that it touches are read whole, one at a time, because a digest is that of a whole piece. With as many
+        ranks as there were at the save that is no more than what is wanted.
 
         Raises CheckpointError where dtype or shape do not fit, DamagedError where bytes are not as saved.
         """
@@ -162,7 +169,7 @@ class CheckpointReader:
             box = overlap_of(offsets, out.shape, piece.offsets, piece.shape)
             if box is None:
                 continue
-            block = self._read_piece(name, piece, box, out.dtype)
+            block = self._read_piece(name, piece, out.dtype)[_slices(box, piece.offsets)]
             out[_slices(box, offsets)].copy_(block)
             num_elements += block.numel()
         if num_elements != out.numel():
@@ -171,27 +178,21 @@ class CheckpointReader:
                 f"are stored; the saved tensor has shape {list(entry.global_shape)}"
             )
 
-    def _read_piece(self, name: str, piece: Piece, box: Box, dtype: torch.dtype) -> torch.Tensor:
-        """The part of a piece within `box`. Reads whole rows of the first dimension, contiguous in the file."""
+    def _read_piece(self, name: str, piece: Piece, dtype: torch.dtype) -> torch.Tensor:
         path = self.folder / piece.file
-        span = self._span(name, piece)
-        # A scalar is read as one row.
-        shape = piece.shape or (1,)
-        rows = _slices(box, piece.offsets)[0] if box else slice(0, 1)
-        row_bytes = math.prod(shape[1:]) * dtype.itemsize
-        data = read_range(path, Span(span.start + rows.start * row_bytes, span.start + rows.stop * row_bytes))
-        if len(data) == span.end - span.start and digest_of(memoryview(data)) != piece.digest:
-            raise DamagedError(f"{path}: tensor {name} has changed since the checkpoint was checked; check the storage")
-        block = torch.frombuffer(data, dtype=dtype).reshape((rows.stop - rows.start, *shape[1:]))
-        return block[(slice(None), *_slices(box, piece.offsets)[1:])] if box else block.reshape(())
+        data = read_range(path, self._span(name, piece))
+        if self._compares_digests:
+            compare_tensor_digest(path, name, digest_of(memoryview(data)), piece.digest)
+        return torch.frombuffer(data, dtype=dtype).reshape(piece.shape)
 
     def _span(self, name: str, piece: Piece) -> Span:
+        path = self.folder / piece.file
         if piece.file not in self._spans:
-            self._spans[piece.file] = read_header(self.folder / piece.file)[1]
+            self._spans[piece.file] = read_checked_header(path, self._header_digests[piece.file])
         span = self._spans[piece.file].get(name)
         num_bytes = math.prod(piece.shape) * DTYPES[self._entries[name].dtype].itemsize
         if span is None or span.end - span.start != num_bytes:
-            raise DamagedError(f"{self.folder / piece.file}: does not hold tensor {name} as the manifest says")
+            raise DamagedError(f"{piece.file}: does not hold tensor {name} as the manifest says")
         return span
 
 
@@ -201,15 +202,25 @@ def _slices(box: Box, offsets: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def open_checkpoint(folder: Path) -> CheckpointReader:
-    """A reader for a checkpoint that `find_newest_complete` has checked. Raises DamagedError."""
-    return CheckpointReader(folder, read_manifest(folder)[0])
+    """A reader that compares the digest of every piece that it reads. Raises DamagedError."""
+    return CheckpointReader(folder, read_manifest(folder)[0], compares_digests=True)
+
+
+def open_known_checkpoint(folder: Path) -> CheckpointReader:
+    """A reader for a checkpoint that this start has written or resumed from. Its bytes were hashed on their way to the
+    files, or compared when they were loaded; now only manifest, headers and sizes are looked at.
+
+    Raises DamagedError.
+    """
+    return CheckpointReader(folder, check_checkpoint(folder, digests=False)[0], compares_digests=False)
 
 
 def load_into(named: Iterable[tuple[str, torch.Tensor | DTensor]], reader: CheckpointReader) -> None:
     """Fills the tensors in place; each rank reads its own blocks, whatever the number of ranks was at the save.
 
     Tensors of the checkpoint that are not named are left alone.
-    Raises CheckpointError where one is missing or has another shape or dtype, DamagedError where bytes have changed.
+    Raises CheckpointError where one is missing or has another shape or dtype, DamagedError where bytes have changed;
+    some tensors are filled then, and loading another checkpoint fills them anew.
     """
     for name, tensor in named:
         block = local_block(name, tensor)

@@ -1,4 +1,4 @@
-"""Writing and checking one safetensors file, durably and with digests that are computed while it is written.
+"""Writing and checking one safetensors file, durably and, where wanted, with digests computed while it is written.
 
 The format (safetensors README, "Format"): 8 bytes little-endian length of the header, a JSON header with dtype, shape
 and position of each tensor, then the tensors' bytes without gaps. The library's own writer neither syncs nor hashes;
@@ -8,8 +8,9 @@ hashing afterwards would read everything again.
 from __future__ import annotations
 
 import json
+import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
@@ -56,6 +57,19 @@ class WrittenFile:
     tensor_digests: dict[str, str]
 
 
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a header says about a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 class _Hash(Protocol):
     def update(self, data: bytes | memoryview, /) -> None: ...
     def hexdigest(self) -> str: ...
@@ -78,20 +92,19 @@ def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata:
 
     Raises OSError; nothing is left of the file then.
     """
-    # Wide elements first: positions in the file are then aligned for a reader that maps it into memory.
-    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
-    header = _header(ordered, metadata)
+    specs = _in_file_order({name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
+    header = _header(specs, metadata)
     pool = ThreadPoolExecutor(NUM_HASH_THREADS, thread_name_prefix="checkpoint-digest")
     try:
         digests: dict[str, Future[str]] = {}
         with durable_file(path) as descriptor:
             write_all(descriptor, header)
-            for name, tensor in ordered.items():
-                data = _bytes_of(tensor)
+            for name in specs:
+                data = _bytes_of(tensors[name])
                 digests[name] = pool.submit(digest_of, data)
                 write_all(descriptor, data)
         return WrittenFile(
-            num_bytes=len(header) + sum(num_tensor_bytes(tensor) for tensor in ordered.values()),
+            num_bytes=len(header) + sum(spec.num_bytes for spec in specs.values()),
             header_digest=digest_of(header),
             tensor_digests={name: digest.result() for name, digest in digests.items()},
         )
@@ -99,14 +112,39 @@ def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata:
         pool.shutdown(cancel_futures=True)
 
 
-def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+def stream_tensor_file(
+    path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], torch.Tensor], metadata: Mapping[str, str]
+) -> None:
+    """As `write_tensor_file`, but asks `read` for one tensor after the other, holds one at a time, and hashes nothing.
+
+    Raises OSError, and what `read` raises; nothing is left of the file then.
+    """
+    ordered = _in_file_order(specs)
+    with durable_file(path) as descriptor:
+        write_all(descriptor, _header(ordered, metadata))
+        for name in ordered:
+            # No name keeps the tensor while the next one is read.
+            write_all(descriptor, _bytes_of(_as_announced(name, read(name), ordered[name])))
+
+
+def _as_announced(name: str, tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    assert (tensor.dtype, tuple(tensor.shape)) == (spec.dtype, spec.shape), (name, tensor.dtype, tensor.shape, spec)
+    return tensor
+
+
+def _in_file_order(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """Wide elements first: positions in the file are then aligned for a reader that maps it into memory."""
+    return dict(sorted(specs.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
+
+
+def _header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> bytes:
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
-    for name, tensor in tensors.items():
-        end = position + num_tensor_bytes(tensor)
+    for name, spec in specs.items():
+        end = position + spec.num_bytes
         entries[name] = {
-            "dtype": dtype_name(name, tensor.dtype),
-            "shape": list(tensor.shape),
+            "dtype": dtype_name(name, spec.dtype),
+            "shape": list(spec.shape),
             "data_offsets": [position, end],
         }
         position = end
@@ -151,6 +189,15 @@ def read_header(path: Path) -> tuple[bytes, dict[str, Span]]:
     return prefix + text, spans
 
 
+def read_checked_header(path: Path, expected_digest: str) -> dict[str, Span]:
+    """The place of each tensor. Raises DamagedError where the header is not the one that was written."""
+    header, spans = read_header(path)
+    digest = digest_of(header)
+    if digest != expected_digest:
+        raise DamagedError(f"{path.name}: digest of the header is {digest}, it was written as {expected_digest}")
+    return spans
+
+
 @dataclass(frozen=True)
 class _Check:
     """One range of a file and the digest that its bytes must have."""
@@ -189,10 +236,7 @@ def _check_size(path: Path, num_bytes: int) -> None:
 
 
 def _checks(path: Path, expected: WrittenFile) -> Iterator[_Check]:
-    header, spans = read_header(path)
-    digest = digest_of(header)
-    if digest != expected.header_digest:
-        raise DamagedError(f"{path.name}: digest of the header is {digest}, it was written as {expected.header_digest}")
+    spans = read_checked_header(path, expected.header_digest)
     if spans.keys() != expected.tensor_digests.keys():
         raise DamagedError(f"{path.name}: holds other tensors than the manifest says")
     for name, span in spans.items():
@@ -204,10 +248,13 @@ def _check_range(check: _Check) -> None:
         digest = _digest_of_range(check.path, check.start, check.end)
     except OSError as error:
         raise DamagedError(f"{check.path.name} cannot be read: {error.strerror}") from error
-    if digest != check.digest:
-        raise DamagedError(
-            f"{check.path.name}: digest of tensor {check.tensor} is {digest}, it was written as {check.digest}"
-        )
+    compare_tensor_digest(check.path, check.tensor, digest, check.digest)
+
+
+def compare_tensor_digest(path: Path, tensor: str, digest: str, expected: str) -> None:
+    """Raises DamagedError where the digests differ."""
+    if digest != expected:
+        raise DamagedError(f"{path.name}: digest of tensor {tensor} is {digest}, it was written as {expected}")
 
 
 def _digest_of_range(path: Path, start: int, end: int) -> str:

@@ -15,7 +15,8 @@ from rljob_trainer.batch.balancing import balanced_partitions
 
 def balanced_order(lengths_B: torch.Tensor, num_workers: int, rows_per_update: int) -> torch.Tensor:
     """[B] int64: positions of the rows such that, cut into `num_workers` equal parts one after the other, part w is
-    what worker w computes: its share of the first M rows first, then of the next M. `lengths_B` is [B] int64, tokens.
+    what worker w computes: its share of the first M rows first, then of the next M. `lengths_B` is [B] int64, tokens,
+    0 for rows that cost nothing.
 
     Raises DataError where M rows do not spread evenly over the workers."""
     shares: list[list[int]] = [[] for _ in range(num_workers)]
@@ -27,6 +28,7 @@ def balanced_order(lengths_B: torch.Tensor, num_workers: int, rows_per_update: i
 
 
 def imbalance(lengths_B: torch.Tensor, num_workers: int) -> float:
-    """How many times the tokens of the mean worker the fullest one has, when the rows are cut into equal parts."""
+    """How many times the tokens of the mean worker the fullest one has, when the rows are cut into equal parts;
+    1 where there are none."""
     tokens_W = lengths_B.view(num_workers, -1).sum(dim=1).double()
-    return float(tokens_W.max() / tokens_W.mean())
+    return float(tokens_W.max() / tokens_W.mean()) if lengths_B.any() else 1.0

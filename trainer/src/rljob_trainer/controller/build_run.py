@@ -15,13 +15,15 @@ import torch
 from rljob_api.handover import TrainerJob
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.datasets.contamination import without_held_out
 from rljob_trainer.datasets.prompts import PromptRow, load_prompts
 from rljob_trainer.engines.rollout.select import select_engine
-from rljob_trainer.engines.train.fsdp2 import TrainEngineSettings
+from rljob_trainer.engines.train.engine import TrainEngineSettings
+from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session
@@ -145,6 +147,11 @@ def num_workers_of(spec: RLJobSpec, role: str) -> int:
     """Processes of a role: one for each GPU of its pool."""
     [pool] = [pool for pool in spec.pools if pool.name == placed_roles(spec, [role])[role]]
     return pool.nodes * pool.gpus_per_node
+
+
+def num_data_ranks_of(spec: RLJobSpec) -> int:
+    """Parts that the actor's batches are split into."""
+    return ParallelLayout.full_shard(num_workers_of(spec, ACTOR)).num_data_ranks
 
 
 def _reward_check(reward: RewardSettings) -> ScorerPool:
@@ -282,15 +289,16 @@ def _roles(job: TrainerJob, model: ModelPlace, device_type: str, longest_prompt:
     trained = TrainEngineSettings(**{**vars(frozen), "optimizer": training.optimizer})
     actor = ActorSettings(
         engine=trained,
-        algorithm=training.algorithm,
+        algorithm=resolve_algorithm(training.algorithm),
         optimizer=training.optimizer,
         temperature=rollout.temperature,
+        max_new_tokens=rollout.max_new_tokens,
         samples_all_tokens=rollout.top_p == 1 and rollout.top_k == 0,
         num_steps=training.steps,
         num_epochs_per_batch=training.num_epochs_per_batch,
         mini_batch_rows=(training.mini_batch_size or training.batch_size)
         * rollout.group_size
-        // num_workers_of(job.spec, ACTOR),
+        // num_data_ranks_of(job.spec),
     )
     generator = RolloutSettings(
         model=model,

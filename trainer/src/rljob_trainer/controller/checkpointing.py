@@ -2,6 +2,9 @@
 
 Order of a save: space check and folder (controller), copy (all workers; training goes on after it), shards (all
 workers, in the background), manifest (controller), then old ones go.
+
+Order of a resume: the newest checkpoint by its manifest and the sizes of its files (controller), announcement of this
+start (controller), the tensors (all workers; each compares what it reads), what this start accepts (controller).
 """
 
 from __future__ import annotations
@@ -9,37 +12,72 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+from pydantic import JsonValue
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint as CheckpointSpec
 from rljob_api.v1alpha1.checkpoint import Resume
+from rljob_api.v1alpha1.model import Dtype
 from rljob_api.v1alpha1.status import CheckpointStatus
-from rljob_trainer.checkpoints.errors import CheckpointError
-from rljob_trainer.checkpoints.fencing import announce_start
-from rljob_trainer.checkpoints.load import find_newest_complete, refuse_existing
+from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
+from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
+from rljob_trainer.checkpoints.layout import CheckpointFolder, ShardRecord
+from rljob_trainer.checkpoints.load import Found, find_newest_complete, refuse_existing
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import CommittedCheckpoint, begin_save, commit, discard_save
 from rljob_trainer.controller.state import ControllerState, state_of
 from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.workers.protocols import ActorGroup
 
 log = logging.getLogger(__name__)
+
+
+class SavedGroup(Protocol):
+    """What a group of workers has for checkpoints; see ActorWorker."""
+
+    def num_checkpoint_bytes(self) -> list[int]:
+        """One number per rank."""
+
+    def begin_checkpoint(self, folder: Path) -> list[None]:
+        """Returns when the ranks' shards are copied."""
+
+    def is_checkpoint_written(self) -> list[bool]:
+        """One answer per rank."""
+
+    def finish_checkpoint(self) -> list[ShardRecord]:
+        """One record per rank."""
+
+    def load_checkpoint(self, folder: Path, policy_version: int) -> list[None]:
+        """Raises DamagedError where bytes that a rank needs are not those that were saved."""
+
+    def random_state(self) -> list[JsonValue]:
+        """One document per rank."""
+
+    def restore_random_state(self, state: list[JsonValue]) -> list[None]:
+        """One document per rank."""
 
 
 @dataclass(frozen=True)
 class ResumePoint:
     """A checkpoint to go on from."""
 
-    folder: Path
+    checkpoint: CheckpointFolder
     state: ControllerState
     status: CheckpointStatus
     notes: tuple[str, ...]
     """Why newer checkpoints were passed over, for people."""
 
+    @property
+    def folder(self) -> Path:
+        """Of the checkpoint."""
+        return self.checkpoint.path
+
 
 @dataclass(frozen=True)
 class PendingSave:
-    """A save under way: its folder, and the controller's state at the moment of the copy."""
+    """A save under way: its folder, and the controller's state at the moment of the copy, before the evaluation that
+    may be due after the step."""
 
     folder: Path
     state: ControllerState
@@ -55,6 +93,10 @@ class Checkpointing:
         self.job_name = job_name
         self.last_begun_step: int | None = None
         self.pending: PendingSave | None = None
+        self.newest: Path | None = None
+        """The newest checkpoint that this start has committed or resumed from."""
+        self.compute_dtype: Dtype | None = None
+        """What `spec.training.model.dtype` stands for in this run; noted in every checkpoint."""
 
     def find(self) -> ResumePoint | None:
         """Where this start begins, and announces it, so that former ones cannot write any more.
@@ -63,35 +105,36 @@ class Checkpointing:
         some and none is usable."""
         if self.spec.resume is Resume.NEVER:
             refuse_existing(self.root)
-        found = find_newest_complete(self.root, self.start_number)
-        announce_start(self.root, self.start_number, found.checkpoint if found else None)
-        if found is None:
-            return None
-        state = state_of(found.manifest)
-        if state.job_name != self.job_name:
-            raise ConfigurationError(
-                f"{self.root}: holds checkpoints of the job {state.job_name!r}, this one is {self.job_name!r}; choose "
-                "another folder, or give the job its old name"
-            )
-        self.last_begun_step = state.step
-        status = CheckpointStatus(
-            step=state.step, uri=found.folder.resolve().as_uri(), digest=found.digest, saved_at=found.manifest.saved_at
-        )
-        notes = tuple(f"passed over damaged checkpoint {rejected}" for rejected in found.rejected)
-        return ResumePoint(found.folder, state, status, notes)
+        found = find_newest_complete(self.root, self.start_number, digests=False)
+        point = self._point(found) if found else None
+        announce_start(self.root, self.start_number)
+        if point is None:
+            accept_up_to(self.root, self.start_number, None)
+        return point
 
-    def load(self, point: ResumePoint, actor: ActorGroup, num_workers: int) -> None:
-        """Puts the workers where they were. Random generators are only restored on as many workers as there were."""
-        actor.load_checkpoint(point.folder, point.state.step)
+    def load(self, point: ResumePoint, actor: SavedGroup, num_workers: int) -> ResumePoint:
+        """Puts the workers where they were. Random generators are only restored on as many workers as there were.
+
+        Returns `point`, or an older checkpoint where the workers have found that one damaged. Raises CheckpointError
+        when none is usable."""
+        try:
+            actor.load_checkpoint(point.folder, point.state.step)
+        except DamagedError as error:
+            point = self._point_before(point, error)
+            actor.load_checkpoint(point.folder, point.state.step)
+        accept_up_to(self.root, self.start_number, point.checkpoint)
+        self.last_begun_step = point.state.step
+        self.newest = point.folder
         states = list(point.state.random_states)
         if len(states) == num_workers:
             actor.restore_random_state(states)
+        return point
 
     def is_due(self, step: int, num_steps: int) -> bool:
         """Whether to save after `step` steps of `num_steps`."""
         return step != self.last_begun_step and (step == num_steps or step % self.spec.every_steps == 0)
 
-    def begin(self, step: int, cursor: CursorState, is_evaluated: bool, actor: ActorGroup) -> None:
+    def begin(self, step: int, cursor: CursorState, actor: SavedGroup) -> None:
         """Begins to save the state after `step` steps; returns when it has been copied. No save may be under way.
 
         Raises CheckpointError; the checkpoints before stay as they are."""
@@ -102,26 +145,54 @@ class Checkpointing:
             step=step,
             cursor=cursor,
             random_states=tuple(actor.random_state()),
-            is_evaluated=is_evaluated,
+            compute_dtype=self.compute_dtype,
         )
         actor.begin_checkpoint(folder)
         self.pending = PendingSave(folder, state)
         self.last_begun_step = step
 
-    def finish(self, actor: ActorGroup, *, wait: bool) -> CommittedCheckpoint | None:
+    def finish(self, actor: SavedGroup, *, wait: bool, is_evaluated: bool) -> CommittedCheckpoint | None:
         """Makes the save under way a checkpoint when all workers have written, and removes old ones.
 
-        None where no save is under way, or it is not written yet and `wait` is False. Raises CheckpointError; the
-        checkpoints before stay as they are."""
+        `is_evaluated` tells whether the evaluation that may be due after the step of the save has been done. None where
+        no save is under way, or it is not written yet and `wait` is False. Raises CheckpointError; the checkpoints
+        before stay as they are."""
         if self.pending is None or not (wait or all(actor.is_checkpoint_written())):
             return None
         pending, self.pending = self.pending, None
         try:
             records = actor.finish_checkpoint()
-            extra = pending.state.model_dump(mode="json", by_alias=True)
+            state = pending.state.model_copy(update={"is_evaluated": is_evaluated})
+            extra = state.model_dump(mode="json", by_alias=True)
             committed = commit(self.root, pending.folder, pending.state.step, self.start_number, records, extra)
         except CheckpointError:
             discard_save(pending.folder)
             raise
+        self.newest = pending.folder
         prune(self.root, self.start_number, self.spec.keep)
         return committed
+
+    def _point(self, found: Found) -> ResumePoint:
+        state = state_of(found.manifest)
+        if state.job_name != self.job_name:
+            raise ConfigurationError(
+                f"{self.root}: holds checkpoints of the job {state.job_name!r}, this one is {self.job_name!r}; choose "
+                "another folder, or give the job its old name"
+            )
+        status = CheckpointStatus(
+            step=state.step, uri=found.folder.resolve().as_uri(), digest=found.digest, saved_at=found.manifest.saved_at
+        )
+        notes = tuple(f"passed over damaged checkpoint {rejected}" for rejected in found.rejected)
+        return ResumePoint(found.checkpoint, state, status, notes)
+
+    def _point_before(self, point: ResumePoint, error: DamagedError) -> ResumePoint:
+        """The newest checkpoint that is sound by every byte. A worker's finding alone gives up no checkpoint: the cause
+        can lie in its own machine."""
+        found = find_newest_complete(self.root, self.start_number)
+        assert found is not None, "there is a committed checkpoint"
+        if found.folder == point.folder:
+            raise CheckpointError(
+                f"{point.folder}: a worker has read it as damaged ({error}), the controller as it was written; check "
+                "storage and memory of the workers' nodes"
+            ) from error
+        return self._point(found)

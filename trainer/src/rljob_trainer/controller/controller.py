@@ -1,6 +1,6 @@
 """The single controller: one process that drives all workers through the run, keeps its state, and reports.
 
-start -> evaluate -> (step -> metrics -> evaluate? -> checkpoint?)* -> export
+start -> evaluate -> (step -> begin save? -> metrics -> evaluate?)* -> end saves -> export
 resume ------------> (step ...
 """
 
@@ -10,19 +10,18 @@ import logging
 import time
 from pathlib import Path
 
-import torch
-
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
-from rljob_api.v1alpha1.status import CheckpointStatus
-from rljob_trainer.checkpoints.export import write_huggingface
-from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
-from rljob_trainer.controller.build_run import Run, num_workers_of
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
+from rljob_trainer.checkpoints.load import open_known_checkpoint
+from rljob_trainer.controller.build_run import Run, num_data_ranks_of
 from rljob_trainer.controller.checkpointing import Checkpointing
 from rljob_trainer.controller.evaluation import Evaluation
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
+from rljob_trainer.controller.saves import Saves
 from rljob_trainer.controller.step_timeline import StepTimeline
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
@@ -43,7 +42,6 @@ from rljob_trainer.observability.metrics import (
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.actor import MODEL_PREFIX
-from rljob_trainer.workers.factories import ACTOR
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +68,9 @@ class Controller:
         self.stop = stop
         self.num_steps = job.spec.training.steps
         self.timer = PhaseTimer(time.perf_counter)
-        self.is_evaluated = True
+        self.saves = Saves(
+            checkpointing, run.workers.actor, output, reporter, job.spec.training.steps, time.perf_counter
+        )
         training = job.spec.training
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
         self.cursor = PromptCursor(run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle)
@@ -103,32 +103,29 @@ class Controller:
                     return False
                 self._step(step)
                 self._evaluate(step + 1)
-                self._save_if_due(step + 1)
         except StepAbandonedError:
             return False
         except RewardError:
             # The workers are sound, so what they are still writing becomes a checkpoint.
-            self._finish_save(wait=True)
+            self.saves.end()
             raise
-        self._finish_save(wait=True)
+        self.saves.end()
         return True
 
     def save_on_stop(self) -> int:
         """A checkpoint of where the run is; the number of steps in it."""
-        step = self.reporter.state.progress.step
-        if step > 0 and step != self.checkpointing.last_begun_step:
-            self._begin_save(step)
-        self._finish_save(wait=True)
-        return step
+        return self.saves.save_on_request(self.cursor.state())
 
     def export(self, folder: Path) -> Path | None:
-        """The policy as a Hugging Face folder, from the newest checkpoint."""
-        if self.job.spec.checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
+        """The policy as a Hugging Face folder, from the checkpoint of the last step."""
+        checkpoint = self.job.spec.checkpoint
+        if checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
             return None
-        found = find_newest_complete(self.checkpointing.root, self.checkpointing.start_number)
-        assert found is not None, "the last step was saved"
-        tensors = open_checkpoint(found.folder).read_all(MODEL_PREFIX)
-        write_huggingface(folder, self.run_parts.model_folder, tensors, torch.float32)
+        assert self.checkpointing.newest is not None, "the last step was saved"
+        source = self.run_parts.model_folder
+        dtype = export_dtype(checkpoint.export_dtype, source)
+        log.info("exporting the model as %s", str(dtype).removeprefix("torch."))
+        write_huggingface(folder, source, open_known_checkpoint(self.checkpointing.newest), MODEL_PREFIX, dtype)
         return folder
 
     def _step(self, step: int) -> None:
@@ -154,40 +151,22 @@ class Controller:
         metrics[TIME_PER_STEP] = seconds
         metrics[TOTAL_TOKENS] = float(num_tokens)
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
-        self.output.step_done(step + 1, metrics, samples)
-        self.reporter.step_done(step + 1, metrics)
+        try:
+            self.saves.begin_if_due(step + 1, self.cursor.state())
+        finally:
+            metrics.update(self.saves.take_seconds())
+            self.output.step_done(step + 1, metrics, samples)
+            self.reporter.step_done(step + 1, metrics)
 
     def _evaluate(self, step: int) -> None:
         if self.evaluation is None or not self.evaluation.is_due(step, self.num_steps):
             return
-        self.is_evaluated = False
+        self.saves.unevaluated_step = step
         metrics, samples = self.evaluation.run(step)
         seconds: Metrics = {**self.timer.take(), **self.run_parts.workers.hybrid.take_seconds()}
         self.output.evaluated(step, {**metrics, EVAL_SECONDS: seconds[EVAL_SECONDS]}, samples)
         self.reporter.evaluated(metrics)
-        self.is_evaluated = True
-
-    def _save_if_due(self, step: int) -> None:
-        self._finish_save(wait=False)
-        if self.checkpointing.is_due(step, self.num_steps):
-            self._begin_save(step)
-
-    def _begin_save(self, step: int) -> None:
-        """Blocks for the copy, and for the save before if that is still being written."""
-        self._finish_save(wait=True)
-        with self.timer.phase("save"):
-            self.checkpointing.begin(step, self.cursor.state(), self.is_evaluated, self.run_parts.workers.actor)
-
-    def _finish_save(self, *, wait: bool) -> None:
-        with self.timer.phase("save"):
-            committed = self.checkpointing.finish(self.run_parts.workers.actor, wait=wait)
-        if committed:
-            log.info("checkpoint of step %d is complete", committed.step)
-            self.reporter.checkpoint_saved(
-                CheckpointStatus(
-                    step=committed.step, uri=committed.uri, digest=committed.digest, saved_at=committed.saved_at
-                )
-            )
+        self.saves.unevaluated_step = None
 
 
 def step_plan(job: TrainerJob) -> StepPlan:
@@ -196,13 +175,13 @@ def step_plan(job: TrainerJob) -> StepPlan:
     rollout = training.rollout
     mini_batch_size = training.mini_batch_size or training.batch_size
     return StepPlan(
-        algorithm=training.algorithm,
+        algorithm=resolve_algorithm(training.algorithm),
         sampling=SamplingSettings(
             rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_new_tokens, rollout.stop
         ),
         group_size=rollout.group_size,
         has_single_update=mini_batch_size == training.batch_size and training.num_epochs_per_batch == 1,
         seed=training.seed,
-        num_workers=num_workers_of(job.spec, ACTOR),
+        num_data_ranks=num_data_ranks_of(job.spec),
         rows_per_update=mini_batch_size * rollout.group_size,
     )

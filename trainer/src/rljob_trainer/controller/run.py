@@ -7,8 +7,8 @@ import logging
 
 from rljob_api.constants import ExitCode
 from rljob_api.handover import TrainerJob
-from rljob_trainer.controller.build_run import built_run
-from rljob_trainer.controller.checkpointing import Checkpointing
+from rljob_trainer.controller.build_run import Run, built_run
+from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.controller import Controller
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
@@ -30,6 +30,9 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
         refuse_fewer_steps(first_step, job.spec.training.steps)
         reporter.checkpoint_saved(point.status)
     with built_run(job, settings) as run:
+        if point:
+            point = loaded_point(checkpointing, point, run, reporter)
+            first_step = point.state.step
         output = RunOutput(
             settings.run_folder,
             job.spec.training.loggers,
@@ -40,7 +43,6 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
         try:
             controller = Controller(job, run, output, reporter, checkpointing, stop)
             if point:
-                checkpointing.load(point, run.workers.actor, run.workers.num_devices)
                 controller.cursor.restore(point.state.cursor)
                 log.info("resumed from step %d (%s)", first_step, point.folder.name)
             stop.raise_if_requested()
@@ -61,6 +63,16 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
         if output.summary():
             log.info("%s", output.summary())
     return ExitCode.SUCCESS
+
+
+def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, reporter: RunReporter) -> ResumePoint:
+    """Fills the workers; an older checkpoint than `point` where they find that one damaged. Raises CheckpointError."""
+    loaded = checkpointing.load(point, run.workers.actor, run.workers.num_devices)
+    if loaded is not point:
+        for note in loaded.notes:
+            log.warning("%s", note)
+        reporter.checkpoint_saved(loaded.status)
+    return loaded
 
 
 def refuse_fewer_steps(steps_done: int, num_steps: int) -> None:

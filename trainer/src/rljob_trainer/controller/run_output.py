@@ -38,6 +38,7 @@ class RunOutput:
             sinks.append(TensorBoardSink(run_folder, resumed_from_step, time.time))
         self.console = Console(quiet=Logger.CONSOLE not in loggers)
         self.progress = ProgressDisplay(self.console, num_steps, num_devices, time.monotonic)
+        self.files = MetricLog(sinks)
         self.metrics = MetricLog([*sinks, self.progress])
         self.samples = SampleLog(run_folder, resumed_from_step)
         self.scores: dict[int, Metrics] = {}
@@ -50,6 +51,10 @@ class RunOutput:
         """The newest step."""
         self.metrics.write(step, metrics)
         self.samples.write(samples)
+
+    def saved(self, step: int, metrics: Metrics) -> None:
+        """What a save took that ended after the newest step's row was written: a row of its own, in the files only."""
+        self.files.write(step, metrics)
 
     def evaluated(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
         """An evaluation after `step` steps; a few of its samples are shown."""

@@ -1,9 +1,10 @@
-"""One training step: the data flow of GRPO as plain calls on worker groups.
+"""One training step: the data flow as plain calls on worker groups.
 
-    prompts -> rollout -> reward -> log-probs (old, reference) -> advantages -> update of the actor
+    prompts -> rollout -> reward -> what is learned from -> log-probs (old, reference) -> advantages -> update
 
-What has a value per token stays with the workers; here are one reward and one advantage per response. After the
-rewards, rows go to other workers where that makes the work of all more alike.
+What has a value per token stays with the workers; here are a few numbers per response. Where they are enough for the
+advantages, those are computed here, else by the workers. Responses that are not learned from cost nothing after the
+reward, and the others are dealt out so that the work of all workers is alike.
 
 Legend: B responses (prompts x group size).
 """
@@ -15,9 +16,13 @@ from dataclasses import dataclass
 
 import torch
 
-from rljob_api.v1alpha1.algorithm import Algorithm, KlPlacement
-from rljob_trainer.algorithms.advantages import group_relative_advantages, zero_variance_mask
+from rljob_api.v1alpha1.algorithm import KlPlacement
+from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
+from rljob_trainer.algorithms.advantages import zero_variance_mask
+from rljob_trainer.algorithms.functions import in_step
+from rljob_trainer.algorithms.interfaces import ResponseInputs
 from rljob_trainer.algorithms.kl import kl_in_reward
+from rljob_trainer.algorithms.registry import advantage_estimator
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.balanced_order import balanced_order, imbalance
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, sample_seeds
@@ -33,6 +38,7 @@ from rljob_trainer.workers.columns import (
     REF_LOGPROBS,
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
+    REWARDS,
     ROLLOUT_LOGPROBS,
     TOKENS,
 )
@@ -41,20 +47,22 @@ from rljob_trainer.workers.protocols import ActorGroup, ReferenceGroup
 TRAINING_STREAM = 0
 TOKEN_COLUMNS = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)
 """Of a rollout: what an update needs."""
+SCORED_COLUMNS = (TOKENS, RESPONSE_MASK, IS_LEARNED)
+"""What a model needs that gives log-probabilities."""
 
 
 @dataclass(frozen=True)
 class StepPlan:
     """What every step has in common."""
 
-    algorithm: Algorithm
+    algorithm: ResolvedAlgorithm
     sampling: SamplingSettings
     group_size: int
     has_single_update: bool
     """One optimizer update per step: its own forward pass gives the old log-probabilities."""
     seed: int
-    num_workers: int
-    """Of the actor."""
+    num_data_ranks: int
+    """Parts that the actor's batch is split into."""
     rows_per_update: int
     """Responses of an optimizer update, over all workers."""
 
@@ -75,48 +83,75 @@ class TrainingStep:
         self.actor = actor
         self.reference = reference
         self.timer = timer
+        self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
+        self.needs_old_logprobs = not plan.has_single_update or OLD_LOGPROBS in self.advantages.needs
 
     def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
         """Step `step` (from 0) on these prompts; the rollout and the step's metrics."""
-        group_size = self.plan.group_size
+        with in_step(step):
+            return self._run(prompts, step)
+
+    def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
+        algorithm, group_size = self.plan.algorithm, self.plan.group_size
         seeds_B = sample_seeds(self.plan.seed, TRAINING_STREAM, step, len(prompts) * group_size)
         rollout = self.rollout.run(prompts, group_size, self.plan.sampling, seeds_B)
-        lengths_B = rollout.lengths_B
-        order_B = balanced_order(lengths_B, self.plan.num_workers, self.plan.rows_per_update)
-        batch = rollout.batch.only(TOKEN_COLUMNS)
-        if self.plan.num_workers > 1:
-            batch = batch.reorder(order_B)
-        kl = self.plan.algorithm.kl
-        kl_in_rewards = self.reference is not None and kl.placement is KlPlacement.REWARD
-        if kl_in_rewards or not self.plan.has_single_update:
-            with self.timer.phase("old_logprob"):
-                batch = batch.union(self.actor.compute_logprobs(batch.only([TOKENS, RESPONSE_MASK])))
-        if self.reference is not None:
-            with self.timer.phase("ref"):
-                batch = batch.union(self.reference.compute_ref_logprobs(batch.only([TOKENS, RESPONSE_MASK])))
-        rewards_B = rollout.rewards_B[order_B]
-        kl_metrics: dict[str, float] = {}
-        if kl_in_rewards:
-            kl_B = self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, OLD_LOGPROBS, REF_LOGPROBS]))[KL_SUMS]
-            rewards_B = kl_in_reward(rewards_B, kl_B, kl.coefficient)
-            kl_metrics = {KL_LOSS: float(kl_B.sum() / rollout.batch[RESPONSE_LENGTHS].sum())}
-        advantages = self._advantages(rewards_B, order_B // group_size)
+        groups_B = torch.arange(len(rollout.prompts)) // group_size
+        batch, rewards_B, kl_metrics = self._with_kl_in_reward(rollout)
+        is_learned_B = torch.ones(len(rewards_B), dtype=torch.bool)
+        if algorithm.drop_zero_variance_groups:
+            is_learned_B = ~zero_variance_mask(rewards_B, groups_B)
+        batch = batch.with_columns({IS_LEARNED: is_learned_B, REWARDS: rewards_B})
+        if self.advantages.for_responses is not None:
+            inputs = ResponseInputs(rewards_B, groups_B, rollout.batch[RESPONSE_LENGTHS])
+            batch = batch.with_columns({ADVANTAGES: self.advantages.for_responses(inputs)})
+        lengths_B = rollout.lengths_B.where(is_learned_B, 0)
+        order_B = balanced_order(lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
+        batch = self._with_logprobs(batch.reorder(order_B) if self.plan.num_data_ranks > 1 else batch)
+        if self.advantages.for_tokens is not None:
+            columns = [RESPONSE_MASK, REWARDS, IS_LEARNED, *sorted(self.advantages.needs)]
+            batch = batch.union(self.actor.compute_token_advantages(batch.only(columns)))
         with self.timer.phase("update_actor"):
-            metrics = dict(self.actor.update_policy(batch.union(advantages), step))
+            metrics = self.actor.update_policy(batch.without([REWARDS]), step)
+        advantages = {ADVANTAGE_MEAN: float(batch[ADVANTAGES].mean())} if self.advantages.for_responses else {}
         return rollout, {
             **rollout.metrics(),
             **metrics,
             **kl_metrics,
-            ADVANTAGE_MEAN: float(advantages[ADVANTAGES].mean()),
-            TOKEN_IMBALANCE: imbalance(lengths_B[order_B], self.plan.num_workers),
-            TOKEN_IMBALANCE_BEFORE: imbalance(lengths_B, self.plan.num_workers),
+            **advantages,
+            TOKEN_IMBALANCE: imbalance(lengths_B[order_B], self.plan.num_data_ranks),
+            TOKEN_IMBALANCE_BEFORE: imbalance(lengths_B, self.plan.num_data_ranks),
         }
 
-    def _advantages(self, rewards_B: torch.Tensor, groups_B: torch.Tensor) -> DataProto:
-        """ADVANTAGES, and IS_LEARNED, which is false for sequences that are left out."""
-        grpo = self.plan.algorithm.grpo
-        advantages_B = group_relative_advantages(rewards_B, groups_B, normalize_by_std=grpo.normalize_by_std)
-        is_learned_B = torch.ones(len(rewards_B), dtype=torch.bool)
-        if grpo.drop_zero_variance_groups:
-            is_learned_B = ~zero_variance_mask(rewards_B, groups_B)
-        return DataProto({ADVANTAGES: advantages_B, IS_LEARNED: is_learned_B})
+    def _with_kl_in_reward(self, rollout: ScoredRollout) -> tuple[DataProto, torch.Tensor, dict[str, float]]:
+        """What an update needs of the rollout, rewards [B], and metrics. Where the KL term is part of the reward, all
+        responses are scored by actor and reference: whether a group is learned from depends on it."""
+        batch, kl = rollout.batch.only(TOKEN_COLUMNS), self.plan.algorithm.kl
+        if self.reference is None or kl.placement is not KlPlacement.REWARD:
+            return batch, rollout.rewards_B, {}
+        everything_B = torch.ones(len(rollout.prompts), dtype=torch.bool)
+        order_B = balanced_order(rollout.lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
+        batch = self._with_old_logprobs(batch.with_columns({IS_LEARNED: everything_B}).reorder(order_B))
+        batch = self._with_ref_logprobs(batch)
+        kl_sums = self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, OLD_LOGPROBS, REF_LOGPROBS]))
+        back_B = order_B.argsort()
+        kl_B = kl_sums[KL_SUMS][back_B]
+        rewards_B = kl_in_reward(rollout.rewards_B, kl_B, kl.coefficient)
+        metrics = {KL_LOSS: float(kl_B.sum() / rollout.batch[RESPONSE_LENGTHS].sum())}
+        return batch.without([IS_LEARNED]).reorder(back_B), rewards_B, metrics
+
+    def _with_logprobs(self, batch: DataProto) -> DataProto:
+        """The batch with the log-probabilities that are needed and not there yet."""
+        if self.needs_old_logprobs and OLD_LOGPROBS not in batch:
+            batch = self._with_old_logprobs(batch)
+        if self.reference is not None and REF_LOGPROBS not in batch:
+            batch = self._with_ref_logprobs(batch)
+        return batch
+
+    def _with_old_logprobs(self, batch: DataProto) -> DataProto:
+        with self.timer.phase("old_logprob"):
+            return batch.union(self.actor.compute_logprobs(batch.only(SCORED_COLUMNS)))
+
+    def _with_ref_logprobs(self, batch: DataProto) -> DataProto:
+        assert self.reference is not None
+        with self.timer.phase("ref"):
+            return batch.union(self.reference.compute_ref_logprobs(batch.only(SCORED_COLUMNS)))

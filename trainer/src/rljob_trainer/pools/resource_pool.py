@@ -220,27 +220,6 @@ class PoolView(ResourcePool):
         self._slots = _numbered(places)
 
 
-def merge_pools(pools: Sequence[ResourcePool]) -> PoolView:
-    """A view of all slots of several pools or views, ranks again in the order of the nodes' addresses.
-
-    Raises ResourceError when their processes do not get the same, or when two of them have a slot in common."""
-    if not pools:
-        raise ResourceError("pools: there are none to be made one; name one or more")
-    name = "+".join(pool.settings.name for pool in pools)
-    first = pools[0]
-    for other in pools[1:]:
-        if (other.settings.bundle, other.num_shares) != (first.settings.bundle, first.num_shares):
-            raise ResourceError(
-                f"pools {name}: cannot be one, because their devices differ ({first.settings.name}: "
-                f"{first.settings.bundle} for {first.num_shares} processes, {other.settings.name}: "
-                f"{other.settings.bundle} for {other.num_shares}); merge pools of equal devices"
-            )
-    places = [slot for pool in pools for slot in pool.slots()]
-    if len({(slot.group.id, slot.bundle_index) for slot in places}) < len(places):
-        raise ResourceError(f"pools {name}: cannot be one, because they have a device in common; merge different parts")
-    return PoolView(replace(first.settings, name=name), places, first.num_shares)
-
-
 def reserve_pools(settings: Sequence[PoolSettings], report: Report = log_progress) -> list[ResourcePool]:
     """All pools, or none; they wait together, as long as the most impatient. Raises ResourceError as a pool does, and
     for two pools of one name."""

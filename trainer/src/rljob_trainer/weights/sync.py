@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from rljob_trainer.engines.rollout.base import RolloutEngine
-from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.weights.buckets import whole_tensors
 
 
-def sync_weights(source: Fsdp2Engine, target: RolloutEngine, dtype: torch.dtype, policy_version: int) -> None:
+def sync_weights(source: TrainEngine, target: RolloutEngine, dtype: torch.dtype, policy_version: int) -> None:
     """Collective. After it the target generates with the source's weights, in `dtype`."""
     target.update_weights(whole_tensors(source.named_shards(), dtype), policy_version)

@@ -1,12 +1,12 @@
 """The actor: the policy in training.
 
-Legend: B sequences of this worker, T tokens, N response tokens of a micro-batch.
+Legend: B sequences of this worker, R response tokens of the rows at hand.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,22 +14,29 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import Algorithm, KlPlacement
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
-from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss, count_denominators
+from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
+from rljob_trainer.algorithms.aggregation import Denominators
+from rljob_trainer.algorithms.functions import refuse_not_finite
+from rljob_trainer.algorithms.interfaces import TokenInputs, WholeInputs
 from rljob_trainer.algorithms.kl import kl_estimate, kl_sums
-from rljob_trainer.algorithms.policy_losses import SurrogateStats, clipped_surrogate
+from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
+from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.checkpoints.load import load_into, open_checkpoint
 from rljob_trainer.checkpoints.random_state import capture_random_state, restore_random_state
 from rljob_trainer.checkpoints.save import HostBuffers, PendingShard, num_shard_bytes, save_shard_async
 from rljob_trainer.checkpoints.sharding import ShardedTensor, sharded_tensors_from_dtensors
+from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
-from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine, TrainEngineSettings, cut_rows, row_lengths
+from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
 from rljob_trainer.engines.train.optimizer import learning_rate
+from rljob_trainer.engines.train.token_batch import TokenBatch, in_rows
+from rljob_trainer.engines.train.token_logprobs import Entropy
 from rljob_trainer.errors import NonFiniteUpdateError
 from rljob_trainer.observability.metrics import (
     GRADIENT_NORM,
@@ -42,16 +49,16 @@ from rljob_trainer.observability.metrics import (
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
-    IS_LEARNED,
     KL_SUMS,
     OLD_LOGPROBS,
     REF_LOGPROBS,
     RESPONSE_MASK,
+    REWARDS,
     ROLLOUT_LOGPROBS,
-    TOKENS,
-    padded,
-    unpadded_like,
+    learned_mask,
+    token_batch,
 )
+from rljob_trainer.workers.update_loss import UpdateLoss
 from rljob_trainer.workers.update_sums import UpdateSums
 
 MODEL_PREFIX = "model."
@@ -69,14 +76,23 @@ class ActorSettings:
     """What an actor is built from. `mini_batch_rows` is this worker's share of a mini-batch, in sequences."""
 
     engine: TrainEngineSettings
-    algorithm: Algorithm
+    algorithm: ResolvedAlgorithm
     optimizer: OptimizerSpec
     temperature: float
+    max_new_tokens: int
     samples_all_tokens: bool
     """False with top-p or top-k: the rollout's log-probabilities are then of a truncated distribution."""
     num_steps: int
     num_epochs_per_batch: int
     mini_batch_rows: int
+
+
+class RankReduce:
+    """`Reduce` over the data-parallel ranks of an engine."""
+
+    def __init__(self, engine: TrainEngine) -> None:
+        self.sum = engine.sum_over_ranks
+        self.max = engine.max_over_ranks
 
 
 class ActorWorker(Worker):
@@ -86,25 +102,48 @@ class ActorWorker(Worker):
         """Collective."""
         super().__init__(context)
         self.settings = settings
-        self.engine = Fsdp2Engine(settings.engine)
+        self.advantages = advantage_estimator(settings.algorithm)
+        self.policy_loss = policy_loss(settings.algorithm)
+        self.engine = TrainEngine(settings.engine)
         self.policy_version = 0
         self.num_skipped_in_a_row = 0
         self.host_buffers = HostBuffers()
         self.pending_shard: PendingShard | None = None
 
+    def mesh_position(self, mesh: str) -> MeshPosition:
+        """By the layout of the engine."""
+        del mesh
+        return self.engine.layout.position(self.context.rank)
+
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_logprobs(self, batch: DataProto) -> DataProto:
-        """Column OLD_LOGPROBS for a batch with TOKENS and RESPONSE_MASK, by the weights as they are now."""
-        wide = padded(batch)
-        logprobs_BT = self.engine.logprobs(wide[TOKENS], wide[RESPONSE_MASK], self.settings.temperature)
-        return DataProto(ragged={OLD_LOGPROBS: unpadded_like(logprobs_BT, batch.ragged_column(TOKENS))})
+        """Column OLD_LOGPROBS for a batch with TOKENS and RESPONSE_MASK, by the weights as they are now; 0 for rows
+        that IS_LEARNED leaves out."""
+        tokens = token_batch(batch)
+        found = self.engine.forward(tokens, self.settings.temperature)
+        return DataProto(ragged={OLD_LOGPROBS: in_rows(found.logprobs_N, tokens.response_mask)})
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_kl_sums(self, batch: DataProto) -> DataProto:
         """Column KL_SUMS for a batch with RESPONSE_MASK, OLD_LOGPROBS and REF_LOGPROBS, by the job's estimator."""
-        wide = padded(batch)
-        kl_BT = kl_estimate(wide[OLD_LOGPROBS], wide[REF_LOGPROBS], self.settings.algorithm.kl.estimator)
-        return DataProto({KL_SUMS: kl_sums(kl_BT, wide[RESPONSE_MASK])})
+        mask = batch.ragged_column(RESPONSE_MASK)
+        old_R, ref_R = (batch.ragged_column(name).values[mask.values] for name in (OLD_LOGPROBS, REF_LOGPROBS))
+        kl_R = kl_estimate(old_R, ref_R, self.settings.algorithm.kl.estimator)
+        return DataProto({KL_SUMS: kl_sums(kl_R, Segments.of(_num_marked(mask), kl_R.device))})
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def compute_token_advantages(self, batch: DataProto) -> DataProto:
+        """Column ADVANTAGES with a value per token, by an estimator that works on tokens. Needs REWARDS,
+        RESPONSE_MASK, IS_LEARNED and what the estimator names."""
+        assert self.advantages.for_tokens is not None, "this estimator works on one number per response"
+        mask = learned_mask(batch)
+        inputs = TokenInputs(
+            rewards_B=batch[REWARDS],
+            segments=Segments.of(_num_marked(mask), torch.device("cpu")),
+            columns={name: batch.ragged_column(name).values[mask.values] for name in self.advantages.needs},
+        )
+        advantages_R = self.advantages.for_tokens(inputs, RankReduce(self.engine))
+        return DataProto(ragged={ADVANTAGES: in_rows(advantages_R.float(), mask)})
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def update_policy(self, batch: DataProto, step: int) -> Metrics:
@@ -112,15 +151,14 @@ class ActorWorker(Worker):
 
         Needs TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, ADVANTAGES, IS_LEARNED; OLD_LOGPROBS unless there is a single
         update; REF_LOGPROBS where the loss has a KL term. Metrics are those of the whole batch, equal on all ranks.
-        Raises NonFiniteUpdateError after several updates in a row whose gradients are not finite."""
+        Raises NonFiniteUpdateError after several updates in a row whose gradients are not finite, and
+        AlgorithmFunctionError where the user's own loss fails or gives what is no number."""
         rate = learning_rate(self.settings.optimizer, step, self.settings.num_steps)
         sums = UpdateSums()
-        norms: list[float] = []
-        for mini_batch in self._mini_batches(_of_tokens(batch)):
-            norms.append(self._update(mini_batch, rate, sums))
-            sums.num_updates += 1
+        norms = [self._update(mini_batch, rate, sums) for mini_batch in self._mini_batches(batch)]
         self.policy_version = step + 1
-        metrics = sums.reduced(self.engine)
+        metrics = sums.reduced(self.engine, len(norms))
+        refuse_not_finite(self.policy_loss, metrics)
         if not self.settings.samples_all_tokens:
             metrics = {name: value for name, value in metrics.items() if name not in ROLLOUT_DIFFERENCES}
         metrics[GRADIENT_NORM] = sum(norms) / len(norms)
@@ -175,23 +213,38 @@ class ActorWorker(Worker):
     def _shards(self) -> list[ShardedTensor]:
         return sharded_tensors_from_dtensors(self._named_state(), self.context.rank)
 
-    def _mini_batches(self, batch: DataProto) -> Iterator[DataProto]:
+    def _mini_batches(self, batch: DataProto) -> Iterator[TokenBatch]:
+        names = {ADVANTAGES, ROLLOUT_LOGPROBS, *self.policy_loss.needs}
+        names |= {name for name in (OLD_LOGPROBS, REF_LOGPROBS) if name in batch.ragged}
         for _ in range(self.settings.num_epochs_per_batch):
-            yield from batch.split(self.settings.mini_batch_rows)
+            for rows in batch.split(self.settings.mini_batch_rows):
+                yield token_batch(rows, sorted(names))
 
-    def _update(self, mini_batch: DataProto, rate: float, sums: UpdateSums) -> float:
+    def _update(self, mini_batch: TokenBatch, rate: float, sums: UpdateSums) -> float:
         """One optimizer update; returns the gradient norm. Without any token to learn from nothing changes."""
-        tokens_BT, mask_BT = mini_batch[TOKENS], mini_batch[RESPONSE_MASK]
-        denominators = self._denominators(mask_BT)
-        lengths = row_lengths(tokens_BT, mask_BT)
-        for rows in self.engine.micro_batches(lengths):
-            tokens, mask = cut_rows(rows, lengths, tokens_BT, mask_BT)
-            share = mini_batch.rows(rows) if rows else mini_batch.slice(0, 1)
-            with SPANS.span("forward_backward"):
-                self._backward(share, tokens, mask, denominators, sums)
+        denominators = self._denominators(mini_batch)
         if denominators.num_tokens == 0:
-            self.engine.drop_gradients()
             return 0.0
+        mini_batch, whole, whole_columns = self._whole_pass(mini_batch)
+        algorithm = self.settings.algorithm
+        loss = UpdateLoss(
+            algorithm,
+            self.policy_loss,
+            denominators,
+            num_data_ranks=self.engine.layout.num_data_ranks,
+            max_new_tokens=self.settings.max_new_tokens,
+            whole=whole,
+            whole_columns=whole_columns,
+            sums=sums,
+        )
+        with SPANS.span("forward_backward"):
+            self.engine.forward_backward(
+                mini_batch,
+                loss,
+                self.settings.temperature,
+                Entropy.GRADIENT if algorithm.entropy_coefficient else Entropy.VALUE,
+                with_squares=self.policy_loss.wanted.squares,
+            )
         with SPANS.span("optimizer_step"):
             norm = self.engine.optimizer_step(rate)
         self.num_skipped_in_a_row = 0 if math.isfinite(norm) else self.num_skipped_in_a_row + 1
@@ -202,80 +255,36 @@ class ActorWorker(Worker):
             )
         return norm
 
-    def _denominators(self, mask_BT: Tensor) -> Denominators:
+    def _denominators(self, mini_batch: TokenBatch) -> Denominators:
         """Counts of the mini-batch over all workers."""
-        mine = count_denominators(mask_BT)
-        total = self.engine.sum_over_ranks(torch.tensor([mine.num_tokens, mine.num_sequences], dtype=torch.float64))
-        return Denominators(float(total[0]), float(total[1]))
+        lengths = mini_batch.response_lengths
+        mine = torch.tensor([sum(lengths), sum(length > 0 for length in lengths)], dtype=torch.float64)
+        num_tokens, num_sequences = self.engine.sum_over_ranks(mine).tolist()
+        return Denominators(num_tokens, num_sequences)
 
-    def _backward(
-        self, share: DataProto, tokens_BT: Tensor, mask_BT: Tensor, denominators: Denominators, sums: UpdateSums
-    ) -> None:
-        """Loss and gradient of one micro-batch; `share` has its columns at full width."""
-        algorithm = self.settings.algorithm
-        logprobs_N, entropy_N = self.engine.score(
-            tokens_BT, mask_BT, self.settings.temperature, with_entropy_gradient=algorithm.entropy_coefficient != 0
-        )
-        mask_BT = mask_BT.to(logprobs_N.device)
-
-        def column(name: str) -> Tensor:
-            return share[name][:, : mask_BT.shape[1]].to(mask_BT.device)
-
-        def spread(values_N: Tensor) -> Tensor:
-            return torch.zeros(mask_BT.shape, device=mask_BT.device).masked_scatter(mask_BT, values_N.float())
-
-        def aggregated(values_BT: Tensor) -> Tensor:
-            return aggregate_loss(
-                values_BT, mask_BT, algorithm.loss_aggregation, denominators, dp_size=self.context.world_size
+    def _whole_pass(self, mini_batch: TokenBatch) -> tuple[TokenBatch, Mapping[str, Tensor], frozenset[str]]:
+        """The mini-batch with what the loss wants to know of all of it before any gradient: values per token as
+        columns, whose names come last; single numbers by name. One forward pass, only where the loss asks for it."""
+        if self.policy_loss.whole_pass is None:
+            return mini_batch, {}, frozenset()
+        with SPANS.span("whole_pass"):
+            logprobs_R = self.engine.forward(mini_batch, self.settings.temperature).logprobs_N
+            mask_L = mini_batch.response_mask.values
+            columns = {name: column.values[mask_L] for name, column in mini_batch.columns.items()}
+            inputs = WholeInputs(
+                segments=Segments.of(mini_batch.response_lengths, logprobs_R.device),
+                logprobs_N=logprobs_R,
+                old_logprobs_N=columns.get(OLD_LOGPROBS, logprobs_R),
+                advantages_N=columns[ADVANTAGES],
+                columns={name: columns[name] for name in self.policy_loss.needs},
             )
-
-        logprobs_BT = spread(logprobs_N)
-        old_BT = column(OLD_LOGPROBS) if OLD_LOGPROBS in share.tensors else logprobs_BT.detach()
-        loss_BT, stats = clipped_surrogate(
-            logprobs_BT,
-            old_BT,
-            column(ADVANTAGES),
-            mask_BT,
-            clip_ratio_low=algorithm.clip_ratio_low,
-            clip_ratio_high=algorithm.clip_ratio_high,
-            dual_clip_ratio=algorithm.dual_clip_ratio,
-        )
-        policy_loss = aggregated(loss_BT)
-        loss = policy_loss
-        if algorithm.entropy_coefficient:
-            loss = loss - algorithm.entropy_coefficient * aggregated(spread(entropy_N))
-        kl_sum: float | None = None
-        if algorithm.kl.coefficient and algorithm.kl.placement is KlPlacement.LOSS:
-            kl_BT = kl_estimate(logprobs_BT, column(REF_LOGPROBS), algorithm.kl.estimator)
-            loss = loss + algorithm.kl.coefficient * aggregated(kl_BT)
-            kl_sum = float((kl_BT.detach() * mask_BT).sum())
-        loss.backward()  # type: ignore[no-untyped-call]
-        differences_BT = (old_BT - column(ROLLOUT_LOGPROBS)).abs() * mask_BT
-        self._count(sums, stats, policy_loss, entropy_N, kl_sum, differences_BT)
-
-    def _count(
-        self,
-        sums: UpdateSums,
-        stats: SurrogateStats,
-        policy_loss: Tensor,
-        entropy_N: Tensor,
-        kl_sum: float | None,
-        differences_BT: Tensor,
-    ) -> None:
-        sums.add(
-            num_tokens=float(stats.num_tokens),
-            num_clipped=float(stats.num_clipped),
-            ppo_kl_sum=float(stats.kl_sum),
-            policy_loss=float(policy_loss.detach()) / self.context.world_size,
-            entropy_sum=float(entropy_N.detach().sum()),
-            kl_sum=kl_sum,
-            difference_sum=float(differences_BT.sum()),
-            difference_max=float(differences_BT.max()),
-        )
+            found = self.policy_loss.whole_pass(inputs, RankReduce(self.engine))
+        per_token = {name: in_rows(value, mini_batch.response_mask) for name, value in found.items() if value.dim()}
+        numbers = {name: value.to(self.engine.device) for name, value in found.items() if not value.dim()}
+        columns_of_rows = {**mini_batch.columns, **per_token}
+        return TokenBatch(mini_batch.tokens, mini_batch.response_mask, columns_of_rows), numbers, frozenset(per_token)
 
 
-def _of_tokens(batch: DataProto) -> DataProto:
-    """The batch of an update with all columns as [B, T]: what is not learned from loses its response mask."""
-    wide = padded(batch)
-    mask_BT = wide[RESPONSE_MASK] & wide[IS_LEARNED][:, None]
-    return wide.with_columns({RESPONSE_MASK: mask_BT, ADVANTAGES: wide[ADVANTAGES][:, None] * mask_BT})
+def _num_marked(mask: RaggedColumn) -> tuple[int, ...]:
+    """[B]: response tokens of each row."""
+    return tuple(int(row.sum()) for row in mask.row_tensors())

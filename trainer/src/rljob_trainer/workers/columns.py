@@ -8,10 +8,13 @@ Legend: B sequences, T tokens of the longest of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.engines.train.token_batch import TokenBatch
 
 PROMPT_TOKEN_IDS = "prompt_token_ids"
 """Ragged int64: the prompt's tokens."""
@@ -53,18 +56,30 @@ IS_REWARD_TIMEOUT = "is_reward_timeout"
 KL_SUMS = "kl_sums"
 """[B] float32: KL estimate of old to reference policy, summed over the response."""
 ADVANTAGES = "advantages"
-"""[B] float32: advantage of each token of the response."""
+"""[B] float32: advantage of each token of the response; ragged float32 where the estimator works on tokens."""
+REWARDS = "rewards"
+"""[B] float32: the score, less the KL term where the job puts it there; for estimators that work on tokens."""
 IS_LEARNED = "is_learned"
-"""[B] bool: whether the response takes part in the update."""
+"""[B] bool: whether the response takes part in the update. What does not costs no pass and is not counted."""
 
 
-def padded(batch: DataProto) -> DataProto:
-    """The batch with every ragged column as a tensor [B, T], filled with zeros on the right."""
-    width = max((int(column.lengths.max()) for column in batch.ragged.values() if len(column)), default=0)
-    tensors = {name: column.padded(width, 0) for name, column in batch.ragged.items()}
-    return batch.without(list(batch.ragged)).with_columns(tensors)
+def token_batch(batch: DataProto, columns: Sequence[str] = ()) -> TokenBatch:
+    """The rows as the training engine takes them, with these columns; what has one value per row has it at each of the
+    row's tokens. Rows that IS_LEARNED, where there is one, leaves out have no response tokens."""
+    tokens = batch.ragged_column(TOKENS)
+    found = {name: _per_token(batch, name, tokens.lengths) for name in columns}
+    return TokenBatch(tokens, learned_mask(batch), found)
 
 
-def unpadded_like(values_BT: torch.Tensor, column: RaggedColumn) -> RaggedColumn:
-    """[B, T] as a ragged column with rows as long as another's."""
-    return RaggedColumn.unpadded(values_BT, column.lengths)
+def learned_mask(batch: DataProto) -> RaggedColumn:
+    """RESPONSE_MASK, empty in the rows that IS_LEARNED, where there is one, leaves out."""
+    mask = batch.ragged_column(RESPONSE_MASK)
+    if IS_LEARNED not in batch.tensors:
+        return mask
+    return RaggedColumn(mask.values & torch.repeat_interleave(batch[IS_LEARNED], mask.lengths), mask.lengths)
+
+
+def _per_token(batch: DataProto, name: str, lengths_B: torch.Tensor) -> RaggedColumn:
+    if name in batch.tensors:
+        return RaggedColumn(torch.repeat_interleave(batch[name], lengths_B), lengths_B)
+    return batch.ragged_column(name)

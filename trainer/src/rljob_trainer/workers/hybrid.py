@@ -28,6 +28,9 @@ from rljob_trainer.weights.sync import sync_weights
 from rljob_trainer.workers.actor import ActorWorker
 from rljob_trainer.workers.rollout import ROLLOUT_MESH, RolloutWorker
 
+RandomState = tuple[torch.Tensor, torch.Tensor | None]
+"""Of torch's generators: the host's, and that of this process's GPU where it has one."""
+
 
 class HybridWorker(Worker):
     """An actor and a rollout worker that share this process."""
@@ -40,7 +43,7 @@ class HybridWorker(Worker):
         self.rollout = rollout
         self.rollout_dtype = rollout_dtype
         self.synced_version: int | None = None
-        self.rollout_rng_state = torch.get_rng_state()
+        self.rollout_random_state = self._random_state()
         self.seconds: dict[str, float] = {}
 
     def mesh_position(self, mesh: str) -> MeshPosition:
@@ -85,14 +88,25 @@ class HybridWorker(Worker):
 
     @contextmanager
     def trainer_rng_kept(self) -> Iterator[None]:
-        """The random numbers of generation are a stream of their own: training goes on as if it had not happened."""
-        trainer_rng_state = torch.get_rng_state()
-        torch.set_rng_state(self.rollout_rng_state)
+        """The random numbers of generation are a stream of their own on the host and on the device: training goes on
+        as if it had not happened."""
+        trainer_state = self._random_state()
+        self._set_random_state(self.rollout_random_state)
         try:
             yield
         finally:
-            self.rollout_rng_state = torch.get_rng_state()
-            torch.set_rng_state(trainer_rng_state)
+            self.rollout_random_state = self._random_state()
+            self._set_random_state(trainer_state)
+
+    def _random_state(self) -> RandomState:
+        device = torch.cuda.get_rng_state(self.context.device) if self.context.device_type == "cuda" else None
+        return torch.get_rng_state(), device
+
+    def _set_random_state(self, state: RandomState) -> None:
+        host, device = state
+        torch.set_rng_state(host)
+        if device is not None:
+            torch.cuda.set_rng_state(device, self.context.device)
 
     def _give_memory_back(self) -> None:
         """Returns what torch's allocator holds in reserve, so that the other engine can have it."""

@@ -25,6 +25,9 @@ class ActorGroup(Protocol):
     def compute_kl_sums(self, batch: DataProto) -> DataProto:
         """See ActorWorker.compute_kl_sums."""
 
+    def compute_token_advantages(self, batch: DataProto) -> DataProto:
+        """See ActorWorker.compute_token_advantages."""
+
     def update_policy(self, batch: DataProto, step: int) -> Metrics:
         """See ActorWorker.update_policy."""
 

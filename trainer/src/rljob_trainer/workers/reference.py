@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
-from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine, TrainEngineSettings
-from rljob_trainer.workers.columns import REF_LOGPROBS, RESPONSE_MASK, TOKENS, padded, unpadded_like
+from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.token_batch import in_rows
+from rljob_trainer.workers.columns import REF_LOGPROBS, token_batch
 
 
 class ReferenceWorker(Worker):
@@ -16,12 +18,17 @@ class ReferenceWorker(Worker):
     def __init__(self, context: WorkerContext, settings: TrainEngineSettings, temperature: float) -> None:
         """Collective. `settings.optimizer` must be None."""
         super().__init__(context)
-        self.engine = Fsdp2Engine(settings)
+        self.engine = TrainEngine(settings)
         self.temperature = temperature
+
+    def mesh_position(self, mesh: str) -> MeshPosition:
+        """By the layout of the engine."""
+        del mesh
+        return self.engine.layout.position(self.context.rank)
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_logprobs(self, batch: DataProto) -> DataProto:
-        """Column REF_LOGPROBS for a batch with TOKENS and RESPONSE_MASK."""
-        wide = padded(batch)
-        logprobs_BT = self.engine.logprobs(wide[TOKENS], wide[RESPONSE_MASK], self.temperature)
-        return DataProto(ragged={REF_LOGPROBS: unpadded_like(logprobs_BT, batch.ragged_column(TOKENS))})
+        """Column REF_LOGPROBS for a batch with TOKENS and RESPONSE_MASK; 0 for rows that IS_LEARNED leaves out."""
+        tokens = token_batch(batch)
+        found = self.engine.forward(tokens, self.temperature)
+        return DataProto(ragged={REF_LOGPROBS: in_rows(found.logprobs_N, tokens.response_mask)})

@@ -1,77 +1,76 @@
-"""Adds up what the updates of one training step are reported by, over micro-batches, mini-batches and ranks."""
+"""Adds up what the updates of one training step are reported by, over micro-batches, mini-batches and ranks.
+
+The sums stay on the device until the step's end: reading one of them would make the host wait for the device.
+
+Legend: R response tokens of a micro-batch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
-from rljob_trainer.engines.train.fsdp2 import Fsdp2Engine
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.observability.metrics import (
-    CLIP_FRACTION,
     ENTROPY,
     KL_LOSS,
     LOGPROB_DIFF_MAX,
     LOGPROB_DIFF_MEAN,
     POLICY_LOSS,
-    PPO_KL,
 )
 
+ACTOR_PREFIX = "actor/"
+"""Before the names of a loss's own sums."""
 
-@dataclass
+
 class UpdateSums:
-    """Sums over response tokens; `policy_loss` is the sum of this rank's parts of the losses of all mini-batches."""
+    """Sums over the response tokens of this rank."""
 
-    num_tokens: float = 0.0
-    num_clipped: float = 0.0
-    ppo_kl_sum: float = 0.0
-    policy_loss: float = 0.0
-    entropy_sum: float = 0.0
-    kl_sum: float = 0.0
-    num_kl_tokens: float = 0.0
-    """Response tokens for which a KL to the reference was computed."""
-    difference_sum: float = 0.0
-    num_updates: float = 0.0
-    difference_max: float = 0.0
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.num_kl_tokens = 0
+        self.sums: dict[str, Tensor] = {}
+        self.largest_difference: Tensor | None = None
 
     def add(
-        self,
-        *,
-        num_tokens: float,
-        num_clipped: float,
-        ppo_kl_sum: float,
-        policy_loss: float,
-        entropy_sum: float,
-        kl_sum: float | None,
-        difference_sum: float,
-        difference_max: float,
+        self, *, policy_loss: Tensor, entropy_R: Tensor | None, difference_R: Tensor, others: Mapping[str, Tensor]
     ) -> None:
-        """Adds one micro-batch."""
-        self.num_tokens += num_tokens
-        self.num_clipped += num_clipped
-        self.ppo_kl_sum += ppo_kl_sum
-        self.policy_loss += policy_loss
-        self.entropy_sum += entropy_sum
-        if kl_sum is not None:
-            self.kl_sum += kl_sum
-            self.num_kl_tokens += num_tokens
-        self.difference_sum += difference_sum
-        self.difference_max = max(self.difference_max, difference_max)
+        """Adds one micro-batch. `policy_loss` is this rank's part of a mini-batch's loss, 0-d."""
+        self.num_tokens += len(difference_R)
+        self._add(POLICY_LOSS, policy_loss)
+        if entropy_R is not None:
+            self._add(ENTROPY, entropy_R.detach().sum())
+        self._add(LOGPROB_DIFF_MEAN, difference_R.sum())
+        for name, value in others.items():
+            self._add(ACTOR_PREFIX + name, value)
+        if len(difference_R):
+            largest = difference_R.max()
+            before = self.largest_difference
+            self.largest_difference = largest if before is None else torch.maximum(before, largest)
 
-    def reduced(self, engine: Fsdp2Engine) -> dict[str, float]:
-        """Collective. Metrics of the whole batch, equal on all ranks."""
-        names = [field.name for field in fields(self) if field.name != "difference_max"]
-        mine = torch.tensor([float(vars(self)[name]) for name in names], dtype=torch.float64)
-        total = dict(zip(names, engine.sum_over_ranks(mine).tolist(), strict=True))
-        num_tokens = max(1.0, total["num_tokens"])
-        num_updates = max(1.0, total["num_updates"] / engine.mesh.size())
-        kl = {KL_LOSS: total["kl_sum"] / total["num_kl_tokens"]} if total["num_kl_tokens"] else {}
-        return {
-            **kl,
-            POLICY_LOSS: total["policy_loss"] / num_updates,
-            CLIP_FRACTION: total["num_clipped"] / num_tokens,
-            PPO_KL: total["ppo_kl_sum"] / num_tokens,
-            ENTROPY: total["entropy_sum"] / num_tokens,
-            LOGPROB_DIFF_MEAN: total["difference_sum"] / num_tokens,
-            LOGPROB_DIFF_MAX: engine.max_over_ranks(self.difference_max),
+    def add_kl(self, kl_R: Tensor) -> None:
+        """Adds the KL to the reference of one micro-batch."""
+        self.num_kl_tokens += len(kl_R)
+        self._add(KL_LOSS, kl_R.sum())
+
+    def reduced(self, engine: TrainEngine, num_updates: int) -> dict[str, float]:
+        """Collective. Metrics of the whole batch, equal on all ranks. A rank without tokens has none of the sums; those
+        of the others are reported."""
+        names = engine.names_over_ranks(self.sums)
+        zero = torch.zeros((), dtype=torch.float64, device=engine.device)
+        counts = torch.tensor([self.num_tokens, self.num_kl_tokens], dtype=torch.float64, device=engine.device)
+        mine = torch.cat([counts, *(self.sums.get(name, zero).reshape(1) for name in names)])
+        largest = zero if self.largest_difference is None else self.largest_difference.double()
+        num_tokens, num_kl_tokens, *sums = engine.sum_over_ranks(mine).tolist()
+        counted = {POLICY_LOSS: float(num_updates), KL_LOSS: num_kl_tokens}
+        metrics = {
+            name: value / max(1.0, counted.get(name, num_tokens)) for name, value in zip(names, sums, strict=True)
         }
+        metrics[LOGPROB_DIFF_MAX] = float(engine.max_over_ranks(largest).item())
+        return metrics
+
+    def _add(self, name: str, value: Tensor) -> None:
+        value = value.detach().double()
+        self.sums[name] = self.sums[name] + value if name in self.sums else value

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
@@ -51,6 +52,7 @@ class VllmEngine(RolloutEngine):
     def __init__(self, settings: VllmSettings) -> None:
         """Collective. Raises ConfigurationError for a model that vLLM cannot run, ResourceError for too little memory
         or a device that fails."""
+        check_build(current_platform.device_type, settings.device_type)
         on_cpu = settings.device_type == "cpu"
         arguments = EngineArgs(
             model=str(settings.model_folder),
@@ -141,6 +143,18 @@ class VllmEngine(RolloutEngine):
             policy_versions=(self.policy_version,) * len(token_ids),
             text=completion.text,
             finish_reason=FinishReason.LENGTH if completion.finish_reason == "length" else FinishReason.STOP,
+        )
+
+
+def check_build(found: str, device_type: str) -> None:
+    """Raises ConfigurationError for a build of vLLM that cannot compute on this kind of device. `found` is the kind of
+    vLLM's platform: empty where it has found no device that it was built for."""
+    if found != device_type:
+        build = "cpu" if device_type == "cpu" else "gpu"
+        raise ConfigurationError(
+            f"spec.training.rollout.engine: the installed vLLM does not compute on this machine's device "
+            f"({device_type}; vLLM finds {found or 'no device that it was built for'}); install the trainer's `{build}` "
+            "extra, or write HuggingFace"
         )
 
 

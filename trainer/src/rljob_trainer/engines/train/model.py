@@ -12,8 +12,11 @@ from safetensors import safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import guard_torch_init_functions
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from rljob_trainer.engines.train.attention import choose_attention, register_flat_attention
 from rljob_trainer.errors import ConfigurationError
 
 SINGLE_FILE = "model.safetensors"
@@ -23,16 +26,35 @@ INDEX_FILE = "model.safetensors.index.json"
 def build_on_meta(folder: Path) -> nn.Module:
     """The architecture that `config.json` in `folder` describes, in float32, without memory for its weights.
 
+    Its attention is that of `attention.choose_attention`.
     Raises ConfigurationError when the folder holds no causal language model."""
+    config = without_dropout(_read_config(folder))
+    register_flat_attention()
     try:
-        config = without_dropout(AutoConfig.from_pretrained(folder))
         with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+            model: nn.Module = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=choose_attention(config).implementation
+            )
     except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"spec.training.model.source: {folder} holds no causal language model that can be built ({error})"
-        ) from error
+        raise _no_language_model(folder, error) from error
     return model
+
+
+def _read_config(folder: Path) -> PreTrainedConfig:
+    """What `config.json` in `folder` says. Raises ConfigurationError when it describes no causal language model."""
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise _no_language_model(folder, error) from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise _no_language_model(folder, ValueError(f"transformers has none of type '{config.model_type}'"))
+    return config
+
+
+def _no_language_model(folder: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"spec.training.model.source: {folder} holds no causal language model that can be built ({error})"
+    )
 
 
 def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -56,21 +78,54 @@ def _num_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+@torch.no_grad()
 def materialize(model: nn.Module, device: torch.device) -> None:
-    """Gives every shard memory on `device` and recomputes the buffers that no file holds (rotary frequencies).
+    """Gives every shard memory on `device` and fills the buffers that no file holds (rotary frequencies, scales).
 
-    Raises ConfigurationError for a model with such buffers that cannot be rebuilt from its configuration."""
+    Those come from the architecture's own initialization, as in `from_pretrained`; the weights stay undefined.
+    Raises ConfigurationError for a model with such a buffer that its architecture does not fill."""
     model.to_empty(device=device)
-    for name, module in model.named_modules():
-        names = [buffer for buffer in module._non_persistent_buffers_set if module._buffers.get(buffer) is not None]
-        if not names:
-            continue
-        config = vars(module).get("config")
-        if config is None:
-            raise ConfigurationError(f"spec.training.model.source: module {name} has buffers that cannot be rebuilt")
-        fresh = type(module)(config).to(device)
-        for buffer in names:
-            module._buffers[buffer] = fresh._buffers[buffer]
+    weights = [tensor for _, tensor in named_tensors(model)]
+    for tensor in weights:
+        # What carries this mark is left alone by transformers' initialization.
+        tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+    try:
+        for name, owner, module in _modules_with_own_buffers(model, "", None):
+            _fill_own_buffers(name, owner, module)
+    finally:
+        for tensor in weights:
+            del tensor._is_hf_initialized  # type: ignore[attr-defined]
+
+
+def _modules_with_own_buffers(
+    module: nn.Module, name: str, owner: PreTrainedModel | None
+) -> Iterator[tuple[str, PreTrainedModel | None, nn.Module]]:
+    """Modules that hold buffers which are in no file, with the innermost pretrained model that each belongs to."""
+    owner = module if isinstance(module, PreTrainedModel) else owner
+    if any(module._buffers.get(buffer) is not None for buffer in module._non_persistent_buffers_set):
+        yield name, owner, module
+    for child_name, child in module.named_children():
+        yield from _modules_with_own_buffers(child, f"{name}.{child_name}" if name else child_name, owner)
+
+
+def _fill_own_buffers(name: str, owner: PreTrainedModel | None, module: nn.Module) -> None:
+    """Initializes twice, over zeros and over ones: what differs then was not written."""
+    buffers = {key: module._buffers[key] for key in module._non_persistent_buffers_set}
+    results: list[dict[str, torch.Tensor]] = []
+    for value in (0, 1):
+        for buffer in buffers.values():
+            if buffer is not None:
+                buffer.fill_(value)
+        if owner is not None:
+            with guard_torch_init_functions():
+                owner._init_weights(module)
+        results.append({key: buffer.clone() for key, buffer in buffers.items() if buffer is not None})
+    for key, buffer in results[0].items():
+        if not torch.equal(buffer, results[1][key]):
+            raise ConfigurationError(
+                f"spec.training.model.source: {type(owner).__name__} does not say how buffer '{name}.{key}' is filled, "
+                f"and no file holds it; choose another model"
+            )
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ def make_adamw(parameters: Iterable[torch.nn.Parameter], spec: OptimizerSpec) ->
         betas=(spec.beta1, spec.beta2),
         eps=spec.epsilon,
         weight_decay=spec.weight_decay,
-        foreach=True,
+        fused=True,
     )
 
 

@@ -1,0 +1,182 @@
+"""Losses and advantages per token: RLJob's flat tokens against verl's padded tables.
+
+    python bench/algorithms.py [--quick] [--without-peer] [--json PATH]
+
+Losses are measured with their metrics and their gradient by the log-probabilities; what both sides find is compared.
+Advantages come as a value per token; on our side the segments are made in every call. verl's `grpo` goes over the rows
+in Python; its `grpo_vectorized`, which does not, is shown beside it. The floor is a copy of as many bytes as inputs and
+results have. One thread on both sides.
+
+Legend: B rows, N response tokens of all rows, row after row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rljob_api.v1alpha1.algorithm import KlEstimator, LossAggregation
+from rljob_bench.command_line import DEFAULT, measuring, read_options
+from rljob_bench.peer_process import PeerProcess
+from rljob_bench.report import FLOOR, OURS, Bar, Measurement, ratio
+from rljob_bench.rounds import Turn, interleaved, timed_calls
+from rljob_bench.token_case import (
+    ADVANTAGES,
+    CLIPPED_BY_SEQUENCE,
+    CLIPPED_WITH_KL,
+    GROUP_RELATIVE_VECTORIZED,
+    KL_COEFFICIENT,
+    OPERATIONS,
+    WHITENING,
+    Answer,
+    TokenCase,
+    answer,
+    made_tables,
+)
+from rljob_trainer.algorithms.advantages import group_relative_advantages, whitened
+from rljob_trainer.algorithms.aggregation import aggregate_loss, count_denominators
+from rljob_trainer.algorithms.interfaces import OneWorker
+from rljob_trainer.algorithms.kl import kl_estimate
+from rljob_trainer.algorithms.policy_losses import clipped_surrogate
+from rljob_trainer.algorithms.segments import Segments
+
+CASES = {
+    "a micro-batch: 16 rows of 1,024 tokens": TokenCase(16, 1024, is_ragged=False),
+    "a micro-batch: 32 rows of up to 2,048 tokens": TokenCase(32, 2048, is_ragged=True),
+    "a batch: 256 rows of 4,096 tokens": TokenCase(256, 4096, is_ragged=False),
+    "a batch: 256 rows of up to 4,096 tokens": TokenCase(256, 4096, is_ragged=True),
+}
+QUICK_CASES = {
+    "16 rows of 64 tokens": TokenCase(16, 64, is_ragged=False),
+    "16 rows of up to 64 tokens": TokenCase(16, 64, is_ragged=True),
+}
+WITHOUT_BAR = (GROUP_RELATIVE_VECTORIZED,)
+"""What verl does not do for GRPO unless told to: shown only."""
+MAX_OF_PEER = 0.5
+CALLS_PER_TURN = 5
+TOLERANCE = 1e-4
+CPU = torch.device("cpu")
+
+
+class Tokens:
+    """A case as the trainer has it: response tokens only."""
+
+    def __init__(self, case: TokenCase) -> None:
+        tables = made_tables(case)
+        mask_BT = tables.mask_BT
+        self.lengths = tuple(mask_BT.sum(dim=1).tolist())
+        self.max_new_tokens = case.width
+        self.logprobs_N = tables.logprobs_BT[mask_BT].requires_grad_()
+        self.old_logprobs_N = tables.old_logprobs_BT[mask_BT]
+        self.reference_logprobs_N = tables.reference_logprobs_BT[mask_BT]
+        self.advantages_N = tables.advantages_BT[mask_BT]
+        self.rewards_B = tables.rewards_B
+        self.groups_B = tables.groups_B
+
+    def call(self, operation: str) -> Callable[[], Tensor]:
+        """One call of an operation, with its gradient where it is a loss; gives the loss or the values."""
+        if operation == WHITENING:
+            return partial(whitened, self.advantages_N, OneWorker())
+        return self._group_relative if operation in ADVANTAGES else partial(self._loss, operation)
+
+    def num_moved(self, operation: str) -> int:
+        """Numbers that are read or written at the least."""
+        num_tokens = len(self.logprobs_N)
+        if operation in ADVANTAGES:
+            return num_tokens * (2 if operation == WHITENING else 1)
+        return num_tokens * (5 if operation == CLIPPED_WITH_KL else 4)
+
+    def answer(self, operation: str) -> Answer:
+        """Of one call."""
+        found = self.call(operation)()
+        if operation in ADVANTAGES:
+            return answer(float(found.sum()), found)
+        assert self.logprobs_N.grad is not None
+        return answer(float(found), self.logprobs_N.grad)
+
+    def _group_relative(self) -> Tensor:
+        return Segments.of(self.lengths, CPU).spread(group_relative_advantages(self.rewards_B, self.groups_B))
+
+    def _loss(self, operation: str) -> Tensor:
+        segments = Segments.of(self.lengths, CPU)
+        found = clipped_surrogate(
+            self.logprobs_N,
+            self.old_logprobs_N,
+            self.advantages_N,
+            clip_ratio_low=0.2,
+            clip_ratio_high=0.2,
+            dual_clip_ratio=3.0,
+        )
+        loss = self._aggregated(found.losses_N, segments, operation)
+        if operation == CLIPPED_WITH_KL:
+            kl_N = kl_estimate(self.logprobs_N, self.reference_logprobs_N, KlEstimator.K3)
+            loss = loss + KL_COEFFICIENT * self._aggregated(kl_N, segments, operation)
+        self.logprobs_N.grad = None
+        torch.autograd.backward(loss)
+        for value in found.sums.values():
+            value.item()
+        return loss.detach()
+
+    def _aggregated(self, values_N: Tensor, segments: Segments, operation: str) -> Tensor:
+        by_sequence = operation == CLIPPED_BY_SEQUENCE
+        aggregation = LossAggregation.SEQUENCE_MEAN_TOKEN_MEAN if by_sequence else LossAggregation.TOKEN_MEAN
+        return aggregate_loss(values_N, segments, aggregation, count_denominators(segments), 1, self.max_new_tokens)
+
+
+def check_alike(operation: str, ours: Answer, theirs: object) -> None:
+    """Raises AssertionError where the two sides did not find the same."""
+    assert isinstance(theirs, dict)
+    for name, value in asdict(ours).items():
+        difference = abs(value - float(theirs[name]))
+        assert difference <= TOLERANCE * max(1.0, ours.norm), f"{operation}: {name} {value}, verl's {theirs[name]}"
+
+
+def measure(title: str, case: TokenCase, running: dict[str, PeerProcess], num_rounds: int) -> Measurement:
+    """All operations on one case."""
+    tokens = Tokens(case)
+    rows: dict[str, tuple[float | None, ...]] = {}
+    seconds: dict[str, tuple[float, ...]] = {}
+    ratios = []
+    for operation in OPERATIONS:
+        copied = torch.zeros(tokens.num_moved(operation) // 2)
+        turns: dict[str, Turn] = {
+            FLOOR: partial(timed_calls, partial(torch.zeros_like(copied).copy_, copied), CALLS_PER_TURN),
+            OURS: partial(timed_calls, tokens.call(operation), CALLS_PER_TURN),
+        }
+        if DEFAULT in running:
+            asked = {"operation": operation, "case": asdict(case)}
+            theirs = running[DEFAULT].ask("algorithm", **asked, num_calls=1)["answer"]
+            check_alike(operation, tokens.answer(operation), theirs)
+            turns[DEFAULT] = partial(running[DEFAULT].seconds, "algorithm", **asked, num_calls=CALLS_PER_TURN)
+        timings = interleaved(turns, num_rounds)
+        of_peer = ratio(timings, OURS, DEFAULT)
+        if of_peer is not None and operation not in WITHOUT_BAR:
+            ratios.append(of_peer)
+        medians = [1e3 * timings[name].median if name in timings else None for name in (FLOOR, OURS, DEFAULT)]
+        rows[operation] = (*medians, ratio(timings, OURS, FLOOR), of_peer)
+        seconds |= {f"{operation}: {name}": each.seconds for name, each in timings.items()}
+    return Measurement(
+        f"{title}, {len(tokens.logprobs_N):,} in all",
+        ("floor, ms", f"{OURS}, ms", f"{DEFAULT}, ms", f"{OURS} / floor", f"{OURS} / {DEFAULT}"),
+        rows,
+        (Bar(f"at most {MAX_OF_PEER:g} of verl's time, the worst case", max(ratios, default=None), MAX_OF_PEER),),
+        seconds,
+    )
+
+
+def main() -> None:
+    """The program."""
+    options = read_options("Losses and advantages: RLJob and verl.")
+    torch.set_num_threads(1)
+    with measuring(options, "bench/algorithms.py", (DEFAULT,)) as (running, report):
+        for title, case in (QUICK_CASES if options.is_quick else CASES).items():
+            report.add(measure(title, case, running, 2 if options.is_quick else 12))
+        report.write(options.json_path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""verl's losses and advantages on made-up responses; in the process of `verl_peer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from verl.trainer.ppo.core_algos import (
+    agg_loss,
+    compute_grpo_outcome_advantage,
+    compute_grpo_vectorized_outcome_advantage,
+    compute_policy_loss_vanilla,
+    kl_penalty,
+)
+from verl.utils.torch_functional import masked_whiten
+from verl.workers.config import ActorConfig
+
+from rljob_bench.token_case import (
+    ADVANTAGES,
+    CLIPPED_BY_SEQUENCE,
+    CLIPPED_WITH_KL,
+    GROUP_RELATIVE,
+    GROUP_RELATIVE_VECTORIZED,
+    KL_COEFFICIENT,
+    WHITENING,
+    Answer,
+    TokenCase,
+    answer,
+    made_tables,
+)
+
+ESTIMATORS = {
+    GROUP_RELATIVE: compute_grpo_outcome_advantage,
+    GROUP_RELATIVE_VECTORIZED: compute_grpo_vectorized_outcome_advantage,
+}
+
+
+class Tokens:
+    """A case as verl has it: padded tables."""
+
+    def __init__(self, case: TokenCase) -> None:
+        tables = made_tables(case)
+        self.tables = tables
+        # Numbers, not the bools or int64 that verl passes: that is faster.
+        self.mask_BT = tables.mask_BT.float()
+        self.logprobs_BT = tables.logprobs_BT.requires_grad_()
+        self.rewards_BT = torch.zeros_like(self.mask_BT)
+        last_B = tables.mask_BT.sum(dim=1) - 1
+        self.rewards_BT[torch.arange(case.num_rows), last_B] = tables.rewards_B
+        self.groups = np.array([f"prompt {group}" for group in tables.groups_B.tolist()], dtype=object)
+        self.config = ActorConfig(strategy="fsdp", rollout_n=8, use_dynamic_bsz=True)
+        self.config.global_batch_info.update(
+            dp_size=1, batch_num_tokens=int(self.mask_BT.sum()), global_batch_size=case.num_rows
+        )
+
+    def call(self, operation: str) -> Callable[[], object]:
+        """One call of an operation, with its gradient where it is a loss; gives the loss or the values."""
+        if operation == WHITENING:
+            return lambda: masked_whiten(self.tables.advantages_BT, self.mask_BT)
+        if operation in ESTIMATORS:
+            return lambda: ESTIMATORS[operation](self.rewards_BT, self.mask_BT, self.groups)[0]
+        return lambda: self._loss(operation)
+
+    def answer(self, operation: str) -> Answer:
+        """Of one call."""
+        found = self.call(operation)()
+        if operation in ADVANTAGES:
+            values_N = found[self.tables.mask_BT]
+            return answer(float(values_N.sum()), values_N)
+        return answer(float(found), self.logprobs_BT.grad[self.tables.mask_BT])
+
+    def _loss(self, operation: str) -> torch.Tensor:
+        mode = "seq-mean-token-mean" if operation == CLIPPED_BY_SEQUENCE else "token-mean"
+        tables = self.tables
+        loss, _ = compute_policy_loss_vanilla(
+            tables.old_logprobs_BT, self.logprobs_BT, tables.advantages_BT, self.mask_BT, mode, self.config
+        )
+        if operation == CLIPPED_WITH_KL:
+            kl_BT = kl_penalty(self.logprobs_BT, tables.reference_logprobs_BT, "low_var_kl")
+            loss = loss + KL_COEFFICIENT * agg_loss(kl_BT, self.mask_BT, mode, **self.config.global_batch_info)
+        self.logprobs_BT.grad = None
+        loss.backward()
+        return loss.detach()

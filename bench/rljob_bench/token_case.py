@@ -1,0 +1,89 @@
+"""Made-up responses for the measurement of losses and advantages: the same numbers on both sides.
+
+Legend: B rows, T columns of a padded table, N response tokens of all rows, row after row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GROUP_SIZE = 8
+KL_COEFFICIENT = 0.001
+GROUP_RELATIVE = "group-relative advantages"
+GROUP_RELATIVE_VECTORIZED = "group-relative advantages, verl's grpo_vectorized"
+WHITENING = "whitened advantages"
+CLIPPED = "clipped loss, token mean"
+CLIPPED_BY_SEQUENCE = "clipped loss, sequence mean"
+CLIPPED_WITH_KL = "clipped loss and KL term (k3), token mean"
+ADVANTAGES = (GROUP_RELATIVE, GROUP_RELATIVE_VECTORIZED, WHITENING)
+OPERATIONS = (*ADVANTAGES, CLIPPED, CLIPPED_BY_SEQUENCE, CLIPPED_WITH_KL)
+
+
+@dataclass(frozen=True)
+class TokenCase:
+    """How many rows, how wide, and whether they end early: lengths are then lognormal with a median of 0.3 of
+    the width, cut at the width."""
+
+    num_rows: int
+    width: int
+    is_ragged: bool
+
+
+@dataclass(frozen=True)
+class Tables:
+    """float32 [B, T], and per row. What is not in a row is 0."""
+
+    mask_BT: Tensor
+    """bool."""
+    logprobs_BT: Tensor
+    old_logprobs_BT: Tensor
+    reference_logprobs_BT: Tensor
+    advantages_BT: Tensor
+    rewards_B: Tensor
+    groups_B: Tensor
+    """int64."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a contender found, to be compared: for a loss itself and its gradient, else the values."""
+
+    total: float
+    norm: float
+    pattern: float
+    """The sum of all, every token of the batch with another weight."""
+
+
+def made_tables(case: TokenCase) -> Tables:
+    """Ratios of new to old probabilities are mostly in the trust region, as in training, and some are far out."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    shape = (case.num_rows, case.width)
+    lengths_B = torch.full((case.num_rows,), case.width)
+    if case.is_ragged:
+        lengths_B = (0.3 * case.width * (0.8 * normal(case.num_rows)).exp()).long().clamp(1, case.width)
+    mask_BT = torch.arange(case.width) < lengths_B[:, None]
+    old_BT = -torch.rand(*shape, generator=generator) * 2
+    rewards_B = (normal(case.num_rows) > 0).float() + 0.1 * normal(case.num_rows)
+    return Tables(
+        mask_BT,
+        (old_BT + 0.15 * normal(*shape)) * mask_BT,
+        old_BT * mask_BT,
+        (old_BT + 0.3 * normal(*shape)) * mask_BT,
+        normal(case.num_rows, 1) * mask_BT,
+        rewards_B,
+        torch.arange(case.num_rows) // GROUP_SIZE,
+    )
+
+
+def answer(total: float, values_N: Tensor) -> Answer:
+    """`values_N` are those of the response tokens."""
+    wide_N = values_N.double()
+    weights_N = (torch.arange(len(wide_N), dtype=torch.float64) * 0.618).frac()
+    return Answer(total, float(wide_N.norm()), float(wide_N @ weights_N))

@@ -1,0 +1,112 @@
+"""Recipes: what each stands for, what a job changes in it, and the resolved form as a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api.v1alpha1.algorithm import (
+    Advantage,
+    AdvantageType,
+    Algorithm,
+    AlgorithmType,
+    Clipped,
+    Function,
+    GroupRelative,
+    Kl,
+    Loss,
+    LossAggregation,
+    LossType,
+)
+from rljob_api.v1alpha1.recipes import (
+    RECIPES,
+    ResolvedAdvantage,
+    ResolvedAlgorithm,
+    ResolvedClipped,
+    ResolvedGroupRelative,
+    ResolvedLoss,
+    resolve_algorithm,
+)
+
+OWN = Function(path="mine:own")
+
+
+def resolved(wire: object) -> ResolvedAlgorithm:
+    return resolve_algorithm(Algorithm.from_wire(wire))
+
+
+def test_the_default_is_grpo() -> None:
+    assert resolved({}) == ResolvedAlgorithm(
+        type=AlgorithmType.GRPO,
+        advantage=ResolvedAdvantage(AdvantageType.GROUP_RELATIVE, ResolvedGroupRelative(normalize_by_std=True)),
+        loss=ResolvedLoss(LossType.CLIPPED, ResolvedClipped(0.2, 0.2, 3.0)),
+        aggregation=LossAggregation.TOKEN_MEAN,
+        drop_zero_variance_groups=False,
+        entropy_coefficient=0.0,
+        kl=Kl(),
+    )
+
+
+def test_dr_grpo_divides_by_neither_the_deviation_nor_the_length() -> None:
+    rule = resolved({"type": "DrGRPO"})
+    assert rule.advantage.group_relative == ResolvedGroupRelative(normalize_by_std=False)
+    assert rule.loss.clipped == ResolvedClipped(0.2, 0.2, None)
+    assert rule.aggregation is LossAggregation.SEQUENCE_MEAN_TOKEN_SUM_NORM
+    assert rule.drop_zero_variance_groups is False
+
+
+def test_every_recipe_is_described() -> None:
+    assert set(RECIPES) == set(AlgorithmType)
+
+
+@pytest.mark.parametrize("recipe", list(AlgorithmType))
+def test_what_a_job_says_goes_before_the_recipe_and_changes_nothing_else(recipe: AlgorithmType) -> None:
+    plain, wire = resolved({"type": recipe}), {"type": recipe}
+    assert plain.loss.clipped is not None
+    low, high, dual = plain.loss.clipped.clip_ratio_low, plain.loss.clipped.clip_ratio_high, 2.0
+    assert resolved(wire | {"loss": {"clipped": {"dualClipRatio": 2}}}).loss.clipped == ResolvedClipped(low, high, dual)
+    assert resolved(wire | {"loss": {"clipped": {"dualClipRatio": 0}}}).loss.clipped == ResolvedClipped(low, high, None)
+    only_high = resolved(wire | {"loss": {"clipped": {"clipRatioHigh": 0.28}}})
+    assert only_high.loss.clipped == ResolvedClipped(low, 0.28, plain.loss.clipped.dual_clip_ratio)
+    assert (only_high.advantage, only_high.aggregation) == (plain.advantage, plain.aggregation)
+    for by_std in (True, False):
+        rule = resolved(wire | {"advantage": {"groupRelative": {"normalizeByStd": by_std}}})
+        assert rule.advantage.group_relative == ResolvedGroupRelative(normalize_by_std=by_std)
+        assert rule.loss == plain.loss
+    for aggregation in LossAggregation:
+        assert resolved(wire | {"aggregation": aggregation}).aggregation is aggregation
+    assert resolved(wire | {"dropZeroVarianceGroups": True}).drop_zero_variance_groups is True
+    rest = resolved(wire | {"entropyCoefficient": 0.01, "kl": {"coefficient": 0.1, "estimator": "K1"}})
+    assert rest.entropy_coefficient == 0.01
+    assert rest.kl == Kl.from_wire({"coefficient": 0.1, "estimator": "K1"})
+
+
+def test_a_function_takes_the_place_of_a_part_and_leaves_the_other() -> None:
+    own = {"type": "Function", "function": {"path": "mine:own"}}
+    rule = resolved({"type": "DrGRPO", "loss": own})
+    assert rule.loss == ResolvedLoss(LossType.FUNCTION, function=OWN)
+    assert rule.advantage == resolved({"type": "DrGRPO"}).advantage
+    rule = resolved({"advantage": own})
+    assert rule.advantage == ResolvedAdvantage(AdvantageType.FUNCTION, function=OWN)
+    assert rule.loss == resolved({}).loss
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *(Algorithm(type=recipe) for recipe in AlgorithmType),
+        Algorithm(advantage=Advantage(type=AdvantageType.FUNCTION, function=OWN), entropy_coefficient=0.5),
+        Algorithm(loss=Loss(type=LossType.FUNCTION, function=OWN), drop_zero_variance_groups=True),
+        Algorithm(
+            type=AlgorithmType.DR_GRPO,
+            advantage=Advantage(group_relative=GroupRelative(normalize_by_std=True)),
+            loss=Loss(clipped=Clipped(dual_clip_ratio=5.0)),
+            kl=Kl(coefficient=0.1),
+        ),
+    ],
+    ids=str,
+)
+def test_the_resolved_form_as_a_job_says_the_same_and_leaves_nothing_open(algorithm: Algorithm) -> None:
+    rule = resolve_algorithm(algorithm)
+    written = rule.as_algorithm().to_full_wire()
+    assert resolved(written) == rule
+    assert set(written) == {field.alias for field in Algorithm.model_fields.values()}

@@ -1,0 +1,12 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+import signal
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches the tests and what they start. A shell makes what it starts in its background deaf to it, and all
+    below that inherit the deafness."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,383 @@
+"""Advantages and losses that a user writes: how they are found, what they are given, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rljob_api.v1alpha1.algorithm import Advantage, AdvantageType, Algorithm, Function, Loss, LossType
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_testing.token_rows import on_workers, rows_of
+from rljob_trainer.algorithms.functions import in_step, refuse_not_finite
+from rljob_trainer.algorithms.interfaces import (
+    ADVANTAGE_COLUMNS,
+    LOSS_COLUMNS,
+    AdvantageEstimator,
+    Level,
+    LossInputs,
+    OneWorker,
+    PolicyLoss,
+    Reduce,
+    ResponseInputs,
+    TokenInputs,
+    Wanted,
+    WholeInputs,
+)
+from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
+from rljob_trainer.errors import AlgorithmFunctionError, ConfigurationError
+from rljob_trainer.workers import columns
+
+MODULE = """
+import torch
+from rljob_trainer.algorithms import TokenLosses, policy_loss_function, token_advantage
+
+def centered(inputs):
+    return inputs.rewards_B - inputs.rewards_B.mean()
+
+def by_length(inputs):
+    return (inputs.rewards_B * inputs.lengths_B).int()
+
+def normalized(inputs):
+    table = inputs.rewards_B.reshape(3, -1)
+    return ((table - table.mean(1, True)) / table.std(1, keepdim=True)).reshape(-1)
+
+def of_tokens(inputs, reduce):
+    return inputs.segments.spread(inputs.rewards_B)
+
+@token_advantage()
+def largest(inputs, reduce):
+    rewards_N = inputs.segments.spread(inputs.rewards_B)
+    return rewards_N - reduce.max(rewards_N.max() if len(rewards_N) else torch.tensor(-torch.inf))
+
+@token_advantage(needs=["ref_logprobs", "old_logprobs"])
+def distance(inputs, reduce):
+    return inputs.columns["old_logprobs"] - inputs.columns["ref_logprobs"]
+
+@token_advantage()
+def needs_rows(inputs, reduce):
+    return inputs.segments.spread(inputs.rewards_B - inputs.rewards_B[0])
+
+@token_advantage(needs="values")
+def valued(inputs, reduce):
+    return inputs.columns["values"]
+
+def reinforce(inputs):
+    return -inputs.advantages_N * inputs.logprobs_N
+
+@policy_loss_function(needs=["rollout_logprobs"], entropy=True, squares=True)
+def informed(inputs):
+    weights_N = (inputs.old_logprobs_N - inputs.columns["rollout_logprobs"]).exp()
+    factors_N = inputs.entropy_N / inputs.squares_N
+    return TokenLosses(-weights_N * factors_N * inputs.logprobs_N, {"weight": weights_N.sum()})
+
+def two_least_likely(inputs, reduce):
+    least_N = inputs.logprobs_N.argsort().argsort() < 2
+    return {"chosen": least_N, "count": reduce.sum(least_N.sum())}
+
+@policy_loss_function(whole_pass=two_least_likely)
+def of_the_chosen(inputs):
+    return -inputs.whole["chosen"].float() * inputs.logprobs_N / inputs.whole["count"]
+
+@policy_loss_function(whole_pass=lambda inputs, reduce: {"mean": inputs.logprobs_N.mean(dim=0, keepdim=True)})
+def whole_of_wrong_shape(inputs):
+    return inputs.logprobs_N
+
+@policy_loss_function(whole_pass=lambda inputs, reduce: {"old_logprobs": inputs.logprobs_N})
+def whole_over_a_column(inputs):
+    return inputs.logprobs_N
+
+@policy_loss_function(whole_pass=lambda inputs, reduce: inputs.logprobs_N)
+def whole_tensor(inputs):
+    return inputs.logprobs_N
+
+@policy_loss_function(needs=["old_logprobs"])
+def asks_for_what_it_has(inputs):
+    return inputs.logprobs_N
+
+def per_row(inputs):
+    return inputs.segments.mean(inputs.logprobs_N)
+
+def number(inputs):
+    return float(inputs.logprobs_N.detach().sum())
+
+def detached(inputs):
+    return -inputs.advantages_N * inputs.logprobs_N.detach()
+
+def elsewhere(inputs):
+    return torch.ones_like(inputs.logprobs_N, requires_grad=True) * 2
+
+def infinite(inputs):
+    return inputs.logprobs_N / (inputs.logprobs_N - inputs.old_logprobs_N)
+
+def steep(inputs):
+    return (inputs.logprobs_N - inputs.old_logprobs_N).abs().sqrt()
+
+def of_the_micro_batch(inputs):
+    return inputs.logprobs_N - inputs.logprobs_N.mean()
+
+def raises(inputs):
+    return inputs.logprobs_N * inputs.no_such_thing
+
+def sums_per_token(inputs):
+    return TokenLosses(inputs.logprobs_N, {"logprobs": inputs.logprobs_N})
+
+def sum_over_a_metric(inputs):
+    return TokenLosses(inputs.logprobs_N, {"entropy": inputs.logprobs_N.sum()})
+
+def sum_that_is_added_up(inputs):
+    return TokenLosses(inputs.logprobs_N, {"kl_sum": inputs.logprobs_N.sum()})
+
+def sum_with_a_bad_name(inputs):
+    return TokenLosses(inputs.logprobs_N, {"KL sum": inputs.logprobs_N.sum()})
+
+def later(inputs):
+    return inputs.logprobs_N / later_is
+
+later_is = 2.0
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of this test's own, importable."""
+    name = f"algorithms_of_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def estimator_of(path: str, group_size: int = 4) -> AdvantageEstimator:
+    advantage = Advantage(type=AdvantageType.FUNCTION, function=Function(path=path))
+    return advantage_estimator(resolve_algorithm(Algorithm(advantage=advantage)), group_size)
+
+
+def loss_of(path: str) -> PolicyLoss:
+    loss = Loss(type=LossType.FUNCTION, function=Function(path=path))
+    return policy_loss(resolve_algorithm(Algorithm(loss=loss)))
+
+
+def responses(*rewards: float) -> ResponseInputs:
+    count = len(rewards)
+    return ResponseInputs(torch.tensor(rewards), torch.zeros(count, dtype=torch.int64), torch.arange(count) + 1)
+
+
+def token_inputs(rewards: list[float], lengths: list[int], **columns_N: Tensor) -> TokenInputs:
+    return TokenInputs(torch.tensor(rewards), rows_of(*lengths), columns_N)
+
+
+def loss_inputs(logprobs: list[float], **columns_N: Tensor) -> LossInputs:
+    logprobs_N = torch.tensor(logprobs, requires_grad=True)
+    return LossInputs(
+        rows_of(len(logprobs)), logprobs_N, logprobs_N.detach() + 0.5, torch.ones(len(logprobs)), columns_N
+    )
+
+
+def test_a_plain_advantage_is_called_with_all_responses(module: str) -> None:
+    estimator = estimator_of(f"{module}:centered")
+    assert estimator.level is Level.RESPONSE
+    assert estimator.name == f"{module}:centered"
+    assert estimator.for_responses is not None
+    assert estimator.for_responses(responses(1.0, 0.0, 0.5)).tolist() == [0.5, -0.5, 0.0]
+
+
+def test_an_advantage_on_tokens_learns_of_the_others_tokens(module: str) -> None:
+    estimator = estimator_of(f"{module}:largest")
+    assert estimator.level is Level.TOKEN
+    parts = [token_inputs([1.0, 3.0], [1, 2]), token_inputs([], []), token_inputs([2.0], [1])]
+
+    def advantages(part: TokenInputs, reduce: Reduce) -> list[float]:
+        assert estimator.for_tokens is not None
+        return estimator.for_tokens(part, reduce).tolist()
+
+    assert on_workers(parts, advantages) == [[-2.0, 0.0, 0.0], [], [-1.0]]
+
+
+def test_columns_are_those_that_are_declared(module: str) -> None:
+    estimator = estimator_of(f"{module}:distance")
+    assert estimator.needs == {"ref_logprobs", "old_logprobs"}
+    assert estimator.for_tokens is not None
+    inputs = token_inputs([1.0], [2], old_logprobs=torch.tensor([-1.0, -2.0]), ref_logprobs=torch.tensor([-2.0, -2.0]))
+    assert estimator.for_tokens(inputs, OneWorker()).tolist() == [1.0, 0.0]
+
+
+def test_a_plain_loss(module: str) -> None:
+    loss = loss_of(f"{module}:reinforce")
+    assert (loss.needs, loss.wanted, loss.whole_pass) == (frozenset(), Wanted(), None)
+    inputs = loss_inputs([-1.0, -3.0])
+    found = loss.compute(inputs)
+    assert found.losses_N.tolist() == [1.0, 3.0]
+    assert {name: value.item() for name, value in found.sums.items()} == {"not_finite": 0}
+    torch.autograd.backward(found.losses_N.sum())
+    assert inputs.logprobs_N.grad is not None
+    assert inputs.logprobs_N.grad.tolist() == [-1.0, -1.0]
+
+
+def test_a_worker_without_tokens_takes_part_in_the_graph(module: str) -> None:
+    inputs = LossInputs(rows_of(), torch.zeros(0, requires_grad=True), torch.zeros(0), torch.zeros(0))
+    found = loss_of(f"{module}:reinforce").compute(inputs)
+    assert found.losses_N.requires_grad
+    assert found.losses_N.shape == (0,)
+
+
+def test_a_loss_says_what_it_needs(module: str) -> None:
+    loss = loss_of(f"{module}:informed")
+    assert loss.needs == {"rollout_logprobs"}
+    assert loss.wanted == Wanted(entropy=True, squares=True)
+    base = loss_inputs([-1.0, -3.0], rollout_logprobs=torch.tensor([-0.5, -2.5]))
+    inputs = LossInputs(
+        base.segments,
+        base.logprobs_N,
+        base.old_logprobs_N,
+        base.advantages_N,
+        base.columns,
+        entropy_N=torch.tensor([2.0, 2.0]),
+        squares_N=torch.tensor([1.0, 0.5]),
+    )
+    found = loss.compute(inputs)
+    assert found.losses_N.tolist() == [2.0, 12.0]
+    assert found.sums["weight"].item() == 2.0
+    assert not found.sums["weight"].requires_grad
+
+
+def test_a_pass_over_the_whole_mini_batch(module: str) -> None:
+    loss = loss_of(f"{module}:of_the_chosen")
+    assert loss.whole_pass is not None
+    base = loss_inputs([-1.0, -3.0, -2.0])
+    whole = loss.whole_pass(
+        WholeInputs(base.segments, base.logprobs_N, base.old_logprobs_N, base.advantages_N, {}), OneWorker()
+    )
+    assert whole["chosen"].tolist() == [False, True, True]
+    assert whole["count"].item() == 2
+
+
+BAD_ADVANTAGES = [
+    ("no_such_module:f", r"no module 'no_such_module' .* PYTHONPATH"),
+    ("{m}:centred", r"has no 'centred'; did you mean centered\?"),
+    ("{m}:NUMBER", r"{m}:NUMBER is a int; name a plain function"),
+    ("{m}:reinforce", r"raised AttributeError; mend it:\n(?s:.)*no attribute 'advantages_N'"),
+    ("{m}:informed", r"{m}:informed is a policy loss; name it in algorithm\.loss\.function"),
+    ("{m}:of_tokens", r"{m}:of_tokens\(inputs, reduce\) cannot be called as function\(inputs\).*@token_advantage\(\)"),
+    (
+        "{m}:by_length",
+        r"gave a tensor \[12\] of int32; give one advantage per response, floating-point numbers of",
+    ),
+    (
+        "{m}:normalized",
+        r"gave NaN or infinity for 4 of 12 responses, first for number 4, whose reward is 1; give",
+    ),
+    ("{m}:valued", r"{m}:valued needs 'values', which is not to be had; there are old_logprobs, rollout_logprobs, ref"),
+    ("{m}:needs_rows", r"raised IndexError(?s:.)*\n\(tried for a worker without any token, which has to take part"),
+]
+
+
+@pytest.mark.parametrize(("path", "message"), BAD_ADVANTAGES)
+def test_advantages_that_cannot_be_used_are_refused_at_once(module: str, path: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message.replace("{m}", module)) as caught:
+        estimator_of(path.replace("{m}", module))
+    assert str(caught.value).startswith("spec.training.algorithm.advantage.function.path: ")
+
+
+def test_an_advantage_is_tried_on_groups_of_the_jobs_size(module: str) -> None:
+    with pytest.raises(ConfigurationError, match="for 2 of 6 responses, first for number 2"):
+        estimator_of(f"{module}:normalized", group_size=2)
+
+
+BAD_LOSSES = [
+    ("{m}:largest", r"{m}:largest is an advantage; name it in algorithm\.advantage\.function"),
+    ("{m}:of_tokens", r"cannot be called as function\(inputs\).*@policy_loss_function"),
+    (
+        "{m}:asks_for_what_it_has",
+        r"needs 'old_logprobs', which is not to be had; there are rollout_logprobs, ref",
+    ),
+    ("{m}:per_row", r"gave a tensor \[3\] of float32; give one loss per token, floating-point numbers of shape \[9\]"),
+    ("{m}:number", r"gave a float; give one loss per token, \[9\], or TokenLosses"),
+    ("{m}:detached", r"gave losses without a gradient; compute them from logprobs_N, without detach\(\)"),
+    ("{m}:elsewhere", r"gave losses whose gradient does not reach logprobs_N"),
+    ("{m}:infinite", r"gave NaN or infinity for 9 of 9 tokens; give finite losses"),
+    ("{m}:steep", r"a gradient that is NaN or infinite; look for square roots"),
+    ("{m}:of_the_micro_batch", r"gave a token another loss when other rows were beside it.*use `whole_pass`"),
+    (
+        "{m}:raises",
+        r"raised AttributeError; mend it:\n(?s:.)*inputs\.no_such_thing(?s:.)*\(seen on small made-up inputs",
+    ),
+    ("{m}:sums_per_token", r"gave a tensor \[9\] of float32 as the sum 'logprobs'; give a tensor of shape \[\]"),
+    ("{m}:sum_over_a_metric", r"named a sum 'entropy'; it is reported as actor/entropy, a mean over tokens"),
+    ("{m}:sum_that_is_added_up", r"named a sum 'kl_sum'; it is reported as actor/kl_sum, a mean over tokens"),
+    ("{m}:sum_with_a_bad_name", r"named a sum 'KL sum'; use lower-case letters"),
+    (
+        "{m}:whole_of_wrong_shape",
+        r"gave a tensor \[1\] of float32 as 'mean' from its whole pass; give a value per",
+    ),
+    ("{m}:whole_over_a_column", r"named a value of its whole pass 'old_logprobs'; take a name that is not a column's"),
+    ("{m}:whole_tensor", r"gave a tensor \[0\] of float32 from its whole pass; give a mapping of names to tensors"),
+]
+
+
+@pytest.mark.parametrize(("path", "message"), BAD_LOSSES)
+def test_losses_that_cannot_be_used_are_refused_at_once(module: str, path: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message.replace("{m}", module)) as caught:
+        loss_of(path.replace("{m}", module))
+    assert str(caught.value).startswith("spec.training.algorithm.loss.function.path: ")
+
+
+def test_what_fails_later_names_function_and_step(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimator, loss = estimator_of(f"{module}:centered"), loss_of(f"{module}:later")
+    assert estimator.for_responses is not None
+    with (
+        pytest.raises(
+            AlgorithmFunctionError, match=rf"^step 7: spec\..*advantage.*{module}:centered gave NaN or infinity"
+        ),
+        in_step(6),
+    ):
+        estimator.for_responses(responses(1.0, torch.nan))
+    monkeypatch.setattr(f"{module}.later_is", None)
+    with pytest.raises(AlgorithmFunctionError, match=rf"{module}:later raised TypeError(?s:.)*/ later_is"):
+        loss.compute(loss_inputs([-1.0]))
+
+
+def test_losses_that_are_not_finite_are_counted_and_refused_at_the_end_of_the_step(module: str) -> None:
+    loss = loss_of(f"{module}:reinforce")
+    found = loss.compute(loss_inputs([-1.0, torch.nan, -torch.inf, -2.0]))
+    share = found.sums["not_finite"].item() / 4
+    with pytest.raises(AlgorithmFunctionError, match=f"{module}:reinforce gave NaN or infinity for 0.5 of the tokens"):
+        refuse_not_finite(loss, {"actor/not_finite": share})
+    refuse_not_finite(loss, {"actor/not_finite": 0.0})
+    refuse_not_finite(loss, {})
+
+
+def test_the_recipes_parts_have_their_settings() -> None:
+    for normalize, expected in ((True, 2**-0.5 / (1 + 1e-6 * 2**0.5)), (False, 0.5)):
+        algorithm = Algorithm.from_wire({"advantage": {"groupRelative": {"normalizeByStd": normalize}}})
+        estimator = advantage_estimator(resolve_algorithm(algorithm))
+        assert (estimator.level, estimator.needs) == (Level.RESPONSE, frozenset())
+        assert estimator.for_responses is not None
+        assert estimator.for_responses(responses(1.0, 0.0)).tolist() == pytest.approx([expected, -expected])
+    clipped = Algorithm.from_wire(
+        {"loss": {"clipped": {"clipRatioLow": 0.1, "clipRatioHigh": 0.3, "dualClipRatio": 2}}}
+    )
+    loss = policy_loss(resolve_algorithm(clipped))
+    ratios_N, advantages_N = torch.tensor([0.5, 1.5, 9.0]), torch.tensor([-1.0, 1.0, -1.0])
+    found = loss.compute(LossInputs(rows_of(3), ratios_N.log(), torch.zeros(3), advantages_N))
+    assert found.losses_N.tolist() == pytest.approx([0.9, -1.3, 2.0])
+    assert set(found.sums) == {"pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"}
+
+
+def test_a_function_that_is_not_said_is_asked_for() -> None:
+    resolved = resolve_algorithm(Algorithm(loss=Loss(type=LossType.FUNCTION)))
+    with pytest.raises(ConfigurationError, match=re.escape("spec.training.algorithm.loss.function.path: missing")):
+        policy_loss(resolved)
+
+
+def test_columns_have_the_workers_names() -> None:
+    assert (columns.OLD_LOGPROBS, columns.ROLLOUT_LOGPROBS, columns.REF_LOGPROBS) == ADVANTAGE_COLUMNS
+    assert (columns.ROLLOUT_LOGPROBS, columns.REF_LOGPROBS) == LOSS_COLUMNS
+
+
+def test_an_estimator_has_one_function() -> None:
+    with pytest.raises(ValueError, match="advantage both: give it for_responses or for_tokens"):
+        AdvantageEstimator("both")

@@ -1,0 +1,73 @@
+"""Rows of different lengths: against loops over Python lists, and differentiated numerically."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_testing.token_rows import CPU, rows_of
+from rljob_trainer.algorithms.segments import Segments
+
+ROWS = st.lists(st.lists(st.integers(-1000, 1000), max_size=5), max_size=8)
+
+
+def test_by_hand() -> None:
+    segments = rows_of(2, 0, 3)
+    values_N = torch.tensor([1.0, 2.0, 10.0, 20.0, 60.0])
+    assert segments.sum(values_N).tolist() == [3.0, 0.0, 90.0]
+    assert segments.mean(values_N).tolist() == [1.5, 0.0, 30.0]
+    assert segments.spread(torch.tensor([7.0, 8.0, 9.0])).tolist() == [7.0, 7.0, 9.0, 9.0, 9.0]
+    assert segments.rows_N.tolist() == [0, 0, 2, 2, 2]
+    assert segments.positions_N.tolist() == [0, 1, 0, 1, 2]
+    assert (segments.num_rows, segments.num_values, segments.num_used) == (3, 5, 2)
+    assert segments.is_used_B.tolist() == [True, False, True]
+
+
+@given(ROWS)
+def test_equal_loops(rows: list[list[int]]) -> None:
+    segments = rows_of(*map(len, rows))
+    values_N = torch.tensor([float(value) for row in rows for value in row])
+    assert segments.sum(values_N).tolist() == [sum(row) for row in rows]
+    means = [sum(row) / len(row) if row else 0.0 for row in rows]
+    assert segments.mean(values_N).tolist() == pytest.approx(means, rel=1e-6)
+    spread_N = segments.spread(torch.tensor([float(len(row)) for row in rows]))
+    assert spread_N.tolist() == [len(row) for row in rows for _ in row]
+    assert segments.positions_N.tolist() == [place for row in rows for place in range(len(row))]
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    segments = rows_of(2, 0, 3)
+    values_N = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    values_B = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(segments.sum, (values_N,))
+    assert torch.autograd.gradcheck(segments.mean, (values_N,))
+    assert torch.autograd.gradcheck(segments.spread, (values_B,))
+    # As a loss on whole sequences has it: a mean, a function of it, and back to the tokens.
+    assert torch.autograd.gradcheck(lambda x_N: segments.spread(segments.mean(x_N).exp()) * x_N, (values_N,))
+
+
+def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it() -> None:
+    generator = torch.Generator().manual_seed(1)
+    lengths = [700, 3, 0, 4096, 1]
+    values_N = torch.randn(sum(lengths), generator=generator)
+    together_B = rows_of(*lengths).sum(values_N)
+    alone = [
+        float(rows_of(length).sum(row_T))
+        for length, row_T in zip(lengths, torch.split_with_sizes(values_N, lengths), strict=True)
+    ]
+    assert together_B.tolist() == alone
+    assert torch.equal(rows_of(*lengths).sum(values_N), together_B)
+
+
+def test_long_rows_are_added_up_in_64_bits() -> None:
+    # In 32 bits 2^24 + 1 is 2^24 again.
+    values_N = torch.ones(4097)
+    values_N[0] = 2.0**24
+    assert rows_of(4097).sum(values_N).item() == 2.0**24 + 4096
+
+
+def test_negative_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot have a length of -1"):
+        Segments.of([2, -1], CPU)

@@ -1,0 +1,143 @@
+"""Random causal language models of two layers, one for each architecture, that fit into a test.
+
+What makes an architecture special (caps, scales, windows, biases) is set strongly enough to show in log-probabilities,
+and weights are drawn wide enough for tokens to differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    NemotronConfig,
+    Olmo2Config,
+    Phi3Config,
+    PhiConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
+
+VOCABULARY = 120
+WINDOW = 8
+WEIGHT_SCALE = 0.15
+"""Standard deviation of matrices; vectors move by a third of it."""
+
+COMMON: dict[str, int | None] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HEAD_SIZE = 32
+BOTH_LAYER_TYPES = ["sliding_attention", "full_attention"]
+
+FLAT: dict[str, Callable[[], PreTrainedConfig]] = {
+    "qwen2": lambda: Qwen2Config(**COMMON, tie_word_embeddings=False),
+    "qwen2 tied": lambda: Qwen2Config(**COMMON, tie_word_embeddings=True),
+    "qwen2 window": lambda: Qwen2Config(
+        **COMMON, tie_word_embeddings=False, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "qwen3": lambda: Qwen3Config(**COMMON, head_dim=HEAD_SIZE, tie_word_embeddings=False),
+    "qwen3 tied": lambda: Qwen3Config(**COMMON, head_dim=HEAD_SIZE, tie_word_embeddings=True),
+    "llama": lambda: LlamaConfig(**COMMON, tie_word_embeddings=False),
+    "smollm2": lambda: LlamaConfig(**COMMON, tie_word_embeddings=True, rope_theta=100_000.0),
+    "mistral": lambda: MistralConfig(**COMMON, sliding_window=WINDOW),
+    "gemma3": lambda: Gemma3TextConfig(
+        **COMMON, head_dim=HEAD_SIZE, query_pre_attn_scalar=8, sliding_window=WINDOW, layer_types=BOTH_LAYER_TYPES
+    ),
+    "granite": lambda: GraniteConfig(
+        **COMMON, embedding_multiplier=6.0, residual_multiplier=0.4, attention_multiplier=0.3, logits_scaling=0.5
+    ),
+    "cohere": lambda: CohereConfig(**COMMON, logit_scale=0.25),
+    "cohere2": lambda: Cohere2Config(
+        **COMMON, logit_scale=0.25, sliding_window=WINDOW, layer_types=BOTH_LAYER_TYPES, tie_word_embeddings=True
+    ),
+    "phi": lambda: PhiConfig(**{**COMMON, "num_key_value_heads": 2}, partial_rotary_factor=0.5),
+    "phi3": lambda: Phi3Config(**COMMON, sliding_window=WINDOW),
+    "olmo2": lambda: Olmo2Config(**COMMON),
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **COMMON,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        max_window_layers=1,
+    ),
+}
+"""Architectures whose rows can be flat."""
+
+PADDED: dict[str, Callable[[], PreTrainedConfig]] = {
+    "gemma2": lambda: Gemma2Config(
+        **COMMON,
+        head_dim=HEAD_SIZE,
+        query_pre_attn_scalar=8,
+        attn_logit_softcapping=1.0,
+        final_logit_softcapping=2.0,
+        sliding_window=WINDOW,
+    ),
+    "gpt_oss": lambda: GptOssConfig(
+        **COMMON, head_dim=HEAD_SIZE, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW
+    ),
+    "nemotron": lambda: NemotronConfig(**COMMON, head_dim=HEAD_SIZE),
+    "qwen3_next": lambda: Qwen3NextConfig(
+        **COMMON,
+        head_dim=HEAD_SIZE,
+        layer_types=["linear_attention", "full_attention"],
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+    ),
+}
+"""Architectures that need rows padded."""
+
+ARCHITECTURES = FLAT | PADDED
+
+
+@torch.no_grad()
+def tiny_model(name: str) -> PreTrainedModel:
+    """A model of an architecture of ARCHITECTURES, float32, with eager attention; the same for a name each time."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        ARCHITECTURES[name](), dtype=torch.float32, attn_implementation="eager"
+    )
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator) * WEIGHT_SCALE
+        if parameter.dim() > 1:
+            parameter.copy_(noise)
+        else:
+            parameter.add_(noise / 3)
+    return model.eval()
+
+
+def save_tiny_model(name: str, folder: Path) -> Path:
+    """`folder`, with the model's configuration and weights."""
+    tiny_model(name).save_pretrained(folder)
+    return folder

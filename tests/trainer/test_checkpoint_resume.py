@@ -1,0 +1,141 @@
+"""Where a start goes on when the checkpoint that looks newest turns out to be damaged while it is loaded."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from rljob_api.v1alpha1.checkpoint import Checkpoint
+from rljob_api.v1alpha1.model import Dtype
+from rljob_testing.checkpoint_actor import LocalActor, cursor_at
+from rljob_trainer.checkpoints.errors import CheckpointError
+from rljob_trainer.checkpoints.load import find_newest_complete
+from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
+from rljob_trainer.errors import ConfigurationError
+
+SHARD = "rank-00001.safetensors"
+ROWS = 6
+
+
+def value_of(step: int) -> torch.Tensor:
+    return torch.arange(ROWS * 2, dtype=torch.float32).reshape(ROWS, 2) + step
+
+
+def start_of(root: Path, number: int, job_name: str = "job") -> Checkpointing:
+    return Checkpointing(Checkpoint(keep=3), root, number, job_name)
+
+
+def save(start: Checkpointing, step: int, num_ranks: int = 2) -> None:
+    actor = LocalActor(value_of(step), num_ranks)
+    start.begin(step, cursor_at(step), actor)
+    start.finish(actor, wait=True, is_evaluated=True)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Checkpoints of start 1 after steps 10, 20 and 30, each by two ranks."""
+    folder = tmp_path / "checkpoints"
+    start = start_of(folder, 1)
+    assert start.find() is None
+    for step in (10, 20, 30):
+        save(start, step)
+    return folder
+
+
+def path_of(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}.start-0001"
+
+
+def flip(path: Path) -> None:
+    """A bit of the last byte: size and header stay as they are. Twice is as before."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def resumed(start: Checkpointing, actor: LocalActor) -> ResumePoint:
+    point = start.find()
+    assert point is not None
+    return start.load(point, actor, actor.num_ranks)
+
+
+# One rank reads it all; two read what they wrote; of three, two need a part of the damaged piece.
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_damage_that_only_reading_shows_leads_to_the_checkpoint_before(root: Path, num_ranks: int) -> None:
+    flip(path_of(root, 30) / SHARD)
+    actor, start = LocalActor(torch.zeros(ROWS, 2), num_ranks), start_of(root, 2)
+    point = resumed(start, actor)
+    assert actor.loaded == ["step-00000030.start-0001, version 30", "step-00000020.start-0001, version 20"]
+    assert torch.equal(actor.weight, value_of(20))
+    assert (point.state.step, point.state.cursor.position, point.status.step) == (20, 20, 20)
+    [note] = point.notes
+    assert note.startswith(f"passed over damaged checkpoint step-00000030.start-0001: {SHARD}: digest of tensor weight")
+    assert (start.last_begun_step, start.newest) == (20, path_of(root, 20))
+
+
+def test_what_was_passed_over_never_comes_back_and_goes_with_the_next_save(root: Path) -> None:
+    flip(path_of(root, 30) / SHARD)
+    second = start_of(root, 2)
+    resumed(second, LocalActor(torch.zeros(ROWS, 2)))
+    flip(path_of(root, 30) / SHARD)
+    third = start_of(root, 3)
+    assert resumed(third, LocalActor(torch.zeros(ROWS, 2))).state.step == 20
+    save(third, 25)
+    assert sorted(path.name for path in root.glob("step-*")) == [
+        "step-00000010.start-0001",
+        "step-00000020.start-0001",
+        "step-00000025.start-0003",
+    ]
+
+
+def test_a_start_that_ends_before_it_has_loaded_gives_up_no_checkpoint(root: Path) -> None:
+    """Step 30 lacks a file while start 2 looks, and start 2 ends before it has loaded anything."""
+    shard = path_of(root, 30) / SHARD
+    shard.rename(root / "elsewhere")
+    point = start_of(root, 2).find()
+    assert point is not None
+    assert point.state.step == 20
+    (root / "elsewhere").rename(shard)
+    assert resumed(start_of(root, 3), LocalActor(torch.zeros(ROWS, 2))).state.step == 30
+
+
+def test_where_all_are_damaged_the_error_names_them_and_a_restored_one_is_used(root: Path) -> None:
+    for step in (10, 20, 30):
+        flip(path_of(root, step) / SHARD)
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint is usable, 3 are damaged:\n  step-00000030.start-0001: ra"
+    ):
+        resumed(start_of(root, 2), LocalActor(torch.zeros(ROWS, 2)))
+    flip(path_of(root, 30) / SHARD)
+    assert resumed(start_of(root, 3), LocalActor(torch.zeros(ROWS, 2))).state.step == 30
+
+
+def test_what_only_a_worker_sees_as_damaged_is_not_given_up(root: Path, tmp_path: Path) -> None:
+    view = tmp_path / "view of another node"
+    shutil.copytree(root, view)
+    flip(path_of(view, 30) / SHARD)
+    actor = LocalActor(torch.zeros(ROWS, 2), seen=lambda folder: view / folder.name)
+    with pytest.raises(CheckpointError, match=r"start-0001: a worker has read it as damaged \(rank-00001.* the contr"):
+        resumed(start_of(root, 2), actor)
+    assert resumed(start_of(root, 3), LocalActor(torch.zeros(ROWS, 2))).state.step == 30
+
+
+def test_the_folder_of_another_job_is_left_as_it_is(root: Path) -> None:
+    before = sorted(root.rglob("*"))
+    with pytest.raises(ConfigurationError, match=r"holds checkpoints of the job 'job', this one is 'other'"):
+        start_of(root, 2, "other").find()
+    assert sorted(root.rglob("*")) == before
+    assert find_newest_complete(root, 1) is not None
+
+
+def test_what_the_dtype_stood_for_is_noted(tmp_path: Path) -> None:
+    first = start_of(tmp_path, 1)
+    assert first.find() is None
+    first.compute_dtype = Dtype.BFLOAT16
+    save(first, 10)
+    point = start_of(tmp_path, 2).find()
+    assert point is not None
+    assert point.state.compute_dtype is Dtype.BFLOAT16

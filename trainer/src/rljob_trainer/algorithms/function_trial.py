@@ -1,0 +1,146 @@
+"""Tries a user's function on small made-up inputs, before anything large is loaded.
+
+Legend: B responses, N response tokens, G responses of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.algorithms.function_results import NOT_FINITE_SUM, NamedFunction
+from rljob_trainer.algorithms.interfaces import (
+    AdvantageEstimator,
+    LossInputs,
+    OneWorker,
+    PolicyLoss,
+    ResponseInputs,
+    TokenInputs,
+    WholeInputs,
+)
+from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.errors import AlgorithmFunctionError
+
+CPU = torch.device("cpu")
+LENGTHS = (5, 3, 1)
+"""Tokens of the made-up responses."""
+SPREADS = (0.1, 0.0)
+"""By how much new and old log-probabilities differ: within every trust region, and not at all, as in a first update."""
+TOLERANCE = 1e-4
+
+
+def try_advantage(estimator: AdvantageEstimator, group_size: int) -> None:
+    """Raises AlgorithmFunctionError."""
+    if estimator.for_responses is not None:
+        estimator.for_responses(_responses(group_size))
+    if estimator.for_tokens is not None:
+        estimator.for_tokens(_token_inputs(LENGTHS, estimator.needs), OneWorker())
+        with _without_tokens():
+            estimator.for_tokens(_token_inputs((), estimator.needs), OneWorker())
+
+
+def try_loss(loss: PolicyLoss, named: NamedFunction) -> None:
+    """Raises AlgorithmFunctionError. A loss must be finite, have a finite gradient, and give a token the same loss
+    whatever other rows are in its micro-batch."""
+    if loss.whole_pass is not None:
+        with _without_tokens():
+            loss.whole_pass(_whole_inputs(_loss_inputs((), 0.0, loss)), OneWorker())
+    for spread in SPREADS:
+        inputs = _loss_inputs(LENGTHS, spread, loss)
+        if loss.whole_pass is not None:
+            inputs = replace(inputs, whole=loss.whole_pass(_whole_inputs(inputs), OneWorker()))
+        together_N = _tried_losses(loss, inputs, named)
+        alone_N = torch.cat([_tried_losses(loss, each, named) for each in _rows_alone(inputs)])
+        if not torch.allclose(alone_N, together_N, rtol=TOLERANCE, atol=TOLERANCE):
+            raise named.error(
+                "gave a token another loss when other rows were beside it, so that training would depend on how rows "
+                "are dealt out; use `whole_pass` for what has to be known of all rows"
+            )
+
+
+@contextmanager
+def _without_tokens() -> Iterator[None]:
+    try:
+        yield
+    except AlgorithmFunctionError as error:
+        hint = "(tried for a worker without any token, which has to take part in what `reduce` does)"
+        raise AlgorithmFunctionError(f"{error}\n{hint}") from error.__cause__
+
+
+def _tried_losses(loss: PolicyLoss, inputs: LossInputs, named: NamedFunction) -> Tensor:
+    found = loss.compute(inputs)
+    if num_bad := int(found.sums[NOT_FINITE_SUM]):
+        raise named.error(
+            f"gave NaN or infinity for {num_bad} of {inputs.segments.num_values} tokens; give finite losses"
+        )
+    with named.blamed():
+        (gradient_N,) = torch.autograd.grad(found.losses_N.sum(), inputs.logprobs_N, allow_unused=True)
+    if gradient_N is None:
+        raise named.error("gave losses whose gradient does not reach logprobs_N; compute them from logprobs_N")
+    if not bool(gradient_N.isfinite().all()):
+        raise named.error("gave losses with a gradient that is NaN or infinite; look for square roots and powers of 0")
+    return found.losses_N.detach()
+
+
+def _responses(group_size: int) -> ResponseInputs:
+    """Groups with different rewards, with rewards that are all equal, and with rewards below 0."""
+    different_G = torch.linspace(0.0, 1.0, group_size)
+    rewards_B = torch.cat([different_G, torch.ones(group_size), different_G - 1.5])
+    groups_B = torch.arange(3).repeat_interleave(group_size)
+    return ResponseInputs(rewards_B, groups_B, torch.arange(len(rewards_B)) % 7 + 1)
+
+
+def _token_inputs(lengths: Sequence[int], needs: Iterable[str]) -> TokenInputs:
+    segments = Segments.of(lengths, CPU)
+    return TokenInputs(torch.linspace(-0.5, 1.0, len(lengths)), segments, _columns(needs, segments.num_values))
+
+
+def _loss_inputs(lengths: Sequence[int], spread: float, loss: PolicyLoss) -> LossInputs:
+    segments = Segments.of(lengths, CPU)
+    num_tokens = segments.num_values
+    logprobs_N = -torch.linspace(0.05, 3.0, num_tokens)
+    alternating_N = 1.0 - 2.0 * (torch.arange(num_tokens) % 2)
+    return LossInputs(
+        segments=segments,
+        logprobs_N=logprobs_N.clone().requires_grad_(),
+        old_logprobs_N=logprobs_N + spread * alternating_N,
+        advantages_N=torch.tensor([1.0, -0.5, 0.0]).repeat(num_tokens)[:num_tokens],
+        columns=_columns(loss.needs, num_tokens),
+        entropy_N=torch.linspace(0.1, 2.0, num_tokens) if loss.wanted.entropy else None,
+        squares_N=torch.linspace(0.2, 0.9, num_tokens) if loss.wanted.squares else None,
+    )
+
+
+def _columns(needs: Iterable[str], num_tokens: int) -> dict[str, Tensor]:
+    names = sorted(needs)
+    return {name: -torch.linspace(0.04 + 0.01 * place, 2.9, num_tokens) for place, name in enumerate(names)}
+
+
+def _whole_inputs(inputs: LossInputs) -> WholeInputs:
+    return WholeInputs(
+        inputs.segments, inputs.logprobs_N.detach(), inputs.old_logprobs_N, inputs.advantages_N, inputs.columns
+    )
+
+
+def _rows_alone(inputs: LossInputs) -> Iterator[LossInputs]:
+    """Each row as a micro-batch of its own."""
+    lengths = list(inputs.segments.lengths)
+
+    def part(values: Tensor, row: int) -> Tensor:
+        return torch.split_with_sizes(values, lengths)[row] if values.dim() else values
+
+    for row, length in enumerate(lengths):
+        yield LossInputs(
+            segments=Segments.of([length], CPU),
+            logprobs_N=part(inputs.logprobs_N.detach(), row).clone().requires_grad_(),
+            old_logprobs_N=part(inputs.old_logprobs_N, row),
+            advantages_N=part(inputs.advantages_N, row),
+            columns={name: part(values, row) for name, values in inputs.columns.items()},
+            entropy_N=None if inputs.entropy_N is None else part(inputs.entropy_N, row),
+            squares_N=None if inputs.squares_N is None else part(inputs.squares_N, row),
+            whole={name: part(values, row) for name, values in inputs.whole.items()},
+        )

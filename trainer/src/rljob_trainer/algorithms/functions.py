@@ -1,0 +1,230 @@
+"""The user's own advantages and losses: how they are declared, loaded and tried.
+
+A plain function is an advantage per response, or a loss that needs nothing special:
+
+    def advantage(inputs: ResponseInputs) -> Tensor: ...      # [B]
+    def loss(inputs: LossInputs) -> Tensor: ...               # [N]
+
+What needs more says so by `token_advantage` or `policy_loss_function`. Before the first step each is tried on small
+made-up inputs (`function_trial`), so that most mistakes show before a model is loaded; what it gives is checked in
+every step, too.
+
+Legend: B responses, N response tokens.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.algorithms.function_results import METRIC_PREFIX, NOT_FINITE_SUM, NamedFunction
+from rljob_trainer.algorithms.function_trial import try_advantage, try_loss
+from rljob_trainer.algorithms.interfaces import (
+    ADVANTAGE_COLUMNS,
+    LOSS_COLUMNS,
+    AdvantageEstimator,
+    LossInputs,
+    PolicyLoss,
+    Reduce,
+    ResponseInputs,
+    TokenInputs,
+    TokenLosses,
+    Wanted,
+    WholeInputs,
+)
+from rljob_trainer.errors import AlgorithmFunctionError, ConfigurationError
+from rljob_trainer.user_functions import find_named, kind_of
+
+ADVANTAGE_FIELD = "spec.training.algorithm.advantage.function.path"
+LOSS_FIELD = "spec.training.algorithm.loss.function.path"
+
+TokenFunction = Callable[[TokenInputs, Reduce], Tensor]
+LossFunction = Callable[[LossInputs], Tensor | TokenLosses]
+WholeFunction = Callable[[WholeInputs, Reduce], Mapping[str, Tensor]]
+
+
+def token_advantage(*, needs: Iterable[str] = ()) -> Callable[[TokenFunction], AdvantageEstimator]:
+    """Decorates an advantage per token, `function(inputs: TokenInputs, reduce: Reduce) -> [N]`, which runs on the
+    workers. `needs`: the columns that it reads (`ADVANTAGE_COLUMNS`)."""
+
+    def declare(function: TokenFunction) -> AdvantageEstimator:
+        return AdvantageEstimator(_name(function), for_tokens=function, needs=_names(needs))
+
+    return declare
+
+
+def policy_loss_function(
+    *,
+    needs: Iterable[str] = (),
+    entropy: bool = False,
+    squares: bool = False,
+    whole_pass: WholeFunction | None = None,
+) -> Callable[[LossFunction], PolicyLoss]:
+    """Decorates a loss per token, `function(inputs: LossInputs) -> [N]`, or `TokenLosses` with sums to report.
+
+    `needs`: the columns that it reads (`LOSS_COLUMNS`); `entropy`, `squares`: see `Wanted`; `whole_pass`: see
+    `PolicyLoss.whole_pass`."""
+
+    def declare(function: LossFunction) -> PolicyLoss:
+        return PolicyLoss(
+            _name(function), partial(_with_sums, function), _names(needs), Wanted(entropy, squares), whole_pass
+        )
+
+    return declare
+
+
+def load_advantage(path: str, group_size: int) -> AdvantageEstimator:
+    """The estimator that the job names, tried on groups of this size. Raises ConfigurationError."""
+    named = NamedFunction(ADVANTAGE_FIELD, path)
+    found = find_named(path, ADVANTAGE_FIELD)
+    if isinstance(found, PolicyLoss):
+        raise ConfigurationError(f"{ADVANTAGE_FIELD}: {path} is a policy loss; name it in algorithm.loss.function")
+    if isinstance(found, AdvantageEstimator):
+        _refuse_unknown(found.needs, ADVANTAGE_COLUMNS, named)
+        estimator = replace(
+            found,
+            name=path,
+            for_responses=None if found.for_responses is None else _checked_for_responses(found.for_responses, named),
+            for_tokens=None if found.for_tokens is None else _checked_for_tokens(found.for_tokens, named),
+        )
+    else:
+        function = _plain_function(found, named, "one that works on tokens is decorated with @token_advantage()")
+        estimator = AdvantageEstimator(path, for_responses=_checked_for_responses(function, named))
+    with _as_configuration_error():
+        try_advantage(estimator, group_size)
+    return estimator
+
+
+def load_policy_loss(path: str) -> PolicyLoss:
+    """The loss that the job names, tried. Raises ConfigurationError."""
+    named = NamedFunction(LOSS_FIELD, path)
+    found = find_named(path, LOSS_FIELD)
+    if isinstance(found, AdvantageEstimator):
+        raise ConfigurationError(f"{LOSS_FIELD}: {path} is an advantage; name it in algorithm.advantage.function")
+    if isinstance(found, PolicyLoss):
+        _refuse_unknown(found.needs, LOSS_COLUMNS, named)
+        whole_pass = None if found.whole_pass is None else _checked_whole_pass(found.whole_pass, named)
+        loss = replace(found, name=path, compute=_checked_compute(found.compute, named), whole_pass=whole_pass)
+    else:
+        function = _plain_function(found, named, "one that needs more is decorated with @policy_loss_function(...)")
+        loss = PolicyLoss(path, _checked_compute(function, named))
+    with _as_configuration_error():
+        try_loss(loss, named)
+    return loss
+
+
+@contextmanager
+def in_step(step: int) -> Iterator[None]:
+    """Errors of the user's functions within name the step (given from 0, said from 1)."""
+    try:
+        yield
+    except AlgorithmFunctionError as error:
+        raise AlgorithmFunctionError(f"step {step + 1}: {error}") from error.__cause__
+
+
+def refuse_not_finite(loss: PolicyLoss, metrics: Mapping[str, float]) -> None:
+    """Raises AlgorithmFunctionError if losses of a user's function were NaN or infinite.
+
+    `metrics` are those of a step, with the loss's sums in them. Looked at once per step, because reading the sums of a
+    micro-batch would make the host wait for the device."""
+    if share := metrics.get(METRIC_PREFIX + NOT_FINITE_SUM, 0.0):
+        raise NamedFunction(LOSS_FIELD, loss.name).error(
+            f"gave NaN or infinity for {share:.3g} of the tokens; look for divisions, logarithms and exponentials of "
+            "unbounded values in it"
+        )
+
+
+def _checked_for_responses(
+    function: Callable[[ResponseInputs], object], named: NamedFunction
+) -> Callable[[ResponseInputs], Tensor]:
+    def for_responses(inputs: ResponseInputs) -> Tensor:
+        with named.blamed():
+            given = function(inputs)
+        return named.advantages(given, inputs.rewards_B, "responses")
+
+    return for_responses
+
+
+def _checked_for_tokens(
+    function: Callable[[TokenInputs, Reduce], object], named: NamedFunction
+) -> Callable[[TokenInputs, Reduce], Tensor]:
+    def for_tokens(inputs: TokenInputs, reduce: Reduce) -> Tensor:
+        with named.blamed(), torch.no_grad():
+            given = function(inputs, reduce)
+        return named.advantages(given, inputs.segments.spread(inputs.rewards_B), "tokens")
+
+    return for_tokens
+
+
+def _checked_compute(
+    function: Callable[[LossInputs], object], named: NamedFunction
+) -> Callable[[LossInputs], TokenLosses]:
+    def compute(inputs: LossInputs) -> TokenLosses:
+        if not inputs.segments.num_values:
+            # A worker with fewer rows than the others: nothing to ask about, and a graph to take part with.
+            return TokenLosses(inputs.logprobs_N)
+        with named.blamed():
+            given = function(inputs)
+        return named.losses(given, inputs.logprobs_N)
+
+    return compute
+
+
+def _checked_whole_pass(
+    function: Callable[[WholeInputs, Reduce], object], named: NamedFunction
+) -> Callable[[WholeInputs, Reduce], Mapping[str, Tensor]]:
+    def whole_pass(inputs: WholeInputs, reduce: Reduce) -> Mapping[str, Tensor]:
+        with named.blamed(), torch.no_grad():
+            given = function(inputs, reduce)
+        return named.whole_values(given, inputs.logprobs_N)
+
+    return whole_pass
+
+
+def _plain_function(found: object, named: NamedFunction, otherwise: str) -> Callable[..., object]:
+    """What can be called with the inputs alone. Raises ConfigurationError."""
+    if not callable(found) or inspect.iscoroutinefunction(found):
+        raise ConfigurationError(f"{named.where}: {named.path} is {kind_of(found)}; name a plain function")
+    try:
+        inspect.signature(found).bind(None)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{named.where}: {named.path}{inspect.signature(found)} cannot be called as function(inputs): {error}; "
+            f"{otherwise}"
+        ) from error
+    return found
+
+
+def _refuse_unknown(needs: frozenset[str], known: tuple[str, ...], named: NamedFunction) -> None:
+    if unknown := sorted(needs - set(known)):
+        raise ConfigurationError(
+            f"{named.where}: {named.path} needs {', '.join(map(repr, unknown))}, which is not to be had; there are "
+            f"{', '.join(known)}"
+        )
+
+
+@contextmanager
+def _as_configuration_error() -> Iterator[None]:
+    try:
+        yield
+    except AlgorithmFunctionError as error:
+        raise ConfigurationError(f"{error}\n(seen on small made-up inputs, before the first step)") from error.__cause__
+
+
+def _with_sums(function: LossFunction, inputs: LossInputs) -> TokenLosses:
+    given = function(inputs)
+    return TokenLosses(given) if isinstance(given, Tensor) else given
+
+
+def _name(function: Callable[..., object]) -> str:
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+def _names(needs: Iterable[str]) -> frozenset[str]:
+    return frozenset([needs] if isinstance(needs, str) else needs)

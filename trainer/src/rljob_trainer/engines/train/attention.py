@@ -1,0 +1,158 @@
+"""Attention of a Hugging Face model over a flat batch, through transformers' attention interface.
+
+A model whose layers mix tokens by plain attention only, full or in a sliding window, is called with all rows as one:
+`body(input_ids=[1, N], position_ids=rows.position_ids_1N, use_cache=False, flat_rows=rows)`. transformers hands
+`flat_rows` on to every layer, also when activations are recomputed, and builds no mask for an implementation that it
+has no mask function for. Every other model gets a batch that is padded on the right, which needs no padding mask:
+a causal layer shows no token what comes after it.
+
+Legend: N tokens of all rows, H query heads, K key and value heads, D head size, E head size of the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from rljob_trainer.engines.train.attention_kernels import FlatRows, attend, choose_kernel
+from rljob_trainer.errors import ConfigurationError
+
+FLAT_IMPLEMENTATION = "rljob_flat_rows"
+SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+PADDED_TYPES = {
+    "camembert": "its positions do not begin at 0",
+    "data2vec-text": "its positions do not begin at 0",
+    "doge": "its masks follow the tokens",
+    "moshi": "its layers are not told where rows begin",
+    "nemotron": "its layers are not told where rows begin",
+    "phimoe": "its attention is not told the sliding window",
+    "recurrent_gemma": "it has recurrent layers",
+    "roberta": "its positions do not begin at 0",
+    "roberta-prelayernorm": "its positions do not begin at 0",
+    "xlm-roberta": "its positions do not begin at 0",
+    "xlm-roberta-xl": "its positions do not begin at 0",
+}
+"""Types that flat rows do not serve although nothing in configuration and class says so (transformers 5.19)."""
+MATHEMATICS_OF_OTHERS = ("softcap", "s_aux", "position_bias", "cache", "indices", "block_indices")
+"""Arguments that change what attention computes and that are not served here."""
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How a model's forward is called."""
+
+    is_flat: bool
+    """True: flat rows; False: a batch padded on the right, without a padding mask."""
+    implementation: str
+    """The `attn_implementation` that the model is built with."""
+    reason: str
+    """Why the batch must be padded; empty for flat rows."""
+    max_row_tokens: int | None
+    """A longer row changes the rotary frequencies of all rows that are with it in a pass. None: no such limit."""
+
+
+def choose_attention(config: PreTrainedConfig) -> AttentionPlan:
+    """The plan for a causal language model of this configuration, from what the configuration and its class say.
+
+    What neither says is found by the comparison of `acceptance`."""
+    text = config.get_text_config()
+    limit = _rope_limit(text)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    fields = text.to_dict()
+    if fields.get("attn_logit_softcapping") is not None:
+        return AttentionPlan(False, "eager", "its attention is soft-capped", limit)
+    if not model_class._supports_sdpa:
+        return AttentionPlan(False, "eager", "its attention is not torch's scaled dot product", limit)
+    if text.model_type in PADDED_TYPES:
+        return AttentionPlan(False, "sdpa", PADDED_TYPES[text.model_type], limit)
+    others = sorted(set(fields.get("layer_types") or ()) - SERVED_LAYER_TYPES)
+    if others:
+        return AttentionPlan(False, "sdpa", f"it has layers of type {', '.join(others)}", limit)
+    if not model_class._supports_attention_backend:
+        return AttentionPlan(False, "sdpa", "its layers do not use transformers' attention interface", limit)
+    return AttentionPlan(True, FLAT_IMPLEMENTATION, "", limit)
+
+
+def register_flat_attention() -> None:
+    """Makes FLAT_IMPLEMENTATION known to transformers. May be repeated."""
+    AttentionInterface.register(FLAT_IMPLEMENTATION, _flat_attention)
+
+
+def use_attention(language_model: nn.Module, implementation: str) -> str:
+    """Switches the model to an implementation; the one that it had before."""
+    before: str = language_model.config._attn_implementation  # type: ignore[union-attr,assignment]
+    language_model.set_attn_implementation(implementation)  # type: ignore[operator]
+    return before
+
+
+def _rope_limit(text: PreTrainedConfig) -> int | None:
+    """Beyond these tokens `dynamic` and `longrope` frequencies follow the longest row of a pass."""
+    fields = text.to_dict()
+    parameters = fields.get("rope_parameters") or {}
+    limits: list[int] = []
+    for rope in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
+        if rope.get("rope_type") == "longrope":
+            limits.append(rope["original_max_position_embeddings"])
+        elif "dynamic" in str(rope.get("rope_type")):
+            limits.append(fields["max_position_embeddings"])
+    return min(limits, default=None)
+
+
+def _window_of(module: nn.Module) -> int | None:
+    """Of a layer that does not hand its sliding window to attention, because its model puts it into masks only."""
+    fields = vars(module)
+    config, layer = fields.get("config"), fields.get("layer_idx")
+    if not isinstance(config, PreTrainedConfig) or not isinstance(layer, int):
+        return None
+    layer_types: list[str] | None = vars(config).get("layer_types")
+    is_sliding = layer_types is not None and layer_types[layer] == "sliding_attention"
+    return vars(config).get("sliding_window") if is_sliding else None
+
+
+def _flat_attention(
+    module: nn.Module,
+    query_1HND: Tensor,
+    key_1KND: Tensor,
+    value_1KNE: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    flat_rows: FlatRows | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """What transformers calls in each layer. [1, N, H, E], and no attention weights."""
+    layer = type(module).__name__
+    unserved = [name for name in MATHEMATICS_OF_OTHERS if others.get(name) is not None]
+    if (
+        unserved
+        or dropout
+        or attention_mask is not None
+        or is_causal is False
+        or vars(module).get("is_causal") is False
+    ):
+        raise ConfigurationError(
+            f"spec.training.model.source: {layer} needs attention that flat rows do not serve "
+            f"({', '.join(unserved) or 'dropout, a mask, or sight of later tokens'}); choose another model"
+        )
+    if flat_rows is None:
+        raise ConfigurationError(
+            f"spec.training.model.source: {layer} is not told where rows begin (its model drops `flat_rows`); "
+            f"choose another model"
+        )
+    window = _window_of(module) if sliding_window is None else sliding_window
+    device = query_1HND.device
+    kernel = choose_kernel(
+        flat_rows.lengths,
+        query_1HND.shape[1],
+        (key_1KND.shape[-1], value_1KNE.shape[-1]),
+        query_1HND.dtype,
+        device.type,
+        torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+    )
+    return attend(kernel, query_1HND, key_1KND, value_1KNE, flat_rows, scaling, window), None

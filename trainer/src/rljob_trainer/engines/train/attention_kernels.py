@@ -1,0 +1,207 @@
+"""Causal attention within the rows of a flat batch: no token sees another row.
+
+Legend: N tokens of all rows, B rows, T tokens of the longest row, H query heads, K key and value heads (H is a multiple
+of K), D head size, E head size of the values (almost always D).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import cached_property, partial
+from itertools import accumulate, chain, pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen
+from torch.nn.functional import scaled_dot_product_attention
+
+MAX_WASTED_PRODUCTS = 250_000
+"""Padding is worth it while it adds no more products to a row, in the mean over rows: (T * T - the square of the row's
+own length) * H * D. About so many take as long as what one more call costs, forward and backward (float32 on one core:
+4 x 64, 14 x 64 and 4 x 16 as H x D, 8 to 64 rows of 4 to 200 tokens)."""
+MAX_VARIABLE_LENGTH_HEAD_SIZE = 256
+MIN_VARIABLE_LENGTH_CAPABILITY = (8, 0)
+
+
+class Kernel(StrEnum):
+    """How one layer's attention is computed. All give the same numbers but for rounding."""
+
+    ONE_VIEW = "one view"
+    """Rows of equal length: the flat tensors, seen as [B, heads, T, size]; one call."""
+    PADDED = "padded"
+    """Short rows of nearly equal length: copied into [B, heads, T, size] and back; one call."""
+    PER_ROW = "per row"
+    """One call for each row."""
+    VARIABLE_LENGTH = "variable length"
+    """torch.nn.attention.varlen: FlashAttention on cumulative lengths; CUDA and half precision only."""
+
+
+class FlatRows:
+    """Where rows lie in a flat batch, one after the other: known to the host, so that no layer waits for the device."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        """`lengths`: tokens of each row in the order of the batch, each at least 1."""
+        if not lengths or min(lengths) < 1:
+            raise ValueError(
+                f"rows of a flat batch: each needs a token (lengths {list(lengths)}); leave empty rows out"
+            )
+        self.lengths: tuple[int, ...] = tuple(lengths)
+        self.device = device
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return sum(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        """T."""
+        return max(self.lengths)
+
+    @cached_property
+    def position_ids_1N(self) -> Tensor:
+        """int64: each token's place within its row, from 0."""
+        positions = list(chain.from_iterable(range(length) for length in self.lengths))
+        return torch.tensor([positions]).to(self.device, non_blocking=True)
+
+    @cached_property
+    def starts_B1(self) -> Tensor:
+        """int32 [B + 1]: cumulative lengths, from 0 to N."""
+        starts = [0, *accumulate(self.lengths)]
+        return torch.tensor(starts, dtype=torch.int32).to(self.device, non_blocking=True)
+
+    @cached_property
+    def padding_BT(self) -> Tensor:
+        """int64 [B * T]: the flat token at each place of the padded batch; behind its end a row's last token again."""
+        ends = list(accumulate(self.lengths))
+        places = [
+            min(start + position, end - 1) for start, end in pairwise([0, *ends]) for position in range(self.longest)
+        ]
+        return torch.tensor(places).to(self.device, non_blocking=True)
+
+    @cached_property
+    def unpadding_N(self) -> Tensor:
+        """int64: the place of each flat token in the padded batch, which is seen as [B * T]."""
+        places = [
+            row * self.longest + position for row, length in enumerate(self.lengths) for position in range(length)
+        ]
+        return torch.tensor(places).to(self.device, non_blocking=True)
+
+
+def choose_kernel(
+    lengths: Sequence[int],
+    num_heads: int,
+    head_sizes: tuple[int, int],
+    dtype: torch.dtype,
+    device_type: str,
+    capability: tuple[int, int] | None,
+) -> Kernel:
+    """The fastest kernel that can serve. `head_sizes`: of keys and of values; `capability`: of a CUDA device.
+
+    A CUDA device in float32 is served as a CPU is: FlashAttention knows half precision only."""
+    size = head_sizes[0]
+    if (
+        device_type == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and capability is not None
+        and capability >= MIN_VARIABLE_LENGTH_CAPABILITY
+        and head_sizes[0] == head_sizes[1]
+        and size <= MAX_VARIABLE_LENGTH_HEAD_SIZE
+        and size % 8 == 0
+        and "window_size" in inspect.signature(varlen.varlen_attn).parameters
+    ):
+        return Kernel.VARIABLE_LENGTH
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return Kernel.ONE_VIEW
+    wasted_squares = longest * longest - sum(length * length for length in lengths) / len(lengths)
+    return Kernel.PADDED if wasted_squares * num_heads * size <= MAX_WASTED_PRODUCTS else Kernel.PER_ROW
+
+
+def attend(
+    kernel: Kernel,
+    query_1HND: Tensor,
+    key_1KND: Tensor,
+    value_1KNE: Tensor,
+    rows: FlatRows,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """[1, N, H, E]: each token's attention over those of its row that do not come after it.
+
+    With a `window` only the last so many tokens are seen, the token itself among them. `scale` None: 1 / sqrt(D)."""
+    if kernel is Kernel.VARIABLE_LENGTH:
+        return _variable_length(query_1HND, key_1KND, value_1KNE, rows, scale, window)
+    if kernel is Kernel.PER_ROW:
+        # Split, not sliced: the gradient of a slice fills a tensor of all rows, for each row.
+        queries, keys, values = (
+            torch.split_with_sizes(tensor, rows.lengths, dim=2) for tensor in (query_1HND, key_1KND, value_1KNE)
+        )
+        outputs = [
+            _causal(query_1HTD, key_1KTD, value_1KTE, scale, window).transpose(1, 2)
+            for query_1HTD, key_1KTD, value_1KTE in zip(queries, keys, values, strict=True)
+        ]
+        return torch.cat(outputs, dim=1)
+    if kernel is Kernel.PADDED:
+        query_BHTD, key_BKTD, value_BKTE = (
+            _as_batch(tensor.index_select(2, rows.padding_BT), rows) for tensor in (query_1HND, key_1KND, value_1KNE)
+        )
+        output_BTHE = _causal(query_BHTD, key_BKTD, value_BKTE, scale, window).transpose(1, 2)
+        return output_BTHE.flatten(0, 1).index_select(0, rows.unpadding_N)[None]
+    query_BHTD, key_BKTD, value_BKTE = (_as_batch(tensor, rows) for tensor in (query_1HND, key_1KND, value_1KNE))
+    return _causal(query_BHTD, key_BKTD, value_BKTE, scale, window).transpose(1, 2).flatten(0, 1)[None]
+
+
+def _as_batch(tensor_1HXD: Tensor, rows: FlatRows) -> Tensor:
+    """[1, heads, B * T, size] seen as [B, heads, T, size]."""
+    num_heads, _, size = tensor_1HXD.shape[1:]
+    return tensor_1HXD.view(num_heads, len(rows.lengths), rows.longest, size).transpose(0, 1)
+
+
+def _causal(
+    query_BHTD: Tensor, key_BKTD: Tensor, value_BKTE: Tensor, scale: float | None, window: int | None
+) -> Tensor:
+    """[B, H, T, E]: causal attention in each of B rows of T tokens."""
+    num_tokens = query_BHTD.shape[2]
+    mask_TT = None
+    if window is not None and num_tokens > window:
+        ones_TT = torch.ones((num_tokens, num_tokens), dtype=torch.bool, device=query_BHTD.device)
+        mask_TT = ones_TT.tril().triu(1 - window)
+    return scaled_dot_product_attention(
+        query_BHTD,
+        key_BKTD,
+        value_BKTE,
+        attn_mask=mask_TT,
+        is_causal=mask_TT is None,
+        scale=scale,
+        enable_gqa=query_BHTD.shape[1] != key_BKTD.shape[1],
+    )
+
+
+def _variable_length(
+    query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, rows: FlatRows, scale: float | None, window: int | None
+) -> Tensor:
+    query_NHD, key_NKD, value_NKD = (tensor[0].transpose(0, 1) for tensor in (query_1HND, key_1KND, value_1KND))
+    attention = varlen.varlen_attn
+    num_groups = query_NHD.shape[1] // key_NKD.shape[1]
+    if num_groups > 1:
+        if "enable_gqa" in inspect.signature(attention).parameters:
+            attention = partial(attention, enable_gqa=True)
+        else:
+            # Earlier versions of torch have no such argument, and do not say whether fewer key heads are taken.
+            key_NKD, value_NKD = (tensor.repeat_interleave(num_groups, dim=1) for tensor in (key_NKD, value_NKD))
+    output_NHD = attention(
+        query_NHD,
+        key_NKD,
+        value_NKD,
+        rows.starts_B1,
+        rows.starts_B1,
+        rows.longest,
+        rows.longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+    )
+    assert isinstance(output_NHD, Tensor)
+    return output_NHD[None]

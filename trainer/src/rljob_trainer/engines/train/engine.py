@@ -1,0 +1,253 @@
+"""The training engine: a causal language model sharded with FSDP2 (`fully_shard`), its optimizer, and its passes.
+
+It serves every model that is not generated with: the actor, and frozen ones such as the reference. Every rank of the
+process group builds one; methods marked collective must be called by all ranks in the same order.
+
+Master weights, gradients and optimizer state of a trained model are float32 shards, and the passes run in
+`compute_dtype`. A frozen model's shards are in `compute_dtype`, too.
+
+Legend: B rows, R response tokens of all rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.engines.train.acceptance import check_acceptance
+from rljob_trainer.engines.train.attention import choose_attention
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.micro_batches import plan_micro_batches
+from rljob_trainer.engines.train.model import (
+    build_on_meta,
+    load_weights,
+    materialize,
+    named_tensors,
+    transformer_layers,
+)
+from rljob_trainer.engines.train.optimizer import make_adamw
+from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
+from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
+from rljob_trainer.engines.train.token_model import Outputs, TokenModel
+
+log = logging.getLogger(__name__)
+
+NAME_PREFIX = "language_model."
+"""What wrapping adds in front of the parameter names of the Hugging Face model."""
+
+Loss = Callable[[MicroBatch, TokenDistribution], Tensor]
+"""The part of a micro-batch in the mini-batch's loss, 0-d, times the number of data-parallel ranks."""
+
+
+@dataclass(frozen=True)
+class TrainEngineSettings:
+    """What an engine is built from. `compute_dtype` is that of the passes; `optimizer` is None for a frozen model."""
+
+    model_folder: Path
+    device: torch.device
+    compute_dtype: torch.dtype
+    gradient_checkpointing: bool
+    max_tokens_per_micro_batch: int
+    optimizer: OptimizerSpec | None
+
+
+class TrainEngine:
+    """One model, sharded over all ranks of the default process group (which must exist)."""
+
+    def __init__(self, settings: TrainEngineSettings) -> None:
+        """Collective. Raises ConfigurationError when the folder holds no usable model, and for a model whose
+        log-probabilities this engine does not get right (see `acceptance`)."""
+        self.settings = settings
+        self.device = settings.device
+        self.layout = ParallelLayout.full_shard(dist.get_world_size())
+        self.mesh = self.layout.mesh(settings.device.type)
+        # The comparison is in 32 bits whatever the passes will run in.
+        self.model = self._sharded(torch.float32)
+        materialize(self.model, settings.device)
+        load_weights(self.model, settings.model_folder, NAME_PREFIX)
+        self.model.eval()
+        check_acceptance(self.model.language_model, self._own_logprobs, self._engine_logprobs, self._largest)
+        if self.model.attention.reason:
+            log.info("attention: rows are padded, because of the model %s", self.model.attention.reason)
+        if settings.compute_dtype != torch.float32:
+            accepted = self.model
+            accepted.reshard()  # type: ignore[operator]
+            self.model = self._sharded(settings.compute_dtype)
+            materialize(self.model, settings.device)
+            self.model.load_state_dict(accepted.state_dict(), assign=True)
+            self.model.language_model.tie_weights()  # type: ignore[operator]
+        self.model.train(settings.optimizer is not None)
+        self.optimizer: torch.optim.AdamW | None = None
+        if settings.optimizer is None:
+            self.model.requires_grad_(False)
+        else:
+            self.optimizer = make_adamw(self.model.parameters(), settings.optimizer)
+            self.max_gradient_norm = settings.optimizer.max_gradient_norm
+
+    @torch.no_grad()
+    def forward(
+        self, batch: TokenBatch, temperature: float, entropy: Entropy = Entropy.NO, *, with_squares: bool = False
+    ) -> TokenDistribution:
+        """Collective. What the model as it is says of the batch's response tokens: [R] float32 on the host, row after
+        row."""
+        micro_batches = self._micro_batches(batch)
+        outputs: list[list[Tensor]] = []
+        for rows in micro_batches:
+            micro_batch = batch.micro_batch(rows, self.device)
+            run = partial(_distribution, micro_batch, temperature, entropy, with_squares)
+            outputs.append([each for each in self.model(run) if each is not None])
+        columns = [
+            _in_batch_order([each[place].cpu() for each in outputs], micro_batches, batch.response_lengths)
+            for place in range(len(outputs[0]) if outputs else 1)
+        ]
+        logprobs_R, *others = columns
+        entropy_R = others.pop(0) if entropy is not Entropy.NO and others else None
+        return TokenDistribution(logprobs_R, entropy_R, others.pop(0) if others else None)
+
+    def forward_backward(
+        self,
+        batch: TokenBatch,
+        loss: Loss,
+        temperature: float,
+        entropy: Entropy = Entropy.NO,
+        *,
+        with_squares: bool = False,
+    ) -> None:
+        """Collective. Adds the gradient of the loss on this rank's rows. `loss` is called once for each micro-batch."""
+        for rows in self._micro_batches(batch):
+            micro_batch = batch.micro_batch(rows, self.device)
+            run = partial(_distribution, micro_batch, temperature, entropy, with_squares)
+            logprobs_R, entropy_R, squares_R = self.model(run)
+            loss(micro_batch, TokenDistribution(logprobs_R, entropy_R, squares_R)).backward()  # type: ignore[no-untyped-call]
+
+    def optimizer_step(self, learning_rate: float) -> float:
+        """Collective. Clips and applies the gradients; returns their global norm before clipping.
+
+        With a norm that is not finite nothing is changed and the gradients are dropped."""
+        assert self.optimizer is not None, "a frozen engine has no optimizer"
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_gradient_norm)
+        gradient_norm = float(norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item())
+        if math.isfinite(gradient_norm):
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return gradient_norm
+
+    def named_shards(self) -> Iterator[tuple[str, Tensor]]:
+        """This rank's shards (DTensors) under the names of the Hugging Face model, in the same order on all ranks."""
+        self._reshard()
+        for name, tensor in named_tensors(self.model):
+            yield name.removeprefix(NAME_PREFIX), tensor
+
+    def named_optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Moments and step counters of AdamW: `<moment>.<parameter name>`. Made (as zeros) where none exist yet."""
+        self._reshard()
+        assert self.optimizer is not None, "a frozen engine has no optimizer"
+        for name, parameter in self.model.named_parameters():
+            state = self.optimizer.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            for moment in ("exp_avg", "exp_avg_sq", "step"):
+                yield f"{moment}.{name.removeprefix(NAME_PREFIX)}", state[moment]
+
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """Collective. Elementwise sum over the data-parallel ranks, where `values` are."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def max_over_ranks(self, values: Tensor) -> Tensor:
+        """Collective. Elementwise largest value over the data-parallel ranks, where `values` are."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def names_over_ranks(self, names: Iterable[str]) -> list[str]:
+        """Collective. All names that any data-parallel rank has, sorted."""
+        found: list[list[str]] = [[] for _ in range(self.layout.num_ranks)]
+        dist.all_gather_object(found, sorted(names))
+        return sorted({name for each in found for name in each})
+
+    def _sharded(self, compute_dtype: torch.dtype) -> TokenModel:
+        """The model on the meta device, cut up; its passes run in `compute_dtype`."""
+        language_model = build_on_meta(self.settings.model_folder)
+        if self.settings.optimizer is None:
+            for parameter in language_model.parameters():
+                parameter.data = parameter.data.to(self.settings.compute_dtype)
+        if self.settings.gradient_checkpointing:
+            language_model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        attention = choose_attention(language_model.config)
+        model = TokenModel(language_model, attention)
+        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+        for layer in transformer_layers(model):
+            fully_shard(layer, mesh=self.mesh, mp_policy=policy)
+        fully_shard(model, mesh=self.mesh, mp_policy=policy)
+        return model
+
+    def _micro_batches(self, batch: TokenBatch) -> list[list[int]]:
+        return plan_micro_batches(
+            batch.read_lengths,
+            self.settings.max_tokens_per_micro_batch,
+            lambda count: int(self._largest(count)),
+            is_padded=not self.model.attention.is_flat,
+        )
+
+    def _largest(self, value: float) -> float:
+        return float(self.max_over_ranks(torch.tensor([value], dtype=torch.float64)).item())
+
+    @torch.no_grad()
+    def _own_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        on_device = [row.to(self.device) for row in rows]
+        return [each.cpu() for each in self.model(partial(_own_logprobs, on_device)) if each is not None]
+
+    @torch.no_grad()
+    def _engine_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        tokens = RaggedColumn.from_rows(rows)
+        is_predicted = torch.ones(len(tokens.values), dtype=torch.bool)
+        is_predicted[torch.from_numpy(tokens.offsets[:-1])] = False
+        batch = TokenBatch(tokens, RaggedColumn(is_predicted, tokens.lengths), {})
+        micro_batch = batch.micro_batch(range(len(rows)), self.device)
+        logprobs_R, *_ = self.model(partial(_distribution, micro_batch, 1.0, Entropy.NO, False))
+        assert logprobs_R is not None
+        return torch.split_with_sizes(logprobs_R.cpu(), batch.response_lengths)
+
+    def _reduced(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        on_device = values.detach().to(self.device, copy=True)
+        dist.all_reduce(on_device, op=operation)
+        return on_device.to(values.device)
+
+    def _reshard(self) -> None:
+        """FSDP2 leaves the root's parameters whole after a pass; here they become DTensors again."""
+        self.model.reshard()  # type: ignore[operator]
+
+
+def _distribution(
+    micro_batch: MicroBatch, temperature: float, entropy: Entropy, with_squares: bool, model: TokenModel
+) -> Outputs:
+    found = model.distribution(micro_batch, temperature, entropy, with_squares=with_squares)
+    return found.logprobs_N, found.entropy_N, found.squares_N
+
+
+def _own_logprobs(rows: Sequence[Tensor], model: TokenModel) -> Outputs:
+    return model.own_logprobs(rows)
+
+
+def _in_batch_order(values: Sequence[Tensor], micro_batches: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
+    """[R]: what the micro-batches gave, in the order of the batch's rows."""
+    parts: dict[int, Tensor] = {}
+    for rows, values_R in zip(micro_batches, values, strict=True):
+        sizes = [lengths[row] for row in rows]
+        parts.update(zip(rows, torch.split_with_sizes(values_R, sizes), strict=True) if rows else ())
+    found = [parts[row] for row in sorted(parts)]
+    return torch.cat(found) if found else torch.zeros(0)

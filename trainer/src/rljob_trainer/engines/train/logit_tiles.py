@@ -1,0 +1,271 @@
+"""The arithmetic of `token_logprobs` on one tile of the logits at a time.
+
+Legend: N tokens, V vocabulary, D hidden size; R tokens and C columns (of the vocabulary) of one tile; 1 a dimension
+that is broadcast.
+
+Tiles come column by column: for some columns all tokens, then the next columns. The weight's gradient for these columns
+is then complete before the next ones begin, and a weight in 16 bits needs no second, weight-sized sum in 32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TileSettings:
+    """How logits are made and cut."""
+
+    multiplier: float
+    soft_cap: float | None
+    temperature: float
+    with_entropy: bool
+    with_squares: bool
+    tile_tokens: int
+    tile_columns: int
+    softmax_dtype: torch.dtype
+    product_dtype: torch.dtype
+    """In which matrices are multiplied."""
+
+    @property
+    def scale(self) -> float:
+        """What hidden @ weight.T + bias is multiplied by, apart from the cap."""
+        return self.multiplier / self.temperature
+
+
+def tile_shape(num_tokens: int, num_vocabulary: int, hidden_size: int, num_elements: int) -> tuple[int, int]:
+    """Tokens and columns of a tile of about so many elements: as square as it can be, for the products of matrices, and
+    such that all tiles are alike. Its part of the weight, [C, D], has about four times as many elements at most."""
+    side = math.isqrt(num_elements)
+    if num_vocabulary < side:
+        return _even_part(num_tokens, num_elements // num_vocabulary), num_vocabulary
+    rows = _even_part(num_tokens, side)
+    return rows, _even_part(num_vocabulary, min(num_elements // rows, 4 * num_elements // hidden_size))
+
+
+def _even_part(total: int, largest: int) -> int:
+    """Size of the parts of `total` where there are as few as can be; a multiple of 64 unless there is one, or all are
+    smaller than that."""
+    if total <= largest:
+        return max(1, total)
+    part = math.ceil(total / math.ceil(total / max(1, largest)))
+    return part if part < 64 else 64 * math.ceil(part / 64)
+
+
+class Tiles:
+    """Logits / temperature, tile by tile, in memory that all tiles share."""
+
+    def __init__(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, settings: TileSettings) -> None:
+        self.hidden_ND = hidden_ND.to(settings.product_dtype)
+        self._weight_VD, self._bias_V, self._settings = weight_VD, bias_V, settings
+        self._buffers: dict[str, Tensor] = {}
+
+    def columns(self) -> Iterator[slice]:
+        """Of the vocabulary."""
+        return _slices(len(self._weight_VD), self._settings.tile_columns)
+
+    def rows(self) -> Iterator[slice]:
+        """Of the tokens."""
+        return _slices(len(self.hidden_ND), self._settings.tile_tokens)
+
+    def weight(self, columns: slice) -> Tensor:
+        """[C, D] in the dtype of products."""
+        return self._weight_VD[columns].to(self._settings.product_dtype)
+
+    def scaled(self, rows: slice, columns: slice, weight_CD: Tensor) -> Tensor:
+        """Logits / temperature [R, C]; the next call overwrites them."""
+        settings = self._settings
+        shape = torch.Size((rows.stop - rows.start, columns.stop - columns.start))
+        logits_RC = self._buffer("product", shape, settings.product_dtype)
+        if self._bias_V is None:
+            torch.mm(self.hidden_ND[rows], weight_CD.T, out=logits_RC)
+        else:
+            bias_C = self._bias_V[columns].to(settings.product_dtype)
+            torch.addmm(bias_C, self.hidden_ND[rows], weight_CD.T, out=logits_RC)
+        if settings.product_dtype != settings.softmax_dtype:
+            logits_RC = self.room("logits", logits_RC).copy_(logits_RC)
+        if settings.soft_cap is not None:
+            logits_RC.mul_(settings.multiplier / settings.soft_cap).tanh_()
+            return logits_RC.mul_(settings.soft_cap / settings.temperature)
+        return logits_RC if settings.scale == 1 else logits_RC.mul_(settings.scale)
+
+    def room(self, name: str, like_RC: Tensor) -> Tensor:
+        """[R, C] in the dtype of the softmax, the same memory for every tile."""
+        return self._buffer(name, like_RC.shape, self._settings.softmax_dtype)
+
+    def _buffer(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        if name not in self._buffers:
+            # No tile is larger than the first.
+            self._buffers[name] = torch.empty(shape.numel(), dtype=dtype, device=self.hidden_ND.device)
+        return self._buffers[name][: shape.numel()].view(shape)
+
+
+class Sums:
+    """Per token: the largest logit so far; of e = exp(logit - largest) the sum, the sum of e * (logit - largest) and
+    the sum of e * e; the target's logit once its column was seen.
+
+    The sums are rescaled when the largest logit grows (M. Milakov and N. Gimelshein, Online normalizer calculation for
+    softmax, 2018)."""
+
+    def __init__(self, targets_N: Tensor, settings: TileSettings) -> None:
+        self._targets_N = targets_N
+        self.sum_N = targets_N.new_zeros(len(targets_N), dtype=settings.softmax_dtype)
+        # Finite, so that the first rescaling multiplies zeros by numbers.
+        self.largest_N = torch.full_like(self.sum_N, torch.finfo(settings.softmax_dtype).min)
+        self._chosen_N = torch.full_like(self.sum_N, math.nan)
+        self._weighted_N = torch.zeros_like(self.sum_N) if settings.with_entropy else None
+        self._squared_N = torch.zeros_like(self.sum_N) if settings.with_squares else None
+
+    def add(self, rows: slice, columns: slice, scaled_RC: Tensor, tiles: Tiles) -> None:
+        """Adds a tile, which is overwritten."""
+        local_R1, is_inside_R1 = _local_targets(self._targets_N[rows], columns)
+        chosen_R1 = torch.where(is_inside_R1, scaled_RC.gather(1, local_R1), self._chosen_N[rows, None])
+        self._chosen_N[rows] = chosen_R1[:, 0]
+        before_R = self.largest_N[rows].clone()
+        largest_R = torch.maximum(before_R, scaled_RC.amax(dim=1))
+        self.largest_N[rows] = largest_R
+        change_R = before_R.sub_(largest_R)
+        factor_R = change_R.exp()
+        shifted_RC = scaled_RC.sub_(largest_R[:, None])
+        if self._weighted_N is None:
+            exponentials_RC = shifted_RC.exp_()
+        else:
+            exponentials_RC = torch.exp(shifted_RC, out=tiles.room("exponentials", shifted_RC))
+            rescaled_R = self._weighted_N[rows].addcmul_(self.sum_N[rows], change_R).mul_(factor_R)
+            rescaled_R.add_(shifted_RC.mul_(exponentials_RC).sum(dim=1))
+        self.sum_N[rows].mul_(factor_R).add_(exponentials_RC.sum(dim=1))
+        if self._squared_N is not None:
+            rescaled_R = self._squared_N[rows].mul_(factor_R.square_())
+            rescaled_R.add_(exponentials_RC.square_().sum(dim=1))
+
+    def results(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """After all tiles: log-probabilities, entropy, sum of squared probabilities, each [N]."""
+        log_sum_N = self.sum_N.log()
+        # In this order a difference of two logits near 0 keeps its digits.
+        logprobs_N = self._chosen_N - self.largest_N - log_sum_N
+        entropy_N = None if self._weighted_N is None else log_sum_N - self._weighted_N / self.sum_N
+        squares_N = None if self._squared_N is None else self._squared_N / self.sum_N.square()
+        return logprobs_N, entropy_N, squares_N
+
+
+class LogitsGradient:
+    """The gradient with respect to hidden @ weight.T + bias.
+
+    For p = softmax(z): d logprob(y) / dz = onehot(y) - p, and d entropy / dz = -p (log p + entropy). With d = z -
+    largest, p is exp(d) / sum and log p is d - log sum."""
+
+    def __init__(
+        self,
+        targets_N: Tensor,
+        largest_N: Tensor,
+        sum_N: Tensor,
+        entropy_N: Tensor | None,
+        gradients_N: tuple[Tensor | None, Tensor | None],
+        settings: TileSettings,
+    ) -> None:
+        """`gradients_N` are those of log-probabilities and of entropy."""
+        self._targets_N, self._largest_N, self._settings = targets_N, largest_N, settings
+        of_logprob_N, of_entropy_N = gradients_N
+        self._onehot_N = torch.zeros_like(sum_N) if of_logprob_N is None else of_logprob_N * settings.scale
+        self._slope_N: Tensor | None = None
+        constant_N = self._onehot_N
+        if of_entropy_N is not None and entropy_N is not None:
+            self._slope_N = -settings.scale * of_entropy_N / sum_N
+            constant_N = constant_N + settings.scale * of_entropy_N * (entropy_N - sum_N.log())
+        self._offset_N = -constant_N / sum_N
+
+    def of_tile(self, rows: slice, columns: slice, scaled_RC: Tensor, tiles: Tiles) -> Tensor:
+        """[R, C] in the dtype of products; `scaled_RC` is overwritten."""
+        settings = self._settings
+        bend_RC = None
+        if settings.soft_cap is not None:
+            # The derivative of tanh is 1 - tanh^2.
+            bend_RC = tiles.room("bend", scaled_RC)
+            torch.mul(scaled_RC, settings.temperature / settings.soft_cap, out=bend_RC).square_()
+        shifted_RC = scaled_RC.sub_(self._largest_N[rows, None])
+        if self._slope_N is None:
+            gradient_RC = shifted_RC.exp_().mul_(self._offset_N[rows, None])
+        else:
+            exponentials_RC = torch.exp(shifted_RC, out=tiles.room("exponentials", shifted_RC))
+            gradient_RC = shifted_RC.mul_(self._slope_N[rows, None]).add_(self._offset_N[rows, None])
+            gradient_RC.mul_(exponentials_RC)
+        local_R1, is_inside_R1 = _local_targets(self._targets_N[rows], columns)
+        gradient_RC.scatter_add_(1, local_R1, self._onehot_N[rows, None] * is_inside_R1)
+        if bend_RC is not None:
+            gradient_RC.addcmul_(gradient_RC, bend_RC, value=-1)
+        return gradient_RC.to(settings.product_dtype)
+
+
+class Totals:
+    """The gradients of hidden states, weight and bias, those that are required."""
+
+    def __init__(
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        is_required: tuple[bool, ...],
+        settings: TileSettings,
+    ) -> None:
+        """`is_required` says it of hidden states, weight and bias; more is not read."""
+        self._dtype, self._input_dtype = settings.softmax_dtype, hidden_ND.dtype
+        # The first tile sets what others add to. Without tokens there is none.
+        make = torch.empty_like if len(hidden_ND) else torch.zeros_like
+        self._hidden_ND = make(hidden_ND, dtype=self._dtype) if is_required[0] else None
+        self._weight_VD = make(weight_VD) if is_required[1] else None
+        self._bias_V = None if bias_V is None or not is_required[2] else torch.zeros_like(bias_V, dtype=self._dtype)
+        # With all tokens in one tile, a product is all there is and needs no sum in 32 bits.
+        self._sums_apart = weight_VD.dtype != self._dtype and len(hidden_ND) > settings.tile_tokens
+        self._sum_CD: Tensor | None = None
+
+    def add(self, rows: slice, columns: slice, gradient_RC: Tensor, hidden_RD: Tensor, weight_CD: Tensor) -> None:
+        """What a tile with this gradient of its logits contributes."""
+        if self._hidden_ND is not None:
+            _add_product(self._hidden_ND[rows], gradient_RC, weight_CD, is_first=columns.start == 0)
+        if self._bias_V is not None:
+            self._bias_V[columns] += gradient_RC.sum(dim=0, dtype=self._dtype)
+        if self._weight_VD is not None:
+            sum_CD = self._weight_VD[columns]
+            if self._sums_apart:
+                if self._sum_CD is None:
+                    self._sum_CD = torch.empty_like(sum_CD, dtype=self._dtype)
+                sum_CD = self._sum_CD[: len(sum_CD)]
+            _add_product(sum_CD, gradient_RC.T, hidden_RD, is_first=rows.start == 0)
+
+    def finish(self, columns: slice) -> None:
+        """After all tiles of these columns."""
+        if self._weight_VD is not None and self._sum_CD is not None:
+            self._weight_VD[columns] = self._sum_CD[: columns.stop - columns.start]
+
+    def in_dtypes_of_inputs(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Of hidden states, weight and bias; None where not required."""
+        hidden_ND = None if self._hidden_ND is None else self._hidden_ND.to(self._input_dtype)
+        bias_V = None if self._bias_V is None else self._bias_V.to(self._input_dtype)
+        return hidden_ND, self._weight_VD, bias_V
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
+    """total = left @ right for the first, total += left @ right for the others."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right, beta=0 if is_first else 1)
+    elif is_first:
+        total.copy_(left @ right)
+    else:
+        total.add_(left @ right)
+
+
+def _local_targets(targets_R: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+    """Each token's target as a column of the tile (one at the edge if it is elsewhere), and whether it is inside, each
+    [R, 1]."""
+    local_R1 = targets_R[:, None] - columns.start
+    nearest_R1 = local_R1.clamp(0, columns.stop - columns.start - 1)
+    return nearest_R1, local_R1 == nearest_R1
+
+
+def _slices(total: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))

@@ -1,0 +1,226 @@
+"""Log-probabilities of given tokens, entropy and squared probabilities, straight from hidden states.
+
+Legend: N tokens, V vocabulary, D hidden size; R tokens and C columns (of the vocabulary) of one tile.
+
+Whole logits would be the largest tensor of a training step, and PyTorch keeps them, their log-softmax and the gradients
+of both. Here a tile of them exists at a time (`logit_tiles`). The forward pass goes over the tiles once; the backward
+pass works each one out again, turns it into its gradient and multiplies that into the gradients of hidden states and
+weight. Where all logits together are small, plain operations on whole logits are as good, and are used.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn.functional import linear
+
+from rljob_trainer.engines.train.logit_tiles import LogitsGradient, Sums, Tiles, TileSettings, Totals, tile_shape
+
+CPU_CHUNK_BYTES = 4 * 1024 * 1024
+"""A tile that a CPU's caches hold from one operation on it to the next."""
+GPU_CHUNK_BYTES = 128 * 1024 * 1024
+"""A tile whose operations take a GPU longer than it takes to start them."""
+WHOLE_BYTES = 32 * 1024 * 1024
+"""Logits of at most so many bytes, in the dtype of the softmax, are not cut into tiles."""
+
+
+class Entropy(enum.Enum):
+    """Whether entropy is wanted."""
+
+    NO = enum.auto()
+    VALUE = enum.auto()
+    GRADIENT = enum.auto()
+    """The value, and a gradient through it."""
+
+
+@dataclass(frozen=True)
+class OutputHead:
+    """What a model's own forward does after its decoder: with x = multiplier * (hidden @ weight.T + bias), the logits
+    are x, or soft_cap * tanh(x / soft_cap)."""
+
+    weight_VD: Tensor
+    bias_V: Tensor | None = None
+    multiplier: float = 1.0
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True)
+class TokenDistribution:
+    """Of softmax(logits / temperature), in float32 (float64 for float64 hidden states)."""
+
+    logprobs_N: Tensor
+    """Natural logarithm of the target's probability."""
+    entropy_N: Tensor | None
+    """In nats."""
+    squares_N: Tensor | None
+    """Sum of the squares of all tokens' probabilities; carries no gradient."""
+
+
+def token_distribution(
+    hidden_ND: Tensor,
+    targets_N: Tensor,
+    head: OutputHead,
+    *,
+    temperature: float = 1.0,
+    entropy: Entropy = Entropy.NO,
+    with_squares: bool = False,
+    chunk_bytes: int | None = None,
+    whole_bytes: int = WHOLE_BYTES,
+) -> TokenDistribution:
+    """Log-probabilities of `targets_N` (int64, in the vocabulary) and what else is wanted. Logits are finite.
+
+    Gradients go to hidden states, weight and bias, to those of them that require one; with N = 0 they are zeros. The
+    three have one dtype. The softmax is computed in 32 bits at least. Products of matrices in 16 bits give logits, and
+    take gradients of logits, in 16 bits, as in the model's own forward; CPUs without instructions for such products
+    multiply in 32. Sums over tiles have 32 bits always.
+
+    `chunk_bytes` is the size of a tile in the dtype of the softmax, by default one that suits the device; two or three
+    are alive at a time. Logits of up to `whole_bytes` are not cut.
+    Raises ValueError for arguments that do not fit together.
+    """
+    _check(hidden_ND, targets_N, head, temperature)
+    num_vocabulary, hidden_size = head.weight_VD.shape
+    softmax_dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
+    product_dtype = _product_dtype(hidden_ND)
+    # What whole logits would keep for the backward pass: themselves, and the weight if it is cast.
+    kept_elements = len(hidden_ND) * num_vocabulary
+    if product_dtype != hidden_ND.dtype:
+        kept_elements = max(kept_elements, head.weight_VD.numel())
+    if kept_elements * softmax_dtype.itemsize <= whole_bytes:
+        scaled_NV = _scaled_logits(hidden_ND, head, temperature, product_dtype, softmax_dtype)
+        return _of_whole_logits(scaled_NV, targets_N, entropy, with_squares)
+    if chunk_bytes is None:
+        chunk_bytes = CPU_CHUNK_BYTES if hidden_ND.device.type == "cpu" else GPU_CHUNK_BYTES
+    rows, columns = tile_shape(len(hidden_ND), num_vocabulary, hidden_size, chunk_bytes // softmax_dtype.itemsize)
+    settings = TileSettings(
+        multiplier=head.multiplier,
+        soft_cap=head.soft_cap,
+        temperature=temperature,
+        with_entropy=entropy is not Entropy.NO,
+        with_squares=with_squares,
+        tile_tokens=rows,
+        tile_columns=columns,
+        softmax_dtype=softmax_dtype,
+        product_dtype=product_dtype,
+    )
+    logprobs_N, entropy_N, squares_N = _ByTiles.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, head.weight_VD, head.bias_V, targets_N, settings, entropy is Entropy.GRADIENT
+    )
+    return TokenDistribution(logprobs_N, entropy_N, squares_N)
+
+
+def _scaled_logits(
+    hidden_ND: Tensor, head: OutputHead, temperature: float, product_dtype: torch.dtype, softmax_dtype: torch.dtype
+) -> Tensor:
+    bias_V = None if head.bias_V is None else head.bias_V.to(product_dtype)
+    logits_NV = linear(hidden_ND.to(product_dtype), head.weight_VD.to(product_dtype), bias_V).to(softmax_dtype)
+    if head.multiplier != 1:
+        logits_NV = logits_NV * head.multiplier
+    if head.soft_cap is not None:
+        logits_NV = head.soft_cap * torch.tanh(logits_NV / head.soft_cap)
+    return logits_NV if temperature == 1 else logits_NV / temperature
+
+
+def _of_whole_logits(scaled_NV: Tensor, targets_N: Tensor, entropy: Entropy, with_squares: bool) -> TokenDistribution:
+    all_NV = torch.log_softmax(scaled_NV, dim=-1)
+    logprobs_N = all_NV.gather(1, targets_N[:, None])[:, 0]
+    entropy_N = squares_N = None
+    if entropy is not Entropy.NO:
+        entropy_of_NV = all_NV if entropy is Entropy.GRADIENT else all_NV.detach()
+        entropy_N = -(entropy_of_NV.exp() * entropy_of_NV).sum(dim=-1)
+    if with_squares:
+        squares_N = (2 * all_NV.detach()).exp().sum(dim=-1)
+    return TokenDistribution(logprobs_N, entropy_N, squares_N)
+
+
+def _product_dtype(hidden_ND: Tensor) -> torch.dtype:
+    """A CPU without instructions for products in 16 bits takes three times as long for them as for those in 32."""
+    dtype = hidden_ND.dtype
+    if dtype.itemsize > 2 or hidden_ND.device.type != "cpu":
+        return dtype
+    # Of x86 and of ARM.
+    names = ("amx_bf16", "avx512_bf16", "bf16") if dtype == torch.bfloat16 else ("amx_fp16", "avx512_fp16")
+    capabilities = torch.cpu.get_capabilities()
+    return dtype if any(capabilities.get(name) for name in names) else torch.float32
+
+
+def _check(hidden_ND: Tensor, targets_N: Tensor, head: OutputHead, temperature: float) -> None:
+    if hidden_ND.ndim != 2 or head.weight_VD.ndim != 2 or hidden_ND.shape[1] != head.weight_VD.shape[1]:
+        shapes = tuple(hidden_ND.shape), tuple(head.weight_VD.shape)
+        raise ValueError(
+            f"token_distribution: hidden states and weight do not fit together {shapes}; give [N, D], [V, D]"
+        )
+    if targets_N.shape != hidden_ND.shape[:1] or targets_N.dtype != torch.int64:
+        raise ValueError(
+            f"token_distribution: targets are not one int64 per hidden state ({tuple(targets_N.shape)} of"
+            f" {targets_N.dtype}); give {len(hidden_ND)}"
+        )
+    dtypes = {each.dtype for each in (hidden_ND, head.weight_VD, head.bias_V) if each is not None}
+    if len(dtypes) > 1:
+        seen = ", ".join(sorted(map(str, dtypes)))
+        raise ValueError(f"token_distribution: hidden states, weight and bias differ in dtype ({seen}); give them one")
+    if temperature <= 0:
+        raise ValueError(f"token_distribution: temperature is not positive ({temperature}); give one above 0")
+
+
+class _Context(FunctionCtx):
+    """What forward hands to backward, for the type checker."""
+
+    saved_tensors: tuple[Tensor | None, ...]
+    needs_input_grad: tuple[bool, ...]
+    settings: TileSettings
+
+
+class _ByTiles(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        settings: TileSettings,
+        has_entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        sums = Sums(targets_N, settings)
+        tiles = Tiles(hidden_ND, weight_VD, bias_V, settings)
+        for columns in tiles.columns():
+            weight_CD = tiles.weight(columns)
+            for rows in tiles.rows():
+                sums.add(rows, columns, tiles.scaled(rows, columns, weight_CD), tiles)
+        logprobs_N, entropy_N, squares_N = sums.results()
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        saved = hidden_ND, weight_VD, bias_V, targets_N, sums.largest_N, sums.sum_N, entropy_N
+        ctx.save_for_backward(*saved)  # type: ignore[arg-type]  # the stubs do not know that None can be saved
+        without_gradient = (None if has_entropy_gradient else entropy_N, squares_N)
+        ctx.mark_non_differentiable(*(each for each in without_gradient if each is not None))
+        return logprobs_N, entropy_N, squares_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: _Context, gradient_N: Tensor | None, entropy_gradient_N: Tensor | None, _: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+        hidden_ND, weight_VD, bias_V, targets_N, largest_N, sum_N, entropy_N = ctx.saved_tensors
+        assert hidden_ND is not None
+        assert weight_VD is not None
+        assert targets_N is not None
+        assert largest_N is not None
+        assert sum_N is not None
+        settings = ctx.settings
+        tiles = Tiles(hidden_ND, weight_VD, bias_V, settings)
+        gradients = gradient_N, entropy_gradient_N
+        of_logits = LogitsGradient(targets_N, largest_N, sum_N, entropy_N, gradients, settings)
+        totals = Totals(hidden_ND, weight_VD, bias_V, ctx.needs_input_grad, settings)
+        for columns in tiles.columns():
+            weight_CD = tiles.weight(columns)
+            for rows in tiles.rows():
+                gradient_RC = of_logits.of_tile(rows, columns, tiles.scaled(rows, columns, weight_CD), tiles)
+                totals.add(rows, columns, gradient_RC, tiles.hidden_ND[rows], weight_CD)
+            totals.finish(columns)
+        return *totals.in_dtypes_of_inputs(), None, None, None

@@ -1,0 +1,87 @@
+"""The loss of a micro-batch, put together from the parts that the job's algorithm names: policy loss, entropy, KL.
+
+Legend: B rows, R response tokens of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rljob_api.v1alpha1.algorithm import KlPlacement
+from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
+from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss
+from rljob_trainer.algorithms.interfaces import LossInputs, PolicyLoss
+from rljob_trainer.algorithms.kl import kl_estimate
+from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.engines.train.token_batch import MicroBatch
+from rljob_trainer.engines.train.token_logprobs import TokenDistribution
+from rljob_trainer.workers.columns import ADVANTAGES, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
+from rljob_trainer.workers.update_sums import UpdateSums
+
+
+@dataclass(frozen=True)
+class UpdateLoss:
+    """Of one update: call it with each micro-batch. What it is reported by is added to `sums`, on the device."""
+
+    algorithm: ResolvedAlgorithm
+    policy_loss: PolicyLoss
+    denominators: Denominators
+    num_data_ranks: int
+    max_new_tokens: int
+    whole: Mapping[str, Tensor]
+    """What the loss's pass over the whole mini-batch gave: single numbers; values per token are among the columns."""
+    whole_columns: frozenset[str]
+    sums: UpdateSums
+
+    def __call__(self, micro_batch: MicroBatch, distribution: TokenDistribution) -> Tensor:
+        """The micro-batch's part of the mini-batch's loss, 0-d, times the number of data-parallel ranks."""
+        columns = micro_batch.columns
+        logprobs_R = distribution.logprobs_N
+        if not len(logprobs_R):
+            # A rank that has fewer rows than others still takes part in the gradient's collectives.
+            return logprobs_R.sum()
+        segments = Segments.of(micro_batch.response_lengths, logprobs_R.device)
+        old_R = columns[OLD_LOGPROBS] if OLD_LOGPROBS in columns else logprobs_R.detach()
+        inputs = LossInputs(
+            segments=segments,
+            logprobs_N=logprobs_R,
+            old_logprobs_N=old_R,
+            advantages_N=columns[ADVANTAGES],
+            columns={name: columns[name] for name in self.policy_loss.needs},
+            entropy_N=distribution.entropy_N if self.policy_loss.wanted.entropy else None,
+            squares_N=distribution.squares_N if self.policy_loss.wanted.squares else None,
+            whole={**self.whole, **{name: columns[name] for name in self.whole_columns}},
+        )
+        found = self.policy_loss.compute(inputs)
+        policy_loss = self._aggregated(found.losses_N, segments)
+        loss = policy_loss
+        if self.algorithm.entropy_coefficient:
+            assert distribution.entropy_N is not None
+            loss = loss - self.algorithm.entropy_coefficient * self._aggregated(distribution.entropy_N, segments)
+        kl = self.algorithm.kl
+        if kl.coefficient and kl.placement is KlPlacement.LOSS:
+            kl_R = kl_estimate(logprobs_R, columns[REF_LOGPROBS], kl.estimator)
+            loss = loss + kl.coefficient * self._aggregated(kl_R, segments)
+            self.sums.add_kl(kl_R.detach())
+        with torch.no_grad():
+            self.sums.add(
+                policy_loss=policy_loss.detach() / self.num_data_ranks,
+                entropy_R=distribution.entropy_N,
+                difference_R=(old_R - columns[ROLLOUT_LOGPROBS]).abs(),
+                others=found.sums,
+            )
+        return loss
+
+    def _aggregated(self, values_R: Tensor, segments: Segments) -> Tensor:
+        return aggregate_loss(
+            values_R,
+            segments,
+            self.algorithm.aggregation,
+            self.denominators,
+            dp_size=self.num_data_ranks,
+            max_new_tokens=self.max_new_tokens,
+        )
