@@ -42,7 +42,7 @@ class Tokens:
     def __init__(self, case: TokenCase) -> None:
         tables = made_tables(case)
         self.tables = tables
-        # Numbers, not the bools or int64 that verl passes: that is faster.
+        # Numbers of the same type as the losses: the fastest that its functions can be given.
         self.mask_BT = tables.mask_BT.float()
         self.logprobs_BT = tables.logprobs_BT.requires_grad_()
         self.rewards_BT = torch.zeros_like(self.mask_BT)

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_testing.token_rows import on_workers
@@ -87,6 +87,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 VALUES = st.lists(st.lists(REWARD, max_size=6), min_size=1, max_size=4).filter(lambda parts: sum(map(len, parts)) > 1)
 
 
+@settings(max_examples=40)
 @given(VALUES)
 def test_whitening_is_over_the_tokens_of_all_workers(parts: list[list[float]]) -> None:
     tensors = [torch.tensor(part, dtype=torch.float64) for part in parts]

@@ -173,16 +173,17 @@ def test_only_the_entropy_may_carry_a_gradient() -> None:
     torch.testing.assert_close(gradients_of(given(found.entropy_N).sum(), inputs.leaves()), expected)
 
 
-def test_entropy_carries_no_gradient_unless_asked_and_squares_never() -> None:
+@pytest.mark.parametrize("sizes", [SIZES["whole logits"], SIZES["several tiles"]], ids=["whole", "tiles"])
+def test_entropy_carries_no_gradient_unless_asked_and_squares_never(sizes: tuple[int, int]) -> None:
     inputs = make_inputs()
-    found = ours(inputs, entropy=Entropy.VALUE, with_squares=True)
+    found = ours(inputs, entropy=Entropy.VALUE, with_squares=True, sizes=sizes)
     assert found.logprobs_N.requires_grad
     assert not given(found.entropy_N).requires_grad
-    found = ours(inputs, entropy=Entropy.GRADIENT, with_squares=True)
+    found = ours(inputs, entropy=Entropy.GRADIENT, with_squares=True, sizes=sizes)
     assert given(found.entropy_N).requires_grad
     assert not given(found.squares_N).requires_grad
     with torch.no_grad():
-        assert not ours(inputs, entropy=Entropy.GRADIENT).logprobs_N.requires_grad
+        assert not ours(inputs, entropy=Entropy.GRADIENT, sizes=sizes).logprobs_N.requires_grad
 
 
 def test_gradient_of_a_tied_weight_is_the_sum_of_both_uses() -> None:
@@ -223,8 +224,12 @@ def test_gradient_can_be_taken_twice() -> None:
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-def test_without_tokens_everything_is_empty_and_gradients_are_zeros(sizes: tuple[int, int]) -> None:
+def test_without_tokens_everything_is_empty_and_gradients_are_zeros(
+    sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     inputs = make_inputs(num_tokens=0)
+    # Memory without defined content is not a number.
+    monkeypatch.setattr(torch, "empty_like", lambda like, **more: torch.full_like(like, math.nan, **more))
     found = ours(inputs, HEADS["all"], 1.0, Entropy.GRADIENT, True, sizes)
     assert found.logprobs_N.shape == given(found.entropy_N).shape == given(found.squares_N).shape == (0,)
     torch.autograd.backward(found.logprobs_N.sum() + given(found.entropy_N).sum())
@@ -250,9 +255,12 @@ def test_bfloat16_is_as_near_to_the_truth_as_whole_logits_are(
     actual = gradients_of(loss_of(found.logprobs_N, found.entropy_N), inputs.leaves())
     assert [each.dtype for each in actual] == [torch.bfloat16] * 3
     plain = gradients_of(loss_of(*plain_bfloat16(inputs, HEADS["all"], 0.7)), inputs.leaves())
-    for ours_, theirs, truth in zip(actual, plain, expected, strict=True):
-        assert distance(ours_, truth) <= 1.2 * distance(theirs, truth)
-        assert distance(ours_, truth) < 0.01
+    for mine, other, truth in zip(actual, plain, expected, strict=True):
+        if has_units:
+            assert distance(mine, truth) <= 1.2 * distance(other, truth)
+        else:
+            # Nothing but the result is rounded.
+            assert distance(mine, truth) <= 1.01 * distance(truth.bfloat16(), truth)
 
 
 def plain_bfloat16(inputs: Inputs, head: tuple[bool, float, float | None], temperature: float) -> tuple[Tensor, Tensor]:

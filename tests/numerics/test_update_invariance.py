@@ -87,6 +87,7 @@ def update(aggregation: LossAggregation, max_tokens: int, context: WorkerContext
         optimizer=optimizer,
         temperature=1.0,
         max_new_tokens=10,
+        group_size=2,
         samples_all_tokens=True,
         num_steps=10,
         num_epochs_per_batch=1,

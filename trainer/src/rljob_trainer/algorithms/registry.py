@@ -15,33 +15,13 @@ from rljob_trainer.algorithms.advantages import group_relative_advantages
 from rljob_trainer.algorithms.functions import ADVANTAGE_FIELD, LOSS_FIELD, load_advantage, load_policy_loss
 from rljob_trainer.algorithms.interfaces import (
     AdvantageEstimator,
-    Level,
     LossInputs,
     PolicyLoss,
-    Reduce,
     ResponseInputs,
-    TokenInputs,
     TokenLosses,
-    Wanted,
-    WholeInputs,
 )
 from rljob_trainer.algorithms.policy_losses import clipped_surrogate
 from rljob_trainer.errors import ConfigurationError
-
-__all__ = [
-    "AdvantageEstimator",
-    "Level",
-    "LossInputs",
-    "PolicyLoss",
-    "Reduce",
-    "ResponseInputs",
-    "TokenInputs",
-    "TokenLosses",
-    "Wanted",
-    "WholeInputs",
-    "advantage_estimator",
-    "policy_loss",
-]
 
 TRIAL_GROUP_SIZE = 4
 

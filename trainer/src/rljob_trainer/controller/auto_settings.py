@@ -35,6 +35,4 @@ def settled_spec(spec: RLJobSpec, choices: AutoSettings) -> RLJobSpec:
     training = spec.training
     model = training.model.model_copy(update={"dtype": choices.dtype})
     rollout = training.rollout.model_copy(update={"engine": choices.rollout_engine})
-    return spec.model_copy(
-        update={"training": training.model_copy(update={"model": model, "rollout": rollout})}
-    )
+    return spec.model_copy(update={"training": training.model_copy(update={"model": model, "rollout": rollout})})

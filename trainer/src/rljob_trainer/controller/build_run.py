@@ -19,6 +19,9 @@ from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
+from rljob_trainer.algorithms.interfaces import REF_LOGPROBS
+from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
+from rljob_trainer.controller.auto_settings import AutoSettings, settle, settled_spec
 from rljob_trainer.datasets.contamination import without_held_out
 from rljob_trainer.datasets.prompts import PromptRow, load_prompts
 from rljob_trainer.engines.rollout.select import select_engine
@@ -100,19 +103,25 @@ class Workers:
 class Run:
     """Everything that the controller works with."""
 
+    job: TrainerJob
+    """As it runs here: no `Auto` is left in it."""
+    choices: AutoSettings
     model_folder: Path
     prompts: Prompts
     workers: Workers
 
 
 @contextmanager
-def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
-    """A run, ready to train; everything is torn down at the end, whatever happens.
+def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) -> Iterator[Run]:
+    """A run, ready to train; everything is torn down at the end, whatever happens. `kept` is what the checkpoint
+    that it goes on from says of the job's `Auto`.
 
     What can be wrong with the job is found before Ray is started and a device is taken. Raises ConfigurationError,
     DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
     training = job.spec.training
     select_engine(training.rollout.engine)
+    # Loads and tries the user's own parts of the algorithm.
+    needs_reference(job.spec)
     with ExitStack() as stack:
         reward = reward_settings(job, settings)
         check = stack.enter_context(_reward_check(reward))
@@ -127,8 +136,11 @@ def built_run(job: TrainerJob, settings: Settings) -> Iterator[Run]:
         )
         check.wait_until_ready()
         check.close()
-        workers = stack.enter_context(_workers(job, settings, model, reward, prompts.longest))
-        yield Run(model_folder, prompts, workers)
+        device_type = stack.enter_context(_ray(job, settings))
+        choices = settle(job.spec, device_type, kept)
+        job = job.model_copy(update={"spec": settled_spec(job.spec, choices)})
+        workers = stack.enter_context(_workers(job, settings, model, reward, prompts.longest, device_type))
+        yield Run(job, choices, model_folder, prompts, workers)
 
 
 def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
@@ -154,6 +166,14 @@ def num_data_ranks_of(spec: RLJobSpec) -> int:
     return ParallelLayout.full_shard(num_workers_of(spec, ACTOR)).num_data_ranks
 
 
+def needs_reference(spec: RLJobSpec) -> bool:
+    """Whether there is a KL term, or the user's own advantage or loss asks for the reference's log-probabilities."""
+    training = spec.training
+    resolved = resolve_algorithm(training.algorithm)
+    needs = advantage_estimator(resolved, training.rollout.group_size).needs | policy_loss(resolved).needs
+    return training.algorithm.kl.coefficient > 0 or REF_LOGPROBS in needs
+
+
 def _reward_check(reward: RewardSettings) -> ScorerPool:
     """One scoring process here: a reward that cannot be loaded is found before a device is taken."""
     return ScorerPool(
@@ -166,30 +186,40 @@ def _reward_check(reward: RewardSettings) -> ScorerPool:
 
 
 @contextmanager
+def _ray(job: TrainerJob, settings: Settings) -> Iterator[str]:
+    """The connection to Ray; gives the type of the devices there."""
+    num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
+    log.info("Ray: %s", f"connecting to {settings.ray_address}" if settings.ray_address else "starting")
+    has_gpus = settings.device_type == "cuda" or (settings.device_type is None and torch.cuda.is_available())
+    num_local_gpus = num_workers if has_gpus else 0
+    with ray_session(settings.ray_address, num_workers + 1, num_local_gpus, shipped_code(settings)):
+        # A cluster's head has no GPU itself: what its nodes declare counts, not what torch finds here.
+        yield settings.device_type or ("cuda" if cluster_resources().get("GPU") else "cpu")
+
+
+@contextmanager
 def _workers(
-    job: TrainerJob, settings: Settings, model: ModelPlace, reward: RewardSettings, longest_prompt: int
+    job: TrainerJob,
+    settings: Settings,
+    model: ModelPlace,
+    reward: RewardSettings,
+    longest_prompt: int,
+    device_type: str,
 ) -> Iterator[Workers]:
-    """Ray, the devices of all pools, and the worker groups on them."""
+    """The devices of all pools, and the worker groups on them."""
     num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
     num_threads = chosen_num_threads(job, settings)
     log_folder = settings.run_folder / LOG_FOLDER
     with ExitStack() as stack:
-        log.info("Ray: %s", f"connecting to {settings.ray_address}" if settings.ray_address else "starting")
-        has_gpus = settings.device_type == "cuda" or (settings.device_type is None and torch.cuda.is_available())
-        num_local_gpus = num_workers if has_gpus else 0
-        stack.enter_context(ray_session(settings.ray_address, num_workers + 1, num_local_gpus, shipped_code(settings)))
-        there = cluster_resources()
-        # A cluster's head has no GPU itself: what its nodes declare counts, not what torch finds here.
-        device_type = settings.device_type or ("cuda" if there.get("GPU") else "cpu")
         roles = {
             role.name: role
             for role in (
                 RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)),
-                *_roles(job, model, device_type, longest_prompt),
+                *_roles(job, model, longest_prompt),
             )
         }
         # GPUs also where they are declared only and not computed on: they are what keeps workers off the head.
-        pools = pool_settings_of(job.spec, num_cpus_per_device=1, cluster_resources=there)
+        pools = pool_settings_of(job.spec, num_cpus_per_device=1, cluster_resources=cluster_resources())
         plan = plan_roles([pool.name for pool in pools], placed_roles(job.spec, tuple(roles)))
         log.info("workers: building %d on %s; their logs are in %s", num_workers, device_type, log_folder)
         manager = stack.enter_context(ResourcePoolManager(pools, plan))
@@ -266,17 +296,11 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
     return Prompts(tuple(kept), held_out, num_removed)
 
 
-def _compute_dtype(dtype: Dtype, device_type: str) -> torch.dtype:
-    if dtype is Dtype.AUTO:
-        return torch.bfloat16 if device_type == "cuda" else torch.float32
-    return torch.bfloat16 if dtype is Dtype.BFLOAT16 else torch.float32
-
-
-def _roles(job: TrainerJob, model: ModelPlace, device_type: str, longest_prompt: int) -> list[RoleSpec]:
+def _roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list[RoleSpec]:
     """The roles of the models, in the order in which they are built."""
     training = job.spec.training
     rollout = training.rollout
-    dtype = _compute_dtype(training.model.dtype, device_type)
+    dtype = torch.bfloat16 if training.model.dtype is Dtype.BFLOAT16 else torch.float32
     frozen = TrainEngineSettings(
         # Each worker puts in its own folder and device.
         model_folder=Path(),
@@ -293,6 +317,7 @@ def _roles(job: TrainerJob, model: ModelPlace, device_type: str, longest_prompt:
         optimizer=training.optimizer,
         temperature=rollout.temperature,
         max_new_tokens=rollout.max_new_tokens,
+        group_size=rollout.group_size,
         samples_all_tokens=rollout.top_p == 1 and rollout.top_k == 0,
         num_steps=training.steps,
         num_epochs_per_batch=training.num_epochs_per_batch,
@@ -312,7 +337,7 @@ def _roles(job: TrainerJob, model: ModelPlace, device_type: str, longest_prompt:
         seed=training.seed,
     )
     roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
-    if training.algorithm.kl.coefficient > 0:
+    if needs_reference(job.spec):
         roles.append(RoleSpec(REFERENCE, ReferenceWorker, partial(make_reference, frozen, model, rollout.temperature)))
     return [
         *roles,

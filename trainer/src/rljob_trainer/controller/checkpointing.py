@@ -18,7 +18,6 @@ from pydantic import JsonValue
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint as CheckpointSpec
 from rljob_api.v1alpha1.checkpoint import Resume
-from rljob_api.v1alpha1.model import Dtype
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
@@ -26,6 +25,7 @@ from rljob_trainer.checkpoints.layout import CheckpointFolder, ShardRecord
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, refuse_existing
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import CommittedCheckpoint, begin_save, commit, discard_save
+from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.controller.state import ControllerState, state_of
 from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.errors import ConfigurationError
@@ -95,8 +95,8 @@ class Checkpointing:
         self.pending: PendingSave | None = None
         self.newest: Path | None = None
         """The newest checkpoint that this start has committed or resumed from."""
-        self.compute_dtype: Dtype | None = None
-        """What `spec.training.model.dtype` stands for in this run; noted in every checkpoint."""
+        self.choices: AutoSettings | None = None
+        """What `Auto` in the job stands for in this run; noted in every checkpoint."""
 
     def find(self) -> ResumePoint | None:
         """Where this start begins, and announces it, so that former ones cannot write any more.
@@ -145,7 +145,7 @@ class Checkpointing:
             step=step,
             cursor=cursor,
             random_states=tuple(actor.random_state()),
-            compute_dtype=self.compute_dtype,
+            choices=self.choices,
         )
         actor.begin_checkpoint(folder)
         self.pending = PendingSave(folder, state)

@@ -4,9 +4,12 @@ seconds; whoever wants to report before that imports it late."""
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from rljob_api.constants import ExitCode
 from rljob_api.handover import TrainerJob
+from rljob_api.job_file import resolved_job_text
+from rljob_api.v1alpha1.spec import Metadata
 from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.controller import Controller
@@ -17,6 +20,9 @@ from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import Settings
 
 log = logging.getLogger(__name__)
+
+RESOLVED_JOB_FILE = "resolved.yaml"
+"""In the run folder."""
 
 
 def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: StopRequest) -> int:
@@ -29,7 +35,10 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
             log.warning("%s", note)
         refuse_fewer_steps(first_step, job.spec.training.steps)
         reporter.checkpoint_saved(point.status)
-    with built_run(job, settings) as run:
+    with built_run(job, settings, point.state.choices if point else None) as run:
+        job = run.job
+        checkpointing.choices = run.choices
+        write_resolved_job(settings.run_folder / RESOLVED_JOB_FILE, job)
         if point:
             point = loaded_point(checkpointing, point, run, reporter)
             first_step = point.state.step
@@ -63,6 +72,14 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
         if output.summary():
             log.info("%s", output.summary())
     return ExitCode.SUCCESS
+
+
+def write_resolved_job(path: Path, job: TrainerJob) -> None:
+    """The job as it runs: every default, what its recipe stands for, and what `Auto` has become. Replaced in one
+    piece."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(resolved_job_text(Metadata(name=job.name, namespace=job.namespace), job.spec))
+    temporary.replace(path)
 
 
 def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, reporter: RunReporter) -> ResumePoint:

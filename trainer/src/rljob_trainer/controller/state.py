@@ -6,9 +6,9 @@ from pydantic import JsonValue, ValidationError
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Flag
-from rljob_api.v1alpha1.model import Dtype
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import Manifest
+from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.datasets.cursor import CursorState
 
 
@@ -23,8 +23,8 @@ class ControllerState(WireModel):
     """One per worker; used where the number of workers is the same. All sampling is seeded by step anyway."""
     is_evaluated: Flag = True
     """Whether the evaluation that may be due after this step is done; a stop can come before it."""
-    compute_dtype: Dtype | None = None
-    """What `spec.training.model.dtype` stood for; a resumed run keeps it, whatever its machine would choose."""
+    choices: AutoSettings | None = None
+    """What the job's `Auto` stood for."""
 
 
 def state_of(manifest: Manifest) -> ControllerState:

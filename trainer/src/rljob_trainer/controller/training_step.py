@@ -126,7 +126,7 @@ class TrainingStep:
         """What an update needs of the rollout, rewards [B], and metrics. Where the KL term is part of the reward, all
         responses are scored by actor and reference: whether a group is learned from depends on it."""
         batch, kl = rollout.batch.only(TOKEN_COLUMNS), self.plan.algorithm.kl
-        if self.reference is None or kl.placement is not KlPlacement.REWARD:
+        if self.reference is None or not kl.coefficient or kl.placement is not KlPlacement.REWARD:
             return batch, rollout.rewards_B, {}
         everything_B = torch.ones(len(rollout.prompts), dtype=torch.bool)
         order_B = balanced_order(rollout.lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)

@@ -80,6 +80,7 @@ class ActorSettings:
     optimizer: OptimizerSpec
     temperature: float
     max_new_tokens: int
+    group_size: int
     samples_all_tokens: bool
     """False with top-p or top-k: the rollout's log-probabilities are then of a truncated distribution."""
     num_steps: int
@@ -102,7 +103,7 @@ class ActorWorker(Worker):
         """Collective."""
         super().__init__(context)
         self.settings = settings
-        self.advantages = advantage_estimator(settings.algorithm)
+        self.advantages = advantage_estimator(settings.algorithm, settings.group_size)
         self.policy_loss = policy_loss(settings.algorithm)
         self.engine = TrainEngine(settings.engine)
         self.policy_version = 0

@@ -153,8 +153,8 @@ def check_build(found: str, device_type: str) -> None:
         build = "cpu" if device_type == "cpu" else "gpu"
         raise ConfigurationError(
             f"spec.training.rollout.engine: the installed vLLM does not compute on this machine's device "
-            f"({device_type}; vLLM finds {found or 'no device that it was built for'}); install the trainer's `{build}` "
-            "extra, or write HuggingFace"
+            f"({device_type}; vLLM finds {found or 'no device that it was built for'}); install the trainer's "
+            f"`{build}` extra, or write HuggingFace"
         )
 
 

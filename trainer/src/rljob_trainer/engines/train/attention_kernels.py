@@ -7,10 +7,10 @@ of K), D head size, E head size of the values (almost always D).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from functools import cached_property, partial
-from itertools import accumulate, chain, pairwise
+from functools import cache, cached_property, partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -63,31 +63,35 @@ class FlatRows:
     @cached_property
     def position_ids_1N(self) -> Tensor:
         """int64: each token's place within its row, from 0."""
-        positions = list(chain.from_iterable(range(length) for length in self.lengths))
-        return torch.tensor([positions]).to(self.device, non_blocking=True)
+        return self._on_device(torch.arange(self.num_tokens)[None] - self._of_each_token(self._starts_B))
 
     @cached_property
     def starts_B1(self) -> Tensor:
         """int32 [B + 1]: cumulative lengths, from 0 to N."""
-        starts = [0, *accumulate(self.lengths)]
-        return torch.tensor(starts, dtype=torch.int32).to(self.device, non_blocking=True)
+        return self._on_device(torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32))
 
     @cached_property
     def padding_BT(self) -> Tensor:
         """int64 [B * T]: the flat token at each place of the padded batch; behind its end a row's last token again."""
-        ends = list(accumulate(self.lengths))
-        places = [
-            min(start + position, end - 1) for start, end in pairwise([0, *ends]) for position in range(self.longest)
-        ]
-        return torch.tensor(places).to(self.device, non_blocking=True)
+        last_B = torch.tensor(self.lengths) - 1
+        positions_BT = torch.minimum(torch.arange(self.longest), last_B[:, None])
+        return self._on_device((self._starts_B[:, None] + positions_BT).flatten())
 
     @cached_property
     def unpadding_N(self) -> Tensor:
         """int64: the place of each flat token in the padded batch, which is seen as [B * T]."""
-        places = [
-            row * self.longest + position for row, length in enumerate(self.lengths) for position in range(length)
-        ]
-        return torch.tensor(places).to(self.device, non_blocking=True)
+        padded_starts_B = torch.arange(len(self.lengths)) * self.longest
+        return self._on_device(torch.arange(self.num_tokens) + self._of_each_token(padded_starts_B - self._starts_B))
+
+    @property
+    def _starts_B(self) -> Tensor:
+        return torch.tensor([0, *accumulate(self.lengths[:-1])])
+
+    def _of_each_token(self, values_B: Tensor) -> Tensor:
+        return values_B.repeat_interleave(torch.tensor(self.lengths))
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)
 
 
 def choose_kernel(
@@ -110,7 +114,7 @@ def choose_kernel(
         and head_sizes[0] == head_sizes[1]
         and size <= MAX_VARIABLE_LENGTH_HEAD_SIZE
         and size % 8 == 0
-        and "window_size" in inspect.signature(varlen.varlen_attn).parameters
+        and "window_size" in _arguments(varlen.varlen_attn)
     ):
         return Kernel.VARIABLE_LENGTH
     longest = max(lengths)
@@ -187,7 +191,7 @@ def _variable_length(
     attention = varlen.varlen_attn
     num_groups = query_NHD.shape[1] // key_NKD.shape[1]
     if num_groups > 1:
-        if "enable_gqa" in inspect.signature(attention).parameters:
+        if "enable_gqa" in _arguments(attention):
             attention = partial(attention, enable_gqa=True)
         else:
             # Earlier versions of torch have no such argument, and do not say whether fewer key heads are taken.
@@ -205,3 +209,9 @@ def _variable_length(
     )
     assert isinstance(output_NHD, Tensor)
     return output_NHD[None]
+
+
+@cache
+def _arguments(function: Callable[..., object]) -> frozenset[str]:
+    """Names; those of the variable-length kernel differ between versions of torch."""
+    return frozenset(inspect.signature(function).parameters)

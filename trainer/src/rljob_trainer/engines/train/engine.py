@@ -41,6 +41,7 @@ from rljob_trainer.engines.train.optimizer import make_adamw
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
 from rljob_trainer.engines.train.token_model import Outputs, TokenModel
+from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class TrainEngine:
     def __init__(self, settings: TrainEngineSettings) -> None:
         """Collective. Raises ConfigurationError when the folder holds no usable model, and for a model whose
         log-probabilities this engine does not get right (see `acceptance`)."""
+        if settings.compute_dtype == torch.bfloat16 and settings.device.type == "cuda":
+            check_bfloat16(settings.device)
         self.settings = settings
         self.device = settings.device
         self.layout = ParallelLayout.full_shard(dist.get_world_size())
@@ -230,6 +233,15 @@ class TrainEngine:
     def _reshard(self) -> None:
         """FSDP2 leaves the root's parameters whole after a pass; here they become DTensors again."""
         self.model.reshard()  # type: ignore[operator]
+
+
+def check_bfloat16(device: torch.device) -> None:
+    """Raises ConfigurationError for a GPU that only imitates bfloat16."""
+    with torch.cuda.device(device):
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise ConfigurationError(
+                f"spec.training.model.dtype: {torch.cuda.get_device_name(device)} has no bfloat16; write Float32"
+            )
 
 
 def _distribution(

@@ -1,0 +1,342 @@
+"""Training steps on fixed rollouts, on gloo ranks without Ray: the real step, actor and reference, no generator.
+
+Every rank plays the controller beside its own workers: all make the same calls, each runs its own share, and all get
+what the controller would get.
+
+Legend: B responses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import ParamSpec, cast
+
+import torch
+import torch.distributed as dist
+from pydantic import JsonValue
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.checkpoints.layout import ShardRecord
+from rljob_trainer.checkpoints.save import begin_save, commit
+from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout
+from rljob_trainer.controller.training_step import StepPlan, TrainingStep
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.dispatch.mesh import MeshPosition
+from rljob_trainer.dispatch.modes import dispatch_mode
+from rljob_trainer.dispatch.register import registration_of
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.weights.buckets import whole_tensors
+from rljob_trainer.workers.actor import ActorSettings, ActorWorker
+from rljob_trainer.workers.columns import (
+    IS_REWARD_ERROR,
+    IS_REWARD_TIMEOUT,
+    IS_TRUNCATED,
+    RESPONSE_LENGTHS,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    SCORES,
+    TOKENS,
+)
+from rljob_trainer.workers.reference import ReferenceWorker
+
+MODEL = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"
+FIRST_TOKEN, END_TOKEN = 3, 13
+"""Tokens of the rollouts are at least the first and below the second."""
+LONGEST_PROMPT, LONGEST_RESPONSE = 8, 12
+SEED = 5
+
+Parameters = ParamSpec("Parameters")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A run on fixed rollouts. Sizes are in prompts, as in a job."""
+
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    num_steps: int = 20
+    batch_size: int = 4
+    group_size: int = 4
+    mini_batch_size: int = 4
+    num_epochs_per_batch: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    compute_dtype: torch.dtype = torch.float32
+    gradient_checkpointing: bool = False
+    max_tokens_per_micro_batch: int = 4096
+
+    @property
+    def resolved(self) -> ResolvedAlgorithm:
+        """The learning rule."""
+        return resolve_algorithm(self.algorithm)
+
+    def engine_settings(self, *, is_trained: bool = True) -> TrainEngineSettings:
+        """Of the actor, or of a frozen model."""
+        return TrainEngineSettings(
+            model_folder=MODEL,
+            device=torch.device("cpu"),
+            compute_dtype=self.compute_dtype,
+            gradient_checkpointing=self.gradient_checkpointing,
+            max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
+            optimizer=self.optimizer if is_trained else None,
+        )
+
+    def actor_settings(self, num_ranks: int) -> ActorSettings:
+        """Of the actor on so many ranks."""
+        return ActorSettings(
+            engine=self.engine_settings(),
+            algorithm=self.resolved,
+            optimizer=self.optimizer,
+            temperature=self.temperature,
+            max_new_tokens=LONGEST_RESPONSE,
+        group_size=2,
+            samples_all_tokens=self.top_k == 0,
+            num_steps=self.num_steps,
+            num_epochs_per_batch=self.num_epochs_per_batch,
+            mini_batch_rows=self.mini_batch_size * self.group_size // num_ranks,
+        )
+
+    def plan(self, num_ranks: int) -> StepPlan:
+        """Of the steps on so many ranks."""
+        return StepPlan(
+            algorithm=self.resolved,
+            sampling=SamplingSettings(self.temperature, 1.0, self.top_k, LONGEST_RESPONSE, ()),
+            group_size=self.group_size,
+            has_single_update=self.mini_batch_size == self.batch_size and self.num_epochs_per_batch == 1,
+            seed=SEED,
+            num_data_ranks=num_ranks,
+            rows_per_update=self.mini_batch_size * self.group_size,
+        )
+
+
+class JoinedWorker:
+    """What the controller sees of a worker whose peers are the other ranks. Collective."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.rank = worker.context.rank
+        self.num_ranks = worker.context.world_size
+        self.worker_class = type(worker)
+        self.positions = [cast(MeshPosition, position) for position in self._of_all_ranks(worker.mesh_position("dp"))]
+
+    def call(
+        self, method: Callable[Parameters, object], *arguments: Parameters.args, **named: Parameters.kwargs
+    ) -> object:
+        """The worker's method as its registration says: with this rank's share, and with the results of all ranks."""
+        assert not named
+        mode = dispatch_mode(registration_of(self.worker_class, method.__name__).dispatch)
+        shares = mode.split(self.positions, arguments)
+        unchecked = cast(Callable[..., object], method)
+        results = self._of_all_ranks(unchecked(*shares.of_rank(self.rank)))
+        return mode.gather(self.positions, shares, results)
+
+    def _of_all_ranks(self, mine: object) -> list[object]:
+        found: list[object] = [None] * self.num_ranks
+        dist.all_gather_object(found, mine)
+        return found
+
+
+class JoinedReference(JoinedWorker):
+    """All ranks of a ReferenceWorker."""
+
+    def __init__(self, worker: ReferenceWorker) -> None:
+        super().__init__(worker)
+        self.worker = worker
+
+    def compute_ref_logprobs(self, batch: DataProto) -> DataProto:
+        """See ReferenceWorker."""
+        return cast(DataProto, self.call(self.worker.compute_ref_logprobs, batch))
+
+
+class JoinedActor(JoinedWorker):
+    """All ranks of an ActorWorker. For the methods see there."""
+
+    def __init__(self, worker: ActorWorker) -> None:
+        super().__init__(worker)
+        self.worker = worker
+
+    def compute_logprobs(self, batch: DataProto) -> DataProto:
+        return cast(DataProto, self.call(self.worker.compute_logprobs, batch))
+
+    def compute_kl_sums(self, batch: DataProto) -> DataProto:
+        return cast(DataProto, self.call(self.worker.compute_kl_sums, batch))
+
+    def compute_token_advantages(self, batch: DataProto) -> DataProto:
+        return cast(DataProto, self.call(self.worker.compute_token_advantages, batch))
+
+    def update_policy(self, batch: DataProto, step: int) -> Metrics:
+        return cast(Metrics, self.call(self.worker.update_policy, batch, step))
+
+    def num_checkpoint_bytes(self) -> list[int]:
+        return cast(list[int], self.call(self.worker.num_checkpoint_bytes))
+
+    def begin_checkpoint(self, folder: Path) -> list[None]:
+        return cast(list[None], self.call(self.worker.begin_checkpoint, folder))
+
+    def is_checkpoint_written(self) -> list[bool]:
+        return cast(list[bool], self.call(self.worker.is_checkpoint_written))
+
+    def finish_checkpoint(self) -> list[ShardRecord]:
+        return cast(list[ShardRecord], self.call(self.worker.finish_checkpoint))
+
+    def load_checkpoint(self, folder: Path, policy_version: int) -> list[None]:
+        return cast(list[None], self.call(self.worker.load_checkpoint, folder, policy_version))
+
+    def random_state(self) -> list[JsonValue]:
+        return cast(list[JsonValue], self.call(self.worker.random_state))
+
+    def restore_random_state(self, state: list[JsonValue]) -> list[None]:
+        return cast(list[None], self.call(self.worker.restore_random_state, state))
+
+
+class ReplayedRollouts(RolloutPhase):
+    """In the place of generator and reward: responses and scores that follow from the seeds alone."""
+
+    def __init__(self) -> None:
+        """Needs nothing of what a rollout needs."""
+
+    def run(
+        self, prompts: Sequence[PromptRow], num_responses: int, sampling: SamplingSettings, seeds: torch.Tensor
+    ) -> ScoredRollout:
+        """Scores 0 and 1; those of every other prompt's responses are all equal."""
+        del sampling
+        generator = torch.Generator().manual_seed(int(seeds[0]))
+        repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
+        lengths_B = torch.randint(1, LONGEST_RESPONSE + 1, (len(repeated),), generator=generator)
+        rows: dict[str, list[torch.Tensor]] = {TOKENS: [], RESPONSE_MASK: [], ROLLOUT_LOGPROBS: []}
+        for prompt, length in zip(repeated, lengths_B.tolist(), strict=True):
+            response = torch.randint(FIRST_TOKEN, END_TOKEN, (length,), generator=generator)
+            before = torch.zeros(len(prompt.token_ids))
+            rows[TOKENS].append(torch.cat([torch.tensor(prompt.token_ids), response]))
+            rows[RESPONSE_MASK].append(torch.cat([before.bool(), torch.ones(length, dtype=torch.bool)]))
+            rows[ROLLOUT_LOGPROBS].append(torch.cat([before, -5 * torch.rand(length, generator=generator)]))
+        is_mixed_B = torch.arange(len(repeated)) // num_responses % 2 == 0
+        scores_B = torch.where(is_mixed_B, torch.arange(len(repeated)) % num_responses < 2, True).double()
+        nothing_B = torch.zeros(len(repeated), dtype=torch.bool)
+        batch = DataProto(
+            {
+                RESPONSE_LENGTHS: lengths_B,
+                IS_TRUNCATED: lengths_B == LONGEST_RESPONSE,
+                SCORES: scores_B,
+                IS_REWARD_ERROR: nothing_B,
+                IS_REWARD_TIMEOUT: nothing_B,
+            },
+            ragged={name: RaggedColumn.from_rows(column) for name, column in rows.items()},
+        )
+        return ScoredRollout(repeated, batch)
+
+
+@dataclass(frozen=True)
+class ReplayedRun:
+    """One rank of a run."""
+
+    replay: Replay
+    actor: ActorWorker
+    group: JoinedActor
+    reference: ReferenceWorker | None
+    training_step: TrainingStep
+
+    def step(self, number: int) -> dict[str, float]:
+        """Collective. Training step `number` (from 0); its metrics."""
+        return self.training_step.run(prompts_of(number, self.replay.batch_size), number)[1]
+
+    def steps(self, first: int, last: int) -> list[dict[str, float]]:
+        """Collective. Steps from `first` until before `last`."""
+        return [self.step(number) for number in range(first, last)]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Collective. Whole."""
+        return whole(self.actor.engine.named_shards())
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Collective. Weights and the optimizer's state, whole."""
+        moments = {f"optimizer.{name}": each for name, each in whole(self.actor.engine.named_optimizer_state()).items()}
+        return {**self.weights(), **moments}
+
+    def save(self, root: Path, step: int) -> Path:
+        """Collective. A checkpoint after so many steps; its folder."""
+        folders = [begin_save(root, step, start_number=1) if self.actor.context.rank == 0 else None]
+        dist.broadcast_object_list(folders)
+        [folder] = folders
+        assert folder is not None
+        self.group.begin_checkpoint(folder)
+        records = self.group.finish_checkpoint()
+        if self.actor.context.rank == 0:
+            commit(root, folder, step, 1, records, {})
+        dist.barrier()
+        return folder
+
+
+def replayed_run(replay: Replay, context: WorkerContext) -> ReplayedRun:
+    """Collective. A run before its first step."""
+    actor = ActorWorker(context, replay.actor_settings(context.world_size))
+    group = JoinedActor(actor)
+    reference = None
+    if replay.algorithm.kl.coefficient:
+        reference = ReferenceWorker(context, replay.engine_settings(is_trained=False), replay.temperature)
+    training_step = TrainingStep(
+        replay.plan(context.world_size),
+        ReplayedRollouts(),
+        group,
+        JoinedReference(reference) if reference else None,
+        PhaseTimer(time.perf_counter),
+    )
+    return ReplayedRun(replay, actor, group, reference, training_step)
+
+
+def prompts_of(step: int, num_prompts: int) -> list[PromptRow]:
+    """The prompts of a step, of different lengths."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    found = []
+    for index in range(num_prompts):
+        length = int(torch.randint(3, LONGEST_PROMPT + 1, (), generator=generator))
+        tokens = torch.randint(FIRST_TOKEN, END_TOKEN, (length,), generator=generator).tolist()
+        found.append(PromptRow(index, "", "", tuple(tokens), None, {}))
+    return found
+
+
+def whole(named_shards: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Collective. Copies of whole tensors, in float32."""
+    return {name: tensor.clone() for name, tensor in whole_tensors(named_shards, torch.float32)}
+
+
+@contextmanager
+def kept_gradients(engine: TrainEngine) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Within it, the whole gradients of each update, before they are clipped and applied."""
+    updates: list[dict[str, torch.Tensor]] = []
+    apply_update = engine.optimizer_step
+
+    def keep(rate: float) -> float:
+        shards = ((name, parameter.grad) for name, parameter in engine.model.named_parameters())
+        updates.append(whole((name, gradient) for name, gradient in shards if gradient is not None))
+        return apply_update(rate)
+
+    engine.optimizer_step = keep  # type: ignore[method-assign,assignment]
+    try:
+        yield updates
+    finally:
+        engine.optimizer_step = apply_update  # type: ignore[method-assign]
+
+
+@contextmanager
+def counted_tokens(engine: TrainEngine) -> Iterator[list[int]]:
+    """Within it, the tokens that this rank's model reads in each pass."""
+    passes: list[int] = []
+    embedding = engine.model.language_model.get_input_embeddings()  # type: ignore[operator]
+    hook = embedding.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].numel()))
+    try:
+        yield passes
+    finally:
+        hook.remove()
