@@ -29,13 +29,13 @@ from rljob_trainer.engines.train.attention import (
     register_flat_attention,
     use_attention,
 )
-from rljob_trainer.engines.train.attention_kernels import FlatRows
+from rljob_trainer.engines.train.attention_kernels import FlatRows, Kernel, choose_kernel
 from rljob_trainer.engines.train.model import build_on_meta, load_weights, materialize, transformer_layers
 from rljob_trainer.engines.train.output_head import HeadForm, logits_of, output_head_of
 from rljob_trainer.errors import ConfigurationError
 
 CPU = torch.device("cpu")
-LENGTHS = {"ragged": (3, 11, 30), "equal": (11, 11)}
+LENGTHS = {Kernel.PER_ROW: (3, 11, 90), Kernel.PADDED: (20, 30, 26), Kernel.ONE_VIEW: (11, 11)}
 FUSED_EXPERTS = ("qwen2_moe", "gpt_oss", "qwen3_next")
 """Their files have other names than their parameters."""
 
@@ -100,11 +100,15 @@ def loaded(folder: Path) -> nn.Module:
     return model.eval()
 
 
-def gradient(logprobs_NV: Tensor, model: nn.Module) -> Tensor:
-    """Of a weighted mean of all log-probabilities, over all parameters."""
-    weights_NV = torch.linspace(-1, 1, logprobs_NV.numel()).view(logprobs_NV.shape)
-    parameters = list(model.parameters())
-    return torch.cat([each.flatten() for each in torch.autograd.grad((logprobs_NV * weights_NV).mean(), parameters)])
+def gradients(logprobs_NV: Tensor, rows: Sequence[Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Of a weighted mean of the rows' log-probabilities, over all parameters of each part of the model."""
+    logprobs_N = torch.cat(of_next_tokens(logprobs_NV, rows))
+    loss = (logprobs_N * torch.linspace(-1, 1, len(logprobs_N))).mean()
+    found = torch.autograd.grad(loss, list(model.parameters()))
+    parts: dict[str, list[Tensor]] = {"attention": [], "others": []}
+    for (name, _), each in zip(model.named_parameters(), found, strict=True):
+        parts["attention" if "attn" in name else "others"].append(each.flatten())
+    return {part: torch.cat(each) for part, each in parts.items()}
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in FUSED_EXPERTS])
@@ -117,21 +121,23 @@ def test_a_loaded_model_is_that_of_from_pretrained(name: str, tmp_path: Path) ->
     for buffer, value in model.named_buffers():
         assert torch.equal(value, buffers[buffer]), buffer
     with torch.no_grad():
-        for lengths in LENGTHS.values():
+        for kernel, lengths in LENGTHS.items():
+            assert choose_kernel(lengths, 2, (32, 32), torch.float32, "cpu", None) is kernel
             rows = random_rows(lengths)
             expected_NV = own_logprobs_NV(right, rows)
-            torch.testing.assert_close(planned_logprobs_NV(model, rows), expected_NV, rtol=0, atol=1e-5)
+            torch.testing.assert_close(planned_logprobs_NV(model, rows), expected_NV, rtol=1e-6, atol=1e-5)
     accept(model)
 
 
 @pytest.mark.parametrize("name", FLAT)
 def test_flat_and_padded_rows_have_the_same_gradient(name: str) -> None:
     model = tiny_model(name)
-    rows = random_rows(LENGTHS["ragged"])
-    right = gradient(padded_logprobs_NV(model, rows), model)
+    rows = random_rows(LENGTHS[Kernel.PER_ROW])
+    right = gradients(padded_logprobs_NV(model, rows), rows, model)
     use_flat_attention(model)
-    assert right.norm() > 1e-3
-    assert (gradient(flat_logprobs_NV(model, rows), model) - right).norm() < 1e-5 * right.norm()
+    for part, found in gradients(flat_logprobs_NV(model, rows), rows, model).items():
+        assert right[part].norm() > 1e-3
+        assert (found - right[part]).norm() < 1e-5 * right[part].norm()
 
 
 def use_flat_attention(model: nn.Module) -> None:
@@ -139,14 +145,29 @@ def use_flat_attention(model: nn.Module) -> None:
     use_attention(model, FLAT_IMPLEMENTATION)
 
 
+def test_memory_for_a_model_is_given_without_drawing_random_weights(tmp_path: Path) -> None:
+    model = build_on_meta(save_tiny_model("gemma3", tmp_path))
+    before = torch.get_rng_state()
+    materialize(model, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_buffer_that_nothing_fills_is_refused(tmp_path: Path) -> None:
+    model = build_on_meta(save_tiny_model("llama", tmp_path))
+    model.model.norm.register_buffer("scale", torch.ones(3, device="meta"), persistent=False)  # type: ignore[union-attr]
+    with pytest.raises(ConfigurationError, match=r"does not say how buffer 'model\.norm\.scale' is filled"):
+        materialize(model, CPU)
+
+
 def test_recomputed_activations_know_their_rows() -> None:
     model = tiny_model("qwen3")
     use_flat_attention(model)
-    rows = random_rows(LENGTHS["ragged"])
-    right = gradient(flat_logprobs_NV(model, rows), model)
+    rows = random_rows(LENGTHS[Kernel.PER_ROW])
+    right = gradients(flat_logprobs_NV(model, rows), rows, model)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
-    assert torch.equal(gradient(flat_logprobs_NV(model, rows), model), right)
+    found = gradients(flat_logprobs_NV(model, rows), rows, model)
+    torch.testing.assert_close(found, right, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", FUSED_EXPERTS)

@@ -1,160 +1,428 @@
-"""The actor's update depends neither on the number of workers nor on the micro-batches.
+"""Training steps depend neither on the number of workers, nor on micro-batches, nor on how a pass is computed.
 
-A rollout is replayed on one worker, on one with tiny micro-batches, and on two; the gradients, the metrics and the
-weights after the update are compared. The two workers have different amounts of tokens, so a mean of means would show.
+Rollouts are replayed: on one worker with all rows in one pass, and in other ways, whose gradients and metrics must be
+the same. Workers have different amounts of tokens, so a mean of means would show. All ranks are forked from one process.
+
+Legend: B responses.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
+from typing import TypeVar, cast
 
 import pytest
 import torch
 
-from rljob_api.v1alpha1.algorithm import Algorithm, Kl, KlPlacement, LossAggregation
-from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.algorithm import Algorithm, Function, Kl, KlPlacement, Loss, LossAggregation, LossType
+from rljob_api.v1alpha1.optimizer import Optimizer, Schedule
+from rljob_testing import covariance_loss
 from rljob_testing.ranks import RankedRun, run_on_ranks
-from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.train.engine import TrainEngineSettings
-from rljob_trainer.weights.buckets import whole_tensors
-from rljob_trainer.workers.actor import ActorSettings, ActorWorker
-from rljob_trainer.workers.columns import (
-    ADVANTAGES,
-    IS_LEARNED,
-    OLD_LOGPROBS,
-    REF_LOGPROBS,
-    RESPONSE_MASK,
-    ROLLOUT_LOGPROBS,
-    TOKENS,
+from rljob_testing.replayed_steps import (
+    SEED,
+    Pass,
+    Replay,
+    ReplayedRollouts,
+    kept_gradients,
+    prompts_of,
+    replayed_run,
+    watched_passes,
 )
+from rljob_trainer.controller.rollout_phase import sample_seeds
+from rljob_trainer.controller.training_step import TRAINING_STREAM
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train import attention, attention_kernels
+from rljob_trainer.engines.train.attention_kernels import Kernel
+from rljob_trainer.observability.metrics import (
+    LEARNING_RATE,
+    POLICY_LOSS,
+    PPO_KL,
+    TOKEN_IMBALANCE,
+    TOKEN_IMBALANCE_BEFORE,
+)
+from rljob_trainer.workers.columns import ADVANTAGES, IS_LEARNED
 
-NUM_ROWS, WIDTH = 8, 14
+RELATIVE = 1e-5
+OF_WORKERS = (TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE)
+"""Metrics that are about the number of workers."""
+
+ALGORITHM = Algorithm(
+    entropy_coefficient=0.01,
+    kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS),
+    drop_zero_variance_groups=True,
+)
+PLAIN = Algorithm(entropy_coefficient=0.01)
+COVARIANCE = Algorithm(loss=Loss(type=LossType.FUNCTION, function=Function(path=covariance_loss.PATH)))
+OPTIMIZER = Optimizer(learning_rate=3e-4, warmup_steps=3, schedule=Schedule.COSINE)
+REPLAY = Replay(ALGORITHM, OPTIMIZER, mini_batch_size=2)
+"""Two updates per step: in the second, policy and old policy differ."""
+NUM_STEPS, SAVED_STEP, RESUMED_STEPS = 20, 3, 3
+"""Of the long run; when it is saved; how many steps follow when it is resumed."""
+
+Tensors = Mapping[str, torch.Tensor]
+Result = TypeVar("Result")
+
+
+class Layout(Enum):
+    """How rows are laid out in a pass."""
+
+    FLAT = auto()
+    """As the engine chooses: short rows in one call of attention."""
+    PER_ROW = auto()
+    """Flat, and attention row by row."""
+    PADDED = auto()
+    """As for a model that flat rows do not serve."""
 
 
 @dataclass(frozen=True)
-class Result:
-    """What one rank reports of one update."""
+class Case:
+    """A way to compute the first step."""
 
-    gradients: dict[str, torch.Tensor]
-    weights: dict[str, torch.Tensor]
+    replay: Replay
+    num_ranks: int = 1
+    layout: Layout = Layout.FLAT
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one rank saw."""
+
+    gradients: list[dict[str, torch.Tensor]]
+    """Of each update, whole."""
     metrics: dict[str, float]
+    kernels: set[Kernel]
 
 
-def replayed_rollout() -> DataProto:
-    """Rows of growing length, so that the second half has far more tokens than the first."""
-    generator = torch.Generator().manual_seed(0)
-    tokens_BT = torch.randint(3, 13, (NUM_ROWS, WIDTH), generator=generator)
-    positions_T = torch.arange(WIDTH)
-    ends_B = torch.tensor([5, 5, 6, 6, 9, 12, 13, 14])
-    mask_BT = (positions_T >= 4) & (positions_T < ends_B[:, None])
-    noise_BT = torch.rand((NUM_ROWS, WIDTH), generator=generator)
-    advantages_B = torch.tensor([1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 0.3, -0.3])
-    columns_BT = {
-        TOKENS: tokens_BT,
-        RESPONSE_MASK: mask_BT,
-        ROLLOUT_LOGPROBS: -noise_BT * mask_BT,
-        OLD_LOGPROBS: (-2.5 - noise_BT) * mask_BT,
-        REF_LOGPROBS: (-2.0 - noise_BT) * mask_BT,
-    }
-    return DataProto(
-        {ADVANTAGES: advantages_B, IS_LEARNED: torch.ones(NUM_ROWS, dtype=torch.bool)},
-        ragged={name: RaggedColumn.unpadded(column, ends_B) for name, column in columns_BT.items()},
-    )
+@dataclass(frozen=True)
+class FirstSteps:
+    """Of all cases on so many ranks."""
+
+    outcomes: dict[str, Outcome]
 
 
-def update(aggregation: LossAggregation, max_tokens: int, context: WorkerContext) -> Result:
-    optimizer = Optimizer(learning_rate=1e-3, max_gradient_norm=1e6)
-    engine = TrainEngineSettings(
-        model_folder=Path(str(files("rljob_trainer"))) / "assets/sort_digits/model",
-        device=torch.device("cpu"),
-        compute_dtype=torch.float32,
-        gradient_checkpointing=False,
-        max_tokens_per_micro_batch=max_tokens,
-        optimizer=optimizer,
-    )
-    algorithm = Algorithm(
-        aggregation=aggregation, entropy_coefficient=0.01, kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS)
-    )
-    settings = ActorSettings(
-        engine=engine,
-        algorithm=resolve_algorithm(algorithm),
-        optimizer=optimizer,
-        temperature=1.0,
-        max_new_tokens=10,
-        group_size=2,
-        samples_all_tokens=True,
-        num_steps=10,
-        num_epochs_per_batch=1,
-        mini_batch_rows=NUM_ROWS // context.world_size,
-    )
-    actor = ActorWorker(context, settings)
-    gradients: dict[str, torch.Tensor] = {}
-    apply_update = actor.engine.optimizer_step
+@dataclass(frozen=True)
+class LongRun:
+    """NUM_STEPS steps."""
 
-    def keep_gradients(rate: float) -> float:
-        shards = ((name, parameter.grad) for name, parameter in actor.engine.model.named_parameters())
-        named = [(name, gradient) for name, gradient in shards if gradient is not None]
-        gradients.update({name: tensor.clone() for name, tensor in whole_tensors(named, torch.float32)})
-        return apply_update(rate)
-
-    actor.engine.optimizer_step = keep_gradients  # type: ignore[method-assign]
-    share = replayed_rollout().chunk(context.world_size)[context.rank]
-    metrics = dict(actor.update_policy(share, 0))
-    weights = {name: tensor.clone() for name, tensor in whole_tensors(actor.engine.named_shards(), torch.float32)}
-    return Result(gradients, weights, metrics)
+    metrics: list[dict[str, float]]
+    saved: dict[str, torch.Tensor]
+    """The state after SAVED_STEP steps, ..."""
+    later: dict[str, torch.Tensor]
+    """... and after RESUMED_STEPS more."""
 
 
-def largest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
-    assert first.keys() == second.keys()
-    assert first, "nothing to compare"
-    return max(float((first[name] - second[name]).abs().max()) for name in first)
+@dataclass(frozen=True)
+class Resumed:
+    """A run that went on from a checkpoint."""
+
+    loaded: dict[str, torch.Tensor]
+    metrics: list[dict[str, float]]
+    later: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """Updates on rows of which one rank has all that are learned from."""
+
+    outcome: Outcome
+    passes: list[Pass]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A step, and what actor and reference have read in it."""
+
+    metrics: dict[str, float]
+    passes: list[Pass]
+    reference_passes: list[Pass]
+
+
+def checkpointed(replay: Replay) -> Replay:
+    return replace(replay, gradient_checkpointing=True)
+
+
+def micro(replay: Replay, max_tokens: int) -> Replay:
+    """Rows have up to 19 tokens, updates about 45."""
+    return replace(replay, max_tokens_per_micro_batch=max_tokens)
+
+
+def aggregated(aggregation: LossAggregation) -> Replay:
+    return replace(REPLAY, algorithm=PLAIN.model_copy(update={"aggregation": aggregation}))
+
+
+COVARIANCE_REPLAY = replace(REPLAY, algorithm=COVARIANCE)
+SAME_AS_ONE = {
+    "micro-batches of a row or two": Case(micro(REPLAY, 19)),
+    "row by row": Case(micro(REPLAY, 40), layout=Layout.PER_ROW),
+    "padded": Case(REPLAY, layout=Layout.PADDED),
+    "checkpointing": Case(checkpointed(REPLAY)),
+    "two workers, row by row": Case(micro(REPLAY, 30), 2, Layout.PER_ROW),
+    "two workers, padded, checkpointing": Case(checkpointed(micro(REPLAY, 40)), 2, Layout.PADDED),
+    "four workers": Case(REPLAY, 4),
+    "four workers, checkpointing, micro-batches": Case(checkpointed(micro(REPLAY, 19)), 4),
+}
+ONE = {
+    "one": Case(REPLAY),
+    "covariance": Case(COVARIANCE_REPLAY),
+    **{f"{each} one": Case(aggregated(each)) for each in LossAggregation},
+}
+OTHERS = {
+    **SAME_AS_ONE,
+    "covariance, micro-batches": Case(micro(COVARIANCE_REPLAY, 30)),
+    "covariance, two workers": Case(COVARIANCE_REPLAY, 2),
+    "bfloat16": Case(replace(REPLAY, compute_dtype=torch.bfloat16), 2),
+    **{f"{each} micro": Case(micro(aggregated(each), 19)) for each in LossAggregation},
+    **{f"{each} two": Case(aggregated(each), 2) for each in LossAggregation},
+}
+CASES = ONE | OTHERS
+
+
+def first_steps(context: WorkerContext) -> FirstSteps:
+    """All cases on so many ranks."""
+    warnings.filterwarnings("error", "FSDP2-wrapped module")
+    cases = {name: case for name, case in CASES.items() if case.num_ranks == context.world_size}
+    return FirstSteps({name: first_step(case, context) for name, case in cases.items()})
+
+
+def first_step(case: Case, context: WorkerContext) -> Outcome:
+    kernels: set[Kernel] = set()
+    attend = attention.attend
+
+    def noted(kernel: Kernel, *tensors_and_more: object) -> torch.Tensor:
+        kernels.add(kernel)
+        return attend(kernel, *tensors_and_more)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        if case.layout is Layout.PADDED:
+            patch.setattr(attention, "SERVED_LAYER_TYPES", frozenset())
+        if case.layout is Layout.PER_ROW:
+            patch.setattr(attention_kernels, "MAX_WASTED_PRODUCTS", -1)
+        run = replayed_run(case.replay, context)
+        patch.setattr(attention, "attend", noted)
+        with kept_gradients(run.actor.engine) as gradients:
+            metrics = run.step(0)
+    return Outcome(gradients, metrics, kernels)
+
+
+def long_run(context: WorkerContext) -> LongRun:
+    run = replayed_run(REPLAY, context)
+    metrics = run.steps(0, SAVED_STEP)
+    saved = run.state()
+    metrics += run.steps(SAVED_STEP, SAVED_STEP + RESUMED_STEPS)
+    later = run.state()
+    metrics += run.steps(SAVED_STEP + RESUMED_STEPS, NUM_STEPS)
+    return LongRun(metrics, saved, later)
+
+
+def save_after_some_steps(root: Path, context: WorkerContext) -> None:
+    run = replayed_run(REPLAY, context)
+    run.steps(0, SAVED_STEP)
+    run.save(root, SAVED_STEP)
+
+
+def resume(root: Path, context: WorkerContext) -> Resumed:
+    run = replayed_run(REPLAY, context)
+    [folder] = root.glob("step-*")
+    run.group.load_checkpoint(folder, SAVED_STEP)
+    loaded = run.state()
+    return Resumed(loaded, run.steps(SAVED_STEP, SAVED_STEP + RESUMED_STEPS), run.state())
+
+
+def uneven_update(context: WorkerContext) -> Uneven:
+    """The first eight of sixteen rows are learned from. On two ranks the second has nothing to learn from."""
+    run = replayed_run(micro(replace(REPLAY, algorithm=PLAIN, mini_batch_size=4), 40), context)
+    batch = ReplayedRollouts().run(prompts_of(0, 4), 4, run.replay.plan(1).sampling, torch.tensor([3])).batch
+    is_learned_B = torch.arange(16) < 8
+    columns = {IS_LEARNED: is_learned_B, ADVANTAGES: torch.linspace(-1, 2, 16)}
+    share = batch.with_columns(columns).chunk(context.world_size)[context.rank]
+    with kept_gradients(run.actor.engine) as gradients, watched_passes(run.actor.engine) as passes:
+        share = share.union(run.actor.compute_logprobs(share))
+        metrics = dict(run.actor.update_policy(share, 0))
+    return Uneven(Outcome(gradients, metrics, set()), passes)
+
+
+def watched_step(context: WorkerContext) -> Watched:
+    run = replayed_run(REPLAY, context)
+    assert run.reference is not None
+    with watched_passes(run.actor.engine) as passes, watched_passes(run.reference.engine) as reference_passes:
+        metrics = run.step(0)
+    return Watched(metrics, passes, reference_passes)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Results of all ranks, by what they did, and on how many ranks."""
+
+    first_steps: dict[str, list[Outcome]]
+    long: dict[int, list[LongRun]]
+    resumed: dict[int, list[Resumed]]
+    uneven: dict[int, list[Uneven]]
+    watched: list[Watched]
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[tuple[LossAggregation, str], list[Result]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    root = tmp_path_factory.mktemp("checkpoints")
     runs = {
-        (aggregation, name): RankedRun(partial(update, aggregation, max_tokens), num_ranks)
-        for aggregation in LossAggregation
-        for name, max_tokens, num_ranks in (("one", 4096, 1), ("micro", 14, 1), ("two", 30, 2))
+        **{("first", num_ranks): RankedRun(first_steps, num_ranks) for num_ranks in (1, 2, 4)},
+        **{("long", num_ranks): RankedRun(long_run, num_ranks) for num_ranks in (1, 2)},
+        ("save", 2): RankedRun(partial(save_after_some_steps, root), 2),
+        **{("resume", num_ranks): RankedRun(partial(resume, root), num_ranks) for num_ranks in (1, 2, 4)},
+        **{("uneven", num_ranks): RankedRun(uneven_update, num_ranks) for num_ranks in (1, 2)},
+        ("watched", 2): RankedRun(watched_step, 2),
     }
-    outcomes = run_on_ranks(list(runs.values()))
-    return {key: [_result(value) for value in ranks] for key, ranks in zip(runs, outcomes, strict=True)}
+    found = dict(zip(runs, run_on_ranks(list(runs.values())), strict=True))
+
+    def all_of(kind: type[Result], name: str) -> dict[int, list[Result]]:
+        ranks = {num_ranks: values for (program, num_ranks), values in found.items() if program == name}
+        return {num_ranks: [cast(Result, each) for each in values] for num_ranks, values in ranks.items()}
+
+    steps = all_of(FirstSteps, "first").values()
+    return Seen(
+        {name: [rank.outcomes[name] for rank in ranks] for ranks in steps for name in ranks[0].outcomes},
+        all_of(LongRun, "long"),
+        all_of(Resumed, "resume"),
+        all_of(Uneven, "uneven"),
+        all_of(Watched, "watched")[2],
+    )
 
 
-def _result(value: object) -> Result:
-    assert isinstance(value, Result)
-    return value
+def difference(found: Tensors, right: Tensors) -> float:
+    """Norm of the difference of all tensors together, as a share of the norm of the right ones."""
+    assert found.keys() == right.keys()
+    squares = [
+        ((found[name] - right[name]).double().square().sum(), right[name].double().square().sum()) for name in right
+    ]
+    apart, norm = (float(sum(each)) ** 0.5 for each in zip(*squares, strict=True))
+    assert norm > 1e-3
+    return apart / norm
+
+
+def assert_same_metrics(found: Mapping[str, float], right: Mapping[str, float]) -> None:
+    assert found.keys() == right.keys()
+    for name in right.keys() - OF_WORKERS:
+        # PPO_KL is the small mean of differences of much larger numbers, each of which has 7 digits.
+        tolerance = 1e-6 if name == PPO_KL else RELATIVE * abs(right[name])
+        assert found[name] == pytest.approx(right[name], rel=0, abs=tolerance), name
+
+
+def assert_bitwise(found: Tensors, right: Tensors) -> None:
+    assert found.keys() == right.keys()
+    assert [name for name in right if not torch.equal(found[name], right[name])] == []
+
+
+def assert_same(found: Outcome, right: Outcome) -> None:
+    assert len(found.gradients) == len(right.gradients)
+    assert max(map(difference, found.gradients, right.gradients)) < RELATIVE
+    assert_same_metrics(found.metrics, right.metrics)
+
+
+@pytest.mark.parametrize("name", SAME_AS_ONE)
+def test_gradients_and_metrics_are_those_of_one_worker_and_one_pass(seen: Seen, name: str) -> None:
+    [one] = seen.first_steps["one"]
+    assert len(one.gradients) == 2
+    assert len(seen.first_steps[name]) == CASES[name].num_ranks
+    for outcome in seen.first_steps[name]:
+        assert_same(outcome, one)
+
+
+def test_the_layouts_are_those_that_were_meant(seen: Seen) -> None:
+    kernels = {name: set[Kernel]().union(*(rank.kernels for rank in ranks)) for name, ranks in seen.first_steps.items()}
+    assert Kernel.PADDED in kernels["one"]
+    assert Kernel.PER_ROW not in kernels["one"]
+    for name, case in CASES.items():
+        if case.layout is Layout.PADDED:
+            assert kernels[name] == set()
+        if case.layout is Layout.PER_ROW:
+            assert Kernel.PER_ROW in kernels[name]
+            assert Kernel.PADDED not in kernels[name]
 
 
 @pytest.mark.parametrize("aggregation", list(LossAggregation))
 @pytest.mark.parametrize("other", ["micro", "two"])
-def test_gradients_weights_and_metrics_are_those_of_one_worker(
-    results: dict[tuple[LossAggregation, str], list[Result]], aggregation: LossAggregation, other: str
-) -> None:
-    one = results[aggregation, "one"][0]
-    scale = max(float(gradient.abs().max()) for gradient in one.gradients.values())
-    assert scale > 1e-3
-    for result in results[aggregation, other]:
-        assert largest_difference(one.gradients, result.gradients) < 2e-6 * max(1.0, scale)
-        assert largest_difference(one.weights, result.weights) < 5e-5
-        assert result.metrics == pytest.approx(one.metrics, rel=1e-4, abs=1e-6)
+def test_every_aggregation_is_that_of_one_worker(seen: Seen, aggregation: LossAggregation, other: str) -> None:
+    for outcome in seen.first_steps[f"{aggregation} {other}"]:
+        assert_same(outcome, seen.first_steps[f"{aggregation} one"][0])
 
 
-def test_aggregations_differ(results: dict[tuple[LossAggregation, str], list[Result]]) -> None:
-    losses = {results[aggregation, "one"][0].metrics["actor/pg_loss"] for aggregation in LossAggregation}
+def test_aggregations_differ(seen: Seen) -> None:
+    losses = {seen.first_steps[f"{each} one"][0].metrics[POLICY_LOSS] for each in LossAggregation}
     assert len(losses) == len(LossAggregation)
 
 
-def test_the_metrics_of_the_replayed_rollout(results: dict[tuple[LossAggregation, str], list[Result]]) -> None:
-    batch = replayed_rollout()
-    old, rollout, mask = (batch.ragged_column(name).values for name in (OLD_LOGPROBS, ROLLOUT_LOGPROBS, RESPONSE_MASK))
-    difference_N = (old - rollout).abs()[mask]
-    metrics = results[LossAggregation.TOKEN_MEAN, "two"][0].metrics
-    assert metrics["rollout/logprob_diff_max"] == pytest.approx(float(difference_N.max()))
-    assert metrics["rollout/logprob_diff_mean"] == pytest.approx(float(difference_N.mean()))
+@pytest.mark.parametrize("other", ["micro-batches", "two workers"])
+def test_a_loss_that_looks_at_the_whole_mini_batch_is_that_of_one_worker(seen: Seen, other: str) -> None:
+    [one] = seen.first_steps["covariance"]
+    assert difference(one.gradients[0], seen.first_steps["one"][0].gradients[0]) > 0.1
+    for outcome in seen.first_steps[f"covariance, {other}"]:
+        assert_same(outcome, one)
+
+
+def test_half_precision_on_two_workers_is_near(seen: Seen) -> None:
+    [one] = seen.first_steps["one"]
+    for outcome in seen.first_steps["bfloat16"]:
+        assert 1e-4 < difference(outcome.gradients[0], one.gradients[0]) < 0.1
+
+
+def test_twenty_steps_on_two_workers_are_those_of_one(seen: Seen) -> None:
+    [one] = seen.long[1]
+    assert len({step[LEARNING_RATE] for step in one.metrics}) == NUM_STEPS - SAVED_STEP + 1
+    for rank in seen.long[2]:
+        assert len(rank.metrics) == NUM_STEPS
+        for found, right in zip(rank.metrics, one.metrics, strict=True):
+            assert_same_metrics(found, right)
+
+
+def test_the_same_twice_and_a_resumed_run_are_equal_to_the_last_bit(seen: Seen) -> None:
+    for rank, resumed in zip(seen.long[2], seen.resumed[2], strict=True):
+        assert_bitwise(resumed.loaded, rank.saved)
+        assert_bitwise(resumed.later, rank.later)
+        assert resumed.metrics == rank.metrics[SAVED_STEP : SAVED_STEP + RESUMED_STEPS]
+        assert difference(rank.later, rank.saved) > RELATIVE
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_another_number_of_workers_goes_on_from_the_same_state(seen: Seen, num_ranks: int) -> None:
+    right = seen.long[2][0]
+    for resumed in seen.resumed[num_ranks]:
+        assert_bitwise(resumed.loaded, right.saved)
+        for found, expected in zip(resumed.metrics, right.metrics[SAVED_STEP:], strict=False):
+            assert_same_metrics(found, expected)
+
+
+def test_a_worker_without_anything_to_learn_from_takes_part(seen: Seen) -> None:
+    [one] = seen.uneven[1]
+    first, second = seen.uneven[2]
+    for rank in (first, second):
+        assert_same(rank.outcome, one.outcome)
+    assert first.passes == one.passes
+    assert len(first.passes) > 2
+    # A pass over one token for every pass of its peer, for the collectives' sake.
+    assert second.passes == [Pass(1, 1)] * len(first.passes)
+
+
+def test_what_is_not_learned_from_is_not_read(seen: Seen) -> None:
+    """Of every other prompt all responses are worth the same, and are left out."""
+    rows = REPLAY.batch_size * REPLAY.group_size
+    seeds = sample_seeds(SEED, TRAINING_STREAM, 0, rows)
+    rollout = ReplayedRollouts().run(prompts_of(0, 4), 4, REPLAY.plan(2).sampling, seeds)
+    lengths = rollout.lengths_B.tolist()
+    learned = [length for row, length in enumerate(lengths) if row // 4 % 2 == 0]
+    metrics = [rank.metrics for rank in seen.watched]
+    tokens_of_ranks = []
+    for rank in seen.watched:
+        # Old log-probabilities of all rows, then two updates of a half each; the reference has all rows, too.
+        old, *updates = rank.passes
+        assert rank.reference_passes == [old]
+        assert len(updates) == 2
+        assert sum(each.num_tokens for each in updates) == old.num_tokens
+        tokens_of_ranks.append(old.num_tokens + old.num_rows)
+    # The last token of a row is predicted, and not read.
+    assert sum(tokens_of_ranks) == sum(learned)
+    imbalance = max(tokens_of_ranks) / (sum(learned) / 2)
+    assert [each[TOKEN_IMBALANCE] for each in metrics] == [pytest.approx(imbalance)] * 2

@@ -15,9 +15,12 @@ BENCH = Path(__file__).parents[2] / "bench"
 PROGRAMS = {
     "dispatch": 6,
     "sequence_balancing": 4,
+    "training_step": 2,
     "worker_start": 1,
 }
 """And how many tables each has with --quick."""
+PEERS = {"training_step": "trl"}
+"""Where it is not verl."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -38,7 +41,7 @@ def test_the_program_measures_ours_and_the_floor(program: str, cluster: str, tmp
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    assert "verl is not measured: --without-peer" in finished.stdout
+    assert f"{PEERS.get(program, 'verl')} is not measured: --without-peer" in finished.stdout
     document = json.loads(result.read_text())
     assert len(document["measurements"]) == PROGRAMS[program]
     for measurement in document["measurements"]:

@@ -13,7 +13,7 @@ import pytest
 from rljob_cli.run_folder import RunFolder
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, LocalRun, small_job
-from rljob_trainer.controller import build
+from rljob_trainer.controller import build_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -25,7 +25,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("Ray was asked for")
 
-    monkeypatch.setattr(build, "ray_session", refuse)
+    monkeypatch.setattr(build_run, "ray_session", refuse)
 
 
 def reasoning_gym(task: str) -> Document:

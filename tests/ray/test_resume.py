@@ -127,6 +127,10 @@ def test_both_runs_report_the_same_numbers(whole: LocalRun, interrupted: Interru
         assert interrupted.second.files.series(name) == expected
 
 
+def test_every_save_is_booked_to_its_step(whole: LocalRun) -> None:
+    assert [row["step"] for row in whole.files.metrics() if "timing_s/save" in row] == [1, 2, 3, 4]
+
+
 def test_the_final_weights_are_bitwise_equal(whole: LocalRun, interrupted: Interrupted) -> None:
     assert interrupted.second.files.exported_weights() == whole.files.exported_weights()
 

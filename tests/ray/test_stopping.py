@@ -118,10 +118,10 @@ def test_a_start_that_a_later_one_has_overtaken_does_nothing(tmp_path: Path) -> 
     run_trainer = RunTrainer(tmp_path)
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    announce_start(checkpoints, 1_767_225_601, None)
+    announce_start(checkpoints, 1_767_225_601)
     late = run_trainer(small_job(), None, RLJOB_START_NUMBER="1767225600")
     assert late.exit_code == 75, late.terminal
-    assert "attempt 1767225601 has started, attempt 1767225600 may not change the checkpoints any more" in late.terminal
+    assert "start 1767225601 has begun, start 1767225600 may not change the checkpoints any more" in late.terminal
     again = run_trainer(small_job(), None, RLJOB_START_NUMBER="1767225601")
     assert again.exit_code == 75, again.terminal
-    assert "attempt 1767225601 has started already; give each start of the job its own number" in again.terminal
+    assert "start 1767225601 has begun already; give each start of the job its own number" in again.terminal

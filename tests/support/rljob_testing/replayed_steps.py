@@ -19,6 +19,7 @@ from typing import ParamSpec, cast
 import torch
 import torch.distributed as dist
 from pydantic import JsonValue
+from torch import nn
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer
@@ -58,7 +59,7 @@ FIRST_TOKEN, END_TOKEN = 3, 13
 LONGEST_PROMPT, LONGEST_RESPONSE = 8, 12
 SEED = 5
 
-Parameters = ParamSpec("Parameters")
+Given = ParamSpec("Given")
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Replay:
             optimizer=self.optimizer,
             temperature=self.temperature,
             max_new_tokens=LONGEST_RESPONSE,
-        group_size=2,
+            group_size=self.group_size,
             samples_all_tokens=self.top_k == 0,
             num_steps=self.num_steps,
             num_epochs_per_batch=self.num_epochs_per_batch,
@@ -131,9 +132,7 @@ class JoinedWorker:
         self.worker_class = type(worker)
         self.positions = [cast(MeshPosition, position) for position in self._of_all_ranks(worker.mesh_position("dp"))]
 
-    def call(
-        self, method: Callable[Parameters, object], *arguments: Parameters.args, **named: Parameters.kwargs
-    ) -> object:
+    def call(self, method: Callable[Given, object], *arguments: Given.args, **named: Given.kwargs) -> object:
         """The worker's method as its registration says: with this rank's share, and with the results of all ranks."""
         assert not named
         mode = dispatch_mode(registration_of(self.worker_class, method.__name__).dispatch)
@@ -330,12 +329,25 @@ def kept_gradients(engine: TrainEngine) -> Iterator[list[dict[str, torch.Tensor]
         engine.optimizer_step = apply_update  # type: ignore[method-assign]
 
 
+@dataclass(frozen=True)
+class Pass:
+    """What a model was given to read in one pass."""
+
+    num_tokens: int
+    num_rows: int
+
+
 @contextmanager
-def counted_tokens(engine: TrainEngine) -> Iterator[list[int]]:
-    """Within it, the tokens that this rank's model reads in each pass."""
-    passes: list[int] = []
-    embedding = engine.model.language_model.get_input_embeddings()  # type: ignore[operator]
-    hook = embedding.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].numel()))
+def watched_passes(engine: TrainEngine) -> Iterator[list[Pass]]:
+    """Within it, the passes of this rank's model, whose rows are flat."""
+    passes: list[Pass] = []
+
+    def note(_module: nn.Module, _arguments: object, named: dict[str, torch.Tensor]) -> None:
+        is_first = named["position_ids"] == 0
+        passes.append(Pass(named["input_ids"].numel(), int(is_first.sum())))
+
+    decoder = engine.model.language_model.get_decoder()  # type: ignore[operator]
+    hook = decoder.register_forward_pre_hook(note, with_kwargs=True)
     try:
         yield passes
     finally:

@@ -124,9 +124,11 @@ ARCHITECTURES = FLAT | PADDED
 @torch.no_grad()
 def tiny_model(name: str) -> PreTrainedModel:
     """A model of an architecture of ARCHITECTURES, float32, with eager attention; the same for a name each time."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        ARCHITECTURES[name](), dtype=torch.float32, attn_implementation="eager"
-    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            ARCHITECTURES[name](), dtype=torch.float32, attn_implementation="eager"
+        )
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator) * WEIGHT_SCALE

@@ -50,7 +50,7 @@ def small_job(*, num_workers: int = 1, checkpoint: Document | None = None, **tra
     spec: Document = {
         "pools": [{"name": "main", "nodes": 1, "gpusPerNode": num_workers}],
         "training": merged(base, training),
-        "checkpoint": merged({"everySteps": 1, "keep": 3}, checkpoint or {}),
+        "checkpoint": merged({"everySteps": 1, "keep": 3, "exportDtype": "Float32"}, checkpoint or {}),
     }
     return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "small"}, "spec": spec}
 

@@ -45,6 +45,8 @@ class UpdateLoss:
             # A rank that has fewer rows than others still takes part in the gradient's collectives.
             return logprobs_R.sum()
         segments = Segments.of(micro_batch.response_lengths, logprobs_R.device)
+        # The bonus has its own gradient through the entropy; a policy loss gets the number.
+        entropy_R = None if distribution.entropy_N is None else distribution.entropy_N.detach()
         old_R = columns[OLD_LOGPROBS] if OLD_LOGPROBS in columns else logprobs_R.detach()
         inputs = LossInputs(
             segments=segments,
@@ -52,7 +54,7 @@ class UpdateLoss:
             old_logprobs_N=old_R,
             advantages_N=columns[ADVANTAGES],
             columns={name: columns[name] for name in self.policy_loss.needs},
-            entropy_N=distribution.entropy_N if self.policy_loss.wanted.entropy else None,
+            entropy_N=entropy_R if self.policy_loss.wanted.entropy else None,
             squares_N=distribution.squares_N if self.policy_loss.wanted.squares else None,
             whole={**self.whole, **{name: columns[name] for name in self.whole_columns}},
         )
@@ -70,7 +72,7 @@ class UpdateLoss:
         with torch.no_grad():
             self.sums.add(
                 policy_loss=policy_loss.detach() / self.num_data_ranks,
-                entropy_R=distribution.entropy_N,
+                entropy_R=entropy_R,
                 difference_R=(old_R - columns[ROLLOUT_LOGPROBS]).abs(),
                 others=found.sums,
             )

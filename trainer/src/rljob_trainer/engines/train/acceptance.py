@@ -47,7 +47,7 @@ def check_acceptance(
         with eager_attention(language_model):
             right = own_logprobs(rows)
     difference = max_over_ranks(largest_difference(found, right))
-    if not difference <= TOLERANCE:
+    if difference > TOLERANCE:
         raise ConfigurationError(
             f"spec.training.model.source: the trainer does not get the log-probabilities of a '{config.model_type}' "
             f"model right (they differ from those of the model's own forward by up to {difference:.1e}, more than "

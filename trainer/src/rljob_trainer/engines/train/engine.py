@@ -162,7 +162,8 @@ class TrainEngine:
         for name, parameter in self.model.named_parameters():
             state = self.optimizer.state[parameter]
             if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
+                # On the device: that is where the fused kernel reads it.
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             for moment in ("exp_avg", "exp_avg_sq", "step"):

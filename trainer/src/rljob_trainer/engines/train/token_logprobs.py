@@ -127,7 +127,9 @@ def _scaled_logits(
 
 def _of_whole_logits(scaled_NV: Tensor, targets_N: Tensor, entropy: Entropy, with_squares: bool) -> TokenDistribution:
     all_NV = torch.log_softmax(scaled_NV, dim=-1)
-    logprobs_N = all_NV.gather(1, targets_N[:, None])[:, 0]
+    # A sum over the one column, not a view of it: an operation in place on a view that a module returns would drop the
+    # hook by which FSDP2 learns that the backward pass begins.
+    logprobs_N = all_NV.gather(1, targets_N[:, None]).sum(dim=1)
     entropy_N = squares_N = None
     if entropy is not Entropy.NO:
         entropy_of_NV = all_NV if entropy is Entropy.GRADIENT else all_NV.detach()
