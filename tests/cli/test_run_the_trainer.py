@@ -43,9 +43,11 @@ def place(tmp_path: Path) -> Workplace:
 
 
 def steps_logged(place: Workplace) -> list[int]:
+    """Of rows of training steps: what a save takes after its step's row stands in one of its own."""
     path = place.run_folder / "metrics.jsonl"
     complete = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-    return [json.loads(line)["step"] for line in complete]
+    rows = [json.loads(line) for line in complete]
+    return [row["step"] for row in rows if "actor/lr" in row]
 
 
 def processes_of(place: Workplace) -> list[str]:

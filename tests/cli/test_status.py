@@ -71,7 +71,7 @@ def test_a_failure_shows_its_whole_message_and_nothing_that_steers_a_terminal() 
         "  Failed, ApplicationError:\n"
         "    reward my_rewards:score failed\n"
         "    Traceback:\n"
-        "      ZeroDivisionError:  [31mdivision by zero\n"
+        "      ZeroDivisionError: division by zero\n"
     )
 
 

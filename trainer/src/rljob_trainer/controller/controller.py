@@ -131,6 +131,8 @@ class Controller:
     def _step(self, step: int) -> None:
         self.timeline.begin(step + 1)
         started = time.perf_counter()
+        # What an evaluation has sent since is not the step's.
+        TRAFFIC.take()
         cursor = self.cursor.state()
         prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
         try:
