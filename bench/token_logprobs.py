@@ -205,11 +205,12 @@ def _size(inputs: Inputs) -> int:
 
 
 def cases(is_quick: bool) -> list[Case]:
-    """Of the benchmarks' own models, and of a large vocabulary."""
+    """Of the benchmarks' own models, where we should not be slower, and of a large vocabulary. The small model's logits
+    are not cut into tiles: the bar there is equality, with room for noise."""
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         small, middle = (3, 2) if is_quick else (30, 5)
-        found.append(Case("small model", 1000, 512, 256, dtype, small, 5, 1.0, 1.0))
+        found.append(Case("small model", 1000, 512, 256, dtype, small, 5, 1.05, 1.05))
         found.append(Case("SmolLM2", 64 if is_quick else 1536, 49_152, 576, dtype, middle, 1, 1.0, 1.0))
     num_tokens, num_rounds = (64, 2) if is_quick else (4096, 4)
     return [*found, Case("large vocabulary", num_tokens, 151_936, 1024, torch.float32, num_rounds, 1, 1.1, 1.45)]

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, PreTrainedModel
 
 from rljob_testing.tiny_models import ARCHITECTURES, FLAT, VOCABULARY, save_tiny_model, tiny_model
 from rljob_trainer.engines.train.acceptance import Logprobs, check_acceptance, sample_rows
@@ -31,7 +31,7 @@ from rljob_trainer.engines.train.attention import (
 )
 from rljob_trainer.engines.train.attention_kernels import FlatRows, Kernel, choose_kernel
 from rljob_trainer.engines.train.model import build_on_meta, load_weights, materialize, transformer_layers
-from rljob_trainer.engines.train.output_head import HeadForm, logits_of, output_head_of
+from rljob_trainer.engines.train.output_head import HeadForm, head_form, logits_of, output_head_of
 from rljob_trainer.errors import ConfigurationError
 
 CPU = torch.device("cpu")
@@ -177,6 +177,22 @@ def test_models_with_experts_are_accepted(name: str) -> None:
     use_attention(model, choose_attention(model.config).implementation)
     accept(model)
     assert model.config._attn_implementation == choose_attention(model.config).implementation
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "form"),
+    [
+        ("llama", {}, HeadForm(1.0, None)),
+        ("granite", {"logits_scaling": 8.0}, HeadForm(0.125, None)),
+        ("hyperclovax", {"logits_scaling": 8.0}, HeadForm(8.0, None)),
+        ("cohere", {"logit_scale": 0.25}, HeadForm(0.25, None)),
+        ("falcon_h1", {"lm_head_multiplier": 0.5}, HeadForm(0.5, None)),
+        ("gemma2", {"final_logit_softcapping": 30.0}, HeadForm(1.0, 30.0)),
+        ("nanochat", {"final_logit_softcapping": 15.0}, HeadForm(1.0, 15.0)),
+    ],
+)
+def test_the_form_of_a_head_by_hand(model_type: str, fields: dict[str, float], form: HeadForm) -> None:
+    assert head_form(AutoConfig.for_model(model_type, **fields)) == form
 
 
 def refused(model: nn.Module, engine: Logprobs) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_trainer.controller.balanced_order import balanced_order, imbalance
@@ -23,10 +23,27 @@ def test_long_and_short_rows_are_shared_in_every_update() -> None:
     assert imbalance(lengths, 2) == pytest.approx(2000 / 1050)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_work_is_shared_when_half_of_the_groups_are_not_learned_from(seed: int) -> None:
+    """Eight workers, two updates of 32 prompts with 8 responses each, of a few hundred tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.empty(512).log_normal_(5.0, 0.7, generator=generator).clamp(20, 1024).long()
+    is_learned = torch.arange(512) // 8 % 2 == 0
+    learned = lengths.where(is_learned, 0)
+    order = balanced_order(learned, num_workers=8, rows_per_update=256)
+    assert imbalance(learned[order], 8) <= 1.02
+    for update in range(2):
+        of_update = order.view(8, 2, 32)[:, update].flatten()
+        assert imbalance(learned[of_update], 8) <= 1.02
+    # With the lengths of all rows, workers would have very different numbers of learned ones.
+    assert imbalance(learned[balanced_order(lengths, 8, 256)], 8) > 1.08
+
+
 def test_one_worker_keeps_the_order() -> None:
     assert balanced_order(torch.tensor([5, 1, 9, 2]), 1, 2).tolist() == [0, 1, 2, 3]
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 4).flatmap(
         lambda workers: st.tuples(

@@ -27,6 +27,10 @@ class AlgorithmFunctionError(TrainerError):
     """The job's own advantage or loss function failed, or gave what cannot be used."""
 
 
+class CollectiveFunctionError(AlgorithmFunctionError):
+    """Likewise, within a call in which ranks wait for each other: nothing more can be asked of the workers."""
+
+
 class DataError(TrainerError, ValueError):
     """Columns of a batch do not fit together; a mistake in our own code or in a worker's method."""
 

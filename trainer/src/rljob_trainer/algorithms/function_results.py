@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rljob_trainer.algorithms.interfaces import ADVANTAGE_COLUMNS, TokenLosses
@@ -76,7 +77,7 @@ class NamedFunction:
         losses_N = self._numbers(found.losses_N, logprobs_N, "give one loss per token")
         if logprobs_N.requires_grad and not losses_N.requires_grad:
             raise self.error("gave losses without a gradient; compute them from logprobs_N, without detach()")
-        sums = {name: self._sum(name, value) for name, value in found.sums.items()}
+        sums = {name: self._sum(name, value, logprobs_N.device) for name, value in found.sums.items()}
         return TokenLosses(losses_N, {**sums, NOT_FINITE_SUM: losses_N.detach().isfinite().logical_not().sum()})
 
     def whole_values(self, given: object, logprobs_N: Tensor) -> Mapping[str, Tensor]:
@@ -100,7 +101,7 @@ class NamedFunction:
             raise self.error(f"gave a tensor on {given.device}; {wanted} on {like.device}, where the inputs are")
         return given
 
-    def _sum(self, name: object, value: object) -> Tensor:
+    def _sum(self, name: object, value: object, device: torch.device) -> Tensor:
         if not isinstance(name, str) or not _SUM_NAME.fullmatch(name):
             raise self.error(f"named a sum {name!r}; use lower-case letters, digits and underscores")
         metric = METRIC_PREFIX + name
@@ -108,7 +109,7 @@ class NamedFunction:
             raise self.error(f"named a sum {name!r}; it is reported as {metric}, a mean over tokens: take another name")
         if not isinstance(value, Tensor) or value.dim():
             raise self.error(f"gave {_described(value)} as the sum {name!r}; give a tensor of shape []")
-        return value.detach()
+        return value.detach().to(device, non_blocking=True)
 
 
 def _described(given: object) -> str:

@@ -125,7 +125,7 @@ def in_step(step: int) -> Iterator[None]:
     try:
         yield
     except AlgorithmFunctionError as error:
-        raise AlgorithmFunctionError(f"step {step + 1}: {error}") from error.__cause__
+        raise type(error)(f"step {step + 1}: {error}") from error.__cause__
 
 
 def refuse_not_finite(loss: PolicyLoss, metrics: Mapping[str, float]) -> None:

@@ -21,7 +21,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.algorithms.interfaces import REF_LOGPROBS
 from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
-from rljob_trainer.controller.auto_settings import AutoSettings, settle, settled_spec
+from rljob_trainer.controller.auto_settings import AutoSettings, chosen_engine, settle, settled_spec
 from rljob_trainer.datasets.contamination import without_held_out
 from rljob_trainer.datasets.prompts import PromptRow, load_prompts
 from rljob_trainer.engines.rollout.select import select_engine
@@ -104,7 +104,7 @@ class Run:
     """Everything that the controller works with."""
 
     job: TrainerJob
-    """As it runs here: no `Auto` is left in it."""
+    """As it runs here: model.dtype and rollout.engine are what their `Auto` has become."""
     choices: AutoSettings
     model_folder: Path
     prompts: Prompts
@@ -119,7 +119,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
     What can be wrong with the job is found before Ray is started and a device is taken. Raises ConfigurationError,
     DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
     training = job.spec.training
-    select_engine(training.rollout.engine)
+    select_engine(chosen_engine(job.spec, kept))
     # Loads and tries the user's own parts of the algorithm.
     needs_reference(job.spec)
     with ExitStack() as stack:

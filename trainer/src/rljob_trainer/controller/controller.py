@@ -27,7 +27,7 @@ from rljob_trainer.controller.stop_request import StepAbandonedError, StopReques
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.errors import AlgorithmFunctionError, RewardError
+from rljob_trainer.errors import AlgorithmFunctionError, CollectiveFunctionError, RewardError
 from rljob_trainer.groups.object_store import TRAFFIC
 from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
@@ -105,6 +105,8 @@ class Controller:
                 self._evaluate(step + 1)
         except StepAbandonedError:
             return False
+        except CollectiveFunctionError:
+            raise
         except (RewardError, AlgorithmFunctionError):
             # The workers are sound, so what they are still writing becomes a checkpoint.
             self.saves.end()

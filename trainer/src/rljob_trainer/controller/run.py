@@ -10,7 +10,7 @@ from rljob_api.constants import ExitCode
 from rljob_api.handover import TrainerJob
 from rljob_api.job_file import resolved_job_text
 from rljob_api.v1alpha1.spec import Metadata
-from rljob_trainer.controller.build_run import Run, built_run
+from rljob_trainer.controller.build_run import Run, built_run, num_workers_of
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.controller import Controller
 from rljob_trainer.controller.run_output import RunOutput
@@ -18,6 +18,7 @@ from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import Settings
+from rljob_trainer.workers.factories import ACTOR
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def write_resolved_job(path: Path, job: TrainerJob) -> None:
 
 def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, reporter: RunReporter) -> ResumePoint:
     """Fills the workers; an older checkpoint than `point` where they find that one damaged. Raises CheckpointError."""
-    loaded = checkpointing.load(point, run.workers.actor, run.workers.num_devices)
+    loaded = checkpointing.load(point, run.workers.actor, num_workers_of(run.job.spec, ACTOR))
     if loaded is not point:
         for note in loaded.notes:
             log.warning("%s", note)

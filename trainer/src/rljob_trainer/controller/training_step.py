@@ -68,7 +68,7 @@ class StepPlan:
 
 
 class TrainingStep:
-    """Runs steps. `reference` is None where the KL coefficient is 0."""
+    """Runs steps. `reference` is None where nothing needs it."""
 
     def __init__(
         self,

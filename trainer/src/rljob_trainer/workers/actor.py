@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
+from rljob_api.v1alpha1.algorithm import LossType
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
 from rljob_trainer.algorithms.aggregation import Denominators
@@ -37,7 +39,7 @@ from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
 from rljob_trainer.engines.train.optimizer import learning_rate
 from rljob_trainer.engines.train.token_batch import TokenBatch, in_rows
 from rljob_trainer.engines.train.token_logprobs import Entropy
-from rljob_trainer.errors import NonFiniteUpdateError
+from rljob_trainer.errors import AlgorithmFunctionError, CollectiveFunctionError, NonFiniteUpdateError
 from rljob_trainer.observability.metrics import (
     GRADIENT_NORM,
     LEARNING_RATE,
@@ -143,7 +145,8 @@ class ActorWorker(Worker):
             segments=Segments.of(_num_marked(mask), torch.device("cpu")),
             columns={name: batch.ragged_column(name).values[mask.values] for name in self.advantages.needs},
         )
-        advantages_R = self.advantages.for_tokens(inputs, RankReduce(self.engine))
+        with _others_may_wait():
+            advantages_R = self.advantages.for_tokens(inputs, RankReduce(self.engine))
         return DataProto(ragged={ADVANTAGES: in_rows(advantages_R.float(), mask)})
 
     @register(Dispatch.DP_COMPUTE_METRIC)
@@ -232,7 +235,7 @@ class ActorWorker(Worker):
             algorithm,
             self.policy_loss,
             denominators,
-            num_data_ranks=self.engine.layout.num_data_ranks,
+            gradient_divisor=self.engine.layout.gradient_divisor,
             max_new_tokens=self.settings.max_new_tokens,
             whole=whole,
             whole_columns=whole_columns,
@@ -246,10 +249,15 @@ class ActorWorker(Worker):
                 Entropy.GRADIENT if algorithm.entropy_coefficient else Entropy.VALUE,
                 with_squares=self.policy_loss.wanted.squares,
             )
+        if algorithm.loss.type is LossType.FUNCTION:
+            failures = self.engine.names_over_ranks(loss.failures)
+            if failures:
+                raise AlgorithmFunctionError(failures[0])
         with SPANS.span("optimizer_step"):
             norm = self.engine.optimizer_step(rate)
         self.num_skipped_in_a_row = 0 if math.isfinite(norm) else self.num_skipped_in_a_row + 1
         if self.num_skipped_in_a_row >= MAX_SKIPPED_UPDATES:
+            refuse_not_finite(self.policy_loss, sums.reduced(self.engine, 1))
             raise NonFiniteUpdateError(
                 f"actor: {MAX_SKIPPED_UPDATES} updates in a row had gradients that are not finite and were skipped; "
                 "lower spec.training.optimizer.learningRate, or look for infinite rewards in the samples"
@@ -279,11 +287,21 @@ class ActorWorker(Worker):
                 advantages_N=columns[ADVANTAGES],
                 columns={name: columns[name] for name in self.policy_loss.needs},
             )
-            found = self.policy_loss.whole_pass(inputs, RankReduce(self.engine))
+            with _others_may_wait():
+                found = self.policy_loss.whole_pass(inputs, RankReduce(self.engine))
         per_token = {name: in_rows(value, mini_batch.response_mask) for name, value in found.items() if value.dim()}
         numbers = {name: value.to(self.engine.device) for name, value in found.items() if not value.dim()}
         columns_of_rows = {**mini_batch.columns, **per_token}
         return TokenBatch(mini_batch.tokens, mini_batch.response_mask, columns_of_rows), numbers, frozenset(per_token)
+
+
+@contextmanager
+def _others_may_wait() -> Iterator[None]:
+    """The user's function within may add up over the ranks: where it fails on one, others may wait for that one."""
+    try:
+        yield
+    except AlgorithmFunctionError as error:
+        raise CollectiveFunctionError(str(error)) from error
 
 
 def _num_marked(mask: RaggedColumn) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from rljob_trainer.workers.columns import REF_LOGPROBS, token_batch
 
 
 class ReferenceWorker(Worker):
-    """Scores tokens with the frozen model. Only built where the KL coefficient is above 0."""
+    """Scores tokens with the frozen model. Built where there is a KL term, or a function of the user's needs it."""
 
     def __init__(self, context: WorkerContext, settings: TrainEngineSettings, temperature: float) -> None:
         """Collective. `settings.optimizer` must be None."""

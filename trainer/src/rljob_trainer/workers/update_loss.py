@@ -6,7 +6,7 @@ Legend: B rows, R response tokens of all rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from rljob_trainer.algorithms.kl import kl_estimate
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
+from rljob_trainer.errors import AlgorithmFunctionError
 from rljob_trainer.workers.columns import ADVANTAGES, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from rljob_trainer.workers.update_sums import UpdateSums
 
@@ -30,15 +31,19 @@ class UpdateLoss:
     algorithm: ResolvedAlgorithm
     policy_loss: PolicyLoss
     denominators: Denominators
-    num_data_ranks: int
+    gradient_divisor: int
+    """What gradients are averaged over."""
     max_new_tokens: int
     whole: Mapping[str, Tensor]
     """What the loss's pass over the whole mini-batch gave: single numbers; values per token are among the columns."""
     whole_columns: frozenset[str]
     sums: UpdateSums
+    failures: list[str] = field(default_factory=list)
+    """What the user's own loss was blamed for here. The other ranks are in the collectives of this pass, so it goes on;
+    whoever updates asks all ranks afterwards."""
 
     def __call__(self, micro_batch: MicroBatch, distribution: TokenDistribution) -> Tensor:
-        """The micro-batch's part of the mini-batch's loss, 0-d, times the number of data-parallel ranks."""
+        """The micro-batch's part of the mini-batch's loss, 0-d, times what gradients are averaged over."""
         columns = micro_batch.columns
         logprobs_R = distribution.logprobs_N
         if not len(logprobs_R):
@@ -58,7 +63,11 @@ class UpdateLoss:
             squares_N=distribution.squares_N if self.policy_loss.wanted.squares else None,
             whole={**self.whole, **{name: columns[name] for name in self.whole_columns}},
         )
-        found = self.policy_loss.compute(inputs)
+        try:
+            found = self.policy_loss.compute(inputs)
+        except AlgorithmFunctionError as error:
+            self.failures.append(str(error))
+            return logprobs_R.sum() * 0.0
         policy_loss = self._aggregated(found.losses_N, segments)
         loss = policy_loss
         if self.algorithm.entropy_coefficient:
@@ -71,7 +80,7 @@ class UpdateLoss:
             self.sums.add_kl(kl_R.detach())
         with torch.no_grad():
             self.sums.add(
-                policy_loss=policy_loss.detach() / self.num_data_ranks,
+                policy_loss=policy_loss.detach() / self.gradient_divisor,
                 entropy_R=entropy_R,
                 difference_R=(old_R - columns[ROLLOUT_LOGPROBS]).abs(),
                 others=found.sums,
@@ -84,6 +93,6 @@ class UpdateLoss:
             segments,
             self.algorithm.aggregation,
             self.denominators,
-            dp_size=self.num_data_ranks,
+            dp_size=self.gradient_divisor,
             max_new_tokens=self.max_new_tokens,
         )

@@ -58,7 +58,7 @@ class UpdateSums:
     def reduced(self, engine: TrainEngine, num_updates: int) -> dict[str, float]:
         """Collective. Metrics of the whole batch, equal on all ranks. A rank without tokens has none of the sums; those
         of the others are reported."""
-        names = engine.names_over_ranks(self.sums)
+        names = engine.names_over_ranks([*self.sums, POLICY_LOSS, LOGPROB_DIFF_MEAN])
         zero = torch.zeros((), dtype=torch.float64, device=engine.device)
         counts = torch.tensor([self.num_tokens, self.num_kl_tokens], dtype=torch.float64, device=engine.device)
         mine = torch.cat([counts, *(self.sums.get(name, zero).reshape(1) for name in names)])

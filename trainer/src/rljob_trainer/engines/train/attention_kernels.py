@@ -91,7 +91,12 @@ class FlatRows:
         return values_B.repeat_interleave(torch.tensor(self.lengths))
 
     def _on_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)
+        return on_device(tensor, self.device)
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor there. From pinned memory, so that the host need not wait for what a GPU was given before."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def choose_kernel(

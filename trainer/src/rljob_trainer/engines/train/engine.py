@@ -49,7 +49,7 @@ NAME_PREFIX = "language_model."
 """What wrapping adds in front of the parameter names of the Hugging Face model."""
 
 Loss = Callable[[MicroBatch, TokenDistribution], Tensor]
-"""The part of a micro-batch in the mini-batch's loss, 0-d, times the number of data-parallel ranks."""
+"""The part of a micro-batch in the mini-batch's loss, 0-d, times what gradients are averaged over."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,10 @@ class TrainEngine:
         check_acceptance(self.model.language_model, self._own_logprobs, self._engine_logprobs, self._largest)
         if self.model.attention.reason:
             log.info("attention: rows are padded, because of the model %s", self.model.attention.reason)
+        # Of what was whole for the comparison, the optimizer would be given the wrong parameters.
+        self._reshard()
         if settings.compute_dtype != torch.float32:
             accepted = self.model
-            accepted.reshard()  # type: ignore[operator]
             self.model = self._sharded(settings.compute_dtype)
             materialize(self.model, settings.device)
             self.model.load_state_dict(accepted.state_dict(), assign=True)
@@ -96,7 +97,9 @@ class TrainEngine:
         if settings.optimizer is None:
             self.model.requires_grad_(False)
         else:
-            self.optimizer = make_adamw(self.model.parameters(), settings.optimizer)
+            self.optimizer = make_adamw(
+                (each for each in self.model.parameters() if each.requires_grad), settings.optimizer
+            )
             self.max_gradient_norm = settings.optimizer.max_gradient_norm
 
     @torch.no_grad()
@@ -115,6 +118,9 @@ class TrainEngine:
             _in_batch_order([each[place].cpu() for each in outputs], micro_batches, batch.response_lengths)
             for place in range(len(outputs[0]) if outputs else 1)
         ]
+        if self.optimizer is None:
+            # Without a backward pass FSDP2 leaves the root's parameters whole, and generation needs the memory.
+            self._reshard()
         logprobs_R, *others = columns
         entropy_R = others.pop(0) if entropy is not Entropy.NO and others else None
         return TokenDistribution(logprobs_R, entropy_R, others.pop(0) if others else None)
@@ -160,6 +166,8 @@ class TrainEngine:
         self._reshard()
         assert self.optimizer is not None, "a frozen engine has no optimizer"
         for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             state = self.optimizer.state[parameter]
             if not state:
                 # On the device: that is where the fused kernel reads it.
@@ -200,6 +208,13 @@ class TrainEngine:
         return model
 
     def _micro_batches(self, batch: TokenBatch) -> list[list[int]]:
+        limit = self.model.attention.max_row_tokens
+        longest = 0 if limit is None else int(self._largest(max(batch.read_lengths, default=0)))
+        if limit is not None and longest > limit:
+            raise ConfigurationError(
+                f"spec.training.rollout.maxNewTokens: a sequence of {longest} tokens is beyond {limit}, from where on "
+                "this model's rotary frequencies follow the longest sequence of a pass; shorten prompts and responses"
+            )
         return plan_micro_batches(
             batch.read_lengths,
             self.settings.max_tokens_per_micro_batch,
@@ -222,7 +237,10 @@ class TrainEngine:
         is_predicted[torch.from_numpy(tokens.offsets[:-1])] = False
         batch = TokenBatch(tokens, RaggedColumn(is_predicted, tokens.lengths), {})
         micro_batch = batch.micro_batch(range(len(rows)), self.device)
+        # In the mode that the passes will run in: some models draw random numbers in training.
+        self.model.train(self.settings.optimizer is not None)
         logprobs_R, *_ = self.model(partial(_distribution, micro_batch, 1.0, Entropy.NO, False))
+        self.model.eval()
         assert logprobs_R is not None
         return torch.split_with_sizes(logprobs_R.cpu(), batch.response_lengths)
 

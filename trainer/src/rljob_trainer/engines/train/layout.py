@@ -34,7 +34,12 @@ class ParallelLayout:
 
     @property
     def num_data_ranks(self) -> int:
-        """Parts that a batch is split into; FSDP2 averages gradients over so many."""
+        """Parts that a batch is split into."""
+        return self.num_shards
+
+    @property
+    def gradient_divisor(self) -> int:
+        """Ranks over which FSDP2 averages gradients."""
         return self.num_shards
 
     def position(self, rank: int) -> MeshPosition:

@@ -20,6 +20,8 @@ from rljob_trainer.engines.train.attention import choose_attention, register_fla
 from rljob_trainer.errors import ConfigurationError
 
 SINGLE_FILE = "model.safetensors"
+RANDOM_IN_TRAINING = ("dropout", "pdrop", "dropout_prob", "layerdrop", "jitter_noise")
+"""Ends of the names of settings by which a model is another one in training."""
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -58,11 +60,12 @@ def _no_language_model(folder: Path, error: Exception) -> ConfigurationError:
 
 
 def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration with every dropout probability 0: log-probabilities of the policy must be those of the policy
-    that sampled, in training mode too (which recomputation of activations needs)."""
-    for name, value in vars(config).items():
-        if isinstance(value, float) and name.endswith(("dropout", "pdrop", "dropout_prob")):
-            setattr(config, name, 0.0)
+    """The configuration with every probability of dropout and every noise 0: log-probabilities of the policy must be
+    those of the policy that sampled, in training mode too (which recomputation of activations needs)."""
+    for part in (config, config.get_text_config()):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and name.endswith(RANDOM_IN_TRAINING):
+                setattr(part, name, 0.0)
     return config
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.engines.train.attention_kernels import FlatRows
+from rljob_trainer.engines.train.attention_kernels import FlatRows, on_device
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class TokenBatch:
         place_L = is_read_L.cumsum(0) - 1
         targets_L = mask_L.nonzero()[:, 0]
         return MicroBatch(
-            tokens_N=chosen.tokens.values[is_read_L].to(device),
+            tokens_N=on_device(chosen.tokens.values[is_read_L], device),
             rows=FlatRows(chosen.read_lengths, device),
-            predictors_R=place_L[targets_L - 1].to(device),
-            targets_R=chosen.tokens.values[targets_L].to(device),
+            predictors_R=on_device(place_L[targets_L - 1], device),
+            targets_R=on_device(chosen.tokens.values[targets_L], device),
             response_lengths=chosen.response_lengths,
-            columns={name: column.values[mask_L].to(device) for name, column in chosen.columns.items()},
+            columns={name: on_device(column.values[mask_L], device) for name, column in chosen.columns.items()},
         )
 
     @cached_property

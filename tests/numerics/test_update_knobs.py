@@ -1,0 +1,254 @@
+"""What the knobs of an update do: mini-batches and epochs, precision, recomputation, temperature, cut-off sampling.
+
+What is right is said by transformers and PyTorch alone: one process, one row at a time, eager attention, no sharding.
+
+Legend: T tokens of a row, R response tokens of it, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rljob_api.v1alpha1.algorithm import Algorithm, Function, Loss, LossType
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_testing import covariance_loss
+from rljob_testing.replayed_steps import (
+    MODEL,
+    SEED,
+    Replay,
+    ReplayedRollouts,
+    ReplayedRun,
+    kept_gradients,
+    prompts_of,
+    replayed_run,
+)
+from rljob_testing.same_numbers import RELATIVE, difference
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.rollout_phase import sample_seeds
+from rljob_trainer.controller.training_step import TRAINING_STREAM
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.token_logprobs import Entropy
+from rljob_trainer.observability.metrics import CLIP_FRACTION, LOGPROB_DIFF_MAX, LOGPROB_DIFF_MEAN
+from rljob_trainer.workers.columns import OLD_LOGPROBS, REF_LOGPROBS, RESPONSE_MASK, SCORES, TOKENS, token_batch
+from rljob_trainer.workers.reference import ReferenceWorker
+
+SMALL_STEP = 1e-5
+OPTIMIZER = Optimizer(learning_rate=1e-3, weight_decay=0.1, max_gradient_norm=0.5, epsilon=1e-6)
+TEMPERATURE = 0.7
+SEVERAL_UPDATES = Replay(
+    Algorithm(), OPTIMIZER, num_steps=2, mini_batch_size=2, num_epochs_per_batch=2, temperature=TEMPERATURE
+)
+CLIP_RATIO, DUAL_CLIP_RATIO = 0.2, 3.0
+"""Of the recipe GRPO."""
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
+    """This process as the only rank of a process group."""
+    meeting = tmp_path_factory.mktemp("group") / "meeting"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield WorkerContext(0, 1, 0, 0, "127.0.0.1", 0, "cpu", 1)
+    torch.distributed.destroy_process_group()
+
+
+def plain_model() -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        MODEL, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model
+
+
+@dataclass(frozen=True)
+class Row:
+    tokens_T: Tensor
+    is_response_T: Tensor
+    score: float
+
+    def all_logprobs_RV(self, model: nn.Module, temperature: float) -> Tensor:
+        """Of what may come at the place of each response token."""
+        logits_TV = model(input_ids=self.tokens_T[None]).logits[0]
+        return torch.log_softmax(logits_TV[:-1][self.is_response_T[1:]] / temperature, dim=-1)
+
+    def logprobs_R(self, model: nn.Module, temperature: float) -> Tensor:
+        targets_R = self.tokens_T[self.is_response_T]
+        return self.all_logprobs_RV(model, temperature).gather(1, targets_R[:, None])[:, 0]
+
+
+def rollout_of(replay: Replay, step: int) -> DataProto:
+    """The replayed responses of a step, those to one prompt side by side."""
+    seeds = sample_seeds(SEED, TRAINING_STREAM, step, replay.batch_size * replay.group_size)
+    prompts = prompts_of(step, replay.batch_size)
+    return ReplayedRollouts().run(prompts, replay.group_size, replay.plan(1).sampling, seeds).batch
+
+
+def rows_of(replay: Replay, step: int) -> list[Row]:
+    batch = rollout_of(replay, step)
+    tokens, masks = (batch.ragged_column(name).row_tensors() for name in (TOKENS, RESPONSE_MASK))
+    return [Row(*each) for each in zip(tokens, masks, batch[SCORES].tolist(), strict=True)]
+
+
+def plain_run(replay: Replay) -> PreTrainedModel:
+    """GRPO as its papers say, on the replayed rollouts."""
+    model, spec = plain_model(), replay.optimizer
+    adamw = torch.optim.AdamW(
+        model.parameters(),
+        lr=spec.learning_rate,
+        betas=(spec.beta1, spec.beta2),
+        eps=spec.epsilon,
+        weight_decay=spec.weight_decay,
+        foreach=False,
+    )
+    for step in range(replay.num_steps):
+        rows = rows_of(replay, step)
+        advantages = []
+        for start in range(0, len(rows), replay.group_size):
+            scores = torch.tensor([row.score for row in rows[start : start + replay.group_size]])
+            advantages += ((scores - scores.mean()) / (scores.std() + 1e-6)).tolist()
+        with torch.no_grad():
+            old = [row.logprobs_R(model, replay.temperature) for row in rows]
+        num_rows = replay.mini_batch_size * replay.group_size
+        for _ in range(replay.num_epochs_per_batch):
+            for start in range(0, len(rows), num_rows):
+                mini_batch = range(start, start + num_rows)
+                num_tokens = sum(len(old[row]) for row in mini_batch)
+                adamw.zero_grad()
+                for row in mini_batch:
+                    new_R = rows[row].logprobs_R(model, replay.temperature)
+                    losses_R = clipped_losses(new_R, old[row], advantages[row])
+                    torch.autograd.backward(losses_R.sum() / num_tokens)
+                nn.utils.clip_grad_norm_(model.parameters(), spec.max_gradient_norm)
+                adamw.step()
+    return model
+
+
+def clipped_losses(new_R: Tensor, old_R: Tensor, advantage: float) -> Tensor:
+    ratio_R = (new_R - old_R).exp()
+    losses_R = torch.maximum(-advantage * ratio_R, -advantage * ratio_R.clamp(1 - CLIP_RATIO, 1 + CLIP_RATIO))
+    return losses_R.clamp(max=-advantage * DUAL_CLIP_RATIO) if advantage < 0 else losses_R
+
+
+def named(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def moved(found: dict[str, Tensor], start: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: found[name] - start[name] for name in start}
+
+
+def first_update(replay: Replay, context: WorkerContext) -> tuple[ReplayedRun, dict[str, Tensor]]:
+    """A run after its first step, and the gradient of its first update."""
+    run = replayed_run(replay, context)
+    with kept_gradients(run.actor.engine) as gradients:
+        run.step(0)
+    return run, gradients[0]
+
+
+def test_several_updates_of_a_batch_are_those_of_plain_torch(context: WorkerContext) -> None:
+    start = named(plain_model())
+    run = replayed_run(SEVERAL_UPDATES, context)
+    metrics = run.steps(0, SEVERAL_UPDATES.num_steps)
+    # The old log-probabilities stay those of before the step, so that in later updates tokens are clipped.
+    assert all(step[CLIP_FRACTION] > 0.02 for step in metrics)
+    found, right = run.weights(), named(plain_run(SEVERAL_UPDATES))
+    assert difference(moved(found, start), moved(right, start)) < 1e-4
+    assert max(float((found[name] - right[name]).abs().max()) for name in right) < 1e-5
+
+
+def test_training_in_half_precision_keeps_weights_in_full(context: WorkerContext) -> None:
+    replay = Replay(optimizer=Optimizer(learning_rate=SMALL_STEP))
+    _, right = first_update(replay, context)
+    run = replayed_run(replace(replay, compute_dtype=torch.bfloat16), context)
+    before = run.weights()
+    seen: set[torch.dtype] = set()
+    layer = run.actor.engine.model.language_model.get_submodule("model.layers.1.mlp")
+    hook = layer.register_forward_hook(lambda _module, _inputs, output: seen.add(output.dtype))
+    with kept_gradients(run.actor.engine) as gradients:
+        run.step(0)
+    hook.remove()
+    assert seen == {torch.bfloat16}
+    first, second = (torch.cat([each[name].flatten() for name in right]) for each in (gradients[0], right))
+    assert not torch.equal(first, second)
+    assert float(torch.cosine_similarity(first, second, dim=0)) > 0.99
+    engine = run.actor.engine
+    held = [*engine.named_shards(), *engine.named_optimizer_state()]
+    assert {tensor.dtype for _, tensor in held} == {torch.float32}
+    # The first step of Adam moves every weight by the learning rate; weights of 8 bits would not move.
+    changes = torch.cat([change.flatten().abs() for change in moved(run.weights(), before).values()])
+    assert float(changes.median()) == pytest.approx(SMALL_STEP, rel=0.02)
+
+
+@pytest.mark.usefixtures("context")
+@torch.no_grad()
+def test_a_frozen_model_in_half_precision_holds_half() -> None:
+    replay = Replay(compute_dtype=torch.bfloat16)
+    engine = TrainEngine(replay.engine_settings(is_trained=False))
+    assert {tensor.dtype for _, tensor in engine.named_shards()} == {torch.bfloat16}
+    rows, model = rows_of(replay, 0), plain_model()
+    found_R = engine.forward(token_batch(rollout_of(replay, 0)), 1.0).logprobs_N
+    right_R = torch.cat([row.logprobs_R(model, 1.0) for row in rows])
+    assert 1e-3 < float((found_R - right_R).abs().mean()) < 0.1
+
+
+def test_checkpointing_keeps_less_for_the_backward_pass(context: WorkerContext) -> None:
+    kept: dict[bool, int] = {}
+    for is_checkpointed in (False, True):
+        run = replayed_run(Replay(optimizer=OPTIMIZER, gradient_checkpointing=is_checkpointed), context)
+        sizes: dict[int, int] = {}
+
+        def note(tensor: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
+            if not isinstance(tensor, nn.Parameter):
+                sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            run.step(0)
+        kept[is_checkpointed] = sum(sizes.values())
+    assert kept[True] < 0.1 * kept[False]
+
+
+@torch.no_grad()
+def test_log_probabilities_are_those_at_the_temperature(context: WorkerContext) -> None:
+    replay = replace(SEVERAL_UPDATES, temperature=TEMPERATURE)
+    rows, model = rows_of(replay, 0), plain_model()
+    run, batch = replayed_run(replay, context), rollout_of(replay, 0)
+    tokens = token_batch(batch)
+    found = run.actor.engine.forward(tokens, TEMPERATURE, Entropy.VALUE, with_squares=True)
+    all_RV = torch.cat([row.all_logprobs_RV(model, TEMPERATURE) for row in rows])
+    right_R = torch.cat([row.logprobs_R(model, TEMPERATURE) for row in rows])
+    assert found.entropy_N is not None
+    assert found.squares_N is not None
+    torch.testing.assert_close(found.logprobs_N, right_R, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.entropy_N, -(all_RV.exp() * all_RV).sum(dim=1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.squares_N, all_RV.exp().square().sum(dim=1), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(right_R, torch.cat([row.logprobs_R(model, 1.0) for row in rows]), atol=0.1)
+    reference = ReferenceWorker(context, replay.engine_settings(is_trained=False), TEMPERATURE)
+    for column in (
+        run.actor.compute_logprobs(batch).ragged_column(OLD_LOGPROBS),
+        reference.compute_ref_logprobs(batch).ragged_column(REF_LOGPROBS),
+    ):
+        torch.testing.assert_close(column.values[tokens.response_mask.values], found.logprobs_N, rtol=0, atol=1e-6)
+
+
+def test_engines_are_not_compared_where_sampling_is_cut_off(context: WorkerContext) -> None:
+    """The generator's log-probabilities are of what the cut left, the trainer's of all tokens."""
+    whole, cut = (replayed_run(Replay(top_k=top_k), context).step(0) for top_k in (0, 5))
+    assert whole[LOGPROB_DIFF_MAX] > whole[LOGPROB_DIFF_MEAN] > 0
+    assert whole.keys() - cut.keys() == {LOGPROB_DIFF_MAX, LOGPROB_DIFF_MEAN}
+    assert cut == {name: whole[name] for name in cut}
+
+
+def test_a_loss_is_given_entropy_as_a_number(context: WorkerContext) -> None:
+    """Its gradient must not change with a bonus of next to nothing, which needs the entropy's own gradient."""
+    loss = Loss(type=LossType.FUNCTION, function=Function(path=covariance_loss.PATH))
+    without, with_bonus = (
+        first_update(Replay(Algorithm(loss=loss, entropy_coefficient=each), OPTIMIZER), context)[1]
+        for each in (0.0, 1e-9)
+    )
+    assert difference(with_bonus, without) < RELATIVE

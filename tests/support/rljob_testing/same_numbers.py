@@ -1,0 +1,45 @@
+"""Whether two runs gave the same numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from rljob_trainer.observability.metrics import POLICY_LOSS, PPO_KL, TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE
+
+RELATIVE = 1e-5
+CANCELLING = (POLICY_LOSS, PPO_KL)
+"""Means of terms of about 1 that have both signs: their rounding is seen beside the terms, not beside the mean."""
+OF_WORKERS = (TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE)
+"""Metrics that are about the number of workers."""
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def difference(found: Tensors, right: Tensors) -> float:
+    """Norm of the difference of all tensors together, as a share of the norm of the right ones."""
+    assert found.keys() == right.keys()
+    norm = _norm(right)
+    assert norm > 0
+    return _norm({name: found[name] - right[name] for name in right}) / norm
+
+
+def assert_bitwise(found: Tensors, right: Tensors) -> None:
+    """Equal to the last bit."""
+    assert found.keys() == right.keys()
+    assert [name for name in right if not torch.equal(found[name], right[name])] == []
+
+
+def assert_same_metrics(found: Mapping[str, float], right: Mapping[str, float]) -> None:
+    """Equal to five digits, but for what is about the number of workers."""
+    assert found.keys() == right.keys()
+    for name in right.keys() - OF_WORKERS:
+        absolute = 1e-6 if name in CANCELLING else 0.0
+        assert found[name] == pytest.approx(right[name], rel=RELATIVE, abs=absolute), name
+
+
+def _norm(tensors: Tensors) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
