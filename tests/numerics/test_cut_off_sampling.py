@@ -1,4 +1,4 @@
-"""Top-k and top-p of the engine that generates with transformers: which tokens come, how often, with what log-probability.
+"""Top-k and top-p of the engine that generates with transformers: which tokens come, how often, how likely they were.
 
 Legend: N samples, V vocabulary.
 """

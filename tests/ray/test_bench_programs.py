@@ -15,18 +15,25 @@ BENCH = Path(__file__).parents[2] / "bench"
 PROGRAMS = {
     "dispatch": 6,
     "sequence_balancing": 4,
-    "training_step": 2,
     "worker_start": 1,
 }
 """And how many tables each has with --quick."""
-PEERS = {"training_step": "trl"}
-"""Where it is not verl."""
+LONG_PROGRAMS = ("algorithms", "token_logprobs", "training_step")
+"""Minutes even with --quick: here they only start; `make bench` runs them."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def test_every_program_is_run_here() -> None:
-    assert {path.stem for path in BENCH.glob("*.py")} == set(PROGRAMS)
+    assert {path.stem for path in BENCH.glob("*.py")} == {*PROGRAMS, *LONG_PROGRAMS}
+
+
+@pytest.mark.parametrize("program", LONG_PROGRAMS)
+def test_the_long_program_starts(program: str) -> None:
+    command = [sys.executable, str(BENCH / f"{program}.py"), "--help"]
+    finished = subprocess.run(command, env=inherited_environment(), capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert "--quick" in finished.stdout
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -41,7 +48,7 @@ def test_the_program_measures_ours_and_the_floor(program: str, cluster: str, tmp
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    assert f"{PEERS.get(program, 'verl')} is not measured: --without-peer" in finished.stdout
+    assert "verl is not measured: --without-peer" in finished.stdout
     document = json.loads(result.read_text())
     assert len(document["measurements"]) == PROGRAMS[program]
     for measurement in document["measurements"]:

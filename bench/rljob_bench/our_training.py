@@ -1,0 +1,210 @@
+"""Our trainer as a contender of the training step: `rljob run` on a job file, as a user starts it. What it took is read
+from its run folder; between its turns it waits in its evaluation (see `step_reward`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rljob_bench.parts_of_steps import PartsOfSteps
+from rljob_bench.peer_process import python_path
+from rljob_bench.step_case import (
+    GROUP_SIZE,
+    LEARNING_RATE,
+    NEW_TOKENS,
+    NUM_PROMPTS,
+    PROMPT_TOKENS,
+    CaseFolder,
+    drawn_prompts,
+)
+from rljob_bench.step_reward import TURNS_COLUMN, released_file, waiting_file
+
+PACKAGES = ("crds/src", "operator/src", "trainer/src")
+UNREACHABLE_STEPS = 1_000_000
+START_SECONDS = 600.0
+TURN_SECONDS = 1800.0
+STOP_SECONDS = 120.0
+POLL_SECONDS = 0.02
+MAX_TIMELINES = 16
+NUM_LAST_LINES = 40
+WARM_UP_STEPS = 1
+"""At the beginning of every turn: not like the others, because everything has waited."""
+METRICS = {
+    "step": "timing_s/step",
+    "generate": "timing_s/generate",
+    "weight sync": "timing_s/weight_sync",
+    "reward": "timing_s/reward",
+    "update": "timing_s/update_actor",
+}
+"""What metrics say of a step: seconds. `generate` and `weight sync` are measured in the worker, the others by the
+controller."""
+UPDATE_SPANS = ("forward", "backward", "forward_backward", "optimizer_step")
+"""What the worker does in an update, by the names of its spans; those that there are."""
+BETWEEN_STEPS = "between steps"
+
+
+class OursError(Exception):
+    """Our trainer did not do what was asked; has the end of its output."""
+
+
+@dataclass(frozen=True)
+class OurDetails:
+    """What is not as a user has it without a thought."""
+
+    rollout: Mapping[str, str] = field(default_factory=dict)
+    """More settings of that block of the job."""
+    options: tuple[str, ...] = ()
+    """More options of `rljob run`."""
+
+
+class OurTraining:
+    """A running `rljob run`. Ended by `close`.
+
+    A turn is a step that warms up, those that count, and one whose timeline is written, which does not count either."""
+
+    def __init__(
+        self, tree: Path, case: CaseFolder, dtype: str, num_steps: int, folder: Path, details: OurDetails
+    ) -> None:
+        """`tree`: a checkout whose packages are run with this environment's libraries. Raises OursError when it does
+        not begin."""
+        self.folder = folder
+        self._num_steps = num_steps
+        self._parts = PartsOfSteps()
+        self._turns = folder / "turns"
+        self._run = folder / "run"
+        self._num_turns = 0
+        self._log_file = folder / "rljob.log"
+        self._turns.mkdir(parents=True)
+        job = folder / "job.yaml"
+        job.write_text(json.dumps(self._job(case, dtype, details)))
+        packages = os.pathsep.join([*(str(tree / each) for each in PACKAGES), python_path()])
+        environment = {**os.environ, "PYTHONPATH": packages}
+        with self._log_file.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rljob_cli", "run", str(job), "--run-folder", str(self._run), *details.options],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                start_new_session=True,
+            )
+        begin = time.perf_counter()
+        try:
+            self._wait_for(lambda: waiting_file(self._turns, 0).exists(), START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+        self.start_seconds = time.perf_counter() - begin
+        """Until the first step could begin."""
+
+    def turn(self) -> list[float]:
+        """Seconds of the steps that count, each from the end of the step before to its own end."""
+        released_file(self._turns, self._num_turns).touch()
+        self._num_turns += 1
+        self._wait_for(lambda: waiting_file(self._turns, self._num_turns).exists(), TURN_SECONDS)
+        rows = self._steps()[-self._steps_per_turn :]
+        assert len(rows) == self._steps_per_turn, f"{len(rows)} steps are written:\n{self._last_words()}"
+        lengths = {row["response_length/mean"] for row in rows}
+        assert lengths == {NEW_TOKENS}, f"responses of {lengths} tokens"
+        moments = [row["wall_time"] for row in rows]
+        seconds = [moments[i] - moments[i - 1] for i in range(WARM_UP_STEPS, WARM_UP_STEPS + self._num_steps)]
+        parts: list[Mapping[str, float]] = []
+        for row, each in zip(rows[WARM_UP_STEPS:-1], seconds, strict=True):
+            metrics = {name: row[metric] for name, metric in METRICS.items() if metric in row}
+            parts.append({**metrics, BETWEEN_STEPS: each - metrics["step"]})
+        timeline = self._run / "timelines" / f"step-{int(rows[-1]['step']):06d}.json"
+        if timeline.exists():
+            parts.append(span_seconds(timeline, UPDATE_SPANS))
+        self._parts.add_turn(parts)
+        return seconds
+
+    def median(self, name: str) -> float | None:
+        """Seconds of a part of a step (METRICS, UPDATE_SPANS, BETWEEN_STEPS); None where it was not measured."""
+        return self._parts.median([name])
+
+    def close(self) -> None:
+        """Asks the run to stop and waits for that; it is killed if it takes too long."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            released_file(self._turns, self._num_turns).touch()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(signal.SIGINT)
+                self._process.wait()
+
+    @property
+    def _steps_per_turn(self) -> int:
+        return WARM_UP_STEPS + self._num_steps + 1
+
+    def _job(self, case: CaseFolder, dtype: str, details: OurDetails) -> dict[str, object]:
+        """The job file; what it does not say is as the product has it."""
+        held_out = self.folder / "held_out.jsonl"
+        [prompt] = drawn_prompts(case.model, 1, seed=1)
+        held_out.write_text(json.dumps({"prompt": prompt, TURNS_COLUMN: str(self._turns)}) + "\n")
+        timeline_steps = [self._steps_per_turn * turn for turn in range(1, MAX_TIMELINES + 1)]
+        return {
+            "apiVersion": "rljob.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "training-step"},
+            "spec": {
+                "pools": [{"name": "main", "nodes": 1, "gpusPerNode": 1}],
+                "training": {
+                    "model": {"source": str(case.model), "dtype": dtype},
+                    "dataset": _file_dataset(case.prompts) | {"shuffle": False},
+                    "reward": {
+                        "type": "Function",
+                        "function": {"path": "rljob_bench.step_reward:score"},
+                        "timeoutSeconds": 86_400,
+                    },
+                    "optimizer": {"learningRate": LEARNING_RATE},
+                    "rollout": {"groupSize": GROUP_SIZE, "maxNewTokens": NEW_TOKENS, **details.rollout},
+                    "evaluation": {
+                        "dataset": _file_dataset(held_out),
+                        "everySteps": self._steps_per_turn,
+                        "numSamples": 0,
+                    },
+                    "steps": UNREACHABLE_STEPS,
+                    "batchSize": NUM_PROMPTS,
+                    "timelineSteps": timeline_steps,
+                },
+                "checkpoint": {"everySteps": UNREACHABLE_STEPS, "exportHuggingFace": "Never"},
+            },
+        }
+
+    def _steps(self) -> list[dict[str, float]]:
+        lines = (self._run / "metrics.jsonl").read_text().splitlines()
+        return [row for row in map(json.loads, lines) if METRICS["step"] in row]
+
+    def _wait_for(self, is_there: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not is_there():
+            if self._process.poll() is not None:
+                raise OursError(f"rljob run ended with {self._process.returncode}:\n{self._last_words()}")
+            if time.monotonic() > deadline:
+                raise OursError(f"rljob run does not go on:\n{self._last_words()}")
+            time.sleep(POLL_SECONDS)
+
+    def _last_words(self) -> str:
+        """Here, because the log is gone when the program ends."""
+        return "\n".join(self._log_file.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:])
+
+
+def span_seconds(timeline: Path, names: Sequence[str]) -> dict[str, float]:
+    """Of one step: seconds in the spans of these names, of all processes together."""
+    seconds: dict[str, float] = {}
+    for event in json.loads(timeline.read_text())["traceEvents"]:
+        if event["ph"] == "X" and event["name"] in names:
+            seconds[event["name"]] = seconds.get(event["name"], 0.0) + 1e-6 * event["dur"]
+    return seconds
+
+
+def _file_dataset(path: Path) -> dict[str, object]:
+    return {"type": "File", "file": {"path": str(path)}, "maxPromptTokens": PROMPT_TOKENS}
