@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rljob_api.v1alpha1.algorithm import Algorithm, Function, Loss, LossType
+from rljob_api.handover import TrainerJob
+from rljob_api.v1alpha1.algorithm import Algorithm, Function, Kl, Loss, LossType
+from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import covariance_loss
 from rljob_testing.replayed_steps import (
+    LONGEST_PROMPT,
     MODEL,
     SEED,
     Replay,
@@ -29,14 +33,21 @@ from rljob_testing.replayed_steps import (
     replayed_run,
 )
 from rljob_testing.same_numbers import RELATIVE, difference
+from rljob_testing.training_runs import small_job
 from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.build_run import model_roles
+from rljob_trainer.controller.controller import step_plan
 from rljob_trainer.controller.rollout_phase import sample_seeds
 from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_logprobs import Entropy
+from rljob_trainer.groups.fused_worker import FusedWorker
+from rljob_trainer.models.source import controller_model
 from rljob_trainer.observability.metrics import CLIP_FRACTION, LOGPROB_DIFF_MAX, LOGPROB_DIFF_MEAN
+from rljob_trainer.workers.actor import ActorWorker
 from rljob_trainer.workers.columns import OLD_LOGPROBS, REF_LOGPROBS, RESPONSE_MASK, SCORES, TOKENS, token_batch
+from rljob_trainer.workers.factories import ACTOR, REFERENCE
 from rljob_trainer.workers.reference import ReferenceWorker
 
 SMALL_STEP = 1e-5
@@ -252,3 +263,46 @@ def test_a_loss_is_given_entropy_as_a_number(context: WorkerContext) -> None:
         for each in (0.0, 1e-9)
     )
     assert difference(with_bonus, without) < RELATIVE
+
+
+@pytest.mark.parametrize(("num_workers", "top_p", "top_k"), [(1, 1.0, 0), (1, 0.9, 0), (2, 1.0, 5)])
+def test_the_workers_get_what_the_job_says(
+    num_workers: int, top_p: float, top_k: int, context: WorkerContext, tmp_path: Path
+) -> None:
+    """The settings of the runs above, as they come out of a job."""
+    replay = Replay(
+        Algorithm(kl=Kl(coefficient=0.1)),
+        Optimizer(learning_rate=2e-4, warmup_steps=3),
+        num_steps=7,
+        mini_batch_size=2,
+        num_epochs_per_batch=3,
+        temperature=TEMPERATURE,
+        top_p=top_p,
+        top_k=top_k,
+        compute_dtype=torch.bfloat16,
+        gradient_checkpointing=True,
+        max_tokens_per_micro_batch=500,
+    )
+    document = small_job(
+        num_workers=num_workers,
+        model={"dtype": "BFloat16", "gradientCheckpointing": True},
+        algorithm={"kl": {"coefficient": 0.1}},
+        optimizer={"learningRate": 2e-4, "warmupSteps": 3},
+        rollout={"temperature": TEMPERATURE, "topP": top_p, "topK": top_k, "groupSize": 4, "maxNewTokens": 12},
+        steps=7,
+        batchSize=4,
+        miniBatchSize=2,
+        numEpochsPerBatch=3,
+        maxTokensPerMicroBatch=500,
+        seed=SEED,
+    )
+    job = TrainerJob(name="small", spec=RLJob.from_wire(document).spec)
+    _, model = controller_model(job.spec.training.model, tmp_path, tmp_path)
+    roles = FusedWorker(context, model_roles(job, model, LONGEST_PROMPT)[:2]).workers
+    actor, reference = roles[ACTOR], roles[REFERENCE]
+    assert isinstance(actor, ActorWorker)
+    assert isinstance(reference, ReferenceWorker)
+    assert actor.settings == replay.actor_settings(num_workers)
+    assert reference.engine.settings == replay.engine_settings(is_trained=False)
+    assert reference.temperature == TEMPERATURE
+    assert step_plan(job) == replay.plan(num_workers)

@@ -23,7 +23,7 @@ def error_with_cache_of(num_bytes: int, _context: WorkerContext) -> tuple[str, s
 
     model = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"
     try:
-        VllmEngine(VllmSettings(model, "cpu", torch.float32, 1, 32, 16, 0.5, num_bytes, 0))
+        VllmEngine(VllmSettings(model, "cpu", False, torch.float32, 1, 32, 16, 0.5, num_bytes, 0))
     except TrainerError as error:
         return type(error).__name__, str(error)
     return "nothing", "the engine was built"

@@ -74,6 +74,7 @@ class Replay:
     mini_batch_size: int = 4
     num_epochs_per_batch: int = 1
     temperature: float = 1.0
+    top_p: float = 1.0
     top_k: int = 0
     compute_dtype: torch.dtype = torch.float32
     gradient_checkpointing: bool = False
@@ -104,7 +105,7 @@ class Replay:
             temperature=self.temperature,
             max_new_tokens=LONGEST_RESPONSE,
             group_size=self.group_size,
-            samples_all_tokens=self.top_k == 0,
+            samples_all_tokens=self.top_k == 0 and self.top_p == 1,
             num_steps=self.num_steps,
             num_epochs_per_batch=self.num_epochs_per_batch,
             mini_batch_rows=self.mini_batch_size * self.group_size // num_ranks,
@@ -114,7 +115,7 @@ class Replay:
         """Of the steps on so many ranks."""
         return StepPlan(
             algorithm=self.resolved,
-            sampling=SamplingSettings(self.temperature, 1.0, self.top_k, LONGEST_RESPONSE, ()),
+            sampling=SamplingSettings(self.temperature, self.top_p, self.top_k, LONGEST_RESPONSE, ()),
             group_size=self.group_size,
             has_single_update=self.mini_batch_size == self.batch_size and self.num_epochs_per_batch == 1,
             seed=SEED,

@@ -8,11 +8,18 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from rljob_trainer.observability.metrics import POLICY_LOSS, PPO_KL, TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE
+from rljob_trainer.observability.metrics import (
+    ADVANTAGE_MEAN,
+    KL_LOSS,
+    POLICY_LOSS,
+    PPO_KL,
+    TOKEN_IMBALANCE,
+    TOKEN_IMBALANCE_BEFORE,
+)
 
 RELATIVE = 1e-5
-CANCELLING = (POLICY_LOSS, PPO_KL)
-"""Means of terms of about 1 that have both signs: their rounding is seen beside the terms, not beside the mean."""
+CANCELLING = (POLICY_LOSS, PPO_KL, KL_LOSS, ADVANTAGE_MEAN)
+"""In which numbers of about 1 cancel: their rounding is seen beside 1, not beside what is left."""
 OF_WORKERS = (TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE)
 """Metrics that are about the number of workers."""
 

@@ -20,11 +20,18 @@ from rljob_api.constants import (
     ENV_SHIPPED_CODE,
     ENV_SPEC,
     ENV_START_NUMBER,
+    RAY_WORKER_NICENESS,
     RUN_STATE_FILE_NAME,
 )
 from rljob_trainer.errors import ConfigurationError
 
 NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
+SPIN_COUNT_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "100000"
+"""How long a thread looks out for the next parallel loop before it sleeps: some tenths of a millisecond. A step of a
+small model has thousands of such loops, a few of them in a millisecond; waking threads for each (OMP_WAIT_POLICY
+PASSIVE) made it a quarter longer, and never sleeping (ACTIVE) takes the cores from everything else on the machine."""
+COMPILER_CACHE_VARIABLES = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+"""And the folders, below the cache."""
 PYTHON_PATH = "PYTHONPATH"
 HUB_CACHE_VARIABLE = "HF_HUB_CACHE"
 """Where the Hugging Face library keeps what it downloads."""
@@ -122,13 +129,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get(ENV_CACHE, str(default)))
 
 
+def cpp_compiler() -> str:
+    """The program by which torch compiles for CPUs."""
+    return os.environ.get("CXX", "g++")
+
+
 def variables_named(names: Iterable[str]) -> dict[str, str]:
     """Those of these variables that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def worker_environment(device_type: str, num_threads: int | None) -> dict[str, str]:
-    """Variables that a worker process must have before it imports torch or vLLM."""
+def worker_environment(device_type: str, num_threads: int | None, *, compiles: bool = False) -> dict[str, str]:
+    """Variables that a worker process must have before it imports torch or vLLM. `compiles`: whether vLLM does."""
     threads = "" if num_threads is None else str(num_threads)
     variables = {
         NUM_THREADS_VARIABLE: threads,
@@ -147,10 +159,20 @@ def worker_environment(device_type: str, num_threads: int | None) -> dict[str, s
         variables |= {
             # The binding of threads to cores assumes that the engine owns the machine.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_WAIT_POLICY": "PASSIVE",
+            SPIN_COUNT_VARIABLE: SPIN_COUNT,
+        }
+        if compiles:
+            # Symptom: `Compiling model again due to a load failure` (vllm-cpu 0.32.0): what vLLM keeps on CPUs by its
+            # own means, it cannot load. torch keeps the compiled code all the same.
+            variables["VLLM_USE_AOT_COMPILE"] = "0"
+        else:
             # vLLM decorates small sampling functions with torch.compile even in eager mode: 20 s at the first call,
             # and a C++ compiler that the machine may not have.
-            "TORCHDYNAMO_DISABLE": "1",
+            variables["TORCHDYNAMO_DISABLE"] = "1"
+    if compiles:
+        compiled = cache_folder() / "compiled"
+        variables |= {
+            name: os.environ.get(name, str(compiled / folder)) for name, folder in COMPILER_CACHE_VARIABLES.items()
         }
     return {name: value for name, value in variables.items() if value}
 
@@ -170,6 +192,7 @@ def driver_environment() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault(*RAY_WORKER_NICENESS)
     if ENV_CACHE in os.environ and "HF_HOME" not in os.environ:
         # Whoever names a place for models means downloaded ones, too: in a pod it is the volume that has the room.
         os.environ.setdefault(HUB_CACHE_VARIABLE, str(cache_folder() / "hub"))

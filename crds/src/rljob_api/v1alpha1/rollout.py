@@ -21,10 +21,20 @@ class RolloutEngine(StrEnum):
     """Generation with transformers, on a copy of the weights of its own: slow, and without tensor parallelism."""
 
 
+class Compile(StrEnum):
+    """Whether vLLM compiles the model before it generates: shorter steps after a longer start."""
+
+    AUTO = "Auto"
+    """On GPUs; on CPUs where there is a C++ compiler and the job has at least 300 steps."""
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
 class Rollout(WireModel):
     """Sampling for training. Evaluation has its own."""
 
     engine: RolloutEngine = RolloutEngine.AUTO
+    compile: Compile = Compile.AUTO
     group_size: PositiveCount = 8
     """Responses per prompt; GroupRelative advantages need at least 2."""
     max_new_tokens: PositiveCount = 512

@@ -19,6 +19,7 @@ from rljob_api.constants import (
     POD_RUN_FOLDER,
     POD_STORAGE_FOLDER,
     RAY_HEALTH_CHECK,
+    RAY_WORKER_NICENESS,
 )
 from rljob_api.errors import HandoverError
 from rljob_api.handover import TrainerJob, dump_job
@@ -56,6 +57,7 @@ def worker_environment(spec: RLJobSpec) -> list[JsonValue]:
         _variable(ENV_CHECKPOINT_FOLDER, POD_CHECKPOINT_FOLDER),
         _variable(ENV_JOB_FOLDER, folder or POD_STORAGE_FOLDER),
         _variable(ENV_CACHE, POD_CACHE_FOLDER),
+        _variable(*RAY_WORKER_NICENESS),
         _grace(spec),
         *([_variable("PYTHONPATH", folder)] if folder else []),
         *(wire(variable) for variable in spec.env),

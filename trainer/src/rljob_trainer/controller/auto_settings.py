@@ -7,31 +7,36 @@ import logging
 
 from rljob_api.base import WireModel
 from rljob_api.v1alpha1.model import Dtype
-from rljob_api.v1alpha1.rollout import RolloutEngine
+from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_trainer.engines.rollout.select import select_engine
+from rljob_trainer.engines.rollout.select import missing_for_compilation, select_compile, select_engine
 
 log = logging.getLogger(__name__)
 
 
 class AutoSettings(WireModel):
-    """The two choices; where a job names one itself, what it names."""
+    """The choices; where a job names one itself, what it names."""
 
     dtype: Dtype
     rollout_engine: RolloutEngine
+    rollout_compile: Compile = Compile.AUTO
+    """For vLLM. `AUTO` in checkpoints of earlier versions."""
 
 
 def settle(spec: RLJobSpec, device_type: str, kept: AutoSettings | None) -> AutoSettings:
     """The choices of this start. `kept` are those of the checkpoint that it goes on from.
 
-    Raises ConfigurationError for a rollout engine that is not installed."""
+    Raises ConfigurationError for a rollout engine that is not installed, or cannot compile."""
     dtype = spec.training.model.dtype
     if dtype is Dtype.AUTO:
         chosen = Dtype.BFLOAT16 if device_type == "cuda" else Dtype.FLOAT32
         dtype = kept.dtype if kept else chosen
     elif kept and dtype is not kept.dtype:
         log.warning("spec.training.model.dtype is %s, and the checkpoint was trained in %s", dtype, kept.dtype)
-    return AutoSettings(dtype=dtype, rollout_engine=select_engine(chosen_engine(spec, kept)))
+    engine = select_engine(chosen_engine(spec, kept))
+    return AutoSettings(
+        dtype=dtype, rollout_engine=engine, rollout_compile=_settled_compile(spec, engine, device_type, kept)
+    )
 
 
 def chosen_engine(spec: RLJobSpec, kept: AutoSettings | None) -> RolloutEngine:
@@ -40,9 +45,21 @@ def chosen_engine(spec: RLJobSpec, kept: AutoSettings | None) -> RolloutEngine:
     return kept.rollout_engine if kept and engine is RolloutEngine.AUTO else engine
 
 
+def _settled_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, kept: AutoSettings | None) -> Compile:
+    wanted = spec.training.rollout.compile
+    if wanted is not Compile.AUTO or kept is None or kept.rollout_compile is Compile.AUTO:
+        return select_compile(wanted, engine, device_type, spec.training.steps)
+    if kept.rollout_compile is Compile.ALWAYS and device_type == "cpu" and (missing := missing_for_compilation()):
+        log.warning(
+            "spec.training.rollout.compile: the run began compiled; it goes on without, for want of %s", missing
+        )
+        return Compile.NEVER
+    return kept.rollout_compile
+
+
 def settled_spec(spec: RLJobSpec, choices: AutoSettings) -> RLJobSpec:
     """The spec that names them."""
     training = spec.training
     model = training.model.model_copy(update={"dtype": choices.dtype})
-    rollout = training.rollout.model_copy(update={"engine": choices.rollout_engine})
+    rollout = training.rollout.model_copy(update={"engine": choices.rollout_engine, "compile": choices.rollout_compile})
     return spec.model_copy(update={"training": training.model_copy(update={"model": model, "rollout": rollout})})

@@ -17,6 +17,7 @@ from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.model import Dtype
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.reward import RewardType
+from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.algorithms.interfaces import REF_LOGPROBS
@@ -104,7 +105,7 @@ class Run:
     """Everything that the controller works with."""
 
     job: TrainerJob
-    """As it runs here: model.dtype and rollout.engine are what their `Auto` has become."""
+    """As it runs here: model.dtype, rollout.engine and rollout.compile are what their `Auto` has become."""
     choices: AutoSettings
     model_folder: Path
     prompts: Prompts
@@ -174,6 +175,57 @@ def needs_reference(spec: RLJobSpec) -> bool:
     return training.algorithm.kl.coefficient > 0 or REF_LOGPROBS in needs
 
 
+def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list[RoleSpec]:
+    """The roles of the models, in the order in which they are built."""
+    training = job.spec.training
+    rollout = training.rollout
+    dtype = torch.bfloat16 if training.model.dtype is Dtype.BFLOAT16 else torch.float32
+    frozen = TrainEngineSettings(
+        # Each worker puts in its own folder and device.
+        model_folder=Path(),
+        device=torch.device("cpu"),
+        compute_dtype=dtype,
+        gradient_checkpointing=training.model.gradient_checkpointing,
+        max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
+        optimizer=None,
+    )
+    trained = TrainEngineSettings(**{**vars(frozen), "optimizer": training.optimizer})
+    actor = ActorSettings(
+        engine=trained,
+        algorithm=resolve_algorithm(training.algorithm),
+        optimizer=training.optimizer,
+        temperature=rollout.temperature,
+        max_new_tokens=rollout.max_new_tokens,
+        group_size=rollout.group_size,
+        samples_all_tokens=rollout.top_p == 1 and rollout.top_k == 0,
+        num_steps=training.steps,
+        num_epochs_per_batch=training.num_epochs_per_batch,
+        mini_batch_rows=(training.mini_batch_size or training.batch_size)
+        * rollout.group_size
+        // num_data_ranks_of(job.spec),
+    )
+    generator = RolloutSettings(
+        model=model,
+        engine=rollout.engine,
+        compiles=rollout.compile is Compile.ALWAYS,
+        dtype=dtype,
+        tensor_parallel=job.spec.roles.rollout.tensor_parallel,
+        max_model_length=longest_prompt + rollout.max_new_tokens,
+        max_num_sequences=rollout.max_num_sequences,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
+        seed=training.seed,
+    )
+    roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
+    if needs_reference(job.spec):
+        roles.append(RoleSpec(REFERENCE, ReferenceWorker, partial(make_reference, frozen, model, rollout.temperature)))
+    return [
+        *roles,
+        RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),
+        RoleSpec(HYBRID, HybridWorker, partial(make_hybrid, dtype)),
+    ]
+
+
 def _reward_check(reward: RewardSettings) -> ScorerPool:
     """One scoring process here: a reward that cannot be loaded is found before a device is taken."""
     return ScorerPool(
@@ -209,13 +261,14 @@ def _workers(
     """The devices of all pools, and the worker groups on them."""
     num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
     num_threads = chosen_num_threads(job, settings)
+    compiles = job.spec.training.rollout.compile is Compile.ALWAYS
     log_folder = settings.run_folder / LOG_FOLDER
     with ExitStack() as stack:
         roles = {
             role.name: role
             for role in (
                 RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)),
-                *_roles(job, model, longest_prompt),
+                *model_roles(job, model, longest_prompt),
             )
         }
         # GPUs also where they are declared only and not computed on: they are what keeps workers off the head.
@@ -226,7 +279,7 @@ def _workers(
         started: list[tuple[FusedRoles, ResourcePool, WorkerProcesses]] = []
         for group in plan.groups:
             pool = manager.pool_of(group.roles[0])
-            processes = start_processes(pool, worker_environment(device_type, num_threads))
+            processes = start_processes(pool, worker_environment(device_type, num_threads, compiles=compiles))
             stack.callback(processes.close)
             started.append((group, pool, processes))
         if settings.ray_address:
@@ -294,53 +347,3 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
             )
     kept, num_removed = without_held_out(rows, held_out)
     return Prompts(tuple(kept), held_out, num_removed)
-
-
-def _roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list[RoleSpec]:
-    """The roles of the models, in the order in which they are built."""
-    training = job.spec.training
-    rollout = training.rollout
-    dtype = torch.bfloat16 if training.model.dtype is Dtype.BFLOAT16 else torch.float32
-    frozen = TrainEngineSettings(
-        # Each worker puts in its own folder and device.
-        model_folder=Path(),
-        device=torch.device("cpu"),
-        compute_dtype=dtype,
-        gradient_checkpointing=training.model.gradient_checkpointing,
-        max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
-        optimizer=None,
-    )
-    trained = TrainEngineSettings(**{**vars(frozen), "optimizer": training.optimizer})
-    actor = ActorSettings(
-        engine=trained,
-        algorithm=resolve_algorithm(training.algorithm),
-        optimizer=training.optimizer,
-        temperature=rollout.temperature,
-        max_new_tokens=rollout.max_new_tokens,
-        group_size=rollout.group_size,
-        samples_all_tokens=rollout.top_p == 1 and rollout.top_k == 0,
-        num_steps=training.steps,
-        num_epochs_per_batch=training.num_epochs_per_batch,
-        mini_batch_rows=(training.mini_batch_size or training.batch_size)
-        * rollout.group_size
-        // num_data_ranks_of(job.spec),
-    )
-    generator = RolloutSettings(
-        model=model,
-        engine=rollout.engine,
-        dtype=dtype,
-        tensor_parallel=job.spec.roles.rollout.tensor_parallel,
-        max_model_length=longest_prompt + rollout.max_new_tokens,
-        max_num_sequences=rollout.max_num_sequences,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
-        seed=training.seed,
-    )
-    roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
-    if needs_reference(job.spec):
-        roles.append(RoleSpec(REFERENCE, ReferenceWorker, partial(make_reference, frozen, model, rollout.temperature)))
-    return [
-        *roles,
-        RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),
-        RoleSpec(HYBRID, HybridWorker, partial(make_hybrid, dtype)),
-    ]

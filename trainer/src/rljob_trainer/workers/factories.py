@@ -30,6 +30,7 @@ class RolloutSettings:
 
     model: ModelPlace
     engine: RolloutEngineName
+    compiles: bool
     dtype: torch.dtype
     tensor_parallel: int
     max_model_length: int
@@ -96,6 +97,7 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
         VllmSettings(
             model_folder=settings.model.folder(),
             device_type=context.device_type,
+            compiles=settings.compiles,
             dtype=settings.dtype,
             tensor_parallel=settings.tensor_parallel,
             max_model_length=settings.max_model_length,

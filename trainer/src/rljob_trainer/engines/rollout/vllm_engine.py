@@ -33,6 +33,7 @@ class VllmSettings:
 
     model_folder: Path
     device_type: str
+    compiles: bool
     dtype: torch.dtype
     tensor_parallel: int
     max_model_length: int
@@ -60,8 +61,7 @@ class VllmEngine(RolloutEngine):
             dtype=str(settings.dtype).removeprefix("torch."),
             tensor_parallel_size=settings.tensor_parallel,
             distributed_executor_backend="external_launcher",
-            # Compilation costs more at start-up than it gives back on CPUs.
-            enforce_eager=on_cpu,
+            enforce_eager=not settings.compiles,
             load_format="dummy",
             max_model_len=settings.max_model_length,
             max_num_seqs=settings.max_num_sequences,
@@ -81,10 +81,14 @@ class VllmEngine(RolloutEngine):
             raise _start_error(error, settings) from error
         self.on_cpu = on_cpu
         self.policy_version = -1
+        self._without_text: set[str] = set()
+        """Requests that vLLM does not decode: only stop texts need that, after every token."""
 
     def add(self, request: GenerationRequest) -> None:
         """See RolloutEngine.add."""
         parameters = sampling_parameters(request.sampling, request.seed)
+        if not parameters.detokenize:
+            self._without_text.add(request.request_id)
         self.engine.add_request(request.request_id, {"prompt_token_ids": list(request.prompt_token_ids)}, parameters)
 
     def step(self) -> list[FinishedSequence]:
@@ -97,7 +101,9 @@ class VllmEngine(RolloutEngine):
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """See RolloutEngine.abort."""
-        self.engine.abort_request(list(request_ids))
+        dropped = list(request_ids)
+        self._without_text.difference_update(dropped)
+        self.engine.abort_request(dropped)
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         """See RolloutEngine.update_weights."""
@@ -133,15 +139,18 @@ class VllmEngine(RolloutEngine):
     def _finished(self, output) -> FinishedSequence:  # type: ignore[no-untyped-def]
         completion = output.outputs[0]
         token_ids = tuple(int(token) for token in completion.token_ids)
-        logprobs = tuple(
-            float(entry[token].logprob) for entry, token in zip(completion.logprobs, token_ids, strict=True)
-        )
+        # One entry per position: that of the sampled token.
+        assert tuple(completion.logprobs.token_ids) == token_ids, "vLLM's log-probabilities are of other tokens"
+        text = completion.text
+        if output.request_id in self._without_text:
+            self._without_text.remove(output.request_id)
+            text = self.engine.get_tokenizer().decode(token_ids, skip_special_tokens=True)
         return FinishedSequence(
             request_id=output.request_id,
             token_ids=token_ids,
-            logprobs=logprobs,
+            logprobs=tuple(completion.logprobs.logprobs),
             policy_versions=(self.policy_version,) * len(token_ids),
-            text=completion.text,
+            text=text,
             finish_reason=FinishReason.LENGTH if completion.finish_reason == "length" else FinishReason.STOP,
         )
 
@@ -168,6 +177,8 @@ def sampling_parameters(sampling: SamplingSettings, seed: int) -> SamplingParams
         stop=list(sampling.stop),
         seed=seed if sampling.temperature > 0 else None,
         logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 

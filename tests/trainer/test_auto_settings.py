@@ -1,0 +1,87 @@
+"""What `Auto` becomes, and that it is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_testing.training_runs import small_job
+from rljob_trainer.controller.auto_settings import AutoSettings, settle, settled_spec
+from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE
+from rljob_trainer.errors import ConfigurationError
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A file that looks like a C++ compiler, on a machine with Python's header files."""
+    program = tmp_path / "c++"
+    program.touch(mode=0o755)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setenv("CXX", str(program))
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    return program
+
+
+def spec(wanted: str = "Auto", engine: str = "VLLM", steps: int = MIN_STEPS_TO_COMPILE) -> RLJobSpec:
+    return RLJob.from_wire(small_job(rollout={"engine": engine, "compile": wanted}, steps=steps)).spec
+
+
+def kept(compiles: Compile) -> AutoSettings:
+    return AutoSettings(dtype=Dtype.FLOAT32, rollout_engine=RolloutEngine.VLLM, rollout_compile=compiles)
+
+
+@pytest.mark.parametrize(
+    ("given", "device_type", "expected"),
+    [
+        (spec(), "cpu", Compile.ALWAYS),
+        (spec(steps=MIN_STEPS_TO_COMPILE - 1), "cpu", Compile.NEVER),
+        (spec(steps=1), "cuda", Compile.ALWAYS),
+        (spec("Never"), "cpu", Compile.NEVER),
+        (spec("Never"), "cuda", Compile.NEVER),
+        (spec("Always", steps=1), "cpu", Compile.ALWAYS),
+        (spec(engine="HuggingFace"), "cuda", Compile.NEVER),
+    ],
+)
+@pytest.mark.usefixtures("compiler")
+def test_compilation_pays_or_not(given: RLJobSpec, device_type: str, expected: Compile) -> None:
+    choices = settle(given, device_type, None)
+    assert choices.rollout_compile is expected
+    assert settled_spec(given, choices).training.rollout.compile is expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "before", "expected"),
+    [
+        ("Auto", Compile.NEVER, Compile.NEVER),
+        ("Auto", Compile.ALWAYS, Compile.ALWAYS),
+        ("Auto", Compile.AUTO, Compile.NEVER),
+        ("Never", Compile.ALWAYS, Compile.NEVER),
+    ],
+)
+@pytest.mark.usefixtures("compiler")
+def test_a_resumed_run_keeps_what_was_chosen(wanted: str, before: Compile, expected: Compile) -> None:
+    steps = 1 if expected is Compile.ALWAYS or before is Compile.AUTO else MIN_STEPS_TO_COMPILE
+    assert settle(spec(wanted, steps=steps), "cpu", kept(before)).rollout_compile is expected
+
+
+@pytest.mark.parametrize("missing", ["compiler", "headers"])
+def test_without_a_compiler(missing: str, compiler: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (compiler if missing == "compiler" else compiler.with_name("Python.h")).unlink()
+    assert settle(spec(), "cpu", None).rollout_compile is Compile.NEVER
+    assert settle(spec(), "cuda", None).rollout_compile is Compile.ALWAYS
+    assert settle(spec(), "cpu", kept(Compile.ALWAYS)).rollout_compile is Compile.NEVER
+    assert "it goes on without, for want of" in caplog.text
+    with pytest.raises(ConfigurationError, match=r"rollout\.compile: on CPUs compiling takes .*\(seen: Always\)"):
+        settle(spec("Always"), "cpu", None)
+
+
+def test_transformers_do_not_compile() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"rollout\.compile: only vLLM compiles.* HuggingFace \(seen: Always\)"
+    ):
+        settle(spec("Always", "HuggingFace"), "cpu", None)
