@@ -202,7 +202,7 @@ def update_alone(title: str, case: Case, dtype: str, contenders: Mapping[str, Co
         name: (None if median is None else 1e3 * median, None if not ours or median is None else median / ours)
         for name, median in medians.items()
     }
-    limit = MIN_UPDATE_RATIO[dtype] if case is SMOLLM2 else 1.0
+    limit = MIN_UPDATE_RATIO[dtype] if case.name == SMOLLM2.name else 1.0
     bars = [
         Bar(f"{name} takes at least {limit} x as long", row[1], limit, is_at_least=True)
         for name, row in rows.items()

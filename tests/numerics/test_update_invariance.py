@@ -19,7 +19,7 @@ import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm, Function, Kl, KlPlacement, Loss, LossAggregation, LossType
 from rljob_api.v1alpha1.optimizer import Optimizer, Schedule
-from rljob_testing import covariance_loss
+from rljob_testing import covariance_loss, failing_loss
 from rljob_testing.ranks import RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import (
     SEED,
@@ -37,6 +37,7 @@ from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train import attention, attention_kernels
 from rljob_trainer.engines.train.attention_kernels import Kernel, attend
+from rljob_trainer.errors import AlgorithmFunctionError
 from rljob_trainer.observability.metrics import (
     LEARNING_RATE,
     POLICY_LOSS,
@@ -129,6 +130,8 @@ class OfRank:
     long: LongRun | None
     resumed: Resumed
     uneven: Uneven | None
+    failure: str
+    """What an update with `failing_loss` has raised; empty for none."""
 
 
 def checkpointed(replay: Replay) -> Replay:
@@ -184,6 +187,7 @@ def everything(root: Path, context: WorkerContext) -> OfRank:
         long_run(context) if num_ranks <= 2 else None,
         resume(root, context),
         uneven_update(context) if num_ranks <= 2 else None,
+        failing_update(context),
     )
 
 
@@ -247,6 +251,15 @@ def uneven_update(context: WorkerContext) -> Uneven:
     return Uneven(Outcome(gradients, metrics, set()), passes)
 
 
+def failing_update(context: WorkerContext) -> str:
+    algorithm = Algorithm(loss=Loss(type=LossType.FUNCTION, function=Function(path=failing_loss.PATH)))
+    try:
+        replayed_run(replace(REPLAY, algorithm=algorithm), context).step(0)
+    except AlgorithmFunctionError as error:
+        return str(error)
+    return ""
+
+
 @dataclass(frozen=True)
 class Seen:
     """What the ranks have done; by the number of ranks, or by the name of the case."""
@@ -255,6 +268,7 @@ class Seen:
     long: dict[int, list[LongRun]]
     resumed: dict[int, list[Resumed]]
     uneven: dict[int, list[Uneven]]
+    failures: dict[int, list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +285,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         {num_ranks: [rank.long for rank in ranks if rank.long] for num_ranks, ranks in of_ranks.items()},
         {num_ranks: [rank.resumed for rank in ranks] for num_ranks, ranks in of_ranks.items()},
         {num_ranks: [rank.uneven for rank in ranks if rank.uneven] for num_ranks, ranks in of_ranks.items()},
+        {num_ranks: [rank.failure for rank in ranks] for num_ranks, ranks in of_ranks.items()},
     )
 
 
@@ -387,3 +402,12 @@ def test_what_is_not_learned_from_is_not_read(seen: Seen) -> None:
     # Dealt out by the lengths of all rows it would be 1.08.
     assert imbalance < 1.05
     assert [each[TOKEN_IMBALANCE] for each in metrics] == [pytest.approx(imbalance)] * 2
+
+
+def test_a_loss_that_fails_on_one_rank_is_told_by_all(seen: Seen) -> None:
+    """Nobody is left waiting in a collective: every rank raises the same."""
+    assert seen.failures[1] == [""]
+    for failures in (seen.failures[2], seen.failures[4]):
+        assert len(set(failures)) == 1
+        assert failing_loss.PATH in failures[0]
+        assert failing_loss.MESSAGE in failures[0]

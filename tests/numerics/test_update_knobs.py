@@ -42,6 +42,7 @@ from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_logprobs import Entropy
+from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.groups.fused_worker import FusedWorker
 from rljob_trainer.models.source import controller_model
 from rljob_trainer.observability.metrics import CLIP_FRACTION, LOGPROB_DIFF_MAX, LOGPROB_DIFF_MEAN
@@ -263,6 +264,19 @@ def test_a_loss_is_given_entropy_as_a_number(context: WorkerContext) -> None:
         for each in (0.0, 1e-9)
     )
     assert difference(with_bonus, without) < RELATIVE
+
+
+def test_rows_beyond_a_rotary_limit_are_refused(context: WorkerContext) -> None:
+    run = replayed_run(SEVERAL_UPDATES, context)
+    model = run.actor.engine.model
+    longest = max(token_batch(rollout_of(SEVERAL_UPDATES, 0)).read_lengths)
+    model.attention = replace(model.attention, max_row_tokens=longest)
+    run.actor.engine.forward(token_batch(rollout_of(SEVERAL_UPDATES, 0)), TEMPERATURE)
+    model.attention = replace(model.attention, max_row_tokens=longest - 1)
+    with pytest.raises(
+        ConfigurationError, match=rf"maxNewTokens: a sequence of {longest} tokens is beyond {longest - 1}"
+    ):
+        run.actor.engine.forward(token_batch(rollout_of(SEVERAL_UPDATES, 0)), TEMPERATURE)
 
 
 @pytest.mark.parametrize(("num_workers", "top_p", "top_k"), [(1, 1.0, 0), (1, 0.9, 0), (2, 1.0, 5)])

@@ -3,6 +3,7 @@ without tensor parallelism; and the metric that says so would show stale weights
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,13 @@ NUM_STALE_STEPS = 2
 def job(tensor_parallel: int, num_steps: int) -> Document:
     job = small_job(
         num_workers=2,
-        rollout={"engine": "VLLM", "cpuKvCache": "64Mi", "maxNumSequences": 64},
+        rollout={
+            "engine": "VLLM",
+            # One engine compiled, one not.
+            "compile": "Always" if tensor_parallel == 1 else "Never",
+            "cpuKvCache": "64Mi",
+            "maxNumSequences": 64,
+        },
         optimizer={"learningRate": 1.0e-3},
         steps=num_steps,
         batchSize=8,
@@ -42,6 +49,8 @@ class Watched:
 
     run: Ended
     digests: list[dict[int, str]]
+    texts: list[list[str]]
+    """Per rank, see `watched_hybrid.texts_of`."""
     left_in_memory: set[str]
     """Names in /dev/shm that were not there before."""
 
@@ -55,7 +64,8 @@ def watch(folder: Path, cluster: str, tensor_parallel: int, num_steps: int, stal
     logs = [(run.files.folder / "logs" / f"worker-{rank}.log").read_text() for rank in (0, 1)]
     lines = [re.findall(r"^weights (\d+) (\w+)$", log, re.MULTILINE) for log in logs]
     digests = [{int(version): digest for version, digest in found} for found in lines]
-    return Watched(run, digests, shared_memory() - before)
+    texts = [json.loads(re.findall(r"^texts (.*)$", log, re.MULTILINE)[0]) for log in logs]
+    return Watched(run, digests, texts, shared_memory() - before)
 
 
 def shared_memory() -> set[str]:
@@ -115,6 +125,14 @@ def test_tensor_parallelism_does_not_change_the_first_rollout(data_parallel: Wat
     assert ours.series("critic/rewards/mean")[0] == theirs.series("critic/rewards/mean")[0]
     assert ours.samples("train", 1) == theirs.samples("train", 1)
     assert ours.series("response_length/mean")[0] == theirs.series("response_length/mean")[0]
+
+
+def test_texts_are_the_same_with_and_without_stop_texts(data_parallel: Watched) -> None:
+    """Only with stop texts does vLLM decode; else the whole response is decoded at its end."""
+    for whole, unstopped, stopped in data_parallel.texts:
+        assert whole == unstopped
+        assert stopped == whole.partition(whole[len(whole) // 2])[0]
+        assert len(whole) > len(stopped)
 
 
 def test_nothing_is_left_in_shared_memory(tensor_parallel: Watched) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
 from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
 from rljob_trainer.workers.actor import ActorWorker
 from rljob_trainer.workers.factories import ACTOR, ROLLOUT
@@ -27,7 +30,8 @@ def watched_hybrid(stale_from: int, dtype: torch.dtype, context: WorkerContext, 
 
 
 class WatchedHybrid(HybridWorker):
-    """Prints `weights <policy version> <digest>` into the worker's log at each rollout."""
+    """Prints into the worker's log `weights <policy version> <digest>` at each rollout, and `texts <JSON>`, see
+    `texts_of`, at the first."""
 
     def __init__(
         self, stale_from: int, context: WorkerContext, actor: ActorWorker, rollout: RolloutWorker, dtype: torch.dtype
@@ -45,7 +49,22 @@ class WatchedHybrid(HybridWorker):
             assert isinstance(engine, VllmEngine)
             [digest] = engine.engine.apply_model(digest_of)
             print(f"weights {self.actor.policy_version} {digest}", flush=True)
+            if self.actor.policy_version == 0:
+                print(f"texts {json.dumps(texts_of(engine))}", flush=True)
             yield
+
+
+def texts_of(engine: VllmEngine) -> list[str]:
+    """The same response three times: as it is, with a stop text that never comes, and with one of its characters as
+    stop text."""
+    sampling = SamplingSettings(1.0, 1.0, 0, 12, ())
+
+    def text(*stop: str) -> str:
+        [sequence] = engine.generate([GenerationRequest("text", (5, 6, 7), replace(sampling, stop=stop), 3)]).values()
+        return sequence.text
+
+    whole = text()
+    return [whole, text("\0"), text(whole[len(whole) // 2])]
 
 
 def digest_of(model: torch.nn.Module) -> str:
