@@ -21,6 +21,7 @@ from rljob_trainer.engines.rollout.base import (
     RolloutEngine,
     SamplingSettings,
 )
+from rljob_trainer.engines.rollout.response_text import response_text
 from rljob_trainer.models.tokenizer import Tokenizer
 
 
@@ -155,7 +156,7 @@ class HfEngine(RolloutEngine):
         return None
 
     def _finished(self, running: _Running, reason: FinishReason) -> FinishedSequence:
-        text = self.tokenizer.decode(running.token_ids, skip_special_tokens=True)
+        text = response_text(self.tokenizer, running.request.prompt_token_ids, running.token_ids)
         ends = [text.find(stop) for stop in running.request.sampling.stop if stop in text]
         return FinishedSequence(
             request_id=running.request.request_id,

@@ -22,6 +22,7 @@ from rljob_trainer.engines.rollout.base import (
     RolloutEngine,
     SamplingSettings,
 )
+from rljob_trainer.engines.rollout.response_text import response_text
 from rljob_trainer.errors import ConfigurationError, ResourceError
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -144,7 +145,7 @@ class VllmEngine(RolloutEngine):
         text = completion.text
         if output.request_id in self._without_text:
             self._without_text.remove(output.request_id)
-            text = self.engine.get_tokenizer().decode(token_ids, skip_special_tokens=True)
+            text = response_text(self.engine.get_tokenizer(), output.prompt_token_ids, token_ids)
         return FinishedSequence(
             request_id=output.request_id,
             token_ids=token_ids,
