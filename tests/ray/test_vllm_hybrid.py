@@ -51,6 +51,8 @@ class Watched:
     digests: list[dict[int, str]]
     texts: list[list[str]]
     """Per rank, see `watched_hybrid.texts_of`."""
+    compiles: list[str]
+    """Per rank `True` or `False`."""
     left_in_memory: set[str]
     """Names in /dev/shm that were not there before."""
 
@@ -65,7 +67,8 @@ def watch(folder: Path, cluster: str, tensor_parallel: int, num_steps: int, stal
     lines = [re.findall(r"^weights (\d+) (\w+)$", log, re.MULTILINE) for log in logs]
     digests = [{int(version): digest for version, digest in found} for found in lines]
     texts = [json.loads(re.findall(r"^texts (.*)$", log, re.MULTILINE)[0]) for log in logs]
-    return Watched(run, digests, texts, shared_memory() - before)
+    compiles = [re.findall(r"^compiles (\w+)$", log, re.MULTILINE)[0] for log in logs]
+    return Watched(run, digests, texts, compiles, shared_memory() - before)
 
 
 def shared_memory() -> set[str]:
@@ -127,9 +130,13 @@ def test_tensor_parallelism_does_not_change_the_first_rollout(data_parallel: Wat
     assert ours.series("response_length/mean")[0] == theirs.series("response_length/mean")[0]
 
 
-def test_texts_are_the_same_with_and_without_stop_texts(data_parallel: Watched) -> None:
+def test_one_engine_is_compiled_and_the_other_not(data_parallel: Watched, tensor_parallel: Watched) -> None:
+    assert (data_parallel.compiles, tensor_parallel.compiles) == (["True"] * 2, ["False"] * 2)
+
+
+def test_texts_are_the_same_with_and_without_stop_texts(data_parallel: Watched, tensor_parallel: Watched) -> None:
     """Only with stop texts does vLLM decode; else the whole response is decoded at its end."""
-    for whole, unstopped, stopped in data_parallel.texts:
+    for whole, unstopped, stopped in data_parallel.texts + tensor_parallel.texts:
         assert whole == unstopped
         assert stopped == whole.partition(whole[len(whole) // 2])[0]
         assert len(whole) > len(stopped)

@@ -31,8 +31,8 @@ def spec(wanted: str = "Auto", engine: str = "VLLM", steps: int = MIN_STEPS_TO_C
     return RLJob.from_wire(small_job(rollout={"engine": engine, "compile": wanted}, steps=steps)).spec
 
 
-def kept(compiles: Compile) -> AutoSettings:
-    return AutoSettings(dtype=Dtype.FLOAT32, rollout_engine=RolloutEngine.VLLM, rollout_compile=compiles)
+def kept(compiles: Compile, engine: RolloutEngine = RolloutEngine.VLLM) -> AutoSettings:
+    return AutoSettings(dtype=Dtype.FLOAT32, rollout_engine=engine, rollout_compile=compiles)
 
 
 @pytest.mark.parametrize(
@@ -55,18 +55,29 @@ def test_compilation_pays_or_not(given: RLJobSpec, device_type: str, expected: C
 
 
 @pytest.mark.parametrize(
-    ("wanted", "before", "expected"),
+    ("wanted", "steps", "before", "device_type", "expected"),
     [
-        ("Auto", Compile.NEVER, Compile.NEVER),
-        ("Auto", Compile.ALWAYS, Compile.ALWAYS),
-        ("Auto", Compile.AUTO, Compile.NEVER),
-        ("Never", Compile.ALWAYS, Compile.NEVER),
+        ("Auto", MIN_STEPS_TO_COMPILE, Compile.NEVER, "cpu", Compile.NEVER),
+        ("Auto", 1, Compile.ALWAYS, "cpu", Compile.ALWAYS),
+        ("Never", 1, Compile.ALWAYS, "cpu", Compile.NEVER),
+        # What versions without the setting did.
+        ("Auto", MIN_STEPS_TO_COMPILE, Compile.AUTO, "cpu", Compile.NEVER),
+        ("Auto", 1, Compile.AUTO, "cuda", Compile.ALWAYS),
     ],
 )
 @pytest.mark.usefixtures("compiler")
-def test_a_resumed_run_keeps_what_was_chosen(wanted: str, before: Compile, expected: Compile) -> None:
-    steps = 1 if expected is Compile.ALWAYS or before is Compile.AUTO else MIN_STEPS_TO_COMPILE
-    assert settle(spec(wanted, steps=steps), "cpu", kept(before)).rollout_compile is expected
+def test_a_resumed_run_keeps_what_was_chosen(
+    wanted: str, steps: int, before: Compile, device_type: str, expected: Compile
+) -> None:
+    assert settle(spec(wanted, steps=steps), device_type, kept(before)).rollout_compile is expected
+
+
+@pytest.mark.usefixtures("compiler")
+def test_with_another_engine_the_choice_is_made_anew() -> None:
+    to_vllm = settle(spec(steps=1), "cuda", kept(Compile.NEVER, RolloutEngine.HUGGING_FACE))
+    assert to_vllm.rollout_compile is Compile.ALWAYS
+    from_vllm = settle(spec(engine="HuggingFace"), "cuda", kept(Compile.ALWAYS))
+    assert from_vllm.rollout_compile is Compile.NEVER
 
 
 @pytest.mark.parametrize("missing", ["compiler", "headers"])

@@ -47,3 +47,9 @@ def test_a_character_divided_between_prompt_and_response() -> None:
     letter = tokenizer.convert_tokens_to_ids("b")
     assert response_text(tokenizer, [first], [second, letter]).endswith("b")
     assert response_text(tokenizer, [letter], [first, second]) == "é"
+
+
+def test_a_character_that_the_response_was_cut_off_in() -> None:
+    tokenizer = byte_level()
+    first, letter = (tokenizer.convert_tokens_to_ids(each) for each in ("Ã", "b"))
+    assert response_text(tokenizer, [letter], [letter, first]) == "b"

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from torch._dynamo.utils import counters
+from vllm.config import CompilationMode
 
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
@@ -30,8 +32,8 @@ def watched_hybrid(stale_from: int, dtype: torch.dtype, context: WorkerContext, 
 
 
 class WatchedHybrid(HybridWorker):
-    """Prints into the worker's log `weights <policy version> <digest>` at each rollout, and `texts <JSON>`, see
-    `texts_of`, at the first."""
+    """Prints into the worker's log `weights <version> <digest>` at each rollout; at the first, `texts <JSON>`, see
+    `texts_of`, and `compiles <bool>`."""
 
     def __init__(
         self, stale_from: int, context: WorkerContext, actor: ActorWorker, rollout: RolloutWorker, dtype: torch.dtype
@@ -51,6 +53,7 @@ class WatchedHybrid(HybridWorker):
             print(f"weights {self.actor.policy_version} {digest}", flush=True)
             if self.actor.policy_version == 0:
                 print(f"texts {json.dumps(texts_of(engine))}", flush=True)
+                print(f"compiles {is_compiled(engine)}", flush=True)
             yield
 
 
@@ -65,6 +68,12 @@ def texts_of(engine: VllmEngine) -> list[str]:
 
     whole = text()
     return [whole, text("\0"), text(whole[len(whole) // 2])]
+
+
+def is_compiled(engine: VllmEngine) -> bool:
+    """Whether torch has compiled the model's forward pass."""
+    mode = engine.engine.vllm_config.compilation_config.mode
+    return mode != CompilationMode.NONE and bool(counters["stats"]["unique_graphs"])
 
 
 def digest_of(model: torch.nn.Module) -> str:

@@ -27,8 +27,8 @@ from rljob_trainer.errors import ConfigurationError
 
 NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
 SPIN_COUNT_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "100000"
-"""How long a thread looks out for the next parallel loop before it sleeps: some tenths of a millisecond. A step of a
-small model has thousands of such loops, a few of them in a millisecond; waking threads for each (OMP_WAIT_POLICY
+"""How long a thread looks out for the next parallel loop before it sleeps: a millisecond or a few. A step of a small
+model has thousands of such loops, a few of them in a millisecond; waking threads for each (OMP_WAIT_POLICY
 PASSIVE) made it a quarter longer, and never sleeping (ACTIVE) takes the cores from everything else on the machine."""
 COMPILER_CACHE_VARIABLES = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 """And the folders, below the cache."""
@@ -125,8 +125,7 @@ def read_pod_settings() -> PodSettings:
 
 def cache_folder() -> Path:
     """Where models are kept between runs."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "rljob"
-    return Path(os.environ.get(ENV_CACHE, str(default)))
+    return Path(_cache()).expanduser()
 
 
 def cpp_compiler() -> str:
@@ -159,7 +158,7 @@ def worker_environment(device_type: str, num_threads: int | None, *, compiles: b
         variables |= {
             # The binding of threads to cores assumes that the engine owns the machine.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            SPIN_COUNT_VARIABLE: SPIN_COUNT,
+            SPIN_COUNT_VARIABLE: os.environ.get(SPIN_COUNT_VARIABLE, SPIN_COUNT),
         }
         if compiles:
             # Symptom: `Compiling model again due to a load failure` (vllm-cpu 0.32.0): what vLLM keeps on CPUs by its
@@ -170,10 +169,11 @@ def worker_environment(device_type: str, num_threads: int | None, *, compiles: b
             # and a C++ compiler that the machine may not have.
             variables["TORCHDYNAMO_DISABLE"] = "1"
     if compiles:
-        compiled = cache_folder() / "compiled"
         variables |= {
-            name: os.environ.get(name, str(compiled / folder)) for name, folder in COMPILER_CACHE_VARIABLES.items()
+            name: os.environ.get(name, f"{_cache()}/compiled/{folder}")
+            for name, folder in COMPILER_CACHE_VARIABLES.items()
         }
+        variables["CXX"] = os.environ.get("CXX", "")
     return {name: value for name, value in variables.items() if value}
 
 
@@ -182,6 +182,11 @@ def take_on_environment(variables: Mapping[str, str]) -> None:
     PYTHONPATH comes before what is in theirs, and is kept: Ray puts the copy of a job's folder there."""
     own = _entries(os.environ.get(PYTHON_PATH, ""))
     theirs = [entry for entry in _entries(variables.get(PYTHON_PATH, "")) if entry not in own]
+    # `~` is this machine's.
+    variables = {
+        name: str(Path(value).expanduser()) if name in COMPILER_CACHE_VARIABLES else value
+        for name, value in variables.items()
+    }
     os.environ.update({**variables, **({PYTHON_PATH: os.pathsep.join([*own, *theirs])} if own or theirs else {})})
     place = max((sys.path.index(entry) for entry in own if entry in sys.path), default=0) + 1
     sys.path[place:place] = [entry for entry in theirs if entry not in sys.path]
@@ -227,3 +232,8 @@ def _number(name: str, default: int) -> int:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 10 and 1 <= int(text) <= MAX_NUMBER
+
+
+def _cache() -> str:
+    """`cache_folder`, as a text that may begin with `~`."""
+    return os.environ.get(ENV_CACHE) or f"{os.environ.get('XDG_CACHE_HOME', '~/.cache')}/rljob"

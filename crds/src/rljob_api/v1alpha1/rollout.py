@@ -25,7 +25,7 @@ class Compile(StrEnum):
     """Whether vLLM compiles the model before it generates: shorter steps after a longer start."""
 
     AUTO = "Auto"
-    """On GPUs; on CPUs where there is a C++ compiler and the job has at least 300 steps."""
+    """On GPUs; on CPUs where there is a C++ compiler (the CPU image has none) and the job has at least 300 steps."""
     ALWAYS = "Always"
     NEVER = "Never"
 

@@ -47,8 +47,11 @@ def chosen_engine(spec: RLJobSpec, kept: AutoSettings | None) -> RolloutEngine:
 
 def _settled_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, kept: AutoSettings | None) -> Compile:
     wanted = spec.training.rollout.compile
-    if wanted is not Compile.AUTO or kept is None or kept.rollout_compile is Compile.AUTO:
+    if wanted is not Compile.AUTO or kept is None or kept.rollout_engine is not engine:
         return select_compile(wanted, engine, device_type, spec.training.steps)
+    if kept.rollout_compile is Compile.AUTO:
+        # Earlier versions compiled on GPUs only, however long the job was.
+        return select_compile(wanted, engine, device_type, num_steps=0)
     if kept.rollout_compile is Compile.ALWAYS and device_type == "cpu" and (missing := missing_for_compilation()):
         log.warning(
             "spec.training.rollout.compile: the run began compiled; it goes on without, for want of %s", missing

@@ -149,14 +149,20 @@ class HfEngine(RolloutEngine):
         if running.token_ids[-1] in self.end_tokens:
             return FinishReason.STOP
         stops = running.request.sampling.stop
-        if stops and any(stop in self.tokenizer.decode(running.token_ids) for stop in stops):
+        text = self._text(running) if stops else ""
+        if any(stop in text for stop in stops):
             return FinishReason.STOP
         if len(running.token_ids) >= running.request.sampling.max_new_tokens:
             return FinishReason.LENGTH
         return None
 
+    def _text(self, running: _Running) -> str:
+        # The end token, which need not be a special one, is no text.
+        shown = running.token_ids[:-1] if running.token_ids[-1] in self.end_tokens else running.token_ids
+        return response_text(self.tokenizer, running.request.prompt_token_ids, shown)
+
     def _finished(self, running: _Running, reason: FinishReason) -> FinishedSequence:
-        text = response_text(self.tokenizer, running.request.prompt_token_ids, running.token_ids)
+        text = self._text(running)
         ends = [text.find(stop) for stop in running.request.sampling.stop if stop in text]
         return FinishedSequence(
             request_id=running.request.request_id,

@@ -13,8 +13,8 @@ from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import cpp_compiler
 
 MIN_STEPS_TO_COMPILE = 300
-"""Of a job on CPUs. On two cores the first compilation of a small model took half a minute, and a start with what an
-earlier one has left in the cache 8 s; a step became a third of a second shorter."""
+"""Of a job on CPUs. On two cores the first compilation of a small model took 40 s, and a start with what an earlier
+one has left in the cache 8 s; a step became a third of a second shorter."""
 
 
 def select_engine(wanted: RolloutEngineName) -> RolloutEngineName:
@@ -31,8 +31,8 @@ def select_engine(wanted: RolloutEngineName) -> RolloutEngineName:
 
 
 def select_compile(wanted: Compile, engine: RolloutEngineName, device_type: str, num_steps: int) -> Compile:
-    """`ALWAYS` or `NEVER`. Raises ConfigurationError when it is wanted and the engine cannot, or on CPUs this machine
-    lacks what it takes."""
+    """`ALWAYS` or `NEVER`; the workers' machines are taken to be like this one. Raises ConfigurationError when it is
+    wanted and the engine cannot, or on CPUs this machine lacks what it takes."""
     if engine is not RolloutEngineName.VLLM:
         if wanted is Compile.ALWAYS:
             raise ConfigurationError(
@@ -48,7 +48,7 @@ def select_compile(wanted: Compile, engine: RolloutEngineName, device_type: str,
     if wanted is Compile.ALWAYS and missing:
         raise ConfigurationError(
             f"spec.training.rollout.compile: on CPUs compiling takes {missing}, which is not here (seen: Always); "
-            "install it, or write Never or Auto"
+            "install it (on a cluster in an image of your own: the CPU image has none), or write Never or Auto"
         )
     is_worth_it = wanted is Compile.ALWAYS or (not missing and num_steps >= MIN_STEPS_TO_COMPILE)
     return Compile.ALWAYS if is_worth_it else Compile.NEVER

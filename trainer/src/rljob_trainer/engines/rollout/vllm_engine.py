@@ -59,6 +59,8 @@ class VllmEngine(RolloutEngine):
         arguments = EngineArgs(
             model=str(settings.model_folder),
             tokenizer=str(settings.model_folder),
+            # As the controller's, whatever else lies in the folder.
+            tokenizer_mode="hf",
             dtype=str(settings.dtype).removeprefix("torch."),
             tensor_parallel_size=settings.tensor_parallel,
             distributed_executor_backend="external_launcher",
@@ -145,7 +147,9 @@ class VllmEngine(RolloutEngine):
         text = completion.text
         if output.request_id in self._without_text:
             self._without_text.remove(output.request_id)
-            text = response_text(self.engine.get_tokenizer(), output.prompt_token_ids, token_ids)
+            # The end token, which need not be a special one, is no text.
+            shown = token_ids[:-1] if completion.finish_reason == "stop" else token_ids
+            text = response_text(self.engine.get_tokenizer(), output.prompt_token_ids, shown)
         return FinishedSequence(
             request_id=output.request_id,
             token_ids=token_ids,
