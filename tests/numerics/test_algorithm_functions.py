@@ -15,6 +15,7 @@ from rljob_testing.token_rows import on_workers, rows_of
 from rljob_trainer.algorithms.functions import in_step, refuse_not_finite
 from rljob_trainer.algorithms.interfaces import (
     ADVANTAGE_COLUMNS,
+    KL_PENALTIES,
     LOSS_COLUMNS,
     AdvantageEstimator,
     Level,
@@ -167,7 +168,7 @@ def responses(*rewards: float) -> ResponseInputs:
 
 
 def token_inputs(rewards: list[float], lengths: list[int], **columns_N: Tensor) -> TokenInputs:
-    return TokenInputs(torch.tensor(rewards), rows_of(*lengths), columns_N)
+    return TokenInputs(torch.tensor(rewards), torch.arange(len(rewards)), rows_of(*lengths), columns_N)
 
 
 def loss_inputs(logprobs: list[float], **columns_N: Tensor) -> LossInputs:
@@ -374,7 +375,8 @@ def test_a_function_that_is_not_said_is_asked_for() -> None:
 
 
 def test_columns_have_the_workers_names() -> None:
-    assert (columns.OLD_LOGPROBS, columns.ROLLOUT_LOGPROBS, columns.REF_LOGPROBS) == ADVANTAGE_COLUMNS
+    names = (columns.OLD_LOGPROBS, columns.ROLLOUT_LOGPROBS, columns.REF_LOGPROBS)
+    assert (*names, KL_PENALTIES) == ADVANTAGE_COLUMNS
     assert (columns.ROLLOUT_LOGPROBS, columns.REF_LOGPROBS) == LOSS_COLUMNS
 
 

@@ -28,6 +28,7 @@ MASK_BT = torch.tensor(INPUTS["mask"])
 ROWS = rows_of_mask(MASK_BT)
 # All rewards of the golden inputs come with the last token of a response, as ours do.
 REWARDS_B = torch.tensor(INPUTS["token_level_rewards"]).sum(dim=1)
+GROUPS_B = torch.tensor([ord(uid) for uid in INPUTS["uid"]])
 
 
 @pytest.fixture
@@ -51,16 +52,16 @@ def test_discounted_returns_are_those_of_reinforce_plus_plus(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "DISCOUNT", 0.9)
-    advantages_N = module.discounted_returns.for_tokens(TokenInputs(REWARDS_B, ROWS, {}), OneWorker())
+    advantages_N = module.discounted_returns.for_tokens(TokenInputs(REWARDS_B, GROUPS_B, ROWS, {}), OneWorker())
     golden_N = flat(torch.tensor(GOLDEN["advantages"]["reinforce_plus_plus g=0.9"]), MASK_BT)
     torch.testing.assert_close(advantages_N, golden_N, rtol=1e-6, atol=2e-7)
 
 
 def test_discounted_returns_do_not_depend_on_the_workers(module: ModuleType) -> None:
     function = module.discounted_returns.for_tokens
-    whole_N = function(TokenInputs(REWARDS_B, ROWS, {}), OneWorker())
+    whole_N = function(TokenInputs(REWARDS_B, GROUPS_B, ROWS, {}), OneWorker())
     parts = [
-        TokenInputs(REWARDS_B[start:stop], rows_of(*ROWS.lengths[start:stop]), {})
+        TokenInputs(REWARDS_B[start:stop], GROUPS_B[start:stop], rows_of(*ROWS.lengths[start:stop]), {})
         for start, stop in ((0, 1), (1, 1), (1, 6))
     ]
     torch.testing.assert_close(torch.cat(on_workers(parts, function)), whole_N)
@@ -70,8 +71,7 @@ def test_cispo_is_verls(module: ModuleType) -> None:
     golden = GOLDEN["policy_loss"]["cispo"]
     logprobs_N = flat(torch.tensor(INPUTS["log_prob"]), MASK_BT).requires_grad_()
     old_logprobs_N = flat(torch.tensor(INPUTS["old_log_prob"]), MASK_BT)
-    groups_B = torch.tensor([ord(uid) for uid in INPUTS["uid"]])
-    advantages_N = ROWS.spread(group_relative_advantages(REWARDS_B, groups_B))
+    advantages_N = ROWS.spread(group_relative_advantages(REWARDS_B, GROUPS_B))
     found = module.cispo.compute(LossInputs(ROWS, logprobs_N, old_logprobs_N, advantages_N))
     loss = aggregate_loss(found.losses_N, ROWS, LossAggregation.TOKEN_MEAN, count_denominators(ROWS), 1, 4)
     assert loss.item() == pytest.approx(golden["loss"], rel=1e-5)

@@ -19,10 +19,8 @@ def test_by_hand() -> None:
     assert segments.sum(values_N).tolist() == [3.0, 0.0, 90.0]
     assert segments.mean(values_N).tolist() == [1.5, 0.0, 30.0]
     assert segments.spread(torch.tensor([7.0, 8.0, 9.0])).tolist() == [7.0, 7.0, 9.0, 9.0, 9.0]
-    assert segments.rows_N.tolist() == [0, 0, 2, 2, 2]
     assert segments.positions_N.tolist() == [0, 1, 0, 1, 2]
     assert (segments.num_rows, segments.num_values, segments.num_used) == (3, 5, 2)
-    assert segments.is_used_B.tolist() == [True, False, True]
 
 
 @given(ROWS)

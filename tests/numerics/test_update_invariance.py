@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from rljob_api.v1alpha1.algorithm import Algorithm, Function, Kl, KlPlacement, Loss, LossAggregation, LossType
+from rljob_api.v1alpha1.algorithm import (
+    Advantage,
+    AdvantageType,
+    Algorithm,
+    Function,
+    Kl,
+    KlPlacement,
+    Loss,
+    LossAggregation,
+    LossType,
+)
 from rljob_api.v1alpha1.optimizer import Optimizer, Schedule
-from rljob_testing import covariance_loss, failing_loss
+from rljob_testing import covariance_loss, failing_loss, mixed_baseline
+from rljob_testing.one_step import Case, Layout, Outcome, one_step
 from rljob_testing.ranks import RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import (
     SEED,
@@ -33,9 +43,10 @@ from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_met
 from rljob_trainer.controller.rollout_phase import sample_seeds
 from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.train import attention, attention_kernels
-from rljob_trainer.engines.train.attention_kernels import Kernel, attend
+from rljob_trainer.engines.train.attention_kernels import Kernel
 from rljob_trainer.observability.metrics import (
+    ADVANTAGE_MEAN,
+    KL_LOSS,
     LEARNING_RATE,
     POLICY_LOSS,
     TOKEN_IMBALANCE,
@@ -55,36 +66,6 @@ LONG_REPLAY = Replay(ALGORITHM, OPTIMIZER, mini_batch_size=2)
 REPLAY = replace(LONG_REPLAY, algorithm=WITHOUT_KL)
 NUM_STEPS, SAVED_STEP, RESUMED_STEPS = 20, 3, 3
 """Of the long run; when it is saved; how many steps follow when it is resumed."""
-
-
-class Layout(Enum):
-    """How rows are laid out in a pass."""
-
-    FLAT = auto()
-    """As the engine chooses: short rows in one call of attention."""
-    PER_ROW = auto()
-    """Flat, and attention row by row."""
-    PADDED = auto()
-    """As for a model that flat rows do not serve."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A way to compute the first step."""
-
-    replay: Replay
-    num_ranks: int = 1
-    layout: Layout = Layout.FLAT
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one rank saw."""
-
-    gradients: list[dict[str, torch.Tensor]]
-    """Of each update, whole."""
-    metrics: dict[str, float]
-    kernels: set[Kernel]
 
 
 @dataclass(frozen=True)
@@ -123,7 +104,7 @@ class Uneven:
 class OfRank:
     """All that one rank has done. On four ranks there is no long run, and no uneven update."""
 
-    first_steps: dict[str, Outcome]
+    steps: dict[str, Outcome]
     long: LongRun | None
     resumed: Resumed
     uneven: Uneven | None
@@ -144,6 +125,15 @@ def aggregated(aggregation: LossAggregation) -> Replay:
     return replace(REPLAY, algorithm=WITHOUT_KL.model_copy(update={"aggregation": aggregation}))
 
 
+KL_IN_REWARD = Kl(coefficient=1000.0, placement=KlPlacement.REWARD)
+"""After the first step policy and reference differ by little."""
+
+
+def with_advantage(path: str, kl: Kl = KL_IN_REWARD) -> Replay:
+    advantage = Advantage(type=AdvantageType.FUNCTION, function=Function(path=path))
+    return replace(REPLAY, algorithm=Algorithm(advantage=advantage, drop_zero_variance_groups=True, kl=kl))
+
+
 OTHER_AGGREGATIONS = [each for each in LossAggregation if each is not REPLAY.resolved.aggregation]
 COVARIANCE_REPLAY = replace(REPLAY, algorithm=COVARIANCE)
 SAME_AS_ONE = {
@@ -151,7 +141,9 @@ SAME_AS_ONE = {
     "row by row": Case(micro(REPLAY, 40), layout=Layout.PER_ROW),
     "padded": Case(REPLAY, layout=Layout.PADDED),
     "checkpointing": Case(checkpointed(REPLAY)),
+    "in tiles": Case(REPLAY, in_tiles=True),
     "two workers": Case(REPLAY, 2),
+    "two workers, in tiles, checkpointing": Case(checkpointed(micro(REPLAY, 40)), 2, in_tiles=True),
     "two workers, row by row": Case(micro(REPLAY, 30), 2, Layout.PER_ROW),
     "two workers, padded, checkpointing": Case(checkpointed(micro(REPLAY, 40)), 2, Layout.PADDED),
     "four workers": Case(REPLAY, 4),
@@ -160,13 +152,19 @@ SAME_AS_ONE = {
 ONE = {
     "one": Case(REPLAY),
     "covariance": Case(COVARIANCE_REPLAY),
+    "advantage": Case(with_advantage(mixed_baseline.RESPONSES_PATH), step=1),
+    "advantage, no KL": Case(with_advantage(mixed_baseline.RESPONSES_PATH, Kl()), step=1),
     **{f"{each} one": Case(aggregated(each)) for each in OTHER_AGGREGATIONS},
 }
 OTHERS = {
     **SAME_AS_ONE,
     "covariance, micro-batches": Case(micro(COVARIANCE_REPLAY, 30)),
     "covariance, two workers": Case(COVARIANCE_REPLAY, 2),
+    "advantage, two workers": Case(with_advantage(mixed_baseline.RESPONSES_PATH), 2, step=1),
+    "advantage on tokens": Case(with_advantage(mixed_baseline.TOKENS_PATH), step=1),
+    "advantage on tokens, two workers": Case(with_advantage(mixed_baseline.TOKENS_PATH), 2, step=1),
     "bfloat16": Case(replace(REPLAY, compute_dtype=torch.bfloat16), 2),
+    "bfloat16, in tiles": Case(replace(REPLAY, compute_dtype=torch.bfloat16), 2, in_tiles=True),
     **{f"{each} micro": Case(micro(aggregated(each), 19)) for each in OTHER_AGGREGATIONS},
     **{f"{each} two": Case(aggregated(each), 2) for each in OTHER_AGGREGATIONS},
 }
@@ -180,31 +178,12 @@ def everything(root: Path, context: WorkerContext) -> OfRank:
     if num_ranks == 2:
         save_after_some_steps(root, context)
     return OfRank(
-        {name: first_step(case, context) for name, case in CASES.items() if case.num_ranks == num_ranks},
+        {name: one_step(case, context) for name, case in CASES.items() if case.num_ranks == num_ranks},
         long_run(context) if num_ranks <= 2 else None,
         resume(root, context),
         uneven_update(context) if num_ranks <= 2 else None,
         failing_loss.failure_of(REPLAY, context),
     )
-
-
-def first_step(case: Case, context: WorkerContext) -> Outcome:
-    kernels: set[Kernel] = set()
-
-    def noted(kernel: Kernel, *tensors_and_more: object) -> torch.Tensor:
-        kernels.add(kernel)
-        return attend(kernel, *tensors_and_more)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch:
-        if case.layout is Layout.PADDED:
-            patch.setattr(attention, "SERVED_LAYER_TYPES", frozenset())
-        if case.layout is Layout.PER_ROW:
-            patch.setattr(attention_kernels, "MAX_WASTED_PRODUCTS", -1)
-        run = replayed_run(case.replay, context)
-        patch.setattr(attention, "attend", noted)
-        with kept_gradients(run.actor.engine) as gradients:
-            metrics = run.step(0)
-    return Outcome(gradients, metrics, kernels)
 
 
 def long_run(context: WorkerContext) -> LongRun:
@@ -252,7 +231,7 @@ def uneven_update(context: WorkerContext) -> Uneven:
 class Seen:
     """What the ranks have done; by the number of ranks, or by the name of the case."""
 
-    first_steps: dict[str, list[Outcome]]
+    steps: dict[str, list[Outcome]]
     long: dict[int, list[LongRun]]
     resumed: dict[int, list[Resumed]]
     uneven: dict[int, list[Uneven]]
@@ -269,7 +248,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         for num_ranks, ranks in zip(counts, found, strict=True)
     }
     return Seen(
-        {name: [rank.first_steps[name] for rank in of_ranks[case.num_ranks]] for name, case in CASES.items()},
+        {name: [rank.steps[name] for rank in of_ranks[case.num_ranks]] for name, case in CASES.items()},
         {num_ranks: [rank.long for rank in ranks if rank.long] for num_ranks, ranks in of_ranks.items()},
         {num_ranks: [rank.resumed for rank in ranks] for num_ranks, ranks in of_ranks.items()},
         {num_ranks: [rank.uneven for rank in ranks if rank.uneven] for num_ranks, ranks in of_ranks.items()},
@@ -285,15 +264,15 @@ def assert_same(found: Outcome, right: Outcome) -> None:
 
 @pytest.mark.parametrize("name", SAME_AS_ONE)
 def test_gradients_and_metrics_are_those_of_one_worker_and_one_pass(seen: Seen, name: str) -> None:
-    [one] = seen.first_steps["one"]
+    [one] = seen.steps["one"]
     assert len(one.gradients) == 2
-    assert len(seen.first_steps[name]) == CASES[name].num_ranks
-    for outcome in seen.first_steps[name]:
+    assert len(seen.steps[name]) == CASES[name].num_ranks
+    for outcome in seen.steps[name]:
         assert_same(outcome, one)
 
 
 def test_the_layouts_are_those_that_were_meant(seen: Seen) -> None:
-    kernels = {name: set[Kernel]().union(*(rank.kernels for rank in ranks)) for name, ranks in seen.first_steps.items()}
+    kernels = {name: set[Kernel]().union(*(rank.kernels for rank in ranks)) for name, ranks in seen.steps.items()}
     assert Kernel.PADDED in kernels["one"]
     assert Kernel.PER_ROW not in kernels["one"]
     for name, case in CASES.items():
@@ -307,27 +286,45 @@ def test_the_layouts_are_those_that_were_meant(seen: Seen) -> None:
 @pytest.mark.parametrize("aggregation", OTHER_AGGREGATIONS)
 @pytest.mark.parametrize("other", ["micro", "two"])
 def test_every_aggregation_is_that_of_one_worker(seen: Seen, aggregation: LossAggregation, other: str) -> None:
-    for outcome in seen.first_steps[f"{aggregation} {other}"]:
-        assert_same(outcome, seen.first_steps[f"{aggregation} one"][0])
+    for outcome in seen.steps[f"{aggregation} {other}"]:
+        assert_same(outcome, seen.steps[f"{aggregation} one"][0])
 
 
 def test_aggregations_differ(seen: Seen) -> None:
     cases = ["one", *(f"{each} one" for each in OTHER_AGGREGATIONS)]
-    losses = {seen.first_steps[each][0].metrics[POLICY_LOSS] for each in cases}
+    losses = {seen.steps[each][0].metrics[POLICY_LOSS] for each in cases}
     assert len(losses) == len(LossAggregation)
 
 
 @pytest.mark.parametrize("other", ["micro-batches", "two workers"])
 def test_a_loss_that_looks_at_the_whole_mini_batch_is_that_of_one_worker(seen: Seen, other: str) -> None:
-    [one] = seen.first_steps["covariance"]
-    assert difference(one.gradients[0], seen.first_steps["one"][0].gradients[0]) > 0.1
-    for outcome in seen.first_steps[f"covariance, {other}"]:
+    [one] = seen.steps["covariance"]
+    assert difference(one.gradients[0], seen.steps["one"][0].gradients[0]) > 0.1
+    for outcome in seen.steps[f"covariance, {other}"]:
         assert_same(outcome, one)
 
 
-def test_half_precision_on_two_workers_is_near(seen: Seen) -> None:
-    [one] = seen.first_steps["one"]
-    for outcome in seen.first_steps["bfloat16"]:
+def test_kl_in_the_reward_is_that_of_the_response(seen: Seen) -> None:
+    """Two workers have the responses in another order than the rollout."""
+    [one], [without] = seen.steps["advantage"], seen.steps["advantage, no KL"]
+    assert difference(one.gradients[0], without.gradients[0]) > 0.1
+    assert one.metrics[KL_LOSS] > 0
+    for outcome in seen.steps["advantage, two workers"]:
+        assert_same(outcome, one)
+
+
+@pytest.mark.parametrize("name", ["advantage on tokens", "advantage on tokens, two workers"])
+def test_an_advantage_on_tokens_sees_groups_and_kl_of_what_is_learned_from(seen: Seen, name: str) -> None:
+    [one] = seen.steps["advantage"]
+    on_controller = {ADVANTAGE_MEAN: one.metrics[ADVANTAGE_MEAN]}
+    for outcome in seen.steps[name]:
+        assert_same(replace(outcome, metrics=outcome.metrics | on_controller), one)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "bfloat16, in tiles"])
+def test_half_precision_on_two_workers_is_near(seen: Seen, name: str) -> None:
+    [one] = seen.steps["one"]
+    for outcome in seen.steps[name]:
         assert 1e-4 < difference(outcome.gradients[0], one.gradients[0]) < 0.1
 
 

@@ -17,10 +17,20 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rljob_api.handover import TrainerJob
-from rljob_api.v1alpha1.algorithm import Algorithm, Function, Kl, Loss, LossType
+from rljob_api.v1alpha1.algorithm import (
+    Algorithm,
+    Function,
+    Kl,
+    KlEstimator,
+    KlPlacement,
+    Loss,
+    LossAggregation,
+    LossType,
+)
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import covariance_loss
+from rljob_testing.one_rank import only_rank
 from rljob_testing.replayed_steps import (
     LONGEST_PROMPT,
     MODEL,
@@ -54,20 +64,24 @@ from rljob_trainer.workers.reference import ReferenceWorker
 SMALL_STEP = 1e-5
 OPTIMIZER = Optimizer(learning_rate=1e-3, weight_decay=0.1, max_gradient_norm=0.5, epsilon=1e-6)
 TEMPERATURE = 0.7
+ALGORITHM = Algorithm(
+    aggregation=LossAggregation.TOKEN_MEAN,
+    entropy_coefficient=0.1,
+    kl=Kl(coefficient=0.5, estimator=KlEstimator.K3, placement=KlPlacement.LOSS),
+)
 SEVERAL_UPDATES = Replay(
-    Algorithm(), OPTIMIZER, num_steps=2, mini_batch_size=2, num_epochs_per_batch=2, temperature=TEMPERATURE
+    ALGORITHM, OPTIMIZER, num_steps=2, mini_batch_size=2, num_epochs_per_batch=2, temperature=TEMPERATURE
 )
 CLIP_RATIO, DUAL_CLIP_RATIO = 0.2, 3.0
 """Of the recipe GRPO."""
+LARGEST_KL = 10.0
+"""Of a token: it counts for no more, and has no gradient beyond."""
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    """This process as the only rank of a process group."""
-    meeting = tmp_path_factory.mktemp("group") / "meeting"
-    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
-    yield WorkerContext(0, 1, 0, 0, "127.0.0.1", 0, "cpu", 1)
-    torch.distributed.destroy_process_group()
+    with only_rank(tmp_path_factory.mktemp("group")) as context:
+        yield context
 
 
 def plain_model() -> PreTrainedModel:
@@ -89,8 +103,10 @@ class Row:
         return torch.log_softmax(logits_TV[:-1][self.is_response_T[1:]] / temperature, dim=-1)
 
     def logprobs_R(self, model: nn.Module, temperature: float) -> Tensor:
-        targets_R = self.tokens_T[self.is_response_T]
-        return self.all_logprobs_RV(model, temperature).gather(1, targets_R[:, None])[:, 0]
+        return self.of_targets(self.all_logprobs_RV(model, temperature))
+
+    def of_targets(self, all_RV: Tensor) -> Tensor:
+        return all_RV.gather(1, self.tokens_T[self.is_response_T][:, None])[:, 0]
 
 
 def rollout_of(replay: Replay, step: int) -> DataProto:
@@ -107,8 +123,10 @@ def rows_of(replay: Replay, step: int) -> list[Row]:
 
 
 def plain_run(replay: Replay) -> PreTrainedModel:
-    """GRPO as its papers say, on the replayed rollouts."""
-    model, spec = plain_model(), replay.optimizer
+    """GRPO as its papers say, on the replayed rollouts, with an entropy bonus and the K3 estimate of KL(new || initial
+    model); every term is a mean over the tokens of the mini-batch."""
+    model, initial_model, spec = plain_model(), plain_model(), replay.optimizer
+    entropy_weight, kl_weight = replay.algorithm.entropy_coefficient, replay.algorithm.kl.coefficient
     adamw = torch.optim.AdamW(
         model.parameters(),
         lr=spec.learning_rate,
@@ -125,6 +143,7 @@ def plain_run(replay: Replay) -> PreTrainedModel:
             advantages += ((scores - scores.mean()) / (scores.std() + 1e-6)).tolist()
         with torch.no_grad():
             old = [row.logprobs_R(model, replay.temperature) for row in rows]
+            initial = [row.logprobs_R(initial_model, replay.temperature) for row in rows]
         num_rows = replay.mini_batch_size * replay.group_size
         for _ in range(replay.num_epochs_per_batch):
             for start in range(0, len(rows), num_rows):
@@ -132,8 +151,13 @@ def plain_run(replay: Replay) -> PreTrainedModel:
                 num_tokens = sum(len(old[row]) for row in mini_batch)
                 adamw.zero_grad()
                 for row in mini_batch:
-                    new_R = rows[row].logprobs_R(model, replay.temperature)
+                    all_RV = rows[row].all_logprobs_RV(model, replay.temperature)
+                    new_R = rows[row].of_targets(all_RV)
+                    entropy_R = -(all_RV.exp() * all_RV).sum(dim=1)
+                    log_ratio_R = initial[row] - new_R
+                    kl_R = (log_ratio_R.exp() - log_ratio_R - 1).clamp(max=LARGEST_KL)
                     losses_R = clipped_losses(new_R, old[row], advantages[row])
+                    losses_R = losses_R - entropy_weight * entropy_R + kl_weight * kl_R
                     torch.autograd.backward(losses_R.sum() / num_tokens)
                 nn.utils.clip_grad_norm_(model.parameters(), spec.max_gradient_norm)
                 adamw.step()

@@ -317,6 +317,9 @@ def test_what_is_detached_stays_when_its_process_ends(cluster: Cluster) -> None:
 def test_a_node_that_is_lost_is_not_waited_for(cluster: Cluster) -> None:
     extra = cluster.add_node(**RayNode("127.0.0.11", num_cpus=4, num_gpus=2).arguments())
     with taken("127.0.0.10", GPU=2):
-        threading.Timer(1.0, cluster.remove_node, [extra]).start()
+        removal = threading.Timer(1.0, cluster.remove_node, [extra])
+        removal.start()
         with pytest.raises(ResourceError, match=r"^pool main: needs 4 nodes with CPU 2, GPU 2 each, 3 of 4 nodes can"):
             ResourcePool(settings("main", 4, 2, timeout=60))
+        # Else the end of the cluster removes the node a second time.
+        removal.join()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.model import Dtype, Model
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training_runs import small_job
-from rljob_trainer.controller.auto_settings import AutoSettings, settle, settled_spec
+from rljob_trainer.controller.auto_settings import AutoSettings, at_kept_commit, settle, settled_spec
 from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE
 from rljob_trainer.errors import ConfigurationError
 
@@ -89,6 +89,28 @@ def test_without_a_compiler(missing: str, compiler: Path, caplog: pytest.LogCapt
     assert "it goes on without, for want of" in caplog.text
     with pytest.raises(ConfigurationError, match=r"rollout\.compile: on CPUs compiling takes .*\(seen: Always\)"):
         settle(spec("Always"), "cpu", None)
+
+
+def hub_model(revision: str | None, source: str = "Qwen/Qwen3-0.6B") -> Model:
+    return Model(source=source, revision=revision)
+
+
+def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureFixture) -> None:
+    def with_model(model: Model) -> RLJobSpec:
+        given = spec("Never")
+        return given.model_copy(update={"training": given.training.model_copy(update={"model": model})})
+
+    assert at_kept_commit(hub_model(None), None) == hub_model(None)
+    first = settle(with_model(hub_model("commit-1")), "cpu", None)
+    assert at_kept_commit(hub_model(None), first) == hub_model("commit-1")
+    assert settle(with_model(hub_model("commit-1")), "cpu", first) == first
+    assert caplog.text == ""
+    # What the job itself names counts, and another repository has other commits.
+    assert at_kept_commit(hub_model("commit-2"), first) == hub_model("commit-2")
+    assert at_kept_commit(hub_model(None, "Qwen/Qwen3-8B"), first) == hub_model(None, "Qwen/Qwen3-8B")
+    settle(with_model(hub_model("commit-2")), "cpu", first)
+    assert "Qwen/Qwen3-0.6B at commit-2, and the checkpoint's run began from Qwen/Qwen3-0.6B at commit-1" in caplog.text
+    assert settle(spec("Never"), "cpu", None).hub_model is None
 
 
 def test_transformers_do_not_compile() -> None:

@@ -257,7 +257,7 @@ def test_held_out_prompts_are_kept_out_of_training_whatever_their_template_and_s
 
 
 def test_the_tokenizer_knows_its_ends(tokenizer: Tokenizer, chat_tokenizer: Tokenizer, tmp_path: Path) -> None:
-    assert (tokenizer.eos_token_ids, tokenizer.pad_token_id) == ((1,), 0)
+    assert tokenizer.eos_token_ids == (1,)
     assert tokenizer.decode([4, 5, 2, 1]) == "12>"
     assert tokenizer.encode("12>") == [4, 5, 2]
     assert (tokenizer.has_chat_template, chat_tokenizer.has_chat_template) == (False, True)

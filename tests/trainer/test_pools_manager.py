@@ -55,9 +55,7 @@ def test_some_roles_of_a_pool_can_be_apart() -> None:
 def test_a_plan_knows_who_shares_processes_and_devices() -> None:
     plan = plan_roles(["a", "b"], {"actor": "a", "rollout": "a", "reward": "a", "critic": "b"}, [["reward"]])
     assert plan.group_of("rollout") == FusedRoles("a", ("actor", "rollout"))
-    assert plan.are_fused("actor", "rollout")
-    assert not plan.are_fused("actor", "reward")
-    assert not plan.are_fused("actor", "critic")
+    assert plan.group_of("reward") == FusedRoles("a", ("reward",))
     assert plan.groups_on("a") == [FusedRoles("a", ("actor", "rollout")), FusedRoles("a", ("reward",))]
 
 

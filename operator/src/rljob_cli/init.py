@@ -44,6 +44,9 @@ spec:
       # file: {path: train.jsonl}               # relative to this file; JSON Lines or Parquet
       # promptField: question
       # answerField: answer
+      # Or a dataset of the Hugging Face hub:
+      # type: HuggingFace
+      # huggingFace: {path: openai/gsm8k, subset: main, split: train}
 
     reward:                       # scores each response, in a process of its own with a time limit
       type: ReasoningGym          # the task's own scorer; `MathAnswer` compares final mathematical answers

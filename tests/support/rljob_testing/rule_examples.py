@@ -37,6 +37,14 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     ],
     "RLJobSpec.refUsed": [
         {"spec.pools[1]": {"name": "second"}, "spec.roles.ref.pool": "second", _T + "algorithm.kl.coefficient": 1e-9},
+        *(
+            {
+                "spec.pools[1]": {"name": "second"},
+                "spec.roles.ref.pool": "second",
+                _T + f"algorithm.{part}": {"type": "Function", "function": {"path": "mine:function"}},
+            }
+            for part in ("advantage", "loss")
+        ),
     ],
     "RLJobSpec.noIdlePool": [{"spec.pools[0].nodes": 2}],
     "RLJobSpec.tensorParallel": [{"spec.roles.rollout.tensorParallel": 2}],

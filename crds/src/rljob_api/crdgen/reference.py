@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 from collections.abc import Iterator
+from enum import StrEnum
+from itertools import pairwise
 
 from rljob_api.crdgen.structural import Schema, mapping
 from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.placement_rules import MAX_NAME_LENGTH
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rules import MUTABLE_SPEC_FIELDS, RULES
 from rljob_api.v1alpha1.spec import RLJobSpec
 
 _REFERENCE = "#/$defs/"
 _ROOTS = ("RLJobSpec", "RLJobStatus")
+_TYPES = "rljob_api.v1alpha1."
 _HEADER = """\
 <!-- Generated from the types in rljob_api by `python -m rljob_api.crdgen`; do not edit. -->
 # Reference of `rljob.dev/v1alpha1`, kind `RLJob`
 
-A job has `apiVersion: rljob.dev/v1alpha1`, `kind: RLJob`, `metadata.name`, and `spec` ([RLJobSpec](#rljobspec)). The
-operator writes `status` ([RLJobStatus](#rljobstatus)). Unknown fields are refused, numbers are never written in quotes,
-and an explicit `null` is the same as leaving a field out.
+A job has `apiVersion: rljob.dev/v1alpha1`, `kind: RLJob`, `metadata.name` (a-z, 0-9 and '-', beginning with a letter,
+not ending with '-', at most {name_length} characters), and `spec` ([RLJobSpec](#rljobspec)). The operator writes
+`status` ([RLJobStatus](#rljobstatus)). Unknown fields are refused, numbers are never written in quotes, and an explicit
+`null` is the same as leaving a field out.
 
 While a job exists its spec is fixed, except {mutable}.
 """
@@ -31,7 +38,7 @@ def reference_text() -> str:
     """The whole page as Markdown."""
     definitions = mapping(RLJob.model_json_schema(by_alias=True)["$defs"])
     mutable = ", ".join(f"`{RLJobSpec.model_fields[name].alias}`" for name in MUTABLE_SPEC_FIELDS)
-    parts = [_HEADER.format(mutable=mutable)]
+    parts = [_HEADER.format(mutable=mutable, name_length=MAX_NAME_LENGTH)]
     for name in _reachable(definitions):
         parts.append("\n".join(_section(name, definitions)))
     return "\n".join(parts)
@@ -68,7 +75,7 @@ def _section(name: str, definitions: Schema) -> Iterator[str]:
     yield str(schema.get("description", ""))
     yield ""
     if "enum" in schema:
-        yield "One of " + ", ".join(f"`{value}`" for value in _items(schema["enum"])) + "."
+        yield from _values(name, [str(value) for value in _items(schema["enum"])])
         yield ""
         if name == AlgorithmType.__name__:
             yield from _recipes()
@@ -87,6 +94,30 @@ def _section(name: str, definitions: Schema) -> Iterator[str]:
         yield ""
         yield from (f"- {f'`{rule.field[1:]}`: ' if rule.field else ''}{rule.message}" for rule in rules)
         yield ""
+
+
+def _values(name: str, values: list[str]) -> Iterator[str]:
+    """What a choice may be, with the words that stand in the source below each value."""
+    [choice] = [
+        each for each in StrEnum.__subclasses__() if each.__name__ == name and each.__module__.startswith(_TYPES)
+    ]
+    texts = _member_texts(choice)
+    if texts:
+        yield from (f"- `{value}`" + (f": {texts[value]}" if value in texts else "") for value in values)
+    else:
+        yield "One of " + ", ".join(f"`{value}`" for value in values) + "."
+
+
+def _member_texts(choice: type[StrEnum]) -> dict[str, str]:
+    """By value. An enum keeps no docstrings of its members."""
+    [definition] = ast.parse(inspect.getsource(choice)).body
+    assert isinstance(definition, ast.ClassDef)
+    texts = {}
+    for member, text in pairwise(definition.body):
+        match member, text:
+            case ast.Assign(value=ast.Constant(value=value)), ast.Expr(value=ast.Constant(value=str(words))):
+                texts[str(value)] = " ".join(words.split())
+    return texts
 
 
 def _recipes() -> Iterator[str]:

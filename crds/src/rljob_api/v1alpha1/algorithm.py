@@ -56,7 +56,8 @@ class Advantage(WireModel):
     """The recipe's when unset."""
     group_relative: GroupRelative | None = None
     function: Function | None = None
-    """For `type: Function`: takes `rljob_trainer.algorithms.ResponseInputs`, returns an advantage for each response."""
+    """For `type: Function`: takes `rljob_trainer.algorithms.ResponseInputs`, returns an advantage for each response.
+    Decorated with `token_advantage` it takes `TokenInputs` and `Reduce`, and returns one for each token."""
 
 
 class Clipped(WireModel):
@@ -77,7 +78,8 @@ class Loss(WireModel):
     """The recipe's when unset."""
     clipped: Clipped | None = None
     function: Function | None = None
-    """For `type: Function`: takes `rljob_trainer.algorithms.LossInputs`, returns a loss for each token."""
+    """For `type: Function`: takes `rljob_trainer.algorithms.LossInputs`, returns a loss for each token. Decorated with
+    `policy_loss_function` it may ask for more: other log-probabilities, the entropy, a look at the mini-batch."""
 
 
 class LossAggregation(StrEnum):
@@ -91,7 +93,8 @@ class LossAggregation(StrEnum):
 
 
 class KlEstimator(StrEnum):
-    """Per-token estimators of KL(policy || reference) (Schulman 2020, http://joschu.net/blog/kl-approx.html)."""
+    """Per-token estimators of KL(policy || reference) (Schulman 2020, http://joschu.net/blog/kl-approx.html).
+    K3 is held below 10 nats for each token, with no gradient beyond."""
 
     K1 = "K1"
     K2 = "K2"
@@ -106,7 +109,8 @@ class KlPlacement(StrEnum):
 
 
 class Kl(WireModel):
-    """Penalty for moving away from the reference policy. No reference is computed when the coefficient is 0."""
+    """Penalty for moving away from the reference policy. With coefficient 0 no reference is computed, unless a function
+    of one's own needs its log-probabilities."""
 
     coefficient: NonNegativeNumber = 0.0
     estimator: KlEstimator = KlEstimator.K3

@@ -19,7 +19,9 @@ class Schedule(StrEnum):
 
     CONSTANT = "Constant"
     LINEAR = "Linear"
+    """Falls to 0."""
     COSINE = "Cosine"
+    """Falls to 0 along half a cosine."""
 
 
 class Optimizer(WireModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rljob_api.v1alpha1.algorithm import AdvantageType, LossType
 from rljob_api.v1alpha1.roles import pool_of_cel
 from rljob_api.v1alpha1.rule import Rule, cel_text, rule, unique_rule
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
@@ -11,6 +12,7 @@ from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 MAX_NAME_LENGTH = 46
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _ROLES = ("actor", "rollout", "ref")
+_FUNCTIONS = ("self.training.algorithm.advantage", "self.training.algorithm.loss")
 _PARALLEL = "self.roles.rollout.tensorParallel"
 
 
@@ -35,8 +37,9 @@ def _role_pool_rule(role: str) -> Rule:
 
 
 def _reference_is_used(spec: RLJobSpec) -> bool:
-    placed = spec.placed_roles()
-    return placed["ref"] == placed["actor"] or spec.training.algorithm.kl.coefficient > 0
+    placed, algorithm = spec.placed_roles(), spec.training.algorithm
+    has_function = algorithm.advantage.type is AdvantageType.FUNCTION or algorithm.loss.type is LossType.FUNCTION
+    return placed["ref"] == placed["actor"] or algorithm.kl.coefficient > 0 or has_function
 
 
 METADATA_RULES = (
@@ -67,7 +70,13 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.refUsed",
         field=".roles.ref.pool",
-        cel=f"{pool_of_cel('ref')} == {pool_of_cel('actor')} || self.training.algorithm.kl.coefficient > 0.0",
+        cel=" || ".join(
+            (
+                f"{pool_of_cel('ref')} == {pool_of_cel('actor')}",
+                "self.training.algorithm.kl.coefficient > 0.0",
+                *(f"(has({part}.type) && {part}.type == 'Function')" for part in _FUNCTIONS),
+            )
+        ),
         wrong="there is no reference model with training.algorithm.kl.coefficient 0, and its GPUs would stay idle",
         advice="set a coefficient above 0, or remove the pool",
         holds=_reference_is_used,

@@ -19,6 +19,7 @@ from rljob_api.v1alpha1.algorithm import (
     Function,
     GroupRelative,
     Kl,
+    KlPlacement,
     Loss,
     LossAggregation,
     LossType,
@@ -74,6 +75,11 @@ class ResolvedAlgorithm:
     drop_zero_variance_groups: bool
     entropy_coefficient: float
     kl: Kl
+
+    @property
+    def has_kl_in_reward(self) -> bool:
+        """Whether the KL to the reference is subtracted from rewards."""
+        return self.kl.coefficient > 0 and self.kl.placement is KlPlacement.REWARD
 
     def as_algorithm(self) -> Algorithm:
         """The job's form that says the same with every field written out; it resolves to this again."""

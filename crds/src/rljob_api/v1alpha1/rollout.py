@@ -31,7 +31,7 @@ class Compile(StrEnum):
 
 
 class Rollout(WireModel):
-    """Sampling for training. Evaluation has its own."""
+    """Sampling for training. Evaluation has a temperature of its own and never uses topP and topK."""
 
     engine: RolloutEngine = RolloutEngine.AUTO
     compile: Compile = Compile.AUTO

@@ -45,7 +45,7 @@ class Condition(WireModel):
 
 
 class Progress(WireModel):
-    """Where the training is; at most a few seconds old while it runs."""
+    """Where the training is; follows the trainer by some 5 to 15 seconds while it runs."""
 
     step: Count
     total_steps: Count

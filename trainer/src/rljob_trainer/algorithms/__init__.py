@@ -2,7 +2,7 @@
 
 Read `interfaces` first (what an advantage and a loss are), then `advantages`, `policy_losses`, `kl` and `aggregation`
 (the formulas), `segments` and `slopes` (what they are written with), `registry` (from a job to them), and `functions`,
-`function_results`, `function_trial` (the user's own).
+`function_results`, `function_trial`, `several_workers` (the user's own).
 
 What the user's own functions import is here.
 """

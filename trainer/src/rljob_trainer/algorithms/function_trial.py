@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle, islice, pairwise
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from rljob_trainer.algorithms.interfaces import (
     WholeInputs,
 )
 from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.several_workers import on_workers
 from rljob_trainer.errors import AlgorithmFunctionError
 
 CPU = torch.device("cpu")
@@ -32,22 +34,33 @@ SPREADS = (0.1, 0.0)
 """By how much new and old log-probabilities differ: within every trust region, and not at all, as in a first update."""
 TOLERANCE = 1e-4
 
+WITHOUT_TOKENS = "tried for a worker without any token, which has to take part in what `reduce` does"
+ON_SEVERAL = "tried on three workers: two that share the rows, and one without any token"
 
-def try_advantage(estimator: AdvantageEstimator, group_size: int) -> None:
-    """Raises AlgorithmFunctionError."""
+
+def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_size: int) -> None:
+    """Raises AlgorithmFunctionError. An advantage on tokens must be the same however rows are dealt out to workers."""
     if estimator.for_responses is not None:
         estimator.for_responses(_responses(group_size))
     if estimator.for_tokens is not None:
-        estimator.for_tokens(_token_inputs(LENGTHS, estimator.needs), OneWorker())
-        with _without_tokens():
-            estimator.for_tokens(_token_inputs((), estimator.needs), OneWorker())
+        together_N = estimator.for_tokens(_token_inputs(group_size, estimator.needs), OneWorker())
+        first, second, nothing = _dealt_out(_token_inputs(group_size, estimator.needs), group_size)
+        with _hint_at(WITHOUT_TOKENS):
+            estimator.for_tokens(nothing, OneWorker())
+        with _hint_at(ON_SEVERAL), named.blamed():
+            dealt_out_N = torch.cat(on_workers([first, second, nothing], estimator.for_tokens))
+        if not torch.allclose(dealt_out_N, together_N, rtol=TOLERANCE, atol=TOLERANCE):
+            raise named.error(
+                "gave a token another advantage when other rows were with another worker, so that training would "
+                "depend on how rows are dealt out; use `reduce` for what has to be known of all rows"
+            )
 
 
 def try_loss(loss: PolicyLoss, named: NamedFunction) -> None:
     """Raises AlgorithmFunctionError. A loss must be finite, have a finite gradient, and give a token the same loss
     whatever other rows are in its micro-batch."""
     if loss.whole_pass is not None:
-        with _without_tokens():
+        with _hint_at(WITHOUT_TOKENS):
             loss.whole_pass(_whole_inputs(_loss_inputs((), 0.0, loss)), OneWorker())
     for spread in SPREADS:
         inputs = _loss_inputs(LENGTHS, spread, loss)
@@ -63,12 +76,11 @@ def try_loss(loss: PolicyLoss, named: NamedFunction) -> None:
 
 
 @contextmanager
-def _without_tokens() -> Iterator[None]:
+def _hint_at(circumstances: str) -> Iterator[None]:
     try:
         yield
     except AlgorithmFunctionError as error:
-        hint = "(tried for a worker without any token, which has to take part in what `reduce` does)"
-        raise AlgorithmFunctionError(f"{error}\n{hint}") from error.__cause__
+        raise AlgorithmFunctionError(f"{error}\n({circumstances})") from error.__cause__
 
 
 def _tried_losses(loss: PolicyLoss, inputs: LossInputs, named: NamedFunction) -> Tensor:
@@ -94,9 +106,26 @@ def _responses(group_size: int) -> ResponseInputs:
     return ResponseInputs(rewards_B, groups_B, torch.arange(len(rewards_B)) % 7 + 1)
 
 
-def _token_inputs(lengths: Sequence[int], needs: Iterable[str]) -> TokenInputs:
-    segments = Segments.of(lengths, CPU)
-    return TokenInputs(torch.linspace(-0.5, 1.0, len(lengths)), segments, _columns(needs, segments.num_values))
+def _token_inputs(group_size: int, needs: Iterable[str]) -> TokenInputs:
+    """Two groups. The first row is the longest, the last has the best reward."""
+    num_rows = 2 * group_size
+    segments = Segments.of([max(LENGTHS) + 2, *islice(cycle(LENGTHS), num_rows - 1)], CPU)
+    rewards_B, groups_B = torch.linspace(-0.5, 1.0, num_rows), torch.arange(num_rows) // group_size
+    return TokenInputs(rewards_B, groups_B, segments, _columns(needs, segments.num_values))
+
+
+def _dealt_out(inputs: TokenInputs, group_size: int) -> Iterator[TokenInputs]:
+    """To three workers: half of the first group, the other rows, and none."""
+    lengths = inputs.segments.lengths
+    bounds = (0, (group_size + 1) // 2, len(lengths), len(lengths))
+    for start, stop in pairwise(bounds):
+        tokens = slice(sum(lengths[:start]), sum(lengths[:stop]))
+        yield TokenInputs(
+            inputs.rewards_B[start:stop],
+            inputs.groups_B[start:stop],
+            Segments.of(lengths[start:stop], CPU),
+            {name: values_N[tokens] for name, values_N in inputs.columns.items()},
+        )
 
 
 def _loss_inputs(lengths: Sequence[int], spread: float, loss: PolicyLoss) -> LossInputs:

@@ -97,7 +97,7 @@ def load_advantage(path: str, group_size: int) -> AdvantageEstimator:
         function = _plain_function(found, named, "one that works on tokens is decorated with @token_advantage()")
         estimator = AdvantageEstimator(path, for_responses=_checked_for_responses(function, named))
     with _as_configuration_error():
-        try_advantage(estimator, group_size)
+        try_advantage(estimator, named, group_size)
     return estimator
 
 

@@ -64,10 +64,12 @@ class ResponseInputs:
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """One worker's responses of a step."""
+    """One worker's responses of a step, without those that are not learned from."""
 
     rewards_B: Tensor
-    """As in `ResponseInputs`."""
+    """float32: the scores. A KL penalty in the reward is in none of them: see KL_PENALTIES."""
+    groups_B: Tensor
+    """As in `ResponseInputs`. Responses to one prompt may be with several workers."""
     segments: Segments
     """The rows of N."""
     columns: Mapping[str, Tensor]
@@ -169,5 +171,8 @@ ROLLOUT_LOGPROBS = "rollout_logprobs"
 REF_LOGPROBS = "ref_logprobs"
 LOSS_COLUMNS = (ROLLOUT_LOGPROBS, REF_LOGPROBS)
 """What a loss may need. The old log-probabilities are always there."""
-ADVANTAGE_COLUMNS = (OLD_LOGPROBS, ROLLOUT_LOGPROBS, REF_LOGPROBS)
+KL_PENALTIES = "kl_penalties"
+"""What each token's KL to the reference takes off the reward, by the job's estimator and coefficient; zeros where the
+job puts no KL into the reward. Where it does, an estimator on tokens must need these: it alone can place them."""
+ADVANTAGE_COLUMNS = (OLD_LOGPROBS, ROLLOUT_LOGPROBS, REF_LOGPROBS, KL_PENALTIES)
 """What an estimator on tokens may need."""

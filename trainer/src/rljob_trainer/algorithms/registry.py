@@ -14,7 +14,9 @@ from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, ResolvedClipped, Resol
 from rljob_trainer.algorithms.advantages import group_relative_advantages
 from rljob_trainer.algorithms.functions import ADVANTAGE_FIELD, LOSS_FIELD, load_advantage, load_policy_loss
 from rljob_trainer.algorithms.interfaces import (
+    KL_PENALTIES,
     AdvantageEstimator,
+    Level,
     LossInputs,
     PolicyLoss,
     ResponseInputs,
@@ -36,7 +38,13 @@ def advantage_estimator(resolved: ResolvedAlgorithm, group_size: int = TRIAL_GRO
             assert chosen.group_relative is not None
             return AdvantageEstimator(chosen.type, for_responses=partial(_group_relative, chosen.group_relative))
         case AdvantageType.FUNCTION:
-            return load_advantage(_path(chosen.function, ADVANTAGE_FIELD), group_size)
+            found = load_advantage(_path(chosen.function, ADVANTAGE_FIELD), group_size)
+            if resolved.has_kl_in_reward and found.level is Level.TOKEN and KL_PENALTIES not in found.needs:
+                raise ConfigurationError(
+                    f"spec.training.algorithm.kl.placement: the KL goes into the reward, but {found.name} works on "
+                    f"tokens and does not ask for it; let it need {KL_PENALTIES!r}, or write `placement: Loss`"
+                )
+            return found
 
 
 def policy_loss(resolved: ResolvedAlgorithm) -> PolicyLoss:

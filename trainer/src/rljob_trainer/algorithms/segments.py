@@ -54,16 +54,6 @@ class Segments:
         """Rows with at least one value."""
         return sum(length > 0 for length in self.lengths)
 
-    @property
-    def is_used_B(self) -> Tensor:
-        """bool: whether the row has at least one value."""
-        return self.lengths_B > 0
-
-    @cached_property
-    def rows_N(self) -> Tensor:
-        """int64: the row of each value."""
-        return _repeated(torch.arange(self.num_rows, device=self.lengths_B.device), self)
-
     @cached_property
     def positions_N(self) -> Tensor:
         """int64: how many values of its row stand before each value."""

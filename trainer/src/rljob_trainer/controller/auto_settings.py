@@ -1,17 +1,24 @@
-"""What `Auto` in a job stands for: decided once, by what is there at the first start, written down, and kept by every
-resumed run, whatever its machine would choose."""
+"""What a job leaves open, `Auto` and the commit of a model on the hub: decided once, by what is there at the first
+start, written down, and kept by every resumed run, whatever it would find."""
 
 from __future__ import annotations
 
 import logging
 
 from rljob_api.base import WireModel
-from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.model import Dtype, Model
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.engines.rollout.select import missing_for_compilation, select_compile, select_engine
 
 log = logging.getLogger(__name__)
+
+
+class HubModel(WireModel):
+    """A model of the Hugging Face hub at one commit."""
+
+    source: str
+    revision: str
 
 
 class AutoSettings(WireModel):
@@ -21,10 +28,21 @@ class AutoSettings(WireModel):
     rollout_engine: RolloutEngine
     rollout_compile: Compile = Compile.AUTO
     """For vLLM. `AUTO` in checkpoints of earlier versions."""
+    hub_model: HubModel | None = None
+    """Of it come the reference's weights, the tokenizer and the prompts. None for local models."""
+
+
+def at_kept_commit(model: Model, kept: AutoSettings | None) -> Model:
+    """The job's model; where it names no revision, at the commit that the checkpoint's run took it at."""
+    before = kept.hub_model if kept else None
+    if before is None or before.source != model.source or model.revision is not None:
+        return model
+    return model.model_copy(update={"revision": before.revision})
 
 
 def settle(spec: RLJobSpec, device_type: str, kept: AutoSettings | None) -> AutoSettings:
-    """The choices of this start. `kept` are those of the checkpoint that it goes on from.
+    """The choices of this start. `kept` are those of the checkpoint that it goes on from. A model of the hub has a
+    commit in `spec`.
 
     Raises ConfigurationError for a rollout engine that is not installed, or cannot compile."""
     dtype = spec.training.model.dtype
@@ -34,8 +52,22 @@ def settle(spec: RLJobSpec, device_type: str, kept: AutoSettings | None) -> Auto
     elif kept and dtype is not kept.dtype:
         log.warning("spec.training.model.dtype is %s, and the checkpoint was trained in %s", dtype, kept.dtype)
     engine = select_engine(chosen_engine(spec, kept))
+    model = spec.training.model
+    hub_model = HubModel(source=model.source, revision=model.revision) if model.revision else None
+    if kept and kept.hub_model and kept.hub_model != hub_model:
+        log.warning(
+            "spec.training.model is %s at %s, and the checkpoint's run began from %s at %s: reference and tokenizer "
+            "may differ",
+            model.source,
+            model.revision,
+            kept.hub_model.source,
+            kept.hub_model.revision,
+        )
     return AutoSettings(
-        dtype=dtype, rollout_engine=engine, rollout_compile=_settled_compile(spec, engine, device_type, kept)
+        dtype=dtype,
+        rollout_engine=engine,
+        rollout_compile=_settled_compile(spec, engine, device_type, kept),
+        hub_model=hub_model,
     )
 
 

@@ -20,9 +20,19 @@ from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
-from rljob_trainer.algorithms.interfaces import REF_LOGPROBS
-from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
-from rljob_trainer.controller.auto_settings import AutoSettings, chosen_engine, settle, settled_spec
+from rljob_trainer.controller.auto_settings import (
+    AutoSettings,
+    at_kept_commit,
+    chosen_engine,
+    settle,
+    settled_spec,
+)
+from rljob_trainer.controller.job_checks import (
+    check_algorithm,
+    check_row_lengths,
+    needs_reference,
+    samples_all_tokens,
+)
 from rljob_trainer.datasets.contamination import without_held_out
 from rljob_trainer.datasets.prompts import PromptRow, load_prompts
 from rljob_trainer.engines.rollout.select import select_engine
@@ -121,14 +131,18 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
     DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
     training = job.spec.training
     select_engine(chosen_engine(job.spec, kept))
-    # Loads and tries the user's own parts of the algorithm.
-    needs_reference(job.spec)
+    check_algorithm(job.spec)
     with ExitStack() as stack:
         reward = reward_settings(job, settings)
         check = stack.enter_context(_reward_check(reward))
         log.info("model: %s", training.model.source)
-        model_folder, model = controller_model(training.model, settings.cache_folder, settings.job_folder)
+        model_folder, model = controller_model(
+            at_kept_commit(training.model, kept), settings.cache_folder, settings.job_folder
+        )
+        training = training.model_copy(update={"model": model.model})
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"training": training})})
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
+        check_row_lengths(model_folder, prompts.longest + training.rollout.max_new_tokens)
         log.info(
             "data: %d training prompts, %d held out (%d training rows were among them and are left out)",
             len(prompts.training),
@@ -167,14 +181,6 @@ def num_data_ranks_of(spec: RLJobSpec) -> int:
     return ParallelLayout.full_shard(num_workers_of(spec, ACTOR)).num_data_ranks
 
 
-def needs_reference(spec: RLJobSpec) -> bool:
-    """Whether there is a KL term, or the user's own advantage or loss asks for the reference's log-probabilities."""
-    training = spec.training
-    resolved = resolve_algorithm(training.algorithm)
-    needs = advantage_estimator(resolved, training.rollout.group_size).needs | policy_loss(resolved).needs
-    return training.algorithm.kl.coefficient > 0 or REF_LOGPROBS in needs
-
-
 def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list[RoleSpec]:
     """The roles of the models, in the order in which they are built."""
     training = job.spec.training
@@ -197,7 +203,7 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
         temperature=rollout.temperature,
         max_new_tokens=rollout.max_new_tokens,
         group_size=rollout.group_size,
-        samples_all_tokens=rollout.top_p == 1 and rollout.top_k == 0,
+        samples_all_tokens=samples_all_tokens(rollout),
         num_steps=training.steps,
         num_epochs_per_batch=training.num_epochs_per_batch,
         mini_batch_rows=(training.mini_batch_size or training.batch_size)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import torch
 
-from rljob_api.v1alpha1.algorithm import KlPlacement
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.algorithms.functions import in_step
@@ -32,6 +31,7 @@ from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_LOSS, TOKEN_I
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
+    GROUPS,
     IS_LEARNED,
     KL_SUMS,
     OLD_LOGPROBS,
@@ -84,7 +84,9 @@ class TrainingStep:
         self.reference = reference
         self.timer = timer
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
-        self.needs_old_logprobs = not plan.has_single_update or OLD_LOGPROBS in self.advantages.needs
+        self.needs_old_logprobs = (
+            not plan.has_single_update or OLD_LOGPROBS in self.advantages.needs or plan.algorithm.has_kl_in_reward
+        )
 
     def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
         """Step `step` (from 0) on these prompts; the rollout and the step's metrics."""
@@ -96,56 +98,50 @@ class TrainingStep:
         seeds_B = sample_seeds(self.plan.seed, TRAINING_STREAM, step, len(prompts) * group_size)
         rollout = self.rollout.run(prompts, group_size, self.plan.sampling, seeds_B)
         groups_B = torch.arange(len(rollout.prompts)) // group_size
-        batch, rewards_B, kl_metrics = self._with_kl_in_reward(rollout)
-        is_learned_B = torch.ones(len(rewards_B), dtype=torch.bool)
+        is_learned_B = torch.ones(len(groups_B), dtype=torch.bool)
         if algorithm.drop_zero_variance_groups:
-            is_learned_B = ~zero_variance_mask(rewards_B, groups_B)
-        batch = batch.with_columns({IS_LEARNED: is_learned_B, REWARDS: rewards_B})
-        if self.advantages.for_responses is not None:
-            inputs = ResponseInputs(rewards_B, groups_B, rollout.batch[RESPONSE_LENGTHS])
-            batch = batch.with_columns({ADVANTAGES: self.advantages.for_responses(inputs)})
+            is_learned_B = ~zero_variance_mask(rollout.rewards_B, groups_B)
         lengths_B = rollout.lengths_B.where(is_learned_B, 0)
         order_B = balanced_order(lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
+        batch = rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_LEARNED: is_learned_B})
         batch = self._with_logprobs(batch.reorder(order_B) if self.plan.num_data_ranks > 1 else batch)
-        if self.advantages.for_tokens is not None:
-            columns = [RESPONSE_MASK, REWARDS, IS_LEARNED, *sorted(self.advantages.needs)]
-            batch = batch.union(self.actor.compute_token_advantages(batch.only(columns)))
+        response_lengths_B = rollout.batch[RESPONSE_LENGTHS]
+        kl_B = self._kl_for_reward(batch)[order_B.argsort()]
+        if self.advantages.for_responses is not None:
+            rewards_B = kl_in_reward(rollout.rewards_B, kl_B, algorithm.kl.coefficient)
+            inputs = ResponseInputs(rewards_B, groups_B, response_lengths_B)
+            advantages_B = self.advantages.for_responses(inputs)
+            batch = batch.with_columns({ADVANTAGES: advantages_B[order_B]})
+        else:
+            columns_B = {REWARDS: rollout.rewards_B[order_B], GROUPS: groups_B[order_B]}
+            batch = batch.union(self.actor.compute_token_advantages(batch.without([TOKENS]).with_columns(columns_B)))
         with self.timer.phase("update_actor"):
-            metrics = self.actor.update_policy(batch.without([REWARDS]), step)
-        advantages = {ADVANTAGE_MEAN: float(batch[ADVANTAGES].mean())} if self.advantages.for_responses else {}
+            metrics = self.actor.update_policy(batch, step)
+        others: dict[str, float] = {}
+        if self.advantages.for_responses is not None:
+            others[ADVANTAGE_MEAN] = float(batch[ADVANTAGES].mean())
+        if algorithm.has_kl_in_reward:
+            others[KL_LOSS] = float(kl_B.sum() / response_lengths_B[is_learned_B].sum().clamp(min=1))
         return rollout, {
             **rollout.metrics(),
             **metrics,
-            **kl_metrics,
-            **advantages,
+            **others,
             TOKEN_IMBALANCE: imbalance(lengths_B[order_B], self.plan.num_data_ranks),
             TOKEN_IMBALANCE_BEFORE: imbalance(lengths_B, self.plan.num_data_ranks),
         }
 
-    def _with_kl_in_reward(self, rollout: ScoredRollout) -> tuple[DataProto, torch.Tensor, dict[str, float]]:
-        """What an update needs of the rollout, rewards [B], and metrics. Where the KL term is part of the reward, all
-        responses are scored by actor and reference: whether a group is learned from depends on it."""
-        batch, kl = rollout.batch.only(TOKEN_COLUMNS), self.plan.algorithm.kl
-        if self.reference is None or not kl.coefficient or kl.placement is not KlPlacement.REWARD:
-            return batch, rollout.rewards_B, {}
-        everything_B = torch.ones(len(rollout.prompts), dtype=torch.bool)
-        order_B = balanced_order(rollout.lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
-        batch = self._with_old_logprobs(batch.with_columns({IS_LEARNED: everything_B}).reorder(order_B))
-        batch = self._with_ref_logprobs(batch)
-        kl_sums = self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, OLD_LOGPROBS, REF_LOGPROBS]))
-        back_B = order_B.argsort()
-        kl_B = kl_sums[KL_SUMS][back_B]
-        rewards_B = kl_in_reward(rollout.rewards_B, kl_B, kl.coefficient)
-        metrics = {KL_LOSS: float(kl_B.sum() / rollout.batch[RESPONSE_LENGTHS].sum())}
-        return batch.without([IS_LEARNED]).reorder(back_B), rewards_B, metrics
-
     def _with_logprobs(self, batch: DataProto) -> DataProto:
-        """The batch with the log-probabilities that are needed and not there yet."""
-        if self.needs_old_logprobs and OLD_LOGPROBS not in batch:
+        """The batch with the log-probabilities that are needed."""
+        if self.needs_old_logprobs:
             batch = self._with_old_logprobs(batch)
-        if self.reference is not None and REF_LOGPROBS not in batch:
-            batch = self._with_ref_logprobs(batch)
-        return batch
+        return batch if self.reference is None else self._with_ref_logprobs(batch)
+
+    def _kl_for_reward(self, batch: DataProto) -> torch.Tensor:
+        """[B]: KL of each of the batch's responses; zeros where the job puts none into the reward, and for what is not
+        learned from."""
+        if not self.plan.algorithm.has_kl_in_reward:
+            return torch.zeros(len(batch))
+        return self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, OLD_LOGPROBS, REF_LOGPROBS]))[KL_SUMS]
 
     def _with_old_logprobs(self, batch: DataProto) -> DataProto:
         with self.timer.phase("old_logprob"):

@@ -23,7 +23,6 @@ class _Backend(Protocol):
     """What is used of transformers' tokenizers."""
 
     eos_token_id: int | None
-    pad_token_id: int | None
     chat_template: str | None
 
     def __call__(self, text: list[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]: ...
@@ -55,13 +54,6 @@ class Tokenizer:
         declared = json.loads(file.read_text()).get("eos_token_id") if file.exists() else None
         tokens = declared if isinstance(declared, list) else [declared]
         return tuple(dict.fromkeys(token for token in (*tokens, self._backend.eos_token_id) if token is not None))
-
-    @property
-    def pad_token_id(self) -> int:
-        """The padding token; an end token, or 0, in tokenizers without one. Padding is masked everywhere."""
-        if self._backend.pad_token_id is not None:
-            return self._backend.pad_token_id
-        return next(iter(self.eos_token_ids), 0)
 
     @property
     def has_chat_template(self) -> bool:

@@ -47,10 +47,6 @@ class RolePlan:
         """Those whose processes share the devices of a pool."""
         return [group for group in self.groups if group.pool == pool]
 
-    def are_fused(self, *roles: str) -> bool:
-        """Whether these roles are in the same processes, so that they may pass on what they have by hand."""
-        return len({self.group_of(role) for role in roles}) == 1
-
 
 def plan_roles(
     pools: Sequence[str], role_pools: Mapping[str, str | None], apart: Sequence[Sequence[str]] = ()

@@ -161,11 +161,6 @@ class ResourcePool:
             custom_resources={name: amount for name, amount in custom.items() if amount > 0},
         )
 
-    @property
-    def num_processes_per_node(self) -> int:
-        """Processes of a node of the pool when all of its shares are used; what a node's cores are divided by."""
-        return self.settings.num_devices_per_node * self.num_shares
-
     def shares(self, num_shares: int) -> list[PoolView]:
         """So many views of all slots, whose processes share each device in equal parts. Raises ResourceError for no
         part, and for parts so small that Ray knows none."""

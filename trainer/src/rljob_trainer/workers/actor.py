@@ -18,9 +18,9 @@ from torch import Tensor
 from rljob_api.v1alpha1.algorithm import LossType
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
-from rljob_trainer.algorithms.aggregation import Denominators
+from rljob_trainer.algorithms.aggregation import Denominators, count_denominators
 from rljob_trainer.algorithms.functions import refuse_not_finite
-from rljob_trainer.algorithms.interfaces import TokenInputs, WholeInputs
+from rljob_trainer.algorithms.interfaces import KL_PENALTIES, TokenInputs, WholeInputs
 from rljob_trainer.algorithms.kl import kl_estimate, kl_sums
 from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
 from rljob_trainer.algorithms.segments import Segments
@@ -51,6 +51,8 @@ from rljob_trainer.observability.metrics import (
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
+    GROUPS,
+    IS_LEARNED,
     KL_SUMS,
     OLD_LOGPROBS,
     REF_LOGPROBS,
@@ -136,14 +138,17 @@ class ActorWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_token_advantages(self, batch: DataProto) -> DataProto:
-        """Column ADVANTAGES with a value per token, by an estimator that works on tokens. Needs REWARDS,
-        RESPONSE_MASK, IS_LEARNED and what the estimator names."""
+        """Column ADVANTAGES with a value per token, by an estimator that works on tokens. Needs REWARDS, GROUPS,
+        RESPONSE_MASK, IS_LEARNED, what the estimator names, and for KL_PENALTIES other than zeros OLD_LOGPROBS and
+        REF_LOGPROBS."""
         assert self.advantages.for_tokens is not None, "this estimator works on one number per response"
-        mask = learned_mask(batch)
+        mask, is_learned_B = learned_mask(batch), batch[IS_LEARNED]
+        lengths_B = torch.tensor(_num_marked(mask), dtype=torch.int64)[is_learned_B]
         inputs = TokenInputs(
-            rewards_B=batch[REWARDS],
-            segments=Segments.of(_num_marked(mask), torch.device("cpu")),
-            columns={name: batch.ragged_column(name).values[mask.values] for name in self.advantages.needs},
+            rewards_B=batch[REWARDS][is_learned_B],
+            groups_B=batch[GROUPS][is_learned_B],
+            segments=Segments.of(lengths_B.tolist(), torch.device("cpu")),
+            columns={name: self._advantage_column(name, batch, mask) for name in self.advantages.needs},
         )
         with _others_may_wait():
             advantages_R = self.advantages.for_tokens(inputs, RankReduce(self.engine))
@@ -208,6 +213,16 @@ class ActorWorker(Worker):
         """Sets this process's random generators."""
         restore_random_state(state)
 
+    def _advantage_column(self, name: str, batch: DataProto, mask: RaggedColumn) -> Tensor:
+        """[R], of the marked tokens."""
+        if name != KL_PENALTIES:
+            return batch.ragged_column(name).values[mask.values]
+        kl = self.settings.algorithm.kl
+        if not self.settings.algorithm.has_kl_in_reward:
+            return torch.zeros(int(mask.values.sum()))
+        old_R, ref_R = (batch.ragged_column(each).values[mask.values] for each in (OLD_LOGPROBS, REF_LOGPROBS))
+        return kl.coefficient * kl_estimate(old_R, ref_R, kl.estimator)
+
     def _named_state(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.engine.named_shards():
             yield MODEL_PREFIX + name, tensor
@@ -266,10 +281,9 @@ class ActorWorker(Worker):
 
     def _denominators(self, mini_batch: TokenBatch) -> Denominators:
         """Counts of the mini-batch over all workers."""
-        lengths = mini_batch.response_lengths
-        mine = torch.tensor([sum(lengths), sum(length > 0 for length in lengths)], dtype=torch.float64)
-        num_tokens, num_sequences = self.engine.sum_over_ranks(mine).tolist()
-        return Denominators(num_tokens, num_sequences)
+        mine = count_denominators(Segments.of(mini_batch.response_lengths, torch.device("cpu")))
+        counts = torch.tensor([mine.num_tokens, mine.num_sequences], dtype=torch.float64)
+        return Denominators(*self.engine.sum_over_ranks(counts).tolist())
 
     def _whole_pass(self, mini_batch: TokenBatch) -> tuple[TokenBatch, Mapping[str, Tensor], frozenset[str]]:
         """The mini-batch with what the loss wants to know of all of it before any gradient: values per token as

@@ -21,7 +21,6 @@ class FinishReason(StrEnum):
     """End-of-sequence token or stop text."""
     LENGTH = "length"
     """The limit of new tokens."""
-    ABORTED = "aborted"
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,10 @@ class RolloutEngine(ABC):
     @abstractmethod
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         """Replaces all weights (names of the Hugging Face model, whole tensors) and drops what was cached from the
-        old ones. Tokens generated from now on carry `policy_version`."""
+        old ones. Tokens generated from now on carry `policy_version`.
+
+        Not while sequences are under way: they would go on from keys and values of the old weights. Requests that no
+        `step` has begun may wait."""
 
     @abstractmethod
     def wake(self, *, weights: bool, kv_cache: bool) -> None:

@@ -22,6 +22,7 @@ from rljob_trainer.engines.rollout.base import (
     SamplingSettings,
 )
 from rljob_trainer.engines.rollout.response_text import response_text
+from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.models.tokenizer import Tokenizer
 
 
@@ -49,7 +50,12 @@ class HfEngine(RolloutEngine):
 
     def __init__(self, settings: HfSettings) -> None:
         config = AutoConfig.from_pretrained(settings.model_folder)
-        self.model = AutoModelForCausalLM.from_config(config, dtype=settings.dtype).to(settings.device).eval()
+        # Symptom: log-probabilities of Gemma 2 without its soft cap, silently. transformers (5.19.0) takes sdpa where a
+        # class has it, whatever the configuration says. The test of log-probabilities of a response fails without this.
+        is_eager = choose_attention(config).implementation == "eager"
+        attention = "eager" if is_eager else config._attn_implementation
+        model = AutoModelForCausalLM.from_config(config, dtype=settings.dtype, attn_implementation=attention)
+        self.model = model.to(settings.device).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
         self.settings = settings
         self.end_tokens = frozenset(Tokenizer(settings.model_folder).eos_token_ids)
@@ -79,7 +85,8 @@ class HfEngine(RolloutEngine):
 
     @torch.no_grad()
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
-        """See RolloutEngine.update_weights. Sequences under way go on from what the old weights have cached."""
+        """See RolloutEngine.update_weights. What is cached belongs to the sequences under way, and ends with them."""
+        assert not self.running, f"weights are replaced while {len(self.running)} sequences are under way"
         parameters = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         for name, tensor in weights:
             parameters[name].copy_(tensor)

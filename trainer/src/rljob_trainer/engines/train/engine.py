@@ -76,6 +76,7 @@ class TrainEngine:
         self.device = settings.device
         self.layout = ParallelLayout.full_shard(dist.get_world_size())
         self.mesh = self.layout.mesh(settings.device.type)
+        self.data_group = self.layout.data_group(self.mesh)
         # The comparison is in 32 bits whatever the passes will run in.
         self.model = self._sharded(torch.float32)
         materialize(self.model, settings.device)
@@ -89,8 +90,9 @@ class TrainEngine:
         if settings.compute_dtype != torch.float32:
             accepted = self.model
             self.model = self._sharded(settings.compute_dtype)
-            materialize(self.model, settings.device)
+            # Takes the shards over; nothing is allocated twice.
             self.model.load_state_dict(accepted.state_dict(), assign=True)
+            materialize(self.model, settings.device)
             self.model.language_model.tie_weights()  # type: ignore[operator]
         self.model.train(settings.optimizer is not None)
         self.optimizer: torch.optim.AdamW | None = None
@@ -179,16 +181,16 @@ class TrainEngine:
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
         """Collective. Elementwise sum over the data-parallel ranks, where `values` are."""
-        return self._reduced(values, dist.ReduceOp.SUM)
+        return self._reduced(values, dist.ReduceOp.SUM, self.data_group)
 
     def max_over_ranks(self, values: Tensor) -> Tensor:
         """Collective. Elementwise largest value over the data-parallel ranks, where `values` are."""
-        return self._reduced(values, dist.ReduceOp.MAX)
+        return self._reduced(values, dist.ReduceOp.MAX, self.data_group)
 
     def names_over_ranks(self, names: Iterable[str]) -> list[str]:
         """Collective. All names that any data-parallel rank has, sorted."""
-        found: list[list[str]] = [[] for _ in range(self.layout.num_ranks)]
-        dist.all_gather_object(found, sorted(names))
+        found: list[list[str]] = [[] for _ in range(self.layout.num_data_ranks)]
+        dist.all_gather_object(found, sorted(names), group=self.data_group)
         return sorted({name for each in found for name in each})
 
     def _sharded(self, compute_dtype: torch.dtype) -> TokenModel:
@@ -223,7 +225,9 @@ class TrainEngine:
         )
 
     def _largest(self, value: float) -> float:
-        return float(self.max_over_ranks(torch.tensor([value], dtype=torch.float64)).item())
+        """Over all ranks that the model is cut up over: they all take part in each pass."""
+        found = self._reduced(torch.tensor([value], dtype=torch.float64), dist.ReduceOp.MAX, dist.group.WORLD)
+        return float(found.item())
 
     @torch.no_grad()
     def _own_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -244,9 +248,9 @@ class TrainEngine:
         assert logprobs_R is not None
         return torch.split_with_sizes(logprobs_R.cpu(), batch.response_lengths)
 
-    def _reduced(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+    def _reduced(self, values: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> Tensor:
         on_device = values.detach().to(self.device, copy=True)
-        dist.all_reduce(on_device, op=operation)
+        dist.all_reduce(on_device, op=operation, group=group)
         return on_device.to(values.device)
 
     def _reshard(self) -> None:

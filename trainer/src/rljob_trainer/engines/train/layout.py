@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rljob_trainer.dispatch.mesh import MeshPosition
@@ -49,3 +50,7 @@ class ParallelLayout:
     def mesh(self, device_type: str) -> DeviceMesh:
         """Collective. The mesh over which `fully_shard` cuts."""
         return init_device_mesh(device_type, (self.num_shards,), mesh_dim_names=(SHARD,))
+
+    def data_group(self, mesh: DeviceMesh) -> ProcessGroup:
+        """Of `mesh`: the ranks that have different rows. Counts and sums over a batch are over these."""
+        return mesh.get_group(SHARD)

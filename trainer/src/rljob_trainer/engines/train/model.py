@@ -30,7 +30,7 @@ def build_on_meta(folder: Path) -> nn.Module:
 
     Its attention is that of `attention.choose_attention`.
     Raises ConfigurationError when the folder holds no causal language model."""
-    config = without_dropout(_read_config(folder))
+    config = without_dropout(read_config(folder))
     register_flat_attention()
     try:
         with torch.device("meta"):
@@ -42,7 +42,7 @@ def build_on_meta(folder: Path) -> nn.Module:
     return model
 
 
-def _read_config(folder: Path) -> PreTrainedConfig:
+def read_config(folder: Path) -> PreTrainedConfig:
     """What `config.json` in `folder` says. Raises ConfigurationError when it describes no causal language model."""
     try:
         config = AutoConfig.from_pretrained(folder)
@@ -83,11 +83,12 @@ def _num_parameters(module: nn.Module) -> int:
 
 @torch.no_grad()
 def materialize(model: nn.Module, device: torch.device) -> None:
-    """Gives every shard memory on `device` and fills the buffers that no file holds (rotary frequencies, scales).
+    """Gives every shard that has none memory on `device` and fills the buffers that no file holds (rotary frequencies,
+    scales).
 
     Those come from the architecture's own initialization, as in `from_pretrained`; the weights stay undefined.
     Raises ConfigurationError for a model with such a buffer that its architecture does not fill."""
-    model.to_empty(device=device)
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
     weights = [tensor for _, tensor in named_tensors(model)]
     for tensor in weights:
         # What carries this mark is left alone by transformers' initialization.

@@ -1,16 +1,13 @@
 """From a decoder's hidden states to logits: what a model's own forward does beside multiplying with the head's weight.
 
 Whatever else it does is found by the comparison of `acceptance`.
-
-Legend: N tokens, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig
 
 from rljob_trainer.errors import ConfigurationError
@@ -59,9 +56,3 @@ def head_form(config: PreTrainedConfig) -> HeadForm:
             multiplier *= value if name in FACTORS or name == own_factor else 1.0 / value
     soft_caps = [fields[name] for name in SOFT_CAPS if fields.get(name) is not None]
     return HeadForm(multiplier, min(soft_caps, default=None))
-
-
-def logits_of(hidden_ND: Tensor, head: nn.Linear, form: HeadForm) -> Tensor:
-    """Whole logits [N, V]; for comparisons, since they are the largest tensor of a pass."""
-    logits_NV: Tensor = head(hidden_ND) * form.multiplier
-    return logits_NV if form.soft_cap is None else form.soft_cap * torch.tanh(logits_NV / form.soft_cap)

@@ -69,7 +69,7 @@ def token_distribution(
     entropy: Entropy = Entropy.NO,
     with_squares: bool = False,
     chunk_bytes: int | None = None,
-    whole_bytes: int = WHOLE_BYTES,
+    whole_bytes: int | None = None,
 ) -> TokenDistribution:
     """Log-probabilities of `targets_N` (int64, in the vocabulary) and what else is wanted. Logits are finite.
 
@@ -79,7 +79,7 @@ def token_distribution(
     multiply in 32. Sums over tiles have 32 bits always.
 
     `chunk_bytes` is the size of a tile in the dtype of the softmax, by default one that suits the device; two or three
-    are alive at a time. Logits of up to `whole_bytes` are not cut.
+    are alive at a time. Logits of up to `whole_bytes`, by default WHOLE_BYTES, are not cut.
     Raises ValueError for arguments that do not fit together.
     """
     _check(hidden_ND, targets_N, head, temperature)
@@ -90,7 +90,7 @@ def token_distribution(
     kept_elements = len(hidden_ND) * num_vocabulary
     if product_dtype != hidden_ND.dtype:
         kept_elements = max(kept_elements, head.weight_VD.numel())
-    if kept_elements * softmax_dtype.itemsize <= whole_bytes:
+    if kept_elements * softmax_dtype.itemsize <= (WHOLE_BYTES if whole_bytes is None else whole_bytes):
         scaled_NV = _scaled_logits(hidden_ND, head, temperature, product_dtype, softmax_dtype)
         return _of_whole_logits(scaled_NV, targets_N, entropy, with_squares)
     if chunk_bytes is None:

@@ -1,0 +1,86 @@
+"""The engine that generates with transformers: its log-probabilities are the model's own, and of one set of weights.
+
+What is right is said by `from_pretrained` with eager attention, on whole sequences one at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from shutil import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rljob_testing.replayed_steps import MODEL
+from rljob_testing.tiny_models import WINDOW, save_tiny_model
+from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
+from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
+
+PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90), (3, 3, 17, 21, 60))
+"""Shorter and longer than the models' windows."""
+TEMPERATURES = (0.0, 0.7, 1.0, 1.6)
+SAMPLING = SamplingSettings(1.0, 1.0, 0, 12, ())
+REQUESTS = [
+    GenerationRequest(f"{prompt[0]} {temperature}", prompt, replace(SAMPLING, temperature=temperature), seed)
+    for seed, prompt in enumerate(PROMPTS)
+    for temperature in TEMPERATURES
+]
+
+
+def folder_of(name: str, folder: Path) -> Path:
+    """A tiny model's, with the tokenizer of another: its texts say nothing."""
+    save_tiny_model(name, folder)
+    for file in MODEL.glob("tokenizer*"):
+        copy(file, folder)
+    return folder
+
+
+def right_model(folder: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    )
+    return model.eval()
+
+
+@torch.no_grad()
+def assert_own_logprobs(model: PreTrainedModel, request: GenerationRequest, found: FinishedSequence) -> None:
+    sequence = torch.tensor([[*request.prompt_token_ids, *found.token_ids]])
+    logits_RV = model(input_ids=sequence, use_cache=False).logits[0, len(request.prompt_token_ids) - 1 : -1]
+    logprobs_RV = (logits_RV / (request.sampling.temperature or 1.0)).log_softmax(dim=-1)
+    right_R = logprobs_RV.gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(found.logprobs), right_R, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "attention"), [("gemma2", "eager"), ("gemma3", "sdpa"), ("mistral", "sdpa")])
+def test_logprobs_of_a_response_are_those_of_the_models_own_forward(name: str, attention: str, tmp_path: Path) -> None:
+    folder = folder_of(name, tmp_path)
+    right = right_model(folder)
+    engine = HfEngine(HfSettings(folder, torch.device("cpu"), torch.float32, len(REQUESTS)))
+    assert engine.model.config._attn_implementation == attention
+    engine.update_weights(right.named_parameters(), 0)
+    finished = engine.generate(REQUESTS)
+    for request in REQUESTS:
+        assert_own_logprobs(right, request, finished[request.request_id])
+    assert sum(len(each.token_ids) > WINDOW for each in finished.values()) > len(REQUESTS) / 2
+
+
+def test_weights_are_replaced_between_sequences_only(tmp_path: Path) -> None:
+    folder = folder_of("gemma2", tmp_path)
+    right = right_model(folder)
+    engine = HfEngine(HfSettings(folder, torch.device("cpu"), torch.float32, 1))
+    engine.update_weights(right.named_parameters(), 0)
+    first, second, *_ = REQUESTS
+    engine.add(first)
+    assert engine.step() == []
+    engine.add(second)
+    for parameter in right.parameters():
+        parameter.data *= 1.1
+    with pytest.raises(AssertionError, match="replaced while 1 sequences are under way"):
+        engine.update_weights(right.named_parameters(), 1)
+    engine.abort([first.request_id])
+    engine.update_weights(right.named_parameters(), 1)
+    found = engine.generate([])[second.request_id]
+    assert_own_logprobs(right, second, found)
+    assert found.policy_versions == (1,) * len(found.token_ids)

@@ -1,0 +1,114 @@
+"""Updates that cannot be made: gradients that are not finite, and a user's functions that fail in the middle of a step.
+
+Rollouts are replayed, on one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.v1alpha1.algorithm import Advantage, AdvantageType, Algorithm, Function
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_testing import failing_loss
+from rljob_testing.one_rank import only_rank
+from rljob_testing.replayed_steps import Replay, replayed_run
+from rljob_testing.same_numbers import RELATIVE, assert_bitwise, difference
+from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.errors import AlgorithmFunctionError, CollectiveFunctionError, NonFiniteUpdateError
+from rljob_trainer.observability.metrics import GRADIENT_NORM, NUM_SKIPPED_UPDATES
+from rljob_trainer.workers.actor import ActorWorker
+
+REPLAY = Replay(optimizer=Optimizer(learning_rate=1e-3, weight_decay=0.1))
+"""One update per step."""
+TWO_UPDATES = replace(REPLAY, mini_batch_size=2)
+NAN = float("nan")
+ON_TOKENS = Algorithm(
+    advantage=Advantage(type=AdvantageType.FUNCTION, function=Function(path=failing_loss.ADVANTAGE_PATH))
+)
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
+    with only_rank(tmp_path_factory.mktemp("group")) as context:
+        yield context
+
+
+@contextmanager
+def scaled_gradients(actor: ActorWorker, factors: Iterable[float]) -> Iterator[None]:
+    """Within it, each update's gradient is multiplied by the next factor. Losses stay what they are."""
+    policy_loss, remaining = actor.policy_loss, iter(factors)
+
+    def compute(inputs: LossInputs) -> TokenLosses:
+        factor = next(remaining)
+        inputs.logprobs_N.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
+        return policy_loss.compute(inputs)
+
+    actor.policy_loss = replace(policy_loss, compute=compute)
+    try:
+        yield
+    finally:
+        actor.policy_loss = policy_loss
+
+
+def test_gradients_that_are_not_finite_change_nothing(context: WorkerContext) -> None:
+    run, without_them = replayed_run(REPLAY, context), replayed_run(REPLAY, context)
+    for each in (run, without_them):
+        assert each.step(0)[NUM_SKIPPED_UPDATES] == 0
+    before = run.state()
+    # In the second case each gradient is a number, but their squares are not.
+    for step, factor, norm in ((1, NAN, "nan"), (2, 1e25, "inf")):
+        with scaled_gradients(run.actor, [factor]):
+            metrics = run.step(step)
+        assert (str(metrics[GRADIENT_NORM]), metrics[NUM_SKIPPED_UPDATES]) == (norm, 1)
+        assert_bitwise(run.state(), before)
+    metrics = run.step(3)
+    assert metrics[NUM_SKIPPED_UPDATES] == 0
+    assert metrics == without_them.step(3)
+    assert_bitwise(run.state(), without_them.state())
+    assert difference(run.state(), before) > RELATIVE
+
+
+def test_five_updates_in_a_row_end_the_run(context: WorkerContext) -> None:
+    """Counted across steps, and anew after one that was made."""
+    run = replayed_run(TWO_UPDATES, context)
+    factors = [NAN, NAN, NAN, NAN, 1.0, NAN, NAN, NAN, NAN, NAN]
+    with scaled_gradients(run.actor, factors):
+        assert [step[NUM_SKIPPED_UPDATES] for step in run.steps(0, 4)] == [2, 2, 1, 2]
+        with pytest.raises(NonFiniteUpdateError, match=r"^actor: 5 updates in a row had gradients that are not finite"):
+            run.step(4)
+
+
+def test_a_loss_that_is_no_number_is_told_of_before_its_gradients(context: WorkerContext) -> None:
+    """Where one step has so many updates that they would end the run."""
+    algorithm = failing_loss.with_loss(failing_loss.NO_NUMBER_PATH)
+    run = replayed_run(replace(TWO_UPDATES, algorithm=algorithm, num_epochs_per_batch=3), context)
+    with (
+        failing_loss.failing(),
+        pytest.raises(AlgorithmFunctionError, match=f"{failing_loss.NO_NUMBER_PATH} gave NaN or infinity for 1 of"),
+    ):
+        run.step(0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "path", "kind"),
+    [
+        (failing_loss.with_loss(failing_loss.PATH), failing_loss.PATH, AlgorithmFunctionError),
+        (failing_loss.with_loss(failing_loss.WHOLE_PASS_PATH), failing_loss.WHOLE_PASS_PATH, CollectiveFunctionError),
+        (ON_TOKENS, failing_loss.ADVANTAGE_PATH, CollectiveFunctionError),
+    ],
+)
+def test_a_failure_tells_whether_others_may_wait(
+    context: WorkerContext, algorithm: Algorithm, path: str, kind: type[AlgorithmFunctionError]
+) -> None:
+    """After a `CollectiveFunctionError` the controller asks nothing more of the workers."""
+    run = replayed_run(replace(REPLAY, algorithm=algorithm), context)
+    with failing_loss.failing(), pytest.raises(AlgorithmFunctionError) as caught:
+        run.step(0)
+    assert type(caught.value) is kind
+    assert f"{path} raised ZeroDivisionError" in str(caught.value)
+    assert failing_loss.MESSAGE in str(caught.value)

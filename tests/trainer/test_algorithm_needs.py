@@ -1,0 +1,98 @@
+"""What an algorithm's parts need of the job, and what is refused before a device is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_testing.training_runs import Document, merged, small_job
+from rljob_trainer.controller.job_checks import check_algorithm, check_row_lengths, needs_reference
+from rljob_trainer.errors import ConfigurationError
+
+APART: Document = {
+    "spec": {
+        "pools": [{"name": name, "nodes": 1, "gpusPerNode": 1} for name in ("main", "second")],
+        "roles": {"ref": {"pool": "second"}},
+    }
+}
+FUNCTIONS = """
+from rljob_trainer.algorithms import policy_loss_function, token_advantage
+
+@policy_loss_function(needs=["ref_logprobs"])
+def near(inputs):
+    return inputs.logprobs_N - inputs.columns["ref_logprobs"]
+
+@policy_loss_function(needs=["rollout_logprobs"])
+def corrected(inputs):
+    return -inputs.logprobs_N * inputs.advantages_N
+
+@token_advantage()
+def returns(inputs, reduce):
+    return inputs.segments.spread(inputs.rewards_B)
+
+@token_advantage(needs=["kl_penalties"])
+def rewards(inputs, reduce):
+    return inputs.segments.spread(inputs.rewards_B) - inputs.columns["kl_penalties"]
+
+def plain(inputs):
+    return -inputs.logprobs_N * inputs.advantages_N
+"""
+
+
+def function(name: str) -> Document:
+    return {"type": "Function", "function": {"path": f"losses_of_a_user:{name}"}}
+
+
+def spec(loss: str) -> RLJobSpec:
+    return RLJob.from_wire(merged(small_job(algorithm={"loss": function(loss)}), APART)).spec
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "losses_of_a_user.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_a_function_that_needs_the_reference_gets_one_wherever_it_is() -> None:
+    assert needs_reference(spec("near"))
+    check_algorithm(spec("near"))
+
+
+def test_gpus_for_a_reference_that_nothing_needs_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"spec\.roles\.ref\.pool: nothing needs .* 'second' .*ref_logprobs"):
+        check_algorithm(spec("plain"))
+
+
+@pytest.mark.parametrize("cut", [{"topP": 0.9}, {"topK": 5}])
+def test_log_probabilities_of_a_cut_distribution_are_given_to_no_loss(cut: Document) -> None:
+    algorithm: Document = {"loss": function("corrected")}
+    check_algorithm(RLJob.from_wire(small_job(algorithm=algorithm)).spec)
+    with pytest.raises(ConfigurationError, match=r"spec\.training\.rollout: with topP .* do not need rollout_logprobs"):
+        check_algorithm(RLJob.from_wire(small_job(algorithm=algorithm, rollout=cut)).spec)
+
+
+def test_an_advantage_on_tokens_has_to_place_the_kl_in_the_reward() -> None:
+    for name, placement, is_right in (
+        ("returns", "Loss", True),
+        ("rewards", "Reward", True),
+        ("returns", "Reward", False),
+    ):
+        algorithm: Document = {"advantage": function(name), "kl": {"coefficient": 0.1, "placement": placement}}
+        spec = RLJob.from_wire(small_job(algorithm=algorithm)).spec
+        if is_right:
+            check_algorithm(spec)
+            continue
+        with pytest.raises(ConfigurationError, match=r"kl\.placement: .*:returns works on tokens .* 'kl_penalties'"):
+            check_algorithm(spec)
+
+
+def test_rows_that_would_change_the_rotary_frequencies_are_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    LlamaConfig(max_position_embeddings=64, rope_parameters=rope).save_pretrained(tmp_path)
+    check_row_lengths(tmp_path, 64)
+    with pytest.raises(ConfigurationError, match=r"maxNewTokens: .* a row may have 65 tokens, and from 64 on"):
+        check_row_lengths(tmp_path, 65)

@@ -1,0 +1,61 @@
+"""What no schema can say of a job: whether its parts fit the model and each other. Asked before a device is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.rollout import Rollout
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS
+from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
+from rljob_trainer.engines.train.attention import choose_attention
+from rljob_trainer.engines.train.model import read_config
+from rljob_trainer.errors import ConfigurationError
+
+
+def check_algorithm(spec: RLJobSpec) -> None:
+    """Loads and tries the user's own parts of the algorithm. Raises ConfigurationError for what is wrong with them, for
+    what they need and cannot get, and where the reference has a pool of its own that nothing needs."""
+    needed = _needed_columns(spec)
+    rollout, placed = spec.training.rollout, spec.placed_roles()
+    if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in needed:
+        raise ConfigurationError(
+            f"spec.training.rollout: with topP {rollout.top_p:g} and topK {rollout.top_k} the generator's "
+            "log-probabilities are of what the cut left, those of the policy of all tokens, and your function would "
+            f"compare the two; write topP: 1 and topK: 0, or do not need {ROLLOUT_LOGPROBS}"
+        )
+    if not needs_reference(spec) and placed["ref"] != placed["actor"]:
+        raise ConfigurationError(
+            f"spec.roles.ref.pool: nothing needs the reference model, and the GPUs of pool {placed['ref']!r} would "
+            "stay idle; remove the pool, set training.algorithm.kl.coefficient above 0, or let your function need "
+            f"{REF_LOGPROBS}"
+        )
+
+
+def check_row_lengths(model_folder: Path, longest: int) -> None:
+    """Raises ConfigurationError for a model that cannot be read, and where rows of `longest` tokens would have other
+    rotary frequencies than short ones: the rollout engine goes by the longest row that there may be, the model's own
+    forward by the row at hand."""
+    limit = choose_attention(read_config(model_folder)).max_row_tokens
+    if limit is not None and longest > limit:
+        raise ConfigurationError(
+            f"spec.training.rollout.maxNewTokens: with the longest prompt a row may have {longest} tokens, and from "
+            f"{limit} on this model's rotary frequencies depend on the row's length; shorten prompts or responses"
+        )
+
+
+def needs_reference(spec: RLJobSpec) -> bool:
+    """Whether there is a KL term, or the user's own advantage or loss asks for the reference's log-probabilities."""
+    return spec.training.algorithm.kl.coefficient > 0 or REF_LOGPROBS in _needed_columns(spec)
+
+
+def samples_all_tokens(rollout: Rollout) -> bool:
+    """Whether responses are drawn from all tokens, so that generator and trainer speak of one distribution."""
+    return rollout.top_p == 1 and rollout.top_k == 0
+
+
+def _needed_columns(spec: RLJobSpec) -> frozenset[str]:
+    """What the advantage and the loss ask for."""
+    resolved = resolve_algorithm(spec.training.algorithm)
+    return advantage_estimator(resolved, spec.training.rollout.group_size).needs | policy_loss(resolved).needs
