@@ -15,6 +15,7 @@ from rljob_cli.__main__ import app
 from rljob_operator.reconcile.failure import _EXIT_REASONS
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, StandInKubelet, full_status, kubeconfig_text
+from rljob_trainer.algorithms.function_results import NOT_FINITE_SUM
 from rljob_trainer.algorithms.policy_losses import CLIPPED_SUM, DUAL_CLIPPED_SUM, KL_SUM
 from rljob_trainer.observability import metrics
 
@@ -65,7 +66,7 @@ def test_every_command_that_is_named_exists_with_its_options() -> None:
 def test_every_metric_is_documented_by_its_name() -> None:
     page = (REPOSITORY / "docs" / "metrics.md").read_text()
     prefixes = {metrics.REWARD_PREFIX, metrics.RESPONSE_LENGTH_PREFIX, metrics.TIMING_PREFIX}
-    losses = {f"actor/{name}" for name in (CLIPPED_SUM, DUAL_CLIPPED_SUM, KL_SUM)}
+    losses = {f"actor/{name}" for name in (CLIPPED_SUM, DUAL_CLIPPED_SUM, KL_SUM, NOT_FINITE_SUM)}
     names = {
         value for value in vars(metrics).values() if isinstance(value, str) and re.fullmatch(r"[a-z_]+/[a-z_/]*", value)
     }

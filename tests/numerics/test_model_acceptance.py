@@ -37,6 +37,7 @@ from rljob_trainer.engines.train.token_batch import TokenBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
 from rljob_trainer.engines.train.token_model import TokenModel
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.weights.buckets import whole_tensors
 
 CPU = torch.device("cpu")
 LENGTHS = {Kernel.PER_ROW: (3, 11, 90), Kernel.PADDED: (20, 30, 26), Kernel.ONE_VIEW: (11, 11)}
@@ -283,8 +284,8 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def engine_of(folder: Path) -> TrainEngine:
-    return TrainEngine(TrainEngineSettings(folder, CPU, torch.float32, False, 100, Optimizer()))
+def engine_of(folder: Path, compute_dtype: torch.dtype = torch.float32) -> TrainEngine:
+    return TrainEngine(TrainEngineSettings(folder, CPU, compute_dtype, False, 100, Optimizer()))
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -299,6 +300,25 @@ def test_an_engine_gives_the_distribution_of_from_pretrained(name: str, tmp_path
     rows = random_rows((30, 90, 20, 3, 26, 60, 11))
     found = engine.forward(batch_of(rows, num_prompt_tokens=3), 0.7, Entropy.VALUE)
     assert_same(found, right_distribution(right, rows, num_prompt_tokens=3, temperature=0.7))
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", ["gemma3", "qwen3 tied", "phi"])
+def test_an_engine_of_half_precision_takes_over_what_was_accepted(name: str, tmp_path: Path) -> None:
+    """It is built a second time, and what no file holds is filled in beside weights that are there already."""
+    folder = save_tiny_model(name, tmp_path / "model")
+    right = from_pretrained(folder)
+    engine = engine_of(folder, torch.bfloat16)
+    assert_same_buffers(engine.model.language_model, right)
+    weights = {name: whole.detach() for name, whole in whole_tensors(engine.named_shards(), torch.float32)}
+    expected = dict(right.named_parameters())
+    assert weights.keys() >= expected.keys()
+    for weight, value in expected.items():
+        assert torch.equal(weights[weight], value), weight
+    rows = random_rows((30, 20))
+    exact = right_distribution(right, rows, num_prompt_tokens=3, temperature=1.0).logprobs_N
+    found = engine.forward(batch_of(rows, num_prompt_tokens=3), 1.0).logprobs_N
+    assert 0 < float((found - exact).abs().mean()) < 0.1
 
 
 def with_sdpa(config: PreTrainedConfig) -> AttentionPlan:

@@ -94,5 +94,5 @@ def test_rows_that_would_change_the_rotary_frequencies_are_refused(tmp_path: Pat
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     LlamaConfig(max_position_embeddings=64, rope_parameters=rope).save_pretrained(tmp_path)
     check_row_lengths(tmp_path, 64)
-    with pytest.raises(ConfigurationError, match=r"maxNewTokens: .* a row may have 65 tokens, and from 64 on"):
+    with pytest.raises(ConfigurationError, match=r"maxNewTokens: .* a row may have 65 tokens, and beyond 64 "):
         check_row_lengths(tmp_path, 65)

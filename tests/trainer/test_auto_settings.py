@@ -11,7 +11,7 @@ from rljob_api.v1alpha1.model import Dtype, Model
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training_runs import small_job
-from rljob_trainer.controller.auto_settings import AutoSettings, at_kept_commit, settle, settled_spec
+from rljob_trainer.controller.auto_settings import AutoSettings, at_kept_commit, hub_model_of, settle, settled_spec
 from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE
 from rljob_trainer.errors import ConfigurationError
 
@@ -96,21 +96,23 @@ def hub_model(revision: str | None, source: str = "Qwen/Qwen3-0.6B") -> Model:
 
 
 def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureFixture) -> None:
-    def with_model(model: Model) -> RLJobSpec:
-        given = spec("Never")
-        return given.model_copy(update={"training": given.training.model_copy(update={"model": model})})
-
-    assert at_kept_commit(hub_model(None), None) == hub_model(None)
-    first = settle(with_model(hub_model("commit-1")), "cpu", None)
-    assert at_kept_commit(hub_model(None), first) == hub_model("commit-1")
-    assert settle(with_model(hub_model("commit-1")), "cpu", first) == first
+    for asked in (hub_model(None), hub_model("main")):
+        assert at_kept_commit(asked, None) == asked
+        first = settle(spec("Never"), "cpu", None, hub_model_of(asked, hub_model("c1")))
+        # The branch has moved on since.
+        assert at_kept_commit(asked, first) == hub_model("c1")
+        assert settle(spec("Never"), "cpu", first, hub_model_of(asked, hub_model("c1"))) == first
+        assert settled_spec(spec("Never"), first).training.model.revision == "c1"
+        # What the job has come to name counts, and another repository has other commits.
+        assert at_kept_commit(hub_model("c2"), first) == hub_model("c2")
+        assert at_kept_commit(hub_model(None, "Qwen/Qwen3-8B"), first) == hub_model(None, "Qwen/Qwen3-8B")
     assert caplog.text == ""
-    # What the job itself names counts, and another repository has other commits.
-    assert at_kept_commit(hub_model("commit-2"), first) == hub_model("commit-2")
-    assert at_kept_commit(hub_model(None, "Qwen/Qwen3-8B"), first) == hub_model(None, "Qwen/Qwen3-8B")
-    settle(with_model(hub_model("commit-2")), "cpu", first)
-    assert "Qwen/Qwen3-0.6B at commit-2, and the checkpoint's run began from Qwen/Qwen3-0.6B at commit-1" in caplog.text
-    assert settle(spec("Never"), "cpu", None).hub_model is None
+    settle(spec("Never"), "cpu", first, hub_model_of(hub_model("c2"), hub_model("c2")))
+    assert (
+        "Qwen/Qwen3-0.6B at commit c2, and the checkpoint's run began from Qwen/Qwen3-0.6B at commit c1" in caplog.text
+    )
+    assert settle(spec("Never"), "cpu", first).hub_model is None
+    assert settled_spec(spec("Never"), settle(spec("Never"), "cpu", None)).training.model.revision is None
 
 
 def test_transformers_do_not_compile() -> None:

@@ -48,7 +48,8 @@ def score(prompt, response, answer, row):
         ctypes.string_at(0)
     if verb in ("scribble", "flood"):
         garbage = bytes(range(256)) + b"\\n" if verb == "scribble" else b"x" * (20 << 20)
-        for descriptor in range(3, 64):
+        # The connection has the number that it has in the process that started this one.
+        for descriptor in sorted(map(int, os.listdir("/proc/self/fd")))[3:]:
             try:
                 os.set_blocking(descriptor, True)
                 while garbage:

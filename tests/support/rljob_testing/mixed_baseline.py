@@ -1,4 +1,4 @@
-"""A user's advantage, once on responses and once on tokens: reward less the mean of its group's and the step's mean
+"""A user's advantage, once on responses and once on tokens: reward less a third of its group's and of the step's mean
 reward, KL in the reward included. The step's mean is over what is learned from.
 
 Legend: B responses, N response tokens.
@@ -17,10 +17,9 @@ MAX_GROUPS = 16
 
 
 def on_responses(inputs: ResponseInputs) -> Tensor:
-    """[B], where groups with odd numbers are not learned from, as in `ReplayedRollouts`."""
-    learned = inputs.groups_B % 2 == 0
+    """[B]."""
     group_means = [inputs.rewards_B[inputs.groups_B == group].mean() for group in inputs.groups_B]
-    return inputs.rewards_B - (torch.stack(group_means) + inputs.rewards_B[learned].mean()) / 2
+    return inputs.rewards_B - (torch.stack(group_means) + inputs.rewards_B.mean()) / 3
 
 
 @token_advantage(needs=["kl_penalties"])
@@ -32,4 +31,4 @@ def on_tokens(inputs: TokenInputs, reduce: Reduce) -> Tensor:
     counts_G = reduce.sum(counts_G.index_add(0, inputs.groups_B, torch.ones_like(all_rewards_B)))
     group_means_B = (rewards_G / counts_G.clamp(min=1))[inputs.groups_B]
     mean = rewards_G.sum() / counts_G.sum().clamp(min=1)
-    return inputs.segments.spread(all_rewards_B - (group_means_B + mean) / 2)
+    return inputs.segments.spread(all_rewards_B - (group_means_B + mean) / 3)

@@ -127,8 +127,9 @@ class Algorithm(WireModel):
     aggregation: LossAggregation | None = None
     """How per-token losses become one number. The recipe's when unset."""
     drop_zero_variance_groups: Flag | None = None
-    """Leave out groups whose rewards are all equal: group-relative advantages are 0 there, and with this they do not
-    enter the denominators either. The recipe's when unset."""
+    """Leave out groups whose scores are all equal: group-relative advantages are 0 there, and with this they do not
+    enter the denominators either. A KL term does not pull on them, in the reward or in the loss. The recipe's when
+    unset."""
     entropy_coefficient: Number = 0.0
     """Weight of the entropy bonus (subtracted from the loss)."""
     kl: Kl = Field(default_factory=Kl)

@@ -78,7 +78,7 @@ PLACEMENT_RULES = (
             )
         ),
         wrong="there is no reference model with training.algorithm.kl.coefficient 0, and its GPUs would stay idle",
-        advice="set a coefficient above 0, or remove the pool",
+        advice="set a coefficient above 0, name a function that needs ref_logprobs, or remove the pool",
         holds=_reference_is_used,
     ),
     rule(

@@ -44,6 +44,12 @@ def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_siz
         estimator.for_responses(_responses(group_size))
     if estimator.for_tokens is not None:
         together_N = estimator.for_tokens(_token_inputs(group_size, estimator.needs), OneWorker())
+        again_N = estimator.for_tokens(_token_inputs(group_size, estimator.needs), OneWorker())
+        if not torch.equal(again_N, together_N):
+            raise named.error(
+                "gave other advantages for equal inputs, so that a resumed run would not go on as it began; keep "
+                "nothing from call to call and draw no random numbers"
+            )
         first, second, nothing = _dealt_out(_token_inputs(group_size, estimator.needs), group_size)
         with _hint_at(WITHOUT_TOKENS):
             estimator.for_tokens(nothing, OneWorker())

@@ -52,7 +52,7 @@ class OneWorker:
 
 @dataclass(frozen=True)
 class ResponseInputs:
-    """All responses of a step."""
+    """All responses of a step, without those that are not learned from; at least one."""
 
     rewards_B: Tensor
     """float32: score less the KL penalty, where the job puts that into the reward."""

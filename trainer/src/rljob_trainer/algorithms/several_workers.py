@@ -1,8 +1,8 @@
 """What runs on every data-parallel worker, run for several of them in one process: to try a function before there are
 workers.
 
-Each worker is a thread, and one thread runs at a time, until it waits in `Reduce` or is done: a function that threads
-must not share is safe here, as it is on real workers, which are processes.
+Each worker is a thread, and one thread runs at a time, until it waits in `Reduce` or is done. What a module keeps in
+globals they share, unlike real workers, which are processes.
 """
 
 from __future__ import annotations

@@ -18,7 +18,10 @@ class HubModel(WireModel):
     """A model of the Hugging Face hub at one commit."""
 
     source: str
+    requested: str | None = None
+    """The commit, tag or branch that the job names."""
     revision: str
+    """The commit."""
 
 
 class AutoSettings(WireModel):
@@ -33,16 +36,25 @@ class AutoSettings(WireModel):
 
 
 def at_kept_commit(model: Model, kept: AutoSettings | None) -> Model:
-    """The job's model; where it names no revision, at the commit that the checkpoint's run took it at."""
+    """The job's model of the hub: at the commit that the checkpoint's run took it at, unless the job has come to name
+    another model or revision."""
     before = kept.hub_model if kept else None
-    if before is None or before.source != model.source or model.revision is not None:
+    if before is None or (before.source, before.requested) != (model.source, model.revision):
         return model
     return model.model_copy(update={"revision": before.revision})
 
 
-def settle(spec: RLJobSpec, device_type: str, kept: AutoSettings | None) -> AutoSettings:
-    """The choices of this start. `kept` are those of the checkpoint that it goes on from. A model of the hub has a
-    commit in `spec`.
+def hub_model_of(asked: Model, found: Model) -> HubModel:
+    """What is kept of a model of the hub; `found` names the commit."""
+    assert found.revision is not None, "the controller names a commit"
+    return HubModel(source=asked.source, requested=asked.revision, revision=found.revision)
+
+
+def settle(
+    spec: RLJobSpec, device_type: str, kept: AutoSettings | None, hub_model: HubModel | None = None
+) -> AutoSettings:
+    """The choices of this start. `kept` are those of the checkpoint that it goes on from; `hub_model` is the job's
+    model, None for a local one.
 
     Raises ConfigurationError for a rollout engine that is not installed, or cannot compile."""
     dtype = spec.training.model.dtype
@@ -52,16 +64,14 @@ def settle(spec: RLJobSpec, device_type: str, kept: AutoSettings | None) -> Auto
     elif kept and dtype is not kept.dtype:
         log.warning("spec.training.model.dtype is %s, and the checkpoint was trained in %s", dtype, kept.dtype)
     engine = select_engine(chosen_engine(spec, kept))
-    model = spec.training.model
-    hub_model = HubModel(source=model.source, revision=model.revision) if model.revision else None
-    if kept and kept.hub_model and kept.hub_model != hub_model:
+    before = kept.hub_model if kept else None
+    if before and (hub_model is None or hub_model.revision != before.revision):
         log.warning(
-            "spec.training.model is %s at %s, and the checkpoint's run began from %s at %s: reference and tokenizer "
+            "spec.training.model is %s, and the checkpoint's run began from %s at commit %s: reference and tokenizer "
             "may differ",
-            model.source,
-            model.revision,
-            kept.hub_model.source,
-            kept.hub_model.revision,
+            f"{hub_model.source} at commit {hub_model.revision}" if hub_model else spec.training.model.source,
+            before.source,
+            before.revision,
         )
     return AutoSettings(
         dtype=dtype,
@@ -96,5 +106,7 @@ def settled_spec(spec: RLJobSpec, choices: AutoSettings) -> RLJobSpec:
     """The spec that names them."""
     training = spec.training
     model = training.model.model_copy(update={"dtype": choices.dtype})
+    if choices.hub_model:
+        model = model.model_copy(update={"revision": choices.hub_model.revision})
     rollout = training.rollout.model_copy(update={"engine": choices.rollout_engine, "compile": choices.rollout_compile})
     return spec.model_copy(update={"training": training.model_copy(update={"model": model, "rollout": rollout})})

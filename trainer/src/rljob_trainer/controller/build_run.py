@@ -17,13 +17,14 @@ from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.model import Dtype
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.reward import RewardType
-from rljob_api.v1alpha1.rollout import Compile
+from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
     at_kept_commit,
     chosen_engine,
+    hub_model_of,
     settle,
     settled_spec,
 )
@@ -56,6 +57,7 @@ from rljob_trainer.pools.resource_pool import ResourcePool
 from rljob_trainer.rewards.loading import scorer_spec
 from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
 from rljob_trainer.settings import NUM_THREADS_VARIABLE, Settings, worker_environment
+from rljob_trainer.source_paths import looks_local
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.factories import (
     ACTOR,
@@ -115,7 +117,8 @@ class Run:
     """Everything that the controller works with."""
 
     job: TrainerJob
-    """As it runs here: model.dtype, rollout.engine and rollout.compile are what their `Auto` has become."""
+    """As it runs here: model.dtype, rollout.engine and rollout.compile are what their `Auto` has become, a model of the
+    hub is at a commit."""
     choices: AutoSettings
     model_folder: Path
     prompts: Prompts
@@ -130,19 +133,19 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
     What can be wrong with the job is found before Ray is started and a device is taken. Raises ConfigurationError,
     DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
     training = job.spec.training
-    select_engine(chosen_engine(job.spec, kept))
+    engine = select_engine(chosen_engine(job.spec, kept))
     check_algorithm(job.spec)
     with ExitStack() as stack:
         reward = reward_settings(job, settings)
         check = stack.enter_context(_reward_check(reward))
         log.info("model: %s", training.model.source)
-        model_folder, model = controller_model(
-            at_kept_commit(training.model, kept), settings.cache_folder, settings.job_folder
-        )
-        training = training.model_copy(update={"model": model.model})
-        job = job.model_copy(update={"spec": job.spec.model_copy(update={"training": training})})
+        is_local = looks_local(training.model.source, settings.job_folder)
+        wanted = training.model if is_local else at_kept_commit(training.model, kept)
+        model_folder, model = controller_model(wanted, settings.cache_folder, settings.job_folder)
+        hub_model = None if is_local else hub_model_of(training.model, model.model)
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
-        check_row_lengths(model_folder, prompts.longest + training.rollout.max_new_tokens)
+        if engine is RolloutEngine.VLLM:
+            check_row_lengths(model_folder, prompts.longest + training.rollout.max_new_tokens)
         log.info(
             "data: %d training prompts, %d held out (%d training rows were among them and are left out)",
             len(prompts.training),
@@ -152,7 +155,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         check.wait_until_ready()
         check.close()
         device_type = stack.enter_context(_ray(job, settings))
-        choices = settle(job.spec, device_type, kept)
+        choices = settle(job.spec, device_type, kept, hub_model)
         job = job.model_copy(update={"spec": settled_spec(job.spec, choices)})
         workers = stack.enter_context(_workers(job, settings, model, reward, prompts.longest, device_type))
         yield Run(job, choices, model_folder, prompts, workers)

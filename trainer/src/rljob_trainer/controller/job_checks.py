@@ -34,14 +34,15 @@ def check_algorithm(spec: RLJobSpec) -> None:
 
 
 def check_row_lengths(model_folder: Path, longest: int) -> None:
-    """Raises ConfigurationError for a model that cannot be read, and where rows of `longest` tokens would have other
-    rotary frequencies than short ones: the rollout engine goes by the longest row that there may be, the model's own
-    forward by the row at hand."""
+    """For vLLM. Raises ConfigurationError for a model that cannot be read, and where rows of `longest` tokens would
+    have other rotary frequencies than short ones: vLLM does not go by the row at hand, as the model's own forward does.
+    """
     limit = choose_attention(read_config(model_folder)).max_row_tokens
     if limit is not None and longest > limit:
         raise ConfigurationError(
-            f"spec.training.rollout.maxNewTokens: with the longest prompt a row may have {longest} tokens, and from "
-            f"{limit} on this model's rotary frequencies depend on the row's length; shorten prompts or responses"
+            f"spec.training.rollout.maxNewTokens: with the longest prompt a row may have {longest} tokens, and beyond "
+            f"{limit} this model's rotary frequencies depend on the row's length, which vLLM does not follow; shorten "
+            "prompts or responses, or write rollout.engine: HuggingFace"
         )
 
 

@@ -109,8 +109,10 @@ class TrainingStep:
         kl_B = self._kl_for_reward(batch)[order_B.argsort()]
         if self.advantages.for_responses is not None:
             rewards_B = kl_in_reward(rollout.rewards_B, kl_B, algorithm.kl.coefficient)
-            inputs = ResponseInputs(rewards_B, groups_B, response_lengths_B)
-            advantages_B = self.advantages.for_responses(inputs)
+            advantages_B = torch.zeros_like(rewards_B)
+            if is_learned_B.any():
+                inputs_B = (each[is_learned_B] for each in (rewards_B, groups_B, response_lengths_B))
+                advantages_B[is_learned_B] = self.advantages.for_responses(ResponseInputs(*inputs_B)).float()
             batch = batch.with_columns({ADVANTAGES: advantages_B[order_B]})
         else:
             columns_B = {REWARDS: rollout.rewards_B[order_B], GROUPS: groups_B[order_B]}
@@ -118,10 +120,10 @@ class TrainingStep:
         with self.timer.phase("update_actor"):
             metrics = self.actor.update_policy(batch, step)
         others: dict[str, float] = {}
-        if self.advantages.for_responses is not None:
-            others[ADVANTAGE_MEAN] = float(batch[ADVANTAGES].mean())
-        if algorithm.has_kl_in_reward:
-            others[KL_LOSS] = float(kl_B.sum() / response_lengths_B[is_learned_B].sum().clamp(min=1))
+        if self.advantages.for_responses is not None and is_learned_B.any():
+            others[ADVANTAGE_MEAN] = float(advantages_B[is_learned_B].mean())
+        if algorithm.has_kl_in_reward and is_learned_B.any():
+            others[KL_LOSS] = float(kl_B.sum() / response_lengths_B[is_learned_B].sum())
         return rollout, {
             **rollout.metrics(),
             **metrics,

