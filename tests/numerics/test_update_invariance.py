@@ -125,8 +125,8 @@ def aggregated(aggregation: LossAggregation) -> Replay:
     return replace(REPLAY, algorithm=WITHOUT_KL.model_copy(update={"aggregation": aggregation}))
 
 
-KL_IN_REWARD = Kl(coefficient=1000.0, placement=KlPlacement.REWARD)
-"""After the first step policy and reference differ by little."""
+KL_IN_REWARD = Kl(coefficient=4.0, placement=KlPlacement.REWARD)
+"""After one step, so that the KL changes gradients by as much as the scores do."""
 
 
 def with_advantage(path: str, kl: Kl = KL_IN_REWARD) -> Replay:
