@@ -14,8 +14,10 @@ from rljob_api.scalars import Flag, FunctionPath, NonNegativeNumber, Number, Pos
 
 
 class AlgorithmType(StrEnum):
-    """Recipes: an advantage, a loss, an aggregation and their settings under one name. GRPO is of Shao et al. 2024
-    (arXiv 2402.03300), DrGRPO of Liu et al. 2025 (arXiv 2503.20783)."""
+    """Recipes: an advantage, a loss, an aggregation and their settings under one name. GRPO has the
+    advantages of Shao et al. 2024 (arXiv 2402.03300), with the token mean, the dual clip and no KL term, as is usual
+    since; the paper's own form is `aggregation: SequenceMeanTokenMean`, `dualClipRatio: 0` and a KL coefficient. DrGRPO
+    is of Liu et al. 2025 (arXiv 2503.20783)."""
 
     GRPO = "GRPO"
     DR_GRPO = "DrGRPO"

@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from rljob_trainer.errors import ResourceError
-from rljob_trainer.pools.placement import (
+from rljob_trainer.pools.fitting import (
     ClusterNode,
     PoolNeed,
     check_feasible,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_trainer.errors import ResourceError
-from rljob_trainer.pools.placement import (
+from rljob_trainer.pools.fitting import (
     ClusterNode,
     PoolNeed,
     check_feasible,
