@@ -69,9 +69,17 @@ def test_tensor_parallel_peers_need_responses_of_their_own() -> None:
         plan_for_machine(small, TWO_CORES, 16)
 
 
-def test_tensor_parallelism_that_no_longer_divides_is_refused() -> None:
-    with pytest.raises(LocalPlanError, match="tensorParallel"):
-        plan_for_machine(job("  roles: {rollout: {tensorParallel: 4}}"), TWO_CORES, None)
+def test_layouts_for_more_workers_than_are_here_become_smaller_ones() -> None:
+    roles = "  roles: {rollout: {tensorParallel: 4}, actor: {shardSize: 4, sequenceParallel: 2}, ref: {shardSize: 8}}"
+    plan = plan_for_machine(job(roles, "[{name: main, gpusPerNode: 8}]"), TWO_CORES, None)
+    assert plan.spec.roles.rollout.tensor_parallel == 2
+    assert (plan.spec.roles.actor.shard_size, plan.spec.roles.actor.sequence_parallel) == (2, 2)
+    assert (plan.spec.roles.ref.shard_size, plan.spec.roles.ref.sequence_parallel) == (2, 1)
+    assert plan.notes == (
+        "roles.actor.shardSize 4: 2 here, for 2 workers",
+        "roles.rollout.tensorParallel 4: 2 here, for 2 workers",
+        "roles.ref.shardSize 8: 2 here, for 2 workers",
+    )
 
 
 def test_more_workers_than_gpus_are_refused() -> None:

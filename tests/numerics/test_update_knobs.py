@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -53,12 +54,10 @@ from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_logprobs import Entropy
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.groups.fused_worker import FusedWorker
 from rljob_trainer.models.source import controller_model
 from rljob_trainer.observability.metrics import CLIP_FRACTION, LOGPROB_DIFF_MAX, LOGPROB_DIFF_MEAN
-from rljob_trainer.workers.actor import ActorWorker
+from rljob_trainer.workers import factories
 from rljob_trainer.workers.columns import OLD_LOGPROBS, REF_LOGPROBS, RESPONSE_MASK, SCORES, TOKENS, token_batch
-from rljob_trainer.workers.factories import ACTOR, REFERENCE
 from rljob_trainer.workers.reference import ReferenceWorker
 
 SMALL_STEP = 1e-5
@@ -224,7 +223,7 @@ def test_training_in_half_precision_keeps_weights_in_full(context: WorkerContext
 @torch.no_grad()
 def test_a_frozen_model_in_half_precision_holds_half() -> None:
     replay = Replay(compute_dtype=torch.bfloat16)
-    engine = TrainEngine(replay.engine_settings(is_trained=False))
+    engine = TrainEngine(replay.engine_settings(1, is_trained=False))
     assert {tensor.dtype for _, tensor in engine.named_shards()} == {torch.bfloat16}
     rows, model = rows_of(replay, 0), plain_model()
     found_R = engine.forward(token_batch(rollout_of(replay, 0)), 1.0).logprobs_N
@@ -264,7 +263,7 @@ def test_log_probabilities_are_those_at_the_temperature(context: WorkerContext) 
     torch.testing.assert_close(found.entropy_N, -(all_RV.exp() * all_RV).sum(dim=1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.squares_N, all_RV.exp().square().sum(dim=1), rtol=1e-5, atol=1e-5)
     assert not torch.allclose(right_R, torch.cat([row.logprobs_R(model, 1.0) for row in rows]), atol=0.1)
-    reference = ReferenceWorker(context, replay.engine_settings(is_trained=False), TEMPERATURE)
+    reference = ReferenceWorker(context, replay.engine_settings(1, is_trained=False), TEMPERATURE)
     for column in (
         run.actor.compute_logprobs(batch).ragged_column(OLD_LOGPROBS),
         reference.compute_ref_logprobs(batch).ragged_column(REF_LOGPROBS),
@@ -305,7 +304,12 @@ def test_rows_beyond_a_rotary_limit_are_refused(context: WorkerContext) -> None:
 
 @pytest.mark.parametrize(("num_workers", "top_p", "top_k"), [(1, 1.0, 0), (1, 0.9, 0), (2, 1.0, 5)])
 def test_the_workers_get_what_the_job_says(
-    num_workers: int, top_p: float, top_k: int, context: WorkerContext, tmp_path: Path
+    num_workers: int,
+    top_p: float,
+    top_k: int,
+    context: WorkerContext,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The settings of the runs above, as they come out of a job."""
     replay = Replay(
@@ -320,7 +324,10 @@ def test_the_workers_get_what_the_job_says(
         compute_dtype=torch.bfloat16,
         gradient_checkpointing=True,
         max_tokens_per_micro_batch=500,
+        shard_size=1,
+        sequence_parallel=num_workers,
     )
+    place: JsonValue = {"shardSize": 1, "sequenceParallel": num_workers}
     document = small_job(
         num_workers=num_workers,
         model={"dtype": "BFloat16", "gradientCheckpointing": True},
@@ -334,13 +341,17 @@ def test_the_workers_get_what_the_job_says(
         maxTokensPerMicroBatch=500,
         seed=SEED,
     )
+    spec = document["spec"]
+    assert isinstance(spec, dict)
+    spec["roles"] = {"actor": place, "ref": place}
     job = TrainerJob(name="small", spec=RLJob.from_wire(document).spec)
     _, model = controller_model(job.spec.training.model, tmp_path, tmp_path)
-    roles = FusedWorker(context, model_roles(job, model, LONGEST_PROMPT)[:2]).workers
-    actor, reference = roles[ACTOR], roles[REFERENCE]
-    assert isinstance(actor, ActorWorker)
-    assert isinstance(reference, ReferenceWorker)
-    assert actor.settings == replay.actor_settings(num_workers)
-    assert reference.engine.settings == replay.engine_settings(is_trained=False)
-    assert reference.temperature == TEMPERATURE
+    # More workers than there are processes here: what they would be built from, as far as their own folder and device.
+    monkeypatch.setattr(factories, "ActorWorker", lambda _, settings: settings)
+    monkeypatch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
+    actor, reference = (
+        role.factory(context, {}) for role in model_roles(job, model, LONGEST_PROMPT)[:2] if role.factory
+    )
+    assert actor == replay.actor_settings(num_workers)
+    assert reference == (replay.engine_settings(num_workers, is_trained=False), TEMPERATURE)
     assert step_plan(job) == replay.plan(num_workers)

@@ -6,11 +6,14 @@ each. A job that no longer divides evenly is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import gcd
 
 from rljob_api.v1alpha1.job import RLJob, RLJobSpec
 from rljob_api.v1alpha1.pools import Pool
+from rljob_api.v1alpha1.roles import RolloutRole, TrainRole
+from rljob_api.v1alpha1.rule import wire_name
 from rljob_api.v1alpha1.rules import violations
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.yaml_text import wire_path
@@ -57,8 +60,9 @@ def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> L
         rows.append(PoolPlan(pool.name, roles_of.get(pool.name, ()), asked, chosen))
     _refuse_too_many(rows, devices)
     spec = job.spec.model_copy(update={"pools": tuple(pools)})
+    spec, layout_notes = _with_fitting_layouts(spec, {row.pool: row.num_workers for row in rows})
     _refuse_uneven(spec, rows)
-    return LocalPlan(spec, devices, tuple(rows), tuple(_notes(job.spec)))
+    return LocalPlan(spec, devices, tuple(rows), (*layout_notes, *_notes(job.spec)))
 
 
 def plan_for_cluster(job: RLJob) -> LocalPlan:
@@ -67,6 +71,24 @@ def plan_for_cluster(job: RLJob) -> LocalPlan:
     sizes = [(pool.name, pool.nodes * pool.gpus_per_node) for pool in job.spec.pools]
     rows = tuple(PoolPlan(name, roles_of.get(name, ()), size, size) for name, size in sizes)
     return LocalPlan(job.spec, None, rows, tuple(_notes(job.spec)))
+
+
+def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tuple[RLJobSpec, tuple[str, ...]]:
+    """Fewer workers hold a copy of the model, or share rows, where the pool has fewer here (`num_workers`, by pool).
+    What is learned does not depend on it."""
+    roles, pool_of = spec.roles, spec.placed_roles()
+    places: dict[str, TrainRole | RolloutRole] = {"actor": roles.actor, "rollout": roles.rollout, "ref": roles.ref}
+    notes: list[str] = []
+    for role, place in places.items():
+        workers = num_workers[pool_of[role]]
+        asked = {field: value for field, value in place if isinstance(value, int) and workers % value}
+        fitting = {field: gcd(value, workers) for field, value in asked.items()}
+        notes += (
+            f"roles.{role}.{wire_name(type(place), field)} {asked[field]}: {value} here, for {workers} workers"
+            for field, value in fitting.items()
+        )
+        places[role] = place.model_copy(update=fitting)
+    return spec.model_copy(update={"roles": roles.model_copy(update=places)}), tuple(notes)
 
 
 def _roles_by_pool(spec: RLJobSpec) -> dict[str, tuple[str, ...]]:

@@ -37,6 +37,7 @@ from rljob_trainer.dispatch.register import registration_of
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.weights.buckets import whole_tensors
@@ -79,27 +80,35 @@ class Replay:
     compute_dtype: torch.dtype = torch.float32
     gradient_checkpointing: bool = False
     max_tokens_per_micro_batch: int = 4096
+    model: Path = MODEL
+    shard_size: int | None = None
+    sequence_parallel: int = 1
 
     @property
     def resolved(self) -> ResolvedAlgorithm:
         """The learning rule."""
         return resolve_algorithm(self.algorithm)
 
-    def engine_settings(self, *, is_trained: bool = True) -> TrainEngineSettings:
+    def layout(self, num_ranks: int) -> ParallelLayout:
+        """Of actor and reference on so many ranks."""
+        return ParallelLayout.of(num_ranks, self.shard_size, self.sequence_parallel)
+
+    def engine_settings(self, num_ranks: int, *, is_trained: bool = True) -> TrainEngineSettings:
         """Of the actor, or of a frozen model."""
         return TrainEngineSettings(
-            model_folder=MODEL,
+            model_folder=self.model,
             device=torch.device("cpu"),
             compute_dtype=self.compute_dtype,
             gradient_checkpointing=self.gradient_checkpointing,
             max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
             optimizer=self.optimizer if is_trained else None,
+            layout=self.layout(num_ranks),
         )
 
     def actor_settings(self, num_ranks: int) -> ActorSettings:
         """Of the actor on so many ranks."""
         return ActorSettings(
-            engine=self.engine_settings(),
+            engine=self.engine_settings(num_ranks),
             algorithm=self.resolved,
             optimizer=self.optimizer,
             temperature=self.temperature,
@@ -108,7 +117,7 @@ class Replay:
             samples_all_tokens=self.top_k == 0 and self.top_p == 1,
             num_steps=self.num_steps,
             num_epochs_per_batch=self.num_epochs_per_batch,
-            mini_batch_rows=self.mini_batch_size * self.group_size // num_ranks,
+            mini_batch_rows=self.mini_batch_size * self.group_size // self.layout(num_ranks).num_data_ranks,
         )
 
     def plan(self, num_ranks: int) -> StepPlan:
@@ -119,7 +128,7 @@ class Replay:
             group_size=self.group_size,
             has_single_update=self.mini_batch_size == self.batch_size and self.num_epochs_per_batch == 1,
             seed=SEED,
-            num_data_ranks=num_ranks,
+            num_data_ranks=self.layout(num_ranks).num_data_ranks,
             rows_per_update=self.mini_batch_size * self.group_size,
         )
 
@@ -285,7 +294,9 @@ def replayed_run(replay: Replay, context: WorkerContext) -> ReplayedRun:
     group = JoinedActor(actor)
     reference = None
     if replay.algorithm.kl.coefficient:
-        reference = ReferenceWorker(context, replay.engine_settings(is_trained=False), replay.temperature)
+        reference = ReferenceWorker(
+            context, replay.engine_settings(context.world_size, is_trained=False), replay.temperature
+        )
     training_step = TrainingStep(
         replay.plan(context.world_size),
         ReplayedRollouts(),

@@ -13,6 +13,7 @@ from rljob_testing.bad_job import Bad
 _T = "spec.training."
 _TOLERATIONS = "spec.pools[0].template.tolerations"
 _ENV = "spec.env"
+_GPUS = "spec.pools[0].gpusPerNode"
 _SECRET = {"name": "credentials", "key": "token"}
 _GYM = {"type": "ReasoningGym", "reasoningGym": {"task": "basic_arithmetic"}}
 _CLAIM = {"name": "data", "mountPath": "/data", "type": "PersistentVolumeClaim"}
@@ -48,12 +49,19 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     ],
     "RLJobSpec.noIdlePool": [{"spec.pools[0].nodes": 2}],
     "RLJobSpec.tensorParallel": [{"spec.roles.rollout.tensorParallel": 2}],
+    **{
+        f"RLJobSpec.{role}.{field}": [{f"spec.roles.{role}.{field}": 2}, {f"spec.roles.{role}.{field}": 1}]
+        for role in ("actor", "ref")
+        for field in ("shardSize", "sequenceParallel")
+    },
     "RLJobSpec.batchSize": [
         {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 4},
         # 8 prompts of 4 responses over 16 GPUs: fewer prompts than GPUs.
         {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 8, "spec.roles.rollout.tensorParallel": 2},
         # 28 responses over 2 GPUs: a group may be trained on in two places.
         {_T + "batchSize": 7},
+        # 4 responses over 8 GPUs of which two share rows.
+        {_GPUS: 8, "spec.roles.actor.sequenceParallel": 2, _T + "batchSize": 1},
     ],
     "RLJobSpec.miniBatchSize": [{_T + "miniBatchSize": 2}, {_T + "miniBatchSize": 1}],
     "Pool.nameNotHead": [{"spec.pools[0].name": "head2"}],
@@ -134,7 +142,17 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.warmupSteps": [{_T + "optimizer.warmupSteps": 10}],
     # 64 prompt tokens and 64 new ones.
     "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
-    "Training.maxTokensPerMicroBatch": [{_T + "maxTokensPerMicroBatch": 128}],
+    "RLJobSpec.maxTokensPerMicroBatch": [
+        {_T + "maxTokensPerMicroBatch": 128},
+        {_T + "maxTokensPerMicroBatch": 64, "spec.roles.actor.sequenceParallel": 2},
+    ],
+    "RLJobSpec.ref.maxTokensPerMicroBatch": [
+        {
+            _T + "maxTokensPerMicroBatch": 64,
+            _T + "algorithm.kl.coefficient": 0.1,
+            **{f"spec.roles.{role}.sequenceParallel": 2 for role in ("actor", "ref")},
+        }
+    ],
 }
 
 BAD: dict[str, list[Bad]] = {
@@ -176,6 +194,11 @@ BAD: dict[str, list[Bad]] = {
         Bad("spec.roles.rollout.tensorParallel", {"spec.roles.rollout.tensorParallel": 3}),
         Bad("spec.roles.rollout.tensorParallel", {"spec.roles.rollout.tensorParallel": 4, "spec.pools[0].nodes": 2}),
     ],
+    **{
+        f"RLJobSpec.{role}.{field}": [Bad(f"spec.roles.{role}.{field}", {f"spec.roles.{role}.{field}": 3})]
+        for role in ("actor", "ref")
+        for field in ("shardSize", "sequenceParallel")
+    },
     "RLJobSpec.batchSize": [
         Bad(_T + "batchSize", {_T + "batchSize": 7, _T + "rollout.groupSize": 3}),
         Bad(_T + "batchSize", {"spec.pools[0].nodes": 3}),
@@ -331,5 +354,21 @@ BAD: dict[str, list[Bad]] = {
     "Training.miniBatchSize": [Bad(_T + "miniBatchSize", {_T + "miniBatchSize": 6})],
     "Training.warmupSteps": [Bad(_T + "optimizer.warmupSteps", {_T + "optimizer.warmupSteps": 11})],
     "Training.timelineSteps": [Bad(_T + "timelineSteps", {_T + "timelineSteps": [11]})],
-    "Training.maxTokensPerMicroBatch": [Bad(_T + "maxTokensPerMicroBatch", {_T + "maxTokensPerMicroBatch": 127})],
+    "RLJobSpec.maxTokensPerMicroBatch": [
+        Bad(_T + "maxTokensPerMicroBatch", {_T + "maxTokensPerMicroBatch": 127}),
+        Bad(
+            _T + "maxTokensPerMicroBatch",
+            {_T + "maxTokensPerMicroBatch": 63, "spec.roles.actor.sequenceParallel": 2},
+        ),
+    ],
+    "RLJobSpec.ref.maxTokensPerMicroBatch": [
+        Bad(
+            "spec.roles.ref.sequenceParallel",
+            {
+                _T + "maxTokensPerMicroBatch": 64,
+                _T + "algorithm.kl.coefficient": 0.1,
+                "spec.roles.actor.sequenceParallel": 2,
+            },
+        )
+    ],
 }

@@ -16,10 +16,12 @@ from transformers import (
     CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    GPTNeoXConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     NemotronConfig,
     Olmo2Config,
     Phi3Config,
@@ -29,6 +31,7 @@ from transformers import (
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     Qwen3NextConfig,
 )
 
@@ -76,6 +79,17 @@ FLAT: dict[str, Callable[[], PreTrainedConfig]] = {
     "phi": lambda: PhiConfig(**{**COMMON, "num_key_value_heads": 2}, partial_rotary_factor=0.5),
     "phi3": lambda: Phi3Config(**COMMON, sliding_window=WINDOW),
     "olmo2": lambda: Olmo2Config(**COMMON),
+    "gpt_neox": lambda: GPTNeoXConfig(**{**COMMON, "num_key_value_heads": 2}),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **COMMON,
+        head_dim=HEAD_SIZE,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+        tie_word_embeddings=True,
+    ),
+    "mixtral": lambda: MixtralConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW),
     "qwen2_moe": lambda: Qwen2MoeConfig(
         **COMMON,
         num_experts=4,

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+from rljob_api.v1alpha1.placement_rules import MAY_NEED_REFERENCE_CEL, may_need_reference
 from rljob_api.v1alpha1.roles import pool_of_cel
 from rljob_api.v1alpha1.rule import rule
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 
 
-def _longest_sequence_fits(training: Training) -> bool:
+def _longest_sequence_fits(spec: RLJobSpec, role: str) -> bool:
+    training = spec.training
     longest = training.dataset.max_prompt_tokens + training.rollout.max_new_tokens
-    return training.max_tokens_per_micro_batch >= longest
+    return training.max_tokens_per_micro_batch * spec.roles.train_role(role).sequence_parallel >= longest
+
+
+def _longest_sequence_fits_cel(role: str) -> str:
+    return (
+        f"self.training.maxTokensPerMicroBatch * self.roles.{role}.sequenceParallel"
+        " >= self.training.dataset.maxPromptTokens + self.training.rollout.maxNewTokens"
+    )
 
 
 def _responses_divide(spec: RLJobSpec, num_prompts: int | None) -> bool:
-    """Whether the responses to these prompts spread evenly over all GPUs of the actor's pool."""
+    """Whether the responses to these prompts spread evenly over the actor's GPUs; those that share rows are one."""
     name = spec.placed_roles()["actor"]
-    num_responses = (num_prompts or 0) * spec.training.rollout.group_size
-    return all(num_responses % (p.nodes * p.gpus_per_node) == 0 for p in spec.pools if p.name == name)
+    num_shares = (num_prompts or 0) * spec.training.rollout.group_size * spec.roles.actor.sequence_parallel
+    return all(num_shares % (p.nodes * p.gpus_per_node) == 0 for p in spec.pools if p.name == name)
 
 
 def _responses_divide_cel(field: str) -> str:
     return (
         f"self.pools.all(p, p.name != {pool_of_cel('actor')}"
-        f" || {field} * self.training.rollout.groupSize % (p.nodes * p.gpusPerNode) == 0)"
+        f" || {field} * self.training.rollout.groupSize * self.roles.actor.sequenceParallel"
+        " % (p.nodes * p.gpusPerNode) == 0)"
     )
 
 
@@ -38,20 +48,32 @@ BATCH_SIZE_RULES = (
         holds=lambda t: t.mini_batch_size is None or t.batch_size % t.mini_batch_size == 0,
     ),
     rule(
-        Training,
-        "Training.maxTokensPerMicroBatch",
-        field=".maxTokensPerMicroBatch",
-        cel="self.maxTokensPerMicroBatch >= self.dataset.maxPromptTokens + self.rollout.maxNewTokens",
-        wrong="must hold one longest sequence: dataset.maxPromptTokens + rollout.maxNewTokens tokens",
-        advice="raise it, or lower one of the two",
-        holds=_longest_sequence_fits,
+        RLJobSpec,
+        "RLJobSpec.maxTokensPerMicroBatch",
+        field=".training.maxTokensPerMicroBatch",
+        cel=_longest_sequence_fits_cel("actor"),
+        wrong="times roles.actor.sequenceParallel must hold one longest sequence: dataset.maxPromptTokens + "
+        "rollout.maxNewTokens tokens",
+        advice="raise one of the former, or lower one of the latter",
+        holds=lambda spec: _longest_sequence_fits(spec, "actor"),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.ref.maxTokensPerMicroBatch",
+        field=".roles.ref.sequenceParallel",
+        cel=f"!({MAY_NEED_REFERENCE_CEL}) || {_longest_sequence_fits_cel('ref')}",
+        wrong="times training.maxTokensPerMicroBatch must hold one longest sequence: dataset.maxPromptTokens + "
+        "rollout.maxNewTokens tokens",
+        advice="write that of the actor",
+        holds=lambda spec: not may_need_reference(spec) or _longest_sequence_fits(spec, "ref"),
     ),
     rule(
         RLJobSpec,
         "RLJobSpec.batchSize",
         field=".training.batchSize",
         cel=_responses_divide_cel("self.training.batchSize"),
-        wrong="batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the pool",
+        wrong="batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the pool"
+        " / roles.actor.sequenceParallel",
         advice="change one of them, so that every GPU trains on as many responses as the others",
         holds=lambda spec: _responses_divide(spec, spec.training.batch_size),
     ),
@@ -60,7 +82,8 @@ BATCH_SIZE_RULES = (
         "RLJobSpec.miniBatchSize",
         field=".training.miniBatchSize",
         cel="!has(self.training.miniBatchSize) || " + _responses_divide_cel("self.training.miniBatchSize"),
-        wrong="miniBatchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the pool",
+        wrong="miniBatchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the pool"
+        " / roles.actor.sequenceParallel",
         advice="change one of them, so that every GPU trains on as many responses as the others",
         holds=lambda spec: _responses_divide(spec, spec.training.mini_batch_size),
     ),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from rljob_api.v1alpha1.algorithm import AdvantageType, LossType
-from rljob_api.v1alpha1.roles import pool_of_cel
-from rljob_api.v1alpha1.rule import Rule, cel_text, rule, unique_rule
+from rljob_api.v1alpha1.roles import TRAIN_ROLES, TrainRole, pool_of_cel
+from rljob_api.v1alpha1.rule import Rule, cel_text, rule, unique_rule, wire_name
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 
 MAX_NAME_LENGTH = 46
@@ -36,10 +37,46 @@ def _role_pool_rule(role: str) -> Rule:
     )
 
 
-def _reference_is_used(spec: RLJobSpec) -> bool:
-    placed, algorithm = spec.placed_roles(), spec.training.algorithm
+def _layout_rule(role: str, name: str, read: Callable[[TrainRole], int | None]) -> Rule:
+    """`shardSize` and `sequenceParallel` of actor and reference."""
+    wire = wire_name(TrainRole, name)
+    value = f"self.roles.{role}.{wire}"
+
+    def holds(spec: RLJobSpec) -> bool:
+        pool = spec.placed_roles()[role]
+        divisor = read(spec.roles.train_role(role)) or 1
+        return all(p.nodes * p.gpus_per_node % divisor == 0 for p in spec.pools if p.name == pool)
+
+    return rule(
+        RLJobSpec,
+        f"RLJobSpec.{role}.{wire}",
+        field=f".roles.{role}.{wire}",
+        cel=f"!has({value}) || "
+        f"self.pools.all(p, p.name != {pool_of_cel(role)} || p.nodes * p.gpusPerNode % {value} == 0)",
+        wrong="must divide nodes * gpusPerNode of the role's pool",
+        advice="choose a divisor",
+        holds=holds,
+    )
+
+
+def may_need_reference(spec: RLJobSpec) -> bool:
+    """Whether there is a KL term, or a function that may ask for the reference's log-probabilities."""
+    algorithm = spec.training.algorithm
     has_function = algorithm.advantage.type is AdvantageType.FUNCTION or algorithm.loss.type is LossType.FUNCTION
-    return placed["ref"] == placed["actor"] or algorithm.kl.coefficient > 0 or has_function
+    return algorithm.kl.coefficient > 0 or has_function
+
+
+MAY_NEED_REFERENCE_CEL = " || ".join(
+    (
+        "self.training.algorithm.kl.coefficient > 0.0",
+        *(f"(has({part}.type) && {part}.type == 'Function')" for part in _FUNCTIONS),
+    )
+)
+
+
+def _reference_is_used(spec: RLJobSpec) -> bool:
+    placed = spec.placed_roles()
+    return placed["ref"] == placed["actor"] or may_need_reference(spec)
 
 
 METADATA_RULES = (
@@ -70,13 +107,7 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.refUsed",
         field=".roles.ref.pool",
-        cel=" || ".join(
-            (
-                f"{pool_of_cel('ref')} == {pool_of_cel('actor')}",
-                "self.training.algorithm.kl.coefficient > 0.0",
-                *(f"(has({part}.type) && {part}.type == 'Function')" for part in _FUNCTIONS),
-            )
-        ),
+        cel=f"{pool_of_cel('ref')} == {pool_of_cel('actor')} || {MAY_NEED_REFERENCE_CEL}",
         wrong="there is no reference model with training.algorithm.kl.coefficient 0, and its GPUs would stay idle",
         advice="set a coefficient above 0, name a function that needs ref_logprobs, or remove the pool",
         holds=_reference_is_used,
@@ -89,6 +120,14 @@ PLACEMENT_RULES = (
         wrong="there is a pool without a role, whose GPUs would stay idle",
         advice="remove it, or put a role there",
         holds=lambda spec: {pool.name for pool in spec.pools} <= set(spec.placed_roles().values()),
+    ),
+    *(
+        _layout_rule(role, name, read)
+        for role in TRAIN_ROLES
+        for name, read in (
+            ("shard_size", lambda place: place.shard_size),
+            ("sequence_parallel", lambda place: place.sequence_parallel),
+        )
     ),
     rule(
         RLJobSpec,

@@ -8,11 +8,19 @@ from rljob_api.base import WireModel
 from rljob_api.scalars import DnsLabel, PositiveCount
 
 
-class Role(WireModel):
-    """A role's place."""
+class TrainRole(WireModel):
+    """The place of a model that is trained or scored with, and its layout there. Layouts change speed and memory, not
+    what is learned."""
 
     pool: DnsLabel | None = None
     """Name of the pool; the first pool when unset."""
+    shard_size: PositiveCount | None = None
+    """GPUs that hold one copy of parameters, gradients and optimizer state together (hybrid shard); the pool's other
+    GPUs hold further copies, which add up their gradients once per update. All GPUs of the pool when unset (full
+    shard). Must divide them."""
+    sequence_parallel: PositiveCount = 1
+    """GPUs that share the tokens of the same rows (Ulysses), for rows that are too long for one. Must divide the pool's
+    GPUs and the model's heads of attention."""
 
 
 class RolloutRole(WireModel):
@@ -27,9 +35,16 @@ class RolloutRole(WireModel):
 class Roles(WireModel):
     """Roles on one pool share its GPUs. Actor and rollout always do (hybrid engine); ref may have a pool of its own."""
 
-    actor: Role = Field(default_factory=Role)
+    actor: TrainRole = Field(default_factory=TrainRole)
     rollout: RolloutRole = Field(default_factory=RolloutRole)
-    ref: Role = Field(default_factory=Role)
+    ref: TrainRole = Field(default_factory=TrainRole)
+
+    def train_role(self, name: str) -> TrainRole:
+        """That of one of TRAIN_ROLES."""
+        return {"actor": self.actor, "ref": self.ref}[name]
+
+
+TRAIN_ROLES = ("actor", "ref")
 
 
 def pool_of_cel(role: str) -> str:

@@ -40,14 +40,15 @@ class Training(WireModel):
     """Training steps in all; a resumed run does the rest of them."""
     batch_size: PositiveCount = 64
     """Prompts per step, over all workers; batchSize x rollout.groupSize responses are trained on, an equal number by
-    every GPU of the pool."""
+    every GPU of the pool (by every group of roles.actor.sequenceParallel of them)."""
     mini_batch_size: PositiveCount | None = None
     """Prompts per optimizer update, over all workers; batchSize when unset (strictly on-policy)."""
     num_epochs_per_batch: PositiveCount = 1
     """Passes over each batch."""
     max_tokens_per_micro_batch: PositiveCount = 16384
     """Tokens in one forward and backward pass of one worker; padding counts only for a model that needs its rows
-    padded. A memory limit: results do not depend on it."""
+    padded. Workers that share rows (sequenceParallel) pass so many times as many together. A memory limit: results do
+    not depend on it."""
     seed: Count = 0
     timeline_steps: Annotated[tuple[PositiveCount, ...], Field(max_length=16)] = ()
     """Steps (from 1) of which a timeline is written: the controller's phases and what every worker process did, in

@@ -10,12 +10,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rljob_api.v1alpha1.checkpoint import ExportDtype
 from rljob_trainer.checkpoints.errors import CheckpointError
@@ -23,6 +22,7 @@ from rljob_trainer.checkpoints.layout import TEMPORARY_SUFFIX
 from rljob_trainer.checkpoints.load import CheckpointReader
 from rljob_trainer.checkpoints.storage import durable_file, make_folder, storage_errors, sync_folder, write_all
 from rljob_trainer.checkpoints.tensor_file import DTYPE_NAMES, DTYPES, TensorSpec, stream_tensor_file
+from rljob_trainer.models.weight_conversion import HubNames
 
 MAX_FILE_BYTES = 5 * 1000**3
 """Of one weight file, as the Hub recommends; a larger tensor gets a file of its own."""
@@ -31,6 +31,7 @@ _METADATA = {"format": "pt"}
 _CONFIG_FILE = "config.json"
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+FLOAT16_MAX = torch.finfo(torch.float16).max
 _COPIED_SUFFIXES = {".json", ".jinja", ".txt", ".model", ".tiktoken"}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Of exports, by their names in config.json."""
@@ -69,53 +70,92 @@ def write_huggingface(
 
     `source` is the folder of the model that was trained: its configuration, tokenizer and generation settings are
     copied, with `dtype` as the model's dtype. The weights are the tensors whose names begin with `prefix`, followed by
-    the name in the `transformers` model; floating-point ones are converted to `dtype`, and tensors tied to another one
-    are left out. No more than one tensor is in memory, as it was saved and converted.
+    the name in the `transformers` model. They get the names and forms that the model has on the hub; floating-point
+    ones are converted to `dtype`, and tensors tied to another one are left out. No more is in memory than one tensor as
+    it was saved (all experts of a layer are one), and as it is written.
 
     Raises CheckpointError where a tensor of the model is missing, unknown or of another shape (`from_pretrained` would
     fill it with random numbers and only warn), where `dtype` cannot hold a value, and where reading or writing fails.
     """
-    specs = _specs(folder, source, weights, prefix, dtype)
+    tensors = _ExportedTensors(folder, source, weights, prefix, dtype)
+    specs = tensors.specs
     temporary = folder.with_name(folder.name + TEMPORARY_SUFFIX)
     with storage_errors(folder, "exporting the model", sum(spec.num_bytes for spec in specs.values())):
         make_folder(folder.parent)
         shutil.rmtree(temporary, ignore_errors=True)
         os.mkdir(temporary)
         try:
-            _write_weights(temporary, specs, partial(_converted, folder, weights, prefix, specs), max_file_bytes)
+            _write_weights(temporary, specs, tensors.read, max_file_bytes)
             _copy_settings(source, temporary, dtype)
             _replace_folder(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _specs(
-    folder: Path, source: Path, weights: CheckpointReader, prefix: str, dtype: torch.dtype
-) -> dict[str, TensorSpec]:
-    """What the files are to hold, by the names of the model, after a comparison with the model's own tensors."""
-    expected, tied = _model_shapes(source)
-    specs = {}
-    for full_name in weights.names:
-        name = full_name.removeprefix(prefix)
-        if not full_name.startswith(prefix) or name in tied:
-            continue
-        saved = TensorSpec(DTYPES[weights.entry(full_name).dtype], weights.entry(full_name).global_shape)
-        _check_shape(folder, name, saved.shape, expected)
-        specs[name] = TensorSpec(dtype, saved.shape) if saved.dtype.is_floating_point else saved
-    missing = sorted(expected.keys() - specs.keys())
-    if missing:
-        raise CheckpointError(
-            f"{folder}: {len(missing)} tensors of the model are not in {weights.folder}, the first is {missing[0]}; "
-            f"the checkpoint has to hold all tensors of the model in {source}"
-        )
-    return specs
+class _ExportedTensors:
+    """The tensors of an export, read from a checkpoint when they are written."""
+
+    def __init__(self, folder: Path, source: Path, weights: CheckpointReader, prefix: str, dtype: torch.dtype) -> None:
+        self._folder, self._weights, self._prefix = folder, weights, prefix
+        model = _meta_model(source)
+        saved = self._saved(source, model)
+        self._hub = HubNames(model)
+        self._group_of: dict[str, tuple[str, ...]] = {}
+        self._group: tuple[str, ...] = ()
+        self._converted: dict[str, torch.Tensor] = {}
+        self.specs: dict[str, TensorSpec] = {}
+        """By the names that they have on the hub, in the order in which they are read."""
+        for group in self._hub.groups(saved):
+            for name, tensor in self._hub.converted({each: saved[each] for each in group}).items():
+                self._group_of[name] = group
+                self.specs[name] = TensorSpec(
+                    dtype if tensor.is_floating_point() else tensor.dtype, tuple(tensor.shape)
+                )
+
+    def read(self, name: str) -> torch.Tensor:
+        """As it is written. Tensors of a group that follow each other are converted together, once."""
+        group = self._group_of[name]
+        if group != self._group:
+            self._converted = {}
+            self._converted = self._hub.converted({each: self._weights.read(self._prefix + each) for each in group})
+            self._group = group
+        tensor, dtype = self._converted.pop(name), self.specs[name].dtype
+        if dtype is torch.float16 and tensor.numel() and (largest := float(tensor.abs().max())) > FLOAT16_MAX:
+            raise CheckpointError(
+                f"{self._folder}: tensor {name} holds values up to {largest:g}, which float16 cannot; "
+                f"set checkpoint.exportDtype to Float32 or BFloat16"
+            )
+        return tensor.to(dtype).contiguous()
+
+    def _saved(self, source: Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+        """By the model's names, without memory, after a comparison with the model's own tensors."""
+        expected, tied = _model_shapes(model)
+        saved: dict[str, torch.Tensor] = {}
+        for full_name in self._weights.names:
+            name = full_name.removeprefix(self._prefix)
+            if not full_name.startswith(self._prefix) or name in tied:
+                continue
+            entry = self._weights.entry(full_name)
+            _check_shape(self._folder, name, entry.global_shape, expected)
+            saved[name] = torch.empty(entry.global_shape, dtype=DTYPES[entry.dtype], device="meta")
+        missing = sorted(expected.keys() - saved.keys())
+        if missing:
+            raise CheckpointError(
+                f"{self._folder}: {len(missing)} tensors of the model are not in {self._weights.folder}, the first is "
+                f"{missing[0]}; the checkpoint has to hold all tensors of the model in {source}"
+            )
+        return saved
 
 
-def _model_shapes(source: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Shapes of the tensors that a file of the model holds, and the names that are only second names of those."""
+def _meta_model(source: Path) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(source, local_files_only=True)
     with torch.device("meta"):
-        model: torch.nn.Module = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def _model_shapes(model: PreTrainedModel) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """Shapes of the tensors that are saved of a model, and the names that are only second names of those."""
     once = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}, tied
@@ -128,19 +168,6 @@ def _check_shape(folder: Path, name: str, shape: tuple[int, ...], expected: dict
             f"{folder}: tensor {name} of shape {list(shape)} was saved, the model has {wanted}; "
             f"export the model that was trained"
         )
-
-
-def _converted(
-    folder: Path, weights: CheckpointReader, prefix: str, specs: Mapping[str, TensorSpec], name: str
-) -> torch.Tensor:
-    saved = weights.read(prefix + name)
-    dtype = specs[name].dtype
-    if dtype is torch.float16 and saved.numel() and (largest := float(saved.abs().max())) > torch.finfo(dtype).max:
-        raise CheckpointError(
-            f"{folder}: tensor {name} holds values up to {largest:g}, which float16 cannot; "
-            f"set checkpoint.exportDtype to Float32 or BFloat16"
-        )
-    return saved.to(dtype)
 
 
 def _write_weights(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from rljob_trainer.controller.auto_settings import (
 )
 from rljob_trainer.controller.job_checks import (
     check_algorithm,
+    check_layouts,
     check_row_lengths,
     needs_reference,
     samples_all_tokens,
@@ -144,6 +145,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         model_folder, model = controller_model(wanted, settings.cache_folder, settings.job_folder)
         hub_model = None if is_local else hub_model_of(training.model, model.model)
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
+        check_layouts(model_folder, [layout_of(job.spec, role) for role in train_roles(job.spec)])
         if engine is RolloutEngine.VLLM:
             check_row_lengths(model_folder, prompts.longest + training.rollout.max_new_tokens)
         log.info(
@@ -179,9 +181,20 @@ def num_workers_of(spec: RLJobSpec, role: str) -> int:
     return pool.nodes * pool.gpus_per_node
 
 
+def layout_of(spec: RLJobSpec, role: str) -> ParallelLayout:
+    """Of the actor, or of the reference."""
+    place = spec.roles.train_role(role)
+    return ParallelLayout.of(num_workers_of(spec, role), place.shard_size, place.sequence_parallel)
+
+
+def train_roles(spec: RLJobSpec) -> list[str]:
+    """Those that a train engine serves."""
+    return [ACTOR, REFERENCE] if needs_reference(spec) else [ACTOR]
+
+
 def num_data_ranks_of(spec: RLJobSpec) -> int:
     """Parts that the actor's batches are split into."""
-    return ParallelLayout.full_shard(num_workers_of(spec, ACTOR)).num_data_ranks
+    return layout_of(spec, ACTOR).num_data_ranks
 
 
 def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list[RoleSpec]:
@@ -197,8 +210,9 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
         gradient_checkpointing=training.model.gradient_checkpointing,
         max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
         optimizer=None,
+        layout=layout_of(job.spec, REFERENCE),
     )
-    trained = TrainEngineSettings(**{**vars(frozen), "optimizer": training.optimizer})
+    trained = replace(frozen, optimizer=training.optimizer, layout=layout_of(job.spec, ACTOR))
     actor = ActorSettings(
         engine=trained,
         algorithm=resolve_algorithm(training.algorithm),

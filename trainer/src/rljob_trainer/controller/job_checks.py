@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from rljob_api.v1alpha1.recipes import resolve_algorithm
@@ -10,6 +11,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS
 from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
 from rljob_trainer.engines.train.attention import choose_attention
+from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
 from rljob_trainer.engines.train.model import read_config
 from rljob_trainer.errors import ConfigurationError
 
@@ -44,6 +46,13 @@ def check_row_lengths(model_folder: Path, longest: int) -> None:
             f"{limit} this model's rotary frequencies depend on the row's length, which vLLM does not follow; shorten "
             "prompts or responses, or write rollout.engine: HuggingFace"
         )
+
+
+def check_layouts(model_folder: Path, layouts: Iterable[ParallelLayout]) -> None:
+    """Raises ConfigurationError for a model that cannot be read, or that does not divide over sequence ranks."""
+    config = read_config(model_folder)
+    for layout in layouts:
+        check_layout(layout, config)
 
 
 def needs_reference(spec: RLJobSpec) -> bool:

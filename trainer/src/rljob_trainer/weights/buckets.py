@@ -47,13 +47,16 @@ def _gather(bucket: list[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Itera
 
 
 def _is_sharded(tensor: DTensor) -> bool:
-    return tensor.device_mesh.size() > 1 and any(isinstance(placement, Shard) for placement in tensor.placements)
+    mesh = tensor.device_mesh
+    return any(isinstance(each, Shard) and mesh.size(place) > 1 for place, each in enumerate(tensor.placements))
 
 
 def _gather_sharded(tensors: list[DTensor], dtype: torch.dtype) -> list[torch.Tensor]:
     """One flat all-gather. Shards are padded to the largest (rank 0's), as `fully_shard` cuts rows."""
     mesh = tensors[0].device_mesh
-    num_ranks = mesh.size()
+    # Replicas have the same: only over the dimension that cuts is there something to gather.
+    [dimension] = [place for place, each in enumerate(tensors[0].placements) if isinstance(each, Shard)]
+    num_ranks = mesh.size(dimension)
     padded_rows = [-(-tensor.shape[0] // num_ranks) for tensor in tensors]
     row_sizes = [tensor[0].numel() if tensor.dim() > 1 else 1 for tensor in (_meta(tensor) for tensor in tensors)]
     sizes = [rows * row_size for rows, row_size in zip(padded_rows, row_sizes, strict=True)]
@@ -64,7 +67,7 @@ def _gather_sharded(tensors: list[DTensor], dtype: torch.dtype) -> list[torch.Te
         flat[offset : offset + local.numel()].copy_(local)
         offset += size
     everything = torch.empty(num_ranks * flat.numel(), dtype=dtype, device=flat.device)
-    dist.all_gather_single(everything, flat, group=mesh.get_group())
+    dist.all_gather_single(everything, flat, group=mesh.get_group(dimension))
     per_rank = everything.view(num_ranks, flat.numel())
     whole: list[torch.Tensor] = []
     offset = 0

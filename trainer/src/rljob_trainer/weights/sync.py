@@ -6,9 +6,14 @@ import torch
 
 from rljob_trainer.engines.rollout.base import RolloutEngine
 from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.models.weight_conversion import HubNames
 from rljob_trainer.weights.buckets import whole_tensors
 
 
 def sync_weights(source: TrainEngine, target: RolloutEngine, dtype: torch.dtype, policy_version: int) -> None:
     """Collective. After it the target generates with the source's weights, in `dtype`."""
-    target.update_weights(whole_tensors(source.named_shards(), dtype), policy_version)
+    shards = dict(source.named_shards())
+    weights = whole_tensors(shards.items(), dtype)
+    if target.takes_hub_names:
+        weights = HubNames(source.language_model).stream(weights, list(shards))
+    target.update_weights(weights, policy_version)

@@ -77,11 +77,17 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
-        """Replaces all weights (names of the Hugging Face model, whole tensors) and drops what was cached from the
-        old ones. Tokens generated from now on carry `policy_version`.
+        """Replaces all weights (whole tensors, under the names that `takes_hub_names` says) and drops what was cached
+        from the old ones. Tokens generated from now on carry `policy_version`.
 
         Not while sequences are under way: they would go on from keys and values of the old weights. Requests that no
         `step` has begun may wait."""
+
+    @property
+    @abstractmethod
+    def takes_hub_names(self) -> bool:
+        """Whether `update_weights` wants names and forms of the model's files on the hub, or else those of the model
+        in transformers: experts are one tensor each there, here one for all."""
 
     @abstractmethod
     def wake(self, *, weights: bool, kv_cache: bool) -> None:

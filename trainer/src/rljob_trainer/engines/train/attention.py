@@ -126,7 +126,8 @@ def _flat_attention(
     flat_rows: FlatRows | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer. [1, N, H, E], and no attention weights."""
+    """What transformers calls in each layer. [1, N, H, E], and no attention weights. Over sequence ranks, tensors come
+    and go with the tokens of this rank's piece alone."""
     layer = type(module).__name__
     unserved = [name for name in MATHEMATICS_OF_OTHERS if others.get(name) is not None]
     if (
@@ -147,6 +148,9 @@ def _flat_attention(
         )
     window = _window_of(module) if sliding_window is None else sliding_window
     device = query_1HND.device
+    ranks = flat_rows.sequence_ranks
+    if ranks is not None:
+        query_1HND, key_1KND, value_1KNE = ranks.to_heads(query_1HND, key_1KND, value_1KNE)
     kernel = choose_kernel(
         flat_rows.lengths,
         query_1HND.shape[1],
@@ -155,4 +159,5 @@ def _flat_attention(
         device.type,
         torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
     )
-    return attend(kernel, query_1HND, key_1KND, value_1KNE, flat_rows, scaling, window), None
+    output_1NHE = attend(kernel, query_1HND, key_1KND, value_1KNE, flat_rows, scaling, window)
+    return output_1NHE if ranks is None else ranks.to_tokens(output_1NHE), None

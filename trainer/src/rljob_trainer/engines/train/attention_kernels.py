@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
+from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
+
 MAX_WASTED_PRODUCTS = 250_000
 """Padding is worth it while it adds no more products to a row, in the mean over rows: (T * T - the square of the row's
 own length) * H * D. About so many take as long as what one more call costs, forward and backward (float32 on one core:
@@ -41,14 +43,18 @@ class Kernel(StrEnum):
 class FlatRows:
     """Where rows lie in a flat batch, one after the other: known to the host, so that no layer waits for the device."""
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        """`lengths`: tokens of each row in the order of the batch, each at least 1."""
+    def __init__(
+        self, lengths: Sequence[int], device: torch.device, sequence_ranks: SequenceRanks | None = None
+    ) -> None:
+        """`lengths`: tokens of each row in the order of the batch, each at least 1. With `sequence_ranks` each rank's
+        layers see a piece of the tokens, and attention sees all of them."""
         if not lengths or min(lengths) < 1:
             raise ValueError(
                 f"rows of a flat batch: each needs a token (lengths {list(lengths)}); leave empty rows out"
             )
         self.lengths: tuple[int, ...] = tuple(lengths)
         self.device = device
+        self.sequence_ranks = sequence_ranks
 
     @property
     def num_tokens(self) -> int:

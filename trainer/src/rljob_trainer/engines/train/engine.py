@@ -23,12 +23,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.train.acceptance import check_acceptance
 from rljob_trainer.engines.train.attention import choose_attention
-from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.layout import LayoutMeshes, ParallelLayout, check_layout
 from rljob_trainer.engines.train.micro_batches import plan_micro_batches
 from rljob_trainer.engines.train.model import (
     build_on_meta,
@@ -38,6 +39,7 @@ from rljob_trainer.engines.train.model import (
     transformer_layers,
 )
 from rljob_trainer.engines.train.optimizer import make_adamw
+from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
 from rljob_trainer.engines.train.token_model import Outputs, TokenModel
@@ -61,7 +63,10 @@ class TrainEngineSettings:
     compute_dtype: torch.dtype
     gradient_checkpointing: bool
     max_tokens_per_micro_batch: int
+    """Of each rank."""
     optimizer: OptimizerSpec | None
+    layout: ParallelLayout | None = None
+    """None: all ranks of the default process group hold the model together."""
 
 
 class TrainEngine:
@@ -74,13 +79,15 @@ class TrainEngine:
             check_bfloat16(settings.device)
         self.settings = settings
         self.device = settings.device
-        self.layout = ParallelLayout.full_shard(dist.get_world_size())
-        self.mesh = self.layout.mesh(settings.device.type)
-        self.data_group = self.layout.data_group(self.mesh)
+        self.layout = settings.layout or ParallelLayout.of(dist.get_world_size())
+        self.meshes = LayoutMeshes(self.layout, settings.device.type)
+        self.data_group = self.meshes.data_group
+        sequence_group = self.meshes.sequence_group
+        self.sequence_ranks = None if sequence_group is None else SequenceRanks.of(sequence_group)
         # The comparison is in 32 bits whatever the passes will run in.
         self.model = self._sharded(torch.float32)
         materialize(self.model, settings.device)
-        load_weights(self.model, settings.model_folder, NAME_PREFIX)
+        load_weights(self.model, self.language_model, settings.model_folder, NAME_PREFIX)
         self.model.eval()
         check_acceptance(self.model.language_model, self._own_logprobs, self._engine_logprobs, self._largest)
         if self.model.attention.reason:
@@ -104,6 +111,13 @@ class TrainEngine:
             )
             self.max_gradient_norm = settings.optimizer.max_gradient_norm
 
+    @property
+    def language_model(self) -> PreTrainedModel:
+        """The module of transformers within the sharded one."""
+        language_model = self.model.language_model
+        assert isinstance(language_model, PreTrainedModel)
+        return language_model
+
     @torch.no_grad()
     def forward(
         self, batch: TokenBatch, temperature: float, entropy: Entropy = Entropy.NO, *, with_squares: bool = False
@@ -113,7 +127,7 @@ class TrainEngine:
         micro_batches = self._micro_batches(batch)
         outputs: list[list[Tensor]] = []
         for rows in micro_batches:
-            micro_batch = batch.micro_batch(rows, self.device)
+            micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             run = partial(_distribution, micro_batch, temperature, entropy, with_squares)
             outputs.append([each for each in self.model(run) if each is not None])
         columns = [
@@ -137,8 +151,12 @@ class TrainEngine:
         with_squares: bool = False,
     ) -> None:
         """Collective. Adds the gradient of the loss on this rank's rows. `loss` is called once for each micro-batch."""
-        for rows in self._micro_batches(batch):
-            micro_batch = batch.micro_batch(rows, self.device)
+        micro_batches = self._micro_batches(batch)
+        for number, rows in enumerate(micro_batches, 1):
+            if self.layout.num_replicas > 1:
+                # Replicas sum what their shards have added up, once.
+                self.model.set_requires_all_reduce(number == len(micro_batches))  # type: ignore[operator]
+            micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             run = partial(_distribution, micro_batch, temperature, entropy, with_squares)
             logprobs_R, entropy_R, squares_R = self.model(run)
             loss(micro_batch, TokenDistribution(logprobs_R, entropy_R, squares_R)).backward()  # type: ignore[no-untyped-call]
@@ -196,6 +214,7 @@ class TrainEngine:
     def _sharded(self, compute_dtype: torch.dtype) -> TokenModel:
         """The model on the meta device, cut up; its passes run in `compute_dtype`."""
         language_model = build_on_meta(self.settings.model_folder)
+        check_layout(self.layout, language_model.config)
         if self.settings.optimizer is None:
             for parameter in language_model.parameters():
                 parameter.data = parameter.data.to(self.settings.compute_dtype)
@@ -205,8 +224,8 @@ class TrainEngine:
         model = TokenModel(language_model, attention)
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
         for layer in transformer_layers(model):
-            fully_shard(layer, mesh=self.mesh, mp_policy=policy)
-        fully_shard(model, mesh=self.mesh, mp_policy=policy)
+            fully_shard(layer, mesh=self.meshes.parameters, mp_policy=policy)
+        fully_shard(model, mesh=self.meshes.parameters, mp_policy=policy)
         return model
 
     def _micro_batches(self, batch: TokenBatch) -> list[list[int]]:
@@ -219,7 +238,7 @@ class TrainEngine:
             )
         return plan_micro_batches(
             batch.read_lengths,
-            self.settings.max_tokens_per_micro_batch,
+            self.settings.max_tokens_per_micro_batch * self.layout.num_sequence_ranks,
             lambda count: int(self._largest(count)),
             is_padded=not self.model.attention.is_flat,
         )
@@ -240,7 +259,7 @@ class TrainEngine:
         is_predicted = torch.ones(len(tokens.values), dtype=torch.bool)
         is_predicted[torch.from_numpy(tokens.offsets[:-1])] = False
         batch = TokenBatch(tokens, RaggedColumn(is_predicted, tokens.lengths), {})
-        micro_batch = batch.micro_batch(range(len(rows)), self.device)
+        micro_batch = batch.micro_batch(range(len(rows)), self.device, self.sequence_ranks)
         # In the mode that the passes will run in: some models draw random numbers in training.
         self.model.train(self.settings.optimizer is not None)
         logprobs_R, *_ = self.model(partial(_distribution, micro_batch, 1.0, Entropy.NO, False))

@@ -1,56 +1,136 @@
 """Which rank holds what of a model in training, and which data it works on.
 
-Today every layout is a full shard: each rank holds a part of every parameter and works on rows of its own. Whoever
-needs the number of data-parallel ranks asks the layout, not the world size: with sequence parallelism the two differ.
+Ranks are numbered so that those that talk most are neighbours: `num_sequence_ranks` ranks in a row share the tokens of
+the same rows, `num_shards` in a row hold one replica of the model together, and so many again hold the next.
+
+    8 ranks: 2 replicas of 4 shards, 2 sequence ranks
+    rank      0  1  2  3 | 4  5  6  7
+    shard     0  1  2  3 | 0  1  2  3     parameters, gradients, moments of optimizer are cut over these
+    replica   0  0  0  0 | 1  1  1  1     gradients are summed over these once per update
+    data      0  0  1  1 | 2  2  3  3     rows of a batch are split over these
+    sequence  0  1  0  1 | 0  1  0  1     tokens of a micro-batch are split over these
+
+Whoever needs the number of data-parallel ranks asks the layout, not the world size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from transformers import PreTrainedConfig
 
 from rljob_trainer.dispatch.mesh import MeshPosition
+from rljob_trainer.engines.train.attention import choose_attention
+from rljob_trainer.errors import ConfigurationError
 
-SHARD = "shard"
-"""The dimension of the mesh over which parameters are cut."""
+SHARD, REPLICATE = "shard", "replicate"
+"""Dimensions of the mesh of parameters: over which they are cut, and over which they are replicated."""
+DATA, SEQUENCE = "data", "sequence"
+"""Dimensions of the mesh of tokens."""
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """`num_shards` ranks hold a model together."""
+    """`num_replicas` times `num_shards` ranks; `num_sequence_ranks` divides their number."""
 
     num_shards: int
+    num_replicas: int = 1
+    num_sequence_ranks: int = 1
 
     @staticmethod
-    def full_shard(num_ranks: int) -> ParallelLayout:
-        """All ranks hold the model together, and each has rows of its own."""
-        return ParallelLayout(num_shards=num_ranks)
+    def of(num_ranks: int, shard_size: int | None = None, sequence_parallel: int = 1) -> ParallelLayout:
+        """So many ranks; `shard_size` None: all of them hold the model together.
+
+        Raises ConfigurationError where one does not divide `num_ranks`."""
+        num_shards = shard_size or num_ranks
+        for name, value in (("shardSize", num_shards), ("sequenceParallel", sequence_parallel)):
+            if num_ranks % value:
+                raise ConfigurationError(
+                    f"spec.roles: {name} must divide the workers of the role ({value} of {num_ranks}); choose a divisor"
+                )
+        return ParallelLayout(num_shards, num_ranks // num_shards, sequence_parallel)
 
     @property
     def num_ranks(self) -> int:
         """Processes in all."""
-        return self.num_shards
+        return self.num_shards * self.num_replicas
 
     @property
     def num_data_ranks(self) -> int:
         """Parts that a batch is split into."""
-        return self.num_shards
+        return self.num_ranks // self.num_sequence_ranks
 
     @property
     def gradient_divisor(self) -> int:
-        """Ranks over which FSDP2 averages gradients."""
-        return self.num_shards
+        """Ranks over which FSDP2 averages gradients. Sequence ranks are among them: each has the gradient by its own
+        tokens."""
+        return self.num_ranks
 
     def position(self, rank: int) -> MeshPosition:
         """Which part of a batch a rank works on, and whether it answers for it."""
-        return MeshPosition(data_rank=rank, num_data_ranks=self.num_data_ranks, is_collected=True)
+        data_rank, sequence_rank = divmod(rank, self.num_sequence_ranks)
+        return MeshPosition(data_rank, self.num_data_ranks, is_collected=sequence_rank == 0)
 
-    def mesh(self, device_type: str) -> DeviceMesh:
-        """Collective. The mesh over which `fully_shard` cuts."""
-        return init_device_mesh(device_type, (self.num_shards,), mesh_dim_names=(SHARD,))
+    def __str__(self) -> str:
+        return f"{self.num_replicas} replicas x {self.num_shards} shards, {self.num_sequence_ranks} sequence ranks"
 
-    def data_group(self, mesh: DeviceMesh) -> ProcessGroup:
-        """Of `mesh`: the ranks that have different rows. Counts and sums over a batch are over these."""
-        return mesh.get_group(SHARD)
+
+class LayoutMeshes:
+    """The process groups of a layout, among all ranks of the default process group."""
+
+    def __init__(self, layout: ParallelLayout, device_type: str) -> None:
+        """Collective."""
+        self._layout = layout
+        shape = {SHARD: layout.num_shards}
+        if layout.num_replicas > 1:
+            shape = {REPLICATE: layout.num_replicas, **shape}
+        self.parameters: DeviceMesh = init_device_mesh(device_type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+        """What `fully_shard` cuts over."""
+        self._tokens = (
+            self.parameters
+            if layout.num_sequence_ranks == layout.num_replicas == 1
+            else init_device_mesh(
+                device_type,
+                (layout.num_data_ranks, layout.num_sequence_ranks),
+                mesh_dim_names=(DATA, SEQUENCE),
+            )
+        )
+
+    @cached_property
+    def data_group(self) -> ProcessGroup:
+        """The ranks that have different rows, this one among them. Counts and sums over a batch are over these."""
+        return self._tokens.get_group(SHARD if self._tokens is self.parameters else DATA)
+
+    @cached_property
+    def sequence_group(self) -> ProcessGroup | None:
+        """The ranks that have the same rows, this one among them; None where each has rows of its own."""
+        return None if self._layout.num_sequence_ranks == 1 else self._tokens.get_group(SEQUENCE)
+
+
+def check_layout(layout: ParallelLayout, config: PreTrainedConfig) -> None:
+    """Raises ConfigurationError where sequence ranks cannot share the tokens of a model of this configuration."""
+    size = layout.num_sequence_ranks
+    if size == 1:
+        return
+    attention = choose_attention(config)
+    if not attention.is_flat:
+        raise ConfigurationError(
+            f"spec.roles: sequenceParallel {size} needs flat rows, and a '{config.model_type}' model gets padded ones "
+            f"({attention.reason}); write 1"
+        )
+    text = config.get_text_config()
+    num_heads: int = text.num_attention_heads
+    num_key_heads: int = text.to_dict().get("num_key_value_heads") or num_heads
+    if num_heads % size:
+        raise ConfigurationError(
+            f"spec.roles: sequenceParallel must divide the model's heads of attention ({size} and {num_heads}); choose "
+            f"a divisor"
+        )
+    if num_key_heads % size and size % num_key_heads:
+        raise ConfigurationError(
+            f"spec.roles: sequenceParallel must divide the model's key and value heads or be a multiple of them "
+            f"({size} and {num_key_heads}); choose another one"
+        )

@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rljob_trainer.engines.train.attention import choose_attention, register_flat_attention
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.models.weight_conversion import Window, file_groups, whole_window
 
 SINGLE_FILE = "model.safetensors"
 RANDOM_IN_TRAINING = ("dropout", "pdrop", "dropout_prob", "layerdrop", "jitter_noise")
@@ -133,25 +134,58 @@ def _fill_own_buffers(name: str, owner: PreTrainedModel | None, module: nn.Modul
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, folder: Path, name_prefix: str) -> None:
-    """Copies weights from the safetensors files of `folder`; every rank reads only the slices of its own shards.
+def load_weights(model: nn.Module, language_model: PreTrainedModel, folder: Path, name_prefix: str) -> None:
+    """Copies weights from the safetensors files of `folder`; every rank reads only what its own shards are made of.
 
-    Parameter names of the model, less `name_prefix`, are names in the files.
-    Raises ConfigurationError for a missing tensor or one of another shape."""
+    Parameter names of the model are those of its `language_model` after `name_prefix`; names and forms in the files are
+    transformers' own. Raises ConfigurationError for a missing tensor or one of another shape."""
+    tensors = {name.removeprefix(name_prefix): tensor for name, tensor in named_tensors(model)}
+    windows = {name: _window(tensor) for name, tensor in tensors.items()}
     files = _tensor_files(folder)
+    missing = dict.fromkeys(tensors)
     with ExitStack() as stack:
         readers = {file: stack.enter_context(safe_open(folder / file, framework="pt")) for file in set(files.values())}
-        for full_name, parameter in named_tensors(model):
-            name = full_name.removeprefix(name_prefix)
-            if name not in files:
-                raise ConfigurationError(f"spec.training.model.source: {folder} has no tensor '{name}'")
+
+        def read(name: str, window: Window | None) -> torch.Tensor:
             piece = readers[files[name]].get_slice(name)
-            if tuple(piece.get_shape()) != tuple(parameter.shape):
-                raise ConfigurationError(
-                    f"spec.training.model.source: tensor '{name}' in {folder} has shape {piece.get_shape()}, "
-                    f"the model expects {list(parameter.shape)}"
-                )
-            _copy_slice(parameter, piece)
+            return piece[window or ...]  # type: ignore[no-any-return]
+
+        for group in file_groups(language_model, files, tensors):
+            for name in group.targets:
+                missing.pop(name)
+            [first, *_] = group.targets
+            expected = tuple(tensors[first].shape)
+            found = tuple(readers[files[group.names[0]]].get_slice(group.names[0]).get_shape())
+            if group.converter is None and found != expected:
+                raise _wrong_shape(folder, group.names[0], found, f"the model expects {list(expected)}")
+            if group.stacks_along_rows and group.num_rows != expected[0]:
+                raise _wrong_shape(folder, group.names[0], found, f"and there are {group.num_rows} of {expected[0]}")
+            try:
+                loaded = group.load(language_model, read, windows)
+            except (RuntimeError, ValueError) as error:
+                raise _wrong_shape(folder, group.names[0], found, f"it makes no '{first}' ({error})") from error
+            for name, value in loaded.items():
+                tensor = tensors[name]
+                local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                if value.shape != local.shape:
+                    wanted = f"'{name}' made of it has {list(value.shape)}, the model expects {list(local.shape)}"
+                    raise _wrong_shape(folder, group.names[0], found, wanted)
+                local.copy_(value)
+    if missing:
+        raise ConfigurationError(f"spec.training.model.source: {folder} has no tensor '{next(iter(missing))}'")
+
+
+def _wrong_shape(folder: Path, name: str, shape: tuple[int, ...], text: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"spec.training.model.source: tensor '{name}' in {folder} has shape {list(shape)}, {text}"
+    )
+
+
+def _window(tensor: torch.Tensor) -> Window:
+    if not isinstance(tensor, DTensor):
+        return whole_window(tensor.shape)
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -173,15 +207,3 @@ def _tensor_files(folder: Path) -> dict[str, str]:
         raise ConfigurationError(f"spec.training.model.source: no {SINGLE_FILE} and no {INDEX_FILE} in {folder}")
     with safe_open(folder / SINGLE_FILE, framework="pt") as reader:
         return dict.fromkeys(reader.keys(), SINGLE_FILE)
-
-
-def _copy_slice(parameter: torch.Tensor, piece: object) -> None:
-    """`piece` is a safetensors slice; only the part that this rank holds is read."""
-    if not isinstance(parameter, DTensor):
-        parameter.copy_(piece[...])  # type: ignore[index]
-        return
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    if 0 in shape:
-        return
-    window = tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
-    parameter.to_local().copy_(piece[window])  # type: ignore[index]

@@ -12,12 +12,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.train.attention_kernels import FlatRows, on_device
+from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A rank's part of a micro-batch whose tokens are shared by several."""
+
+    tokens: slice
+    """Of N."""
+    responses: slice
+    """Of R: those that a token of the piece predicts."""
+    counts: tuple[int, ...]
+    """Of each rank, the length of `responses`."""
+
+    @staticmethod
+    def of(ranks: SequenceRanks, predictors_R: Tensor, num_tokens: int) -> Piece:
+        """`predictors_R` is on the host, and ascends."""
+        length = num_tokens // ranks.size
+        edges = torch.searchsorted(predictors_R, torch.arange(ranks.size + 1) * length).tolist()
+        counts = tuple(end - start for start, end in pairwise(edges))
+        return Piece(ranks.piece(num_tokens), slice(edges[ranks.rank], edges[ranks.rank + 1]), counts)
 
 
 @dataclass(frozen=True)
@@ -36,6 +58,8 @@ class MicroBatch:
     """[B]: response tokens of each row; they add up to R."""
     columns: Mapping[str, Tensor]
     """[R] each."""
+    piece: Piece | None
+    """What of it this rank's layers work on, where several share the tokens."""
 
 
 @dataclass(frozen=True)
@@ -68,28 +92,32 @@ class TokenBatch:
         columns = {name: column.rows(rows) for name, column in self.columns.items()}
         return TokenBatch(self.tokens.rows(rows), self.response_mask.rows(rows), columns)
 
-    def micro_batch(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
-        """These rows as one forward pass reads them. For no rows, one token about which nothing is asked."""
-        if not rows:
-            nothing = torch.zeros(0, dtype=torch.int64, device=device)
-            one = torch.zeros(1, dtype=torch.int64, device=device)
-            empty = {
-                name: torch.zeros(0, dtype=each.values.dtype, device=device) for name, each in self.columns.items()
-            }
-            return MicroBatch(one, FlatRows((1,), device), nothing, nothing, (0,), empty)
+    def micro_batch(
+        self, rows: Sequence[int], device: torch.device, sequence_ranks: SequenceRanks | None = None
+    ) -> MicroBatch:
+        """These rows as one forward pass reads them. For no rows, a row about which nothing is asked; so is one that
+        fills the tokens up to a multiple of `sequence_ranks`."""
         chosen = self.rows(rows)
         mask_L = chosen.response_mask.values
         is_read_L = chosen._positions_L < chosen._last_targets[chosen._rows_L]
         # The place of each read token among the read ones; that of a response token's predecessor is one before.
         place_L = is_read_L.cumsum(0) - 1
         targets_L = mask_L.nonzero()[:, 0]
+        predictors_R = place_L[targets_L - 1]
+        tokens_N, lengths = chosen.tokens.values[is_read_L], chosen.read_lengths
+        num_filling = 0 if rows else 1
+        if sequence_ranks is not None:
+            num_filling += sequence_ranks.num_filling_tokens(len(tokens_N) + num_filling)
+        if num_filling:
+            tokens_N, lengths = torch.cat([tokens_N, tokens_N.new_zeros(num_filling)]), (*lengths, num_filling)
         return MicroBatch(
-            tokens_N=on_device(chosen.tokens.values[is_read_L], device),
-            rows=FlatRows(chosen.read_lengths, device),
-            predictors_R=on_device(place_L[targets_L - 1], device),
+            tokens_N=on_device(tokens_N, device),
+            rows=FlatRows(lengths, device, sequence_ranks),
+            predictors_R=on_device(predictors_R, device),
             targets_R=on_device(chosen.tokens.values[targets_L], device),
-            response_lengths=chosen.response_lengths,
+            response_lengths=chosen.response_lengths if rows else (0,),
             columns={name: on_device(column.values[mask_L], device) for name, column in chosen.columns.items()},
+            piece=None if sequence_ranks is None else Piece.of(sequence_ranks, predictors_R, len(tokens_N)),
         )
 
     @cached_property

@@ -1,0 +1,269 @@
+"""The training steps that `test_update_invariance` compares, and a program that makes all of them on one rank.
+
+Legend: B responses.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from rljob_api.v1alpha1.algorithm import (
+    Advantage,
+    AdvantageType,
+    Algorithm,
+    Function,
+    Kl,
+    KlPlacement,
+    Loss,
+    LossAggregation,
+    LossType,
+)
+from rljob_api.v1alpha1.optimizer import Optimizer, Schedule
+from rljob_testing import covariance_loss, failing_loss, mixed_baseline
+from rljob_testing.one_step import Case, Layout, Outcome, one_step
+from rljob_testing.replayed_steps import (
+    END_TOKEN,
+    Pass,
+    Replay,
+    ReplayedRollouts,
+    kept_gradients,
+    prompts_of,
+    replayed_run,
+    watched_passes,
+)
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.workers.columns import ADVANTAGES, IS_LEARNED
+
+ALGORITHM = Algorithm(
+    entropy_coefficient=0.01,
+    kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS),
+    drop_zero_variance_groups=True,
+)
+WITHOUT_KL = ALGORITHM.model_copy(update={"kl": Kl()})
+COVARIANCE = Algorithm(loss=Loss(type=LossType.FUNCTION, function=Function(path=covariance_loss.PATH)))
+OPTIMIZER = Optimizer(learning_rate=3e-4, warmup_steps=3, schedule=Schedule.COSINE)
+LONG_REPLAY = Replay(ALGORITHM, OPTIMIZER, mini_batch_size=2)
+"""Two updates per step: in the second, policy and old policy differ."""
+REPLAY = replace(LONG_REPLAY, algorithm=WITHOUT_KL)
+MORE_HEADS, EXPERTS = "more-heads", "experts"
+NUM_STEPS, SAVED_STEP, RESUMED_STEPS = 20, 3, 3
+"""Of the long run; when it is saved; how many steps follow when it is resumed."""
+
+
+@dataclass(frozen=True)
+class LongRun:
+    """NUM_STEPS steps."""
+
+    metrics: list[dict[str, float]]
+    passes: list[Pass]
+    """What the actor has read in the first step; ..."""
+    reference_passes: list[Pass]
+    """... what the reference has."""
+    saved: dict[str, torch.Tensor]
+    """The state after SAVED_STEP steps, ..."""
+    later: dict[str, torch.Tensor]
+    """... and after RESUMED_STEPS more."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run that went on from a checkpoint."""
+
+    loaded: dict[str, torch.Tensor]
+    metrics: list[dict[str, float]]
+    later: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """An update on rows of which one rank has all that are learned from."""
+
+    outcome: Outcome
+    passes: list[Pass]
+
+
+@dataclass(frozen=True)
+class OfRank:
+    """All that one rank has done. On four ranks there is no long run, and no uneven update."""
+
+    steps: dict[str, Outcome]
+    long: LongRun | None
+    resumed: Resumed
+    uneven: Uneven | None
+    failure: str
+    other_models: dict[str, Outcome]
+    """See `failing_loss`."""
+
+
+def checkpointed(replay: Replay) -> Replay:
+    return replace(replay, gradient_checkpointing=True)
+
+
+def micro(replay: Replay, max_tokens: int) -> Replay:
+    """Rows have up to 19 tokens, updates about 45."""
+    return replace(replay, max_tokens_per_micro_batch=max_tokens)
+
+
+def aggregated(aggregation: LossAggregation) -> Replay:
+    return replace(REPLAY, algorithm=WITHOUT_KL.model_copy(update={"aggregation": aggregation}))
+
+
+KL_IN_REWARD = Kl(coefficient=4.0, placement=KlPlacement.REWARD)
+"""After one step, so that the KL changes gradients by as much as the scores do."""
+
+
+def with_advantage(path: str, kl: Kl = KL_IN_REWARD) -> Replay:
+    advantage = Advantage(type=AdvantageType.FUNCTION, function=Function(path=path))
+    return replace(REPLAY, algorithm=Algorithm(advantage=advantage, drop_zero_variance_groups=True, kl=kl))
+
+
+OTHER_AGGREGATIONS = [each for each in LossAggregation if each is not REPLAY.resolved.aggregation]
+COVARIANCE_REPLAY = replace(REPLAY, algorithm=COVARIANCE)
+SAME_AS_ONE = {
+    "micro-batches of a row or two": Case(micro(REPLAY, 19)),
+    "row by row": Case(micro(REPLAY, 40), layout=Layout.PER_ROW),
+    "padded": Case(REPLAY, layout=Layout.PADDED),
+    "checkpointing": Case(checkpointed(REPLAY)),
+    "in tiles": Case(REPLAY, in_tiles=True),
+    "two workers": Case(REPLAY, 2),
+    "two workers, in tiles, checkpointing": Case(checkpointed(micro(REPLAY, 40)), 2, in_tiles=True),
+    "two workers, row by row": Case(micro(REPLAY, 30), 2, Layout.PER_ROW),
+    "two workers, padded, checkpointing": Case(checkpointed(micro(REPLAY, 40)), 2, Layout.PADDED),
+    "four workers": Case(REPLAY, 4),
+    "two replicas": Case(replace(micro(REPLAY, 19), shard_size=1), 2),
+    "two replicas of two shards": Case(replace(micro(REPLAY, 19), shard_size=2), 4),
+    "two sequence ranks": Case(replace(micro(REPLAY, 20), sequence_parallel=2), 2),
+    "two sequence ranks, row by row, in tiles": Case(
+        replace(REPLAY, sequence_parallel=2), 2, Layout.PER_ROW, in_tiles=True
+    ),
+    "two replicas, two sequence ranks, checkpointing": Case(
+        replace(checkpointed(micro(REPLAY, 19)), shard_size=2, sequence_parallel=2), 4
+    ),
+    "four workers, checkpointing, micro-batches": Case(checkpointed(micro(REPLAY, 19)), 4),
+}
+ONE = {
+    "one": Case(REPLAY),
+    "covariance": Case(COVARIANCE_REPLAY),
+    "advantage": Case(with_advantage(mixed_baseline.RESPONSES_PATH), step=1),
+    "advantage, no KL": Case(with_advantage(mixed_baseline.RESPONSES_PATH, Kl()), step=1),
+    **{f"{each} one": Case(aggregated(each)) for each in OTHER_AGGREGATIONS},
+}
+OTHERS = {
+    **SAME_AS_ONE,
+    "covariance, micro-batches": Case(micro(COVARIANCE_REPLAY, 30)),
+    "covariance, two workers": Case(COVARIANCE_REPLAY, 2),
+    "advantage, two workers": Case(with_advantage(mixed_baseline.RESPONSES_PATH), 2, step=1),
+    "advantage on tokens": Case(with_advantage(mixed_baseline.TOKENS_PATH), step=1),
+    "advantage on tokens, two workers": Case(with_advantage(mixed_baseline.TOKENS_PATH), 2, step=1),
+    "bfloat16": Case(replace(REPLAY, compute_dtype=torch.bfloat16), 2),
+    "bfloat16, in tiles": Case(replace(REPLAY, compute_dtype=torch.bfloat16), 2, in_tiles=True),
+    **{f"{each} micro": Case(micro(aggregated(each), 19)) for each in OTHER_AGGREGATIONS},
+    **{f"{each} two": Case(aggregated(each), 2) for each in OTHER_AGGREGATIONS},
+}
+CASES = ONE | OTHERS
+
+
+def everything(root: Path, context: WorkerContext) -> OfRank:
+    """In one process per rank, because each costs seconds. Two ranks save, below `root`, what others load."""
+    warnings.filterwarnings("error", "FSDP2-wrapped module")
+    num_ranks = context.world_size
+    if num_ranks == 2:
+        save_after_some_steps(root, context)
+    return OfRank(
+        {name: one_step(case, context) for name, case in CASES.items() if case.num_ranks == num_ranks},
+        long_run(context) if num_ranks <= 2 else None,
+        resume(root, context),
+        uneven_update(context) if num_ranks <= 2 else None,
+        failing_loss.failure_of(REPLAY, context),
+        steps_of_other_models(root, context),
+    )
+
+
+def write_other_models(root: Path) -> None:
+    """MORE_HEADS: four heads of attention, and two of keys and values. EXPERTS: eight experts, fused in memory."""
+    common = {
+        "vocab_size": 16,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "eos_token_id": END_TOKEN,
+        "bos_token_id": None,
+        "pad_token_id": 0,
+    }
+    torch.manual_seed(2)
+    Qwen3ForCausalLM(Qwen3Config(**common)).save_pretrained(root / MORE_HEADS)
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **experts)).save_pretrained(root / EXPERTS)
+
+
+def steps_of_other_models(root: Path, context: WorkerContext) -> dict[str, Outcome]:
+    """On one rank; on several in layouts of all kinds."""
+    num_ranks = context.world_size
+    layouts: dict[str, dict[int, tuple[int, int]]] = {
+        MORE_HEADS: {1: (1, 1), 4: (4, 4)},
+        EXPERTS: {1: (1, 1), 2: (2, 1), 4: (2, 2)},
+    }
+    found = {}
+    for name, shapes in layouts.items():
+        if num_ranks in shapes:
+            shard_size, sequence_parallel = shapes[num_ranks]
+            replay = replace(
+                micro(REPLAY, 19), model=root / name, shard_size=shard_size, sequence_parallel=sequence_parallel
+            )
+            found[name] = one_step(Case(replay, num_ranks), context)
+    return found
+
+
+def long_run(context: WorkerContext) -> LongRun:
+    run = replayed_run(LONG_REPLAY, context)
+    assert run.reference is not None
+    with watched_passes(run.actor.engine) as passes, watched_passes(run.reference.engine) as reference_passes:
+        metrics = run.steps(0, 1)
+    metrics += run.steps(1, SAVED_STEP)
+    saved = run.state()
+    metrics += run.steps(SAVED_STEP, SAVED_STEP + RESUMED_STEPS)
+    later = run.state()
+    metrics += run.steps(SAVED_STEP + RESUMED_STEPS, NUM_STEPS)
+    return LongRun(metrics, passes, reference_passes, saved, later)
+
+
+def save_after_some_steps(root: Path, context: WorkerContext) -> None:
+    run = replayed_run(LONG_REPLAY, context)
+    run.steps(0, SAVED_STEP)
+    run.save(root, SAVED_STEP)
+
+
+def resume(root: Path, context: WorkerContext) -> Resumed:
+    """Four ranks go on as two replicas of two shards, and save in between."""
+    [folder] = root.glob("step-*")
+    replay = LONG_REPLAY if context.world_size != 4 else replace(LONG_REPLAY, shard_size=2, sequence_parallel=2)
+    run = replayed_run(replay, context)
+    run.group.load_checkpoint(folder, SAVED_STEP)
+    if context.world_size == 4:
+        again = run.save(root / "again", SAVED_STEP)
+        run.steps(SAVED_STEP, SAVED_STEP + 1)
+        run.group.load_checkpoint(again, SAVED_STEP)
+    loaded = run.state()
+    num_steps = RESUMED_STEPS if context.world_size == 2 else 1
+    return Resumed(loaded, run.steps(SAVED_STEP, SAVED_STEP + num_steps), run.state())
+
+
+def uneven_update(context: WorkerContext) -> Uneven:
+    """The first eight of sixteen rows are learned from. On two ranks the second has nothing to learn from."""
+    run = replayed_run(micro(replace(REPLAY, mini_batch_size=4), 40), context)
+    batch = ReplayedRollouts().run(prompts_of(0, 4), 4, run.replay.plan(1).sampling, torch.tensor([3])).batch
+    is_learned_B = torch.arange(16) < 8
+    columns = {IS_LEARNED: is_learned_B, ADVANTAGES: torch.linspace(-1, 2, 16)}
+    share = batch.with_columns(columns).chunk(context.world_size)[context.rank]
+    with kept_gradients(run.actor.engine) as gradients, watched_passes(run.actor.engine) as passes:
+        share = share.union(run.actor.compute_logprobs(share))
+        metrics = dict(run.actor.update_policy(share, 0))
+    return Uneven(Outcome(gradients, metrics, set()), passes)

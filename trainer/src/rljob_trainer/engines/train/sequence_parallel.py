@@ -1,0 +1,128 @@
+"""Ulysses sequence parallelism: ranks that share a micro-batch's tokens, and exchange heads for tokens in attention.
+
+Each of S ranks holds an equal piece of the flat tokens, wherever rows begin and end. All layers but attention work on
+tokens one by one. For attention, an exchange gives each rank all tokens of a part of the heads, and another one takes
+the outputs back (Jacobs et al. 2023, DeepSpeed Ulysses, arXiv 2309.14509, section 3). Key and value heads that are
+fewer than ranks are repeated. What is computed for the response tokens of a piece is gathered, so that a loss sees all
+tokens of its rows on every rank.
+
+Legend: S sequence ranks, N tokens of all rows (a multiple of S), P tokens of a piece (N / S), R response tokens, r
+those that this rank's piece predicts, H heads, D size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True)
+class SequenceRanks:
+    """This rank's place among those that share tokens."""
+
+    group: ProcessGroup
+    rank: int
+    size: int
+    """S."""
+
+    @staticmethod
+    def of(group: ProcessGroup) -> SequenceRanks:
+        """All of a process group."""
+        return SequenceRanks(group, dist.get_rank(group), dist.get_world_size(group))
+
+    def num_filling_tokens(self, num_tokens: int) -> int:
+        """So many more make a multiple of S."""
+        return -num_tokens % self.size
+
+    def piece(self, num_tokens: int) -> slice:
+        """This rank's piece of N tokens."""
+        length = num_tokens // self.size
+        return slice(self.rank * length, (self.rank + 1) * length)
+
+    def to_heads(self, *tensors_1HPD: Tensor) -> tuple[Tensor, ...]:
+        """[1, H, P, D] of this rank's tokens -> [1, H / S, N, D]: all tokens of this rank's heads, for each tensor."""
+        pieces = [self._with_enough_heads(tensor[0]) for tensor in tensors_1HPD]
+        sent = [piece.reshape(self.size, -1, *piece.shape[1:]) for piece in pieces]
+        received = self._exchanged(sent)
+        # From rank s come its P tokens, of this rank's heads.
+        return tuple(each.permute(1, 0, 2, 3).flatten(1, 2)[None] for each in received)
+
+    def to_tokens(self, output_1NhE: Tensor) -> Tensor:
+        """[1, N, H / S, E], all tokens of this rank's heads -> [1, P, H, E]."""
+        sent = output_1NhE[0].reshape(self.size, -1, *output_1NhE.shape[2:])
+        [received] = self._exchanged([sent])
+        return received.permute(1, 0, 2, 3).flatten(1, 2)[None]
+
+    def gathered(self, values: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, ...]:
+        """[r] each -> [R] each, in the order of the ranks. `counts`: r of every rank. Every rank must compute the same
+        of what it gets: the gradient of a rank's own values is then complete."""
+        longest = max(counts)
+        own_KT = torch.stack([torch.nn.functional.pad(each, (0, longest - len(each))) for each in values])
+        gathered_SKT: Tensor = _Gather.apply(own_KT, self)  # type: ignore[no-untyped-call]
+        # A sum over nothing but the piece itself is not a view: FSDP2's hooks would be lost on views that are changed.
+        return tuple(
+            torch.cat([gathered_SKT[rank, place, :count] for rank, count in enumerate(counts)])
+            for place in range(len(values))
+        )
+
+    def _with_enough_heads(self, tensor_HPD: Tensor) -> Tensor:
+        num_heads = tensor_HPD.shape[0]
+        if num_heads % self.size == 0:
+            return tensor_HPD
+        return tensor_HPD.repeat_interleave(self.size // num_heads, dim=0)
+
+    def _exchanged(self, sent: Sequence[Tensor]) -> list[Tensor]:
+        """All of several tensors [S, ...] in one call: part s of each goes to rank s."""
+        sizes = [each[0].numel() for each in sent]
+        flat_SX = torch.cat([each.reshape(self.size, -1) for each in sent], dim=1)
+        received_SX: Tensor = _Exchange.apply(flat_SX, self.group)  # type: ignore[no-untyped-call]
+        parts = torch.split_with_sizes(received_SX, sizes, dim=1)
+        return [part.reshape(each.shape) for part, each in zip(parts, sent, strict=True)]
+
+
+class _ExchangeContext(FunctionCtx):
+    group: ProcessGroup
+
+
+class _Exchange(torch.autograd.Function):
+    """Part s of [S, X] goes to rank s. It is its own transpose, so the gradient takes the same way."""
+
+    @staticmethod
+    def forward(ctx: _ExchangeContext, sent_SX: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _exchange(sent_SX, group)
+
+    @staticmethod
+    def backward(ctx: _ExchangeContext, gradient_SX: Tensor) -> tuple[Tensor, None]:
+        return _exchange(gradient_SX, ctx.group), None
+
+
+class _GatherContext(FunctionCtx):
+    rank: int
+
+
+class _Gather(torch.autograd.Function):
+    """[K, T] of every rank -> [S, K, T]. Every rank goes on alike, so its own part of the gradient is all there is."""
+
+    @staticmethod
+    def forward(ctx: _GatherContext, own_KT: Tensor, ranks: SequenceRanks) -> Tensor:
+        ctx.rank = ranks.rank
+        gathered_SKT = own_KT.new_empty((ranks.size, *own_KT.shape))
+        dist.all_gather_single(gathered_SKT.flatten(0, 1), own_KT.contiguous(), group=ranks.group)
+        return gathered_SKT
+
+    @staticmethod
+    def backward(ctx: _GatherContext, gradient_SKT: Tensor) -> tuple[Tensor, None]:
+        return gradient_SKT[ctx.rank], None
+
+
+def _exchange(sent_SX: Tensor, group: ProcessGroup) -> Tensor:
+    received_SX = torch.empty_like(sent_SX, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(received_SX, sent_SX.contiguous(), group=group)
+    return received_SX
