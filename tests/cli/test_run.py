@@ -163,6 +163,14 @@ def test_the_trainers_exit_code_is_passed_on_and_explained(
     assert text in output
 
 
+def test_a_trainer_that_ends_well_before_the_job_is_complete_has_failed(workplace: Workplace) -> None:
+    code, output = workplace.run(mode="exit-0")
+    assert code == 1
+    assert "the trainer ended as if all were done, and the job is not complete" in output
+    assert "exit code 1: " in output
+    assert json.loads((workplace.run_folder / "attempts.jsonl").read_text().splitlines()[-1])["exitCode"] == 1
+
+
 def test_a_second_run_is_refused_and_a_resumed_one_counts_on(workplace: Workplace) -> None:
     assert workplace.run()[0] == 0
     before = (workplace.run_folder / "metrics.jsonl").read_text()

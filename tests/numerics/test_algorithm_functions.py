@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import Advantage, AdvantageType, Algorithm, Function, Loss, LossType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_testing.algorithm_module import MODULE
 from rljob_testing.token_rows import on_workers, rows_of
 from rljob_trainer.algorithms.functions import in_step, refuse_not_finite
 from rljob_trainer.algorithms.interfaces import (
@@ -31,116 +32,6 @@ from rljob_trainer.algorithms.interfaces import (
 from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
 from rljob_trainer.errors import AlgorithmFunctionError, ConfigurationError
 from rljob_trainer.workers import columns
-
-MODULE = """
-import torch
-from rljob_trainer.algorithms import TokenLosses, policy_loss_function, token_advantage
-
-def centered(inputs):
-    return inputs.rewards_B - inputs.rewards_B.mean()
-
-def by_length(inputs):
-    return (inputs.rewards_B * inputs.lengths_B).int()
-
-def normalized(inputs):
-    table = inputs.rewards_B.reshape(3, -1)
-    return ((table - table.mean(1, True)) / table.std(1, keepdim=True)).reshape(-1)
-
-def of_tokens(inputs, reduce):
-    return inputs.segments.spread(inputs.rewards_B)
-
-@token_advantage()
-def largest(inputs, reduce):
-    rewards_N = inputs.segments.spread(inputs.rewards_B)
-    return rewards_N - reduce.max(rewards_N.max() if len(rewards_N) else torch.tensor(-torch.inf))
-
-@token_advantage(needs=["ref_logprobs", "old_logprobs"])
-def distance(inputs, reduce):
-    return inputs.columns["old_logprobs"] - inputs.columns["ref_logprobs"]
-
-@token_advantage()
-def needs_rows(inputs, reduce):
-    return inputs.segments.spread(inputs.rewards_B - inputs.rewards_B[0])
-
-@token_advantage(needs="values")
-def valued(inputs, reduce):
-    return inputs.columns["values"]
-
-def reinforce(inputs):
-    return -inputs.advantages_N * inputs.logprobs_N
-
-@policy_loss_function(needs=["rollout_logprobs"], entropy=True, squares=True)
-def informed(inputs):
-    weights_N = (inputs.old_logprobs_N - inputs.columns["rollout_logprobs"]).exp()
-    factors_N = inputs.entropy_N / inputs.squares_N
-    return TokenLosses(-weights_N * factors_N * inputs.logprobs_N, {"weight": weights_N.sum()})
-
-def two_least_likely(inputs, reduce):
-    least_N = inputs.logprobs_N.argsort().argsort() < 2
-    return {"chosen": least_N, "count": reduce.sum(least_N.sum())}
-
-@policy_loss_function(whole_pass=two_least_likely)
-def of_the_chosen(inputs):
-    return -inputs.whole["chosen"].float() * inputs.logprobs_N / inputs.whole["count"]
-
-@policy_loss_function(whole_pass=lambda inputs, reduce: {"mean": inputs.logprobs_N.mean(dim=0, keepdim=True)})
-def whole_of_wrong_shape(inputs):
-    return inputs.logprobs_N
-
-@policy_loss_function(whole_pass=lambda inputs, reduce: {"old_logprobs": inputs.logprobs_N})
-def whole_over_a_column(inputs):
-    return inputs.logprobs_N
-
-@policy_loss_function(whole_pass=lambda inputs, reduce: inputs.logprobs_N)
-def whole_tensor(inputs):
-    return inputs.logprobs_N
-
-@policy_loss_function(needs=["old_logprobs"])
-def asks_for_what_it_has(inputs):
-    return inputs.logprobs_N
-
-def per_row(inputs):
-    return inputs.segments.mean(inputs.logprobs_N)
-
-def number(inputs):
-    return float(inputs.logprobs_N.detach().sum())
-
-def detached(inputs):
-    return -inputs.advantages_N * inputs.logprobs_N.detach()
-
-def elsewhere(inputs):
-    return torch.ones_like(inputs.logprobs_N, requires_grad=True) * 2
-
-def infinite(inputs):
-    return inputs.logprobs_N / (inputs.logprobs_N - inputs.old_logprobs_N)
-
-def steep(inputs):
-    return (inputs.logprobs_N - inputs.old_logprobs_N).abs().sqrt()
-
-def of_the_micro_batch(inputs):
-    return inputs.logprobs_N - inputs.logprobs_N.mean()
-
-def raises(inputs):
-    return inputs.logprobs_N * inputs.no_such_thing
-
-def sums_per_token(inputs):
-    return TokenLosses(inputs.logprobs_N, {"logprobs": inputs.logprobs_N})
-
-def sum_over_a_metric(inputs):
-    return TokenLosses(inputs.logprobs_N, {"entropy": inputs.logprobs_N.sum()})
-
-def sum_that_is_added_up(inputs):
-    return TokenLosses(inputs.logprobs_N, {"kl_sum": inputs.logprobs_N.sum()})
-
-def sum_with_a_bad_name(inputs):
-    return TokenLosses(inputs.logprobs_N, {"KL sum": inputs.logprobs_N.sum()})
-
-def later(inputs):
-    return inputs.logprobs_N / later_is
-
-later_is = 2.0
-NUMBER = 3
-"""
 
 
 @pytest.fixture
@@ -271,6 +162,11 @@ BAD_ADVANTAGES = [
         "{m}:normalized",
         r"gave NaN or infinity for 4 of 12 responses, first for number 4, whose reward is 1; give",
     ),
+    ("{m}:exits", r"{m}:exits raised SystemExit; mend it:\n"),
+    ("{m}:draws", r"gave other advantages for equal inputs"),
+    ("{m}:huge", r"gave NaN or infinity for 12 of 12 responses"),
+    ("{m}:sparse", r"gave a tensor of layout torch\.sparse_coo; give one advantage per response as a dense tensor"),
+    ("{m}:Unsigned", r"{m}:Unsigned .*(does not say what it is called with|raised)"),
     ("{m}:valued", r"{m}:valued needs 'values', which is not to be had; there are old_logprobs, rollout_logprobs, ref"),
     ("{m}:needs_rows", r"raised IndexError(?s:.)*\n\(tried for a worker without any token, which has to take part"),
 ]
@@ -315,6 +211,10 @@ BAD_LOSSES = [
         r"gave a tensor \[1\] of float32 as 'mean' from its whole pass; give a value per",
     ),
     ("{m}:whole_over_a_column", r"named a value of its whole pass 'old_logprobs'; take a name that is not a column's"),
+    ("{m}:whole_of_one_worker", r"gave another 'mean' from its whole pass when rows were with other workers"),
+    ("{m}:whole_ranks_of_one_worker", r"gave another 'rank' from its whole pass when rows were with other workers"),
+    ("{m}:sums_in_a_list", r"gave a list as sums; give a mapping of names to tensors"),
+    ("{m}:exits", r"{m}:exits raised SystemExit; mend it:\n"),
     ("{m}:whole_tensor", r"gave a tensor \[0\] of float32 from its whole pass; give a mapping of names to tensors"),
 ]
 

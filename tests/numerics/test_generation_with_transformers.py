@@ -11,12 +11,13 @@ from shutil import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedModel
 
 from rljob_testing.replayed_steps import MODEL
 from rljob_testing.tiny_models import WINDOW, save_tiny_model
 from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
+from rljob_trainer.errors import ConfigurationError
 
 PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90), (3, 3, 17, 21, 60))
 """Shorter and longer than the models' windows."""
@@ -84,3 +85,18 @@ def test_weights_are_replaced_between_sequences_only(tmp_path: Path) -> None:
     found = engine.generate([])[second.request_id]
     assert_own_logprobs(right, second, found)
     assert found.policy_versions == (1,) * len(found.token_ids)
+
+
+def test_a_model_that_keeps_nothing_in_the_cache_is_refused(tmp_path: Path) -> None:
+    """Mamba is given a cache under another name, and would see the last token only."""
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=8)
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(tmp_path)
+    for file in MODEL.glob("tokenizer*"):
+        copy(file, tmp_path)
+    engine = HfEngine(HfSettings(tmp_path, torch.device("cpu"), torch.float32, 4))
+    with pytest.raises(ConfigurationError, match="HuggingFace does not generate with a 'mamba' model as its own"):
+        engine.update_weights(model.named_parameters(), 0)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MistralConfig, PreTrainedConfig, PreTrainedModel
 
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.tiny_models import ARCHITECTURES, FLAT, VOCABULARY, save_tiny_model, tiny_model
@@ -31,11 +31,12 @@ from rljob_trainer.engines.train.attention import (
 )
 from rljob_trainer.engines.train.attention_kernels import Kernel, choose_kernel
 from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
-from rljob_trainer.engines.train.model import build_on_meta, load_weights, materialize
+from rljob_trainer.engines.train.model import build_on_meta, materialize
 from rljob_trainer.engines.train.output_head import HeadForm, head_form
 from rljob_trainer.engines.train.token_batch import TokenBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
 from rljob_trainer.engines.train.token_model import TokenModel
+from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.weights.buckets import whole_tensors
 
@@ -250,9 +251,22 @@ def test_what_is_no_number_is_refused_and_so_is_what_another_rank_refuses() -> N
         first, *others = own(rows)
         return [first * math.nan, *others]
 
-    assert refused("llama", lambda: accept(model, spoiled)) == math.inf
+    with pytest.raises(ConfigurationError, match="'llama' model are not finite; are its weights"):
+        accept(model, spoiled)
     with pytest.raises(ConfigurationError, match=r"by up to 3\.0e-01, more than 1e-04\)"):
         check_acceptance(model, own, own, lambda difference: max(difference, 0.3))
+
+
+def test_a_model_that_cannot_be_called_is_refused() -> None:
+    def missing(_: Sequence[Tensor]) -> list[Tensor]:
+        raise AttributeError("no last_hidden_state")
+
+    with pytest.raises(ConfigurationError, match=r"cannot call a 'llama' model \(AttributeError: no last_hidden"):
+        accept(tiny_model("llama"), missing)
+
+
+def test_positions_go_by_other_names() -> None:
+    assert max(len(row) for row in sample_rows(GPT2Config(n_positions=11))) == 11
 
 
 def test_sample_rows_avoid_special_tokens_and_positions_that_do_not_exist() -> None:

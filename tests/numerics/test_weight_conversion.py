@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, HrmTextConfig, PreTrainedModel
 
 from rljob_testing.tiny_models import ARCHITECTURES, COMMON, save_tiny_model, tiny_model
-from rljob_trainer.engines.train.model import load_weights
+from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.weight_conversion import FileGroup, HubNames, Window, file_groups, whole_window
 

@@ -115,6 +115,14 @@ def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureF
     assert settled_spec(spec("Never"), settle(spec("Never"), "cpu", None)).training.model.revision is None
 
 
+def test_another_local_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    first = settle(spec("Never"), "cpu", None, local_model="a")
+    assert settle(spec("Never"), "cpu", first, local_model="a") == first
+    assert caplog.text == ""
+    settle(spec("Never"), "cpu", first, local_model="b")
+    assert "is not the model that the checkpoint's run began from" in caplog.text
+
+
 def test_transformers_do_not_compile() -> None:
     with pytest.raises(
         ConfigurationError, match=r"rollout\.compile: only vLLM compiles.* HuggingFace \(seen: Always\)"

@@ -63,6 +63,7 @@ def test_the_state_is_plain_json() -> None:
         "numRows": 10,
         "seed": 4,
         "shuffle": True,
+        "digest": None,
     }
 
 
@@ -77,6 +78,17 @@ def test_the_state_is_plain_json() -> None:
 def test_a_state_of_other_data_is_refused(other: PromptCursor[int], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         other.restore(cursor(10).state())
+
+
+def test_other_data_of_as_many_rows_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def told(digest: str | None) -> PromptCursor[int]:
+        return PromptCursor(range(10), seed=0, shuffle=True, digest=digest)
+
+    for saved, now in (("a", "a"), (None, "a"), ("a", None)):
+        told(now).restore(told(saved).state())
+    assert caplog.text == ""
+    told("b").restore(told("a").state())
+    assert "the prompts are not those that the checkpoint's run began with" in caplog.text
 
 
 def test_no_rows_are_refused() -> None:

@@ -110,6 +110,9 @@ def test_chat_messages_and_the_chat_template(tmp_path: Path, tokenizer: Tokenize
         ),
         ('{"prompt": [{"role": "user"}]}', r"bad\.jsonl, line 2: column 'prompt' holds a list"),
         ('{"prompt": ""}', r"bad\.jsonl, line 2: the prompt is empty"),
+        ('{"prompt": "1\\ud8002"}', r"bad\.jsonl, line 2: the prompt holds half of a character \(a surrogate at 1\)"),
+        ("[" * 100_000, r"bad\.jsonl, line 2: JSON that cannot be read"),
+        ('{"prompt": "1", "answer": ' + "9" * 5000 + "}", r"bad\.jsonl, line 2: JSON that cannot be read"),
         (
             '{"prompt": "1234"}',
             r"bad\.jsonl, line 2: the prompt has 4 tokens, more than .*maxPromptTokens \(3\); .*Drop",
@@ -147,6 +150,7 @@ def test_overlong_prompts_are_left_out_when_the_job_says_so(
         ("missing.jsonl", r"spec\.training\.dataset\.file\.path: 'missing\.jsonl' not found \(looked for "),
         ("table.csv", r"'table\.csv' is neither a \.jsonl nor a \.parquet file"),
         ("empty.jsonl", r"none of its 0 rows can be used; the dataset is empty"),
+        ("folder.jsonl", r"folder\.jsonl: is no file; name one that holds"),
         ("fake.parquet", r"fake\.parquet: not a readable Parquet file"),
         ("package://no_such_package/a.jsonl", r"no Python package 'no_such_package' is installed"),
         ("package://rljob_trainer/assets/sort_digits/trian.jsonl", r"has no 'assets.*'; beside .*train\.jsonl"),
@@ -155,6 +159,7 @@ def test_overlong_prompts_are_left_out_when_the_job_says_so(
 def test_files_that_cannot_be_read(tmp_path: Path, tokenizer: Tokenizer, path: str, message: str) -> None:
     for name in ("table.csv", "empty.jsonl", "fake.parquet"):
         (tmp_path / name).write_text("" if name == "empty.jsonl" else "a,b\n")
+    (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(DatasetError, match=message):
         load_prompts(file_dataset(path), tokenizer, tmp_path, WHERE)
 
@@ -263,10 +268,16 @@ def test_the_tokenizer_knows_its_ends(tokenizer: Tokenizer, chat_tokenizer: Toke
     assert (tokenizer.has_chat_template, chat_tokenizer.has_chat_template) == (False, True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text((MODEL / name).read_text())
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "eos_token_id": [1, 5]}')
+    assert Tokenizer(tmp_path).eos_token_ids == (1, 5)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 1]}')
     assert Tokenizer(tmp_path).eos_token_ids == (7, 1)
 
 
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"spec\.training\.model\.source: no tokenizer can be read from "):
+        Tokenizer(tmp_path)
+    # transformers makes one up here, of special tokens only.
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(ConfigurationError, match=r"has no tokenizer's vocabulary; copy the model's tokenizer files"):
         Tokenizer(tmp_path)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torch import nn
-from transformers import GPT2Config
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from rljob_trainer.engines.train.model import build_on_meta, transformer_layers, without_dropout
+from rljob_trainer.engines.train.model import build_on_meta, materialize, transformer_layers, without_dropout
+from rljob_trainer.engines.train.weight_loading import INDEX_FILE, SINGLE_FILE, load_weights
 from rljob_trainer.errors import ConfigurationError
 
 
@@ -29,3 +32,91 @@ def test_a_model_is_built_without_memory_and_without_dropout(tmp_path: Path) -> 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"spec\.training\.model\.source: .* holds no causal language model"):
         build_on_meta(tmp_path)
+
+
+def test_quantised_weights_are_refused_by_the_configuration(tmp_path: Path) -> None:
+    GPT2Config(quantization_config={"quant_method": "fp8"}).save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"are quantised \(quantization_config of config\.json: fp8\)"):
+        build_on_meta(tmp_path)
+
+
+def loaded(folder: Path, **tensors: Tensor | None) -> PreTrainedModel:
+    """A small Llama from files in which these tensors (`.` written as `__`) are others, or not there."""
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    changed = {name.replace("__", "."): value for name, value in tensors.items()}
+    held = {**load_file(folder / SINGLE_FILE), **changed}
+    save_file({name: value for name, value in held.items() if value is not None}, folder / SINGLE_FILE)
+    model = build_on_meta(folder)
+    assert isinstance(model, PreTrainedModel)
+    materialize(model, torch.device("cpu"))
+    model.tie_weights()
+    load_weights(model, model, folder, "")
+    return model
+
+
+UP = "model__layers__0__mlp__up_proj__weight"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({UP: torch.zeros(8, 8, dtype=torch.float8_e4m3fn)}, r"up_proj\.weight' in .* is F8_E4M3, which is quantised"),
+        ({UP: torch.zeros(8, 8, dtype=torch.int8)}, r"up_proj\.weight' in .* is I8, which is quantised"),
+        ({UP: torch.zeros(8, 9)}, r"has shape \[8, 9\], the model expects \[8, 8\]"),
+        ({UP: None}, r"has no tensor 'model\.layers\.0\.mlp\.up_proj\.weight'"),
+        (
+            {"lm_head__weight": torch.zeros(16, 8)},
+            r"ties 'lm_head\.weight' to 'model\.embed_tokens\.weight', and the fil",
+        ),
+    ],
+)
+def test_tensors_that_are_no_weights_of_the_model(
+    tmp_path: Path, tensors: dict[str, Tensor | None], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        loaded(tmp_path, **tensors)
+
+
+def test_a_tied_tensor_may_be_there_twice_and_others_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    embeddings = loaded(tmp_path).state_dict()["lm_head.weight"].clone()
+    assert caplog.text == ""
+    loaded(tmp_path, lm_head__weight=embeddings)
+    assert caplog.text == ""
+    loaded(tmp_path, scales=torch.ones(3))
+    assert "holds 1 tensors that a 'llama' model does not have, such as scales: they are left out" in caplog.text
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    model = loaded(tmp_path)
+    whole = (tmp_path / SINGLE_FILE).read_bytes()
+    for damaged in (b"", whole[:100], whole[:-1]):
+        (tmp_path / SINGLE_FILE).write_bytes(damaged)
+        with pytest.raises(ConfigurationError, match=r"cannot be read \(.*\); are files missing or damaged\?"):
+            load_weights(model, model, tmp_path, "")
+    (tmp_path / SINGLE_FILE).unlink()
+    (tmp_path / INDEX_FILE).write_text("{}")
+    with pytest.raises(ConfigurationError, match="has no weight_map that can be read"):
+        load_weights(model, model, tmp_path, "")
+    (tmp_path / INDEX_FILE).write_text('{"weight_map": {"model.embed_tokens.weight": "not-there.safetensors"}}')
+    with pytest.raises(ConfigurationError, match="are files missing or damaged"):
+        load_weights(model, model, tmp_path, "")
+
+
+def test_the_single_file_counts_where_there_is_an_index_too(tmp_path: Path) -> None:
+    """As in `from_pretrained`."""
+    loaded(tmp_path)
+    (tmp_path / INDEX_FILE).write_text('{"weight_map": {}}')
+    model = build_on_meta(tmp_path)
+    assert isinstance(model, PreTrainedModel)
+    materialize(model, torch.device("cpu"))
+    model.tie_weights()
+    load_weights(model, model, tmp_path, "")

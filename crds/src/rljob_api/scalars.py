@@ -30,8 +30,8 @@ Seconds = Annotated[Integer, Field(ge=1, le=MAX_COUNT)]
 Number = Annotated[StrictFloat, Field(allow_inf_nan=False)]
 NonNegativeNumber = Annotated[Number, Field(ge=0)]
 PositiveNumber = Annotated[Number, Field(gt=0)]
-Fraction = Annotated[Number, Field(ge=0, le=1)]
-"""A number from 0 to 1, both included."""
+DecayRate = Annotated[Number, Field(ge=0, lt=1)]
+"""A number from 0 to below 1."""
 OpenFraction = Annotated[Number, Field(gt=0, le=1)]
 """A number above 0 and up to 1."""
 

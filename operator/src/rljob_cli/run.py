@@ -29,7 +29,7 @@ from rljob_api.constants import (
 )
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file
-from rljob_api.run_state import RunState
+from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.devices import find_devices
@@ -64,7 +64,8 @@ class RunOptions:
 
 
 def run(options: RunOptions, console: Console) -> int:
-    """Runs the job to its end and returns the trainer's exit code.
+    """Runs the job to its end and returns the trainer's exit code; of a trainer that ends with 0 before the job is
+    complete, that of a failed training.
 
     Raises:
         JobFileError: the file is no valid job.
@@ -89,11 +90,15 @@ def run(options: RunOptions, console: Console) -> int:
             folder.record(attempt, started=_now())
 
         code = process.run(keep_open=(lock,), on_start=record_start)
+        state = folder.run_state_of(attempt)
+        if code == ExitCode.SUCCESS and (state is None or state.phase is not RunPhase.COMPLETE):
+            console.print(Text("the trainer ended as if all were done, and the job is not complete"), soft_wrap=True)
+            code = ExitCode.APPLICATION
         try:
             folder.record(attempt, ended=_now(), exitCode=code)
         except RunFolderError as error:
             console.print(Text(f"note: {error}"), soft_wrap=True)
-    _tell_the_end(code, folder.run_state_of(attempt), process, options, folder, console)
+    _tell_the_end(code, state, process, options, folder, console)
     return code
 
 

@@ -44,7 +44,8 @@ def main() -> int:
         log.error("%s", error)
         report_end(reporter, error)
         return exit_code_of(error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # Whoever calls sys.exit() is not the trainer: the job is not done, whatever code it names.
         log.exception("this should not happen; please report it")
         report_end(reporter, error)
         return ExitCode.APPLICATION
@@ -75,7 +76,7 @@ def reporter_of(job: TrainerJob, settings: Settings) -> RunReporter:
         ) from problem
 
 
-def report_end(reporter: RunReporter | None, error: Exception | None) -> None:
+def report_end(reporter: RunReporter | None, error: Exception | SystemExit | None) -> None:
     """Writes the last state. A state file that cannot be written must not hide why the run ended."""
     try:
         if reporter is None and (place := told_run_state()):

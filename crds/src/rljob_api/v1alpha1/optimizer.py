@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Count, Fraction, NonNegativeNumber, PositiveNumber
+from rljob_api.scalars import Count, DecayRate, NonNegativeNumber, PositiveNumber
 
 
 class OptimizerType(StrEnum):
@@ -29,8 +29,8 @@ class Optimizer(WireModel):
 
     type: OptimizerType = OptimizerType.ADAMW
     learning_rate: PositiveNumber = 1e-6
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
     epsilon: PositiveNumber = 1e-8
     weight_decay: NonNegativeNumber = 0.01
     warmup_steps: Count = 0

@@ -48,17 +48,19 @@ class NamedFunction:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """What is raised within is the function's fault, unless it is an error of the trainer's own."""
+        """What is raised within is the function's fault, unless it is an error of the trainer's own. So is `sys.exit`,
+        which would end the run as if it had been completed; Ctrl-C is not."""
         try:
             yield
         except TrainerError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit, GeneratorExit) as error:
             raise self.error(f"raised {type(error).__name__}; mend it:\n{last_lines(error)}") from error
 
     def advantages(self, given: object, like: Tensor, what: str) -> Tensor:
         """One advantage for each of `what` (responses or tokens), as `like` in shape, dtype and device."""
-        values = self._numbers(given, like, f"give one advantage per {what.removesuffix('s')}")
+        # In the dtype in which they are used: of what is beyond its range infinity becomes.
+        values = self._numbers(given, like, f"give one advantage per {what.removesuffix('s')}").detach().to(like.dtype)
         finite = values.isfinite()
         if not bool(finite.all()):
             first = int(finite.logical_not().nonzero()[0, 0])
@@ -67,7 +69,7 @@ class NamedFunction:
                 f"{first}, whose reward is {float(like[first]):g}; give finite numbers, for groups whose rewards are "
                 "all equal, too"
             )
-        return values.detach().to(like.dtype)
+        return values
 
     def losses(self, given: object, logprobs_N: Tensor) -> TokenLosses:
         """Losses with their sums, to which the number of losses that are not finite is added."""
@@ -75,6 +77,8 @@ class NamedFunction:
         if not isinstance(found, TokenLosses):
             raise self.error(f"gave {_described(given)}; give one loss per token, {_shape(logprobs_N)}, or TokenLosses")
         losses_N = self._numbers(found.losses_N, logprobs_N, "give one loss per token")
+        if not isinstance(found.sums, Mapping):
+            raise self.error(f"gave {_described(found.sums)} as sums; give a mapping of names to tensors of shape []")
         if logprobs_N.requires_grad and not losses_N.requires_grad:
             raise self.error("gave losses without a gradient; compute them from logprobs_N, without detach()")
         sums = {name: self._sum(name, value, logprobs_N.device) for name, value in found.sums.items()}
@@ -97,6 +101,8 @@ class NamedFunction:
     def _numbers(self, given: object, like: Tensor, wanted: str) -> Tensor:
         if not isinstance(given, Tensor) or given.shape != like.shape or not given.is_floating_point():
             raise self.error(f"gave {_described(given)}; {wanted}, floating-point numbers of shape {_shape(like)}")
+        if given.layout != torch.strided:
+            raise self.error(f"gave a tensor of layout {given.layout}; {wanted} as a dense tensor")
         if given.device != like.device:
             raise self.error(f"gave a tensor on {given.device}; {wanted} on {like.device}, where the inputs are")
         return given

@@ -5,7 +5,7 @@ Legend: B responses, N response tokens, G responses of a group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle, islice, pairwise
@@ -19,6 +19,7 @@ from rljob_trainer.algorithms.interfaces import (
     LossInputs,
     OneWorker,
     PolicyLoss,
+    Reduce,
     ResponseInputs,
     TokenInputs,
     WholeInputs,
@@ -41,15 +42,13 @@ ON_SEVERAL = "tried on three workers: two that share the rows, and one without a
 def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_size: int) -> None:
     """Raises AlgorithmFunctionError. An advantage on tokens must be the same however rows are dealt out to workers."""
     if estimator.for_responses is not None:
-        estimator.for_responses(_responses(group_size))
+        once_B, again_B = (estimator.for_responses(_responses(group_size)) for _ in range(2))
+        _refuse_unequal(once_B, again_B, named)
     if estimator.for_tokens is not None:
         together_N = estimator.for_tokens(_token_inputs(group_size, estimator.needs), OneWorker())
-        again_N = estimator.for_tokens(_token_inputs(group_size, estimator.needs), OneWorker())
-        if not torch.equal(again_N, together_N):
-            raise named.error(
-                "gave other advantages for equal inputs, so that a resumed run would not go on as it began; keep "
-                "nothing from call to call and draw no random numbers"
-            )
+        _refuse_unequal(
+            together_N, estimator.for_tokens(_token_inputs(group_size, estimator.needs), OneWorker()), named
+        )
         first, second, nothing = _dealt_out(_token_inputs(group_size, estimator.needs), group_size)
         with _hint_at(WITHOUT_TOKENS):
             estimator.for_tokens(nothing, OneWorker())
@@ -72,12 +71,45 @@ def try_loss(loss: PolicyLoss, named: NamedFunction) -> None:
         inputs = _loss_inputs(LENGTHS, spread, loss)
         if loss.whole_pass is not None:
             inputs = replace(inputs, whole=loss.whole_pass(_whole_inputs(inputs), OneWorker()))
+            _try_whole_pass(loss.whole_pass, inputs, _loss_inputs((), spread, loss), named)
         together_N = _tried_losses(loss, inputs, named)
         alone_N = torch.cat([_tried_losses(loss, each, named) for each in _rows_alone(inputs)])
         if not torch.allclose(alone_N, together_N, rtol=TOLERANCE, atol=TOLERANCE):
             raise named.error(
                 "gave a token another loss when other rows were beside it, so that training would depend on how rows "
                 "are dealt out; use `whole_pass` for what has to be known of all rows"
+            )
+
+
+def _refuse_unequal(once: Tensor, again: Tensor, named: NamedFunction) -> None:
+    if not torch.equal(once, again):
+        raise named.error(
+            "gave other advantages for equal inputs, so that a resumed run would not go on as it began; keep "
+            "nothing from call to call and draw no random numbers"
+        )
+
+
+def _try_whole_pass(
+    whole_pass: Callable[[WholeInputs, Reduce], Mapping[str, Tensor]],
+    together: LossInputs,
+    nothing: LossInputs,
+    named: NamedFunction,
+) -> None:
+    """`together`: all rows, with what the pass gave for them on one worker."""
+    parts = [_whole_inputs(each) for each in (*_rows_alone(together), nothing)]
+    with _hint_at("tried on four workers, one for each row, and one without any token"), named.blamed():
+        found = on_workers(parts, whole_pass)
+    for name, values in together.whole.items():
+        if any(name not in each for each in found):
+            raise named.error(
+                f"gave {name!r} from its whole pass on one worker and not on another; give the same names"
+            )
+        dealt_out = [each[name] for each in found]
+        same = [torch.cat(dealt_out)] if values.dim() else dealt_out
+        if not all(torch.allclose(each, values, rtol=TOLERANCE, atol=TOLERANCE) for each in same):
+            raise named.error(
+                f"gave another {name!r} from its whole pass when rows were with other workers, so that training would "
+                "depend on how rows are dealt out; use `reduce` for what has to be known of all rows"
             )
 
 

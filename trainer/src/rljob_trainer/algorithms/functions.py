@@ -192,11 +192,16 @@ def _plain_function(found: object, named: NamedFunction, otherwise: str) -> Call
     if not callable(found) or inspect.iscoroutinefunction(found):
         raise ConfigurationError(f"{named.where}: {named.path} is {kind_of(found)}; name a plain function")
     try:
-        inspect.signature(found).bind(None)
+        signature = inspect.signature(found)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{named.where}: {named.path} does not say what it is called with ({error}); name a plain function"
+        ) from error
+    try:
+        signature.bind(None)
     except TypeError as error:
         raise ConfigurationError(
-            f"{named.where}: {named.path}{inspect.signature(found)} cannot be called as function(inputs): {error}; "
-            f"{otherwise}"
+            f"{named.where}: {named.path}{signature} cannot be called as function(inputs): {error}; {otherwise}"
         ) from error
     return found
 

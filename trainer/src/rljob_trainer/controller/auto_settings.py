@@ -33,6 +33,8 @@ class AutoSettings(WireModel):
     """For vLLM. `AUTO` in checkpoints of earlier versions."""
     hub_model: HubModel | None = None
     """Of it come the reference's weights, the tokenizer and the prompts. None for local models."""
+    local_model: str | None = None
+    """Of a local model, instead: what tells it from others (`models.source.fingerprint`)."""
 
 
 def at_kept_commit(model: Model, kept: AutoSettings | None) -> Model:
@@ -51,10 +53,14 @@ def hub_model_of(asked: Model, found: Model) -> HubModel:
 
 
 def settle(
-    spec: RLJobSpec, device_type: str, kept: AutoSettings | None, hub_model: HubModel | None = None
+    spec: RLJobSpec,
+    device_type: str,
+    kept: AutoSettings | None,
+    hub_model: HubModel | None = None,
+    local_model: str | None = None,
 ) -> AutoSettings:
     """The choices of this start. `kept` are those of the checkpoint that it goes on from; `hub_model` is the job's
-    model, None for a local one.
+    model, None for a local one, which `local_model` tells from others.
 
     Raises ConfigurationError for a rollout engine that is not installed, or cannot compile."""
     dtype = spec.training.model.dtype
@@ -73,11 +79,18 @@ def settle(
             before.source,
             before.revision,
         )
+    if kept and kept.local_model and kept.local_model != local_model:
+        log.warning(
+            "spec.training.model.source: %s is not the model that the checkpoint's run began from: reference and "
+            "tokenizer may differ",
+            spec.training.model.source,
+        )
     return AutoSettings(
         dtype=dtype,
         rollout_engine=engine,
         rollout_compile=_settled_compile(spec, engine, device_type, kept),
         hub_model=hub_model,
+        local_model=local_model,
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -32,6 +34,7 @@ from rljob_trainer.controller.job_checks import (
     check_algorithm,
     check_layouts,
     check_row_lengths,
+    check_vocabulary,
     needs_reference,
     samples_all_tokens,
 )
@@ -46,7 +49,7 @@ from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray
 from rljob_trainer.groups.shared_folders import check_shared
 from rljob_trainer.groups.worker_group import WorkerGroup, spawn
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
-from rljob_trainer.models.source import ModelPlace, controller_model
+from rljob_trainer.models.source import ModelPlace, controller_model, fingerprint
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.pools.pool_manager import (
     FusedRoles,
@@ -99,6 +102,19 @@ class Prompts:
         """Tokens of the longest prompt."""
         return max(len(row.token_ids) for row in (*self.training, *self.held_out))
 
+    @property
+    def largest_token(self) -> int:
+        """The highest token id of any prompt."""
+        return max(max(row.token_ids) for row in (*self.training, *self.held_out))
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the training prompts' tokens, in their order."""
+        digest = hashlib.sha256()
+        for row in self.training:
+            digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes())
+        return digest.hexdigest()
+
 
 @dataclass(frozen=True)
 class Workers:
@@ -144,7 +160,9 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         wanted = training.model if is_local else at_kept_commit(training.model, kept)
         model_folder, model = controller_model(wanted, settings.cache_folder, settings.job_folder)
         hub_model = None if is_local else hub_model_of(training.model, model.model)
+        local_model = fingerprint(model_folder) if is_local else None
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
+        check_vocabulary(model_folder, prompts.largest_token)
         check_layouts(model_folder, [layout_of(job.spec, role) for role in train_roles(job.spec)])
         if engine is RolloutEngine.VLLM:
             check_row_lengths(model_folder, prompts.longest + training.rollout.max_new_tokens)
@@ -157,7 +175,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         check.wait_until_ready()
         check.close()
         device_type = stack.enter_context(_ray(job, settings))
-        choices = settle(job.spec, device_type, kept, hub_model)
+        choices = settle(job.spec, device_type, kept, hub_model, local_model)
         job = job.model_copy(update={"spec": settled_spec(job.spec, choices)})
         workers = stack.enter_context(_workers(job, settings, model, reward, prompts.longest, device_type))
         yield Run(job, choices, model_folder, prompts, workers)

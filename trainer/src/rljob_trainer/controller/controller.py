@@ -73,7 +73,9 @@ class Controller:
         )
         training = job.spec.training
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
-        self.cursor = PromptCursor(run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle)
+        self.cursor = PromptCursor(
+            run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle, digest=run.prompts.digest
+        )
         self.rollout = RolloutPhase(run.workers.hybrid, run.workers.reward, self.timer, stop)
         self.training_step = TrainingStep(
             step_plan(job), self.rollout, run.workers.actor, run.workers.reference, self.timer

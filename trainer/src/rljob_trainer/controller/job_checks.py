@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from rljob_api.v1alpha1.algorithm import KlEstimator, KlPlacement
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rollout import Rollout
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -15,11 +17,19 @@ from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
 from rljob_trainer.engines.train.model import read_config
 from rljob_trainer.errors import ConfigurationError
 
+log = logging.getLogger(__name__)
+
 
 def check_algorithm(spec: RLJobSpec) -> None:
     """Loads and tries the user's own parts of the algorithm. Raises ConfigurationError for what is wrong with them, for
     what they need and cannot get, and where the reference has a pool of its own that nothing needs."""
     needed = _needed_columns(spec)
+    kl = spec.training.algorithm.kl
+    if kl.coefficient > 0 and kl.placement is KlPlacement.LOSS and kl.estimator is KlEstimator.K1:
+        log.warning(
+            "spec.training.algorithm.kl: the gradient of K1 in the loss has expectation 0 and only adds noise; write "
+            "K2 or K3, or placement: Reward"
+        )
     rollout, placed = spec.training.rollout, spec.placed_roles()
     if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in needed:
         raise ConfigurationError(
@@ -45,6 +55,16 @@ def check_row_lengths(model_folder: Path, longest: int) -> None:
             f"spec.training.rollout.maxNewTokens: with the longest prompt a row may have {longest} tokens, and beyond "
             f"{limit} this model's rotary frequencies depend on the row's length, which vLLM does not follow; shorten "
             "prompts or responses, or write rollout.engine: HuggingFace"
+        )
+
+
+def check_vocabulary(model_folder: Path, largest_token: int) -> None:
+    """Raises ConfigurationError where the tokenizer gives tokens that the model does not have."""
+    vocabulary: int = read_config(model_folder).get_text_config().vocab_size
+    if largest_token >= vocabulary:
+        raise ConfigurationError(
+            f"spec.training.model.source: the tokenizer in {model_folder} gives token {largest_token}, and the model "
+            f"has {vocabulary} tokens; is it the tokenizer of another model?"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -9,6 +10,8 @@ from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Flag
 from rljob_trainer.batch.shuffle import shuffled_order
 from rljob_trainer.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 Row = TypeVar("Row")
 
@@ -22,6 +25,8 @@ class CursorState(WireModel):
     num_rows: Count
     seed: Count
     shuffle: Flag
+    digest: str | None = None
+    """Of the rows. None in checkpoints of earlier versions."""
 
 
 class PromptCursor(Generic[Row]):
@@ -30,13 +35,15 @@ class PromptCursor(Generic[Row]):
     A batch may reach over the end of an epoch, and over several when there are fewer rows than a batch takes.
     """
 
-    def __init__(self, rows: Sequence[Row], *, seed: int, shuffle: bool) -> None:
-        """Raises ConfigurationError if there are no rows."""
+    def __init__(self, rows: Sequence[Row], *, seed: int, shuffle: bool, digest: str | None = None) -> None:
+        """`digest`: of the rows, to tell whether they are those of a checkpoint. Raises ConfigurationError if there are
+        no rows."""
         if not rows:
             raise ConfigurationError("spec.training.dataset: no rows are left to train on; use another dataset")
         self._rows = rows
         self._seed = seed
         self._shuffle = shuffle
+        self._digest = digest
         self._epoch = 0
         self._position = 0
         self._order = self._order_of_epoch()
@@ -61,6 +68,7 @@ class PromptCursor(Generic[Row]):
             num_rows=len(self._rows),
             seed=self._seed,
             shuffle=self._shuffle,
+            digest=self._digest,
         )
 
     def restore(self, state: CursorState) -> None:
@@ -76,6 +84,8 @@ class PromptCursor(Generic[Row]):
                     f"spec.training.dataset: the checkpoint was made with {name} {saved}, and now it is {now}; resume "
                     "with the same data and seed, or start a new job"
                 )
+        if state.digest and here.digest and state.digest != here.digest:
+            log.warning("spec.training.dataset: the prompts are not those that the checkpoint's run began with")
         self._epoch, self._position = state.epoch, state.position
         self._order = self._order_of_epoch()
 

@@ -66,7 +66,7 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
     prompts: list[PromptRow] = []
     num_rows = 0
     for chunk in _chunks(read_rows(dataset, base_folder, where)):
-        texts = [_text(raw, prompt_field, dataset, tokenizer, where) for raw in chunk]
+        texts = [_unicode(_text(raw, prompt_field, dataset, tokenizer, where), raw) for raw in chunk]
         for offset, (raw, text, token_ids) in enumerate(zip(chunk, texts, _encode(texts, tokenizer), strict=True)):
             if _fits(len(token_ids), raw, dataset, where):
                 answer = _answer(raw, answer_field, dataset, where)
@@ -124,6 +124,18 @@ def _text(raw: RawRow, prompt_field: str, dataset: Dataset, tokenizer: Tokenizer
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
     return _Text(tokenizer.render_chat(messages), source_prompt, True)
+
+
+def _unicode(text: _Text, raw: RawRow) -> _Text:
+    """JSON can say half of a character, which no tokenizer takes."""
+    try:
+        text.prompt.encode()
+    except UnicodeEncodeError as error:
+        raise DatasetError(
+            f"{raw.place}: the prompt holds half of a character (a surrogate at {error.start}); mend it or leave the "
+            "row out"
+        ) from error
+    return text
 
 
 def _answer(raw: RawRow, answer_field: str, dataset: Dataset, where: str) -> object:

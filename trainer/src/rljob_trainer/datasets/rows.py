@@ -59,6 +59,8 @@ def _read_file(spec: FileDataset, base_folder: Path, where: str) -> Iterator[Raw
 
 
 def _read_json_lines(path: Path) -> Iterator[RawRow]:
+    if not path.is_file():
+        raise DatasetError(f"{path}: is no file; name one that holds a JSON object in each line")
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             place = f"{path}, line {number}"
@@ -74,6 +76,8 @@ def _read_json_lines(path: Path) -> Iterator[RawRow]:
                     f"{place}: not valid JSON ({error.msg} at column {error.pos + 1}, near {seen!r}); each line must "
                     "be one JSON object"
                 ) from error
+            except (RecursionError, ValueError) as error:
+                raise DatasetError(f"{place}: JSON that cannot be read ({error}); leave the row out") from error
             if not isinstance(columns, dict):
                 raise DatasetError(f"{place}: not a JSON object but a {type(columns).__name__}; write {{...}}")
             yield RawRow(place, columns)

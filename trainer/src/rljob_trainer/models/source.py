@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 WHERE = "spec.training.model.source"
 CONVERSION_VERSION = 1
 """Part of the name of a converted model; to be raised when conversion comes to write something else."""
+FINGERPRINTED_SUFFIXES = frozenset({".json", ".model", ".safetensors", ".tiktoken", ".txt"})
+FINGERPRINTED_BYTES = 1024 * 1024
+"""Of each file of weights."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,18 @@ def converted_gguf(gguf_file: Path, cache_folder: Path) -> Path:
             shutil.rmtree(unfinished, ignore_errors=True)
         log.info("converted %s in %.0f s", gguf_file.name, time.monotonic() - started)
     return folder
+
+
+def fingerprint(folder: Path) -> str:
+    """Tells a model's folder from others with other contents: of its settings and its tokenizer all, of weights the
+    sizes and the first megabyte of each file."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in FINGERPRINTED_SUFFIXES:
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(FINGERPRINTED_BYTES if path.suffix == ".safetensors" else -1))
+    return digest.hexdigest()
 
 
 def _digest(path: Path) -> str:

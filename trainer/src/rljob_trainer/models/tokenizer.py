@@ -24,6 +24,9 @@ class _Backend(Protocol):
 
     eos_token_id: int | None
     chat_template: str | None
+    all_special_tokens: list[str]
+
+    def get_vocab(self) -> dict[str, int]: ...
 
     def __call__(self, text: list[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]: ...
 
@@ -46,12 +49,20 @@ class Tokenizer:
             raise ConfigurationError(
                 f"spec.training.model.source: no tokenizer can be read from {folder}: {error}; use a model that has one"
             ) from error
+        # Where the folder has no files of one, transformers makes up one that knows special tokens only.
+        if set(self._backend.get_vocab()) <= set(self._backend.all_special_tokens):
+            raise ConfigurationError(
+                f"spec.training.model.source: {folder} has no tokenizer's vocabulary; copy the model's tokenizer files "
+                "there"
+            )
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a response: those of the model's generation settings and the tokenizer's own, in order."""
-        file = self._folder / "generation_config.json"
-        declared = json.loads(file.read_text()).get("eos_token_id") if file.exists() else None
+        """Tokens that end a response: those of the model's generation settings, or of its configuration where there are
+        none (as in transformers and vLLM), and the tokenizer's own, in order."""
+        files = (self._folder / name for name in ("generation_config.json", "config.json"))
+        file = next((file for file in files if file.exists()), None)
+        declared = json.loads(file.read_text()).get("eos_token_id") if file else None
         tokens = declared if isinstance(declared, list) else [declared]
         return tuple(dict.fromkeys(token for token in (*tokens, self._backend.eos_token_id) if token is not None))
 

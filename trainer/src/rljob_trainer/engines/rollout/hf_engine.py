@@ -22,8 +22,14 @@ from rljob_trainer.engines.rollout.base import (
     SamplingSettings,
 )
 from rljob_trainer.engines.rollout.response_text import response_text
+from rljob_trainer.engines.train.acceptance import sample_rows
 from rljob_trainer.engines.train.attention import choose_attention
+from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.tokenizer import Tokenizer
+
+CHECKED_TOKENS = 4
+MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
+"""Of log-probabilities. In 16 bits they differ by rounding alone, by some hundredths."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ class HfEngine(RolloutEngine):
         parameters = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         for name, tensor in weights:
             parameters[name].copy_(tensor)
+        if self.policy_version < 0:
+            self._check_decoding()
         self.policy_version = policy_version
 
     @property
@@ -138,6 +146,39 @@ class HfEngine(RolloutEngine):
         if finished:
             self._keep_rows(keep)
         return finished
+
+    def _check_decoding(self) -> None:
+        """Tokens one by one, with the cache, against the model's own forward on whole rows. Raises ConfigurationError.
+
+        Some models keep what they have read elsewhere than in the cache that they are given, and see the last token
+        only, silently."""
+        waiting, self.waiting = self.waiting, {}
+        sampling = SamplingSettings(0.0, 1.0, 0, CHECKED_TOKENS, ())
+        prompts = sample_rows(self.model.config)[:2]
+        requests = [GenerationRequest(str(row), tuple(each.tolist()), sampling, 0) for row, each in enumerate(prompts)]
+        ends, self.end_tokens = self.end_tokens, frozenset()
+        try:
+            found = self.generate(requests)
+            differences = [self._difference(request, found[request.request_id]) for request in requests]
+            problem = f"by up to {max(differences):.1e}"
+            is_wrong = not max(differences) <= MAX_DIFFERENCE[self.settings.dtype]
+        except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+            problem, is_wrong = f"{type(error).__name__}: {error}", True
+        finally:
+            self.waiting, self.running, self.end_tokens = waiting, [], ends
+        if is_wrong:
+            raise ConfigurationError(
+                f"spec.training.rollout.engine: HuggingFace does not generate with a '{self.model.config.model_type}' "
+                f"model as its own forward says ({problem}); write VLLM, or choose a model of another type"
+            )
+
+    def _difference(self, request: GenerationRequest, found: FinishedSequence) -> float:
+        """Of log-probabilities, in nats."""
+        tokens_1T = torch.tensor([[*request.prompt_token_ids, *found.token_ids]], device=self.settings.device)
+        logits_RV = self.model(input_ids=tokens_1T, use_cache=False).logits[0, len(request.prompt_token_ids) - 1 : -1]
+        right_RV = logits_RV.float().log_softmax(dim=-1).cpu()
+        right_R = right_RV.gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
+        return float((right_R - torch.tensor(found.logprobs)).abs().max())
 
     def _start_batch(self) -> None:
         requests = [self.waiting.pop(key) for key in list(self.waiting)[: self.settings.max_num_sequences]]

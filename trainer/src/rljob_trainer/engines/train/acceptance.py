@@ -43,10 +43,21 @@ def check_acceptance(
     config: PreTrainedConfig = language_model.config
     rows = sample_rows(config)
     with short_windows(language_model):
-        found = engine_logprobs(rows)
+        try:
+            found = engine_logprobs(rows)
+        except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"spec.training.model.source: the trainer cannot call a '{config.model_type}' model "
+                f"({type(error).__name__}: {error}); choose a model of another type"
+            ) from error
         with eager_attention(language_model):
             right = own_logprobs(rows)
     difference = max_over_ranks(largest_difference(found, right))
+    if math.isinf(difference):
+        raise ConfigurationError(
+            f"spec.training.model.source: log-probabilities of the '{config.model_type}' model are not finite; are its "
+            "weights? download it again, or choose another one"
+        )
     if difference > TOLERANCE:
         raise ConfigurationError(
             f"spec.training.model.source: the trainer does not get the log-probabilities of a '{config.model_type}' "
@@ -64,7 +75,8 @@ def sample_rows(config: PreTrainedConfig) -> list[Tensor]:
         value = fields.get(name)
         special.update(value if isinstance(value, list) else [] if value is None else [value])
     ordinary = torch.tensor([token for token in range(text.vocab_size) if token not in special])
-    longest = fields.get("max_position_embeddings") or max(ROW_LENGTHS)
+    # Some types have another name for it, which only the attribute knows.
+    longest = getattr(text, "max_position_embeddings", None) or max(ROW_LENGTHS)
     generator = torch.Generator().manual_seed(0)
     places = [torch.randint(len(ordinary), (min(each, longest),), generator=generator) for each in ROW_LENGTHS]
     return [ordinary[places_T] for places_T in places]

@@ -33,7 +33,6 @@ from rljob_trainer.engines.train.layout import LayoutMeshes, ParallelLayout, che
 from rljob_trainer.engines.train.micro_batches import plan_micro_batches
 from rljob_trainer.engines.train.model import (
     build_on_meta,
-    load_weights,
     materialize,
     named_tensors,
     transformer_layers,
@@ -43,6 +42,7 @@ from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
 from rljob_trainer.engines.train.token_model import Outputs, TokenModel
+from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

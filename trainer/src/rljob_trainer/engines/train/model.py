@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import guard_torch_init_functions
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rljob_trainer.engines.train.attention import choose_attention, register_flat_attention
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.models.weight_conversion import Window, file_groups, whole_window
 
-SINGLE_FILE = "model.safetensors"
 RANDOM_IN_TRAINING = ("dropout", "pdrop", "dropout_prob", "layerdrop", "jitter_noise")
 """Ends of the names of settings by which a model is another one in training."""
-INDEX_FILE = "model.safetensors.index.json"
 
 
 def build_on_meta(folder: Path) -> nn.Module:
@@ -51,6 +43,13 @@ def read_config(folder: Path) -> PreTrainedConfig:
         raise _no_language_model(folder, error) from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise _no_language_model(folder, ValueError(f"transformers has none of type '{config.model_type}'"))
+    quantization = config.to_dict().get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+        raise ConfigurationError(
+            f"spec.training.model.source: the weights in {folder} are quantised (quantization_config of config.json: "
+            f"{method}), and codes cannot be trained; choose the model in 16 or 32 bits"
+        )
     return config
 
 
@@ -133,61 +132,6 @@ def _fill_own_buffers(name: str, owner: PreTrainedModel | None, module: nn.Modul
             )
 
 
-@torch.no_grad()
-def load_weights(model: nn.Module, language_model: PreTrainedModel, folder: Path, name_prefix: str) -> None:
-    """Copies weights from the safetensors files of `folder`; every rank reads only what its own shards are made of.
-
-    Parameter names of the model are those of its `language_model` after `name_prefix`; names and forms in the files are
-    transformers' own. Raises ConfigurationError for a missing tensor or one of another shape."""
-    tensors = {name.removeprefix(name_prefix): tensor for name, tensor in named_tensors(model)}
-    windows = {name: _window(tensor) for name, tensor in tensors.items()}
-    files = _tensor_files(folder)
-    missing = dict.fromkeys(tensors)
-    with ExitStack() as stack:
-        readers = {file: stack.enter_context(safe_open(folder / file, framework="pt")) for file in set(files.values())}
-
-        def read(name: str, window: Window | None) -> torch.Tensor:
-            piece = readers[files[name]].get_slice(name)
-            return piece[window or ...]  # type: ignore[no-any-return]
-
-        for group in file_groups(language_model, files, tensors):
-            for name in group.targets:
-                missing.pop(name)
-            [first, *_] = group.targets
-            expected = tuple(tensors[first].shape)
-            found = tuple(readers[files[group.names[0]]].get_slice(group.names[0]).get_shape())
-            if group.converter is None and found != expected:
-                raise _wrong_shape(folder, group.names[0], found, f"the model expects {list(expected)}")
-            if group.stacks_along_rows and group.num_rows != expected[0]:
-                raise _wrong_shape(folder, group.names[0], found, f"and there are {group.num_rows} of {expected[0]}")
-            try:
-                loaded = group.load(language_model, read, windows)
-            except (RuntimeError, ValueError) as error:
-                raise _wrong_shape(folder, group.names[0], found, f"it makes no '{first}' ({error})") from error
-            for name, value in loaded.items():
-                tensor = tensors[name]
-                local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-                if value.shape != local.shape:
-                    wanted = f"'{name}' made of it has {list(value.shape)}, the model expects {list(local.shape)}"
-                    raise _wrong_shape(folder, group.names[0], found, wanted)
-                local.copy_(value)
-    if missing:
-        raise ConfigurationError(f"spec.training.model.source: {folder} has no tensor '{next(iter(missing))}'")
-
-
-def _wrong_shape(folder: Path, name: str, shape: tuple[int, ...], text: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"spec.training.model.source: tensor '{name}' in {folder} has shape {list(shape)}, {text}"
-    )
-
-
-def _window(tensor: torch.Tensor) -> Window:
-    if not isinstance(tensor, DTensor):
-        return whole_window(tensor.shape)
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
-
-
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and persistent buffers; tied parameters once, under their first name."""
     yield from model.named_parameters()
@@ -195,15 +139,3 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         parent = model.get_submodule(name.rpartition(".")[0])
         if name.rpartition(".")[2] not in parent._non_persistent_buffers_set:
             yield name, buffer
-
-
-def _tensor_files(folder: Path) -> dict[str, str]:
-    """Tensor name -> file name."""
-    index = folder / INDEX_FILE
-    if index.exists():
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        return weight_map
-    if not (folder / SINGLE_FILE).exists():
-        raise ConfigurationError(f"spec.training.model.source: no {SINGLE_FILE} and no {INDEX_FILE} in {folder}")
-    with safe_open(folder / SINGLE_FILE, framework="pt") as reader:
-        return dict.fromkeys(reader.keys(), SINGLE_FILE)

@@ -1,0 +1,198 @@
+"""Fills a model's shards from safetensors files; every rank reads only what its own shards are made of."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import PreTrainedModel
+
+from rljob_trainer.engines.train.model import named_tensors
+from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.models.weight_conversion import FileGroup, Window, file_groups, whole_window
+
+log = logging.getLogger(__name__)
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+"""Of safetensors: dtypes whose numbers are weights, not codes."""
+COMPARED_ELEMENTS = 16 * 1024 * 1024
+WHERE = "spec.training.model.source"
+
+
+class _Slice(Protocol):
+    """A tensor of a safetensors file that is not read yet."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def get_dtype(self) -> str: ...
+
+    def __getitem__(self, place: object) -> torch.Tensor: ...
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, language_model: PreTrainedModel, folder: Path, name_prefix: str) -> None:
+    """Copies weights from the safetensors files of `folder`.
+
+    Parameter names of the model are those of its `language_model` after `name_prefix`; names and forms in the files are
+    transformers' own. Raises ConfigurationError for a missing tensor, one of another shape or dtype, a tied one that is
+    not what it is tied to, and files that cannot be read."""
+    tensors = {name.removeprefix(name_prefix): tensor for name, tensor in named_tensors(model)}
+    second_names = _second_names(model, name_prefix)
+    try:
+        with _WeightFiles(folder) as files:
+            groups = file_groups(language_model, files.names, tensors)
+            found = {name for group in groups for name in group.targets}
+            missing = next((name for name in tensors if name not in found), None)
+            if missing is not None:
+                raise ConfigurationError(f"{WHERE}: {folder} has no tensor '{missing}'")
+            _refuse_untied(files, second_names)
+            windows = {name: _window(tensor) for name, tensor in tensors.items()}
+            for group in groups:
+                _load_group(group, files, language_model, tensors, windows)
+    except (OSError, SafetensorError) as error:
+        raise ConfigurationError(
+            f"{WHERE}: the weights in {folder} cannot be read ({error}); are files missing or damaged?"
+        ) from error
+    used = {name for group in groups for name in group.names}
+    unused = sorted(files.names.keys() - used - second_names.keys())
+    if unused:
+        log.warning(
+            "%s holds %d tensors that a '%s' model does not have, such as %s: they are left out",
+            folder,
+            len(unused),
+            language_model.config.model_type,
+            unused[0],
+        )
+
+
+class _WeightFiles:
+    """Open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names = _tensor_files(folder)
+        """Tensor name -> file name."""
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _WeightFiles:
+        with ExitStack() as opening:
+            self._readers = {
+                file: opening.enter_context(safe_open(self.folder / file, framework="pt"))
+                for file in sorted(set(self.names.values()))
+            }
+            self._stack = opening.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def slice(self, name: str) -> _Slice:
+        """Not read yet."""
+        piece: _Slice = self._readers[self.names[name]].get_slice(name)
+        return piece
+
+    def read(self, name: str, window: Window | None) -> torch.Tensor:
+        """A window of a tensor, by default all of it."""
+        return self.slice(name)[window or ...]
+
+
+def _load_group(
+    group: FileGroup,
+    files: _WeightFiles,
+    language_model: PreTrainedModel,
+    tensors: Mapping[str, torch.Tensor],
+    windows: Mapping[str, Window],
+) -> None:
+    [first, *_], [name, *_] = group.targets, group.names
+    expected, found = list(tensors[first].shape), files.slice(name).get_shape()
+    shown = f"{WHERE}: tensor '{name}' in {files.folder} has shape {found}"
+    for each in group.names if tensors[first].is_floating_point() else ():
+        dtype = files.slice(each).get_dtype()
+        if dtype not in FLOATS:
+            raise ConfigurationError(
+                f"{WHERE}: tensor '{each}' in {files.folder} is {dtype}, which is quantised or no weight; choose the "
+                "model in 16 or 32 bits"
+            )
+    if group.converter is None and found != expected:
+        raise ConfigurationError(f"{shown}, the model expects {expected}")
+    if group.stacks_along_rows and group.num_rows != expected[0]:
+        raise ConfigurationError(f"{shown}, and there are {group.num_rows} of {expected[0]}")
+    try:
+        loaded = group.load(language_model, files.read, windows)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigurationError(f"{shown}, which makes no '{first}' ({error})") from error
+    for target, value in loaded.items():
+        tensor = tensors[target]
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if value.shape != local.shape:
+            raise ConfigurationError(
+                f"{shown}; '{target}', which is made of it, would have {list(value.shape)} instead of "
+                f"{list(local.shape)}"
+            )
+        local.copy_(value)
+
+
+def _window(tensor: torch.Tensor) -> Window:
+    if not isinstance(tensor, DTensor):
+        return whole_window(tensor.shape)
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+
+
+def _second_names(model: nn.Module, name_prefix: str) -> dict[str, str]:
+    """Other names of tied parameters, with their first."""
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = ((name, first[id(each)]) for name, each in model.named_parameters(remove_duplicate=False))
+    return {name.removeprefix(name_prefix): other.removeprefix(name_prefix) for name, other in names if name != other}
+
+
+def _refuse_untied(files: _WeightFiles, second_names: Mapping[str, str]) -> None:
+    """`from_pretrained` would untie them, with a warning."""
+    for name, first in second_names.items():
+        if {name, first} <= files.names.keys() and not _are_equal(files.slice(name), files.slice(first)):
+            raise ConfigurationError(
+                f"{WHERE}: config.json in {files.folder} ties '{name}' to '{first}', and the files hold two that "
+                "differ; write tie_word_embeddings: false there, or leave the second one out"
+            )
+
+
+def _are_equal(one: _Slice, other: _Slice) -> bool:
+    """A piece at a time: these are the largest tensors of a model."""
+    shape = one.get_shape()
+    if shape != other.get_shape():
+        return False
+    rows = max(1, COMPARED_ELEMENTS // math.prod(shape[1:]))
+    return all(torch.equal(one[at : at + rows], other[at : at + rows]) for at in range(0, shape[0], rows))
+
+
+def _tensor_files(folder: Path) -> dict[str, str]:
+    """Tensor name -> file name."""
+    # As in `from_pretrained`: where there are both, the single file counts.
+    if (folder / SINGLE_FILE).exists():
+        with safe_open(folder / SINGLE_FILE, framework="pt") as reader:
+            return dict.fromkeys(reader.keys(), SINGLE_FILE)
+    index = folder / INDEX_FILE
+    if not index.exists():
+        raise ConfigurationError(f"{WHERE}: no {SINGLE_FILE} and no {INDEX_FILE} in {folder}")
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{WHERE}: {index} has no weight_map that can be read ({error}); download it again"
+        ) from error
+    return weight_map
