@@ -11,7 +11,7 @@ from shutil import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, PreTrainedModel
 
 from rljob_testing.replayed_steps import MODEL
 from rljob_testing.tiny_models import WINDOW, save_tiny_model
@@ -100,3 +100,14 @@ def test_a_model_that_keeps_nothing_in_the_cache_is_refused(tmp_path: Path) -> N
     engine = HfEngine(HfSettings(tmp_path, torch.device("cpu"), torch.float32, 4))
     with pytest.raises(ConfigurationError, match="HuggingFace does not generate with a 'mamba' model as its own"):
         engine.update_weights(model.named_parameters(), 0)
+
+
+def test_the_comparison_keeps_to_the_models_positions(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=64, n_positions=12, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    for file in MODEL.glob("tokenizer*"):
+        copy(file, tmp_path)
+    engine = HfEngine(HfSettings(tmp_path, torch.device("cpu"), torch.float32, 4))
+    engine.update_weights(model.named_parameters(), 0)
+    assert not engine.has_unfinished()

@@ -30,6 +30,7 @@ Seconds = Annotated[Integer, Field(ge=1, le=MAX_COUNT)]
 Number = Annotated[StrictFloat, Field(allow_inf_nan=False)]
 NonNegativeNumber = Annotated[Number, Field(ge=0)]
 PositiveNumber = Annotated[Number, Field(gt=0)]
+Temperature = Annotated[Number, Field(ge=0.01)]
 DecayRate = Annotated[Number, Field(ge=0, lt=1)]
 """A number from 0 to below 1."""
 OpenFraction = Annotated[Number, Field(gt=0, le=1)]

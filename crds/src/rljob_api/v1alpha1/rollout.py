@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Count, LongText, OpenFraction, PositiveCount, PositiveNumber, Quantity
+from rljob_api.scalars import Count, LongText, OpenFraction, PositiveCount, Quantity, Temperature
 
 
 class RolloutEngine(StrEnum):
@@ -38,7 +38,9 @@ class Rollout(WireModel):
     group_size: PositiveCount = 8
     """Responses per prompt; GroupRelative advantages need at least 2."""
     max_new_tokens: PositiveCount = 512
-    temperature: PositiveNumber = 1.0
+    temperature: Temperature = 1.0
+    """From 0.01 on: vLLM takes a lower one for 0.01, and the trainer's log-probabilities would be of another
+    distribution."""
     top_p: OpenFraction = 1.0
     top_k: Count = 0
     """Sample among the k most likely tokens; 0 for all."""

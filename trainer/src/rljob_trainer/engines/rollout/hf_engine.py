@@ -154,7 +154,8 @@ class HfEngine(RolloutEngine):
         only, silently."""
         waiting, self.waiting = self.waiting, {}
         sampling = SamplingSettings(0.0, 1.0, 0, CHECKED_TOKENS, ())
-        prompts = sample_rows(self.model.config)[:2]
+        # Shorter than they are, because a model may have no more positions.
+        prompts = [row[:-CHECKED_TOKENS] for row in sample_rows(self.model.config)[:2]]
         requests = [GenerationRequest(str(row), tuple(each.tolist()), sampling, 0) for row, each in enumerate(prompts)]
         ends, self.end_tokens = self.end_tokens, frozenset()
         try:
