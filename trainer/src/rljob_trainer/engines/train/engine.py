@@ -90,6 +90,10 @@ class TrainEngine:
         load_weights(self.model, self.language_model, settings.model_folder, NAME_PREFIX)
         self.model.eval()
         check_acceptance(self.model.language_model, self._own_logprobs, self._engine_logprobs, self._largest)
+        if settings.optimizer is not None and self.language_model.config.get_text_config().to_dict().get(
+            "output_router_logits"
+        ):
+            log.warning("the auxiliary loss of the model's router (output_router_logits) is not added to the policy's")
         if self.model.attention.reason:
             log.info("attention: rows are padded, because of the model %s", self.model.attention.reason)
         # Of what was whole for the comparison, the optimizer would be given the wrong parameters.

@@ -1,0 +1,83 @@
+"""A mixture of experts on two ranks: vLLM, which holds half of each layer on each, generates with the trainer's weights
+after every hand-over, not only after the first.
+
+In processes of their own, without Ray: a training engine of two replicas, and vLLM over both.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from shutil import copy
+
+import pytest
+import torch
+
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.replayed_steps import MODEL
+from rljob_testing.tiny_models import save_tiny_model
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
+from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.token_batch import TokenBatch
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+NUM_VERSIONS = 3
+PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
+CPU = torch.device("cpu")
+
+
+def differences(folder: Path, context: WorkerContext) -> list[float]:
+    """Collective. For each version of the weights the largest difference of log-probabilities, in nats."""
+    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+    from rljob_trainer.weights.sync import sync_weights
+
+    layout = ParallelLayout.of(context.world_size, shard_size=1)
+    trained = TrainEngine(TrainEngineSettings(folder, CPU, torch.float32, False, 4096, Optimizer(), layout))
+    vllm = VllmEngine(
+        VllmSettings(
+            model_folder=folder,
+            device_type="cpu",
+            compiles=False,
+            dtype=torch.float32,
+            tensor_parallel=context.world_size,
+            max_model_length=64,
+            max_num_sequences=8,
+            gpu_memory_utilization=0.5,
+            cpu_kv_cache_bytes=16 * 2**20,
+            seed=0,
+        )
+    )
+    found = []
+    for version in range(NUM_VERSIONS):
+        sync_weights(trained, vllm, torch.float32, version)
+        requests = [
+            GenerationRequest(str(row), prompt, SamplingSettings(1.0, 1.0, 0, 12, ()), row)
+            for row, prompt in enumerate(PROMPTS)
+        ]
+        finished = vllm.generate(requests)
+        sequences = [finished[request.request_id] for request in requests]
+        rows = [torch.tensor([*prompt, *each.token_ids]) for prompt, each in zip(PROMPTS, sequences, strict=True)]
+        masks = [torch.arange(len(row)) >= len(prompt) for prompt, row in zip(PROMPTS, rows, strict=True)]
+        batch = TokenBatch(RaggedColumn.from_rows(rows), RaggedColumn.from_rows(masks), {})
+        generated_R = torch.tensor([logprob for each in sequences for logprob in each.logprobs])
+        found.append(float((trained.forward(batch, 1.0).logprobs_N - generated_R).abs().max()))
+        with torch.no_grad():
+            for _, tensor in trained.named_shards():
+                tensor.mul_(1.1)
+    return found
+
+
+def test_every_version_of_the_weights_is_generated_with(tmp_path: Path) -> None:
+    folder = save_tiny_model("qwen3_moe", tmp_path)
+    for file in MODEL.glob("tokenizer*"):
+        copy(file, folder)
+    [ranks] = run_on_ranks([RankedRun(partial(differences, folder), 2)])
+    for found in ranks:
+        assert isinstance(found, list)
+        assert len(found) == NUM_VERSIONS
+        assert all(difference < 1e-5 for difference in found), found
