@@ -152,6 +152,7 @@ def _num_parameters(model: Path) -> int:
 
 
 QWEN3 = Case("Qwen3 of 4.85M parameters", partial(make_qwen3, 6), has_vllm_peer=True, num_steps=8, num_rounds=7)
-SMOLLM2 = Case("SmolLM2-135M", make_smollm2, has_vllm_peer=True, num_steps=1, num_rounds=5)
+SMOLLM2 = Case("SmolLM2-135M", make_smollm2, has_vllm_peer=False, num_steps=1, num_rounds=5)
+"""TRL with vLLM beside the others does not fit into 24 GiB."""
 SMALLEST = Case("Qwen3 of 2 layers", partial(make_qwen3, 2), has_vllm_peer=False, num_steps=1, num_rounds=1)
 """Only to see that everything runs."""

@@ -74,7 +74,7 @@ def test_layouts_for_more_workers_than_are_here_become_smaller_ones() -> None:
     plan = plan_for_machine(job(roles, "[{name: main, gpusPerNode: 8}]"), TWO_CORES, None)
     assert plan.spec.roles.rollout.tensor_parallel == 2
     assert (plan.spec.roles.actor.shard_size, plan.spec.roles.actor.sequence_parallel) == (2, 2)
-    assert (plan.spec.roles.ref.shard_size, plan.spec.roles.ref.sequence_parallel) == (2, 1)
+    assert (plan.spec.roles.ref.shard_size, plan.spec.roles.ref.sequence_parallel) == (2, None)
     assert plan.notes == (
         "roles.actor.shardSize 4: 2 here, for 2 workers",
         "roles.rollout.tensorParallel 4: 2 here, for 2 workers",

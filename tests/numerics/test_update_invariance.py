@@ -36,6 +36,7 @@ from rljob_testing.update_runs import (
     SAVED_STEP,
     LongRun,
     OfRank,
+    Replicas,
     Resumed,
     Uneven,
     everything,
@@ -63,6 +64,7 @@ class Seen:
     uneven: dict[int, list[Uneven]]
     failures: dict[int, list[str]]
     other_models: dict[int, list[dict[str, Outcome]]]
+    replicas: list[Replicas]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         {num_ranks: [rank.uneven for rank in ranks if rank.uneven] for num_ranks, ranks in of_ranks.items()},
         {num_ranks: [rank.failure for rank in ranks] for num_ranks, ranks in of_ranks.items()},
         {num_ranks: [rank.other_models for rank in ranks] for num_ranks, ranks in of_ranks.items()},
+        [rank.replicas for rank in of_ranks[4] if rank.replicas],
     )
 
 
@@ -111,6 +114,17 @@ def test_the_layouts_are_those_that_were_meant(seen: Seen) -> None:
         if case.layout is Layout.PER_ROW:
             assert Kernel.PER_ROW in kernels[name]
             assert Kernel.PADDED not in kernels[name]
+
+
+def test_replicas_hold_whole_copies_and_sum_gradients_once_per_update(seen: Seen) -> None:
+    assert len(seen.replicas) == 4
+    for rank in seen.replicas:
+        assert rank.placements == {("R", "S(0)")}
+        assert rank.share == pytest.approx(0.5, abs=0.01)
+        assert rank.num_units == 3
+        # One update, of several passes.
+        assert rank.num_reduces == rank.num_units
+        assert rank.num_passes > 1
 
 
 @pytest.mark.parametrize(("model", "num_ranks"), [(MORE_HEADS, 4), (EXPERTS, 2), (EXPERTS, 4)])

@@ -11,13 +11,22 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, HrmTextConfig, PreTrainedModel
+from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 
 from rljob_testing.tiny_models import ARCHITECTURES, COMMON, save_tiny_model, tiny_model
 from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.models.weight_conversion import FileGroup, HubNames, Window, file_groups, whole_window
+from rljob_trainer.models.weight_conversion import (
+    FileGroup,
+    HubNames,
+    Window,
+    file_groups,
+    float32_names,
+    whole_window,
+)
+from rljob_trainer.weights.buckets import whole_tensors
 
-EXPERTS = ("qwen2_moe", "qwen3_moe", "mixtral", "qwen3_next")
+EXPERTS = ("deepseek_v3", "qwen2_moe", "qwen3_moe", "mixtral", "qwen3_next")
 WEIGHTS = "model.safetensors"
 
 
@@ -141,5 +150,18 @@ def test_an_expert_of_another_shape_is_seen(tmp_path: Path) -> None:
     assert "experts" in refusal(cut, tmp_path)
 
 
-def test_a_group_that_is_only_renamed_stacks_nothing() -> None:
-    assert not FileGroup(("a",), ("b",), None, ()).stacks_along_rows
+def test_only_what_is_stacked_is_read_by_rows() -> None:
+    """Experts that a file has as one tensor already are joined, and not stacked."""
+    joined = WeightConverter(["gate", "up"], "gate_up", [Concatenate(dim=1)])
+    stacked = WeightConverter(["gate.*", "up.*"], "gate_up", [MergeModulelist(dim=0), Concatenate(dim=1)])
+    for converter, expected in ((None, False), (joined, False), (stacked, True)):
+        assert FileGroup(("a",), ("b",), converter, ("gate",)).stacks_along_rows is expected
+
+
+def test_what_transformers_keeps_in_32_bits_is_handed_over_in_them() -> None:
+    tensors = tensors_of(tiny_model("deepseek_v3"))
+    kept = float32_names(tiny_model("deepseek_v3"), tensors)
+    assert kept == {"model.layers.1.mlp.gate.e_score_correction_bias"}
+    found = dict(whole_tensors(tensors.items(), torch.bfloat16, kept=kept))
+    assert {name for name, tensor in found.items() if tensor.dtype == torch.float32} == kept
+    assert float32_names(tiny_model("qwen3"), tensors_of(tiny_model("qwen3"))) == frozenset()

@@ -28,6 +28,9 @@ def job(placement: str, *, reference_pool: Document | None = None) -> Document:
         spec = cast(Document, document["spec"])
         spec["pools"] = [*cast(list[Document], spec["pools"]), reference_pool]
         spec["roles"] = {"ref": {"pool": reference_pool["name"]}}
+        if placement == "Reward":
+            # Whole copies that share the tokens of rows: a run in another layout is the same run.
+            spec["roles"]["actor"] = {"shardSize": 1, "sequenceParallel": 2}
     return document
 
 

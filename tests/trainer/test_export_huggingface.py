@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from rljob_api.v1alpha1.checkpoint import ExportDtype
 from rljob_testing.bytes_read import bytes_read
+from rljob_testing.tiny_models import save_tiny_model
+from rljob_testing.tiny_models import tiny_model as random_model
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.export import MAX_FILE_BYTES, export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import CheckpointReader, open_known_checkpoint
@@ -277,3 +279,37 @@ def test_the_weights_are_read_once_and_held_one_at_a_time(tmp_path: Path, dtype:
     assert 4 * num_weights <= read.count < 1.05 * 4 * num_weights
     assert len(reader.given) == len(list(trained.parameters()))
     assert reader.most_at_once == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+def test_experts_are_exported_one_by_one_and_read_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save_tiny_model(name, tmp_path / "source")
+    trained = random_model(name)
+    for parameter in trained.parameters():
+        parameter.data.mul_(1.25)
+    reads: list[str] = []
+    read = CheckpointReader.read
+
+    def counted(self: CheckpointReader, tensor: str) -> torch.Tensor:
+        reads.append(tensor)
+        return read(self, tensor)
+
+    monkeypatch.setattr(CheckpointReader, "read", counted)
+    folder = export(tmp_path, source, trained.named_parameters())
+    assert len(reads) == len(set(reads)) == len(dict(trained.named_parameters()))
+    assert load_file(folder / "model.safetensors").keys() == load_file(source / "model.safetensors").keys()
+    loaded = dict(load(folder).named_parameters())
+    assert all(torch.equal(loaded[key], value) for key, value in trained.named_parameters())
+
+
+def test_what_transformers_keeps_in_32_bits_is_exported_in_them(tmp_path: Path) -> None:
+    source = save_tiny_model("deepseek_v3", tmp_path / "source")
+    trained = random_model("deepseek_v3")
+    once = {name for name, _ in (*trained.named_parameters(), *trained.named_buffers())}
+    named = [(name, tensor) for name, tensor in trained.state_dict().items() if name in once]
+    stored = load_file(export(tmp_path, source, named, torch.bfloat16) / "model.safetensors")
+    kept = {name for name, tensor in stored.items() if tensor.dtype == torch.float32}
+    assert kept == {name for name in stored if name.endswith("e_score_correction_bias")}
+    assert len(kept) == 1

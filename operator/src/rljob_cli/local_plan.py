@@ -61,7 +61,7 @@ def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> L
     _refuse_too_many(rows, devices)
     spec = job.spec.model_copy(update={"pools": tuple(pools)})
     spec, layout_notes = _with_fitting_layouts(spec, {row.pool: row.num_workers for row in rows})
-    _refuse_uneven(spec, rows)
+    _refuse_uneven(spec, rows, layout_notes)
     return LocalPlan(spec, devices, tuple(rows), (*layout_notes, *_notes(job.spec)))
 
 
@@ -109,13 +109,14 @@ def _refuse_too_many(rows: list[PoolPlan], devices: Devices) -> None:
         )
 
 
-def _refuse_uneven(spec: RLJobSpec, rows: list[PoolPlan]) -> None:
+def _refuse_uneven(spec: RLJobSpec, rows: list[PoolPlan], notes: tuple[str, ...]) -> None:
     """The rules of the API decide, so that a local run and a cluster refuse the same things."""
     broken = violations(spec, ("spec",))
     if not broken:
         return
     mapped = ", ".join(f"{row.pool}: {row.num_workers_asked} -> {row.num_workers}" for row in rows)
-    places = "\n".join(f"  {wire_path(found.path)}: {found.message}" for found in broken)
+    lines = [*(f"{wire_path(found.path)}: {found.message}" for found in broken), *notes]
+    places = "\n".join(f"  {line}" for line in lines)
     raise LocalPlanError(
         f"the job does not divide over the workers of this machine (workers per pool, file -> here: {mapped}):\n"
         f"{places}\nchoose another --workers, or change the file"

@@ -64,6 +64,21 @@ def whole_of_one_worker(inputs):
 def whole_ranks_of_one_worker(inputs):
     return inputs.logprobs_N * inputs.whole["rank"]
 
+@policy_loss_function(whole_pass=lambda inputs, reduce: {"one": inputs.advantages_N.clone().squeeze()})
+def whole_squeezed(inputs):
+    return inputs.logprobs_N
+
+def names_by_rows(inputs, reduce):
+    return {"seen": inputs.logprobs_N} if len(inputs.logprobs_N) else {"none": torch.zeros(())}
+
+@policy_loss_function(whole_pass=names_by_rows)
+def whole_of_other_names(inputs):
+    return inputs.logprobs_N
+
+@policy_loss_function(whole_pass=lambda inputs, reduce: {"log": (inputs.advantages_N - 9).log()})
+def whole_no_number(inputs):
+    return inputs.logprobs_N
+
 @policy_loss_function(whole_pass=lambda inputs, reduce: {"old_logprobs": inputs.logprobs_N})
 def whole_over_a_column(inputs):
     return inputs.logprobs_N

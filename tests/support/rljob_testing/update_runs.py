@@ -9,7 +9,11 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rljob_api.v1alpha1.algorithm import (
@@ -37,6 +41,7 @@ from rljob_testing.replayed_steps import (
     watched_passes,
 )
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.layout import REPLICATE
 from rljob_trainer.workers.columns import ADVANTAGES, IS_LEARNED
 
 ALGORITHM = Algorithm(
@@ -88,6 +93,20 @@ class Uneven:
 
 
 @dataclass(frozen=True)
+class Replicas:
+    """Two replicas of two shards, and what they have summed up in a step of one update."""
+
+    placements: set[tuple[str, ...]]
+    share: float
+    """Of the parameters' elements on this rank."""
+    num_units: int
+    """Of FSDP2."""
+    num_reduces: int
+    """Over replicas."""
+    num_passes: int
+
+
+@dataclass(frozen=True)
 class OfRank:
     """All that one rank has done. On four ranks there is no long run, and no uneven update."""
 
@@ -97,6 +116,8 @@ class OfRank:
     uneven: Uneven | None
     failure: str
     other_models: dict[str, Outcome]
+    replicas: Replicas | None
+    """On four ranks."""
     """See `failing_loss`."""
 
 
@@ -179,8 +200,35 @@ def everything(root: Path, context: WorkerContext) -> OfRank:
         long_run(context) if num_ranks <= 2 else None,
         resume(root, context),
         uneven_update(context) if num_ranks <= 2 else None,
-        failing_loss.failure_of(REPLAY, context),
+        # Sequence ranks see the same rows, and one may fail alone, too.
+        failing_loss.failure_of(replace(REPLAY, sequence_parallel=2 if num_ranks == 4 else 1), context),
         steps_of_other_models(root, context),
+        replicas(context) if num_ranks == 4 else None,
+    )
+
+
+def replicas(context: WorkerContext) -> Replicas:
+    run = replayed_run(replace(micro(REPLAY, 19), shard_size=2, mini_batch_size=4), context)
+    engine = run.actor.engine
+    group = engine.meshes.parameters.get_group(REPLICATE)
+    sizes: list[int] = []
+    reduce_all = dist.all_reduce
+
+    def counted(tensor: torch.Tensor, *more: object, **named: object) -> object:
+        if named.get("group") is group:
+            sizes.append(tensor.numel())
+        return reduce_all(tensor, *more, **named)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch, watched_passes(engine) as passes:
+        patch.setattr(dist, "all_reduce", counted)
+        run.step(0)
+    shards = [parameter for parameter in engine.model.parameters() if isinstance(parameter, DTensor)]
+    return Replicas(
+        placements={tuple(map(str, each.placements)) for each in shards},
+        share=sum(each.to_local().numel() for each in shards) / sum(each.numel() for each in shards),
+        num_units=sum(isinstance(module, FSDPModule) for module in engine.model.modules()),
+        num_reduces=len(sizes),
+        num_passes=len(passes),
     )
 
 

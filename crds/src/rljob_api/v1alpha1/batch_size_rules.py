@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.v1alpha1.placement_rules import MAY_NEED_REFERENCE_CEL, may_need_reference
-from rljob_api.v1alpha1.roles import pool_of_cel
+from rljob_api.v1alpha1.roles import pool_of_cel, sequence_ranks_cel
 from rljob_api.v1alpha1.rule import rule
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
@@ -12,12 +12,12 @@ from rljob_api.v1alpha1.training import Training
 def _longest_sequence_fits(spec: RLJobSpec, role: str) -> bool:
     training = spec.training
     longest = training.dataset.max_prompt_tokens + training.rollout.max_new_tokens
-    return training.max_tokens_per_micro_batch * spec.roles.train_role(role).sequence_parallel >= longest
+    return training.max_tokens_per_micro_batch * spec.roles.train_role(role).num_sequence_ranks >= longest
 
 
 def _longest_sequence_fits_cel(role: str) -> str:
     return (
-        f"self.training.maxTokensPerMicroBatch * self.roles.{role}.sequenceParallel"
+        f"self.training.maxTokensPerMicroBatch * {sequence_ranks_cel(role)}"
         " >= self.training.dataset.maxPromptTokens + self.training.rollout.maxNewTokens"
     )
 
@@ -25,14 +25,14 @@ def _longest_sequence_fits_cel(role: str) -> str:
 def _responses_divide(spec: RLJobSpec, num_prompts: int | None) -> bool:
     """Whether the responses to these prompts spread evenly over the actor's GPUs; those that share rows are one."""
     name = spec.placed_roles()["actor"]
-    num_shares = (num_prompts or 0) * spec.training.rollout.group_size * spec.roles.actor.sequence_parallel
+    num_shares = (num_prompts or 0) * spec.training.rollout.group_size * spec.roles.actor.num_sequence_ranks
     return all(num_shares % (p.nodes * p.gpus_per_node) == 0 for p in spec.pools if p.name == name)
 
 
 def _responses_divide_cel(field: str) -> str:
     return (
         f"self.pools.all(p, p.name != {pool_of_cel('actor')}"
-        f" || {field} * self.training.rollout.groupSize * self.roles.actor.sequenceParallel"
+        f" || {field} * self.training.rollout.groupSize * {sequence_ranks_cel('actor')}"
         " % (p.nodes * p.gpusPerNode) == 0)"
     )
 

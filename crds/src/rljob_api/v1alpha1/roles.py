@@ -18,9 +18,14 @@ class TrainRole(WireModel):
     """GPUs that hold one copy of parameters, gradients and optimizer state together (hybrid shard); the pool's other
     GPUs hold further copies, which add up their gradients once per update. All GPUs of the pool when unset (full
     shard). Must divide them."""
-    sequence_parallel: PositiveCount = 1
-    """GPUs that share the tokens of the same rows (Ulysses), for rows that are too long for one. Must divide the pool's
-    GPUs and the model's heads of attention."""
+    sequence_parallel: PositiveCount | None = None
+    """GPUs that share the tokens of the same rows (Ulysses), for rows that are too long for one; each has rows of its
+    own when unset. Must divide the pool's GPUs and the model's heads of attention."""
+
+    @property
+    def num_sequence_ranks(self) -> int:
+        """1 where each GPU has rows of its own."""
+        return self.sequence_parallel or 1
 
 
 class RolloutRole(WireModel):
@@ -45,6 +50,11 @@ class Roles(WireModel):
 
 
 TRAIN_ROLES = ("actor", "ref")
+
+
+def sequence_ranks_cel(role: str) -> str:
+    """CEL for the number of GPUs that share rows."""
+    return f"(has(self.roles.{role}.sequenceParallel) ? self.roles.{role}.sequenceParallel : 1)"
 
 
 def pool_of_cel(role: str) -> str:

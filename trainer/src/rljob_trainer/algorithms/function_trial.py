@@ -99,12 +99,18 @@ def _try_whole_pass(
     parts = [_whole_inputs(each) for each in (*_rows_alone(together), nothing)]
     with _hint_at("tried on four workers, one for each row, and one without any token"), named.blamed():
         found = on_workers(parts, whole_pass)
+    names = [set(each) for each in (together.whole, *found)]
+    if any(each != names[0] for each in names):
+        raise named.error(f"gave other names from its whole pass on some workers ({names}); give the same on all")
     for name, values in together.whole.items():
-        if any(name not in each for each in found):
-            raise named.error(
-                f"gave {name!r} from its whole pass on one worker and not on another; give the same names"
-            )
         dealt_out = [each[name] for each in found]
+        if not bool(values.isfinite().all()):
+            raise named.error(f"gave NaN or infinity as {name!r} from its whole pass; give finite numbers")
+        if any((each.dim(), each.dtype) != (values.dim(), values.dtype) for each in dealt_out):
+            raise named.error(
+                f"gave {name!r} from its whole pass with other dimensions or another dtype for few rows than for many; "
+                "give the same on all workers"
+            )
         same = [torch.cat(dealt_out)] if values.dim() else dealt_out
         if not all(torch.allclose(each, values, rtol=TOLERANCE, atol=TOLERANCE) for each in same):
             raise named.error(

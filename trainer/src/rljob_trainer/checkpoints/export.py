@@ -22,7 +22,7 @@ from rljob_trainer.checkpoints.layout import TEMPORARY_SUFFIX
 from rljob_trainer.checkpoints.load import CheckpointReader
 from rljob_trainer.checkpoints.storage import durable_file, make_folder, storage_errors, sync_folder, write_all
 from rljob_trainer.checkpoints.tensor_file import DTYPE_NAMES, DTYPES, TensorSpec, stream_tensor_file
-from rljob_trainer.models.weight_conversion import HubNames
+from rljob_trainer.models.weight_conversion import HubNames, float32_names
 
 MAX_FILE_BYTES = 5 * 1000**3
 """Of one weight file, as the Hub recommends; a larger tensor gets a file of its own."""
@@ -105,11 +105,13 @@ class _ExportedTensors:
         self._converted: dict[str, torch.Tensor] = {}
         self.specs: dict[str, TensorSpec] = {}
         """By the names that they have on the hub, in the order in which they are read."""
+        kept = float32_names(model, saved)
         for group in self._hub.groups(saved):
+            wanted = torch.float32 if kept.intersection(group) else dtype
             for name, tensor in self._hub.converted({each: saved[each] for each in group}).items():
                 self._group_of[name] = group
                 self.specs[name] = TensorSpec(
-                    dtype if tensor.is_floating_point() else tensor.dtype, tuple(tensor.shape)
+                    wanted if tensor.is_floating_point() else tensor.dtype, tuple(tensor.shape)
                 )
 
     def read(self, name: str) -> torch.Tensor:

@@ -115,11 +115,13 @@ def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata:
 def stream_tensor_file(
     path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], torch.Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """As `write_tensor_file`, but asks `read` for one tensor after the other, holds one at a time, and hashes nothing.
+    """As `write_tensor_file`, but asks `read` for one tensor after the other, in the order of `specs` as far as their
+    elements are equally wide, holds one at a time, and hashes nothing.
 
     Raises OSError, and what `read` raises; nothing is left of the file then.
     """
-    ordered = _in_file_order(specs)
+    # Wide elements first, as in all files; else in the order of `specs`, which the reader may have chosen.
+    ordered = dict(sorted(specs.items(), key=lambda item: -item[1].dtype.itemsize))
     with durable_file(path) as descriptor:
         write_all(descriptor, _header(ordered, metadata))
         for name in ordered:

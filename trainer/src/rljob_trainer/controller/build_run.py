@@ -202,7 +202,7 @@ def num_workers_of(spec: RLJobSpec, role: str) -> int:
 def layout_of(spec: RLJobSpec, role: str) -> ParallelLayout:
     """Of the actor, or of the reference."""
     place = spec.roles.train_role(role)
-    return ParallelLayout.of(num_workers_of(spec, role), place.shard_size, place.sequence_parallel)
+    return ParallelLayout.of(num_workers_of(spec, role), place.shard_size, place.num_sequence_ranks)
 
 
 def train_roles(spec: RLJobSpec) -> list[str]:

@@ -119,8 +119,8 @@ def converted_gguf(gguf_file: Path, cache_folder: Path) -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    """Tells a model's folder from others with other contents: of its settings and its tokenizer all, of weights the
-    sizes and the first megabyte of each file."""
+    """Mostly tells a model's folder from one with other contents: of its settings and its tokenizer all counts, of
+    weights the sizes and the first megabyte of each file."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in FINGERPRINTED_SUFFIXES:

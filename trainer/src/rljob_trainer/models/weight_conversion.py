@@ -48,9 +48,11 @@ class FileGroup:
     @property
     def stacks_along_rows(self) -> bool:
         """Whether each tensor of the files becomes one row (an expert) of the target, whole and unmixed."""
-        return self.converter is not None and all(
-            (isinstance(each, MergeModulelist) and each.dim == 0) or (isinstance(each, Concatenate) and each.dim > 0)
-            for each in self.converter.operations
+        if self.converter is None:
+            return False
+        [stack, *others] = self.converter.operations
+        return (isinstance(stack, MergeModulelist) and stack.dim == 0) and all(
+            isinstance(each, Concatenate) and each.dim > 0 for each in others
         )
 
     @property
@@ -104,6 +106,12 @@ def file_groups(model: PreTrainedModel, file_names: Iterable[str], model_names: 
         )
         for target, found in sources.items()
     ]
+
+
+def float32_names(model: PreTrainedModel, names: Iterable[str]) -> frozenset[str]:
+    """The tensors that transformers keeps in 32 bits where all others have 16: mostly what routers choose experts by."""
+    patterns = model._keep_in_fp32_modules_strict or ()
+    return frozenset(name for name in names if any(pattern in name for pattern in patterns))
 
 
 class HubNames:

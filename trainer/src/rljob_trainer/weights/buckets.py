@@ -15,35 +15,48 @@ BUCKET_BYTES = 256 * 1024 * 1024
 
 
 def whole_tensors(
-    named_shards: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
+    named_shards: Iterable[tuple[str, torch.Tensor]],
+    dtype: torch.dtype,
+    bucket_bytes: int = BUCKET_BYTES,
+    kept: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Collective. Every tensor whole, floating-point ones in `dtype`, in the order of `named_shards`.
+    """Collective. Every tensor whole, in the order of `named_shards`; floating-point ones in `dtype`, but those that
+    `kept` names, which stay in float32.
 
     All ranks must iterate in step and to the end. Tensors are sharded along dimension 0 or not at all. At any time
     one bucket (its shards and its whole tensors) exists beyond the shards; a tensor larger than a bucket is one by
-    itself. A tensor is only valid until the next one is asked for."""
+    itself. Whoever keeps a tensor keeps the memory of its bucket."""
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, tensor in named_shards:
         num_bytes = tensor.numel() * dtype.itemsize
         if bucket and size + num_bytes > bucket_bytes:
-            yield from _gather(bucket, dtype)
+            yield from _gather(bucket, dtype, kept)
             bucket, size = [], 0
         bucket.append((name, tensor))
         size += num_bytes
     if bucket:
-        yield from _gather(bucket, dtype)
+        yield from _gather(bucket, dtype, kept)
 
 
-def _gather(bucket: list[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    sharded = [tensor for _, tensor in bucket if isinstance(tensor, DTensor) and _is_sharded(tensor)]
-    gathered = iter(_gather_sharded(sharded, dtype) if sharded else [])
+def _gather(
+    bucket: list[tuple[str, torch.Tensor]], dtype: torch.dtype, kept: frozenset[str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    gathered: dict[str, torch.Tensor] = {}
+    for wanted, are_kept in ((dtype, False), (torch.float32, True)):
+        sharded = {
+            name: tensor
+            for name, tensor in bucket
+            if isinstance(tensor, DTensor) and _is_sharded(tensor) and (name in kept) is are_kept
+        }
+        if sharded:
+            gathered |= zip(sharded, _gather_sharded(list(sharded.values()), wanted), strict=True)
     for name, tensor in bucket:
-        if isinstance(tensor, DTensor) and _is_sharded(tensor):
-            yield name, next(gathered)
+        if name in gathered:
+            yield name, gathered.pop(name)
         else:
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            yield name, local.detach().to(dtype) if local.is_floating_point() else local.detach()
+            local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+            yield name, local.to(torch.float32 if name in kept else dtype) if local.is_floating_point() else local
 
 
 def _is_sharded(tensor: DTensor) -> bool:

@@ -22,10 +22,11 @@ from rljob_trainer.engines.rollout.base import (
     SamplingSettings,
 )
 from rljob_trainer.engines.rollout.response_text import response_text
-from rljob_trainer.engines.train.acceptance import sample_rows
+from rljob_trainer.engines.train.acceptance import is_misfit, sample_rows
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.models.weight_conversion import float32_names
 
 CHECKED_TOKENS = 4
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
@@ -62,6 +63,9 @@ class HfEngine(RolloutEngine):
         attention = "eager" if is_eager else config._attn_implementation
         model = AutoModelForCausalLM.from_config(config, dtype=settings.dtype, attn_implementation=attention)
         self.model = model.to(settings.device).eval()
+        tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        for name in float32_names(self.model, tensors):
+            tensors[name].data = tensors[name].data.float()
         self.tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
         self.settings = settings
         self.end_tokens = frozenset(Tokenizer(settings.model_folder).eos_token_ids)
@@ -161,9 +165,11 @@ class HfEngine(RolloutEngine):
         try:
             found = self.generate(requests)
             differences = [self._difference(request, found[request.request_id]) for request in requests]
-            problem = f"by up to {max(differences):.1e}"
-            is_wrong = not max(differences) <= MAX_DIFFERENCE[self.settings.dtype]
-        except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+            problem = f"differences of {', '.join(f'{each:.1e}' for each in differences)}"
+            is_wrong = not all(each <= MAX_DIFFERENCE[self.settings.dtype] for each in differences)
+        except Exception as error:
+            if not is_misfit(error):
+                raise
             problem, is_wrong = f"{type(error).__name__}: {error}", True
         finally:
             self.waiting, self.running, self.end_tokens = waiting, [], ends

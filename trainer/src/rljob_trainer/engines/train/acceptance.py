@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from rljob_trainer.engines.train.attention import use_attention
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ConfigurationError, TrainerError
 
 TOLERANCE = 1e-4
 """Largest difference of two log-probabilities, in nats."""
@@ -45,7 +45,9 @@ def check_acceptance(
     with short_windows(language_model):
         try:
             found = engine_logprobs(rows)
-        except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+        except Exception as error:
+            if not is_misfit(error):
+                raise
             raise ConfigurationError(
                 f"spec.training.model.source: the trainer cannot call a '{config.model_type}' model "
                 f"({type(error).__name__}: {error}); choose a model of another type"
@@ -64,6 +66,14 @@ def check_acceptance(
             f"model right (they differ from those of the model's own forward by up to {difference:.1e}, more than "
             f"{TOLERANCE:.0e}); choose a model of another type"
         )
+
+
+def is_misfit(error: Exception) -> bool:
+    """Whether an error says that a model is called wrongly; else it is memory, a device, or a refusal of our own."""
+    if isinstance(error, torch.OutOfMemoryError | TrainerError):
+        return False
+    text = str(error).lower()
+    return not (isinstance(error, RuntimeError) and any(word in text for word in ("cuda", "nccl", "gloo", "memory")))
 
 
 def sample_rows(config: PreTrainedConfig) -> list[Tensor]:

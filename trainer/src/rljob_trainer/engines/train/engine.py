@@ -29,7 +29,7 @@ from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.train.acceptance import check_acceptance
 from rljob_trainer.engines.train.attention import choose_attention
-from rljob_trainer.engines.train.layout import LayoutMeshes, ParallelLayout, check_layout
+from rljob_trainer.engines.train.layout import ParallelLayout, check_layout, meshes_of
 from rljob_trainer.engines.train.micro_batches import plan_micro_batches
 from rljob_trainer.engines.train.model import (
     build_on_meta,
@@ -80,7 +80,7 @@ class TrainEngine:
         self.settings = settings
         self.device = settings.device
         self.layout = settings.layout or ParallelLayout.of(dist.get_world_size())
-        self.meshes = LayoutMeshes(self.layout, settings.device.type)
+        self.meshes = meshes_of(self.layout, settings.device.type)
         self.data_group = self.meshes.data_group
         sequence_group = self.meshes.sequence_group
         self.sequence_ranks = None if sequence_group is None else SequenceRanks.of(sequence_group)
@@ -210,9 +210,9 @@ class TrainEngine:
         return self._reduced(values, dist.ReduceOp.MAX, self.data_group)
 
     def names_over_ranks(self, names: Iterable[str]) -> list[str]:
-        """Collective. All names that any data-parallel rank has, sorted."""
-        found: list[list[str]] = [[] for _ in range(self.layout.num_data_ranks)]
-        dist.all_gather_object(found, sorted(names), group=self.data_group)
+        """Collective. All names that any rank has, sorted. Sequence ranks see the same rows, and one may fail alone."""
+        found: list[list[str]] = [[] for _ in range(self.layout.num_ranks)]
+        dist.all_gather_object(found, sorted(names))
         return sorted({name for each in found for name in each})
 
     def _sharded(self, compute_dtype: torch.dtype) -> TokenModel:

@@ -16,8 +16,9 @@ Whoever needs the number of data-parallel ranks asks the layout, not the world s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import PreTrainedConfig
@@ -108,6 +109,18 @@ class LayoutMeshes:
     def sequence_group(self) -> ProcessGroup | None:
         """The ranks that have the same rows, this one among them; None where each has rows of its own."""
         return None if self._layout.num_sequence_ranks == 1 else self._tokens.get_group(SEQUENCE)
+
+
+def meshes_of(layout: ParallelLayout, device_type: str) -> LayoutMeshes:
+    """Collective. The same for all engines of this process that have the layout: on GPUs each group takes memory."""
+    return _meshes(layout, device_type, dist.group.WORLD)
+
+
+@lru_cache(maxsize=4)
+def _meshes(layout: ParallelLayout, device_type: str, world: ProcessGroup) -> LayoutMeshes:
+    """`world` only tells one default process group from an earlier one."""
+    del world
+    return LayoutMeshes(layout, device_type)
 
 
 def check_layout(layout: ParallelLayout, config: PreTrainedConfig) -> None:

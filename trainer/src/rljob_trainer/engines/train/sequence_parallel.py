@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.distributed import ProcessGroup
 
+from rljob_trainer.errors import ConfigurationError
+
 
 @dataclass(frozen=True)
 class SequenceRanks:
@@ -65,16 +67,23 @@ class SequenceRanks:
         longest = max(counts)
         own_KT = torch.stack([torch.nn.functional.pad(each, (0, longest - len(each))) for each in values])
         gathered_SKT: Tensor = _Gather.apply(own_KT, self)  # type: ignore[no-untyped-call]
-        # A sum over nothing but the piece itself is not a view: FSDP2's hooks would be lost on views that are changed.
-        return tuple(
+        found = [
             torch.cat([gathered_SKT[rank, place, :count] for rank, count in enumerate(counts)])
             for place in range(len(values))
-        )
+        ]
+        # What has no gradient must not seem to have one for standing beside others.
+        return tuple(each if value.requires_grad else each.detach() for each, value in zip(found, values, strict=True))
 
     def _with_enough_heads(self, tensor_HPD: Tensor) -> Tensor:
         num_heads = tensor_HPD.shape[0]
         if num_heads % self.size == 0:
             return tensor_HPD
+        if self.size % num_heads:
+            # Some layers may have other heads than the configuration says.
+            raise ConfigurationError(
+                f"spec.roles: sequenceParallel {self.size} and a layer's {num_heads} key and value heads: neither "
+                "divides the other; choose another one"
+            )
         return tensor_HPD.repeat_interleave(self.size // num_heads, dim=0)
 
     def _exchanged(self, sent: Sequence[Tensor]) -> list[Tensor]:

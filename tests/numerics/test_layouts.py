@@ -1,0 +1,73 @@
+"""Which rank holds what, and which models divide over which ranks. What they compute: test_update_invariance."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig
+
+from rljob_testing.tiny_models import ARCHITECTURES
+from rljob_trainer.dispatch.mesh import MeshPosition
+from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
+from rljob_trainer.errors import ConfigurationError
+
+
+def test_neighbours_share_rows() -> None:
+    layout = ParallelLayout.of(8, shard_size=4, sequence_parallel=2)
+    assert (layout.num_replicas, layout.num_shards, layout.num_ranks, layout.num_data_ranks) == (2, 4, 8, 4)
+    assert layout.gradient_divisor == 8
+    assert [layout.position(rank) for rank in (0, 1, 2, 7)] == [
+        MeshPosition(0, 4, is_collected=True),
+        MeshPosition(0, 4, is_collected=False),
+        MeshPosition(1, 4, is_collected=True),
+        MeshPosition(3, 4, is_collected=False),
+    ]
+    assert str(layout) == "2 replicas x 4 shards, 2 sequence ranks"
+
+
+def test_by_default_all_hold_the_model_together_and_have_rows_of_their_own() -> None:
+    layout = ParallelLayout.of(6)
+    assert (layout.num_replicas, layout.num_shards, layout.num_data_ranks) == (1, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("shard_size", "sequence_parallel", "message"),
+    [
+        (4, 1, r"shardSize must divide the workers of the role \(4 of 6\)"),
+        (3, 5, r"sequenceParallel must .* \(5 of 6\)"),
+    ],
+)
+def test_what_does_not_divide_the_workers_is_refused(shard_size: int, sequence_parallel: int, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        ParallelLayout.of(6, shard_size, sequence_parallel)
+
+
+def heads(num_heads: int, num_key_value_heads: int) -> PreTrainedConfig:
+    return LlamaConfig(
+        hidden_size=num_heads * 8, num_attention_heads=num_heads, num_key_value_heads=num_key_value_heads
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "message"),
+    [
+        (heads(6, 6), 4, r"must divide the model's heads of attention \(4 and 6\)"),
+        (heads(12, 3), 2, r"must divide the model's key and value heads or be a multiple of them \(2 and 3\)"),
+        (
+            ARCHITECTURES["gemma2"](),
+            2,
+            r"needs flat rows, and a 'gemma2' model gets padded ones \(its attention is soft",
+        ),
+        (GptOssConfig(), 2, r"needs flat rows, and a 'gpt_oss' model gets padded ones"),
+    ],
+)
+def test_models_that_do_not_divide_over_sequence_ranks_are_refused(
+    config: PreTrainedConfig, size: int, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        check_layout(ParallelLayout.of(size, sequence_parallel=size), config)
+    check_layout(ParallelLayout.of(size), config)
+
+
+@pytest.mark.parametrize(("num_heads", "num_key_value_heads", "size"), [(8, 8, 4), (8, 2, 4), (12, 3, 6), (8, 1, 8)])
+def test_models_that_divide_are_taken(num_heads: int, num_key_value_heads: int, size: int) -> None:
+    check_layout(ParallelLayout.of(size, sequence_parallel=size), heads(num_heads, num_key_value_heads))
