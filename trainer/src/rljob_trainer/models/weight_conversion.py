@@ -109,7 +109,7 @@ def file_groups(model: PreTrainedModel, file_names: Iterable[str], model_names: 
 
 
 def float32_names(model: PreTrainedModel, names: Iterable[str]) -> frozenset[str]:
-    """The tensors that transformers keeps in 32 bits where all others have 16: mostly what routers choose experts by."""
+    """The tensors that transformers keeps in 32 bits where all others have 16: mostly what routers choose by."""
     patterns = model._keep_in_fp32_modules_strict or ()
     return frozenset(name for name in names if any(pattern in name for pattern in patterns))
 
