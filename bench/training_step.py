@@ -34,10 +34,10 @@ from rljob_bench.trl_training import TrlTraining
 NUM_THREADS = 2
 DTYPES = {"Float32": torch.float32, "BFloat16": torch.bfloat16}
 CASES = {"qwen3": QWEN3, "smollm2": SMOLLM2}
-ENGINES = {"TRL, HF generation": "hf"}
-PATCHED_ENGINES = {
-    "TRL, vLLM (patched)": "vllm",
-    "TRL, vLLM (patched), uncorrected": "vllm, uncorrected",
+ENGINES = {
+    "hf": "TRL, HF generation",
+    "vllm": "TRL, vLLM (patched)",
+    "vllm, uncorrected": "TRL, vLLM (patched), uncorrected",
 }
 PATCH_NOTE = (
     "TRL with vLLM is not TRL as it comes: on CPUs its first weight sync fails ('Parameter' object has no attribute "
@@ -103,9 +103,8 @@ def measure(case: Case, dtype: str, options: StepOptions, packages: Path | None,
         for number, (name, tree) in enumerate(trees.items()):
             contenders[name] = start_ours(stack, case, dtype, options, tree, on_disk, folder / f"ours-{number}")
         if packages is not None:
-            engines = ENGINES | (PATCHED_ENGINES if case.has_vllm_peer else {})
-            for name, engine in engines.items():
-                contenders[name] = start_trl(stack, case, dtype, packages, engine, on_disk, folder)
+            for engine in case.peers:
+                contenders[ENGINES[engine]] = start_trl(stack, case, dtype, packages, engine, on_disk, folder)
         floor = StepFloor(DTYPES[dtype], on_disk.num_parameters, NUM_THREADS)
         turns: dict[str, Turn] = {FLOOR: floor.turn, **{name: each.turn for name, each in contenders.items()}}
         timings = interleaved(turns, case.num_rounds)
