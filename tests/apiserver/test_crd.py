@@ -132,7 +132,7 @@ def test_a_wrong_type_or_bound_is_refused_on_both_sides(api: httpx.Client, edits
 @pytest.mark.parametrize(
     "edits",
     [
-        {"spec.training.optimizer.beta1": 1},
+        {"spec.training.optimizer.beta1": 0},
         {"spec.training.batchSize": None},
         {"spec.training.evaluation": None},
         {"spec.training.algorithm": None},
