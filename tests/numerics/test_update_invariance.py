@@ -47,9 +47,11 @@ from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.engines.train.attention_kernels import Kernel
 from rljob_trainer.observability.metrics import (
     ADVANTAGE_MEAN,
+    CORRECTION_BOUNDED,
     KL_LOSS,
     LEARNING_RATE,
     POLICY_LOSS,
+    REJECTED_FRACTION,
     TOKEN_IMBALANCE,
 )
 
@@ -154,6 +156,18 @@ def test_a_loss_that_looks_at_the_whole_mini_batch_is_that_of_one_worker(seen: S
     assert difference(one.gradients[0], seen.steps["one"][0].gradients[0]) > 0.1
     for outcome in seen.steps[f"covariance, {other}"]:
         assert_same(outcome, one)
+
+
+def test_corrected_losses_are_those_of_one_worker(seen: Seen) -> None:
+    """Weights are of whole responses; of the second case half of the responses are rejected."""
+    [one], [rejected] = seen.steps["corrected"], seen.steps["corrected, rejected"]
+    assert 0.2 < rejected.metrics[REJECTED_FRACTION] < 0.8
+    assert one.metrics[CORRECTION_BOUNDED] > 0.1
+    assert difference(one.gradients[0], rejected.gradients[0]) > 0.1
+    for outcome in seen.steps["corrected, two sequence ranks"]:
+        assert_same(outcome, one)
+    for outcome in seen.steps["corrected, rejected, two workers"]:
+        assert_same(outcome, rejected)
 
 
 def test_kl_in_the_reward_is_that_of_the_response(seen: Seen) -> None:

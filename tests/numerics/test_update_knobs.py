@@ -8,14 +8,14 @@ Legend: T tokens of a row, R response tokens of it, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.algorithm import (
@@ -32,32 +32,40 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import covariance_loss
 from rljob_testing.one_rank import only_rank
+from rljob_testing.plain_grpo import (
+    clipped_losses,
+    first_update,
+    group_advantages,
+    plain_model,
+    rollout_of,
+    rows_of,
+)
 from rljob_testing.replayed_steps import (
     LONGEST_PROMPT,
-    MODEL,
     SEED,
     Replay,
-    ReplayedRollouts,
-    ReplayedRun,
     kept_gradients,
-    prompts_of,
     replayed_run,
 )
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_testing.training_runs import small_job
-from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.build_run import model_roles
 from rljob_trainer.controller.controller import step_plan
-from rljob_trainer.controller.rollout_phase import sample_seeds
-from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_logprobs import Entropy
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.source import controller_model
-from rljob_trainer.observability.metrics import CLIP_FRACTION, LOGPROB_DIFF_MAX, LOGPROB_DIFF_MEAN
+from rljob_trainer.observability.metrics import (
+    CLIP_FRACTION,
+    LOGPROB_DIFF_MAX,
+    LOGPROB_DIFF_MEAN,
+    LOGPROB_DIFF_SHARE,
+    ROLLOUT_K3_KL,
+    ROLLOUT_KL,
+)
 from rljob_trainer.workers import factories
-from rljob_trainer.workers.columns import OLD_LOGPROBS, REF_LOGPROBS, RESPONSE_MASK, SCORES, TOKENS, token_batch
+from rljob_trainer.workers.columns import OLD_LOGPROBS, REF_LOGPROBS, token_batch
 from rljob_trainer.workers.reference import ReferenceWorker
 
 SMALL_STEP = 1e-5
@@ -71,8 +79,6 @@ ALGORITHM = Algorithm(
 SEVERAL_UPDATES = Replay(
     ALGORITHM, OPTIMIZER, num_steps=2, mini_batch_size=2, num_epochs_per_batch=2, temperature=TEMPERATURE
 )
-CLIP_RATIO, DUAL_CLIP_RATIO = 0.2, 3.0
-"""Of the recipe GRPO."""
 LARGEST_KL = 10.0
 """Of a token: it counts for no more, and has no gradient beyond."""
 
@@ -81,44 +87,6 @@ LARGEST_KL = 10.0
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
     with only_rank(tmp_path_factory.mktemp("group")) as context:
         yield context
-
-
-def plain_model() -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        MODEL, dtype=torch.float32, attn_implementation="eager"
-    )
-    return model
-
-
-@dataclass(frozen=True)
-class Row:
-    tokens_T: Tensor
-    is_response_T: Tensor
-    score: float
-
-    def all_logprobs_RV(self, model: nn.Module, temperature: float) -> Tensor:
-        """Of what may come at the place of each response token."""
-        logits_TV = model(input_ids=self.tokens_T[None]).logits[0]
-        return torch.log_softmax(logits_TV[:-1][self.is_response_T[1:]] / temperature, dim=-1)
-
-    def logprobs_R(self, model: nn.Module, temperature: float) -> Tensor:
-        return self.of_targets(self.all_logprobs_RV(model, temperature))
-
-    def of_targets(self, all_RV: Tensor) -> Tensor:
-        return all_RV.gather(1, self.tokens_T[self.is_response_T][:, None])[:, 0]
-
-
-def rollout_of(replay: Replay, step: int) -> DataProto:
-    """The replayed responses of a step, those to one prompt side by side."""
-    seeds = sample_seeds(SEED, TRAINING_STREAM, step, replay.batch_size * replay.group_size)
-    prompts = prompts_of(step, replay.batch_size)
-    return ReplayedRollouts().run(prompts, replay.group_size, replay.plan(1).sampling, seeds).batch
-
-
-def rows_of(replay: Replay, step: int) -> list[Row]:
-    batch = rollout_of(replay, step)
-    tokens, masks = (batch.ragged_column(name).row_tensors() for name in (TOKENS, RESPONSE_MASK))
-    return [Row(*each) for each in zip(tokens, masks, batch[SCORES].tolist(), strict=True)]
 
 
 def plain_run(replay: Replay) -> PreTrainedModel:
@@ -136,10 +104,7 @@ def plain_run(replay: Replay) -> PreTrainedModel:
     )
     for step in range(replay.num_steps):
         rows = rows_of(replay, step)
-        advantages = []
-        for start in range(0, len(rows), replay.group_size):
-            scores = torch.tensor([row.score for row in rows[start : start + replay.group_size]])
-            advantages += ((scores - scores.mean()) / (scores.std() + 1e-6)).tolist()
+        advantages = group_advantages(rows, replay.group_size)
         with torch.no_grad():
             old = [row.logprobs_R(model, replay.temperature) for row in rows]
             initial = [row.logprobs_R(initial_model, replay.temperature) for row in rows]
@@ -163,26 +128,12 @@ def plain_run(replay: Replay) -> PreTrainedModel:
     return model
 
 
-def clipped_losses(new_R: Tensor, old_R: Tensor, advantage: float) -> Tensor:
-    ratio_R = (new_R - old_R).exp()
-    losses_R = torch.maximum(-advantage * ratio_R, -advantage * ratio_R.clamp(1 - CLIP_RATIO, 1 + CLIP_RATIO))
-    return losses_R.clamp(max=-advantage * DUAL_CLIP_RATIO) if advantage < 0 else losses_R
-
-
 def named(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def moved(found: dict[str, Tensor], start: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: found[name] - start[name] for name in start}
-
-
-def first_update(replay: Replay, context: WorkerContext) -> tuple[ReplayedRun, dict[str, Tensor]]:
-    """A run after its first step, and the gradient of its first update."""
-    run = replayed_run(replay, context)
-    with kept_gradients(run.actor.engine) as gradients:
-        run.step(0)
-    return run, gradients[0]
 
 
 def test_several_updates_of_a_batch_are_those_of_plain_torch(context: WorkerContext) -> None:
@@ -275,7 +226,13 @@ def test_engines_are_not_compared_where_sampling_is_cut_off(context: WorkerConte
     """The generator's log-probabilities are of what the cut left, the trainer's of all tokens."""
     whole, cut = (replayed_run(Replay(top_k=top_k), context).step(0) for top_k in (0, 5))
     assert whole[LOGPROB_DIFF_MAX] > whole[LOGPROB_DIFF_MEAN] > 0
-    assert whole.keys() - cut.keys() == {LOGPROB_DIFF_MAX, LOGPROB_DIFF_MEAN}
+    assert whole.keys() - cut.keys() == {
+        LOGPROB_DIFF_MAX,
+        LOGPROB_DIFF_MEAN,
+        LOGPROB_DIFF_SHARE,
+        ROLLOUT_KL,
+        ROLLOUT_K3_KL,
+    }
     assert cut == {name: whole[name] for name in cut}
 
 

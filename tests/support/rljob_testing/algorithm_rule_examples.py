@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rljob_testing.bad_job import Bad
 
 _T = "spec.training."
+_C = _T + "algorithm.rolloutCorrection"
 _FUNCTION = {"type": "Function", "function": {"path": "mine:own"}}
 _GROUP_RELATIVE: tuple[Mapping[str, object], ...] = (
     {"groupRelative": {}},
@@ -41,6 +42,39 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Kl.placement": [
         {_T + "algorithm.kl": {"coefficient": 0.1, "placement": "Reward"}},
         {_T + "algorithm.kl.placement": "Loss"},
+    ],
+    "RolloutCorrection.maxRatio": [
+        {_C: {"type": "TokenTruncated", "maxRatio": 1.5}},
+        {_C + ".type": "None"},
+    ],
+    "RolloutCorrection.minRatio": [
+        {_C: {"type": "TokenMasked", "minRatio": 0.5}},
+        {_C: {"type": "SequenceMasked", "minRatio": 0.5}},
+        {_C: {"type": "SequenceTruncated"}},
+    ],
+    "RolloutCorrection.ratios": [
+        {_C: {"type": "TokenMasked", "minRatio": 1.9}},
+        {_C: {"type": "TokenMasked", "minRatio": 2.5, "maxRatio": 3}},
+    ],
+    "RolloutCorrection.maskedRatio": [
+        {_C: {"type": "TokenMasked", "maxRatio": 1.01}},
+        {_C: {"type": "TokenMasked", "minRatio": 0.1, "maxRatio": 0.9}},
+        {_C: {"type": "TokenTruncated", "maxRatio": 0.9}},
+    ],
+    "RolloutRejection.estimator": [
+        {_C + ".rejection": {"level": "SequenceMax", "estimator": "K2", "max": 0.1}},
+        {_C + ".rejection": {"level": "Token", "max": 2}},
+    ],
+    "RolloutRejection.min": [{_C + ".rejection": {"level": "Token", "max": 2, "min": 0.1}}],
+    "RolloutRejection.bounds": [
+        {_C + ".rejection": {"level": "Token", "max": 1.01}},
+        {_C + ".rejection": {"level": "SequenceMean", "max": 0.9, "min": 0.8}},
+        {_C + ".rejection": {"level": "SequenceMean", "estimator": "K3", "max": 0.9}},
+    ],
+    "Training.rolloutCorrection": [
+        {_T + "rollout.topP": 0.9},
+        {_T + "rollout.topK": 5, _C + ".type": "None"},
+        {_C + ".type": "TokenTruncated"},
     ],
     "Training.groupSize": [
         {_T + "rollout.groupSize": 2},
@@ -85,6 +119,33 @@ BAD: dict[str, list[Bad]] = {
     "Kl.estimator": [Bad(_T + "algorithm.kl.estimator", {_T + "algorithm.kl.estimator": "K1"})],
     "Kl.placement": [
         Bad(_T + "algorithm.kl.placement", {_T + "algorithm.kl": {"coefficient": 0, "placement": "Reward"}})
+    ],
+    "RolloutCorrection.maxRatio": [
+        Bad(_C + ".maxRatio", {_C + ".maxRatio": 2}),
+        Bad(_C + ".maxRatio", {_C: {"type": "None", "maxRatio": 2}}),
+    ],
+    "RolloutCorrection.minRatio": [
+        Bad(_C + ".minRatio", {_C: {"type": "TokenTruncated", "minRatio": 0.5}}),
+        Bad(_C + ".minRatio", {_C: {"minRatio": 0.5}}),
+    ],
+    "RolloutCorrection.ratios": [
+        Bad(_C + ".minRatio", {_C: {"type": "TokenMasked", "minRatio": 2}}),
+        Bad(_C + ".minRatio", {_C: {"type": "TokenMasked", "minRatio": 0.9, "maxRatio": 0.8}}),
+    ],
+    "RolloutCorrection.maskedRatio": [Bad(_C + ".maxRatio", {_C: {"type": "SequenceMasked", "maxRatio": 1}})],
+    "RolloutRejection.estimator": [
+        Bad(_C + ".rejection.estimator", {_C + ".rejection": {"level": "SequenceMax", "max": 2}}),
+    ],
+    "RolloutRejection.min": [
+        Bad(_C + ".rejection.min", {_C + ".rejection": {"level": "Token", "estimator": "K3", "max": 2, "min": 1}}),
+    ],
+    "RolloutRejection.bounds": [
+        Bad(_C + ".rejection.max", {_C + ".rejection": {"level": "Token", "max": 1}}),
+        Bad(_C + ".rejection.max", {_C + ".rejection": {"level": "Token", "max": 1.5, "min": 1.5}}),
+    ],
+    "Training.rolloutCorrection": [
+        Bad(_C, {_T + "rollout.topP": 0.9, _C + ".type": "TokenTruncated"}),
+        Bad(_C, {_T + "rollout.topK": 9, _C + ".rejection": {"level": "Token", "max": 2}}),
     ],
     "Training.groupSize": [
         Bad(_T + "rollout.groupSize", {_T + "rollout.groupSize": 1}),

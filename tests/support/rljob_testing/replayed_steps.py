@@ -46,6 +46,7 @@ from rljob_trainer.workers.columns import (
     IS_REWARD_ERROR,
     IS_REWARD_TIMEOUT,
     IS_TRUNCATED,
+    POLICY_VERSIONS,
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
     ROLLOUT_LOGPROBS,
@@ -217,10 +218,15 @@ class ReplayedRollouts(RolloutPhase):
         """Needs nothing of what a rollout needs."""
 
     def run(
-        self, prompts: Sequence[PromptRow], num_responses: int, sampling: SamplingSettings, seeds: torch.Tensor
+        self,
+        prompts: Sequence[PromptRow],
+        num_responses: int,
+        sampling: SamplingSettings,
+        seeds: torch.Tensor,
+        max_staleness: int = 0,
     ) -> ScoredRollout:
-        """Scores 0 and 1; those of every other prompt's responses are all equal."""
-        del sampling
+        """Scores 0 and 1; those of every other prompt's responses are all equal. All by weights of step 0."""
+        del sampling, max_staleness
         generator = torch.Generator().manual_seed(int(seeds[0]))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
         lengths_B = torch.randint(1, LONGEST_RESPONSE + 1, (len(repeated),), generator=generator)
@@ -232,6 +238,7 @@ class ReplayedRollouts(RolloutPhase):
             rows[RESPONSE_MASK].append(torch.cat([before.bool(), torch.ones(length, dtype=torch.bool)]))
             rows[ROLLOUT_LOGPROBS].append(torch.cat([before, -5 * torch.rand(length, generator=generator)]))
         is_mixed_B = torch.arange(len(repeated)) // num_responses % 2 == 0
+        versions = [torch.zeros(len(row), dtype=torch.int32) for row in rows[TOKENS]]
         scores_B = torch.where(is_mixed_B, torch.arange(len(repeated)) % num_responses < 2, True).double()
         nothing_B = torch.zeros(len(repeated), dtype=torch.bool)
         batch = DataProto(
@@ -242,7 +249,9 @@ class ReplayedRollouts(RolloutPhase):
                 IS_REWARD_ERROR: nothing_B,
                 IS_REWARD_TIMEOUT: nothing_B,
             },
-            ragged={name: RaggedColumn.from_rows(column) for name, column in rows.items()},
+            ragged={
+                name: RaggedColumn.from_rows(column) for name, column in {**rows, POLICY_VERSIONS: versions}.items()
+            },
         )
         return ScoredRollout(repeated, batch)
 

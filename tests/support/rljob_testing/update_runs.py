@@ -22,10 +22,15 @@ from rljob_api.v1alpha1.algorithm import (
     Algorithm,
     Function,
     Kl,
+    KlEstimator,
     KlPlacement,
     Loss,
     LossAggregation,
     LossType,
+    RejectionLevel,
+    RolloutCorrection,
+    RolloutCorrectionType,
+    RolloutRejection,
 )
 from rljob_api.v1alpha1.optimizer import Optimizer, Schedule
 from rljob_testing import covariance_loss, failing_loss, mixed_baseline
@@ -143,6 +148,19 @@ def with_advantage(path: str, kl: Kl = KL_IN_REWARD) -> Replay:
     return replace(REPLAY, algorithm=Algorithm(advantage=advantage, drop_zero_variance_groups=True, kl=kl))
 
 
+def corrected(num_prompts_per_update: int) -> Replay:
+    """Weights of whole responses. With all prompts in one update they come of its own forward pass, and nothing is
+    rejected."""
+    rejection = RolloutRejection(level=RejectionLevel.SEQUENCE_MEAN, estimator=KlEstimator.K2, max=1.0)
+    correction = RolloutCorrection(
+        type=RolloutCorrectionType.SEQUENCE_TRUNCATED,
+        max_ratio=1e3,
+        rejection=rejection if num_prompts_per_update < REPLAY.batch_size else None,
+    )
+    algorithm = WITHOUT_KL.model_copy(update={"rollout_correction": correction})
+    return replace(REPLAY, algorithm=algorithm, mini_batch_size=num_prompts_per_update)
+
+
 OTHER_AGGREGATIONS = [each for each in LossAggregation if each is not REPLAY.resolved.aggregation]
 COVARIANCE_REPLAY = replace(REPLAY, algorithm=COVARIANCE)
 SAME_AS_ONE = {
@@ -170,6 +188,8 @@ SAME_AS_ONE = {
 ONE = {
     "one": Case(REPLAY),
     "covariance": Case(COVARIANCE_REPLAY),
+    "corrected": Case(corrected(4)),
+    "corrected, rejected": Case(corrected(2)),
     "advantage": Case(with_advantage(mixed_baseline.RESPONSES_PATH), step=1),
     "advantage, no KL": Case(with_advantage(mixed_baseline.RESPONSES_PATH, Kl()), step=1),
     **{f"{each} one": Case(aggregated(each)) for each in OTHER_AGGREGATIONS},
@@ -178,6 +198,8 @@ OTHERS = {
     **SAME_AS_ONE,
     "covariance, micro-batches": Case(micro(COVARIANCE_REPLAY, 30)),
     "covariance, two workers": Case(COVARIANCE_REPLAY, 2),
+    "corrected, two sequence ranks": Case(replace(micro(corrected(4), 20), sequence_parallel=2), 2),
+    "corrected, rejected, two workers": Case(micro(corrected(2), 30), 2),
     "advantage, two workers": Case(with_advantage(mixed_baseline.RESPONSES_PATH), 2, step=1),
     "advantage on tokens": Case(with_advantage(mixed_baseline.TOKENS_PATH), step=1),
     "advantage on tokens, two workers": Case(with_advantage(mixed_baseline.TOKENS_PATH), 2, step=1),

@@ -19,14 +19,23 @@ from rljob_api.v1alpha1.algorithm import (
     Function,
     GroupRelative,
     Kl,
+    KlEstimator,
     KlPlacement,
     Loss,
     LossAggregation,
     LossType,
+    RejectionLevel,
+    RolloutCorrection,
+    RolloutCorrectionType,
+    RolloutRejection,
 )
 
 NO_DUAL_CLIP = 0.0
 """What a job says for no bound; unset is the recipe's."""
+MASKED_CORRECTIONS = (RolloutCorrectionType.TOKEN_MASKED, RolloutCorrectionType.SEQUENCE_MASKED)
+"""Those with a bound below."""
+MAX_RATIO = 2.0
+"""Of rollout correction: what verl has, and Yao et al. 2025 use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,57 @@ class ResolvedLoss:
 
 
 @dataclass(frozen=True, slots=True)
+class ResolvedWeights:
+    """What policy losses are multiplied by."""
+
+    type: RolloutCorrectionType
+    max_ratio: float
+    min_ratio: float | None
+    """None: no bound below."""
+
+    @property
+    def is_of_sequence(self) -> bool:
+        """Whether all tokens of a response have the same."""
+        return self.type in (RolloutCorrectionType.SEQUENCE_TRUNCATED, RolloutCorrectionType.SEQUENCE_MASKED)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRejection:
+    """`RolloutRejection` with its values."""
+
+    level: RejectionLevel
+    estimator: KlEstimator
+    max: float
+    min: float | None
+    """None: no bound below."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRolloutCorrection:
+    """`RolloutCorrection` with its values; None for what is not done."""
+
+    weights: ResolvedWeights | None = None
+    rejection: ResolvedRejection | None = None
+
+    def as_written(self) -> RolloutCorrection:
+        """The job's form."""
+        rejection = self.rejection and RolloutRejection(
+            level=self.rejection.level,
+            estimator=self.rejection.estimator,
+            max=self.rejection.max,
+            min=self.rejection.min,
+        )
+        if self.weights is None:
+            return RolloutCorrection(rejection=rejection)
+        return RolloutCorrection(
+            type=self.weights.type,
+            max_ratio=self.weights.max_ratio,
+            min_ratio=self.weights.min_ratio,
+            rejection=rejection,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedAlgorithm:
     """A learning rule without open questions."""
 
@@ -75,6 +135,7 @@ class ResolvedAlgorithm:
     drop_zero_variance_groups: bool
     entropy_coefficient: float
     kl: Kl
+    rollout_correction: ResolvedRolloutCorrection = ResolvedRolloutCorrection()
 
     @property
     def has_kl_in_reward(self) -> bool:
@@ -100,6 +161,7 @@ class ResolvedAlgorithm:
             drop_zero_variance_groups=self.drop_zero_variance_groups,
             entropy_coefficient=self.entropy_coefficient,
             kl=self.kl,
+            rollout_correction=self.rollout_correction.as_written(),
         )
 
 
@@ -143,6 +205,7 @@ def resolve_algorithm(algorithm: Algorithm) -> ResolvedAlgorithm:
         drop_zero_variance_groups=recipe.drop_zero_variance_groups if drops is None else drops,
         entropy_coefficient=algorithm.entropy_coefficient,
         kl=algorithm.kl,
+        rollout_correction=_resolved_correction(algorithm.rollout_correction),
     )
 
 
@@ -178,6 +241,23 @@ def _resolved_loss(algorithm: Algorithm, recipe: Recipe) -> ResolvedLoss:
         dual_clip_ratio=dual,
     )
     return ResolvedLoss(chosen, clipped=clipped)
+
+
+def _resolved_correction(correction: RolloutCorrection) -> ResolvedRolloutCorrection:
+    weights: ResolvedWeights | None = None
+    if correction.type is not RolloutCorrectionType.NONE:
+        highest, lowest = correction.max_ratio or MAX_RATIO, correction.min_ratio
+        if correction.type in MASKED_CORRECTIONS:
+            lowest = lowest or 1.0 / highest
+        weights = ResolvedWeights(correction.type, highest, lowest)
+    rejection: ResolvedRejection | None = None
+    if correction.rejection is not None:
+        asked = correction.rejection
+        lowest = asked.min
+        if asked.estimator is KlEstimator.K1:
+            lowest = lowest or 1.0 / asked.max
+        rejection = ResolvedRejection(asked.level, asked.estimator, asked.max, lowest)
+    return ResolvedRolloutCorrection(weights, rejection)
 
 
 def _clipped_as_written(clipped: ResolvedClipped) -> Clipped:

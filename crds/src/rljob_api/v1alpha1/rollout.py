@@ -46,6 +46,10 @@ class Rollout(WireModel):
     """Sample among the k most likely tokens; 0 for all."""
     stop: Annotated[tuple[LongText, ...], Field(max_length=16)] = ()
     """Texts that end a response; the text itself is left out of what the reward sees."""
+    sync_every_steps: PositiveCount = 1
+    """Steps that one hand-over of the weights is used for: with n, responses are by weights up to n - 1 steps old
+    (metrics rollout/staleness_*), for which algorithm.rolloutCorrection can correct. An evaluation and a step after a
+    checkpoint always take the newest weights, so that a resumed run is the same."""
     max_num_sequences: PositiveCount = 256
     """Sequences that one engine decodes at the same time."""
     gpu_memory_utilization: OpenFraction = 0.5

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_api.base import WireModel
-from rljob_api.v1alpha1.algorithm_rules import ALGORITHM_RULES, FUNCTION_RULES
+from rljob_api.v1alpha1.algorithm_rules import ALGORITHM_RULES, CORRECTION_RULES, FUNCTION_RULES
 from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
 from rljob_api.v1alpha1.placement_rules import METADATA_RULES, PLACEMENT_RULES, UNIQUE_RULES
 from rljob_api.v1alpha1.pod_rules import ENV_RULES, POOL_RULES, VOLUME_RULES
@@ -32,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     *SOURCE_RULES,
     *TRAINING_RULES,
     *ALGORITHM_RULES,
+    *CORRECTION_RULES,
     *BATCH_SIZE_RULES,
 )
 

@@ -1,58 +1,67 @@
-"""Weights for what the rollout engine sampled from another distribution than the trainer's: rounding, kernels, weights
-that are some updates old.
+"""What is done about responses that were sampled from another distribution than the trainer's: other kernels, rounding,
+weights that are some updates old.
 
-Legend: B rows, N response tokens of all rows. w = pi_old / pi_rollout by the trainer's and the rollout engine's
-log-probabilities of the sampled token.
+Legend: B rows, N response tokens of all rows. Log ratios are the trainer's log-probability of a sampled token, before
+the step's updates, less that which the rollout engine gave to it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import RolloutCorrectionType
-from rljob_api.v1alpha1.recipes import ResolvedRolloutCorrection
+from rljob_api.v1alpha1.algorithm import KlEstimator, RejectionLevel
+from rljob_api.v1alpha1.recipes import ResolvedRejection, ResolvedWeights
 from rljob_trainer.algorithms.segments import Segments
 
 MAX_LOG_RATIO = 20.0
 
 
-@dataclass(frozen=True)
-class CorrectionWeights:
-    """What each token's policy loss is multiplied by."""
+@torch.no_grad()
+def correction_weights(log_ratios_N: Tensor, segments: Segments, weights: ResolvedWeights) -> Tensor:
+    """What each token's policy loss is multiplied by, [N]; no gradient.
 
-    weights_N: Tensor
-    """No gradient."""
-    num_bounded: Tensor
-    """0-d: tokens whose weight is not the ratio itself."""
+    With w = exp(log ratio) of the token, or of the sum over its response: min(w, max_ratio) where there is no bound
+    below, else w from min_ratio to max_ratio and 0 outside. Log ratios are held within +-20.
 
-
-def correction_weights(
-    old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, segments: Segments, correction: ResolvedRolloutCorrection
-) -> CorrectionWeights:
-    """Of each token.
-
-    TokenTruncated: min(w, maxRatio). SequenceTruncated: the same for the product of a response's ratios, on all of its
-    tokens. TokenMasked and SequenceMasked: the ratio between minRatio and maxRatio, and 0 outside. Log ratios are held
-    within +-20.
-
-    Source: truncated importance sampling, Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy
-    RL Training"; masked, IcePop, Ling Team 2025, arXiv 2510.18855.
+    Source: truncated importance sampling, Ionides 2008, doi 10.1198/106186008X320456, for rollout engines Yao et al.
+    2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; with both bounds IcePop, Ling Team
+    2025, arXiv 2510.18855.
     """
-    with torch.no_grad():
-        log_ratios_N = (old_logprobs_N - rollout_logprobs_N).float()
-        by_sequence = correction.type in (
-            RolloutCorrectionType.SEQUENCE_TRUNCATED,
-            RolloutCorrectionType.SEQUENCE_MASKED,
-        )
-        if by_sequence:
-            log_ratios_N = segments.spread(segments.sum(log_ratios_N))
-        ratios_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-        if correction.min_ratio is None:
-            weights_N = ratios_N.clamp(max=correction.max_ratio)
-        else:
-            is_inside_N = (ratios_N >= correction.min_ratio) & (ratios_N <= correction.max_ratio)
-            weights_N = ratios_N * is_inside_N
-        return CorrectionWeights(weights_N, (weights_N != ratios_N).sum())
+    if weights.is_of_sequence:
+        log_ratios_N = segments.spread(segments.sum(log_ratios_N))
+    ratios_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    if weights.min_ratio is None:
+        return ratios_N.clamp(max=weights.max_ratio)
+    return ratios_N * ((ratios_N >= weights.min_ratio) & (ratios_N <= weights.max_ratio))
+
+
+@torch.no_grad()
+def is_kept(log_ratios_N: Tensor, segments: Segments, rejection: ResolvedRejection) -> Tensor:
+    """Whether each token is learned from, [N] bool.
+
+    Of the token, or of the sum, mean or largest over its response: K1 is the ratio exp(log ratio), from min to max;
+    K2, log ratio^2 / 2, and K3, exp(log ratio) - 1 - log ratio, are at most max. Log ratios are held within +-20.
+
+    Source: estimators as in `kl`; masks by the geometric mean of ratios, Zheng et al. 2025, arXiv 2507.18071 (GSPO)."""
+    held_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    match rejection.estimator:
+        case KlEstimator.K1:
+            values_N = held_N
+        case KlEstimator.K2:
+            values_N = held_N.square() / 2
+        case KlEstimator.K3:
+            values_N = held_N.expm1() - held_N
+    match rejection.level:
+        case RejectionLevel.TOKEN:
+            pass
+        case RejectionLevel.SEQUENCE_SUM:
+            values_N = segments.spread(segments.sum(values_N))
+        case RejectionLevel.SEQUENCE_MEAN:
+            values_N = segments.spread(segments.mean(values_N))
+        case RejectionLevel.SEQUENCE_MAX:
+            values_N = segments.spread(segments.max(values_N))
+    if rejection.estimator is KlEstimator.K1:
+        values_N = values_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    is_kept_N = values_N <= rejection.max
+    return is_kept_N if rejection.min is None else is_kept_N & (values_N >= rejection.min)

@@ -69,6 +69,10 @@ class Segments:
         """[B]; 0 for an empty row. Differentiable."""
         return self.sum(values_N) / self.lengths_B.clamp(min=1)
 
+    def max(self, values_N: Tensor) -> Tensor:
+        """[B]; -infinity for an empty row. No gradient flows."""
+        return torch.segment_reduce(values_N.detach(), "max", lengths=self.lengths_B, unsafe=True)
+
     def spread(self, values_B: Tensor) -> Tensor:
         """[N]: to each value that of its row. Differentiable."""
         values_N: Tensor = _Spread.apply(values_B, self)  # type: ignore[no-untyped-call]

@@ -256,6 +256,7 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
         seed=training.seed,
+        keeps_weights_asleep=rollout.sync_every_steps > 1,
     )
     roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
     if needs_reference(job.spec):

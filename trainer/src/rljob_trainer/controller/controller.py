@@ -15,6 +15,7 @@ from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
+from rljob_trainer.controller.agreement_watch import AgreementWatch
 from rljob_trainer.controller.build_run import Run, num_data_ranks_of
 from rljob_trainer.controller.checkpointing import Checkpointing
 from rljob_trainer.controller.evaluation import Evaluation
@@ -68,6 +69,7 @@ class Controller:
         self.stop = stop
         self.num_steps = job.spec.training.steps
         self.timer = PhaseTimer(time.perf_counter)
+        self.agreement = AgreementWatch(run.job.spec)
         self.saves = Saves(
             checkpointing, run.workers.actor, output, reporter, job.spec.training.steps, time.perf_counter
         )
@@ -140,7 +142,7 @@ class Controller:
         cursor = self.cursor.state()
         prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
         try:
-            rollout, metrics = self.training_step.run(prompts, step)
+            rollout, metrics = self.training_step.run(prompts, step, self._max_staleness(step))
         except StepAbandonedError:
             self.cursor.restore(cursor)
             raise
@@ -163,6 +165,12 @@ class Controller:
             metrics.update(self.saves.take_seconds())
             self.output.step_done(step + 1, metrics, samples)
             self.reporter.step_done(step + 1, metrics)
+            self.agreement.step_done(step + 1, metrics)
+
+    def _max_staleness(self, step: int) -> int:
+        """0 after a checkpoint of the steps before: a resumed run has no older weights either."""
+        is_saved = step == self.checkpointing.last_begun_step
+        return 0 if is_saved else self.job.spec.training.rollout.sync_every_steps - 1
 
     def _evaluate(self, step: int) -> None:
         if self.evaluation is None or not self.evaluation.is_due(step, self.num_steps):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from rljob_api.v1alpha1.algorithm import KlEstimator, KlPlacement
+from rljob_api.v1alpha1.algorithm import KlEstimator, KlPlacement, RolloutCorrectionType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rollout import Rollout
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -31,6 +31,12 @@ def check_algorithm(spec: RLJobSpec) -> None:
             "K2 or K3, or placement: Reward"
         )
     rollout, placed = spec.training.rollout, spec.placed_roles()
+    if rollout.sync_every_steps > 1 and spec.training.algorithm.rollout_correction.type is RolloutCorrectionType.NONE:
+        log.warning(
+            "spec.training.rollout.syncEverySteps: responses are by weights up to %d steps old, and nothing corrects "
+            "for it; training.algorithm.rolloutCorrection: {type: TokenTruncated} does",
+            rollout.sync_every_steps - 1,
+        )
     if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in needed:
         raise ConfigurationError(
             f"spec.training.rollout: with topP {rollout.top_p:g} and topK {rollout.top_k} the generator's "

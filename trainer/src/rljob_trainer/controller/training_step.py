@@ -35,6 +35,7 @@ from rljob_trainer.workers.columns import (
     IS_LEARNED,
     KL_SUMS,
     OLD_LOGPROBS,
+    POLICY_VERSIONS,
     REF_LOGPROBS,
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
@@ -45,7 +46,7 @@ from rljob_trainer.workers.columns import (
 from rljob_trainer.workers.protocols import ActorGroup, ReferenceGroup
 
 TRAINING_STREAM = 0
-TOKEN_COLUMNS = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)
+TOKEN_COLUMNS = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS)
 """Of a rollout: what an update needs."""
 SCORED_COLUMNS = (TOKENS, RESPONSE_MASK, IS_LEARNED)
 """What a model needs that gives log-probabilities."""
@@ -85,18 +86,26 @@ class TrainingStep:
         self.timer = timer
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
         self.needs_old_logprobs = (
-            not plan.has_single_update or OLD_LOGPROBS in self.advantages.needs or plan.algorithm.has_kl_in_reward
+            not plan.has_single_update
+            or OLD_LOGPROBS in self.advantages.needs
+            or plan.algorithm.has_kl_in_reward
+            or plan.algorithm.rollout_correction.rejection is not None
         )
 
-    def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
-        """Step `step` (from 0) on these prompts; the rollout and the step's metrics."""
+    def run(
+        self, prompts: Sequence[PromptRow], step: int, max_staleness: int = 0
+    ) -> tuple[ScoredRollout, dict[str, float]]:
+        """Step `step` (from 0) on these prompts, to which weights respond that are at most `max_staleness` steps old;
+        the rollout and the step's metrics."""
         with in_step(step):
-            return self._run(prompts, step)
+            return self._run(prompts, step, max_staleness)
 
-    def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
+    def _run(
+        self, prompts: Sequence[PromptRow], step: int, max_staleness: int
+    ) -> tuple[ScoredRollout, dict[str, float]]:
         algorithm, group_size = self.plan.algorithm, self.plan.group_size
         seeds_B = sample_seeds(self.plan.seed, TRAINING_STREAM, step, len(prompts) * group_size)
-        rollout = self.rollout.run(prompts, group_size, self.plan.sampling, seeds_B)
+        rollout = self.rollout.run(prompts, group_size, self.plan.sampling, seeds_B, max_staleness)
         groups_B = torch.arange(len(rollout.prompts)) // group_size
         is_learned_B = torch.ones(len(groups_B), dtype=torch.bool)
         if algorithm.drop_zero_variance_groups:

@@ -43,14 +43,13 @@ from rljob_trainer.errors import AlgorithmFunctionError, CollectiveFunctionError
 from rljob_trainer.observability.metrics import (
     GRADIENT_NORM,
     LEARNING_RATE,
-    LOGPROB_DIFF_MAX,
-    LOGPROB_DIFF_MEAN,
     NUM_SKIPPED_UPDATES,
     Metrics,
 )
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
+    CORRECTION_WEIGHTS,
     GROUPS,
     IS_LEARNED,
     KL_SUMS,
@@ -62,14 +61,20 @@ from rljob_trainer.workers.columns import (
     learned_mask,
     token_batch,
 )
+from rljob_trainer.workers.rollout_agreement import (
+    AgreementSums,
+    log_ratios,
+    num_marked,
+    staleness,
+    with_weights,
+    without_rejected,
+)
 from rljob_trainer.workers.update_loss import UpdateLoss
 from rljob_trainer.workers.update_sums import UpdateSums
 
 MODEL_PREFIX = "model."
 OPTIMIZER_PREFIX = "optimizer."
 """Of tensor names in checkpoints."""
-
-ROLLOUT_DIFFERENCES = (LOGPROB_DIFF_MEAN, LOGPROB_DIFF_MAX)
 
 MAX_SKIPPED_UPDATES = 5
 """So many updates in a row with gradients that are not finite end the run."""
@@ -134,7 +139,7 @@ class ActorWorker(Worker):
         mask = batch.ragged_column(RESPONSE_MASK)
         old_R, ref_R = (batch.ragged_column(name).values[mask.values] for name in (OLD_LOGPROBS, REF_LOGPROBS))
         kl_R = kl_estimate(old_R, ref_R, self.settings.algorithm.kl.estimator)
-        return DataProto({KL_SUMS: kl_sums(kl_R, Segments.of(_num_marked(mask), kl_R.device))})
+        return DataProto({KL_SUMS: kl_sums(kl_R, Segments.of(num_marked(mask), kl_R.device))})
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_token_advantages(self, batch: DataProto) -> DataProto:
@@ -143,7 +148,7 @@ class ActorWorker(Worker):
         REF_LOGPROBS."""
         assert self.advantages.for_tokens is not None, "this estimator works on one number per response"
         mask, is_learned_B = learned_mask(batch), batch[IS_LEARNED]
-        lengths_B = torch.tensor(_num_marked(mask), dtype=torch.int64)[is_learned_B]
+        lengths_B = torch.tensor(num_marked(mask), dtype=torch.int64)[is_learned_B]
         inputs = TokenInputs(
             rewards_B=batch[REWARDS][is_learned_B],
             groups_B=batch[GROUPS][is_learned_B],
@@ -158,18 +163,29 @@ class ActorWorker(Worker):
     def update_policy(self, batch: DataProto, step: int) -> Metrics:
         """All updates of training step `step` (from 0) on this worker's share of the batch.
 
-        Needs TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, ADVANTAGES, IS_LEARNED; OLD_LOGPROBS unless there is a single
-        update; REF_LOGPROBS where the loss has a KL term. Metrics are those of the whole batch, equal on all ranks.
+        Needs TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS, ADVANTAGES, IS_LEARNED; OLD_LOGPROBS unless
+        there is a single update and nothing to reject; REF_LOGPROBS where the loss has a KL term. Metrics are those of
+        the whole batch, equal on all ranks.
         Raises NonFiniteUpdateError after several updates in a row whose gradients are not finite, and
         AlgorithmFunctionError where the user's own loss fails or gives what is no number."""
         rate = learning_rate(self.settings.optimizer, step, self.settings.num_steps)
-        sums = UpdateSums()
-        norms = [self._update(mini_batch, rate, sums) for mini_batch in self._mini_batches(batch)]
+        others = staleness(batch, self.policy_version, self.engine)
+        agreement, sums = AgreementSums(), UpdateSums()
+        has_old_logprobs = OLD_LOGPROBS in batch.ragged
+        if has_old_logprobs:
+            agreement.add(log_ratios(batch).to(self.engine.device))
+            if weights := self.settings.algorithm.rollout_correction.weights:
+                batch = with_weights(batch, weights)
+        if rejection := self.settings.algorithm.rollout_correction.rejection:
+            batch, rejected = without_rejected(batch, rejection, self.engine)
+            others |= rejected
+        in_update = None if has_old_logprobs else agreement
+        norms = [self._update(mini_batch, rate, sums, in_update) for mini_batch in self._mini_batches(batch)]
         self.policy_version = step + 1
-        metrics = sums.reduced(self.engine, len(norms))
+        metrics = sums.reduced(self.engine, len(norms)) | others
         refuse_not_finite(self.policy_loss, metrics)
-        if not self.settings.samples_all_tokens:
-            metrics = {name: value for name, value in metrics.items() if name not in ROLLOUT_DIFFERENCES}
+        if self.settings.samples_all_tokens:
+            metrics |= agreement.reduced(self.engine)
         metrics[GRADIENT_NORM] = sum(norms) / len(norms)
         metrics[LEARNING_RATE] = rate
         metrics[NUM_SKIPPED_UPDATES] = float(sum(not math.isfinite(norm) for norm in norms))
@@ -234,12 +250,12 @@ class ActorWorker(Worker):
 
     def _mini_batches(self, batch: DataProto) -> Iterator[TokenBatch]:
         names = {ADVANTAGES, ROLLOUT_LOGPROBS, *self.policy_loss.needs}
-        names |= {name for name in (OLD_LOGPROBS, REF_LOGPROBS) if name in batch.ragged}
+        names |= {name for name in (OLD_LOGPROBS, REF_LOGPROBS, CORRECTION_WEIGHTS) if name in batch.ragged}
         for _ in range(self.settings.num_epochs_per_batch):
             for rows in batch.split(self.settings.mini_batch_rows):
                 yield token_batch(rows, sorted(names))
 
-    def _update(self, mini_batch: TokenBatch, rate: float, sums: UpdateSums) -> float:
+    def _update(self, mini_batch: TokenBatch, rate: float, sums: UpdateSums, agreement: AgreementSums | None) -> float:
         """One optimizer update; returns the gradient norm. Without any token to learn from nothing changes."""
         denominators = self._denominators(mini_batch)
         if denominators.num_tokens == 0:
@@ -255,6 +271,7 @@ class ActorWorker(Worker):
             whole=whole,
             whole_columns=whole_columns,
             sums=sums,
+            agreement=agreement,
         )
         with SPANS.span("forward_backward"):
             self.engine.forward_backward(
@@ -316,8 +333,3 @@ def _others_may_wait() -> Iterator[None]:
         yield
     except AlgorithmFunctionError as error:
         raise CollectiveFunctionError(str(error)) from error
-
-
-def _num_marked(mask: RaggedColumn) -> tuple[int, ...]:
-    """[B]: response tokens of each row."""
-    return tuple(int(row.sum()) for row in mask.row_tensors())

@@ -38,6 +38,8 @@ class RolloutSettings:
     gpu_memory_utilization: float
     cpu_kv_cache_bytes: int
     seed: int
+    keeps_weights_asleep: bool
+    """Where one hand-over of weights serves several steps."""
 
 
 def make_actor(
@@ -105,5 +107,6 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
             gpu_memory_utilization=settings.gpu_memory_utilization,
             cpu_kv_cache_bytes=settings.cpu_kv_cache_bytes,
             seed=settings.seed,
+            keeps_weights_asleep=settings.keeps_weights_asleep,
         )
     )

@@ -51,9 +51,9 @@ class HybridWorker(Worker):
         return self.rollout.mesh_position(mesh)
 
     @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH)
-    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
-        """Responses by the actor's present weights; see RolloutWorker.generate."""
-        with self.rollout_mode(), self._timed("generate"):
+    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, max_staleness: int) -> DataProto:
+        """Responses by weights of the actor that are at most `max_staleness` steps old; see RolloutWorker.generate."""
+        with self.rollout_mode(max_staleness), self._timed("generate"):
             return self.rollout.generate(batch, sampling)
 
     @register(Dispatch.DP_COMPUTE_METRIC)
@@ -64,15 +64,16 @@ class HybridWorker(Worker):
         return taken
 
     @contextmanager
-    def rollout_mode(self) -> Iterator[None]:
-        """Collective. Within it the rollout engine is awake and has the actor's weights."""
+    def rollout_mode(self, max_staleness: int = 0) -> Iterator[None]:
+        """Collective. Within it the rollout engine is awake and has the actor's weights, of now or of at most
+        `max_staleness` steps ago."""
         engine = self.rollout.engine
         with self.trainer_rng_kept():
             with self._timed("weight_sync"):
                 # The engine's memory comes from outside torch's allocator: what that holds in reserve is in the way.
                 self._give_memory_back()
                 engine.wake(weights=True, kv_cache=False)
-                if self.synced_version != self.actor.policy_version:
+                if self._is_too_old(max_staleness):
                     sync_weights(self.actor.engine, engine, self.rollout_dtype, self.actor.policy_version)
                     self.synced_version = self.actor.policy_version
                 self._give_memory_back()
@@ -97,6 +98,12 @@ class HybridWorker(Worker):
         finally:
             self.rollout_random_state = self._random_state()
             self._set_random_state(trainer_state)
+
+    def _is_too_old(self, max_staleness: int) -> bool:
+        """Whether the engine has no weights, weights of another life of the actor, or ones that are older."""
+        if self.synced_version is None:
+            return True
+        return not 0 <= self.actor.policy_version - self.synced_version <= max_staleness
 
     def _random_state(self) -> RandomState:
         device = torch.cuda.get_rng_state(self.context.device) if self.context.device_type == "cuda" else None

@@ -16,11 +16,13 @@ from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
 from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss
 from rljob_trainer.algorithms.interfaces import LossInputs, PolicyLoss
 from rljob_trainer.algorithms.kl import kl_estimate
+from rljob_trainer.algorithms.rollout_correction import correction_weights
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
 from rljob_trainer.errors import AlgorithmFunctionError
-from rljob_trainer.workers.columns import ADVANTAGES, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
+from rljob_trainer.workers.columns import ADVANTAGES, CORRECTION_WEIGHTS, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
+from rljob_trainer.workers.rollout_agreement import AgreementSums
 from rljob_trainer.workers.update_sums import UpdateSums
 
 
@@ -38,6 +40,8 @@ class UpdateLoss:
     """What the loss's pass over the whole mini-batch gave: single numbers; values per token are among the columns."""
     whole_columns: frozenset[str]
     sums: UpdateSums
+    agreement: AgreementSums | None
+    """For what is not compared with the generator before: None where the batch has old log-probabilities."""
     failures: list[str] = field(default_factory=list)
     """What the user's own loss was blamed for here. The other ranks are in the collectives of this pass, so it goes on;
     whoever updates asks all ranks afterwards."""
@@ -68,7 +72,17 @@ class UpdateLoss:
         except AlgorithmFunctionError as error:
             self.failures.append(str(error))
             return logprobs_R.sum() * 0.0
-        policy_loss = self._aggregated(found.losses_N, segments)
+        log_ratios_R = (old_R - columns[ROLLOUT_LOGPROBS]).detach()
+        if self.agreement is not None:
+            self.agreement.add(log_ratios_R)
+        losses_R = found.losses_N
+        if correction := self.algorithm.rollout_correction.weights:
+            weights_R = columns.get(CORRECTION_WEIGHTS)
+            if weights_R is None:
+                weights_R = correction_weights(log_ratios_R, segments, correction)
+            losses_R = losses_R * weights_R
+            self.sums.add_weights(weights_R, correction.max_ratio)
+        policy_loss = self._aggregated(losses_R, segments)
         loss = policy_loss
         if self.algorithm.entropy_coefficient:
             assert distribution.entropy_N is not None
@@ -80,9 +94,9 @@ class UpdateLoss:
             self.sums.add_kl(kl_R.detach())
         with torch.no_grad():
             self.sums.add(
+                num_tokens=len(logprobs_R),
                 policy_loss=policy_loss.detach() / self.gradient_divisor,
                 entropy_R=entropy_R,
-                difference_R=(old_R - columns[ROLLOUT_LOGPROBS]).abs(),
                 others=found.sums,
             )
         return loss

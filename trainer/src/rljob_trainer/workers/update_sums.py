@@ -14,10 +14,11 @@ from torch import Tensor
 
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.observability.metrics import (
+    CORRECTION_BOUNDED,
+    CORRECTION_MEAN,
+    CORRECTION_SAMPLE_SIZE,
     ENTROPY,
     KL_LOSS,
-    LOGPROB_DIFF_MAX,
-    LOGPROB_DIFF_MEAN,
     POLICY_LOSS,
 )
 
@@ -32,23 +33,24 @@ class UpdateSums:
         self.num_tokens = 0
         self.num_kl_tokens = 0
         self.sums: dict[str, Tensor] = {}
-        self.largest_difference: Tensor | None = None
 
     def add(
-        self, *, policy_loss: Tensor, entropy_R: Tensor | None, difference_R: Tensor, others: Mapping[str, Tensor]
+        self, *, num_tokens: int, policy_loss: Tensor, entropy_R: Tensor | None, others: Mapping[str, Tensor]
     ) -> None:
         """Adds one micro-batch. `policy_loss` is this rank's part of a mini-batch's loss, 0-d."""
-        self.num_tokens += len(difference_R)
+        self.num_tokens += num_tokens
         self._add(POLICY_LOSS, policy_loss)
         if entropy_R is not None:
             self._add(ENTROPY, entropy_R.detach().sum())
-        self._add(LOGPROB_DIFF_MEAN, difference_R.sum())
         for name, value in others.items():
             self._add(ACTOR_PREFIX + name, value)
-        if len(difference_R):
-            largest = difference_R.max()
-            before = self.largest_difference
-            self.largest_difference = largest if before is None else torch.maximum(before, largest)
+
+    def add_weights(self, weights_R: Tensor, max_ratio: float) -> None:
+        """Adds what the policy losses of one micro-batch were multiplied by."""
+        self._add(CORRECTION_MEAN, weights_R.sum())
+        self._add(CORRECTION_SAMPLE_SIZE, weights_R.double().square().sum())
+        # A ratio itself is never 0.
+        self._add(CORRECTION_BOUNDED, ((weights_R == 0) | (weights_R == max_ratio)).sum())
 
     def add_kl(self, kl_R: Tensor) -> None:
         """Adds the KL to the reference of one micro-batch."""
@@ -58,17 +60,18 @@ class UpdateSums:
     def reduced(self, engine: TrainEngine, num_updates: int) -> dict[str, float]:
         """Collective. Metrics of the whole batch, equal on all ranks. A rank without tokens has none of the sums; those
         of the others are reported."""
-        names = engine.names_over_ranks([*self.sums, POLICY_LOSS, LOGPROB_DIFF_MEAN])
+        names = engine.names_over_ranks([*self.sums, POLICY_LOSS])
         zero = torch.zeros((), dtype=torch.float64, device=engine.device)
         counts = torch.tensor([self.num_tokens, self.num_kl_tokens], dtype=torch.float64, device=engine.device)
         mine = torch.cat([counts, *(self.sums.get(name, zero).reshape(1) for name in names)])
-        largest = zero if self.largest_difference is None else self.largest_difference.double()
         num_tokens, num_kl_tokens, *sums = engine.sum_over_ranks(mine).tolist()
         counted = {POLICY_LOSS: float(num_updates), KL_LOSS: num_kl_tokens}
         metrics = {
             name: value / max(1.0, counted.get(name, num_tokens)) for name, value in zip(names, sums, strict=True)
         }
-        metrics[LOGPROB_DIFF_MAX] = float(engine.max_over_ranks(largest).item())
+        if CORRECTION_SAMPLE_SIZE in metrics:
+            mean_of_squares = metrics[CORRECTION_SAMPLE_SIZE]
+            metrics[CORRECTION_SAMPLE_SIZE] = metrics[CORRECTION_MEAN] ** 2 / (mean_of_squares or 1.0)
         return metrics
 
     def _add(self, name: str, value: Tensor) -> None:

@@ -42,6 +42,8 @@ class VllmSettings:
     gpu_memory_utilization: float
     cpu_kv_cache_bytes: int
     seed: int
+    keeps_weights_asleep: bool
+    """In the host's memory; else they are gone, and sleeping costs nothing."""
 
 
 class VllmEngine(RolloutEngine):
@@ -83,6 +85,7 @@ class VllmEngine(RolloutEngine):
         except (ValueError, RuntimeError) as error:
             raise _start_error(error, settings) from error
         self.on_cpu = on_cpu
+        self.keeps_weights_asleep = on_cpu or settings.keeps_weights_asleep
         self.policy_version = -1
         self._without_text: set[str] = set()
         """Requests that vLLM does not decode: only stop texts need that, after every token."""
@@ -135,7 +138,7 @@ class VllmEngine(RolloutEngine):
     @property
     def forgets_weights_asleep(self) -> bool:
         """See RolloutEngine.forgets_weights_asleep."""
-        return not self.on_cpu
+        return not self.keeps_weights_asleep
 
     def clear_cache(self) -> None:
         """See RolloutEngine.clear_cache."""
@@ -146,7 +149,7 @@ class VllmEngine(RolloutEngine):
     def sleep(self) -> None:
         """See RolloutEngine.sleep. vLLM's CPU back end cannot give memory back, so nothing happens there."""
         if not self.on_cpu:
-            self.engine.sleep(level=2)
+            self.engine.sleep(level=1 if self.keeps_weights_asleep else 2)
 
     def _finished(self, output) -> FinishedSequence:  # type: ignore[no-untyped-def]
         completion = output.outputs[0]

@@ -1,0 +1,279 @@
+"""Rollout correction: against verl's numbers, against its own words in slow form, and in an update beside plain torch.
+
+Legend: B rows, T columns of a table, N tokens that are not masked, R response tokens of a row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rljob_api.v1alpha1.algorithm import (
+    Algorithm,
+    KlEstimator,
+    RejectionLevel,
+    RolloutCorrection,
+    RolloutCorrectionType,
+    RolloutRejection,
+)
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_api.v1alpha1.recipes import ResolvedRejection, ResolvedWeights
+from rljob_testing.one_rank import only_rank
+from rljob_testing.plain_grpo import (
+    Row,
+    clipped_losses,
+    first_update,
+    group_advantages,
+    plain_model,
+    rows_of,
+)
+from rljob_testing.replayed_steps import MODEL, SEED, Replay, prompts_of, replayed_run
+from rljob_testing.same_numbers import RELATIVE, difference
+from rljob_testing.token_rows import flat, rows_of_mask
+from rljob_trainer.algorithms.rollout_correction import correction_weights, is_kept
+from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.controller.rollout_phase import prompt_batch
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
+from rljob_trainer.engines.train.engine import NAME_PREFIX
+from rljob_trainer.observability.metrics import (
+    CORRECTION_BOUNDED,
+    CORRECTION_MEAN,
+    CORRECTION_SAMPLE_SIZE,
+    LOGPROB_DIFF_MAX,
+    LOGPROB_DIFF_MEAN,
+    LOGPROB_DIFF_SHARE,
+    REJECTED_FRACTION,
+    ROLLOUT_K3_KL,
+    ROLLOUT_KL,
+    STALENESS_MAX,
+    STALENESS_MEAN,
+)
+from rljob_trainer.workers.columns import POLICY_VERSIONS, RESPONSE_MASK, SAMPLE_SEEDS
+from rljob_trainer.workers.hybrid import HybridWorker
+from rljob_trainer.workers.rollout import RolloutWorker
+
+TRUNCATED_TOKEN, TRUNCATED_SEQUENCE, MASKED_TOKEN, MASKED_SEQUENCE = (
+    RolloutCorrectionType.TOKEN_TRUNCATED,
+    RolloutCorrectionType.SEQUENCE_TRUNCATED,
+    RolloutCorrectionType.TOKEN_MASKED,
+    RolloutCorrectionType.SEQUENCE_MASKED,
+)
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "verl_core_algos.json").read_text())
+INPUTS, CASES = GOLDEN["inputs"], GOLDEN["rollout_correction"]
+MASK_BT = torch.tensor(INPUTS["mask"])
+ROWS = rows_of_mask(MASK_BT)
+LOG_RATIOS_N = flat(torch.tensor(INPUTS["log_prob"]) - torch.tensor(INPUTS["old_log_prob"]), MASK_BT)
+WEIGHTS = {
+    "token tis 2.0": ResolvedWeights(TRUNCATED_TOKEN, 2.0, None),
+    "sequence tis 2.0": ResolvedWeights(TRUNCATED_SEQUENCE, 2.0, None),
+    "token icepop 0.5_2.0": ResolvedWeights(MASKED_TOKEN, 2.0, 0.5),
+}
+REJECTIONS = {
+    "rs token_k1 0.5_2.0": ResolvedRejection(RejectionLevel.TOKEN, KlEstimator.K1, 2.0, 0.5),
+    "rs seq_mean_k3 0.1": ResolvedRejection(RejectionLevel.SEQUENCE_MEAN, KlEstimator.K3, 0.1, None),
+    "rs seq_mean_k1 0.8_1.25": ResolvedRejection(RejectionLevel.SEQUENCE_MEAN, KlEstimator.K1, 1.25, 0.8),
+}
+OPTIMIZER = Optimizer(learning_rate=1e-3, weight_decay=0.1, max_gradient_norm=0.5, epsilon=1e-6)
+ALGORITHM = Algorithm(
+    rollout_correction=RolloutCorrection(
+        type=TRUNCATED_TOKEN, max_ratio=2.0, rejection=RolloutRejection(level=RejectionLevel.TOKEN, max=20.0, min=0.01)
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
+    with only_rank(tmp_path_factory.mktemp("group")) as context:
+        yield context
+
+
+def test_every_golden_case_is_looked_at() -> None:
+    assert set(CASES) == {*WEIGHTS, *REJECTIONS}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_are_verls(name: str) -> None:
+    weights_N = correction_weights(LOG_RATIOS_N, ROWS, WEIGHTS[name])
+    torch.testing.assert_close(weights_N, flat(torch.tensor(CASES[name]["weights"]), MASK_BT), rtol=1e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("name", REJECTIONS)
+def test_masks_are_verls(name: str) -> None:
+    is_kept_N = is_kept(LOG_RATIOS_N, ROWS, REJECTIONS[name])
+    torch.testing.assert_close(is_kept_N.float(), flat(torch.tensor(CASES[name]["mask"]), MASK_BT))
+    share = 1 - float(is_kept_N.double().mean())
+    assert share == pytest.approx(CASES[name]["metrics"][REJECTED_FRACTION], abs=1e-6)
+
+
+def slow_weights(rows: list[list[float]], weights: ResolvedWeights) -> list[float]:
+    found = []
+    for row in rows:
+        for value in row:
+            ratio = math.exp(max(-20.0, min(20.0, sum(row) if weights.is_of_sequence else value)))
+            is_inside = ratio <= weights.max_ratio and (weights.min_ratio is None or ratio >= weights.min_ratio)
+            if weights.min_ratio is None:
+                found.append(min(ratio, weights.max_ratio))
+            else:
+                found.append(ratio if is_inside else 0.0)
+    return found
+
+
+def slow_values(rows: list[list[float]], rejection: ResolvedRejection) -> list[float]:
+    """What is held against the bounds, for each token."""
+    found = []
+    for row in rows:
+        held = [max(-20.0, min(20.0, value)) for value in row]
+        each = {
+            KlEstimator.K1: held,
+            KlEstimator.K2: [value * value / 2 for value in held],
+            KlEstimator.K3: [math.exp(value) - 1 - value for value in held],
+        }[rejection.estimator]
+        of_row = {
+            RejectionLevel.TOKEN: each,
+            RejectionLevel.SEQUENCE_SUM: [sum(each)] * len(row),
+            RejectionLevel.SEQUENCE_MEAN: [sum(each) / max(len(row), 1)] * len(row),
+            RejectionLevel.SEQUENCE_MAX: [max(each, default=0.0)] * len(row),
+        }[rejection.level]
+        if rejection.estimator is KlEstimator.K1:
+            of_row = [math.exp(max(-20.0, min(20.0, value))) for value in of_row]
+        found += of_row
+    return found
+
+
+# Eighths: sums are exact, so that no ratio stands at a bound by rounding alone.
+LOG_RATIO_ROWS = st.lists(st.lists(st.integers(-200, 200).map(lambda n: n / 8), max_size=5), min_size=1, max_size=5)
+BOUNDS = st.tuples(st.floats(1.01, 9.0), st.floats(0.01, 0.99))
+
+
+@settings(deadline=None, max_examples=150)
+@given(LOG_RATIO_ROWS, BOUNDS, st.sampled_from([TRUNCATED_TOKEN, TRUNCATED_SEQUENCE, MASKED_TOKEN, MASKED_SEQUENCE]))
+def test_weights_are_what_their_words_say(
+    rows: list[list[float]], bounds: tuple[float, float], chosen: RolloutCorrectionType
+) -> None:
+    highest, lowest = bounds
+    weights = ResolvedWeights(chosen, highest, lowest if chosen in (MASKED_TOKEN, MASKED_SEQUENCE) else None)
+    found_N = correction_weights(flat_rows(rows), segments_of(rows), weights)
+    torch.testing.assert_close(
+        found_N, torch.tensor(slow_weights(rows, weights), dtype=torch.float64), rtol=1e-9, atol=0
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(LOG_RATIO_ROWS, BOUNDS, st.sampled_from(list(RejectionLevel)), st.sampled_from(list(KlEstimator)))
+def test_masks_are_what_their_words_say(
+    rows: list[list[float]], bounds: tuple[float, float], level: RejectionLevel, estimator: KlEstimator
+) -> None:
+    highest, lowest = bounds
+    rejection = ResolvedRejection(level, estimator, highest, lowest if estimator is KlEstimator.K1 else None)
+    found = is_kept(flat_rows(rows), segments_of(rows), rejection).tolist()
+    low = -math.inf if rejection.min is None else rejection.min
+    assert found == [low <= value <= highest for value in slow_values(rows, rejection)]
+
+
+def flat_rows(rows: list[list[float]]) -> Tensor:
+    return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
+
+
+def segments_of(rows: list[list[float]]) -> Segments:
+    return Segments.of([len(row) for row in rows], torch.device("cpu"))
+
+
+def plain_gradient(replay: Replay, rows: list[Row], *, is_rejecting: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """Of the first update, clipped by its norm as the actor's is, and the log ratios of all tokens."""
+    model, advantages = plain_model(), group_advantages(rows, replay.group_size)
+    old = [row.logprobs_R(model, 1.0) for row in rows]
+    ratios = [(each.detach() - row.rollout_logprobs_R) for each, row in zip(old, rows, strict=True)]
+    kept = [
+        (each.exp() >= 0.01) & (each.exp() <= 20.0) if is_rejecting else torch.ones_like(each).bool() for each in ratios
+    ]
+    num_tokens = sum(int(each.sum()) for each in kept)
+    for new_R, advantage, ratio_R, kept_R in zip(old, advantages, ratios, kept, strict=True):
+        losses_R = clipped_losses(new_R, new_R.detach(), advantage) * ratio_R.exp().clamp(max=2.0)
+        torch.autograd.backward(losses_R[kept_R].sum() / num_tokens, retain_graph=True)
+    gradient = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return gradient, torch.cat(ratios)
+
+
+@pytest.mark.parametrize("is_rejecting", [False, True])
+def test_losses_are_weighted_and_the_rejected_do_not_count(context: WorkerContext, is_rejecting: bool) -> None:
+    """With rejection the old log-probabilities come from a pass of their own, without from the update's."""
+    algorithm = ALGORITHM
+    if not is_rejecting:
+        algorithm = Algorithm(rollout_correction=RolloutCorrection(type=TRUNCATED_TOKEN))
+    replay = Replay(algorithm, OPTIMIZER, num_steps=1)
+    rows = rows_of(replay, 0)
+    _, found = first_update(replay, context)
+    right, log_ratios_N = plain_gradient(replay, rows, is_rejecting=is_rejecting)
+    assert difference(found, right) < RELATIVE
+    _, uncorrected = first_update(replace(replay, algorithm=Algorithm()), context)
+    assert difference(found, uncorrected) > 0.1
+    metrics = replayed_run(replay, context).step(0)
+    ratios_N = log_ratios_N.exp()
+    is_kept_N = (ratios_N >= 0.01) & (ratios_N <= 20.0) if is_rejecting else ratios_N >= 0
+    weights_N = ratios_N[is_kept_N].clamp(max=2.0)
+    expected = {
+        # What is rejected is compared, too.
+        LOGPROB_DIFF_MEAN: log_ratios_N.abs().mean(),
+        LOGPROB_DIFF_MAX: log_ratios_N.abs().max(),
+        LOGPROB_DIFF_SHARE: (log_ratios_N.abs() > 0.1).float().mean(),
+        ROLLOUT_KL: -log_ratios_N.mean(),
+        ROLLOUT_K3_KL: (ratios_N - 1 - log_ratios_N).mean(),
+        CORRECTION_MEAN: weights_N.mean(),
+        CORRECTION_SAMPLE_SIZE: weights_N.mean() ** 2 / weights_N.square().mean(),
+        CORRECTION_BOUNDED: (weights_N == 2.0).float().mean(),
+        STALENESS_MEAN: torch.tensor(0.0),
+    }
+    if is_rejecting:
+        expected[REJECTED_FRACTION] = 1 - is_kept_N.float().mean()
+        assert 0.05 < metrics[REJECTED_FRACTION] < 0.95
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(float(value), rel=1e-4), name
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_what_is_reported_is_verls(name: str) -> None:
+    metrics = CASES[name]["metrics"]
+    weights_N = correction_weights(LOG_RATIOS_N, ROWS, WEIGHTS[name]).double()
+    assert float(weights_N.mean()) == pytest.approx(metrics[CORRECTION_MEAN], abs=2e-6)
+    size = weights_N.mean() ** 2 / weights_N.square().mean()
+    assert float(size) == pytest.approx(metrics[CORRECTION_SAMPLE_SIZE], abs=2e-6)
+    assert float(-LOG_RATIOS_N.mean()) == pytest.approx(metrics[ROLLOUT_KL], abs=2e-6)
+    assert float((LOG_RATIOS_N.expm1() - LOG_RATIOS_N).mean()) == pytest.approx(metrics[ROLLOUT_K3_KL], abs=2e-6)
+
+
+def test_one_hand_over_serves_the_steps_that_it_may(context: WorkerContext) -> None:
+    replay = Replay(optimizer=OPTIMIZER, num_steps=8)
+    run = replayed_run(replay, context)
+    engine = HfEngine(HfSettings(MODEL, torch.device("cpu"), torch.float32, 16))
+    hybrid = HybridWorker(context, run.actor, RolloutWorker(context, lambda: engine, 1), torch.float32)
+    sampling = SamplingSettings(1.0, 1.0, 0, 4, ())
+    request = prompt_batch(prompts_of(0, 2)).with_columns({SAMPLE_SEEDS: torch.arange(2) + SEED})
+
+    def version(max_staleness: int) -> int:
+        rollout = hybrid.generate_sequences(request, sampling, max_staleness)
+        versions = rollout.ragged_column(POLICY_VERSIONS).values[rollout.ragged_column(RESPONSE_MASK).values]
+        assert len(set(versions.tolist())) == 1
+        return int(versions[0])
+
+    found, ages = [version(2)], []
+    for step in range(5):
+        # The replayed responses are by weights of step 0.
+        ages.append(run.step(step)[STALENESS_MAX])
+        found.append(version(2))
+    assert found == [0, 0, 0, 3, 3, 3]
+    assert ages == [0, 1, 2, 3, 4]
+    assert version(0) == 5
+    # Another life of the actor: what the engine has is newer than its weights.
+    run.actor.policy_version = 2
+    assert version(2) == 2

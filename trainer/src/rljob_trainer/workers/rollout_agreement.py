@@ -1,0 +1,126 @@
+"""How far the rollout engine and the trainer are apart, and what is not learned from because of it.
+
+Legend: R response tokens of the rows at hand. Log ratios are the trainer's log-probability of a sampled token, before
+the step's updates, less that which the rollout engine gave to it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rljob_api.v1alpha1.recipes import ResolvedRejection, ResolvedWeights
+from rljob_trainer.algorithms.rollout_correction import correction_weights, is_kept
+from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.token_batch import in_rows
+from rljob_trainer.observability.metrics import (
+    LOGPROB_DIFF_MAX,
+    LOGPROB_DIFF_MEAN,
+    LOGPROB_DIFF_SHARE,
+    REJECTED_FRACTION,
+    ROLLOUT_K3_KL,
+    ROLLOUT_KL,
+    STALENESS_MAX,
+    STALENESS_MEAN,
+)
+from rljob_trainer.workers.columns import (
+    CORRECTION_WEIGHTS,
+    OLD_LOGPROBS,
+    POLICY_VERSIONS,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    learned_mask,
+)
+
+LARGE_DIFFERENCE = 0.1
+"""In nats: a probability that is a tenth off."""
+
+
+class AgreementSums:
+    """Sums over the response tokens of this rank, each counted once, on the device until the end of the step."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.sums: dict[str, Tensor] = {}
+        self.largest: dict[str, Tensor] = {}
+
+    def add(self, log_ratios_R: Tensor) -> None:
+        """Adds what trainer and generator say of some tokens."""
+        if not len(log_ratios_R):
+            return
+        self.num_tokens += len(log_ratios_R)
+        distances_R = log_ratios_R.abs()
+        self._add(LOGPROB_DIFF_MEAN, distances_R)
+        self._add(LOGPROB_DIFF_SHARE, distances_R > LARGE_DIFFERENCE)
+        self._add(ROLLOUT_KL, -log_ratios_R)
+        self._add(ROLLOUT_K3_KL, log_ratios_R.expm1() - log_ratios_R)
+        largest = self.largest.get(LOGPROB_DIFF_MAX)
+        self.largest[LOGPROB_DIFF_MAX] = _larger(largest, distances_R.max())
+
+    def reduced(self, engine: TrainEngine) -> dict[str, float]:
+        """Collective. Metrics of the whole batch, equal on all ranks."""
+        names = (LOGPROB_DIFF_MEAN, LOGPROB_DIFF_SHARE, ROLLOUT_KL, ROLLOUT_K3_KL)
+        zero = torch.zeros((), dtype=torch.float64, device=engine.device)
+        count = torch.tensor([self.num_tokens], dtype=torch.float64, device=engine.device)
+        mine = torch.cat([count, *(self.sums.get(name, zero).reshape(1) for name in names)])
+        num_tokens, *sums = engine.sum_over_ranks(mine).tolist()
+        metrics = {name: value / max(1.0, num_tokens) for name, value in zip(names, sums, strict=True)}
+        largest = self.largest.get(LOGPROB_DIFF_MAX, zero).double()
+        return metrics | {LOGPROB_DIFF_MAX: float(engine.max_over_ranks(largest).item())}
+
+    def _add(self, name: str, values_R: Tensor) -> None:
+        value = values_R.sum(dtype=torch.float64)
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+
+def log_ratios(batch: DataProto) -> Tensor:
+    """[R], of the response tokens that are learned from; a batch with OLD_LOGPROBS."""
+    mask_L = learned_mask(batch).values
+    old_R, rollout_R = (batch.ragged_column(name).values[mask_L] for name in (OLD_LOGPROBS, ROLLOUT_LOGPROBS))
+    return old_R - rollout_R
+
+
+def with_weights(batch: DataProto, weights: ResolvedWeights) -> DataProto:
+    """The batch, which has OLD_LOGPROBS, with CORRECTION_WEIGHTS. Before any token is rejected: a response's ratio is
+    that of all of its tokens."""
+    mask = learned_mask(batch)
+    segments = Segments.of(num_marked(mask), torch.device("cpu"))
+    weights_R = correction_weights(log_ratios(batch), segments, weights)
+    return batch.union(DataProto(ragged={CORRECTION_WEIGHTS: in_rows(weights_R, mask)}))
+
+
+def staleness(batch: DataProto, policy_version: int, engine: TrainEngine) -> dict[str, float]:
+    """Collective. By how many steps the weights that sampled a token are older than `policy_version`: metrics over the
+    tokens that are learned from, on all ranks."""
+    ages_R = policy_version - batch.ragged_column(POLICY_VERSIONS).values[learned_mask(batch).values]
+    total, count = engine.sum_over_ranks(torch.tensor([ages_R.sum(), len(ages_R)], dtype=torch.float64)).tolist()
+    largest = engine.max_over_ranks(torch.tensor(float(ages_R.max()) if len(ages_R) else 0.0)).item()
+    return {STALENESS_MEAN: total / max(1.0, count), STALENESS_MAX: float(largest)}
+
+
+def without_rejected(
+    batch: DataProto, rejection: ResolvedRejection, engine: TrainEngine
+) -> tuple[DataProto, dict[str, float]]:
+    """Collective. The batch, which has OLD_LOGPROBS, with a RESPONSE_MASK that leaves out what trainer and generator
+    disagree on, and which share of the tokens that is."""
+    mask = learned_mask(batch)
+    kept_R = is_kept(log_ratios(batch), Segments.of(num_marked(mask), torch.device("cpu")), rejection)
+    values_L = mask.values.clone()
+    values_L[mask.values] = kept_R
+    counts = torch.tensor([kept_R.sum(), len(kept_R)], dtype=torch.float64)
+    num_kept, num_tokens = engine.sum_over_ranks(counts).tolist()
+    kept = DataProto(ragged={RESPONSE_MASK: RaggedColumn(values_L, mask.lengths)})
+    rejected = {REJECTED_FRACTION: 1.0 - num_kept / max(1.0, num_tokens)}
+    return batch.without([RESPONSE_MASK]).union(kept), rejected
+
+
+def num_marked(mask: RaggedColumn) -> tuple[int, ...]:
+    """[B]: marked tokens of each row."""
+    return tuple(int(row.sum()) for row in mask.row_tensors())
+
+
+def _larger(before: Tensor | None, now: Tensor) -> Tensor:
+    return now if before is None else torch.maximum(before, now)
