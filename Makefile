@@ -7,11 +7,11 @@ DEVICE ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(DEVICE)
-PACKAGES := crds/src operator/src trainer/src tests/support e2e/cluster examples/worker_groups.py
+PACKAGES := crds/src operator/src trainer/src tests/support e2e/cluster examples/worker_groups.py proof
 UV := .cache/bootstrap/bin/uv
 COMPILE := $(UV) pip compile -q --python-version 3.11 --universal --generate-hashes --no-annotate --no-header
 
-.PHONY: help install lint check test programs demo e2e cluster cluster-down bench bench-constraints constraints clean
+.PHONY: help install lint check test programs demo e2e cluster cluster-down bench proof bench-constraints constraints clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -67,6 +67,9 @@ bench: $(INSTALLED) ## Measurements of bench/, minutes, beside verl and TRL (BEN
 	@for program in bench/*.py; do \
 		echo "== $$program"; name=$${program##*/}; \
 		$(BIN)/python "$$program" --json "runs/bench/$${name%.py}.json" $(BENCH_ARGS); done
+
+proof: $(INSTALLED) ## Learning curves of many runs, an hour, resumable; PART=rollout-correction, results in runs/proof
+	@$(BIN)/python "proof/$(subst -,_,$(PART)).py" $(PROOF_ARGS)
 
 bench-constraints: $(INSTALLED) ## Resolve bench/peers/*.txt again, at our versions wherever the peers take them
 	for peer in verl trl; do \

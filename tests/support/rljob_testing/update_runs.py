@@ -149,12 +149,12 @@ def with_advantage(path: str, kl: Kl = KL_IN_REWARD) -> Replay:
 
 
 def corrected(num_prompts_per_update: int) -> Replay:
-    """Weights of whole responses. With all prompts in one update they come of its own forward pass, and nothing is
-    rejected."""
-    rejection = RolloutRejection(level=RejectionLevel.SEQUENCE_MEAN, estimator=KlEstimator.K2, max=1.0)
+    """Weights of whole responses, most of which are far below 1. With all prompts in one update they come of its own
+    forward pass, and nothing is rejected."""
+    rejection = RolloutRejection(level=RejectionLevel.SEQUENCE_MEAN, estimator=KlEstimator.K2, max=8.0)
     correction = RolloutCorrection(
         type=RolloutCorrectionType.SEQUENCE_TRUNCATED,
-        max_ratio=1e3,
+        max_ratio=1e-6,
         rejection=rejection if num_prompts_per_update < REPLAY.batch_size else None,
     )
     algorithm = WITHOUT_KL.model_copy(update={"rollout_correction": correction})
