@@ -60,7 +60,7 @@ def batch_of(rows: Sequence[Tensor], num_prompt_tokens: int) -> TokenBatch:
 
 def planned(model: nn.Module, rows: Sequence[Tensor], plan: AttentionPlan | None = None) -> TokenDistribution:
     """What the engine's module says of all tokens but the first of each row; called as is planned for the model."""
-    module = TokenModel(model, plan or choose_attention(model.config))
+    module = TokenModel(model, plan or choose_attention(model.config), None)
     micro_batch = batch_of(rows, 1).micro_batch(range(len(rows)), CPU)
     return module.distribution(micro_batch, 1.0, Entropy.VALUE, with_squares=False)
 
@@ -99,7 +99,7 @@ def from_pretrained(folder: Path) -> PreTrainedModel:
 
 @torch.no_grad()
 def accept(model: nn.Module, engine: Logprobs | None = None) -> None:
-    own = TokenModel(model, choose_attention(model.config)).own_logprobs
+    own = TokenModel(model, choose_attention(model.config), None).own_logprobs
     check_acceptance(model, own, engine or (lambda rows: planned_logprobs(model, rows)), lambda difference: difference)
 
 
@@ -148,7 +148,7 @@ def test_a_loaded_model_is_that_of_from_pretrained(name: str, tmp_path: Path) ->
 def test_flat_and_padded_rows_have_the_gradient_of_the_models_own_forward(name: str) -> None:
     model = tiny_model(name)
     rows = random_rows(LENGTHS[Kernel.PER_ROW])
-    right = gradients(TokenModel(model, PADDED_ROWS).own_logprobs(rows), model)
+    right = gradients(TokenModel(model, PADDED_ROWS, None).own_logprobs(rows), model)
     padded = gradients(planned_logprobs(model, rows, PADDED_ROWS), model)
     use_flat_attention(model)
     flat = gradients(planned_logprobs(model, rows, FLAT_ROWS), model)
@@ -245,7 +245,7 @@ def long_window() -> MistralConfig:
 
 def test_what_is_no_number_is_refused_and_so_is_what_another_rank_refuses() -> None:
     model = tiny_model("llama")
-    own = TokenModel(model, choose_attention(model.config)).own_logprobs
+    own = TokenModel(model, choose_attention(model.config), None).own_logprobs
 
     def spoiled(rows: Sequence[Tensor]) -> list[Tensor]:
         first, *others = own(rows)

@@ -255,7 +255,8 @@ def replicas(context: WorkerContext) -> Replicas:
 
 
 def write_other_models(root: Path) -> None:
-    """MORE_HEADS: four heads of attention, and two of keys and values. EXPERTS: eight experts, fused in memory."""
+    """MORE_HEADS: four heads of attention, and two of keys and values. EXPERTS: eight experts, fused in memory, and
+    an auxiliary loss of their routers."""
     common = {
         "vocab_size": 16,
         "hidden_size": 64,
@@ -271,6 +272,7 @@ def write_other_models(root: Path) -> None:
     torch.manual_seed(2)
     Qwen3ForCausalLM(Qwen3Config(**common)).save_pretrained(root / MORE_HEADS)
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    experts |= {"output_router_logits": True, "router_aux_loss_coef": 0.5}
     Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **experts)).save_pretrained(root / EXPERTS)
 
 

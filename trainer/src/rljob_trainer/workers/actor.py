@@ -182,7 +182,7 @@ class ActorWorker(Worker):
         in_update = None if has_old_logprobs else agreement
         norms = [self._update(mini_batch, rate, sums, in_update) for mini_batch in self._mini_batches(batch)]
         self.policy_version = step + 1
-        metrics = sums.reduced(self.engine, len(norms)) | others
+        metrics = sums.reduced(self.engine, len(norms)) | others | self.engine.take_routing()
         refuse_not_finite(self.policy_loss, metrics)
         if self.settings.samples_all_tokens:
             metrics |= agreement.reduced(self.engine)

@@ -60,6 +60,17 @@ class MicroBatch:
     """[R] each."""
     piece: Piece | None
     """What of it this rank's layers work on, where several share the tokens."""
+    num_filling: int
+    """The last tokens of N, of which nothing is asked: they are no row's."""
+
+    @property
+    def own_tokens(self) -> slice:
+        """Tokens of rows among those that this rank's layers work on."""
+        end = len(self.tokens_N) - self.num_filling
+        if self.piece is None:
+            return slice(0, end)
+        start = self.piece.tokens.start
+        return slice(0, max(0, min(self.piece.tokens.stop, end) - start))
 
 
 @dataclass(frozen=True)
@@ -118,6 +129,7 @@ class TokenBatch:
             response_lengths=chosen.response_lengths if rows else (0,),
             columns={name: on_device(column.values[mask_L], device) for name, column in chosen.columns.items()},
             piece=None if sequence_ranks is None else Piece.of(sequence_ranks, predictors_R, len(tokens_N)),
+            num_filling=num_filling,
         )
 
     @cached_property
