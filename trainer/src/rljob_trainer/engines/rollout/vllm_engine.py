@@ -42,7 +42,7 @@ class VllmSettings:
     gpu_memory_utilization: float
     cpu_kv_cache_bytes: int
     seed: int
-    keeps_weights_asleep: bool
+    keeps_weights_asleep: bool = False
     """In the host's memory; else they are gone, and sleeping costs nothing."""
 
 

