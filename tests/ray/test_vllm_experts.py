@@ -1,17 +1,20 @@
-"""A mixture of experts on two ranks: vLLM, which holds half of each layer on each, generates with the trainer's weights
-after every hand-over, not only after the first.
+"""A mixture of experts on two ranks: vLLM, which holds half of each layer on each, is given the trainer's weights to
+the bit, and generates with them after every hand-over, not only after the first.
 
 In processes of their own, without Ray: a training engine of two replicas, and vLLM over both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from shutil import copy
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.ranks import RankedRun, run_on_ranks
@@ -24,6 +27,9 @@ from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.token_batch import TokenBatch
 
+if TYPE_CHECKING:
+    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
+
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 NUM_VERSIONS = 3
@@ -31,8 +37,9 @@ PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
 CPU = torch.device("cpu")
 
 
-def differences(folder: Path, context: WorkerContext) -> list[float]:
-    """Collective. For each version of the weights the largest difference of log-probabilities, in nats."""
+def differences(folder: Path, context: WorkerContext) -> list[tuple[float, list[str]]]:
+    """Collective. For each version of the weights the largest difference of log-probabilities, in nats, and the tensors
+    that `load_weights` was not given to the bit."""
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
     from rljob_trainer.weights.sync import sync_weights
 
@@ -52,6 +59,8 @@ def differences(folder: Path, context: WorkerContext) -> list[float]:
             seed=0,
         )
     )
+    right = load_file(folder / "model.safetensors")
+    given = weights_given_to(vllm)
     found = []
     for version in range(NUM_VERSIONS):
         sync_weights(trained, vllm, torch.float32, version)
@@ -65,11 +74,33 @@ def differences(folder: Path, context: WorkerContext) -> list[float]:
         masks = [torch.arange(len(row)) >= len(prompt) for prompt, row in zip(PROMPTS, rows, strict=True)]
         batch = TokenBatch(RaggedColumn.from_rows(rows), RaggedColumn.from_rows(masks), {})
         generated_R = torch.tensor([logprob for each in sequences for logprob in each.logprobs])
-        found.append(float((trained.forward(batch, 1.0).logprobs_N - generated_R).abs().max()))
+        difference = float((trained.forward(batch, 1.0).logprobs_N - generated_R).abs().max())
+        wrong = [name for name in {*right, *given} if name not in given or not torch.equal(right[name], given[name])]
+        found.append((difference, wrong))
+        given.clear()
         with torch.no_grad():
+            for tensor in right.values():
+                tensor.mul_(1.1)
             for _, tensor in trained.named_shards():
                 tensor.mul_(1.1)
     return found
+
+
+def weights_given_to(vllm: VllmEngine) -> dict[str, torch.Tensor]:
+    """Of this rank: copies of all tensors that come to vLLM's model from now on, before it packs them."""
+    given: dict[str, torch.Tensor] = {}
+
+    def copied(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            given[name] = tensor.clone()
+            yield name, tensor
+
+    def watch(model: torch.nn.Module) -> None:
+        load = model.load_weights
+        model.load_weights = lambda weights: load(copied(weights))  # type: ignore[operator]
+
+    vllm.engine.apply_model(watch)
+    return given
 
 
 def test_every_version_of_the_weights_is_generated_with(tmp_path: Path) -> None:
@@ -80,4 +111,5 @@ def test_every_version_of_the_weights_is_generated_with(tmp_path: Path) -> None:
     for found in ranks:
         assert isinstance(found, list)
         assert len(found) == NUM_VERSIONS
-        assert all(difference < 1e-5 for difference in found), found
+        assert all(difference < 1e-5 for difference, _ in found), found
+        assert all(wrong == [] for _, wrong in found), found

@@ -24,8 +24,8 @@ def whole_tensors(
     `kept` names, which stay in float32.
 
     All ranks must iterate in step and to the end. Tensors are sharded along dimension 0 or not at all. At any time
-    one bucket (its shards and its whole tensors) exists beyond the shards; a tensor larger than a bucket is one by
-    itself. Whoever keeps a tensor keeps the memory of its bucket."""
+    at most two buckets of memory exist beyond the shards: one that was gathered, and its tensors; a tensor larger than
+    a bucket is one by itself. Whoever keeps a tensor keeps the memory of its bucket."""
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, tensor in named_shards:
@@ -82,6 +82,8 @@ def _gather_sharded(tensors: list[DTensor], dtype: torch.dtype) -> list[torch.Te
     everything = torch.empty(num_ranks * flat.numel(), dtype=dtype, device=flat.device)
     dist.all_gather_single(everything, flat, group=mesh.get_group(dimension))
     per_rank = everything.view(num_ranks, flat.numel())
+    # Two buckets exist in what follows, and no third.
+    del flat
     whole: list[torch.Tensor] = []
     offset = 0
     for tensor, size in zip(tensors, sizes, strict=True):

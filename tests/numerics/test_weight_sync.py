@@ -1,0 +1,126 @@
+"""What a rollout engine is handed of a sharded model: the bits of its files, on every rank, and little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch._ops import OpOverload
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.tiny_models import save_tiny_model
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.base import RolloutEngine
+from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.weights.buckets import whole_tensors
+from rljob_trainer.weights.sync import sync_weights
+
+MODELS = ("smollm2", "phi3", "qwen3_moe")
+"""Tied embeddings; fused projections in the files; experts that are fused in memory only."""
+DTYPES = (torch.float32, torch.bfloat16)
+CPU = torch.device("cpu")
+BUCKET_BYTES = 64 * 1024
+Given = dict[str, torch.Tensor]
+
+
+class Recorder:
+    """In the place of a rollout engine: keeps copies of what it is given."""
+
+    takes_hub_names = True
+
+    def __init__(self) -> None:
+        self.given: Given = {}
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
+        """See RolloutEngine.update_weights."""
+        assert policy_version == 3
+        self.given = {name: tensor.clone() for name, tensor in weights}
+
+
+def handed_over(root: Path, context: WorkerContext) -> dict[tuple[str, torch.dtype], Given]:
+    """Collective. Of a trainer whose passes are in 32 bits."""
+    del context
+    found = {}
+    for name in MODELS:
+        engine = TrainEngine(TrainEngineSettings(root / name, CPU, torch.float32, False, 4096, Optimizer()))
+        for dtype in DTYPES:
+            recorder = Recorder()
+            sync_weights(engine, cast(RolloutEngine, recorder), dtype, 3)
+            found[name, dtype] = recorder.given
+    return found
+
+
+class LiveStorages(TorchDispatchMode):
+    """Within it, the most bytes at once of all storages but those that were there before."""
+
+    def __init__(self, before: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.most = 0
+        self.before = {StorageWeakRef(tensor.untyped_storage()) for tensor in before}
+        self.alive: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        del types
+        result = func(*args, **(kwargs or {}))
+        for made in result if isinstance(result, list | tuple) else [result]:
+            reference = StorageWeakRef(made.untyped_storage()) if isinstance(made, torch.Tensor) else None
+            if reference is not None and reference not in self.before:
+                self.alive.setdefault(reference, made.untyped_storage().nbytes())
+        self.alive = {each: size for each, size in self.alive.items() if not each.expired()}
+        self.most = max(self.most, sum(self.alive.values()))
+        return result
+
+
+def most_bytes_held(context: WorkerContext) -> tuple[int, int]:
+    """Collective. The most bytes that exist at once beyond the shards while buckets of 64 KiB are read one tensor at a
+    time, and the bytes of all that was read."""
+    mesh = init_device_mesh("cpu", (context.world_size,))
+    shards = [
+        (str(number), distribute_tensor(torch.full((64, 64), float(number)), mesh, [Shard(0)])) for number in range(64)
+    ]
+    seen = 0
+    with LiveStorages(tensor.to_local() for _, tensor in shards) as storages:
+        for _, tensor in whole_tensors(shards, torch.float32, bucket_bytes=BUCKET_BYTES):
+            seen += tensor.nbytes
+            # Whoever keeps a tensor keeps its memory.
+            del tensor
+    return storages.most, seen
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for name in MODELS:
+        save_tiny_model(name, root / name)
+    return root
+
+
+def test_every_rank_hands_over_the_bits_of_the_files(folders: Path) -> None:
+    runs = run_on_ranks([RankedRun(partial(handed_over, folders), num_ranks) for num_ranks in (1, 2)])
+    for ranks in runs:
+        for of_rank in ranks:
+            assert isinstance(of_rank, dict)
+            for (name, dtype), given in of_rank.items():
+                files = load_file(folders / name / "model.safetensors")
+                # A tied head is in no file, and is not handed over twice.
+                assert set(given) == set(files)
+                for key, tensor in files.items():
+                    assert given[key].dtype is dtype
+                    assert torch.equal(given[key], tensor.to(dtype)), (name, key)
+
+
+def test_at_most_two_buckets_exist_beyond_the_shards() -> None:
+    for most, seen in run_on_ranks([RankedRun(most_bytes_held, 2)])[0]:  # type: ignore[misc]
+        assert seen == 16 * BUCKET_BYTES
+        assert BUCKET_BYTES < most <= 2 * BUCKET_BYTES
