@@ -271,9 +271,9 @@ def write_other_models(root: Path) -> None:
     }
     torch.manual_seed(2)
     Qwen3ForCausalLM(Qwen3Config(**common)).save_pretrained(root / MORE_HEADS)
-    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    experts |= {"output_router_logits": True, "router_aux_loss_coef": 0.5}
-    Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **experts)).save_pretrained(root / EXPERTS)
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "output_router_logits": True}
+    config = Qwen3MoeConfig(**common, **experts, router_aux_loss_coef=0.5)
+    Qwen3MoeForCausalLM(config).save_pretrained(root / EXPERTS)
 
 
 def steps_of_other_models(root: Path, context: WorkerContext) -> dict[str, Outcome]:
