@@ -163,7 +163,8 @@ def contenders_of(case: Case, model: Path) -> Mapping[str, Turn]:
     buckets = raw_buckets(shards)
 
     def gather() -> None:
-        for everything, mine in buckets:
+        # One rank has all: there ours gathers nothing either.
+        for everything, mine in buckets if case.num_ranks > 1 else ():
             dist.all_gather_single(everything, mine)
 
     def pack() -> None:

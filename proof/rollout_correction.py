@@ -3,8 +3,8 @@
     python proof/rollout_correction.py [--steps N] [--seeds 0 1 2] [--sync-every 5] [--folder FOLDER]
 
 For each seed a run with fresh weights, one with old weights and correction, one with old weights and none. Runs that
-are complete are not made again, and one that was interrupted goes on: `rljob run` resumes. Ends with a table, and a
-picture of the held-out scores in the folder.
+are complete are not made again, and one that was interrupted goes on. Ends with a table, and a picture of the held-out
+scores in the folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from rljob_trainer.observability.sinks import METRICS_FILE_NAME
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLE = REPOSITORY / "examples" / "quickstart.yaml"
-EVALUATED_STEPS = 10
 MAX_POINTS_BEHIND = 0.05
 """Of the greedy score: what correction may lose against fresh weights."""
 
@@ -102,25 +101,29 @@ def spec_of(variant: Variant, seed: int, steps: int, sync_every: int, learning_r
         "steps": steps,
         "seed": seed,
         "optimizer": optimizer,
-        "evaluation": training.evaluation.model_copy(update={"every_steps": EVALUATED_STEPS}),
+        "evaluation": training.evaluation.model_copy(update={"every_steps": 2 * sync_every}),
         "rollout": training.rollout.model_copy(update={"sync_every_steps": sync_every if variant.is_stale else 1}),
         "algorithm": training.algorithm.model_copy(
             update={"rollout_correction": RolloutCorrection(type=variant.correction)}
         ),
     }
-    return spec.model_copy(update={"training": training.model_copy(update=changed)})
+    checkpoint = spec.checkpoint.model_copy(update={"every_steps": 8 * sync_every})
+    return spec.model_copy(update={"training": training.model_copy(update=changed), "checkpoint": checkpoint})
 
 
 def run(spec: RLJobSpec, folder: Path) -> None:
     """To its end, unless it is there. Raises CalledProcessError."""
+    job, text = folder.parent / f"{folder.name}.yaml", resolved_job_text(load_job_file(EXAMPLE).metadata, spec)
+    if job.exists() and job.read_text() != text:
+        raise SystemExit(f"{job}: another job was made there; choose another --folder, or remove this one")
     state = folder / RUN_STATE_FILE_NAME
     if state.exists() and load_run_state(state.read_text(encoding="utf-8")).phase is RunPhase.COMPLETE:
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    job = folder.parent / f"{folder.name}.yaml"
-    job.write_text(resolved_job_text(load_job_file(EXAMPLE).metadata, spec))
-    with (folder.parent / f"{folder.name}.log").open("w") as log:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    job.write_text(text)
+    with (folder.parent / f"{folder.name}.log").open("a") as log:
         command = [sys.executable, "-m", "rljob_cli", "run", str(job), "--run-folder", str(folder)]
+        command += ["--resume"] if state.exists() else []
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
 
 

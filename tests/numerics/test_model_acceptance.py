@@ -62,7 +62,7 @@ def planned(model: nn.Module, rows: Sequence[Tensor], plan: AttentionPlan | None
     """What the engine's module says of all tokens but the first of each row; called as is planned for the model."""
     module = TokenModel(model, plan or choose_attention(model.config), None)
     micro_batch = batch_of(rows, 1).micro_batch(range(len(rows)), CPU)
-    return module.distribution(micro_batch, 1.0, Entropy.VALUE, with_squares=False)[0]
+    return module.distribution(micro_batch, 1.0, Entropy.VALUE, with_squares=False)
 
 
 def planned_logprobs(model: nn.Module, rows: Sequence[Tensor], plan: AttentionPlan | None = None) -> list[Tensor]:

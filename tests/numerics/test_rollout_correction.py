@@ -59,9 +59,11 @@ from rljob_trainer.observability.metrics import (
     STALENESS_MAX,
     STALENESS_MEAN,
 )
-from rljob_trainer.workers.columns import POLICY_VERSIONS, RESPONSE_MASK, SAMPLE_SEEDS
+from rljob_trainer.workers.columns import POLICY_VERSIONS, RESPONSE_MASK, ROLLOUT_LOGPROBS, SAMPLE_SEEDS
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.rollout import RolloutWorker
+from rljob_trainer.workers.rollout_agreement import AgreementSums
+from rljob_trainer.workers.update_sums import UpdateSums
 
 TRUNCATED_TOKEN, TRUNCATED_SEQUENCE, MASKED_TOKEN, MASKED_SEQUENCE = (
     RolloutCorrectionType.TOKEN_TRUNCATED,
@@ -83,6 +85,10 @@ REJECTIONS = {
     "rs token_k1 0.5_2.0": ResolvedRejection(RejectionLevel.TOKEN, KlEstimator.K1, 2.0, 0.5),
     "rs seq_mean_k3 0.1": ResolvedRejection(RejectionLevel.SEQUENCE_MEAN, KlEstimator.K3, 0.1, None),
     "rs seq_mean_k1 0.8_1.25": ResolvedRejection(RejectionLevel.SEQUENCE_MEAN, KlEstimator.K1, 1.25, 0.8),
+    # verl bounds the inverse.
+    "rs token_k1 0.5_1.1": ResolvedRejection(RejectionLevel.TOKEN, KlEstimator.K1, 1 / 0.5, 1 / 1.1),
+    "rs seq_sum_k1 0.4_1.5": ResolvedRejection(RejectionLevel.SEQUENCE_SUM, KlEstimator.K1, 1 / 0.4, 1 / 1.5),
+    "rs seq_max_k2 0.2": ResolvedRejection(RejectionLevel.SEQUENCE_MAX, KlEstimator.K2, 0.2, None),
 }
 OPTIMIZER = Optimizer(learning_rate=1e-3, weight_decay=0.1, max_gradient_norm=0.5, epsilon=1e-6)
 ALGORITHM = Algorithm(
@@ -242,17 +248,31 @@ def test_losses_are_weighted_and_the_rejected_do_not_count(context: WorkerContex
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_what_is_reported_is_verls(name: str) -> None:
-    metrics = CASES[name]["metrics"]
-    weights_N = correction_weights(LOG_RATIOS_N, ROWS, WEIGHTS[name]).double()
-    assert float(weights_N.mean()) == pytest.approx(metrics[CORRECTION_MEAN], abs=2e-6)
-    size = weights_N.mean() ** 2 / weights_N.square().mean()
-    assert float(size) == pytest.approx(metrics[CORRECTION_SAMPLE_SIZE], abs=2e-6)
-    assert float(-LOG_RATIOS_N.mean()) == pytest.approx(metrics[ROLLOUT_KL], abs=2e-6)
-    assert float((LOG_RATIOS_N.expm1() - LOG_RATIOS_N).mean()) == pytest.approx(metrics[ROLLOUT_K3_KL], abs=2e-6)
+def test_what_is_reported_is_verls(context: WorkerContext, name: str) -> None:
+    engine = replayed_run(Replay(), context).actor.engine
+    golden, weights = CASES[name]["metrics"], WEIGHTS[name]
+    agreement, sums = AgreementSums(), UpdateSums()
+    # In two parts, as in two micro-batches.
+    for part in LOG_RATIOS_N.tensor_split(2):
+        agreement.add(part)
+    for part in correction_weights(LOG_RATIOS_N, ROWS, weights).tensor_split(2):
+        sums.add(num_tokens=len(part), policy_loss=torch.tensor(0.0), entropy_R=None, others={})
+        sums.add_weights(part, weights.max_ratio)
+    found = agreement.reduced(engine) | sums.reduced(engine, 1)
+    for metric in (CORRECTION_MEAN, CORRECTION_SAMPLE_SIZE, ROLLOUT_KL, ROLLOUT_K3_KL):
+        assert found[metric] == pytest.approx(golden[metric], abs=2e-6)
 
 
-def test_one_hand_over_serves_the_steps_that_it_may(context: WorkerContext) -> None:
+def test_one_token_does_not_make_the_divergence_infinite(context: WorkerContext) -> None:
+    engine = replayed_run(Replay(), context).actor.engine
+    agreement = AgreementSums()
+    agreement.add(torch.tensor([0.0, 200.0]))
+    found = agreement.reduced(engine)
+    assert found[ROLLOUT_K3_KL] == pytest.approx((math.exp(20) - 21) / 2)
+    assert found[LOGPROB_DIFF_MAX] == 200.0
+
+
+def test_one_hand_over_serves_several_steps(context: WorkerContext) -> None:
     replay = Replay(optimizer=OPTIMIZER, num_steps=8)
     run = replayed_run(replay, context)
     engine = HfEngine(HfSettings(MODEL, torch.device("cpu"), torch.float32, 16))
@@ -260,20 +280,25 @@ def test_one_hand_over_serves_the_steps_that_it_may(context: WorkerContext) -> N
     sampling = SamplingSettings(1.0, 1.0, 0, 4, ())
     request = prompt_batch(prompts_of(0, 2)).with_columns({SAMPLE_SEEDS: torch.arange(2) + SEED})
 
-    def version(max_staleness: int) -> int:
-        rollout = hybrid.generate_sequences(request, sampling, max_staleness)
-        versions = rollout.ragged_column(POLICY_VERSIONS).values[rollout.ragged_column(RESPONSE_MASK).values]
+    def generated(*, syncs: bool) -> tuple[int, Tensor]:
+        """The version that says it has sampled, and what it gave to its tokens."""
+        rollout = hybrid.generate_sequences(request, sampling, syncs)
+        mask_L = rollout.ragged_column(RESPONSE_MASK).values
+        versions = rollout.ragged_column(POLICY_VERSIONS).values[mask_L]
         assert len(set(versions.tolist())) == 1
-        return int(versions[0])
+        return int(versions[0]), rollout.ragged_column(ROLLOUT_LOGPROBS).values[mask_L]
 
-    found, ages = [version(2)], []
-    for step in range(5):
+    # An engine without weights takes them.
+    found, ages = [generated(syncs=False)], []
+    for step in range(4):
         # The replayed responses are by weights of step 0.
         ages.append(run.step(step)[STALENESS_MAX])
-        found.append(version(2))
-    assert found == [0, 0, 0, 3, 3, 3]
-    assert ages == [0, 1, 2, 3, 4]
-    assert version(0) == 5
-    # Another life of the actor: what the engine has is newer than its weights.
-    run.actor.policy_version = 2
-    assert version(2) == 2
+        found.append(generated(syncs=step == 2))
+    assert [version for version, _ in found] == [0, 0, 0, 3, 3]
+    assert ages == [0, 1, 2, 3]
+    for one, other in ((0, 1), (1, 2), (3, 4)):
+        assert torch.equal(found[one][1], found[other][1])
+    assert not torch.equal(found[2][1], found[3][1])
+    # Another life of the actor, even of the same step.
+    run.actor.num_loads += 1
+    assert generated(syncs=False)[0] == 4

@@ -13,14 +13,24 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Ernie4_5_MoeConfig,
+    JetMoeConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from rljob_testing.one_rank import only_rank
 from rljob_testing.replayed_steps import Replay, kept_gradients
 from rljob_testing.same_numbers import RELATIVE, difference
+from rljob_testing.tiny_models import tiny_model
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX, TrainEngine
+from rljob_trainer.engines.train.router import AuxiliaryLoss, asked_auxiliary_loss
 from rljob_trainer.engines.train.token_batch import TokenBatch
 from rljob_trainer.observability.metrics import EXPERT_LOAD_MAX, EXPERT_LOAD_MEAN, EXPERTS_UNUSED, ROUTER_LOSS
 
@@ -119,9 +129,57 @@ def test_the_auxiliary_loss_is_that_of_the_models_class(tmp_path: Path, is_check
 def test_without_it_in_the_configuration_nothing_is_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     folder = model_in(tmp_path, has_loss=False)
-    model, aux, _ = plain(folder)
+    model, _, _ = plain(folder)
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     found, metrics = engine_gradient(Replay(model=folder))
     assert difference(found, right) < RELATIVE
-    assert metrics[ROUTER_LOSS] == pytest.approx(float(aux), rel=1e-5)
+    assert ROUTER_LOSS not in metrics
+    assert metrics[EXPERT_LOAD_MAX] > 1
     assert "auxiliary" not in caplog.text
+
+
+@pytest.mark.usefixtures("context")
+def test_experts_are_counted_by_what_they_are_given(tmp_path: Path) -> None:
+    """DeepSeek V3 chooses with a bias beside its logits, and within groups."""
+    torch.manual_seed(4)
+    model = tiny_model("deepseek_v3")
+    biases = {name: each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")}
+    for each in biases.values():
+        each.copy_(torch.randn(each.shape))
+    model.save_pretrained(tmp_path)
+    chosen: list[Tensor] = []
+    experts = [each for name, each in model.named_modules() if name.endswith(".experts")]
+    num_experts = len(next(iter(biases.values())))
+    for each in experts:
+        each.register_forward_pre_hook(lambda _module, given: chosen.append(given[1].flatten()))
+    with torch.no_grad():
+        for row in rows():
+            model(input_ids=row[None, :-1], use_cache=False)
+    assert len(chosen) == len(experts) * len(LENGTHS) > 0
+    counts_LE = torch.stack(
+        [
+            torch.bincount(torch.cat(chosen[layer :: len(experts)]), minlength=num_experts)
+            for layer in range(len(experts))
+        ]
+    ).double()
+    _, metrics = engine_gradient(Replay(model=tmp_path, gradient_checkpointing=True, max_tokens_per_micro_batch=20))
+    assert metrics[EXPERT_LOAD_MAX] == pytest.approx(float((counts_LE.amax(dim=1) / counts_LE.mean(dim=1)).max()))
+    assert metrics[EXPERTS_UNUSED] == pytest.approx(float((counts_LE == 0).double().mean()))
+    assert ROUTER_LOSS not in metrics
+
+
+@pytest.mark.parametrize(
+    ("config", "asked"),
+    [
+        (Ernie4_5_MoeConfig(output_router_logits=True, router_aux_loss_coef=0.2, moe_k=3), AuxiliaryLoss(3, 0.2)),
+        (Ernie4_5_MoeConfig(output_router_logits=False), None),
+        (JetMoeConfig(output_router_logits=True, aux_loss_coef=0.3, num_experts_per_tok=2), AuxiliaryLoss(2, 0.3)),
+        (Qwen3MoeConfig(output_router_logits=True, router_aux_loss_coef=0.0), None),
+    ],
+)
+def test_what_a_configuration_asks_for_is_known_under_all_its_names(
+    config: PreTrainedConfig, asked: AuxiliaryLoss | None
+) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert asked_auxiliary_loss(model) == asked

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from rljob_testing.bad_job import Bad
 
 _T = "spec.training."
+_E = _T + "evaluation"
+_HELD_OUT = {"dataset": {"type": "File", "file": {"path": "held_out.jsonl"}}}
+_K = "spec.checkpoint.everySteps"
 _C = _T + "algorithm.rolloutCorrection"
 _FUNCTION = {"type": "Function", "function": {"path": "mine:own"}}
 _GROUP_RELATIVE: tuple[Mapping[str, object], ...] = (
@@ -71,6 +74,11 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_C + ".rejection": {"level": "SequenceMean", "max": 0.9, "min": 0.8}},
         {_C + ".rejection": {"level": "SequenceMean", "estimator": "K3", "max": 0.9}},
     ],
+    "Training.syncEverySteps": [
+        {_T + "rollout.syncEverySteps": 5, _E: _HELD_OUT | {"everySteps": 10}, _K: 5},
+        {_T + "rollout.syncEverySteps": 5, _E: _HELD_OUT | {"everySteps": 0}, _K: 5},
+    ],
+    "RLJobSpec.syncEverySteps": [{_T + "rollout.syncEverySteps": 3, _E: _HELD_OUT | {"everySteps": 3}, _K: 9}],
     "Training.rolloutCorrection": [
         {_T + "rollout.topP": 0.9},
         {_T + "rollout.topK": 5, _C + ".type": "None"},
@@ -142,6 +150,15 @@ BAD: dict[str, list[Bad]] = {
     "RolloutRejection.bounds": [
         Bad(_C + ".rejection.max", {_C + ".rejection": {"level": "Token", "max": 1}}),
         Bad(_C + ".rejection.max", {_C + ".rejection": {"level": "Token", "max": 1.5, "min": 1.5}}),
+    ],
+    "Training.syncEverySteps": [
+        Bad(
+            _E + ".everySteps",
+            {_T + "rollout.syncEverySteps": 5, _E: _HELD_OUT | {"everySteps": 8}, _K: 5},
+        ),
+    ],
+    "RLJobSpec.syncEverySteps": [
+        Bad(_K, {_T + "rollout.syncEverySteps": 5, _E: _HELD_OUT | {"everySteps": 5}, _K: 12}),
     ],
     "Training.rolloutCorrection": [
         Bad(_C, {_T + "rollout.topP": 0.9, _C + ".type": "TokenTruncated"}),

@@ -131,6 +131,7 @@ class Replay:
             seed=SEED,
             num_data_ranks=self.layout(num_ranks).num_data_ranks,
             rows_per_update=self.mini_batch_size * self.group_size,
+            sync_every_steps=1,
         )
 
 
@@ -223,10 +224,11 @@ class ReplayedRollouts(RolloutPhase):
         num_responses: int,
         sampling: SamplingSettings,
         seeds: torch.Tensor,
-        max_staleness: int = 0,
+        *,
+        syncs: bool = True,
     ) -> ScoredRollout:
         """Scores 0 and 1; those of every other prompt's responses are all equal. All by weights of step 0."""
-        del sampling, max_staleness
+        del sampling, syncs
         generator = torch.Generator().manual_seed(int(seeds[0]))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
         lengths_B = torch.randint(1, LONGEST_RESPONSE + 1, (len(repeated),), generator=generator)

@@ -42,11 +42,11 @@ class WatchedHybrid(HybridWorker):
         self.stale_from = stale_from
 
     @contextmanager
-    def rollout_mode(self, max_staleness: int = 0) -> Iterator[None]:
+    def rollout_mode(self, *, syncs: bool = True) -> Iterator[None]:
         """See HybridWorker.rollout_mode."""
         if self.actor.policy_version >= self.stale_from:
             self.synced_version = self.actor.policy_version
-        with super().rollout_mode(max_staleness):
+        with super().rollout_mode(syncs=syncs):
             engine = self.rollout.engine
             assert isinstance(engine, VllmEngine)
             [digest] = engine.engine.apply_model(digest_of)

@@ -153,7 +153,8 @@ class RolloutRejection(WireModel):
 
     level: RejectionLevel
     estimator: KlEstimator = KlEstimator.K1
-    """Of how far the two are apart. K1 is bounded as a ratio, on both sides; K2 and K3 in nats, above."""
+    """Of how far the two are apart. K1 is bounded as the ratio of trainer to generator, on both sides; K2 and
+    K3 in nats, above."""
     max: PositiveNumber
     min: PositiveNumber | None = None
     """For K1; 1 / max when unset."""

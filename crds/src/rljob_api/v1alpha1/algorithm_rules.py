@@ -25,6 +25,7 @@ from rljob_api.v1alpha1.algorithm import (
 )
 from rljob_api.v1alpha1.recipes import MASKED_CORRECTIONS, MAX_RATIO, RECIPES, advantage_type, loss_type
 from rljob_api.v1alpha1.rule import Rule, rule, union_rules
+from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 
 _CHOSEN_BY_RECIPE = {
@@ -192,6 +193,26 @@ CORRECTION_RULES = (
         wrong="must be above min, which is 1 / max when unset",
         advice="bounds of the ratio on both sides of 1 are usual: 0.5 and 2.0",
         holds=lambda r: r.estimator is not KlEstimator.K1 or (r.min < r.max if r.min is not None else r.max > 1),
+    ),
+    rule(
+        Training,
+        "Training.syncEverySteps",
+        field=".evaluation.everySteps",
+        cel="!has(self.evaluation) || self.evaluation.everySteps % self.rollout.syncEverySteps == 0",
+        wrong="must be a multiple of rollout.syncEverySteps: an evaluation takes the newest weights, and would change "
+        "what the steps after it learn from",
+        advice="change one of the two",
+        holds=lambda t: t.evaluation is None or t.evaluation.every_steps % t.rollout.sync_every_steps == 0,
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.syncEverySteps",
+        field=".checkpoint.everySteps",
+        cel="self.checkpoint.everySteps % self.training.rollout.syncEverySteps == 0",
+        wrong="must be a multiple of training.rollout.syncEverySteps: a run that goes on from a checkpoint takes the "
+        "newest weights, and would differ from one that was not interrupted",
+        advice="change one of the two",
+        holds=lambda spec: spec.checkpoint.every_steps % spec.training.rollout.sync_every_steps == 0,
     ),
     rule(
         Training,

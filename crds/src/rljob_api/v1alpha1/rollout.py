@@ -48,8 +48,9 @@ class Rollout(WireModel):
     """Texts that end a response; the text itself is left out of what the reward sees."""
     sync_every_steps: PositiveCount = 1
     """Steps that one hand-over of the weights is used for: with n, responses are by weights up to n - 1 steps old
-    (metrics rollout/staleness_*), for which algorithm.rolloutCorrection can correct. An evaluation and a step after a
-    checkpoint always take the newest weights, so that a resumed run is the same."""
+    (metrics rollout/staleness_*), for which algorithm.rolloutCorrection can correct. Must divide evaluation.everySteps
+    and checkpoint.everySteps: an evaluation takes the newest weights, and so does a run that goes on from a checkpoint.
+    """
     max_num_sequences: PositiveCount = 256
     """Sequences that one engine decodes at the same time."""
     gpu_memory_utilization: OpenFraction = 0.5

@@ -41,7 +41,9 @@ def is_kept(log_ratios_N: Tensor, segments: Segments, rejection: ResolvedRejecti
     """Whether each token is learned from, [N] bool.
 
     Of the token, or of the sum, mean or largest over its response: K1 is the ratio exp(log ratio), from min to max;
-    K2, log ratio^2 / 2, and K3, exp(log ratio) - 1 - log ratio, are at most max. Log ratios are held within +-20.
+    K2, log ratio^2 / 2, and K3, exp(log ratio) - 1 - log ratio, are at most max. Log ratios are held within +-20. The
+    ratio is the trainer's over the generator's, as in the weights; that of verl's rejection is the inverse, so that its
+    bounds lo_hi are 1/hi and 1/lo here.
 
     Source: estimators as in `kl`; masks by the geometric mean of ratios, Zheng et al. 2025, arXiv 2507.18071 (GSPO)."""
     held_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -142,7 +142,7 @@ class Controller:
         cursor = self.cursor.state()
         prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
         try:
-            rollout, metrics = self.training_step.run(prompts, step, self._max_staleness(step))
+            rollout, metrics = self.training_step.run(prompts, step)
         except StepAbandonedError:
             self.cursor.restore(cursor)
             raise
@@ -166,11 +166,6 @@ class Controller:
             self.output.step_done(step + 1, metrics, samples)
             self.reporter.step_done(step + 1, metrics)
             self.agreement.step_done(step + 1, metrics)
-
-    def _max_staleness(self, step: int) -> int:
-        """0 after a checkpoint of the steps before: a resumed run has no older weights either."""
-        is_saved = step == self.checkpointing.last_begun_step
-        return 0 if is_saved else self.job.spec.training.rollout.sync_every_steps - 1
 
     def _evaluate(self, step: int) -> None:
         if self.evaluation is None or not self.evaluation.is_due(step, self.num_steps):
@@ -198,4 +193,5 @@ def step_plan(job: TrainerJob) -> StepPlan:
         seed=training.seed,
         num_data_ranks=num_data_ranks_of(job.spec),
         rows_per_update=mini_batch_size * rollout.group_size,
+        sync_every_steps=rollout.sync_every_steps,
     )

@@ -31,11 +31,16 @@ def check_algorithm(spec: RLJobSpec) -> None:
             "K2 or K3, or placement: Reward"
         )
     rollout, placed = spec.training.rollout, spec.placed_roles()
-    if rollout.sync_every_steps > 1 and spec.training.algorithm.rollout_correction.type is RolloutCorrectionType.NONE:
+    correction = spec.training.algorithm.rollout_correction
+    if rollout.sync_every_steps > 1 and correction.type is RolloutCorrectionType.NONE and correction.rejection is None:
+        advice = "training.algorithm.rolloutCorrection: {type: TokenTruncated} does"
+        if not samples_all_tokens(rollout):
+            advice = "only without topP and topK something can (training.algorithm.rolloutCorrection)"
         log.warning(
             "spec.training.rollout.syncEverySteps: responses are by weights up to %d steps old, and nothing corrects "
-            "for it; training.algorithm.rolloutCorrection: {type: TokenTruncated} does",
+            "for it; %s",
             rollout.sync_every_steps - 1,
+            advice,
         )
     if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in needed:
         raise ConfigurationError(

@@ -101,17 +101,18 @@ class RolloutPhase:
         num_responses: int,
         sampling: SamplingSettings,
         seeds: torch.Tensor,
-        max_staleness: int = 0,
+        *,
+        syncs: bool = True,
     ) -> ScoredRollout:
-        """So many responses to each prompt, those of one prompt side by side, by weights that are at most
-        `max_staleness` steps old. `seeds` is [B] int64.
+        """So many responses to each prompt, those of one prompt side by side, by the present weights, or where it does
+        not sync by those that the rollout engine has. `seeds` is [B] int64.
 
         Raises RewardError when the reward fails and the job says so, StepAbandonedError when a stop was asked for
         meanwhile."""
         asked = stored(prompt_batch(prompts)).repeat(num_responses)
         request = asked.only([PROMPT_TOKEN_IDS]).with_columns({SAMPLE_SEEDS: seeds})
         with self.timer.phase("rollout"):
-            batch = self.hybrid.generate_sequences(request, sampling, max_staleness)
+            batch = self.hybrid.generate_sequences(request, sampling, syncs)
         with self.timer.phase("reward"):
             scores = self._score(batch.only([RESPONSE_TEXTS]).union(asked.only(REWARD_COLUMNS)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))

@@ -66,6 +66,9 @@ class StepPlan:
     """Parts that the actor's batch is split into."""
     rows_per_update: int
     """Responses of an optimizer update, over all workers."""
+    sync_every_steps: int
+    """Weights are handed to the rollout engine in the steps that are multiples of it, whatever has been before: so a
+    resumed run does it in the same ones."""
 
 
 class TrainingStep:
@@ -92,20 +95,16 @@ class TrainingStep:
             or plan.algorithm.rollout_correction.rejection is not None
         )
 
-    def run(
-        self, prompts: Sequence[PromptRow], step: int, max_staleness: int = 0
-    ) -> tuple[ScoredRollout, dict[str, float]]:
-        """Step `step` (from 0) on these prompts, to which weights respond that are at most `max_staleness` steps old;
-        the rollout and the step's metrics."""
+    def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
+        """Step `step` (from 0) on these prompts; the rollout and the step's metrics."""
         with in_step(step):
-            return self._run(prompts, step, max_staleness)
+            return self._run(prompts, step)
 
-    def _run(
-        self, prompts: Sequence[PromptRow], step: int, max_staleness: int
-    ) -> tuple[ScoredRollout, dict[str, float]]:
+    def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
         algorithm, group_size = self.plan.algorithm, self.plan.group_size
         seeds_B = sample_seeds(self.plan.seed, TRAINING_STREAM, step, len(prompts) * group_size)
-        rollout = self.rollout.run(prompts, group_size, self.plan.sampling, seeds_B, max_staleness)
+        syncs = step % self.plan.sync_every_steps == 0
+        rollout = self.rollout.run(prompts, group_size, self.plan.sampling, seeds_B, syncs=syncs)
         groups_B = torch.arange(len(rollout.prompts)) // group_size
         is_learned_B = torch.ones(len(groups_B), dtype=torch.bool)
         if algorithm.drop_zero_variance_groups:

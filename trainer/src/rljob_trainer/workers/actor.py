@@ -116,6 +116,8 @@ class ActorWorker(Worker):
         self.policy_loss = policy_loss(settings.algorithm)
         self.engine = TrainEngine(settings.engine)
         self.policy_version = 0
+        self.num_loads = 0
+        """Checkpoints that were loaded: each begins another life of the weights."""
         self.num_skipped_in_a_row = 0
         self.host_buffers = HostBuffers()
         self.pending_shard: PendingShard | None = None
@@ -218,6 +220,7 @@ class ActorWorker(Worker):
         """Fills weights and optimizer state, whatever the number of ranks was at the save. Raises CheckpointError."""
         load_into(self._named_state(), open_checkpoint(folder))
         self.policy_version = policy_version
+        self.num_loads += 1
 
     @register(Dispatch.ONE_TO_ALL)
     def random_state(self) -> JsonValue:

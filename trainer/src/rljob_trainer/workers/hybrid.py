@@ -43,6 +43,7 @@ class HybridWorker(Worker):
         self.rollout = rollout
         self.rollout_dtype = rollout_dtype
         self.synced_version: int | None = None
+        self.synced_loads = 0
         self.rollout_random_state = self._random_state()
         self.seconds: dict[str, float] = {}
 
@@ -51,9 +52,10 @@ class HybridWorker(Worker):
         return self.rollout.mesh_position(mesh)
 
     @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH)
-    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, max_staleness: int) -> DataProto:
-        """Responses by weights of the actor that are at most `max_staleness` steps old; see RolloutWorker.generate."""
-        with self.rollout_mode(max_staleness), self._timed("generate"):
+    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
+        """Responses by the actor's present weights, or where it does not sync by those that the engine has, if any; see
+        RolloutWorker.generate."""
+        with self.rollout_mode(syncs=syncs), self._timed("generate"):
             return self.rollout.generate(batch, sampling)
 
     @register(Dispatch.DP_COMPUTE_METRIC)
@@ -64,18 +66,19 @@ class HybridWorker(Worker):
         return taken
 
     @contextmanager
-    def rollout_mode(self, max_staleness: int = 0) -> Iterator[None]:
-        """Collective. Within it the rollout engine is awake and has the actor's weights, of now or of at most
-        `max_staleness` steps ago."""
+    def rollout_mode(self, *, syncs: bool = True) -> Iterator[None]:
+        """Collective. Within it the rollout engine is awake and has the actor's weights: those of now where it syncs,
+        or has none, or the actor has loaded a checkpoint since."""
         engine = self.rollout.engine
         with self.trainer_rng_kept():
             with self._timed("weight_sync"):
                 # The engine's memory comes from outside torch's allocator: what that holds in reserve is in the way.
                 self._give_memory_back()
                 engine.wake(weights=True, kv_cache=False)
-                if self._is_too_old(max_staleness):
+                version, held = self.actor.policy_version, self.synced_version
+                if held is None or (syncs and held != version) or self.actor.num_loads != self.synced_loads:
                     sync_weights(self.actor.engine, engine, self.rollout_dtype, self.actor.policy_version)
-                    self.synced_version = self.actor.policy_version
+                    self.synced_version, self.synced_loads = self.actor.policy_version, self.actor.num_loads
                 self._give_memory_back()
                 engine.wake(weights=False, kv_cache=True)
                 engine.clear_cache()
@@ -98,12 +101,6 @@ class HybridWorker(Worker):
         finally:
             self.rollout_random_state = self._random_state()
             self._set_random_state(trainer_state)
-
-    def _is_too_old(self, max_staleness: int) -> bool:
-        """Whether the engine has no weights, weights of another life of the actor, or ones that are older."""
-        if self.synced_version is None:
-            return True
-        return not 0 <= self.actor.policy_version - self.synced_version <= max_staleness
 
     def _random_state(self) -> RandomState:
         device = torch.cuda.get_rng_state(self.context.device) if self.context.device_type == "cuda" else None

@@ -56,7 +56,7 @@ class ActorGroup(Protocol):
 class HybridGroup(Protocol):
     """All ranks of `HybridWorker`."""
 
-    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, max_staleness: int) -> DataProto:
+    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
         """See HybridWorker.generate_sequences."""
 
     def take_seconds(self) -> Metrics:

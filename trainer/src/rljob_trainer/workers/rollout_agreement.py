@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rljob_api.v1alpha1.recipes import ResolvedRejection, ResolvedWeights
-from rljob_trainer.algorithms.rollout_correction import correction_weights, is_kept
+from rljob_trainer.algorithms.rollout_correction import MAX_LOG_RATIO, correction_weights, is_kept
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
@@ -56,7 +56,9 @@ class AgreementSums:
         self._add(LOGPROB_DIFF_MEAN, distances_R)
         self._add(LOGPROB_DIFF_SHARE, distances_R > LARGE_DIFFERENCE)
         self._add(ROLLOUT_KL, -log_ratios_R)
-        self._add(ROLLOUT_K3_KL, log_ratios_R.expm1() - log_ratios_R)
+        # Held as in the weights: one token must not make the mean infinite.
+        held_R = log_ratios_R.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        self._add(ROLLOUT_K3_KL, held_R.expm1() - held_R)
         largest = self.largest.get(LOGPROB_DIFF_MAX)
         self.largest[LOGPROB_DIFF_MAX] = _larger(largest, distances_R.max())
 

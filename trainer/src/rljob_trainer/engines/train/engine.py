@@ -38,7 +38,7 @@ from rljob_trainer.engines.train.model import (
     transformer_layers,
 )
 from rljob_trainer.engines.train.optimizer import make_adamw
-from rljob_trainer.engines.train.router import RouterUse, Routing, router_plan
+from rljob_trainer.engines.train.router import RouterUse, Routing, asked_auxiliary_loss
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
@@ -50,9 +50,6 @@ log = logging.getLogger(__name__)
 
 NAME_PREFIX = "language_model."
 """What wrapping adds in front of the parameter names of the Hugging Face model."""
-
-NUM_COLUMNS = 3
-"""Of what a pass gives: what is per response token comes first."""
 
 Loss = Callable[[MicroBatch, TokenDistribution], Tensor]
 """The part of a micro-batch in the mini-batch's loss, 0-d, times what gradients are averaged over."""
@@ -94,11 +91,11 @@ class TrainEngine:
         load_weights(self.model, self.language_model, settings.model_folder, NAME_PREFIX)
         self.model.eval()
         check_acceptance(self.model.language_model, self._own_logprobs, self._engine_logprobs, self._largest)
-        if settings.optimizer is not None and self.model.router is not None and self.model.router.loss_coefficient:
+        if self.model.router is not None:
             log.info(
-                "the router's auxiliary loss is added with coefficient %g, as the model's configuration says; each "
+                "the routers' auxiliary loss is added with coefficient %g, as the model's configuration says; each "
                 "update takes one more forward pass for it",
-                self.model.router.loss_coefficient,
+                self.model.router.coefficient,
             )
         if self.model.attention.reason:
             log.info("attention: rows are padded, because of the model %s", self.model.attention.reason)
@@ -112,9 +109,7 @@ class TrainEngine:
             materialize(self.model, settings.device)
             self.model.language_model.tie_weights()  # type: ignore[operator]
         self.model.train(settings.optimizer is not None)
-        self.routing: Routing | None = None
-        if self.model.router is not None:
-            self.routing = Routing(self.model.router, lambda sums: self._reduced(sums, dist.ReduceOp.SUM, None))
+        self.routing = Routing(self.model.router, lambda sums: self._reduced(sums, dist.ReduceOp.SUM, None))
         self.optimizer: torch.optim.AdamW | None = None
         if settings.optimizer is None:
             self.model.requires_grad_(False)
@@ -142,7 +137,7 @@ class TrainEngine:
         for rows in micro_batches:
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             run = partial(_distribution, micro_batch, temperature, entropy, with_squares)
-            outputs.append([each for each in self.model(run)[:NUM_COLUMNS] if each is not None])
+            outputs.append([each for each in self.model(run) if each is not None])
         columns = [
             _in_batch_order([each[place].cpu() for each in outputs], micro_batches, batch.response_lengths)
             for place in range(len(outputs[0]) if outputs else 1)
@@ -166,24 +161,26 @@ class TrainEngine:
         """Collective. Adds the gradient of the loss on this rank's rows, and of the routers' auxiliary loss where the
         model's configuration asks for it. `loss` is called once for each micro-batch."""
         micro_batches = self._micro_batches(batch)
-        if self.routing is not None and self.routing.plan.loss_coefficient:
+        if self.model.router is not None:
             self.routing.begin(self._uses(batch, micro_batches))
         for number, rows in enumerate(micro_batches, 1):
             if self.layout.num_replicas > 1:
                 # Replicas sum what their shards have added up, once.
                 self.model.set_requires_all_reduce(number == len(micro_batches))  # type: ignore[operator]
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
-            run = partial(_distribution, micro_batch, temperature, entropy, with_squares)
-            logprobs_R, entropy_R, squares_R, *use = self.model(run)
+            run = partial(_routed_distribution, micro_batch, temperature, entropy, with_squares)
+            logprobs_R, entropy_R, squares_R, counts_LE, *use = self.model(run)
             value = loss(micro_batch, TokenDistribution(logprobs_R, entropy_R, squares_R))
-            if self.routing is not None and use:
+            if counts_LE is not None:
+                self.routing.count(counts_LE)
+            if use:
                 value = value + self.routing.loss(RouterUse(*use)) * self.layout.gradient_divisor
             value.backward()  # type: ignore[no-untyped-call]
 
     def take_routing(self) -> dict[str, float]:
         """Collective. Metrics of how the passes with a gradient since the last call have dealt out tokens to experts;
         nothing for a model without."""
-        return {} if self.routing is None else self.routing.take()
+        return self.routing.take()
 
     def optimizer_step(self, learning_rate: float) -> float:
         """Collective. Clips and applies the gradients; returns their global norm before clipping.
@@ -245,7 +242,8 @@ class TrainEngine:
         if self.settings.gradient_checkpointing:
             language_model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
         attention = choose_attention(language_model.config)
-        model = TokenModel(language_model, attention, router_plan(language_model.config))
+        router = None if self.settings.optimizer is None else asked_auxiliary_loss(language_model)
+        model = TokenModel(language_model, attention, router)
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
         for layer in transformer_layers(model):
             fully_shard(layer, mesh=self.meshes.parameters, mp_policy=policy)
@@ -272,8 +270,13 @@ class TrainEngine:
         """How the model as it is deals out the batch's tokens; one pass without gradient."""
         for rows in micro_batches:
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
-            outputs = self.model(partial(_distribution, micro_batch, 1.0, Entropy.NO, False))
-            yield RouterUse(*outputs[NUM_COLUMNS:])
+            use = self.model(partial(_router_use, micro_batch))
+            if not use:
+                raise ConfigurationError(
+                    f"spec.training.model.source: {type(self.language_model).__name__} gives no logits of its routers, "
+                    "of which config.json wants an auxiliary loss (output_router_logits: true); set it to false there"
+                )
+            yield RouterUse(*use)
 
     def _largest(self, value: float) -> float:
         """Over all ranks that the model is cut up over: they all take part in each pass."""
@@ -294,13 +297,8 @@ class TrainEngine:
         micro_batch = batch.micro_batch(range(len(rows)), self.device, self.sequence_ranks)
         # In the mode that the passes will run in: some models draw random numbers in training.
         self.model.train(self.settings.optimizer is not None)
-        logprobs_R, _, _, *use = self.model(partial(_distribution, micro_batch, 1.0, Entropy.NO, False))
+        logprobs_R, *_ = self.model(partial(_distribution, micro_batch, 1.0, Entropy.NO, False))
         self.model.eval()
-        if self.model.router is not None and self.model.router.loss_coefficient and not use:
-            raise ConfigurationError(
-                f"spec.training.model.source: {type(self.language_model).__name__} gives no logits of its routers, of "
-                "which config.json wants an auxiliary loss (output_router_logits: true); set it to false there"
-            )
         assert logprobs_R is not None
         return torch.split_with_sizes(logprobs_R.cpu(), batch.response_lengths)
 
@@ -326,9 +324,21 @@ def check_bfloat16(device: torch.device) -> None:
 def _distribution(
     micro_batch: MicroBatch, temperature: float, entropy: Entropy, with_squares: bool, model: TokenModel
 ) -> Outputs:
-    found, use = model.distribution(micro_batch, temperature, entropy, with_squares=with_squares)
-    columns = (found.logprobs_N, found.entropy_N, found.squares_N)
+    found = model.distribution(micro_batch, temperature, entropy, with_squares=with_squares)
+    return found.logprobs_N, found.entropy_N, found.squares_N
+
+
+def _routed_distribution(
+    micro_batch: MicroBatch, temperature: float, entropy: Entropy, with_squares: bool, model: TokenModel
+) -> Outputs:
+    found, counts_LE, use = model.routed_distribution(micro_batch, temperature, entropy, with_squares=with_squares)
+    columns = (found.logprobs_N, found.entropy_N, found.squares_N, counts_LE)
     return columns if use is None else (*columns, use.counts_LE, use.probabilities_E)
+
+
+def _router_use(micro_batch: MicroBatch, model: TokenModel) -> Outputs:
+    use = model.router_use(micro_batch)
+    return () if use is None else (use.counts_LE, use.probabilities_E)
 
 
 def _own_logprobs(rows: Sequence[Tensor], model: TokenModel) -> Outputs:

@@ -1,28 +1,35 @@
 """How a mixture of experts deals out tokens, and the auxiliary loss that its configuration may ask for.
 
-Legend: L layers with experts, E experts of each, N tokens that are read.
+Legend: L layers with experts, E experts of each, N tokens that are read, K experts that a token is given to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedConfig
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.metrics import EXPERT_LOAD_MAX, EXPERT_LOAD_MEAN, EXPERTS_UNUSED, ROUTER_LOSS
+
+EXPERTS = "experts"
+"""What transformers calls the module that has all experts of a layer."""
+COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
+"""Names of the auxiliary loss's coefficient in configurations."""
 
 
 @dataclass(frozen=True)
-class RouterPlan:
-    """What the configuration says of a model's routers."""
+class AuxiliaryLoss:
+    """What the configuration says of it."""
 
     num_chosen: int
-    """Experts that each token is given to."""
-    loss_coefficient: float
-    """Of the auxiliary loss; 0 for none."""
+    """K."""
+    coefficient: float
 
 
 @dataclass(frozen=True)
@@ -30,86 +37,141 @@ class RouterUse:
     """Of some tokens. Sums, so that those of parts add up."""
 
     counts_LE: Tensor
-    """float64: tokens that were given to each expert; no gradient."""
+    """float64: tokens for which each expert is among the K most likely; no gradient."""
     probabilities_E: Tensor
     """The routers' probabilities, over layers and tokens; they carry the gradient."""
 
-    def __add__(self, other: RouterUse) -> RouterUse:
-        return RouterUse(self.counts_LE + other.counts_LE, self.probabilities_E + other.probabilities_E)
 
-    def detached(self) -> RouterUse:
-        """Without gradient."""
-        return RouterUse(self.counts_LE, self.probabilities_E.detach().double())
-
-
-def router_plan(config: PreTrainedConfig) -> RouterPlan | None:
-    """None for a model without routers, or with such as give no logits (`output_router_logits`)."""
-    text = config.get_text_config().to_dict()
-    if "output_router_logits" not in text or not text.get("num_experts_per_tok"):
+def asked_auxiliary_loss(model: PreTrainedModel) -> AuxiliaryLoss | None:
+    """None where the model's own class, trained by itself with this configuration, would add none. Raises
+    ConfigurationError where it would, and how cannot be told."""
+    config = model.config.get_text_config()
+    # As attributes: some configurations have other names for them in their files.
+    if not getattr(config, "output_router_logits", False):
         return None
-    coefficient = float(text.get("router_aux_loss_coef") or 0.0)
-    return RouterPlan(int(text["num_experts_per_tok"]), coefficient if text["output_router_logits"] else 0.0)
+    if "load_balancing_loss_func" not in vars(sys.modules[type(model).__module__]):
+        return None
+    coefficient = next((getattr(config, name) for name in COEFFICIENTS if hasattr(config, name)), None)
+    num_chosen = getattr(config, "num_experts_per_tok", None)
+    if coefficient is None or not num_chosen:
+        raise ConfigurationError(
+            "spec.training.model.source: config.json asks for an auxiliary loss of the routers (output_router_logits: "
+            f"true) and does not say which (num_experts_per_tok {num_chosen}, {COEFFICIENTS[0]} {coefficient}); set "
+            "output_router_logits to false there"
+        )
+    return AuxiliaryLoss(int(num_chosen), float(coefficient)) if coefficient else None
 
 
-def router_use(logits: Sequence[Tensor], tokens: slice | Tensor, plan: RouterPlan) -> RouterUse:
-    """Of the logits of each layer, those of these tokens: the rest is filled up. With a gradient only where the
-    auxiliary loss is wanted."""
+def router_use(logits: Sequence[Tensor], tokens: slice | Tensor, num_chosen: int) -> RouterUse:
+    """Of the logits of each layer, those of these tokens: the rest is filled up."""
     counts, sums = [], []
-    with torch.set_grad_enabled(torch.is_grad_enabled() and plan.loss_coefficient > 0):
-        for logits_NE in logits:
-            probabilities_NE = logits_NE[tokens].float().softmax(dim=-1)
-            chosen = probabilities_NE.detach().topk(plan.num_chosen, dim=-1).indices
-            counts.append(torch.bincount(chosen.flatten(), minlength=logits_NE.shape[-1]))
-            sums.append(probabilities_NE.sum(dim=0))
-        return RouterUse(torch.stack(counts).double(), torch.stack(sums).sum(dim=0))
+    for logits_NE in logits:
+        probabilities_NE = logits_NE[tokens].float().softmax(dim=-1)
+        counts.append(counted(probabilities_NE.detach().topk(num_chosen, dim=-1).indices, logits_NE.shape[-1]))
+        sums.append(probabilities_NE.sum(dim=0))
+    return RouterUse(torch.stack(counts), torch.stack(sums).sum(dim=0))
 
 
-def auxiliary_loss(use: RouterUse, whole_counts_LE: Tensor, plan: RouterPlan) -> Tensor:
+def counted(chosen: Tensor, num_experts: int) -> Tensor:
+    """[E] float64: how often each expert is named."""
+    flat = chosen.flatten()
+    # Not `bincount`, for which the host would wait for the device.
+    counts_E = torch.zeros(num_experts, dtype=torch.float64, device=flat.device)
+    return counts_E.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
+
+
+def auxiliary_loss(use: RouterUse, whole_counts_LE: Tensor, num_chosen: int) -> Tensor:
     """The part of some tokens in the loss of a mini-batch, 0-d; `whole_counts_LE` are those of all of it, on all ranks.
 
     E sum_e f_e P_e, with f_e the share of a layer's tokens that are given to expert e and P_e its mean probability,
     both over all tokens and layers (Switch Transformers, Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6, for
     several experts per token as transformers' `load_balancing_loss_func` has it). There f is that of a forward pass;
     here of the whole mini-batch, so that the loss does not depend on how rows are dealt out."""
-    num_places = (whole_counts_LE.sum() / plan.num_chosen).clamp(min=1.0)
+    num_places = (whole_counts_LE.sum() / num_chosen).clamp(min=1.0)
     shares_E = whole_counts_LE.sum(dim=0) / num_places
     return len(shares_E) * (shares_E.to(use.probabilities_E.dtype) * use.probabilities_E).sum() / num_places
 
 
-class Routing:
-    """Of one engine: what its passes with a gradient have dealt out, and the auxiliary loss of an update."""
+class ExpertLoad:
+    """How many tokens the experts of a model are given, by what its layers call them with."""
 
-    def __init__(self, plan: RouterPlan, sum_over_all: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        """Looks at the modules that transformers calls `experts`; none in a model without."""
+        found = [each for name, each in model.named_modules() if name.rpartition(".")[2] == EXPERTS]
+        self._num_experts = [
+            int(each.num_experts) for each in found if isinstance(getattr(each, "num_experts", None), int)
+        ]
+        self._chosen: list[Tensor] | None = None
+        if len(self._num_experts) == len(found):
+            for each in found:
+                each.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    @contextmanager
+    def noted(self) -> Iterator[list[Tensor]]:
+        """Within it, the choices of each layer that has passed, [N, K] int64. Not of what is computed again for the
+        backward pass: that is after it."""
+        chosen: list[Tensor] = []
+        self._chosen = chosen
+        try:
+            yield chosen
+        finally:
+            self._chosen = None
+
+    def counts(self, chosen: Sequence[Tensor], tokens: slice | Tensor) -> Tensor | None:
+        """[L, E] float64, of these tokens; None for a model whose layers do not say."""
+        if not chosen or len(chosen) != len(self._num_experts) or len(set(self._num_experts)) > 1:
+            return None
+        pairs = zip(chosen, self._num_experts, strict=True)
+        return torch.stack([counted(each.flatten(0, -2)[tokens], num_experts) for each, num_experts in pairs])
+
+    def _note(self, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if self._chosen is None:
+            return
+        given = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+        self._chosen.extend(each for each in given if each.dtype is torch.int64)
+
+
+class Routing:
+    """Of one engine: what its passes with a gradient have dealt out, and the auxiliary loss of its updates."""
+
+    def __init__(self, asked: AuxiliaryLoss | None, sum_over_all: Callable[[Tensor], Tensor]) -> None:
         """`sum_over_all` adds up over all ranks; collective."""
-        self.plan = plan
+        self.asked = asked
         self.sum_over_all = sum_over_all
+        self.counts_LE: Tensor | None = None
         self.whole_counts_LE: Tensor | None = None
-        self.seen: RouterUse | None = None
+        self.loss_sum: Tensor | None = None
+        self.num_updates = 0
 
     def begin(self, passes: Iterable[RouterUse]) -> None:
         """Collective. Before an update whose auxiliary loss is wanted: one use for each micro-batch."""
-        counts = [use.counts_LE for use in passes]
-        self.whole_counts_LE = self.sum_over_all(torch.stack(counts).sum(dim=0))
+        self.whole_counts_LE = self.sum_over_all(torch.stack([use.counts_LE for use in passes]).sum(dim=0))
+        self.num_updates += 1
+
+    def count(self, counts_LE: Tensor) -> None:
+        """Of a micro-batch."""
+        self.counts_LE = counts_LE if self.counts_LE is None else self.counts_LE + counts_LE
 
     def loss(self, use: RouterUse) -> Tensor:
-        """A micro-batch's part in the auxiliary loss, times its coefficient; 0 where there is none. Counts the use."""
-        self.seen = use.detached() if self.seen is None else self.seen + use.detached()
-        if not self.plan.loss_coefficient:
-            return use.counts_LE.new_zeros(())
+        """A micro-batch's part in the auxiliary loss, times its coefficient."""
+        assert self.asked is not None, "no auxiliary loss is wanted"
         assert self.whole_counts_LE is not None, "begin first"
-        return self.plan.loss_coefficient * auxiliary_loss(use, self.whole_counts_LE, self.plan)
+        loss = auxiliary_loss(use, self.whole_counts_LE, self.asked.num_chosen)
+        value = loss.detach().double()
+        self.loss_sum = value if self.loss_sum is None else self.loss_sum + value
+        return self.asked.coefficient * loss
 
     def take(self) -> dict[str, float]:
-        """Collective. Metrics of what was counted since the last call, prompts' tokens included; either all ranks have
-        counted something or none has."""
-        use, self.seen = self.seen, None
-        if use is None:
-            return {}
-        whole = RouterUse(self.sum_over_all(use.counts_LE), self.sum_over_all(use.probabilities_E))
-        loads_L = whole.counts_LE.amax(dim=1) / whole.counts_LE.mean(dim=1).clamp(min=1e-9)
-        return {
-            EXPERT_LOAD_MEAN: float(loads_L.mean()),
-            EXPERT_LOAD_MAX: float(loads_L.max()),
-            EXPERTS_UNUSED: float((whole.counts_LE == 0).double().mean()),
-            ROUTER_LOSS: float(auxiliary_loss(whole, whole.counts_LE, self.plan)),
-        }
+        """Collective. Metrics of what was counted since the last call, prompts' tokens included, the loss as the mean
+        of the updates; either all ranks have counted something or none has."""
+        metrics: dict[str, float] = {}
+        if self.counts_LE is not None:
+            counts_LE = self.sum_over_all(self.counts_LE)
+            loads_L = counts_LE.amax(dim=1) / counts_LE.mean(dim=1).clamp(min=1e-9)
+            metrics[EXPERT_LOAD_MEAN] = float(loads_L.mean())
+            metrics[EXPERT_LOAD_MAX] = float(loads_L.max())
+            metrics[EXPERTS_UNUSED] = float((counts_LE == 0).double().mean())
+        if self.loss_sum is not None:
+            metrics[ROUTER_LOSS] = float(self.sum_over_all(self.loss_sum)) / max(1, self.num_updates)
+        self.counts_LE, self.loss_sum, self.num_updates = None, None, 0
+        return metrics

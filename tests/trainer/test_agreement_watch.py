@@ -1,0 +1,82 @@
+"""When a run says that the rollout engine and the trainer disagree."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+
+from rljob_api.v1alpha1.job import RLJob
+from rljob_testing.valid_job import edited, valid_job
+from rljob_trainer.controller.agreement_watch import AgreementWatch
+from rljob_trainer.controller.job_checks import check_algorithm
+from rljob_trainer.observability.metrics import (
+    LOGPROB_DIFF_MAX,
+    LOGPROB_DIFF_MEAN,
+    LOGPROB_DIFF_SHARE,
+    REJECTED_FRACTION,
+    STALENESS_MAX,
+)
+
+_T = "spec.training."
+_CORRECTION = _T + "algorithm.rolloutCorrection"
+_SYNC = {_T + "rollout.syncEverySteps": 4, "spec.checkpoint.everySteps": 4}
+
+
+def warnings_of(
+    caplog: pytest.LogCaptureFixture, differences: list[float], staleness: float = 0.0, **edits: object
+) -> list[str]:
+    """Of a run in 32 bits whose steps have these mean differences."""
+    caplog.clear()
+    edits = {_T + "model.dtype": "Float32", **edits}
+    watch = AgreementWatch(RLJob.from_wire(edited(valid_job(), edits)).spec)
+    for step, mean in enumerate(differences, 1):
+        metrics = {LOGPROB_DIFF_MEAN: mean, LOGPROB_DIFF_MAX: 2 * mean, LOGPROB_DIFF_SHARE: 0.5}
+        watch.step_done(step, {**metrics, STALENESS_MAX: staleness})
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_difference_is_said_and_again_when_it_has_doubled(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = warnings_of(caplog, [1e-6, 9e-4, 2e-3, 3.9e-3, 4.1e-3, math.nan, 5e-3])
+    assert first.startswith("step 3: the rollout engine's log-probabilities are 0.002 nats from the trainer's")
+    assert second.startswith("step 5: ")
+    assert "{type: TokenTruncated} would correct for it" in first
+    assert warnings_of(caplog, [0.04], **{_T + "model.dtype": "BFloat16"}) == []
+    assert len(warnings_of(caplog, [0.06], **{_T + "model.dtype": "BFloat16"})) == 1
+    [corrected] = warnings_of(caplog, [1.0], **{_CORRECTION + ".type": "TokenTruncated"})
+    assert "rolloutCorrection corrects for it" in corrected
+
+
+def test_older_weights_are_expected_to_differ(caplog: pytest.LogCaptureFixture) -> None:
+    assert warnings_of(caplog, [1.0], staleness=1.0) == []
+
+
+def test_rejecting_most_of_a_step_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    watch = AgreementWatch(RLJob.from_wire(edited(valid_job(), {_T + "model.dtype": "Float32"})).spec)
+    for step, rejected in enumerate([0.5, 0.6, 0.7, 1.0], 1):
+        watch.step_done(step, {REJECTED_FRACTION: rejected})
+    assert [record.getMessage()[:66] for record in caplog.records] == [
+        "step 2: algorithm.rolloutCorrection.rejection leaves out 60 % of t",
+        "step 4: algorithm.rolloutCorrection.rejection leaves out 100 % of ",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("edits", "said"),
+    [
+        (_SYNC, "up to 3 steps old, and nothing corrects for it; training.algorithm.rolloutCorrection: {type"),
+        ({**_SYNC, _T + "rollout.topP": 0.9}, "only without topP and topK something can"),
+        ({**_SYNC, _CORRECTION + ".type": "TokenMasked"}, None),
+        ({**_SYNC, _CORRECTION + ".rejection": {"level": "Token", "max": 2}}, None),
+        ({}, None),
+    ],
+)
+def test_old_weights_without_correction_are_said(
+    caplog: pytest.LogCaptureFixture, edits: dict[str, object], said: str | None
+) -> None:
+    caplog.set_level(logging.WARNING)
+    check_algorithm(RLJob.from_wire(edited(valid_job(), edits)).spec)
+    found = [record.getMessage() for record in caplog.records if "syncEverySteps" in record.getMessage()]
+    assert len(found) == (said is not None)
+    assert all(said is not None and said in each for each in found)
