@@ -74,7 +74,13 @@ class HybridWorker(Worker):
                 self._give_memory_back()
                 engine.wake(weights=True, kv_cache=False)
                 if self._is_too_old(max_staleness):
-                    sync_weights(self.actor.engine, engine, self.rollout_dtype, self.actor.policy_version)
+                    sync_weights(
+                        self.actor.engine,
+                        engine,
+                        self.rollout_dtype,
+                        self.actor.policy_version,
+                        knows_base=self.synced_version is not None,
+                    )
                     self.synced_version = self.actor.policy_version
                 self._give_memory_back()
                 engine.wake(weights=False, kv_cache=True)
