@@ -305,6 +305,7 @@ def test_the_workers_get_what_the_job_says(
     _, model = controller_model(job.spec.training.model, tmp_path, tmp_path)
     # More workers than there are processes here: what they would be built from, as far as their own folder and device.
     monkeypatch.setattr(factories, "ActorWorker", lambda _, settings: settings)
+    monkeypatch.setattr(factories, "TrainEngine", lambda settings: settings)
     monkeypatch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
     actor, reference = (
         role.factory(context, {}) for role in model_roles(job, model, LONGEST_PROMPT)[:2] if role.factory

@@ -62,10 +62,10 @@ def make_reference(
 ) -> Worker:
     """The frozen policy of the KL term. An actor in the same process that trains adapters and has the same layout holds
     it already."""
-    actor = others.get(ACTOR)
-    trained = actor.engine if isinstance(actor, ActorWorker) else None
-    if trained is not None and trained.settings.adapters is not None and trained.layout == settings.layout:
-        return ReferenceWorker(context, trained, temperature)
+    if (actor := others.get(ACTOR)) is not None:
+        assert isinstance(actor, ActorWorker)
+        if actor.engine.settings.adapters is not None and actor.engine.layout == settings.layout:
+            return ReferenceWorker(context, actor.engine, temperature)
     engine = replace(settings, device=context.device, model_folder=model.folder())
     return ReferenceWorker(context, TrainEngine(engine), temperature)
 
