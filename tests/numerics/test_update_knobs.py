@@ -214,7 +214,7 @@ def test_log_probabilities_are_those_at_the_temperature(context: WorkerContext) 
     torch.testing.assert_close(found.entropy_N, -(all_RV.exp() * all_RV).sum(dim=1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.squares_N, all_RV.exp().square().sum(dim=1), rtol=1e-5, atol=1e-5)
     assert not torch.allclose(right_R, torch.cat([row.logprobs_R(model, 1.0) for row in rows]), atol=0.1)
-    reference = ReferenceWorker(context, replay.engine_settings(1, is_trained=False), TEMPERATURE)
+    reference = ReferenceWorker(context, TrainEngine(replay.engine_settings(1, is_trained=False)), TEMPERATURE)
     for column in (
         run.actor.compute_logprobs(batch).ragged_column(OLD_LOGPROBS),
         reference.compute_ref_logprobs(batch).ragged_column(REF_LOGPROBS),
@@ -305,6 +305,7 @@ def test_the_workers_get_what_the_job_says(
     _, model = controller_model(job.spec.training.model, tmp_path, tmp_path)
     # More workers than there are processes here: what they would be built from, as far as their own folder and device.
     monkeypatch.setattr(factories, "ActorWorker", lambda _, settings: settings)
+    monkeypatch.setattr(factories, "TrainEngine", lambda settings: settings)
     monkeypatch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
     actor, reference = (
         role.factory(context, {}) for role in model_roles(job, model, LONGEST_PROMPT)[:2] if role.factory

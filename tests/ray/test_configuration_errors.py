@@ -46,6 +46,10 @@ CASES: dict[str, tuple[Document, str]] = {
     "row without a prompt": (small_job(dataset={"file": {"path": "other.jsonl"}}), r"other\.jsonl, line 2: .*prompt"),
     "prompt too long": (small_job(dataset={"maxPromptTokens": 3}), r"maxPromptTokens"),
     "unknown task": (small_job(dataset=reasoning_gym("no_such_task")), r"dataset\.reasoningGym: .*'no_such_task'"),
+    "unknown layers for adapters": (
+        small_job(model={"lora": {"targets": ["q_proj", "query"]}}),
+        r"model\.lora\.targets: no linear layer .* is called 'query'; name some of down_proj, .*, v_proj, or",
+    ),
     "missing reward function": (
         small_job(reward={"function": {"path": "json:no_such_function"}}),
         r"spec\.training\.reward\.function\.path: .*no_such_function",

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.model import Dtype, Model
+from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync, Model
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training_runs import small_job
 from rljob_trainer.controller.auto_settings import AutoSettings, at_kept_commit, hub_model_of, settle, settled_spec
-from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE
+from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE, select_lora_sync
 from rljob_trainer.errors import ConfigurationError
 
 
@@ -128,3 +129,71 @@ def test_transformers_do_not_compile() -> None:
         ConfigurationError, match=r"rollout\.compile: only vLLM compiles.* HuggingFace \(seen: Always\)"
     ):
         settle(spec("Always", "HuggingFace"), "cpu", None)
+
+
+def lora_spec(sync: str = "Auto", engine: str = "VLLM", **lora: JsonValue) -> RLJobSpec:
+    job = small_job(rollout={"engine": engine, "compile": "Never"}, model={"lora": {"sync": sync, **lora}})
+    return RLJob.from_wire(job).spec
+
+
+@pytest.mark.parametrize(
+    ("sync", "engine", "device_type", "has_experts", "expected"),
+    [
+        ("Auto", "VLLM", "cuda", False, LoraSync.ADAPTER),
+        ("Auto", "VLLM", "cpu", False, LoraSync.MERGED),
+        ("Auto", "VLLM", "cuda", True, LoraSync.MERGED),
+        ("Auto", "HuggingFace", "cuda", False, LoraSync.MERGED),
+        ("Adapter", "VLLM", "cpu", False, LoraSync.ADAPTER),
+        ("Adapter", "VLLM", "cuda", True, LoraSync.ADAPTER),
+        ("Merged", "VLLM", "cuda", False, LoraSync.MERGED),
+    ],
+)
+def test_how_adapters_reach_the_engine(
+    sync: str, engine: str, device_type: str, has_experts: bool, expected: LoraSync, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = lora_spec(sync, engine)
+    with caplog.at_level("INFO"):
+        choices = settle(given, device_type, None, has_experts=has_experts)
+    assert choices.lora is not None
+    assert choices.lora.sync is expected
+    assert settled_spec(given, choices).training.model.lora == choices.lora
+    assert f"(model.lora.sync {expected.value}: " in caplog.text
+    other = "cpu" if device_type == "cuda" else "cuda"
+    resumed = settle(given, other, choices).lora
+    assert resumed is not None
+    assert resumed.sync is expected
+
+
+def test_engines_that_take_no_adapters() -> None:
+    with pytest.raises(ConfigurationError, match=r"lora\.sync: vLLM takes no adapters .* experts .*\(seen: Adapter\)"):
+        settle(lora_spec("Adapter"), "cpu", None, has_experts=True)
+    with pytest.raises(ConfigurationError, match=r"lora\.sync: the HuggingFace engine .*\(seen: Adapter\)"):
+        select_lora_sync(LoraSync.ADAPTER, RolloutEngine.HUGGING_FACE, "cuda", has_experts=False)
+
+
+def test_adapters_go_on_as_they_are() -> None:
+    first = settle(lora_spec(rank=8), "cpu", None, local_model="a")
+    assert settle(lora_spec(rank=8, dropout=0.1), "cpu", first, local_model="a").lora == Lora(
+        rank=8, dropout=0.1, sync=LoraSync.MERGED
+    )
+    for other, shown in (
+        (lora_spec(rank=8, alpha=8), "rank 8, alpha 8, targets all"),
+        (lora_spec(rank=8, targets=["v_proj", "q_proj"]), "rank 8, alpha 32, targets q_proj, v_proj"),
+        (spec("Never"), "unset"),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=f"lora: is {shown}, and the checkpoint .* rank 8, alpha 32, targets all; "
+        ):
+            settle(other, "cpu", first, local_model="a")
+    whole = settle(spec("Never"), "cpu", None)
+    with pytest.raises(ConfigurationError, match=r"is rank 8, alpha 32, targets all, and the checkpoint .* with unset"):
+        settle(lora_spec(rank=8), "cpu", whole)
+
+
+def test_adapters_are_not_put_beside_another_model() -> None:
+    first = settle(lora_spec(), "cpu", None, local_model="a" * 64)
+    with pytest.raises(ConfigurationError, match=r"source: is not the model .* fingerprint bbbbbbbbbbbb, not .* aaaa"):
+        settle(lora_spec(), "cpu", first, local_model="b" * 64)
+    at_commit = settle(lora_spec(), "cpu", None, hub_model_of(hub_model(None), hub_model("c1")))
+    with pytest.raises(ConfigurationError, match=r"\(Qwen/Qwen3-0\.6B at commit c2, not .* at commit c1\)"):
+        settle(lora_spec(), "cpu", at_commit, hub_model_of(hub_model("c2"), hub_model("c2")))

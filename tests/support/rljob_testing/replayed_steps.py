@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from torch import nn
 
 from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
 from rljob_trainer.batch.proto import DataProto
@@ -38,6 +39,7 @@ from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.weights.buckets import whole_tensors
@@ -84,6 +86,7 @@ class Replay:
     model: Path = MODEL
     shard_size: int | None = None
     sequence_parallel: int = 1
+    lora: Lora | None = None
 
     @property
     def resolved(self) -> ResolvedAlgorithm:
@@ -104,6 +107,7 @@ class Replay:
             max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
             optimizer=self.optimizer if is_trained else None,
             layout=self.layout(num_ranks),
+            adapters=AdapterSettings(self.lora, SEED) if self.lora and is_trained else None,
         )
 
     def actor_settings(self, num_ranks: int) -> ActorSettings:
@@ -277,11 +281,12 @@ class ReplayedRun:
         return [self.step(number) for number in range(first, last)]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Collective. Whole."""
-        return whole(self.actor.engine.named_shards())
+        """Collective. What is trained, whole."""
+        engine = self.actor.engine
+        return whole(engine.named_adapters() if self.replay.lora else engine.named_shards())
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Collective. Weights and the optimizer's state, whole."""
+        """Collective. What is trained, and the optimizer's state, whole."""
         moments = {f"optimizer.{name}": each for name, each in whole(self.actor.engine.named_optimizer_state()).items()}
         return {**self.weights(), **moments}
 
@@ -305,9 +310,9 @@ def replayed_run(replay: Replay, context: WorkerContext) -> ReplayedRun:
     group = JoinedActor(actor)
     reference = None
     if replay.algorithm.kl.coefficient:
-        reference = ReferenceWorker(
-            context, replay.engine_settings(context.world_size, is_trained=False), replay.temperature
-        )
+        frozen = replay.engine_settings(context.world_size, is_trained=False)
+        engine = actor.engine if replay.lora else TrainEngine(frozen)
+        reference = ReferenceWorker(context, engine, replay.temperature)
     training_step = TrainingStep(
         replay.plan(context.world_size),
         ReplayedRollouts(),

@@ -142,6 +142,11 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.warmupSteps": [{_T + "optimizer.warmupSteps": 10}],
     # 64 prompt tokens and 64 new ones.
     "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
+    "Training.loraSync": [
+        {_T + "model.lora": {"sync": "Adapter"}},
+        {_T + "model.lora": {"sync": "Adapter"}, _T + "rollout.engine": "VLLM"},
+        {_T + "model.lora": {}, _T + "rollout.engine": "HuggingFace"},
+    ],
     "RLJobSpec.maxTokensPerMicroBatch": [
         {_T + "maxTokensPerMicroBatch": 128},
         {_T + "maxTokensPerMicroBatch": 64, "spec.roles.actor.sequenceParallel": 2},
@@ -354,6 +359,9 @@ BAD: dict[str, list[Bad]] = {
     "Training.miniBatchSize": [Bad(_T + "miniBatchSize", {_T + "miniBatchSize": 6})],
     "Training.warmupSteps": [Bad(_T + "optimizer.warmupSteps", {_T + "optimizer.warmupSteps": 11})],
     "Training.timelineSteps": [Bad(_T + "timelineSteps", {_T + "timelineSteps": [11]})],
+    "Training.loraSync": [
+        Bad(_T + "model.lora.sync", {_T + "model.lora": {"sync": "Adapter"}, _T + "rollout.engine": "HuggingFace"})
+    ],
     "RLJobSpec.maxTokensPerMicroBatch": [
         Bad(_T + "maxTokensPerMicroBatch", {_T + "maxTokensPerMicroBatch": 127}),
         Bad(

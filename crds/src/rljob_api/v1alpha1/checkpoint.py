@@ -43,8 +43,9 @@ class CheckpointStorage(WireModel):
 
 class Checkpoint(WireModel):
     """Checkpoints are complete or absent; a new attempt resumes from the newest complete one. They hold master weights
-    and optimizer state as they are in training, in 32 bits whatever the model's dtype, because a resumed run goes on
-    from the very same numbers; on CPUs its steps are bit by bit those of a run that was not interrupted."""
+    (with model.lora those of the adapters) and optimizer state as they are in training, in 32 bits whatever the model's
+    dtype, because a resumed run goes on from the very same numbers; on CPUs its steps are bit by bit those of a run
+    that was not interrupted."""
 
     storage: CheckpointStorage | None = None
     every_steps: PositiveCount = 20

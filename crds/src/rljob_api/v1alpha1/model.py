@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Flag, LongText, ShortText
+from rljob_api.scalars import DecayRate, Flag, Integer, LongText, PositiveNumber, ShortText
+
+MAX_LORA_RANK = 512
+"""What vLLM takes."""
 
 
 class Dtype(StrEnum):
@@ -17,6 +21,34 @@ class Dtype(StrEnum):
     """BFloat16 on GPUs, Float32 on CPUs."""
     FLOAT32 = "Float32"
     BFLOAT16 = "BFloat16"
+
+
+class LoraSync(StrEnum):
+    """How trained adapters reach the rollout engine."""
+
+    AUTO = "Auto"
+    """Adapter on GPUs, Merged on CPUs (vLLM decodes half as fast with adapters there), for models with experts, and for
+    the HuggingFace engine."""
+    ADAPTER = "Adapter"
+    """The adapters alone, next to a base model that stays in vLLM; with vLLM only."""
+    MERGED = "Merged"
+    """The whole model, with the adapters added to its weights."""
+
+
+class Lora(WireModel):
+    """Low-rank adapters (LoRA): the model's weights stay as they are, and a small product of two matrices is trained
+    beside each chosen linear layer. Optimizer state and checkpoints are of the adapters alone."""
+
+    rank: Annotated[Integer, Field(ge=1, le=MAX_LORA_RANK)] = 16
+    """Columns of the first matrix, and rows of the second."""
+    alpha: PositiveNumber = 32.0
+    """The product is multiplied by alpha / rank."""
+    targets: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=64)] | None = None
+    """Names of linear layers, or the ends of them (`q_proj`, `self_attn.q_proj`). All linear layers of the decoder's
+    layers when unset; the output head is none of them."""
+    dropout: DecayRate = 0.0
+    """Share of an adapter's inputs that is left out while gradients are computed; generation and scoring see all."""
+    sync: LoraSync = LoraSync.AUTO
 
 
 class Model(WireModel):
@@ -30,3 +62,6 @@ class Model(WireModel):
     dtype: Dtype = Dtype.AUTO
     gradient_checkpointing: Flag = Field(default=False)
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    lora: Lora | None = None
+    """Train adapters instead of all weights. The export is the merged model, with the adapters beside it in `adapter/`.
+    A reference on the actor's pool is this model with its adapters off: it takes no memory."""

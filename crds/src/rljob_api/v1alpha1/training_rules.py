@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, HuggingFaceDataset
-from rljob_api.v1alpha1.model import Model
+from rljob_api.v1alpha1.model import LoraSync, Model
 from rljob_api.v1alpha1.reward import Reward, RewardType
+from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_api.v1alpha1.rule import ContractT, Rule, cel_text, rule, union_rules
 from rljob_api.v1alpha1.training import Training
 
@@ -38,6 +39,12 @@ def _rewards_match(training: Training) -> bool:
     if training.reward.type is not RewardType.REASONING_GYM or evaluation is None:
         return True
     return evaluation.dataset.type is DatasetType.REASONING_GYM
+
+
+def _engine_takes_adapters(training: Training) -> bool:
+    lora = training.model.lora
+    wants_adapter = lora is not None and lora.sync is LoraSync.ADAPTER
+    return not wants_adapter or training.rollout.engine is not RolloutEngine.HUGGING_FACE
 
 
 UNION_RULES = (
@@ -104,5 +111,14 @@ TRAINING_RULES = (
         wrong="must not be more than training.steps",
         advice="name steps that are done (the first is 1)",
         holds=lambda t: all(step <= t.steps for step in t.timeline_steps),
+    ),
+    rule(
+        Training,
+        "Training.loraSync",
+        field=".model.lora.sync",
+        cel="!has(self.model.lora) || self.model.lora.sync != 'Adapter' || self.rollout.engine != 'HuggingFace'",
+        wrong="the HuggingFace engine takes no adapters",
+        advice="write Merged or Auto, or rollout.engine: VLLM",
+        holds=_engine_takes_adapters,
     ),
 )

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
@@ -18,8 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rljob_api.v1alpha1.checkpoint import ExportDtype
 from rljob_trainer.checkpoints.errors import CheckpointError
-from rljob_trainer.checkpoints.layout import TEMPORARY_SUFFIX
-from rljob_trainer.checkpoints.load import CheckpointReader
+from rljob_trainer.checkpoints.layout import TEMPORARY_SUFFIX, TensorEntry
 from rljob_trainer.checkpoints.storage import durable_file, make_folder, storage_errors, sync_folder, write_all
 from rljob_trainer.checkpoints.tensor_file import DTYPE_NAMES, DTYPES, TensorSpec, stream_tensor_file
 from rljob_trainer.models.weight_conversion import HubNames, float32_names
@@ -35,6 +35,22 @@ FLOAT16_MAX = torch.finfo(torch.float16).max
 _COPIED_SUFFIXES = {".json", ".jinja", ".txt", ".model", ".tiktoken"}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Of exports, by their names in config.json."""
+
+
+class SavedWeights(Protocol):
+    """Where the tensors of an export come from: a `CheckpointReader`, or `adapter_export.MergedWeights`."""
+
+    folder: Path
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all tensors."""
+
+    def entry(self, name: str) -> TensorEntry:
+        """Shape and dtype."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor."""
 
 
 def export_dtype(choice: ExportDtype, source: Path) -> torch.dtype:
@@ -61,10 +77,11 @@ def export_dtype(choice: ExportDtype, source: Path) -> torch.dtype:
 def write_huggingface(
     folder: Path,
     source: Path,
-    weights: CheckpointReader,
+    weights: SavedWeights,
     prefix: str,
     dtype: torch.dtype,
     max_file_bytes: int = MAX_FILE_BYTES,
+    write_more: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes the model to `folder`, which appears complete or not at all and replaces an earlier export.
 
@@ -72,7 +89,7 @@ def write_huggingface(
     copied, with `dtype` as the model's dtype. The weights are the tensors whose names begin with `prefix`, followed by
     the name in the `transformers` model. They get the names and forms that the model has on the hub; floating-point
     ones are converted to `dtype`, and tensors tied to another one are left out. No more is in memory than one tensor as
-    it was saved (all experts of a layer are one), and as it is written.
+    it was saved (all experts of a layer are one), and as it is written. `write_more` may add to the folder.
 
     Raises CheckpointError where a tensor of the model is missing, unknown or of another shape (`from_pretrained` would
     fill it with random numbers and only warn), where `dtype` cannot hold a value, and where reading or writing fails.
@@ -87,6 +104,8 @@ def write_huggingface(
         try:
             _write_weights(temporary, specs, tensors.read, max_file_bytes)
             _copy_settings(source, temporary, dtype)
+            if write_more is not None:
+                write_more(temporary)
             _replace_folder(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -95,7 +114,7 @@ def write_huggingface(
 class _ExportedTensors:
     """The tensors of an export, read from a checkpoint when they are written."""
 
-    def __init__(self, folder: Path, source: Path, weights: CheckpointReader, prefix: str, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, source: Path, weights: SavedWeights, prefix: str, dtype: torch.dtype) -> None:
         self._folder, self._weights, self._prefix = folder, weights, prefix
         model = _meta_model(source)
         saved = self._saved(source, model)

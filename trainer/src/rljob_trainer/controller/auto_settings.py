@@ -6,10 +6,16 @@ from __future__ import annotations
 import logging
 
 from rljob_api.base import WireModel
-from rljob_api.v1alpha1.model import Dtype, Model
+from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync, Model
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_trainer.engines.rollout.select import missing_for_compilation, select_compile, select_engine
+from rljob_trainer.engines.rollout.select import (
+    missing_for_compilation,
+    select_compile,
+    select_engine,
+    select_lora_sync,
+)
+from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +41,8 @@ class AutoSettings(WireModel):
     """Of it come the reference's weights, the tokenizer and the prompts. None for local models."""
     local_model: str | None = None
     """Of a local model, instead: what tells it from others (`models.source.fingerprint`)."""
+    lora: Lora | None = None
+    """The adapters that are trained; their `sync` is not `AUTO`."""
 
 
 def at_kept_commit(model: Model, kept: AutoSettings | None) -> Model:
@@ -58,11 +66,14 @@ def settle(
     kept: AutoSettings | None,
     hub_model: HubModel | None = None,
     local_model: str | None = None,
+    *,
+    has_experts: bool = False,
 ) -> AutoSettings:
     """The choices of this start. `kept` are those of the checkpoint that it goes on from; `hub_model` is the job's
-    model, None for a local one, which `local_model` tells from others.
+    model, None for a local one, which `local_model` tells from others; `has_experts` counts for adapters alone.
 
-    Raises ConfigurationError for a rollout engine that is not installed, or cannot compile."""
+    Raises ConfigurationError for a rollout engine that is not installed, cannot compile or takes no adapters, and for
+    adapters that do not go on from those of the checkpoint."""
     dtype = spec.training.model.dtype
     if dtype is Dtype.AUTO:
         chosen = Dtype.BFLOAT16 if device_type == "cuda" else Dtype.FLOAT32
@@ -70,6 +81,9 @@ def settle(
     elif kept and dtype is not kept.dtype:
         log.warning("spec.training.model.dtype is %s, and the checkpoint was trained in %s", dtype, kept.dtype)
     engine = select_engine(chosen_engine(spec, kept))
+    lora = _settled_lora(spec, engine, device_type, kept, has_experts=has_experts)
+    if kept and lora:
+        _refuse_other_base(kept, hub_model, local_model)
     before = kept.hub_model if kept else None
     if before and (hub_model is None or hub_model.revision != before.revision):
         log.warning(
@@ -91,6 +105,7 @@ def settle(
         rollout_compile=_settled_compile(spec, engine, device_type, kept),
         hub_model=hub_model,
         local_model=local_model,
+        lora=lora,
     )
 
 
@@ -115,10 +130,60 @@ def _settled_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, k
     return kept.rollout_compile
 
 
+def _settled_lora(
+    spec: RLJobSpec, engine: RolloutEngine, device_type: str, kept: AutoSettings | None, *, has_experts: bool
+) -> Lora | None:
+    wanted = spec.training.model.lora
+    if kept:
+        _refuse_other_adapters(wanted, kept.lora)
+    if wanted is None:
+        return None
+    sync, reason = select_lora_sync(wanted.sync, engine, device_type, has_experts=has_experts)
+    if wanted.sync is LoraSync.AUTO and kept and kept.lora and kept.rollout_engine is engine:
+        sync, reason = kept.lora.sync, "as the run began"
+    how = "the adapters alone" if sync is LoraSync.ADAPTER else "the merged model"
+    log.info("lora: the rollout engine gets %s (model.lora.sync %s: %s)", how, sync.value, reason)
+    return wanted.model_copy(update={"sync": sync})
+
+
+def _refuse_other_adapters(wanted: Lora | None, before: Lora | None) -> None:
+    """What decides the shapes of adapters and what they mean; the dropout may change."""
+    shown = [_adapters_shown(each) for each in (wanted, before)]
+    if shown[0] != shown[1]:
+        raise ConfigurationError(
+            f"spec.training.model.lora: is {shown[0]}, and the checkpoint was trained with {shown[1]}; write that, or "
+            "begin a new run"
+        )
+
+
+def _adapters_shown(lora: Lora | None) -> str:
+    if lora is None:
+        return "unset"
+    targets = "all" if lora.targets is None else ", ".join(sorted(lora.targets))
+    return f"rank {lora.rank}, alpha {lora.alpha:g}, targets {targets}"
+
+
+def _refuse_other_base(kept: AutoSettings, hub_model: HubModel | None, local_model: str | None) -> None:
+    """Adapters mean nothing beside other weights, and a checkpoint has no others."""
+    commits = [each.revision if each else None for each in (hub_model, kept.hub_model)]
+    if commits[0] != commits[1] or local_model != kept.local_model:
+        raise ConfigurationError(
+            "spec.training.model.source: is not the model that the adapters of the checkpoint were trained beside "
+            f"({_model_shown(hub_model, local_model)}, not {_model_shown(kept.hub_model, kept.local_model)}); name "
+            "that one, or begin a new run"
+        )
+
+
+def _model_shown(hub_model: HubModel | None, local_model: str | None) -> str:
+    if hub_model:
+        return f"{hub_model.source} at commit {hub_model.revision}"
+    return f"a local model of fingerprint {(local_model or 'unknown')[:12]}"
+
+
 def settled_spec(spec: RLJobSpec, choices: AutoSettings) -> RLJobSpec:
     """The spec that names them."""
     training = spec.training
-    model = training.model.model_copy(update={"dtype": choices.dtype})
+    model = training.model.model_copy(update={"dtype": choices.dtype, "lora": choices.lora})
     if choices.hub_model:
         model = model.model_copy(update={"revision": choices.hub_model.revision})
     rollout = training.rollout.model_copy(update={"engine": choices.rollout_engine, "compile": choices.rollout_compile})

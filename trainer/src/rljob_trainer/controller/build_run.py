@@ -33,6 +33,7 @@ from rljob_trainer.controller.auto_settings import (
 from rljob_trainer.controller.job_checks import (
     check_algorithm,
     check_layouts,
+    check_lora,
     check_row_lengths,
     check_vocabulary,
     needs_reference,
@@ -43,6 +44,7 @@ from rljob_trainer.datasets.prompts import PromptRow, load_prompts
 from rljob_trainer.engines.rollout.select import select_engine
 from rljob_trainer.engines.train.engine import TrainEngineSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session
@@ -138,6 +140,7 @@ class Run:
     hub is at a commit."""
     choices: AutoSettings
     model_folder: Path
+    model_place: ModelPlace
     prompts: Prompts
     workers: Workers
 
@@ -164,6 +167,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
         check_vocabulary(model_folder, prompts.largest_token)
         check_layouts(model_folder, [layout_of(job.spec, role) for role in train_roles(job.spec)])
+        has_experts = check_lora(model_folder, training.model.lora)
         if engine is RolloutEngine.VLLM:
             check_row_lengths(model_folder, prompts.longest + training.rollout.max_new_tokens)
         log.info(
@@ -175,10 +179,10 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         check.wait_until_ready()
         check.close()
         device_type = stack.enter_context(_ray(job, settings))
-        choices = settle(job.spec, device_type, kept, hub_model, local_model)
+        choices = settle(job.spec, device_type, kept, hub_model, local_model, has_experts=has_experts)
         job = job.model_copy(update={"spec": settled_spec(job.spec, choices)})
         workers = stack.enter_context(_workers(job, settings, model, reward, prompts.longest, device_type))
-        yield Run(job, choices, model_folder, prompts, workers)
+        yield Run(job, choices, model_folder, model, prompts, workers)
 
 
 def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
@@ -230,7 +234,9 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
         optimizer=None,
         layout=layout_of(job.spec, REFERENCE),
     )
-    trained = replace(frozen, optimizer=training.optimizer, layout=layout_of(job.spec, ACTOR))
+    adapters = AdapterSettings(training.model.lora, training.seed) if training.model.lora else None
+    layout = layout_of(job.spec, ACTOR)
+    trained = replace(frozen, optimizer=training.optimizer, layout=layout, adapters=adapters)
     actor = ActorSettings(
         engine=trained,
         algorithm=resolve_algorithm(training.algorithm),
@@ -257,6 +263,7 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
         cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
         seed=training.seed,
         keeps_weights_asleep=rollout.sync_every_steps > 1,
+        adapters=adapters,
     )
     roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
     if needs_reference(job.spec):

@@ -13,6 +13,7 @@ from pathlib import Path
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
 from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
 from rljob_trainer.controller.agreement_watch import AgreementWatch
@@ -28,6 +29,7 @@ from rljob_trainer.controller.stop_request import StepAbandonedError, StopReques
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.errors import AlgorithmFunctionError, CollectiveFunctionError, RewardError
 from rljob_trainer.groups.object_store import TRAFFIC
 from rljob_trainer.observability.metrics import (
@@ -42,7 +44,7 @@ from rljob_trainer.observability.metrics import (
 )
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.workers.actor import MODEL_PREFIX
+from rljob_trainer.workers.actor import ADAPTER_PREFIX, MODEL_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +125,8 @@ class Controller:
         return self.saves.save_on_request(self.cursor.state())
 
     def export(self, folder: Path) -> Path | None:
-        """The policy as a Hugging Face folder, from the checkpoint of the last step."""
+        """The policy as a Hugging Face folder, from the checkpoint of the last step; where adapters were trained, with
+        the weights that training began from."""
         checkpoint = self.job.spec.checkpoint
         if checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
             return None
@@ -131,7 +134,13 @@ class Controller:
         source = self.run_parts.model_folder
         dtype = export_dtype(checkpoint.export_dtype, source)
         log.info("exporting the model as %s", str(dtype).removeprefix("torch."))
-        write_huggingface(folder, source, open_known_checkpoint(self.checkpointing.newest), MODEL_PREFIX, dtype)
+        saved, model = open_known_checkpoint(self.checkpointing.newest), self.job.spec.training.model
+        if model.lora is None:
+            write_huggingface(folder, source, saved, MODEL_PREFIX, dtype)
+        else:
+            adapters = AdapterSettings(model.lora, self.job.spec.training.seed)
+            base = self.run_parts.model_place.folder()
+            write_merged_huggingface(folder, base, saved, ADAPTER_PREFIX, adapters, model.source, dtype)
         return folder
 
     def _step(self, step: int) -> None:

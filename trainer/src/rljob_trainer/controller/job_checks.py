@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rljob_api.v1alpha1.algorithm import KlEstimator, KlPlacement, RolloutCorrectionType
+from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rollout import Rollout
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -14,7 +15,8 @@ from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS
 from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
-from rljob_trainer.engines.train.model import read_config
+from rljob_trainer.engines.train.lora import has_experts, target_layers
+from rljob_trainer.engines.train.model import build_on_meta, read_config
 from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,16 @@ def check_layouts(model_folder: Path, layouts: Iterable[ParallelLayout]) -> None
     config = read_config(model_folder)
     for layout in layouts:
         check_layout(layout, config)
+
+
+def check_lora(model_folder: Path, lora: Lora | None) -> bool:
+    """Whether adapters are put into a model with experts. Raises ConfigurationError for targets that the model does not
+    have."""
+    if lora is None:
+        return False
+    model = build_on_meta(model_folder)
+    log.info("lora: rank %d beside %d linear layers", lora.rank, len(target_layers(model, lora.targets)))
+    return has_experts(model)
 
 
 def needs_reference(spec: RLJobSpec) -> bool:

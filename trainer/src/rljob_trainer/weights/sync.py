@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from rljob_trainer.engines.rollout.base import RolloutEngine
+from rljob_trainer.engines.rollout.base import AdapterEngine, RolloutEngine
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.models.weight_conversion import HubNames, float32_names
+from rljob_trainer.weights.adapters import merged_tensors, whole_adapters
 from rljob_trainer.weights.buckets import whole_tensors
 
 
-def sync_weights(source: TrainEngine, target: RolloutEngine, dtype: torch.dtype, policy_version: int) -> None:
-    """Collective. After it the target generates with the source's weights, in `dtype`."""
+def sync_weights(
+    source: TrainEngine, target: RolloutEngine, dtype: torch.dtype, policy_version: int, *, knows_base: bool = False
+) -> None:
+    """Collective. After it the target generates with the source's weights, in `dtype`.
+
+    `knows_base` says that the target has had weights of this source and has not forgotten them: where adapters go by
+    themselves, it then needs those alone."""
+    adapters = source.settings.adapters
+    if adapters is None or not adapters.go_alone:
+        target.update_weights(_whole_model(source, target, dtype, is_merged=adapters is not None), policy_version)
+        return
+    assert isinstance(target, AdapterEngine), "the job's engine takes no adapters"
+    if not knows_base:
+        target.update_weights(_whole_model(source, target, dtype, is_merged=False), policy_version)
+    target.update_adapter(whole_adapters(source), adapters.lora, policy_version)
+
+
+def _whole_model(
+    source: TrainEngine, target: RolloutEngine, dtype: torch.dtype, *, is_merged: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
     shards = dict(source.named_shards())
-    weights = whole_tensors(shards.items(), dtype, kept=float32_names(source.language_model, shards))
-    if target.takes_hub_names:
-        weights = HubNames(source.language_model).stream(weights, list(shards))
-    target.update_weights(weights, policy_version)
+    kept = float32_names(source.language_model, shards)
+    adapters = source.settings.adapters
+    if is_merged and adapters is not None:
+        weights = merged_tensors(source, adapters, dtype, kept)
+    else:
+        weights = whole_tensors(shards.items(), dtype, kept=kept)
+    return HubNames(source.language_model).stream(weights, list(shards)) if target.takes_hub_names else weights

@@ -73,6 +73,7 @@ from rljob_trainer.workers.update_loss import UpdateLoss
 from rljob_trainer.workers.update_sums import UpdateSums
 
 MODEL_PREFIX = "model."
+ADAPTER_PREFIX = "adapter."
 OPTIMIZER_PREFIX = "optimizer."
 """Of tensor names in checkpoints."""
 
@@ -243,8 +244,11 @@ class ActorWorker(Worker):
         return kl.coefficient * kl_estimate(old_R, ref_R, kl.estimator)
 
     def _named_state(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self.engine.named_shards():
-            yield MODEL_PREFIX + name, tensor
+        """What training changes: of a model with adapters those alone."""
+        if self.settings.engine.adapters is None:
+            yield from ((MODEL_PREFIX + name, tensor) for name, tensor in self.engine.named_shards())
+        else:
+            yield from ((ADAPTER_PREFIX + name, tensor) for name, tensor in self.engine.named_adapters())
         for name, tensor in self.engine.named_optimizer_state():
             yield OPTIMIZER_PREFIX + name, tensor
 

@@ -11,7 +11,8 @@ from rljob_api.v1alpha1.rollout import RolloutEngine as RolloutEngineName
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import RolloutEngine
 from rljob_trainer.engines.rollout.select import select_engine
-from rljob_trainer.engines.train.engine import TrainEngineSettings
+from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.source import ModelPlace
 from rljob_trainer.settings import variables_named
@@ -40,6 +41,8 @@ class RolloutSettings:
     seed: int
     keeps_weights_asleep: bool
     """Where one hand-over of weights serves several steps."""
+    adapters: AdapterSettings | None
+    """What is trained in the place of all weights."""
 
 
 def make_actor(
@@ -55,11 +58,16 @@ def make_reference(
     model: ModelPlace,
     temperature: float,
     context: WorkerContext,
-    _others: Mapping[str, Worker],
+    others: Mapping[str, Worker],
 ) -> Worker:
-    """The frozen policy of the KL term."""
+    """The frozen policy of the KL term. An actor in the same process that trains adapters and has the same layout holds
+    it already."""
+    if (actor := others.get(ACTOR)) is not None:
+        assert isinstance(actor, ActorWorker)
+        if actor.engine.settings.adapters is not None and actor.engine.layout == settings.layout:
+            return ReferenceWorker(context, actor.engine, temperature)
     engine = replace(settings, device=context.device, model_folder=model.folder())
-    return ReferenceWorker(context, engine, temperature)
+    return ReferenceWorker(context, TrainEngine(engine), temperature)
 
 
 def make_reward(settings: RewardSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
@@ -95,6 +103,7 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
             "(is it the build for this device?), or write HuggingFace"
         ) from error
 
+    alone = settings.adapters if settings.adapters is not None and settings.adapters.go_alone else None
     return VllmEngine(
         VllmSettings(
             model_folder=settings.model.folder(),
@@ -107,6 +116,8 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
             gpu_memory_utilization=settings.gpu_memory_utilization,
             cpu_kv_cache_bytes=settings.cpu_kv_cache_bytes,
             seed=settings.seed,
-            keeps_weights_asleep=settings.keeps_weights_asleep,
+            # Beside adapters the base stays as it is, and need not come again.
+            keeps_weights_asleep=settings.keeps_weights_asleep or alone is not None,
+            adapter_rank=None if alone is None else alone.lora.rank,
         )
     )

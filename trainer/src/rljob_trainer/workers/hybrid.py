@@ -77,8 +77,8 @@ class HybridWorker(Worker):
                 engine.wake(weights=True, kv_cache=False)
                 version, held = self.actor.policy_version, self.synced_version
                 if held is None or (syncs and held != version) or self.actor.num_loads != self.synced_loads:
-                    sync_weights(self.actor.engine, engine, self.rollout_dtype, self.actor.policy_version)
-                    self.synced_version, self.synced_loads = self.actor.policy_version, self.actor.num_loads
+                    sync_weights(self.actor.engine, engine, self.rollout_dtype, version, knows_base=held is not None)
+                    self.synced_version, self.synced_loads = version, self.actor.num_loads
                 self._give_memory_back()
                 engine.wake(weights=False, kv_cache=True)
                 engine.clear_cache()

@@ -7,7 +7,7 @@ from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
-from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_batch import in_rows
 from rljob_trainer.workers.columns import REF_LOGPROBS, token_batch
 
@@ -15,10 +15,10 @@ from rljob_trainer.workers.columns import REF_LOGPROBS, token_batch
 class ReferenceWorker(Worker):
     """Scores tokens with the frozen model. Built where there is a KL term, or a function of the user's needs it."""
 
-    def __init__(self, context: WorkerContext, settings: TrainEngineSettings, temperature: float) -> None:
-        """Collective. `settings.optimizer` must be None."""
+    def __init__(self, context: WorkerContext, engine: TrainEngine, temperature: float) -> None:
+        """`engine` has the frozen model: by itself, or as that to which the actor adds its adapters."""
         super().__init__(context)
-        self.engine = TrainEngine(settings)
+        self.engine = engine
         self.temperature = temperature
 
     def mesh_position(self, mesh: str) -> MeshPosition:
@@ -30,5 +30,5 @@ class ReferenceWorker(Worker):
     def compute_ref_logprobs(self, batch: DataProto) -> DataProto:
         """Column REF_LOGPROBS for a batch with TOKENS and RESPONSE_MASK; 0 for rows that IS_LEARNED leaves out."""
         tokens = token_batch(batch)
-        found = self.engine.forward(tokens, self.temperature)
+        found = self.engine.forward(tokens, self.temperature, with_adapters=False)
         return DataProto(ragged={REF_LOGPROBS: in_rows(found.logprobs_N, tokens.response_mask)})

@@ -7,11 +7,13 @@ make the same calls in the same order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
+
+from rljob_api.v1alpha1.model import Lora
 
 
 class FinishReason(StrEnum):
@@ -114,3 +116,12 @@ class RolloutEngine(ABC):
         while self.has_unfinished():
             finished.update({sequence.request_id: sequence for sequence in self.step()})
         return finished
+
+
+class AdapterEngine(RolloutEngine):
+    """An engine that can have an adapter (LoRA) beside its weights."""
+
+    @abstractmethod
+    def update_adapter(self, tensors: Mapping[str, torch.Tensor], lora: Lora, policy_version: int) -> None:
+        """Replaces the adapter (whole tensors, under the names of peft's files) and drops what was cached with the old
+        one. `update_weights` drops the adapter; else as there."""

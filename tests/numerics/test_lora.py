@@ -1,0 +1,164 @@
+"""Adapters (LoRA): what is trained, that it does not depend on the layout, and what becomes of it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from rljob_testing.lora_runs import CASES, LORA, SAME_AS_ONE, OfRank, everything
+from rljob_testing.one_step import Outcome
+from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.replayed_steps import MODEL
+from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_metrics, difference
+from rljob_testing.tiny_models import ARCHITECTURES
+from rljob_trainer.engines.train.lora import has_experts, linear_layers, target_layers
+from rljob_trainer.engines.train.model import build_on_meta
+from rljob_trainer.errors import ConfigurationError
+
+SCALING = LORA.alpha / LORA.rank
+LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[OfRank]]:
+    """By the number of ranks."""
+    program = partial(everything, tmp_path_factory.mktemp("checkpoints"))
+    counts = (2, 1)
+    found = run_on_ranks([RankedRun(program, num_ranks) for num_ranks in counts])
+    return {
+        num_ranks: [each for each in of_ranks if isinstance(each, OfRank)]
+        for num_ranks, of_ranks in zip(counts, found, strict=True)
+    }
+
+
+def outcome(ranks: dict[int, list[OfRank]], name: str) -> Outcome:
+    return ranks[CASES[name].num_ranks][0].steps[name]
+
+
+@pytest.mark.parametrize("name", SAME_AS_ONE)
+def test_gradients_are_those_of_one_worker_and_one_pass(ranks: dict[int, list[OfRank]], name: str) -> None:
+    found, right = outcome(ranks, name), outcome(ranks, "one")
+    assert len(found.gradients) == len(right.gradients) == 2
+    assert max(map(difference, found.gradients, right.gradients)) < RELATIVE
+    assert_same_metrics(found.metrics, right.metrics)
+
+
+def test_the_gradient_follows_from_that_of_the_whole_weight(ranks: dict[int, list[OfRank]]) -> None:
+    """y = x W' + s x A' B', and B is 0: the gradient of B is s G A', that of A is 0, where G is that of W."""
+    [found, *_], [whole, *_] = outcome(ranks, "first").gradients, outcome(ranks, "all weights").gradients
+    drawn = ranks[1][0].trained.first
+    of_seconds = {name: gradient for name, gradient in found.items() if ".lora_B." in name}
+    right = {}
+    for name in of_seconds:
+        layer = name.partition(".lora_B.")[0]
+        first = drawn[f"base_model.model.{layer.removeprefix('language_model.')}.lora_A.weight"]
+        right[name] = SCALING * whole[f"{layer}.weight"] @ first.T
+    assert difference(of_seconds, right) < RELATIVE
+    of_firsts = [gradient for name, gradient in found.items() if ".lora_A." in name]
+    assert len(found) == len(of_seconds) + len(of_firsts)
+    assert not any(gradient.any() for gradient in of_firsts)
+
+
+def test_only_adapters_are_trained_and_saved(ranks: dict[int, list[OfRank]]) -> None:
+    for num_ranks, of_ranks in ranks.items():
+        trained = of_ranks[0].trained
+        names = {name for name in trained.last if not name.startswith("optimizer.")}
+        assert names == trained.adapters.keys()
+        num_elements = sum(each.numel() for each in trained.adapters.values())
+        assert trained.trainable == num_elements
+        assert len(trained.optimizer_names) == 3 * len(names)
+        # Weights, two moments, and a counter for each; every rank stores its own part.
+        assert sum(each.trained.stored for each in of_ranks) == 3 * num_elements + len(names)
+        assert {name.rpartition(".lora_")[0].rpartition(".")[2] for name in names} == set(LINEAR)
+        assert num_ranks in (1, 2)
+
+
+def test_adapters_begin_the_same_on_any_number_of_ranks(ranks: dict[int, list[OfRank]]) -> None:
+    one, two = (ranks[count][0].trained.first for count in (1, 2))
+    assert_bitwise(two, one)
+    firsts = [tensor for name, tensor in one.items() if ".lora_A." in name]
+    assert all(tensor.std() > 0 for tensor in firsts)
+    assert not any(torch.equal(a, b) for at, a in enumerate(firsts) for b in firsts[:at] if a.shape == b.shape)
+    assert not any(tensor.any() for name, tensor in one.items() if ".lora_B." in name)
+
+
+def test_merging_adds_the_product_and_leaves_the_base(ranks: dict[int, list[OfRank]]) -> None:
+    for of_ranks in ranks.values():
+        for rank in of_ranks:
+            trained = rank.trained
+            assert_bitwise(trained.base_after, trained.base)
+            assert trained.merged.keys() == trained.base.keys()
+            changed = {name for name, tensor in trained.merged.items() if not torch.equal(tensor, trained.base[name])}
+            assert len(changed) == len(trained.adapters) / 2
+            for name in changed:
+                first, second = (
+                    trained.adapters[f"base_model.model.{name.removesuffix('weight')}{part}.weight"].double()
+                    for part in ("lora_A", "lora_B")
+                )
+                right = trained.base[name].double() + SCALING * second @ first
+                torch.testing.assert_close(trained.merged[name].double(), right, rtol=0, atol=1e-6)
+
+
+def test_the_reference_is_the_base_with_adapters_off(ranks: dict[int, list[OfRank]]) -> None:
+    for of_ranks in ranks.values():
+        for rank in of_ranks:
+            trained = rank.trained
+            assert torch.equal(trained.reference_logprobs, trained.base_logprobs)
+            assert (trained.policy_logprobs - trained.base_logprobs).abs().max() > 0.01
+
+
+def test_a_resumed_run_is_the_same_to_the_bit(ranks: dict[int, list[OfRank]]) -> None:
+    for rank in ranks[2]:
+        assert_bitwise(rank.resumed, rank.trained.last)
+        assert difference(rank.trained.saved, rank.trained.last) > 0.01
+    [one] = ranks[1]
+    for part in ("", "optimizer."):
+        found, right = (
+            {name: tensor for name, tensor in state.items() if name.startswith("optimizer.") == bool(part)}
+            for state in (one.resumed, ranks[2][0].trained.last)
+        )
+        assert difference(found, right) < 1e-3
+
+
+def test_in_16_bits_it_is_near(ranks: dict[int, list[OfRank]]) -> None:
+    found, right = (outcome(ranks, name).gradients[0] for name in ("bfloat16", "one"))
+    assert 1e-4 < difference(found, right) < 0.5
+
+
+def test_dropout_is_for_gradients_alone(ranks: dict[int, list[OfRank]]) -> None:
+    dropped, whole = (outcome(ranks, name).gradients[0] for name in ("dropout", "first"))
+    assert difference(dropped, whole) > 0.1
+    for of_ranks in ranks.values():
+        first, second = of_ranks[0].dropout_logprobs
+        assert torch.equal(first, second)
+
+
+def test_targets_are_linear_layers_of_the_decoder() -> None:
+    model = build_on_meta(MODEL)
+    assert {name.rpartition(".")[2] for name in linear_layers(model)} == set(LINEAR)
+    assert target_layers(model, ("k_proj", "self_attn.v_proj")) == [
+        f"model.layers.{layer}.self_attn.{name}"
+        for layer in range(len(model.model.layers))
+        for name in ("k_proj", "v_proj")  # type: ignore[arg-type,union-attr]
+    ]
+    for target in ("proj", "lm_head", "embed_tokens", "model"):
+        with pytest.raises(
+            ConfigurationError,
+            match=rf"lora\.targets: no linear layer .* is called '{target}'; name some of {', '.join(LINEAR)}, or",
+        ):
+            target_layers(model, (target, "q_proj"))
+
+
+def test_models_with_experts_are_known(tmp_path: Path) -> None:
+    found = set()
+    for name, make_config in ARCHITECTURES.items():
+        make_config().save_pretrained(tmp_path)
+        model = build_on_meta(tmp_path)
+        found |= {name} if has_experts(model) else set()
+        layers = linear_layers(model)
+        assert layers
+        assert not any("embed" in layer or layer in ("lm_head", "embed_out") for layer in layers), name
+    assert found == {"qwen3_moe", "deepseek_v3", "mixtral", "qwen2_moe", "gpt_oss", "qwen3_next"}

@@ -1,0 +1,91 @@
+"""An export after training with adapters: transformers loads the merged model, peft the adapters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from rljob_testing.lora_runs import LORA, REPLAY
+from rljob_testing.one_rank import only_rank
+from rljob_testing.replayed_steps import MODEL, ReplayedRun, replayed_run
+from rljob_testing.tiny_models import save_tiny_model
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.checkpoints.adapter_export import ADAPTER_FOLDER, write_merged_huggingface
+from rljob_trainer.checkpoints.load import open_known_checkpoint
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.lora import AdapterSettings
+from rljob_trainer.engines.train.token_batch import TokenBatch
+from rljob_trainer.workers.actor import ADAPTER_PREFIX
+
+TOKENS_T = torch.tensor([4, 9, 5, 12, 7, 3, 8, 11])
+SOURCE = "owner/model"
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[WorkerContext]:
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    with only_rank(meeting) as context:
+        yield context
+
+
+def exported(run: ReplayedRun, folder: Path, dtype: torch.dtype) -> Path:
+    """After three steps."""
+    run.steps(0, 3)
+    saved = open_known_checkpoint(run.save(folder / "checkpoints", 3))
+    settings = AdapterSettings(LORA, 0)
+    write_merged_huggingface(folder / "export", run.replay.model, saved, ADAPTER_PREFIX, settings, SOURCE, dtype)
+    return folder / "export"
+
+
+def trained_logprobs(run: ReplayedRun, *, with_adapters: bool) -> torch.Tensor:
+    """[T - 1]"""
+    mask_T = torch.arange(len(TOKENS_T)) > 0
+    batch = TokenBatch(RaggedColumn.from_rows([TOKENS_T]), RaggedColumn.from_rows([mask_T]), {})
+    return run.actor.engine.forward(batch, 1.0, with_adapters=with_adapters).logprobs_N
+
+
+@torch.no_grad()
+def logprobs_of(model: torch.nn.Module) -> torch.Tensor:
+    """[T - 1]"""
+    logits_TV = model(input_ids=TOKENS_T[None]).logits[0, :-1].float()
+    logprobs_T: torch.Tensor = logits_TV.log_softmax(-1).gather(1, TOKENS_T[1:, None])[:, 0]
+    return logprobs_T
+
+
+@pytest.mark.parametrize("model", ["", "qwen3_moe"])
+def test_both_forms_are_the_trained_model(model: str, tmp_path: Path, context: WorkerContext) -> None:
+    """The second with experts, which are fused in memory and single in files."""
+    source = save_tiny_model(model, tmp_path / "source") if model else MODEL
+    run = replayed_run(replace(REPLAY, model=source), context)
+    export = exported(run, tmp_path, torch.float32)
+    right, base = (trained_logprobs(run, with_adapters=each) for each in (True, False))
+    assert (right - base).abs().max() > 0.01
+    merged, info = AutoModelForCausalLM.from_pretrained(export, output_loading_info=True)
+    assert not info["missing_keys"] | info["unexpected_keys"], info
+    torch.testing.assert_close(logprobs_of(merged.eval()), right, rtol=0, atol=1e-5)
+    beside = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32), export / ADAPTER_FOLDER
+    )
+    torch.testing.assert_close(logprobs_of(beside.eval()), right, rtol=0, atol=1e-5)
+    config = json.loads((export / ADAPTER_FOLDER / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["r"], config["lora_alpha"]) == (SOURCE, LORA.rank, LORA.alpha)
+
+
+def test_merging_is_done_before_rounding(tmp_path: Path, context: WorkerContext) -> None:
+    run = replayed_run(REPLAY, context)
+    export = exported(run, tmp_path, torch.bfloat16)
+    merged = AutoModelForCausalLM.from_pretrained(export)
+    assert merged.dtype is torch.bfloat16
+    name = "model.layers.0.self_attn.q_proj"
+    first, second = (tensor for full, tensor in run.weights().items() if full.startswith(f"base_model.model.{name}."))
+    weight = dict(run.actor.engine.named_shards())[f"{name}.weight"].full_tensor()  # type: ignore[attr-defined]
+    right = (weight + 2 * second @ first).bfloat16()
+    assert torch.equal(merged.get_submodule(name).weight, right)

@@ -1,0 +1,214 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) in a sharded model: peft's layers around chosen linear ones.
+
+An adapted layer computes x W + s (x A) B, where W is frozen, s is alpha / rank, and B begins as zeros: before the first
+update the model is its base. In the model in memory peft has put `base_layer` into the names of W and the adapter's own
+name into those of A and B; everywhere else W has the name that it has without adapters, and A and B those of peft's
+files.
+
+Legend: O outputs, I inputs of a linear layer, R rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from rljob_api.v1alpha1.model import Lora, LoraSync
+from rljob_trainer.engines.train.model import transformer_layers, window_of
+from rljob_trainer.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
+
+BASE = ".base_layer."
+"""In the name of a frozen weight in memory."""
+ADAPTER = "default"
+"""The name that peft gives to the only adapter of a model."""
+FIRST, SECOND = ".lora_A.", ".lora_B."
+"""In the names of A and B."""
+FILE_PREFIX = "base_model.model."
+"""Of names in peft's files."""
+WHERE = "spec.training.model.lora.targets"
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """What adapters are made from. A is drawn from `seed`."""
+
+    lora: Lora
+    seed: int
+
+    @property
+    def scaling(self) -> float:
+        """What the product of the two matrices is multiplied by."""
+        return self.lora.alpha / self.lora.rank
+
+    @property
+    def go_alone(self) -> bool:
+        """Whether the rollout engine gets the adapters beside weights that it has; else they are merged."""
+        return self.lora.sync is LoraSync.ADAPTER
+
+
+@dataclass(frozen=True)
+class AdapterPair:
+    """The two matrices beside a weight, sharded, under the names of peft's files."""
+
+    first_name: str
+    first: Tensor
+    second_name: str
+    second: Tensor
+
+
+def linear_layers(language_model: nn.Module) -> list[str]:
+    """Names of all linear layers within the decoder's layers. Neither the head nor fused experts are among them."""
+    blocks = {id(block) for block in transformer_layers(language_model)}
+    prefixes = tuple(f"{name}." for name, module in language_model.named_modules() if id(module) in blocks)
+    return [
+        name
+        for name, module in language_model.named_modules()
+        if isinstance(module, nn.Linear) and name.startswith(prefixes)
+    ]
+
+
+def target_layers(language_model: nn.Module, targets: Sequence[str] | None) -> list[str]:
+    """Names of the linear layers that get adapters.
+
+    Raises ConfigurationError for a target that is no such layer, and for a model that has none."""
+    names = linear_layers(language_model)
+    endings = sorted({name.rpartition(".")[2] for name in names})
+    if not names:
+        raise ConfigurationError(
+            "spec.training.model.lora: the layers of this model have no linear layers that adapters could be put "
+            "beside; choose another model, or train without lora"
+        )
+    if targets is None:
+        return names
+    for target in targets:
+        if not any(_is_target(name, target) for name in names):
+            raise ConfigurationError(
+                f"{WHERE}: no linear layer of the decoder's layers is called {target!r}; name some of "
+                f"{', '.join(endings)}, or leave targets out for all of them"
+            )
+    return [name for name in names if any(_is_target(name, target) for target in targets)]
+
+
+def has_experts(language_model: nn.Module) -> bool:
+    """Whether the model is a mixture of experts, by the names that all of transformers' have."""
+    return any("experts" in name.split(".") for name, _ in language_model.named_modules())
+
+
+def add_adapters(language_model: nn.Module, lora: Lora) -> None:
+    """Puts adapters, without memory, beside the target layers of a model on the meta device; nothing else of it is
+    trained."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # used as a number
+        lora_dropout=lora.dropout,
+        target_modules=target_layers(language_model, lora.targets),
+        bias="none",
+    )
+    with torch.device("meta"):
+        inject_adapter_in_model(config, language_model, adapter_name=ADAPTER)
+    for name, parameter in language_model.named_parameters():
+        parameter.requires_grad_(is_adapter(name))
+
+
+@torch.no_grad()
+def draw_adapters(named: Iterable[tuple[str, Tensor]], seed: int) -> None:
+    """Fills this rank's shards of all adapters. `named` are tensors of the model in memory.
+
+    Each A is drawn whole, from the seed and its own name (Kaiming, uniform, as peft does), so that it depends neither
+    on the number of ranks nor on the order of layers."""
+    for name, tensor in named:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if SECOND in name:
+            local.zero_()
+        elif FIRST in name:
+            digest = hashlib.sha256(f"{seed} {file_name(name)}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+            whole = torch.empty(tensor.shape, dtype=torch.float32)
+            nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
+            local.copy_(whole[window_of(tensor)])
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of the model in memory is part of an adapter."""
+    return FIRST in name or SECOND in name
+
+
+def base_name(name: str) -> str:
+    """The name without adapters of a tensor of the model in memory."""
+    return name.replace(BASE, ".")
+
+
+def file_name(name: str) -> str:
+    """The name in peft's files of a tensor of an adapter in memory."""
+    return FILE_PREFIX + name.replace(f".{ADAPTER}.", ".")
+
+
+def base_tensors(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """What is no adapter, under the names without adapters."""
+    return ((base_name(name), tensor) for name, tensor in named if not is_adapter(name))
+
+
+def adapter_tensors(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The adapters, under the names of peft's files."""
+    return ((file_name(name), tensor) for name, tensor in named if is_adapter(name))
+
+
+def adapter_pairs(adapters: Iterable[tuple[str, Tensor]]) -> dict[str, AdapterPair]:
+    """By the name of the weight that it is added to; from what `adapter_tensors` gives."""
+    tensors = dict(adapters)
+    pairs = {}
+    for name, first in tensors.items():
+        if FIRST in name:
+            second = name.replace(FIRST, SECOND)
+            weight = name.removeprefix(FILE_PREFIX).replace(FIRST, ".")
+            pairs[weight] = AdapterPair(name, first, second, tensors[second])
+    return pairs
+
+
+def merged_weight(weight_OI: Tensor, first_RI: Tensor, second_OR: Tensor, scaling: float) -> Tensor:
+    """A new tensor in the dtype of the weight, computed in 32 bits; the weight stays as it is."""
+    merged_OI = torch.addmm(weight_OI.float(), second_OR.float(), first_RI.float(), alpha=scaling)
+    return merged_OI.to(weight_OI.dtype)
+
+
+@contextmanager
+def scoring(layers: Sequence[LoraLayer], *, with_adapters: bool) -> Iterator[None]:
+    """Within it no adapter drops inputs; without adapters the model is its base."""
+    dropouts = [each for layer in layers for each in layer.lora_dropout.values() if each.training]
+    for dropout in dropouts:
+        dropout.eval()
+    for layer in layers:
+        # Not peft's `enable_adapters`: that marks parameters as frozen, which FSDP2 would take over for good.
+        layer._disable_adapters = not with_adapters
+    try:
+        yield
+    finally:
+        for dropout in dropouts:
+            dropout.train()
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def lora_layers(language_model: PreTrainedModel) -> list[LoraLayer]:
+    """The layers that have adapters."""
+    from peft.tuners.lora import LoraLayer
+
+    return [module for module in language_model.modules() if isinstance(module, LoraLayer)]
+
+
+def _is_target(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")

@@ -1,0 +1,35 @@
+"""Adapters as a folder in peft's form, which `PeftModel.from_pretrained` and vLLM load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from rljob_api.v1alpha1.model import Lora
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+SUFFIX = ".lora_A.weight"
+
+
+def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], lora: Lora, base_model: str | None) -> None:
+    """Writes both files into `folder`, which exists. `tensors` have the names of peft's files; `base_model` is where
+    the model comes from that they belong to. Raises OSError."""
+    from peft import LoraConfig
+
+    names = {name.removesuffix(SUFFIX).rpartition(".")[2] for name in tensors if name.endswith(SUFFIX)}
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base_model,
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # used as a number
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets or sorted(names)),
+        bias="none",
+        inference_mode=True,
+    )
+    config.save_pretrained(str(folder))
+    # Not `save_file`, whose files nobody else may read.
+    (folder / WEIGHTS_FILE).write_bytes(save(dict(tensors), metadata={"format": "pt"}))
