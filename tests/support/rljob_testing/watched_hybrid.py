@@ -38,7 +38,7 @@ class WatchedHybrid(HybridWorker):
     def __init__(
         self, stale_from: int, context: WorkerContext, actor: ActorWorker, rollout: RolloutWorker, dtype: torch.dtype
     ) -> None:
-        super().__init__(context, actor, rollout, dtype)
+        super().__init__(context, actor, rollout, dtype, seed=0)
         self.stale_from = stale_from
 
     @contextmanager

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Flag, LongText, ShortText
+from rljob_api.scalars import Flag, LongText, PositiveCount, ShortText
 
 
 class Dtype(StrEnum):
@@ -30,3 +30,6 @@ class Model(WireModel):
     dtype: Dtype = Dtype.AUTO
     gradient_checkpointing: Flag = Field(default=False)
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing_every_nth_layer: PositiveCount = 1
+    """Only those of every n-th layer, from the first one on: between all and none in memory and in time. Needs
+    `gradientCheckpointing`; at most the model's layers."""

@@ -226,6 +226,7 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
         device=torch.device("cpu"),
         compute_dtype=dtype,
         gradient_checkpointing=training.model.gradient_checkpointing,
+        gradient_checkpointing_every_nth_layer=training.model.gradient_checkpointing_every_nth_layer,
         max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
         optimizer=None,
         layout=layout_of(job.spec, REFERENCE),
@@ -257,6 +258,7 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
         cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
         seed=training.seed,
         keeps_weights_asleep=rollout.sync_every_steps > 1,
+        per_request_seeds=rollout.per_request_seeds,
     )
     roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
     if needs_reference(job.spec):
@@ -264,7 +266,7 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
     return [
         *roles,
         RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),
-        RoleSpec(HYBRID, HybridWorker, partial(make_hybrid, dtype)),
+        RoleSpec(HYBRID, HybridWorker, partial(make_hybrid, dtype, training.seed)),
     ]
 
 

@@ -39,6 +39,7 @@ from rljob_trainer.engines.train.model import (
 )
 from rljob_trainer.engines.train.optimizer import make_adamw
 from rljob_trainer.engines.train.router import RouterUse, Routing, router_plan
+from rljob_trainer.engines.train.recomputation import recompute_activations
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
@@ -71,6 +72,7 @@ class TrainEngineSettings:
     optimizer: OptimizerSpec | None
     layout: ParallelLayout | None = None
     """None: all ranks of the default process group hold the model together."""
+    gradient_checkpointing_every_nth_layer: int = 1
 
 
 class TrainEngine:
@@ -243,7 +245,7 @@ class TrainEngine:
             for parameter in language_model.parameters():
                 parameter.data = parameter.data.to(self.settings.compute_dtype)
         if self.settings.gradient_checkpointing:
-            language_model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+            recompute_activations(language_model, self.settings.gradient_checkpointing_every_nth_layer)
         attention = choose_attention(language_model.config)
         model = TokenModel(language_model, attention, router_plan(language_model.config))
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
