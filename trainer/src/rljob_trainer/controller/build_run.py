@@ -33,6 +33,7 @@ from rljob_trainer.controller.auto_settings import (
 from rljob_trainer.controller.job_checks import (
     check_algorithm,
     check_layouts,
+    check_recomputation,
     check_row_lengths,
     check_vocabulary,
     needs_reference,
@@ -164,6 +165,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
         check_vocabulary(model_folder, prompts.largest_token)
         check_layouts(model_folder, [layout_of(job.spec, role) for role in train_roles(job.spec)])
+        check_recomputation(model_folder, job.spec.training.model.gradient_checkpointing_every_nth_layer)
         if engine is RolloutEngine.VLLM:
             check_row_lengths(model_folder, prompts.longest + training.rollout.max_new_tokens)
         log.info(

@@ -15,6 +15,7 @@ from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
 from rljob_trainer.engines.train.model import read_config
+from rljob_trainer.engines.train.recomputation import check_interval
 from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,12 @@ def check_layouts(model_folder: Path, layouts: Iterable[ParallelLayout]) -> None
     config = read_config(model_folder)
     for layout in layouts:
         check_layout(layout, config)
+
+
+def check_recomputation(model_folder: Path, every_nth_layer: int) -> None:
+    """Raises ConfigurationError for a model that cannot be read, or that has fewer layers."""
+    num_layers: int = read_config(model_folder).get_text_config().num_hidden_layers
+    check_interval(every_nth_layer, num_layers)
 
 
 def needs_reference(spec: RLJobSpec) -> bool:
