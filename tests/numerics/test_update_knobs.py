@@ -291,14 +291,8 @@ def test_the_workers_get_what_the_job_says(
         model={"dtype": "BFloat16", "gradientCheckpointing": True, "gradientCheckpointingEveryNthLayer": 2},
         algorithm={"kl": {"coefficient": 0.1}},
         optimizer={"learningRate": 2e-4, "warmupSteps": 3},
-        rollout={
-            "temperature": TEMPERATURE,
-            "topP": top_p,
-            "topK": top_k,
-            "groupSize": 4,
-            "maxNewTokens": 12,
-            "perRequestSeeds": num_workers == 1,
-        },
+        rollout={"temperature": TEMPERATURE, "topP": top_p, "topK": top_k, "groupSize": 4, "maxNewTokens": 12}
+        | {"perRequestSeeds": num_workers == 1},
         steps=7,
         batchSize=4,
         miniBatchSize=2,

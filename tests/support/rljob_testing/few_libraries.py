@@ -15,14 +15,23 @@ from importlib import metadata
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Protocol
 
 OURS = ("rljob-api", "rljob-trainer")
+
+
+class Finder(Protocol):
+    """What `sys.meta_path` has."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = ..., /
+    ) -> ModuleSpec | None: ...
 
 
 class FewLibraries(MetaPathFinder):
     """In the place of all finders: what they find, but for some top-level modules."""
 
-    def __init__(self, finders: Sequence[MetaPathFinder], refused: frozenset[str]) -> None:
+    def __init__(self, finders: Sequence[Finder], refused: frozenset[str]) -> None:
         self.finders = finders
         self.refused = refused
 

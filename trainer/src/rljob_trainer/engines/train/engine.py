@@ -38,8 +38,8 @@ from rljob_trainer.engines.train.model import (
     transformer_layers,
 )
 from rljob_trainer.engines.train.optimizer import make_adamw
-from rljob_trainer.engines.train.router import RouterUse, Routing, router_plan
 from rljob_trainer.engines.train.recomputation import recompute_activations
+from rljob_trainer.engines.train.router import RouterUse, Routing, router_plan
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
