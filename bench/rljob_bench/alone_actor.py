@@ -22,7 +22,14 @@ from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngineSettings
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
-from rljob_trainer.workers.columns import ADVANTAGES, IS_LEARNED, RESPONSE_MASK, ROLLOUT_LOGPROBS, TOKENS
+from rljob_trainer.workers.columns import (
+    ADVANTAGES,
+    IS_LEARNED,
+    POLICY_VERSIONS,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    TOKENS,
+)
 
 NUM_STEPS = 1_000_000
 SMALLEST_SHARE = 0.25
@@ -128,6 +135,7 @@ def drawn_rollout(shape: ModelShape, work: Work) -> DataProto:
             TOKENS: RaggedColumn.from_rows(rows),
             RESPONSE_MASK: RaggedColumn.from_rows(masks),
             ROLLOUT_LOGPROBS: RaggedColumn.from_rows(zeros),
+            POLICY_VERSIONS: RaggedColumn.from_rows([mask.int() - 1 for mask in masks]),
         },
     )
 

@@ -72,7 +72,7 @@ def test_the_generator_has_the_weights_of_every_update(place: Place) -> None:
         name = str(dtype).removeprefix("torch.")
         hybrid = made_hybrid(place, dtype)
         for step in range(2):
-            rollout = hybrid.generate_sequences(asked(), SAMPLING)
+            rollout = hybrid.generate_sequences(asked(), SAMPLING, 0)
             assert place.note(f"{name}, version {step}", largest_difference(hybrid, rollout)) < limit
             hybrid.actor.update_policy(drawn_rollout(VOCABULARY, step), step)
             # The update was large enough to be seen if it were not handed over.
@@ -110,11 +110,11 @@ def test_training_and_generation_draw_from_streams_of_their_own(place: Place) ->
 def test_without_seeds_of_their_own_responses_follow_from_the_steps_seed(place: Place) -> None:
     hybrid = made_hybrid(place, torch.float32, per_request_seeds=False)
     torch.manual_seed(5)
-    found = tokens_of(hybrid.generate_sequences(asked(), SAMPLING))
+    found = tokens_of(hybrid.generate_sequences(asked(), SAMPLING, 0))
     torch.manual_seed(6)
-    assert tokens_of(hybrid.generate_sequences(asked(), SAMPLING)) == found
-    assert tokens_of(hybrid.generate_sequences(asked(seed=100), SAMPLING)) != found
-    with_seeds = tokens_of(made_hybrid(place, torch.float32).generate_sequences(asked(), SAMPLING))
+    assert tokens_of(hybrid.generate_sequences(asked(), SAMPLING, 0)) == found
+    assert tokens_of(hybrid.generate_sequences(asked(seed=100), SAMPLING, 0)) != found
+    with_seeds = tokens_of(made_hybrid(place, torch.float32).generate_sequences(asked(), SAMPLING, 0))
     assert with_seeds != found
     # Responses to one prompt differ all the same.
     assert len(set(found[:4])) > 1

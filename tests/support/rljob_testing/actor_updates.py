@@ -18,7 +18,14 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
-from rljob_trainer.workers.columns import ADVANTAGES, IS_LEARNED, RESPONSE_MASK, ROLLOUT_LOGPROBS, TOKENS
+from rljob_trainer.workers.columns import (
+    ADVANTAGES,
+    IS_LEARNED,
+    POLICY_VERSIONS,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    TOKENS,
+)
 
 NUM_STEPS = 10
 
@@ -62,5 +69,6 @@ def drawn_rollout(num_tokens: int, seed: int, lengths: Sequence[int] = LENGTHS) 
             TOKENS: RaggedColumn.from_rows(rows),
             RESPONSE_MASK: RaggedColumn.from_rows(masks),
             ROLLOUT_LOGPROBS: RaggedColumn.from_rows(logprobs),
+            POLICY_VERSIONS: RaggedColumn.from_rows([mask.int() - 1 for mask in masks]),
         },
     )
