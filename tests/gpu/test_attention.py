@@ -44,8 +44,10 @@ class Result:
     gradients: tuple[Tensor, ...]
 
 
-def result(kernel: Kernel, shape: Shape, lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> Result:
-    """Of the same numbers each time, on the host in float32."""
+def result(
+    kernel: Kernel | None, shape: Shape, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
+) -> Result:
+    """Of the same numbers each time, on the host in float32; of `kernel` None, `written_out`."""
     generator = torch.Generator().manual_seed(0)
     num_tokens = sum(lengths)
     inputs = [
@@ -54,9 +56,26 @@ def result(kernel: Kernel, shape: Shape, lengths: Sequence[int], device: torch.d
     ]
     weights = torch.randn(1, num_tokens, shape.num_heads, shape.size, generator=generator).to(device, dtype)
     query_1HND, key_1KND, value_1KND = inputs
-    found = attend(kernel, query_1HND, key_1KND, value_1KND, FlatRows(lengths, device), None, shape.window)
+    if kernel is None:
+        found = written_out(query_1HND, key_1KND, value_1KND, lengths, shape.window)
+    else:
+        found = attend(kernel, query_1HND, key_1KND, value_1KND, FlatRows(lengths, device), None, shape.window)
     gradients = torch.autograd.grad((found * weights).float().sum(), inputs)
     return Result(found.detach().float().cpu(), tuple(each.float().cpu() for each in gradients))
+
+
+def written_out(
+    query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, lengths: Sequence[int], window: int | None
+) -> Tensor:
+    """[1, N, H, D]: scores of all tokens of the batch for all, of which each keeps those that it may see."""
+    num_groups = query_1HND.shape[1] // key_1KND.shape[1]
+    key_1HND, value_1HND = (each.repeat_interleave(num_groups, dim=1) for each in (key_1KND, value_1KND))
+    scores_1HNN = query_1HND @ key_1HND.transpose(-1, -2) / query_1HND.shape[-1] ** 0.5
+    rows_N = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    places_N = torch.arange(sum(lengths))
+    back_NN = places_N[:, None] - places_N
+    is_seen_NN = (rows_N[:, None] == rows_N) & (back_NN >= 0) & (back_NN < (window or sum(lengths)))
+    return (scores_1HNN.masked_fill(~is_seen_NN, -torch.inf).softmax(dim=-1) @ value_1HND).transpose(1, 2)
 
 
 def error(found: Result, right: Result) -> float:
@@ -73,7 +92,7 @@ def test_kernels_agree_in_float32(place: Place) -> None:
             (Kernel.PADDED, LENGTHS),
             (Kernel.ONE_VIEW, EQUAL_LENGTHS),
         ):
-            right = result(Kernel.PER_ROW, shape, lengths, host, torch.float64)
+            right = result(None, shape, lengths, host, torch.float64)
             found = result(kernel, shape, lengths, place.device, torch.float32)
             assert place.note(f"{kernel}, {shape.num_heads}x{shape.size}", error(found, right)) < 1e-5
 
@@ -82,7 +101,7 @@ def test_variable_lengths_in_half_precision_are_no_further_off_than_padding(plac
     place.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
     host = torch.device("cpu")
     for shape in SHAPES:
-        right = result(Kernel.PER_ROW, shape, LENGTHS, host, torch.float64)
+        right = result(None, shape, LENGTHS, host, torch.float64)
         flat, padded = (
             error(result(kernel, shape, LENGTHS, place.device, torch.bfloat16), right)
             for kernel in (Kernel.VARIABLE_LENGTH, Kernel.PADDED)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Event
+from unittest.mock import patch
 
 import torch
 
@@ -12,7 +14,9 @@ from rljob_testing.device_place import Place
 from rljob_testing.engine_updates import state_of
 from rljob_testing.same_numbers import assert_bitwise
 from rljob_testing.tiny_models import VOCABULARY, save_tiny_model
-from rljob_trainer.checkpoints.save import begin_save, commit
+from rljob_trainer.checkpoints import save
+from rljob_trainer.checkpoints.layout import ShardRecord
+from rljob_trainer.checkpoints.save import begin_save, commit, save_shard
 from rljob_trainer.workers.actor import ActorWorker
 
 SAVED_STEP = 2
@@ -51,8 +55,16 @@ def test_copies_are_taken_before_training_goes_on(place: Place) -> None:
     right = state_of(actor.engine)
     root = place.folder / "checkpoints"
     folder = begin_save(root, SAVED_STEP, start_number=1, num_bytes=actor.num_checkpoint_bytes())
-    actor.begin_checkpoint(folder)
+    is_updated = Event()
+
+    def held(*arguments: object) -> ShardRecord:
+        is_updated.wait()
+        return save_shard(*arguments)  # type: ignore[arg-type]
+
+    with patch.object(save, "save_shard", held):
+        actor.begin_checkpoint(folder)
     actor.update_policy(drawn_rollout(VOCABULARY, 1), 1)
+    is_updated.set()
     commit(root, folder, SAVED_STEP, 1, [actor.finish_checkpoint()], {})
     actor.load_checkpoint(folder, SAVED_STEP)
     assert_bitwise(state_of(actor.engine), right)
