@@ -280,6 +280,7 @@ def test_the_workers_get_what_the_job_says(
         top_k=top_k,
         compute_dtype=torch.bfloat16,
         gradient_checkpointing=True,
+        gradient_checkpointing_every_nth_layer=2,
         max_tokens_per_micro_batch=500,
         shard_size=1,
         sequence_parallel=num_workers,
@@ -287,10 +288,11 @@ def test_the_workers_get_what_the_job_says(
     place: JsonValue = {"shardSize": 1, "sequenceParallel": num_workers}
     document = small_job(
         num_workers=num_workers,
-        model={"dtype": "BFloat16", "gradientCheckpointing": True},
+        model={"dtype": "BFloat16", "gradientCheckpointing": True, "gradientCheckpointingEveryNthLayer": 2},
         algorithm={"kl": {"coefficient": 0.1}},
         optimizer={"learningRate": 2e-4, "warmupSteps": 3},
-        rollout={"temperature": TEMPERATURE, "topP": top_p, "topK": top_k, "groupSize": 4, "maxNewTokens": 12},
+        rollout={"temperature": TEMPERATURE, "topP": top_p, "topK": top_k, "groupSize": 4, "maxNewTokens": 12}
+        | {"perRequestSeeds": num_workers == 1},
         steps=7,
         batchSize=4,
         miniBatchSize=2,
@@ -307,9 +309,11 @@ def test_the_workers_get_what_the_job_says(
     monkeypatch.setattr(factories, "ActorWorker", lambda _, settings: settings)
     monkeypatch.setattr(factories, "TrainEngine", lambda settings: settings)
     monkeypatch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
-    actor, reference = (
-        role.factory(context, {}) for role in model_roles(job, model, LONGEST_PROMPT)[:2] if role.factory
+    monkeypatch.setattr(factories, "RolloutWorker", lambda *_, per_request_seeds: per_request_seeds)
+    actor, reference, has_seeds = (
+        role.factory(context, {}) for role in model_roles(job, model, LONGEST_PROMPT)[:3] if role.factory
     )
+    assert has_seeds is (num_workers == 1)
     assert actor == replay.actor_settings(num_workers)
     assert reference == (replay.engine_settings(num_workers, is_trained=False), TEMPERATURE)
     assert step_plan(job) == replay.plan(num_workers)

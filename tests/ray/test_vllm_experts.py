@@ -1,5 +1,6 @@
 """A mixture of experts on two ranks: vLLM, which holds half of each layer on each, is given the trainer's weights to
-the bit, and generates with them after every hand-over, not only after the first.
+the bit, and generates with them after every hand-over, not only after the first. Without seeds of requests both ranks
+draw the same tokens, by torch's own generator.
 
 In processes of their own, without Ray: a training engine of two replicas, and vLLM over both.
 """
@@ -7,6 +8,7 @@ In processes of their own, without Ray: a training engine of two replicas, and v
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from shutil import copy
@@ -37,9 +39,19 @@ PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
 CPU = torch.device("cpu")
 
 
-def differences(folder: Path, context: WorkerContext) -> list[tuple[float, list[str]]]:
-    """Collective. For each version of the weights the largest difference of log-probabilities, in nats, and the tensors
-    that `load_weights` was not given to the bit."""
+@dataclass(frozen=True)
+class Generated:
+    """What a rank has seen."""
+
+    versions: list[tuple[float, list[str]]]
+    """For each version of the weights the largest difference of log-probabilities, in nats, and the tensors that
+    `load_weights` was not given to the bit."""
+    without_seeds: list[list[tuple[int, ...]]]
+    """Responses without seeds of their own, when torch's generator was seeded with 1, 1 and 2."""
+
+
+def generated(folder: Path, context: WorkerContext) -> Generated:
+    """Collective."""
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
     from rljob_trainer.weights.sync import sync_weights
 
@@ -83,7 +95,15 @@ def differences(folder: Path, context: WorkerContext) -> list[tuple[float, list[
                 tensor.mul_(1.1)
             for _, tensor in trained.named_shards():
                 tensor.mul_(1.1)
-    return found
+    return Generated(found, [without_seeds(vllm, seed) for seed in (1, 1, 2)])
+
+
+def without_seeds(vllm: VllmEngine, seed: int) -> list[tuple[int, ...]]:
+    """Collective."""
+    torch.manual_seed(seed)
+    sampling = SamplingSettings(1.0, 1.0, 0, 12, ())
+    finished = vllm.generate(GenerationRequest(str(row), each, sampling, None) for row, each in enumerate(PROMPTS))
+    return [finished[str(row)].token_ids for row in range(len(PROMPTS))]
 
 
 def weights_given_to(vllm: VllmEngine) -> dict[str, torch.Tensor]:
@@ -107,9 +127,12 @@ def test_every_version_of_the_weights_is_generated_with(tmp_path: Path) -> None:
     folder = save_tiny_model("qwen3_moe", tmp_path)
     for file in MODEL.glob("tokenizer*"):
         copy(file, folder)
-    [ranks] = run_on_ranks([RankedRun(partial(differences, folder), 2)])
+    [ranks] = run_on_ranks([RankedRun(partial(generated, folder), 2)])
     for found in ranks:
-        assert isinstance(found, list)
-        assert len(found) == NUM_VERSIONS
-        assert all(difference < 1e-5 for difference, _ in found), found
-        assert all(wrong == [] for _, wrong in found), found
+        assert isinstance(found, Generated)
+        assert len(found.versions) == NUM_VERSIONS
+        assert all(difference < 1e-5 for difference, _ in found.versions), found
+        assert all(wrong == [] for _, wrong in found.versions), found
+        first, again, other = found.without_seeds
+        assert first == again != other
+    assert len({str(found.without_seeds) for found in ranks if isinstance(found, Generated)}) == 1

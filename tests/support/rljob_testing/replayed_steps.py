@@ -82,6 +82,7 @@ class Replay:
     top_k: int = 0
     compute_dtype: torch.dtype = torch.float32
     gradient_checkpointing: bool = False
+    gradient_checkpointing_every_nth_layer: int = 1
     max_tokens_per_micro_batch: int = 4096
     model: Path = MODEL
     shard_size: int | None = None
@@ -104,6 +105,7 @@ class Replay:
             device=torch.device("cpu"),
             compute_dtype=self.compute_dtype,
             gradient_checkpointing=self.gradient_checkpointing,
+            gradient_checkpointing_every_nth_layer=self.gradient_checkpointing_every_nth_layer,
             max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
             optimizer=self.optimizer if is_trained else None,
             layout=self.layout(num_ranks),

@@ -139,6 +139,11 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "evaluation.dataset": _GYM},
     ],
     "Training.miniBatchSize": [{_T + "miniBatchSize": 4}, {_T + "miniBatchSize": 8}],
+    "Model.gradientCheckpointingEveryNthLayer": [
+        {_T + "model.gradientCheckpointing": True, _T + "model.gradientCheckpointingEveryNthLayer": 2},
+        {_T + "model.gradientCheckpointing": True},
+        {_T + "model.gradientCheckpointingEveryNthLayer": 1},
+    ],
     "Training.warmupSteps": [{_T + "optimizer.warmupSteps": 10}],
     # 64 prompt tokens and 64 new ones.
     "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
@@ -357,6 +362,12 @@ BAD: dict[str, list[Bad]] = {
         )
     ],
     "Training.miniBatchSize": [Bad(_T + "miniBatchSize", {_T + "miniBatchSize": 6})],
+    "Model.gradientCheckpointingEveryNthLayer": [
+        Bad(
+            _T + "model.gradientCheckpointingEveryNthLayer",
+            {_T + "model.gradientCheckpointingEveryNthLayer": 2},
+        )
+    ],
     "Training.warmupSteps": [Bad(_T + "optimizer.warmupSteps", {_T + "optimizer.warmupSteps": 11})],
     "Training.timelineSteps": [Bad(_T + "timelineSteps", {_T + "timelineSteps": [11]})],
     "Training.loraSync": [

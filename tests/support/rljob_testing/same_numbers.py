@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import pytest
 import torch
 
 from rljob_trainer.observability.metrics import (
@@ -45,7 +44,11 @@ def assert_same_metrics(found: Mapping[str, float], right: Mapping[str, float]) 
     assert found.keys() == right.keys()
     for name in right.keys() - OF_WORKERS:
         absolute = 1e-6 if name in CANCELLING else 0.0
-        assert found[name] == pytest.approx(right[name], rel=RELATIVE, abs=absolute), name
+        assert math.isclose(found[name], right[name], rel_tol=RELATIVE, abs_tol=absolute), (
+            name,
+            found[name],
+            right[name],
+        )
 
 
 def _norm(tensors: Tensors) -> float:

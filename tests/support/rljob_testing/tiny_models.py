@@ -151,13 +151,18 @@ PADDED: dict[str, Callable[[], PreTrainedConfig]] = {
 ARCHITECTURES = FLAT | PADDED
 
 
-@torch.no_grad()
 def tiny_model(name: str) -> PreTrainedModel:
-    """A model of an architecture of ARCHITECTURES, float32, with eager attention; the same for a name each time."""
+    """A model of an architecture of ARCHITECTURES; see `drawn_model`."""
+    return drawn_model(ARCHITECTURES[name]())
+
+
+@torch.no_grad()
+def drawn_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model, float32, with eager attention; the same for a configuration each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            ARCHITECTURES[name](), dtype=torch.float32, attn_implementation="eager"
+            config, dtype=torch.float32, attn_implementation="eager"
         )
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
@@ -172,4 +177,11 @@ def tiny_model(name: str) -> PreTrainedModel:
 def save_tiny_model(name: str, folder: Path) -> Path:
     """`folder`, with the model's configuration and weights."""
     tiny_model(name).save_pretrained(folder)
+    return folder
+
+
+def save_deep_model(folder: Path, num_layers: int) -> Path:
+    """`folder`, with a Qwen3 of so many layers."""
+    config = Qwen3Config(**{**COMMON, "num_hidden_layers": num_layers}, head_dim=HEAD_SIZE, tie_word_embeddings=True)
+    drawn_model(config).save_pretrained(folder)
     return folder

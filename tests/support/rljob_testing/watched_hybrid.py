@@ -23,12 +23,14 @@ from rljob_trainer.workers.rollout import RolloutWorker
 NEVER = 10**9
 
 
-def watched_hybrid(stale_from: int, dtype: torch.dtype, context: WorkerContext, others: Mapping[str, Worker]) -> Worker:
+def watched_hybrid(
+    stale_from: int, dtype: torch.dtype, seed: int, context: WorkerContext, others: Mapping[str, Worker]
+) -> Worker:
     """In place of `make_hybrid`. From policy version `stale_from` on the rollout engine gets no weights any more."""
     actor, rollout = others[ACTOR], others[ROLLOUT]
     assert isinstance(actor, ActorWorker)
     assert isinstance(rollout, RolloutWorker)
-    return WatchedHybrid(stale_from, context, actor, rollout, dtype)
+    return WatchedHybrid(stale_from, context, actor, rollout, dtype, seed)
 
 
 class WatchedHybrid(HybridWorker):
@@ -36,9 +38,15 @@ class WatchedHybrid(HybridWorker):
     `texts_of`, and `compiles <bool>`."""
 
     def __init__(
-        self, stale_from: int, context: WorkerContext, actor: ActorWorker, rollout: RolloutWorker, dtype: torch.dtype
+        self,
+        stale_from: int,
+        context: WorkerContext,
+        actor: ActorWorker,
+        rollout: RolloutWorker,
+        dtype: torch.dtype,
+        seed: int,
     ) -> None:
-        super().__init__(context, actor, rollout, dtype)
+        super().__init__(context, actor, rollout, dtype, seed)
         self.stale_from = stale_from
 
     @contextmanager

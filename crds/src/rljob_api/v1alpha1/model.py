@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import DecayRate, Flag, Integer, LongText, PositiveNumber, ShortText
+from rljob_api.scalars import DecayRate, Flag, Integer, LongText, PositiveCount, PositiveNumber, ShortText
 
 MAX_LORA_RANK = 512
 """What vLLM takes."""
@@ -62,6 +62,9 @@ class Model(WireModel):
     dtype: Dtype = Dtype.AUTO
     gradient_checkpointing: Flag = Field(default=False)
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing_every_nth_layer: PositiveCount = 1
+    """Only those of every n-th layer, from the first one on: between all and none in memory and in time. Needs
+    `gradientCheckpointing`; at most the model's layers."""
     lora: Lora | None = None
     """Train adapters instead of all weights. The export is the merged model, with the adapters beside it in `adapter/`.
     A reference on the actor's pool is this model with its adapters off: it takes no memory."""

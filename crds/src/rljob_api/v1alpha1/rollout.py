@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Count, LongText, OpenFraction, PositiveCount, Quantity, Temperature
+from rljob_api.scalars import Count, Flag, LongText, OpenFraction, PositiveCount, Quantity, Temperature
 
 
 class RolloutEngine(StrEnum):
@@ -51,6 +51,10 @@ class Rollout(WireModel):
     (metrics rollout/staleness_*), for which algorithm.rolloutCorrection can correct. Must divide evaluation.everySteps
     and checkpoint.everySteps: an evaluation takes the newest weights, and so does a run that goes on from a checkpoint.
     """
+    per_request_seeds: Flag = True
+    """Every response is drawn with a seed of its own, so that it does not depend on what is generated beside it, nor on
+    the number of GPUs. Without them each engine has one seed per step: a resumed run on as many GPUs draws the same
+    responses still, and vLLM need not keep a generator for each response."""
     max_num_sequences: PositiveCount = 256
     """Sequences that one engine decodes at the same time."""
     gpu_memory_utilization: OpenFraction = 0.5

@@ -63,6 +63,15 @@ SOURCE_RULES = (
     _revision_rule(Model, "source", lambda model: (model.source, model.revision)),
     _revision_rule(HuggingFaceDataset, "path", lambda dataset: (dataset.path, dataset.revision)),
     rule(
+        Model,
+        "Model.gradientCheckpointingEveryNthLayer",
+        field=".gradientCheckpointingEveryNthLayer",
+        cel="self.gradientCheckpointing || self.gradientCheckpointingEveryNthLayer == 1",
+        wrong="no layer's activations are recomputed without gradientCheckpointing",
+        advice="write gradientCheckpointing: true, or remove this field",
+        holds=lambda model: model.gradient_checkpointing or model.gradient_checkpointing_every_nth_layer == 1,
+    ),
+    rule(
         Dataset,
         "Dataset.promptTemplate",
         field=".promptTemplate",

@@ -34,6 +34,7 @@ from rljob_trainer.controller.job_checks import (
     check_algorithm,
     check_layouts,
     check_lora,
+    check_recomputation,
     check_row_lengths,
     check_vocabulary,
     needs_reference,
@@ -168,6 +169,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         check_vocabulary(model_folder, prompts.largest_token)
         check_layouts(model_folder, [layout_of(job.spec, role) for role in train_roles(job.spec)])
         has_experts = check_lora(model_folder, training.model.lora)
+        check_recomputation(model_folder, job.spec.training.model.gradient_checkpointing_every_nth_layer)
         if engine is RolloutEngine.VLLM:
             check_row_lengths(model_folder, prompts.longest + training.rollout.max_new_tokens)
         log.info(
@@ -230,6 +232,7 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
         device=torch.device("cpu"),
         compute_dtype=dtype,
         gradient_checkpointing=training.model.gradient_checkpointing,
+        gradient_checkpointing_every_nth_layer=training.model.gradient_checkpointing_every_nth_layer,
         max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
         optimizer=None,
         layout=layout_of(job.spec, REFERENCE),
@@ -264,6 +267,7 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
         seed=training.seed,
         keeps_weights_asleep=rollout.sync_every_steps > 1,
         adapters=adapters,
+        per_request_seeds=rollout.per_request_seeds,
     )
     roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
     if needs_reference(job.spec):
@@ -271,7 +275,7 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
     return [
         *roles,
         RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),
-        RoleSpec(HYBRID, HybridWorker, partial(make_hybrid, dtype)),
+        RoleSpec(HYBRID, HybridWorker, partial(make_hybrid, dtype, training.seed)),
     ]
 
 

@@ -17,6 +17,7 @@ from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
 from rljob_trainer.engines.train.lora import has_experts, target_layers
 from rljob_trainer.engines.train.model import build_on_meta, read_config
+from rljob_trainer.engines.train.recomputation import check_interval
 from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,12 @@ def check_lora(model_folder: Path, lora: Lora | None) -> bool:
     model = build_on_meta(model_folder)
     log.info("lora: rank %d beside %d linear layers", lora.rank, len(target_layers(model, lora.targets)))
     return has_experts(model)
+
+
+def check_recomputation(model_folder: Path, every_nth_layer: int) -> None:
+    """Raises ConfigurationError for a model that cannot be read, or that has fewer layers."""
+    num_layers: int = read_config(model_folder).get_text_config().num_hidden_layers
+    check_interval(every_nth_layer, num_layers)
 
 
 def needs_reference(spec: RLJobSpec) -> bool:

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from rljob_api.constants import ENV_DEVICE
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -36,6 +37,14 @@ def join_process_group(context: WorkerContext) -> None:
         world_size=context.world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
+
+
+def all_gather_flat(everything: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Collective. Fills `everything` with each rank's `own`, one after the other."""
+    # `all_gather_into_tensor` of torch 2.11; later versions warn of that name.
+    has_new_name = "all_gather_single" in vars(dist)
+    gather = dist.all_gather_single if has_new_name else dist.all_gather_into_tensor
+    gather(everything, own, group=group)
 
 
 def leave_process_group() -> None:

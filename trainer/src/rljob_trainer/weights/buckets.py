@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
+
+from rljob_trainer.engines.process_group import all_gather_flat
 
 BUCKET_BYTES = 256 * 1024 * 1024
 
@@ -80,7 +81,7 @@ def _gather_sharded(tensors: list[DTensor], dtype: torch.dtype) -> list[torch.Te
         flat[offset : offset + local.numel()].copy_(local)
         offset += size
     everything = torch.empty(num_ranks * flat.numel(), dtype=dtype, device=flat.device)
-    dist.all_gather_single(everything, flat, group=mesh.get_group(dimension))
+    all_gather_flat(everything, flat, mesh.get_group(dimension))
     per_rank = everything.view(num_ranks, flat.numel())
     # Two buckets exist in what follows, and no third.
     del flat

@@ -43,6 +43,7 @@ class RolloutSettings:
     """Where one hand-over of weights serves several steps."""
     adapters: AdapterSettings | None
     """What is trained in the place of all weights."""
+    per_request_seeds: bool
 
 
 def make_actor(
@@ -78,15 +79,20 @@ def make_reward(settings: RewardSettings, context: WorkerContext, _others: Mappi
 
 def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
     """The generator."""
-    return RolloutWorker(context, lambda: _make_engine(settings, context), settings.tensor_parallel)
+    return RolloutWorker(
+        context,
+        lambda: _make_engine(settings, context),
+        settings.tensor_parallel,
+        per_request_seeds=settings.per_request_seeds,
+    )
 
 
-def make_hybrid(dtype: torch.dtype, context: WorkerContext, others: Mapping[str, Worker]) -> Worker:
-    """Actor and generator of this process as one."""
+def make_hybrid(dtype: torch.dtype, seed: int, context: WorkerContext, others: Mapping[str, Worker]) -> Worker:
+    """Actor and generator of this process as one. `seed` is the job's."""
     actor, rollout = others[ACTOR], others[ROLLOUT]
     assert isinstance(actor, ActorWorker)
     assert isinstance(rollout, RolloutWorker)
-    return HybridWorker(context, actor, rollout, dtype)
+    return HybridWorker(context, actor, rollout, dtype, seed)
 
 
 def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEngine:

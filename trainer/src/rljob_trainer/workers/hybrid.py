@@ -26,25 +26,26 @@ from rljob_trainer.observability.metrics import TIMING_PREFIX, Metrics
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.weights.sync import sync_weights
 from rljob_trainer.workers.actor import ActorWorker
+from rljob_trainer.workers.random_streams import RandomStreams
 from rljob_trainer.workers.rollout import ROLLOUT_MESH, RolloutWorker
-
-RandomState = tuple[torch.Tensor, torch.Tensor | None]
-"""Of torch's generators: the host's, and that of this process's GPU where it has one."""
 
 
 class HybridWorker(Worker):
     """An actor and a rollout worker that share this process."""
 
     def __init__(
-        self, context: WorkerContext, actor: ActorWorker, rollout: RolloutWorker, rollout_dtype: torch.dtype
+        self, context: WorkerContext, actor: ActorWorker, rollout: RolloutWorker, rollout_dtype: torch.dtype, seed: int
     ) -> None:
+        """`seed` is the job's. Training and generation draw from streams of their own from here on."""
         super().__init__(context)
         self.actor = actor
         self.rollout = rollout
         self.rollout_dtype = rollout_dtype
         self.synced_version: int | None = None
         self.synced_loads = 0
-        self.rollout_random_state = self._random_state()
+        self.random_streams = RandomStreams(
+            context.device, seed, context.rank, rollout.mesh_position(ROLLOUT_MESH).data_rank
+        )
         self.seconds: dict[str, float] = {}
 
     def mesh_position(self, mesh: str) -> MeshPosition:
@@ -70,7 +71,7 @@ class HybridWorker(Worker):
         """Collective. Within it the rollout engine is awake and has the actor's weights: those of now where it syncs,
         or has none, or the actor has loaded a checkpoint since."""
         engine = self.rollout.engine
-        with self.trainer_rng_kept():
+        with self.random_streams.generation():
             with self._timed("weight_sync"):
                 # The engine's memory comes from outside torch's allocator: what that holds in reserve is in the way.
                 self._give_memory_back()
@@ -89,28 +90,6 @@ class HybridWorker(Worker):
                 if engine.forgets_weights_asleep:
                     self.synced_version = None
                 self._give_memory_back()
-
-    @contextmanager
-    def trainer_rng_kept(self) -> Iterator[None]:
-        """The random numbers of generation are a stream of their own on the host and on the device: training goes on
-        as if it had not happened."""
-        trainer_state = self._random_state()
-        self._set_random_state(self.rollout_random_state)
-        try:
-            yield
-        finally:
-            self.rollout_random_state = self._random_state()
-            self._set_random_state(trainer_state)
-
-    def _random_state(self) -> RandomState:
-        device = torch.cuda.get_rng_state(self.context.device) if self.context.device_type == "cuda" else None
-        return torch.get_rng_state(), device
-
-    def _set_random_state(self, state: RandomState) -> None:
-        host, device = state
-        torch.set_rng_state(host)
-        if device is not None:
-            torch.cuda.set_rng_state(device, self.context.device)
 
     def _give_memory_back(self) -> None:
         """Returns what torch's allocator holds in reserve, so that the other engine can have it."""

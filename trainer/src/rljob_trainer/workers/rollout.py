@@ -39,9 +39,17 @@ ROLLOUT_MESH = "rollout"
 class RolloutWorker(Worker):
     """Ranks are grouped by `tensor_parallel`: the ranks of a group get the same prompts and act as one."""
 
-    def __init__(self, context: WorkerContext, make_engine: Callable[[], RolloutEngine], tensor_parallel: int) -> None:
-        """Collective."""
+    def __init__(
+        self,
+        context: WorkerContext,
+        make_engine: Callable[[], RolloutEngine],
+        tensor_parallel: int,
+        *,
+        per_request_seeds: bool = True,
+    ) -> None:
+        """Collective. Without `per_request_seeds` responses are drawn from torch's own generators."""
         super().__init__(context)
+        self.per_request_seeds = per_request_seeds
         self.tensor_parallel = tensor_parallel
         self.engine = make_engine()
 
@@ -58,7 +66,12 @@ class RolloutWorker(Worker):
     def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
         """One response per row. Needs PROMPT_TOKEN_IDS and SAMPLE_SEEDS; gives the columns of a rollout."""
         prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
-        seeds = batch[SAMPLE_SEEDS].tolist()
+        seeds: list[int | None] = batch[SAMPLE_SEEDS].tolist()
+        if not self.per_request_seeds and seeds:
+            # That of this share's first row: the same whenever the step is made again, another one on other workers,
+            # and one for ranks that act as one.
+            torch.manual_seed(int(batch[SAMPLE_SEEDS][0]))
+            seeds = [None] * len(seeds)
         requests = [
             GenerationRequest(str(row), prompt, sampling, seed)
             for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))

@@ -43,7 +43,8 @@ class GenerationRequest:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingSettings
-    seed: int
+    seed: int | None
+    """None: torch's own generator of the device, which all such requests share."""
 
 
 @dataclass(frozen=True)

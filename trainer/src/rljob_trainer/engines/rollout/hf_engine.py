@@ -46,7 +46,7 @@ class HfSettings:
 @dataclass
 class _Running:
     request: GenerationRequest
-    generator: torch.Generator
+    generator: torch.Generator | None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -190,7 +190,7 @@ class HfEngine(RolloutEngine):
     def _start_batch(self) -> None:
         requests = [self.waiting.pop(key) for key in list(self.waiting)[: self.settings.max_num_sequences]]
         device = self.settings.device
-        self.running = [_Running(request, torch.Generator(device).manual_seed(request.seed)) for request in requests]
+        self.running = [_Running(request, _generator(request.seed, device)) for request in requests]
         width = max(len(request.prompt_token_ids) for request in requests)
         rows = [[0] * (width - len(r.prompt_token_ids)) + list(r.prompt_token_ids) for r in requests]
         masks = [[0] * (width - len(r.prompt_token_ids)) + [1] * len(r.prompt_token_ids) for r in requests]
@@ -234,7 +234,11 @@ class HfEngine(RolloutEngine):
         )
 
 
-def _sample(logits_V: torch.Tensor, sampling: SamplingSettings, generator: torch.Generator) -> tuple[int, float]:
+def _generator(seed: int | None, device: torch.device) -> torch.Generator | None:
+    return None if seed is None else torch.Generator(device).manual_seed(seed)
+
+
+def _sample(logits_V: torch.Tensor, sampling: SamplingSettings, generator: torch.Generator | None) -> tuple[int, float]:
     """A token, and its log-probability under the distribution that it was drawn from."""
     if sampling.temperature == 0:
         token = int(logits_V.argmax())

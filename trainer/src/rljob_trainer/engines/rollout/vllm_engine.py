@@ -220,7 +220,7 @@ def check_build(found: str, device_type: str) -> None:
         )
 
 
-def sampling_parameters(sampling: SamplingSettings, seed: int) -> SamplingParams:
+def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> SamplingParams:
     """vLLM's form of our settings; outputs arrive once, complete, with the log-probability of each sampled token."""
     return SamplingParams(
         temperature=sampling.temperature,

@@ -48,6 +48,7 @@ from rljob_trainer.engines.train.model import (
     transformer_layers,
 )
 from rljob_trainer.engines.train.optimizer import make_adamw
+from rljob_trainer.engines.train.recomputation import recompute_activations
 from rljob_trainer.engines.train.router import RouterUse, Routing, asked_auxiliary_loss
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
@@ -80,6 +81,7 @@ class TrainEngineSettings:
     """None: all ranks of the default process group hold the model together."""
     adapters: AdapterSettings | None = None
     """What is trained in the place of the model's own weights."""
+    gradient_checkpointing_every_nth_layer: int = 1
 
 
 class TrainEngine:
@@ -268,7 +270,7 @@ class TrainEngine:
                 if not is_adapter(name):
                     parameter.data = parameter.data.to(self.settings.compute_dtype)
         if self.settings.gradient_checkpointing:
-            language_model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+            recompute_activations(language_model, self.settings.gradient_checkpointing_every_nth_layer)
         attention = choose_attention(language_model.config)
         router = None if self.settings.optimizer is None else asked_auxiliary_loss(language_model)
         model = TokenModel(language_model, attention, router)

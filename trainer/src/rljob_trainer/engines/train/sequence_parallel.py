@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.distributed import ProcessGroup
 
+from rljob_trainer.engines.process_group import all_gather_flat
 from rljob_trainer.errors import ConfigurationError
 
 
@@ -123,7 +124,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: _GatherContext, own_KT: Tensor, ranks: SequenceRanks) -> Tensor:
         ctx.rank = ranks.rank
         gathered_SKT = own_KT.new_empty((ranks.size, *own_KT.shape))
-        dist.all_gather_single(gathered_SKT.flatten(0, 1), own_KT.contiguous(), group=ranks.group)
+        all_gather_flat(gathered_SKT.flatten(0, 1), own_KT.contiguous(), ranks.group)
         return gathered_SKT
 
     @staticmethod

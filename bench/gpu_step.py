@@ -1,0 +1,192 @@
+"""An update of random models of 0.6 to 4 billion parameters on one device: tokens per second, share of the device's
+peak, memory beside the planner's formula.
+
+    PYTHONPATH=crds/src:trainer/src python bench/gpu_step.py [--device cuda|cpu] [--models NAME,...] [--tokens N]
+                                                             [--longest N] [--rounds N] [--quick] [--json PATH]
+
+It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml, neither Ray nor vLLM. The update is that of
+`workers/actor.py` on drawn rows: micro-batches of `--tokens` tokens in BFloat16 (on a CPU Float32), gradients clipped,
+AdamW. A case that the formula says does not fit is left out and named. On a CPU a tiny model shows that everything
+runs; numbers of the formula and of data sheets are for GPUs.
+
+Share of the peak: operations of forward and backward pass without what is computed again (`rljob_bench/model_shape.py`)
+per second, over the data sheet's dense BFloat16 (`rljob_bench/device_peak.py`), and over what a large product of
+matrices reaches in this run. Memory: the allocator's peak in an update after the first, which has no moments yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from rljob_bench.alone_actor import drawn_rollout, drawn_work, give_back, made_actor, only_worker, random_model
+from rljob_bench.device_peak import measured_peak, stated_peak, synchronize
+from rljob_bench.machine import installed_versions
+from rljob_bench.memory import peak_growth_bytes
+from rljob_bench.model_shape import SHAPES, TINY, ModelShape, Work, peak_bytes, update_operations
+from rljob_bench.report import Bar, Measurement, Report
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.workers.actor import ActorWorker
+from rljob_trainer.workers.columns import token_batch
+
+GIB = 2**30
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+INTERVALS = {"kept": 0, "every 2nd layer again": 2, "all again": 1}
+"""Activations in the backward pass."""
+NUM_MICRO_BATCHES = 2
+MAX_MEMORY_RATIO = 1.1
+LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pydantic")
+
+
+@dataclass(frozen=True)
+class GpuOptions:
+    """What was asked for."""
+
+    device_type: str
+    shapes: tuple[ModelShape, ...]
+    micro_batch_tokens: int
+    longest: int
+    num_rounds: int
+    json_path: Path | None
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Operations per second."""
+
+    stated: float | None
+    measured: float
+
+
+def read_gpu_options() -> GpuOptions:
+    """From the command line."""
+    parser = argparse.ArgumentParser(description="An update of random models on one device.")
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=here)
+    parser.add_argument("--models", metavar="NAME,...", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--tokens", type=int, metavar="N", help="of a micro-batch")
+    parser.add_argument("--longest", type=int, metavar="N", help="tokens of a row")
+    parser.add_argument("--rounds", type=int, metavar="N", help="updates that count, after one that does not")
+    parser.add_argument("--quick", action="store_true", help="one round: shows that it runs")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
+    chosen = parser.parse_args()
+    on_cpu = chosen.device == "cpu"
+    names = chosen.models.split(",") if chosen.models else [TINY.name] if on_cpu else [*SHAPES][1:]
+    unknown = [name for name in names if name not in SHAPES]
+    if unknown:
+        parser.error(f"--models: {', '.join(unknown)} is none of {', '.join(SHAPES)}")
+    return GpuOptions(
+        device_type=chosen.device,
+        shapes=tuple(SHAPES[name] for name in names),
+        micro_batch_tokens=chosen.tokens or (128 if on_cpu else 16_384),
+        longest=chosen.longest or (48 if on_cpu else 4096),
+        num_rounds=chosen.rounds or (1 if chosen.quick else 3),
+        json_path=chosen.json,
+    )
+
+
+def measure(shape: ModelShape, options: GpuOptions, context: WorkerContext, peaks: Peaks, report: Report) -> None:
+    """All ways to keep activations of one model."""
+    speeds: dict[str, tuple[float | None, ...]] = {}
+    memory: dict[str, tuple[float | None, ...]] = {}
+    ratios: list[float] = []
+    with random_model(shape, context.device) as folder:
+        for name, every in INTERVALS.items():
+            work = drawn_work(NUM_MICRO_BATCHES * options.micro_batch_tokens, options.longest, every)
+            expected = peak_bytes(shape, work, options.micro_batch_tokens)
+            if expected > memory_of(context.device):
+                report.notes.append(f"{shape.name}, {name}: needs {expected / GIB:.1f} GiB by the formula, left out")
+                print(report.notes[-1], flush=True)
+                continue
+            actor = made_actor(folder, context, DTYPES[context.device_type], work, options.micro_batch_tokens)
+            update, forward, found = measured_update(actor, shape, work, options.num_rounds)
+            speed = update_operations(shape, work) / update
+            stated = None if peaks.stated is None else speed / peaks.stated
+            speeds[name] = (
+                work.num_tokens / update,
+                1e3 * update,
+                1e-12 * speed,
+                stated,
+                speed / peaks.measured,
+                work.num_tokens / forward,
+            )
+            on_gpu = context.device_type == "cuda"
+            memory[name] = (found / GIB, expected / GIB if on_gpu else None, found / expected if on_gpu else None)
+            ratios += [found / expected] if on_gpu else []
+            del actor
+            gc.collect()
+            give_back(context.device)
+    size = f"{shape.num_parameters / 1e9:.3g}e9"
+    title = f"{shape.name} ({size}), {NUM_MICRO_BATCHES} x {options.micro_batch_tokens:,} tokens"
+    header = ("tokens/s", "ms", "TFLOP/s", "/ data sheet", "/ product of matrices", "forward alone, tokens/s")
+    report.add(Measurement(f"{title}: update", header, speeds))
+    where = "allocator's peak" if context.device_type == "cuda" else "growth of the process"
+    bar = Bar(f"at most {MAX_MEMORY_RATIO:g} x the formula", max(ratios, default=None), MAX_MEMORY_RATIO)
+    report.add(Measurement(f"{title}: memory", (f"{where}, GiB", "formula, GiB", "ratio"), memory, (bar,)))
+
+
+def measured_update(actor: ActorWorker, shape: ModelShape, work: Work, num_rounds: int) -> tuple[float, float, float]:
+    """Seconds of an update and of a forward pass (medians), and bytes at the update's peak. One update warms up: after
+    it there are moments."""
+    rollout, device = drawn_rollout(shape, work), actor.engine.device
+    tokens = token_batch(rollout)
+    actor.update_policy(rollout, 0)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        actor.update_policy(rollout, 1)
+        peak = float(torch.cuda.max_memory_allocated(device))
+    else:
+        peak = float(peak_growth_bytes(lambda: actor.update_policy(rollout, 1)))
+    updates, forwards = [], []
+    for step in range(num_rounds):
+        updates.append(timed(partial(actor.update_policy, rollout, 2 + step), device))
+        forwards.append(timed(partial(actor.engine.forward, tokens, 1.0), device))
+    return statistics.median(updates), statistics.median(forwards), peak
+
+
+def timed(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds, the device's work included."""
+    synchronize(device)
+    started = time.perf_counter()
+    call()
+    synchronize(device)
+    return time.perf_counter() - started
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes; of the host, what it has in all."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return float("inf")
+
+
+def main() -> None:
+    """The program."""
+    options = read_gpu_options()
+    report = Report("bench/gpu_step.py", installed_versions(LIBRARIES))
+    with only_worker(options.device_type) as context:
+        name = torch.cuda.get_device_name() if options.device_type == "cuda" else "cpu"
+        peaks = Peaks(stated_peak(name), measured_peak(context.device, DTYPES[context.device_type]))
+        stated = "not in the table" if peaks.stated is None else f"{1e-12 * peaks.stated:,.0f}"
+        report.notes.append(
+            f"{name}: TFLOP/s in BFloat16 by its data sheet {stated}; in a product of matrices "
+            f"({str(DTYPES[options.device_type]).removeprefix('torch.')}) {1e-12 * peaks.measured:.3g}"
+        )
+        if options.device_type == "cpu":
+            report.notes.append("on a CPU this shows that everything runs; its numbers say little")
+        report.print_head()
+        for shape in options.shapes:
+            measure(shape, options, context, peaks, report)
+    report.write(options.json_path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""An actor alone in this process, on one device, and what it is asked to learn: no controller, no Ray, no vLLM."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_bench.model_shape import ModelShape, Work
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.engine import TrainEngineSettings
+from rljob_trainer.workers.actor import ActorSettings, ActorWorker
+from rljob_trainer.workers.columns import (
+    ADVANTAGES,
+    IS_LEARNED,
+    POLICY_VERSIONS,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    TOKENS,
+)
+
+NUM_STEPS = 1_000_000
+SMALLEST_SHARE = 0.25
+"""Of the longest row: lengths of rows are drawn evenly from there on."""
+PROMPT_SHARE = 0.125
+"""Of every row."""
+
+
+@contextmanager
+def only_worker(device_type: str) -> Iterator[WorkerContext]:
+    """Within it this process is the only rank of a process group."""
+    context = WorkerContext(0, 1, 0, 0, "127.0.0.1", 0, device_type, torch.get_num_threads())
+    with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
+        if device_type == "cuda":
+            torch.cuda.set_device(context.device)
+        backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=0, world_size=1)
+        try:
+            yield context
+        finally:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def random_model(shape: ModelShape, device: torch.device) -> Iterator[Path]:
+    """A folder with a model whose weights were drawn on the device; BFloat16 on disk, and gone afterwards.
+
+    Raises ValueError where it has not the parameters that are counted for the shape."""
+    config = Qwen3Config(
+        vocab_size=shape.num_vocabulary,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.mlp_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_key_heads,
+        head_dim=shape.head_size,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    if counted != shape.num_parameters:
+        raise ValueError(f"{shape.name}: {counted:,} parameters, and {shape.num_parameters:,} are counted")
+    folder = Path(tempfile.mkdtemp(prefix="rljob-bench-model-"))
+    try:
+        model.save_pretrained(folder)
+        del model
+        give_back(device)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def made_actor(folder: Path, context: WorkerContext, dtype: torch.dtype, work: Work, max_tokens: int) -> ActorWorker:
+    """An actor for GRPO with one update per step. Collective."""
+    optimizer = Optimizer()
+    engine = TrainEngineSettings(folder, context.device, dtype, work.every_nth_layer > 0, max_tokens, optimizer)
+    return ActorWorker(
+        context,
+        ActorSettings(
+            engine=replace(engine, gradient_checkpointing_every_nth_layer=max(1, work.every_nth_layer)),
+            algorithm=resolve_algorithm(Algorithm()),
+            optimizer=optimizer,
+            temperature=1.0,
+            max_new_tokens=max(work.row_lengths),
+            group_size=1,
+            samples_all_tokens=True,
+            num_steps=NUM_STEPS,
+            num_epochs_per_batch=1,
+            mini_batch_rows=len(work.row_lengths),
+        ),
+    )
+
+
+def drawn_work(num_tokens: int, longest: int, every_nth_layer: int) -> Work:
+    """Rows of drawn lengths, together just so many tokens."""
+    generator = torch.Generator().manual_seed(0)
+    lengths: list[int] = []
+    while (left := num_tokens - sum(lengths)) > 0:
+        length = int(torch.randint(int(SMALLEST_SHARE * longest), longest + 1, (), generator=generator))
+        # No row of a few tokens at the end.
+        lengths.append(left if left < length + SMALLEST_SHARE * longest and left <= longest else min(length, left))
+    return Work(tuple(lengths), sum(length - _num_prompt_tokens(length) for length in lengths), every_nth_layer)
+
+
+def drawn_rollout(shape: ModelShape, work: Work) -> DataProto:
+    """What an update needs."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(2, shape.num_vocabulary, (length,), generator=generator) for length in work.row_lengths]
+    masks = [torch.arange(length) >= _num_prompt_tokens(length) for length in work.row_lengths]
+    zeros = [torch.zeros(length) for length in work.row_lengths]
+    return DataProto(
+        {
+            ADVANTAGES: torch.randn(len(rows), generator=generator),
+            IS_LEARNED: torch.ones(len(rows), dtype=torch.bool),
+        },
+        ragged={
+            TOKENS: RaggedColumn.from_rows(rows),
+            RESPONSE_MASK: RaggedColumn.from_rows(masks),
+            ROLLOUT_LOGPROBS: RaggedColumn.from_rows(zeros),
+            POLICY_VERSIONS: RaggedColumn.from_rows([mask.int() - 1 for mask in masks]),
+        },
+    )
+
+
+def give_back(device: torch.device) -> None:
+    """What torch's allocator holds in reserve."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _num_prompt_tokens(length: int) -> int:
+    return max(1, int(PROMPT_SHARE * length))

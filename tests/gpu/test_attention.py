@@ -1,0 +1,130 @@
+"""Attention within rows on a device: all kernels give the same numbers.
+
+Legend: N tokens of all rows, H query heads, K key and value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from rljob_testing.device_place import Place
+from rljob_testing.engine_updates import drawn_batch, engine_settings
+from rljob_testing.tiny_models import save_tiny_model
+from rljob_trainer.engines.train import attention, attention_kernels
+from rljob_trainer.engines.train.attention_kernels import FlatRows, Kernel, attend
+from rljob_trainer.engines.train.engine import TrainEngine
+
+LENGTHS = (130, 1, 47, 300, 12, 86)
+EQUAL_LENGTHS = (96,) * 5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of one layer's attention."""
+
+    num_heads: int
+    num_key_heads: int
+    size: int
+    window: int | None = None
+
+
+SHAPES = (Shape(4, 4, 64), Shape(8, 2, 128), Shape(6, 2, 64, window=20))
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of a layer, and gradients of query, key and value of the sum of what it gives, each weighed at random."""
+
+    output: Tensor
+    gradients: tuple[Tensor, ...]
+
+
+def result(
+    kernel: Kernel | None, shape: Shape, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
+) -> Result:
+    """Of the same numbers each time, on the host in float32; of `kernel` None, `written_out`."""
+    generator = torch.Generator().manual_seed(0)
+    num_tokens = sum(lengths)
+    inputs = [
+        torch.randn(1, heads, num_tokens, shape.size, generator=generator).to(device, dtype).requires_grad_()
+        for heads in (shape.num_heads, shape.num_key_heads, shape.num_key_heads)
+    ]
+    weights = torch.randn(1, num_tokens, shape.num_heads, shape.size, generator=generator).to(device, dtype)
+    query_1HND, key_1KND, value_1KND = inputs
+    if kernel is None:
+        found = written_out(query_1HND, key_1KND, value_1KND, lengths, shape.window)
+    else:
+        found = attend(kernel, query_1HND, key_1KND, value_1KND, FlatRows(lengths, device), None, shape.window)
+    gradients = torch.autograd.grad((found * weights).float().sum(), inputs)
+    return Result(found.detach().float().cpu(), tuple(each.float().cpu() for each in gradients))
+
+
+def written_out(
+    query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, lengths: Sequence[int], window: int | None
+) -> Tensor:
+    """[1, N, H, D]: scores of all tokens of the batch for all, of which each keeps those that it may see."""
+    num_groups = query_1HND.shape[1] // key_1KND.shape[1]
+    key_1HND, value_1HND = (each.repeat_interleave(num_groups, dim=1) for each in (key_1KND, value_1KND))
+    scores_1HNN = query_1HND @ key_1HND.transpose(-1, -2) / query_1HND.shape[-1] ** 0.5
+    rows_N = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    places_N = torch.arange(sum(lengths))
+    back_NN = places_N[:, None] - places_N
+    is_seen_NN = (rows_N[:, None] == rows_N) & (back_NN >= 0) & (back_NN < (window or sum(lengths)))
+    return (scores_1HNN.masked_fill(~is_seen_NN, -torch.inf).softmax(dim=-1) @ value_1HND).transpose(1, 2)
+
+
+def error(found: Result, right: Result) -> float:
+    """The largest of the four, of the norm."""
+    pairs = zip((found.output, *found.gradients), (right.output, *right.gradients), strict=True)
+    return max(float((one - other).norm() / other.norm()) for one, other in pairs)
+
+
+def test_kernels_agree_in_float32(place: Place) -> None:
+    host = torch.device("cpu")
+    for shape in SHAPES:
+        for kernel, lengths in (
+            (Kernel.PER_ROW, LENGTHS),
+            (Kernel.PADDED, LENGTHS),
+            (Kernel.ONE_VIEW, EQUAL_LENGTHS),
+        ):
+            right = result(None, shape, lengths, host, torch.float64)
+            found = result(kernel, shape, lengths, place.device, torch.float32)
+            assert place.note(f"{kernel}, {shape.num_heads}x{shape.size}", error(found, right)) < 1e-5
+
+
+def test_variable_lengths_in_half_precision_are_no_further_off_than_padding(place: Place) -> None:
+    place.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
+    host = torch.device("cpu")
+    for shape in SHAPES:
+        right = result(None, shape, LENGTHS, host, torch.float64)
+        flat, padded = (
+            error(result(kernel, shape, LENGTHS, place.device, torch.bfloat16), right)
+            for kernel in (Kernel.VARIABLE_LENGTH, Kernel.PADDED)
+        )
+        name = f"{shape.num_heads}x{shape.size}"
+        assert place.note(name, flat) <= 1.1 * place.note(f"{name}, padded", padded)
+
+
+def test_the_engine_takes_the_kernel_for_variable_lengths(place: Place) -> None:
+    place.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
+    folder, batch = save_tiny_model("qwen3", place.folder / "model"), drawn_batch()
+    right_R = TrainEngine(engine_settings(folder, place.device)).forward(batch, 1.0).logprobs_N
+    engine = TrainEngine(engine_settings(folder, place.device, torch.bfloat16))
+    kernels: list[Kernel] = []
+
+    def seen(kernel: Kernel, *others: object) -> Tensor:
+        kernels.append(kernel)
+        return attention_kernels.attend(kernel, *others)  # type: ignore[arg-type]
+
+    with patch.object(attention, "attend", seen):
+        flat_R = (engine.forward(batch, 1.0).logprobs_N - right_R).abs()
+    assert set(kernels) == {Kernel.VARIABLE_LENGTH}
+    with patch.object(attention, "choose_kernel", lambda *_: Kernel.PADDED):
+        padded_R = (engine.forward(batch, 1.0).logprobs_N - right_R).abs()
+    assert place.note("mean error", float(flat_R.mean())) <= 1.1 * place.note("padded", float(padded_R.mean()))
+    assert float(flat_R.max()) <= 1.5 * float(padded_R.max())

@@ -1,0 +1,82 @@
+"""Checkpoints of an actor on a device: what was saved comes back to the last bit, and training goes on alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from threading import Event
+from unittest.mock import patch
+
+import torch
+
+from rljob_testing.actor_updates import drawn_rollout, made_actor
+from rljob_testing.device_place import Place
+from rljob_testing.engine_updates import state_of
+from rljob_testing.same_numbers import assert_bitwise
+from rljob_testing.tiny_models import VOCABULARY, save_tiny_model
+from rljob_trainer.checkpoints import save
+from rljob_trainer.checkpoints.layout import ShardRecord
+from rljob_trainer.checkpoints.save import begin_save, commit, save_shard
+from rljob_trainer.workers.actor import ActorWorker
+
+SAVED_STEP = 2
+
+
+def saved(actor: ActorWorker, root: Path) -> Path:
+    """The folder of a checkpoint, as controller and worker make it together."""
+    folder = begin_save(root, SAVED_STEP, start_number=1, num_bytes=actor.num_checkpoint_bytes())
+    actor.begin_checkpoint(folder)
+    commit(root, folder, SAVED_STEP, 1, [actor.finish_checkpoint()], {})
+    return folder
+
+
+def test_what_was_saved_comes_back_to_the_last_bit(place: Place) -> None:
+    model = save_tiny_model("qwen3 tied", place.folder / "model")
+    first = made_actor(model, place.context)
+    for step in range(SAVED_STEP):
+        first.update_policy(drawn_rollout(VOCABULARY, step), step)
+    folder = saved(first, place.folder / "checkpoints")
+    right = state_of(first.engine)
+    second = made_actor(model, place.context)
+    second.load_checkpoint(folder, SAVED_STEP)
+    assert_bitwise(state_of(second.engine), right)
+    assert {each.device.type for _, each in second.engine.named_optimizer_state()} == {place.device.type}
+    rollout = drawn_rollout(VOCABULARY, SAVED_STEP)
+    metrics = [each.update_policy(rollout, SAVED_STEP) for each in (first, second)]
+    assert metrics[0] == metrics[1]
+    assert_bitwise(state_of(second.engine), state_of(first.engine))
+
+
+def test_copies_are_taken_before_training_goes_on(place: Place) -> None:
+    """The shards are written in the background, from memory of the host."""
+    model = save_tiny_model("qwen3 tied", place.folder / "model")
+    actor = made_actor(model, place.context)
+    actor.update_policy(drawn_rollout(VOCABULARY, 0), 0)
+    right = state_of(actor.engine)
+    root = place.folder / "checkpoints"
+    folder = begin_save(root, SAVED_STEP, start_number=1, num_bytes=actor.num_checkpoint_bytes())
+    is_updated = Event()
+
+    def held(*arguments: object) -> ShardRecord:
+        is_updated.wait()
+        return save_shard(*arguments)  # type: ignore[arg-type]
+
+    with patch.object(save, "save_shard", held):
+        actor.begin_checkpoint(folder)
+    actor.update_policy(drawn_rollout(VOCABULARY, 1), 1)
+    is_updated.set()
+    commit(root, folder, SAVED_STEP, 1, [actor.finish_checkpoint()], {})
+    actor.load_checkpoint(folder, SAVED_STEP)
+    assert_bitwise(state_of(actor.engine), right)
+
+
+def test_random_generators_go_on_where_they_were(place: Place) -> None:
+    actor = made_actor(save_tiny_model("qwen3 tied", place.folder / "model"), place.context)
+    devices = {torch.device("cpu"), place.device}
+    state = json.loads(json.dumps(actor.random_state()))
+    drawn, again = [], []
+    for found in (drawn, again):
+        actor.restore_random_state(state)
+        found += [torch.rand(4, device=device).tolist() for device in sorted(devices, key=str)]
+    assert drawn == again
+    assert len({tuple(each) for each in drawn}) == len(devices)

@@ -1,0 +1,71 @@
+"""Which models can compute activations again, and in which layers. That it changes no number: `tests/gpu`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, LlamaConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rljob_trainer.controller.job_checks import check_recomputation
+from rljob_trainer.engines.train.model import build_on_meta, transformer_layers
+from rljob_trainer.engines.train.recomputation import recompute_activations
+from rljob_trainer.errors import ConfigurationError
+
+NUM_LAYERS = 4
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    LlamaConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=NUM_LAYERS, num_attention_heads=2
+    ).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def recomputed(model: torch.nn.Module) -> list[int]:
+    """Of its layers."""
+    layers = transformer_layers(model)
+    return [
+        number
+        for number, layer in enumerate(layers)
+        if isinstance(layer, GradientCheckpointingLayer) and layer.gradient_checkpointing
+    ]
+
+
+@pytest.mark.parametrize(("every", "layers"), [(1, [0, 1, 2, 3]), (2, [0, 2]), (3, [0, 3]), (4, [0])])
+def test_every_nth_layer_from_the_first_one_on(every: int, layers: list[int], folder: Path) -> None:
+    model = build_on_meta(folder)
+    assert recomputed(model) == []
+    recompute_activations(model, every)
+    assert recomputed(model) == layers
+    check_recomputation(folder, every)
+
+
+def test_more_than_the_model_has_are_refused(folder: Path) -> None:
+    wrong = r"gradientCheckpointingEveryNthLayer: the model has 4 layers \(seen: 5\); write a number up to that"
+    with pytest.raises(ConfigurationError, match=wrong):
+        check_recomputation(folder, 5)
+    with pytest.raises(ConfigurationError, match=wrong):
+        recompute_activations(build_on_meta(folder), 5)
+    GPT2Config(n_layer=2).save_pretrained(folder)
+    with pytest.raises(ConfigurationError, match=r"the model has 2 layers \(seen: 3\)"):
+        check_recomputation(folder, 3)
+
+
+def test_models_that_cannot_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of transformers can; others are played by what they lack."""
+    model = build_on_meta(folder)
+    assert isinstance(model, PreTrainedModel)
+    monkeypatch.setattr(model, "supports_gradient_checkpointing", False)
+    with pytest.raises(ConfigurationError, match=r"gradientCheckpointing: a 'llama' model cannot compute its activ"):
+        recompute_activations(model, 1)
+    model = build_on_meta(folder)
+    layers = model.model.layers  # type: ignore[union-attr]
+    layers[2] = torch.nn.Linear(8, 8)  # type: ignore[index, operator]
+    with pytest.raises(
+        ConfigurationError, match=r"EveryNthLayer: layers of a 'llama' .* all or none \(seen: 2\); write 1"
+    ):
+        recompute_activations(model, 2)

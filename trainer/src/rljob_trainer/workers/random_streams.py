@@ -1,0 +1,73 @@
+"""The random numbers of training and of generation: two streams of one process, on the host and on its device.
+
+Python's and NumPy's generators are part of a stream, as torch's are: a function of the job may draw from any of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+PythonState = tuple[int, tuple[int, ...], float | None]
+NumpyState = tuple[str, NDArray[np.uint32], int, int, float]
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """Of all generators that a process shares."""
+
+    host: torch.Tensor
+    device: torch.Tensor | None
+    """Of this process's GPU where it has one."""
+    python: PythonState
+    numpy: NumpyState
+
+
+class RandomStreams:
+    """Training's stream is that of the process; generation's waits here until its turn comes."""
+
+    def __init__(self, device: torch.device, seed: int, training_rank: int, generation_rank: int) -> None:
+        """Seeds both streams; those of one rank are alike, and differ from all others. What a library has left of its
+        own seeding is gone."""
+        self.device = device
+        _seed(seed, 1, generation_rank)
+        self._waiting = self._state()
+        _seed(seed, 0, training_rank)
+
+    @contextmanager
+    def generation(self) -> Iterator[None]:
+        """Within it the process draws from generation's stream: training goes on as if it had not happened."""
+        training = self._state()
+        self._set(self._waiting)
+        try:
+            yield
+        finally:
+            self._waiting = self._state()
+            self._set(training)
+
+    def _state(self) -> RandomState:
+        device = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        name, keys, position, has_gauss, gaussian = np.random.get_state(legacy=True)
+        numpy: NumpyState = (str(name), np.asarray(keys, np.uint32), int(position), int(has_gauss), float(gaussian))
+        return RandomState(torch.get_rng_state(), device, random.getstate(), numpy)
+
+    def _set(self, state: RandomState) -> None:
+        torch.set_rng_state(state.host)
+        if state.device is not None:
+            torch.cuda.set_rng_state(state.device, self.device)
+        random.setstate(state.python)
+        np.random.set_state(state.numpy)
+
+
+def _seed(job_seed: int, stream: int, rank: int) -> None:
+    drawn = np.random.SeedSequence([job_seed, stream, rank]).generate_state(2)
+    # All devices of the process, too.
+    torch.manual_seed(int(drawn[0]))
+    np.random.seed(int(drawn[1]))
+    random.seed(int(drawn[1]))
