@@ -38,6 +38,7 @@ from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.weights.buckets import whole_tensors
@@ -84,6 +85,9 @@ class Replay:
     model: Path = MODEL
     shard_size: int | None = None
     sequence_parallel: int = 1
+    offloads: bool = False
+    """Everything that can be, of actor and reference."""
+    defers_reduction: bool = False
 
     @property
     def resolved(self) -> ResolvedAlgorithm:
@@ -104,6 +108,8 @@ class Replay:
             max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
             optimizer=self.optimizer if is_trained else None,
             layout=self.layout(num_ranks),
+            offload=OffloadSettings(*[self.offloads] * (3 if is_trained else 1)),
+            defers_reduction=is_trained and self.defers_reduction,
         )
 
     def actor_settings(self, num_ranks: int) -> ActorSettings:

@@ -19,6 +19,21 @@ class Dtype(StrEnum):
     BFLOAT16 = "BFloat16"
 
 
+class Offload(WireModel):
+    """What leaves the device for the host's memory while nothing needs it. Training stays the same to the last bit;
+    each part costs its copies."""
+
+    parameters: Flag = False
+    """The actor's shards, while responses are generated."""
+    gradients: Flag = False
+    """What the micro-batches before have added up, while the next one is computed; only with one replica (see
+    roles.actor.shardSize)."""
+    optimizer: Flag = False
+    """The optimizer's moments, outside of optimizer steps and of copying a checkpoint."""
+    reference: Flag = False
+    """The reference model's shards, while it does not score."""
+
+
 class Model(WireModel):
     """The policy at step 0; also the reference policy where a KL term asks for one."""
 
@@ -30,3 +45,4 @@ class Model(WireModel):
     dtype: Dtype = Dtype.AUTO
     gradient_checkpointing: Flag = Field(default=False)
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    offload: Offload = Field(default_factory=Offload)

@@ -29,6 +29,8 @@ from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.train.acceptance import check_acceptance
 from rljob_trainer.engines.train.attention import choose_attention
+from rljob_trainer.engines.train.engine_memory import EngineMemory
+from rljob_trainer.engines.train.host_room import check_host_room
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout, meshes_of
 from rljob_trainer.engines.train.micro_batches import plan_micro_batches
 from rljob_trainer.engines.train.model import (
@@ -37,6 +39,7 @@ from rljob_trainer.engines.train.model import (
     named_tensors,
     transformer_layers,
 )
+from rljob_trainer.engines.train.offload import NO_OFFLOAD, Offloading, OffloadSettings
 from rljob_trainer.engines.train.optimizer import make_adamw
 from rljob_trainer.engines.train.router import RouterUse, Routing, router_plan
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
@@ -45,6 +48,7 @@ from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistributio
 from rljob_trainer.engines.train.token_model import Outputs, TokenModel
 from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.observability.memory import MEMORY, Boundary
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,9 @@ class TrainEngineSettings:
     optimizer: OptimizerSpec | None
     layout: ParallelLayout | None = None
     """None: all ranks of the default process group hold the model together."""
+    offload: OffloadSettings = NO_OFFLOAD
+    defers_reduction: bool = False
+    """Gradients are reduced with the last micro-batch of an update alone; until then each rank has whole ones."""
 
 
 class TrainEngine:
@@ -123,6 +130,10 @@ class TrainEngine:
                 (each for each in self.model.parameters() if each.requires_grad), settings.optimizer
             )
             self.max_gradient_norm = settings.optimizer.max_gradient_norm
+        self.memory = EngineMemory(self.model, self.optimizer)
+        self.offloading = Offloading(settings.offload, self.device, self.model, self.optimizer)
+        check_host_room(settings.offload, self.memory, self.device)
+        self.leave_device()
 
     @property
     def language_model(self) -> PreTrainedModel:
@@ -136,7 +147,8 @@ class TrainEngine:
         self, batch: TokenBatch, temperature: float, entropy: Entropy = Entropy.NO, *, with_squares: bool = False
     ) -> TokenDistribution:
         """Collective. What the model as it is says of the batch's response tokens: [R] float32 on the host, row after
-        row."""
+        row. A frozen model whose parameters are offloaded has them on the device for that long."""
+        self.fetch_parameters(wait=True)
         micro_batches = self._micro_batches(batch)
         outputs: list[list[Tensor]] = []
         for rows in micro_batches:
@@ -149,7 +161,7 @@ class TrainEngine:
         ]
         if self.optimizer is None:
             # Without a backward pass FSDP2 leaves the root's parameters whole, and generation needs the memory.
-            self._reshard()
+            self.leave_device()
         logprobs_R, *others = columns
         entropy_R = others.pop(0) if entropy is not Entropy.NO and others else None
         return TokenDistribution(logprobs_R, entropy_R, others.pop(0) if others else None)
@@ -165,13 +177,17 @@ class TrainEngine:
     ) -> None:
         """Collective. Adds the gradient of the loss on this rank's rows, and of the routers' auxiliary loss where the
         model's configuration asks for it. `loss` is called once for each micro-batch."""
+        self.fetch_parameters(wait=True)
         micro_batches = self._micro_batches(batch)
         if self.routing is not None and self.routing.plan.loss_coefficient:
             self.routing.begin(self._uses(batch, micro_batches))
         for number, rows in enumerate(micro_batches, 1):
-            if self.layout.num_replicas > 1:
+            is_last = number == len(micro_batches)
+            if self.settings.defers_reduction:
+                self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+            elif self.layout.num_replicas > 1:
                 # Replicas sum what their shards have added up, once.
-                self.model.set_requires_all_reduce(number == len(micro_batches))  # type: ignore[operator]
+                self.model.set_requires_all_reduce(is_last)  # type: ignore[operator]
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             run = partial(_distribution, micro_batch, temperature, entropy, with_squares)
             logprobs_R, entropy_R, squares_R, *use = self.model(run)
@@ -179,6 +195,9 @@ class TrainEngine:
             if self.routing is not None and use:
                 value = value + self.routing.loss(RouterUse(*use)) * self.layout.gradient_divisor
             value.backward()  # type: ignore[no-untyped-call]
+            MEMORY.sample()
+            if self.offloading.gradients is not None:
+                self.offloading.gradients.after_micro_batch(is_first=number == 1, is_last=is_last)
 
     def take_routing(self) -> dict[str, float]:
         """Collective. Metrics of how the passes with a gradient since the last call have dealt out tokens to experts;
@@ -190,18 +209,42 @@ class TrainEngine:
 
         With a norm that is not finite nothing is changed and the gradients are dropped."""
         assert self.optimizer is not None, "a frozen engine has no optimizer"
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_gradient_norm)
-        gradient_norm = float(norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item())
-        if math.isfinite(gradient_norm):
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        with self.offloading.optimizer_step() as moments_are_here:
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_gradient_norm)
+            gradient_norm = float(norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item())
+            if math.isfinite(gradient_norm):
+                for group in self.optimizer.param_groups:
+                    group["lr"] = learning_rate
+                moments_are_here()
+                self.optimizer.step()
+                MEMORY.mark(Boundary.OPTIMIZER_STEP)
+            self.optimizer.zero_grad(set_to_none=True)
         return gradient_norm
 
-    def named_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """This rank's shards (DTensors) under the names of the Hugging Face model, in the same order on all ranks."""
+    def fetch_parameters(self, *, wait: bool = False) -> None:
+        """Brings parameters that are offloaded back to the device; with `wait`, what follows sees them there."""
+        if self.offloading.parameters is not None:
+            self.offloading.parameters.fetch()
+            if wait:
+                self.offloading.parameters.wait()
+
+    def leave_device(self) -> None:
+        """Makes parameters shards again where they are whole; parameters and moments that are offloaded leave."""
         self._reshard()
+        if self.offloading.parameters is not None:
+            self.offloading.parameters.leave()
+        self.leave_moments()
+
+    def leave_moments(self) -> None:
+        """The optimizer's moments leave the device where they are offloaded."""
+        if self.offloading.moments is not None:
+            self.offloading.moments.leave()
+
+    def named_shards(self) -> Iterator[tuple[str, Tensor]]:
+        """This rank's shards (DTensors) under the names of the Hugging Face model, in the same order on all ranks. What
+        is offloaded comes to the device, here and for `named_optimizer_state`, and stays until it is told to leave."""
+        self._reshard()
+        self.fetch_parameters(wait=True)
         for name, tensor in named_tensors(self.model):
             yield name.removeprefix(NAME_PREFIX), tensor
 
@@ -209,6 +252,8 @@ class TrainEngine:
         """Moments and step counters of AdamW: `<moment>.<parameter name>`. Made (as zeros) where none exist yet."""
         self._reshard()
         assert self.optimizer is not None, "a frozen engine has no optimizer"
+        if self.offloading.moments is not None:
+            self.offloading.moments.wait()
         for name, parameter in self.model.named_parameters():
             if not parameter.requires_grad:
                 continue
