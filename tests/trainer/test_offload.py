@@ -77,6 +77,13 @@ def test_gradients_are_there_between_backward_and_update_alone(runs: dict[int, l
             assert found["optimizer_step"] == run.num_parameter_bytes
 
 
+def test_sums_of_gradients_are_away_while_the_next_micro_batch_is_computed(runs: dict[int, list[OffloadRun]]) -> None:
+    for run in all_of(runs):
+        assert len(run.gradients_in_passes) == len(run.plain_gradients_in_passes) > 2
+        assert set(run.gradients_in_passes) == {0}
+        assert set(run.plain_gradients_in_passes) == {0, run.num_parameter_bytes}
+
+
 def test_the_reference_is_away_unless_it_scores(runs: dict[int, list[OffloadRun]]) -> None:
     for run in all_of(runs):
         assert set(bytes_of(run.step, "reference").values()) == {0}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
+from rljob_trainer.engines.storages import local_part
 from rljob_trainer.engines.train import host_room
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.observability.memory import MEBIBYTE, MEMORY
 from rljob_trainer.observability.spans import SPANS, Counts
@@ -49,7 +52,7 @@ class OffloadRun:
     is_equal: bool
     """The state after NUM_STEPS steps, to the last bit: with everything offloaded and without; ..."""
     is_resumed_equal: bool
-    """... and of a run with offload that went on from the checkpoint of one without, and of the converse."""
+    """... and of both, gone on from the checkpoint of the run with offload."""
     step: Marks
     """A rollout and a training step with everything offloaded, not the first; ..."""
     plain_step: Marks
@@ -60,6 +63,10 @@ class OffloadRun:
     """Of this rank's shards."""
     live_bytes: list[int]
     """Of the whole process, after each of three steps with rollouts."""
+    gradients_in_passes: list[int]
+    """Bytes of them when each pass of the first step's updates begins, with everything offloaded; ..."""
+    plain_gradients_in_passes: list[int]
+    """... and with nothing."""
     refusals: dict[str, str]
     deferred_peak: int
     """Bytes of all owners in the first step's passes: gradients reduced once per update; ..."""
@@ -68,46 +75,61 @@ class OffloadRun:
 
 
 def everything(root: Path, context: WorkerContext) -> OffloadRun:
-    """On one or two ranks; `root` is a folder of this number of ranks."""
-    deferred_peak, plain_peak = (
-        peak_of_passes(replace(REPLAY, defers_reduction=each), context) for each in (True, False)
-    )
-    plain = replayed_run(REPLAY, context)
-    away = replayed_run(replace(REPLAY, offloads=True), context)
-    for each in (plain, away):
-        each.steps(0, SAVED_STEP)
-    saved = {name: run.save(root / name, SAVED_STEP) for name, run in (("plain", plain), ("away", away))}
-    for each in (plain, away):
-        each.steps(SAVED_STEP, NUM_STEPS)
-    resumed = {}
-    for name, offloads in (("plain", True), ("away", False)):
-        resumed[name] = replayed_run(replace(REPLAY, offloads=offloads), context)
-        resumed[name].group.load_checkpoint(saved[name], SAVED_STEP)
-        resumed[name].steps(SAVED_STEP, NUM_STEPS)
-    expected = plain.state()
-    is_resumed_equal = all(are_equal(run.state(), expected) for run in resumed.values())
-    num_parameter_bytes = plain.actor.engine.memory.parameters
-    is_equal = are_equal(away.state(), expected)
-    del plain, away, resumed, each
-    live_bytes: list[int] = []
-    step = steps_with_rollouts(replayed_run(replace(REPLAY, offloads=True), context), live_bytes)
-    metrics = MEMORY.take_metrics()
-    plain_step = steps_with_rollouts(replayed_run(REPLAY, context), [])
+    """On one or two ranks; `root` is a folder of this number of ranks. One run after the other: memory is counted for
+    all that there are in a process."""
+    away = one_run(replace(REPLAY, offloads=True), context, root, None)
+    plain = one_run(REPLAY, context, root, away.checkpoint)
+    deferred = replayed_run(replace(REPLAY, defers_reduction=True), context)
     return OffloadRun(
-        is_equal,
-        is_resumed_equal,
-        step,
-        plain_step,
-        metrics,
-        num_parameter_bytes,
-        live_bytes,
-        refusals(context),
-        deferred_peak,
-        plain_peak,
+        is_equal=are_equal(away.state, plain.state),
+        is_resumed_equal=are_equal(away.resumed, plain.state) and are_equal(plain.resumed, plain.state),
+        step=away.step,
+        plain_step=plain.step,
+        metrics=away.metrics,
+        num_parameter_bytes=plain.num_parameter_bytes,
+        live_bytes=away.live_bytes,
+        gradients_in_passes=away.gradients_in_passes,
+        plain_gradients_in_passes=plain.gradients_in_passes,
+        plain_peak=plain.peak,
+        deferred_peak=peak_of_first_step(deferred),
+        refusals=refusals(context),
     )
 
 
-def steps_with_rollouts(run: ReplayedRun, live_bytes: list[int]) -> Marks:
+@dataclass(frozen=True)
+class OneRun:
+    """A run, and what it saw."""
+
+    state: dict[str, torch.Tensor]
+    resumed: dict[str, torch.Tensor]
+    checkpoint: Path
+    step: Marks
+    metrics: dict[str, float]
+    num_parameter_bytes: int
+    live_bytes: list[int]
+    gradients_in_passes: list[int]
+    peak: int
+
+
+def one_run(replay: Replay, context: WorkerContext, root: Path, checkpoint: Path | None) -> OneRun:
+    """Steps with a save in between; then from `checkpoint` on, by default its own; then rollouts, too."""
+    run = replayed_run(replay, context)
+    num_parameter_bytes = sum(local_part(each).nbytes for each in run.actor.engine.model.parameters())
+    with watched_gradients(run.actor.engine) as gradients_in_passes:
+        peak = peak_of_first_step(run)
+    run.steps(1, SAVED_STEP)
+    saved = run.save(root / f"offloads-{replay.offloads}", SAVED_STEP)
+    run.steps(SAVED_STEP, NUM_STEPS)
+    state = run.state()
+    run.group.load_checkpoint(checkpoint or saved, SAVED_STEP)
+    run.steps(SAVED_STEP, NUM_STEPS)
+    resumed = run.state()
+    live_bytes: list[int] = []
+    step, metrics = steps_with_rollouts(run, live_bytes)
+    return OneRun(state, resumed, saved, step, metrics, num_parameter_bytes, live_bytes, gradients_in_passes, peak)
+
+
+def steps_with_rollouts(run: ReplayedRun, live_bytes: list[int]) -> tuple[Marks, dict[str, float]]:
     """Three rollouts and training steps of a hybrid worker; what the last one noted."""
     context = run.actor.context
     settings = HfSettings(MODEL, context.device, torch.float32, 16)
@@ -121,16 +143,32 @@ def steps_with_rollouts(run: ReplayedRun, live_bytes: list[int]) -> Marks:
         hybrid.generate_sequences(batch, SAMPLING)
         run.step(number)
         live_bytes.append(num_live_bytes())
-    return [
+    marks = [
         (each.after, {owner: round(mebibytes * MEBIBYTE) for owner, mebibytes in each.values.items()})
         for each in SPANS.take()
         if isinstance(each, Counts) and each.track == MEMORY_TRACK
     ]
+    return marks, MEMORY.take_metrics()
 
 
-def peak_of_passes(replay: Replay, context: WorkerContext) -> int:
-    """Of a run's first step."""
-    run = replayed_run(replay, context)
+@contextmanager
+def watched_gradients(engine: TrainEngine) -> Iterator[list[int]]:
+    """Within it, their bytes at the beginning of each pass that has a backward."""
+    found: list[int] = []
+
+    def note(*_: object) -> None:
+        if torch.is_grad_enabled():
+            found.append(engine.memory.gradients)
+
+    hook = engine.model.register_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def peak_of_first_step(run: ReplayedRun) -> int:
+    """In its passes."""
     gc.collect()
     MEMORY.take_metrics()
     run.step(0)

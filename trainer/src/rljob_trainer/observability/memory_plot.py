@@ -60,6 +60,7 @@ def _save(title: str, step: MemoryStep, path: Path) -> Path:
     axes.plot(places, step.peaks, color="black", marker="_", markersize=14, linestyle="", label="peak until then")
     axes.set_xticks(places, [each.replace("_", "\n") for each in step.boundaries], fontsize="x-small")
     axes.set_ylabel("MiB after")
+    axes.set_ylim(0, 1.08 * max([*step.peaks, *base, 1e-3]))
     axes.set_title(f"{title}: memory of {step.process.partition(',')[0]}", fontsize="medium")
     axes.grid(visible=True, axis="y", alpha=0.3)
     axes.legend(fontsize="x-small", ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.2))

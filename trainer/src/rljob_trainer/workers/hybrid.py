@@ -49,6 +49,7 @@ class HybridWorker(Worker):
         self.rollout_random_state = self._random_state()
         self.seconds: dict[str, float] = {}
         self.node_peers = _node_peers(context)
+        self._give_memory_back()
         # The engine is awake since it was built: what comes later must fit beside it.
         check_device_room(actor.engine.memory, actor.engine.settings.offload, context.device)
         self.trainer_mode()

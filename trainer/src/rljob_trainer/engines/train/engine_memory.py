@@ -55,13 +55,15 @@ class EngineMemory:
         for module in self._model.modules():
             if not isinstance(module, FSDPModule):
                 continue
-            # No public name: what FSDP2 (torch 2.13) keeps of micro-batches that were not reduced, by ranks of a copy
-            # or over replicas. The test of deferred reduction's memory fails when these are other names.
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                if group._partial_reduce_output is not None:
-                    yield group._partial_reduce_output
-                for parameter in group.fsdp_params:
-                    if parameter.unsharded_accumulated_grad is not None:
-                        yield parameter.unsharded_accumulated_grad
-                    elif hasattr(parameter, "_unsharded_param") and parameter._unsharded_param.grad is not None:
-                        yield parameter._unsharded_param.grad
+            # No public name: what FSDP2 (torch 2.11 to 2.13) keeps of micro-batches that were not reduced, over ranks
+            # of a copy or over replicas. The test of deferred reduction's memory fails when these are other names.
+            group = module._get_fsdp_state()._fsdp_param_group
+            if group is None:
+                continue
+            if group._partial_reduce_output is not None:
+                yield group._partial_reduce_output
+            for parameter in group.fsdp_params:
+                if parameter.unsharded_accumulated_grad is not None:
+                    yield parameter.unsharded_accumulated_grad
+                elif hasattr(parameter, "_unsharded_param") and parameter._unsharded_param.grad is not None:
+                    yield parameter._unsharded_param.grad
