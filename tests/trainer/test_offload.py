@@ -88,6 +88,8 @@ def test_the_reference_is_away_unless_it_scores(runs: dict[int, list[OffloadRun]
     for run in all_of(runs):
         assert set(bytes_of(run.step, "reference").values()) == {0}
         assert set(bytes_of(run.plain_step, "reference").values()) == {run.num_parameter_bytes}
+        during, after = (run.metrics[f"memory/{when}_ref_logprobs_bytes_max"] for when in ("during", "after"))
+        assert during - after >= run.num_parameter_bytes
 
 
 def test_nothing_is_whole_when_generation_begins(runs: dict[int, list[OffloadRun]]) -> None:

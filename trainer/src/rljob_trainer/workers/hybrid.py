@@ -90,8 +90,8 @@ class HybridWorker(Worker):
                 self.trainer_mode()
 
     def rollout_mode(self, max_staleness: int = 0) -> None:
-        """Collective. The rollout engine is awake and has the actor's weights, of now or of at most `max_staleness` steps
-        ago; what is offloaded has left the device.
+        """Collective. The rollout engine is awake and has the actor's weights, of now or of at most `max_staleness`
+        steps ago; what is offloaded has left the device.
 
         The reference's parameters, the moments and the gradients have left before, each at the end of its use."""
         engine = self.rollout.engine

@@ -155,6 +155,7 @@ class TrainEngine:
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             run = partial(_distribution, micro_batch, temperature, entropy, with_squares)
             outputs.append([each for each in self.model(run)[:NUM_COLUMNS] if each is not None])
+        MEMORY.sample()
         columns = [
             _in_batch_order([each[place].cpu() for each in outputs], micro_batches, batch.response_lengths)
             for place in range(len(outputs[0]) if outputs else 1)
