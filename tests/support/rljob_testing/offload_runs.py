@@ -143,7 +143,7 @@ def steps_with_rollouts(run: ReplayedRun, live_bytes: list[int]) -> tuple[Marks,
         hybrid.generate_sequences(batch, SAMPLING)
         run.step(number)
         live_bytes.append(num_live_bytes())
-    marks = [
+    marks: Marks = [
         (each.after, {owner: round(mebibytes * MEBIBYTE) for owner, mebibytes in each.values.items()})
         for each in SPANS.take()
         if isinstance(each, Counts) and each.track == MEMORY_TRACK

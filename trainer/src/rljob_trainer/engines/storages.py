@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 
 
+@torch.no_grad()
 def distinct_storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
     """Each storage once that holds anything; of a DTensor that of this rank's part."""
-    found = {storage._cdata: storage for storage in (local_part(each).untyped_storage() for each in tensors)}
+    # Without gradients `to_local` makes no new tensor: there are thousands of them in a model.
+    parts = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
+    found = {storage._cdata: storage for storage in (each.untyped_storage() for each in parts)}
     return [storage for storage in found.values() if storage.nbytes()]
 
 
@@ -19,7 +23,7 @@ def num_storage_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storage.nbytes() for storage in distinct_storages(tensors))
 
 
+@torch.no_grad()
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, any other tensor as it is; without its history."""
-    detached = tensor.detach()
-    return detached.to_local() if isinstance(detached, DTensor) else detached
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()

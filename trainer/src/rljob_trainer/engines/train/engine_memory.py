@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
-from rljob_trainer.engines.storages import distinct_storages, local_part, num_storage_bytes
+from rljob_trainer.engines.storages import local_part, num_storage_bytes
 from rljob_trainer.engines.train.offload import moments_of
 
 
@@ -19,6 +20,7 @@ class EngineMemory:
         self._model = model
         self._optimizer = optimizer
         self._shards = list(model.parameters())
+        self._units = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
 
     @property
     def parameters(self) -> int:
@@ -28,9 +30,7 @@ class EngineMemory:
     @property
     def gathered(self) -> int:
         """Parameters that are whole at the moment: after a pass without backward those of no layer."""
-        shards = {storage._cdata for storage in distinct_storages(self._shards)}
-        present = distinct_storages(self._model.parameters())
-        return sum(storage.nbytes() for storage in present if storage._cdata not in shards)
+        return num_storage_bytes(each for each in self._model.parameters() if not isinstance(each, DTensor))
 
     @property
     def gradients(self) -> int:
@@ -52,12 +52,10 @@ class EngineMemory:
 
     def _gradients(self) -> Iterator[Tensor]:
         yield from (shard.grad for shard in self._shards if shard.grad is not None)
-        for module in self._model.modules():
-            if not isinstance(module, FSDPModule):
-                continue
-            # No public name: what FSDP2 (torch 2.11 to 2.13) keeps of micro-batches that were not reduced, over ranks
-            # of a copy or over replicas. The test of deferred reduction's memory fails when these are other names.
-            group = module._get_fsdp_state()._fsdp_param_group
+        # No public names: what FSDP2 (torch 2.11 to 2.13) keeps of micro-batches that were not reduced, over ranks of a
+        # copy or over replicas. The test of deferred reduction's memory fails when these are other names.
+        for unit in self._units:
+            group = unit._fsdp_param_group
             if group is None:
                 continue
             if group._partial_reduce_output is not None:
