@@ -140,7 +140,7 @@ def steps_with_rollouts(run: ReplayedRun, live_bytes: list[int]) -> tuple[Marks,
     for number in range(3):
         SPANS.take()
         MEMORY.take_metrics()
-        hybrid.generate_sequences(batch, SAMPLING)
+        hybrid.generate_sequences(batch, SAMPLING, 0)
         run.step(number)
         live_bytes.append(num_live_bytes())
     marks: Marks = [
