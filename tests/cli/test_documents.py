@@ -18,6 +18,7 @@ from rljob_testing.job_cluster import JobCluster, StandInKubelet, full_status, k
 from rljob_trainer.algorithms.function_results import NOT_FINITE_SUM
 from rljob_trainer.algorithms.policy_losses import CLIPPED_SUM, DUAL_CLIPPED_SUM, KL_SUM
 from rljob_trainer.observability import metrics
+from rljob_trainer.observability.memory import Boundary, Owner
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -65,13 +66,24 @@ def test_every_command_that_is_named_exists_with_its_options() -> None:
 
 def test_every_metric_is_documented_by_its_name() -> None:
     page = (REPOSITORY / "docs" / "metrics.md").read_text()
-    prefixes = {metrics.REWARD_PREFIX, metrics.RESPONSE_LENGTH_PREFIX, metrics.TIMING_PREFIX}
+    prefixes = {
+        metrics.REWARD_PREFIX,
+        metrics.RESPONSE_LENGTH_PREFIX,
+        metrics.TIMING_PREFIX,
+        metrics.MEMORY_PREFIX,
+    }
     losses = {f"actor/{name}" for name in (CLIPPED_SUM, DUAL_CLIPPED_SUM, KL_SUM, NOT_FINITE_SUM)}
     names = {
         value for value in vars(metrics).values() if isinstance(value, str) and re.fullmatch(r"[a-z_]+/[a-z_/]*", value)
     }
     assert len(names | losses) > 25
     assert [name for name in sorted((names | losses) - prefixes) if f"`{name}`" not in page] == []
+
+
+def test_every_owner_and_boundary_of_memory_is_documented() -> None:
+    page, table = ((REPOSITORY / "docs" / name).read_text() for name in ("metrics.md", "memory.md"))
+    assert [owner for owner in Owner if f"`memory/{owner}_bytes_max`" not in page] == []
+    assert [boundary for boundary in Boundary if f"| `{boundary}`" not in table] == []
 
 
 def test_the_values_of_the_chart_are_documented_and_no_others() -> None:

@@ -70,10 +70,12 @@ def test_tensor_parallel_peers_need_responses_of_their_own() -> None:
 
 
 def test_layouts_for_more_workers_than_are_here_become_smaller_ones() -> None:
-    roles = "  roles: {rollout: {tensorParallel: 4}, actor: {shardSize: 4, sequenceParallel: 2}, ref: {shardSize: 8}}"
+    actor = "{shardSize: 4, sequenceParallel: 2, deferGradientReduction: true}"
+    roles = f"  roles: {{rollout: {{tensorParallel: 4}}, actor: {actor}, ref: {{shardSize: 8}}}}"
     plan = plan_for_machine(job(roles, "[{name: main, gpusPerNode: 8}]"), TWO_CORES, None)
     assert plan.spec.roles.rollout.tensor_parallel == 2
     assert (plan.spec.roles.actor.shard_size, plan.spec.roles.actor.sequence_parallel) == (2, 2)
+    assert plan.spec.roles.actor.defer_gradient_reduction is True
     assert (plan.spec.roles.ref.shard_size, plan.spec.roles.ref.sequence_parallel) == (2, None)
     assert plan.notes == (
         "roles.actor.shardSize 4: 2 here, for 2 workers",

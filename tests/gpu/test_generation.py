@@ -72,7 +72,7 @@ def test_the_generator_has_the_weights_of_every_update(place: Place) -> None:
         name = str(dtype).removeprefix("torch.")
         hybrid = made_hybrid(place, dtype)
         for step in range(2):
-            rollout = hybrid.generate_sequences(asked(), SAMPLING, 0)
+            rollout = hybrid.generate_sequences(asked(), SAMPLING, True)
             assert place.note(f"{name}, version {step}", largest_difference(hybrid, rollout)) < limit
             hybrid.actor.update_policy(drawn_rollout(VOCABULARY, step), step)
             # The update was large enough to be seen if it were not handed over.
@@ -82,7 +82,7 @@ def test_the_generator_has_the_weights_of_every_update(place: Place) -> None:
 def test_weights_are_handed_over_to_the_last_bit(place: Place) -> None:
     hybrid = made_hybrid(place, torch.float32)
     hybrid.actor.update_policy(drawn_rollout(VOCABULARY, 0), 0)
-    with hybrid.rollout_mode():
+    with hybrid.generating():
         engine = hybrid.rollout.engine
         assert isinstance(engine, HfEngine)
         found = {name: each.detach().cpu() for name, each in engine.model.named_parameters()}
@@ -93,13 +93,13 @@ def test_weights_are_handed_over_to_the_last_bit(place: Place) -> None:
 def test_training_and_generation_draw_from_streams_of_their_own(place: Place) -> None:
     """On the host, on the device, and from Python's and NumPy's generators."""
     first = made_hybrid(place, torch.float32)
-    with first.rollout_mode():
+    with first.generating():
         generation = draws(place.device)
     # Generation has drawn in the first only: training does not notice.
     training = draws(place.device)
     second = made_hybrid(place, torch.float32)
     assert draws(place.device) == training
-    with second.rollout_mode():
+    with second.generating():
         assert draws(place.device) == generation
         later = draws(place.device)
     assert draws(place.device) != training
@@ -110,11 +110,11 @@ def test_training_and_generation_draw_from_streams_of_their_own(place: Place) ->
 def test_without_seeds_of_their_own_responses_follow_from_the_steps_seed(place: Place) -> None:
     hybrid = made_hybrid(place, torch.float32, per_request_seeds=False)
     torch.manual_seed(5)
-    found = tokens_of(hybrid.generate_sequences(asked(), SAMPLING, 0))
+    found = tokens_of(hybrid.generate_sequences(asked(), SAMPLING, True))
     torch.manual_seed(6)
-    assert tokens_of(hybrid.generate_sequences(asked(), SAMPLING, 0)) == found
-    assert tokens_of(hybrid.generate_sequences(asked(seed=100), SAMPLING, 0)) != found
-    with_seeds = tokens_of(made_hybrid(place, torch.float32).generate_sequences(asked(), SAMPLING, 0))
+    assert tokens_of(hybrid.generate_sequences(asked(), SAMPLING, True)) == found
+    assert tokens_of(hybrid.generate_sequences(asked(seed=100), SAMPLING, True)) != found
+    with_seeds = tokens_of(made_hybrid(place, torch.float32).generate_sequences(asked(), SAMPLING, True))
     assert with_seeds != found
     # Responses to one prompt differ all the same.
     assert len(set(found[:4])) > 1

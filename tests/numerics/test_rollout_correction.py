@@ -276,7 +276,7 @@ def test_one_hand_over_serves_several_steps(context: WorkerContext) -> None:
     replay = Replay(optimizer=OPTIMIZER, num_steps=8)
     run = replayed_run(replay, context)
     engine = HfEngine(HfSettings(MODEL, torch.device("cpu"), torch.float32, 16))
-    hybrid = HybridWorker(context, run.actor, RolloutWorker(context, lambda: engine, 1), torch.float32)
+    hybrid = HybridWorker(context, run.actor, RolloutWorker(context, lambda: engine, 1), torch.float32, SEED)
     sampling = SamplingSettings(1.0, 1.0, 0, 4, ())
     request = prompt_batch(prompts_of(0, 2)).with_columns({SAMPLE_SEEDS: torch.arange(2) + SEED})
 

@@ -20,16 +20,19 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(300)]
 
 NUM_UPDATES = 3
 NUM_STALE_STEPS = 2
+CACHE_BYTES = 64 * 2**20
 
 
 def job(tensor_parallel: int, num_steps: int) -> Document:
     job = small_job(
         num_workers=2,
+        # One of the two runs with everything offloaded.
+        model={"offload": dict.fromkeys(("parameters", "gradients", "optimizer"), tensor_parallel > 1)},
         rollout={
             "engine": "VLLM",
             # One engine compiled, one not.
             "compile": "Always" if tensor_parallel == 1 else "Never",
-            "cpuKvCache": "64Mi",
+            "cpuKvCache": str(CACHE_BYTES),
             "maxNumSequences": 64,
         },
         optimizer={"learningRate": 1.0e-3},
@@ -140,6 +143,22 @@ def test_texts_are_the_same_with_and_without_stop_texts(data_parallel: Watched, 
         assert whole == unstopped
         assert stopped == whole.partition(whole[len(whole) // 2])[0]
         assert len(whole) > len(stopped)
+
+
+def test_generation_has_the_device_to_itself_with_everything_offloaded(
+    data_parallel: Watched, tensor_parallel: Watched
+) -> None:
+    for watched, is_alone in ((data_parallel, False), (tensor_parallel, True)):
+        files = watched.run.files
+        cache, weights, generating, asleep = (
+            files.series(f"memory/{name}_bytes_max")
+            for name in ("kv_cache", "rollout_weights", "after_generate", "after_sleep")
+        )
+        assert len(cache) == len(differences(watched))
+        for step, num_bytes in enumerate(cache):
+            assert 0.9 * CACHE_BYTES < num_bytes <= CACHE_BYTES
+            assert (generating[step] == num_bytes + weights[step]) is is_alone
+            assert asleep[step] < CACHE_BYTES / 4
 
 
 def test_nothing_is_left_in_shared_memory(tensor_parallel: Watched) -> None:

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.observability.spans import MAX_KEPT, Span, SpanRecorder
-from rljob_trainer.observability.timeline import ProcessSpans, timeline_file, write_timeline
+from rljob_trainer.observability.memory_plot import MemoryStep, draw_memory, read_memory
+from rljob_trainer.observability.spans import MAX_KEPT, Counts, Span, SpanRecorder
+from rljob_trainer.observability.timeline import (
+    MEMORY_PEAK_TRACK,
+    MEMORY_TRACK,
+    ProcessSpans,
+    timeline_file,
+    write_timeline,
+)
 
 
 def test_spans_nest_and_are_taken_once() -> None:
@@ -17,6 +24,8 @@ def test_spans_nest_and_are_taken_once() -> None:
     with recorder.span("outer"), recorder.span("inner"):
         pass
     inner, outer = recorder.take()
+    assert isinstance(inner, Span)
+    assert isinstance(outer, Span)
     assert (inner.name, outer.name) == ("inner", "outer")
     assert outer.started <= inner.started <= inner.ended <= outer.ended
     assert inner.thread == outer.thread == threading.get_native_id()
@@ -27,7 +36,9 @@ def test_what_raises_is_noted() -> None:
     recorder = SpanRecorder()
     with pytest.raises(ValueError, match="no"), recorder.span("fails"):
         raise ValueError("no")
-    assert [span.name for span in recorder.take()] == ["fails"]
+    [span] = recorder.take()
+    assert isinstance(span, Span)
+    assert span.name == "fails"
 
 
 def test_the_oldest_spans_are_forgotten() -> None:
@@ -35,7 +46,9 @@ def test_the_oldest_spans_are_forgotten() -> None:
     for number in range(MAX_KEPT + 1):
         with recorder.span(str(number)):
             pass
-    assert recorder.take()[0].name == "1"
+    oldest = recorder.take()[0]
+    assert isinstance(oldest, Span)
+    assert oldest.name == "1"
 
 
 def test_the_file_has_a_row_per_process_and_microseconds_from_the_first_span(tmp_path: Path) -> None:
@@ -56,6 +69,37 @@ def test_the_file_has_a_row_per_process_and_microseconds_from_the_first_span(tmp
         ("generate", 1, 8, 1_000_000, 250_000),
     ]
     assert spans[1]["cat"] == "hybrid"
+
+
+def test_counts_are_counters_at_their_moment(tmp_path: Path) -> None:
+    counts = Counts("memory (MiB)", 100.75, "generate", {"parameters": 3.0, "kv_cache": 0.5})
+    write_timeline(tmp_path / "one.json", [ProcessSpans("main, rank 0", [counts, Span("generate", 100.0, 101.0, 8)])])
+    *_, counter = json.loads((tmp_path / "one.json").read_text())["traceEvents"]
+    assert counter == {
+        "ph": "C",
+        "name": "memory (MiB)",
+        "cat": "generate",
+        "pid": 0,
+        "tid": 0,
+        "ts": 750_000,
+        "args": {"parameters": 3.0, "kv_cache": 0.5},
+    }
+
+
+def test_memory_is_read_from_the_first_process_that_tells_of_it(tmp_path: Path) -> None:
+    recorder = SpanRecorder()
+    for after, num_parameters, peak in (("sleep", 4.0, 9.0), ("update", 2.0, 6.0)):
+        recorder.count(MEMORY_TRACK, after, {"parameters": num_parameters, "gradients": 1.0})
+        recorder.count(MEMORY_PEAK_TRACK, after, {"since the last boundary": peak})
+    path = timeline_file(tmp_path, 2)
+    write_timeline(path, [ProcessSpans("controller", []), ProcessSpans("main, rank 0", recorder.take())])
+    assert read_memory(path) == MemoryStep(
+        "main, rank 0", ["sleep", "update"], {"parameters": [4.0, 2.0], "gradients": [1.0, 1.0]}, [9.0, 6.0]
+    )
+    (tmp_path / "plots").mkdir()
+    [picture] = draw_memory(tmp_path, tmp_path / "plots")
+    assert picture.name == "memory-step-000002.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_nothing_happened(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
     notes: list[str] = []
     for role, place in places.items():
         workers = num_workers[pool_of[role]]
-        asked = {field: value for field, value in place if isinstance(value, int) and workers % value}
+        # Of whole numbers alone: whether something is done (True, False) fits any number of workers.
+        asked = {field: value for field, value in place if type(value) is int and workers % value}
         fitting = {field: gcd(value, workers) for field, value in asked.items()}
         notes += (
             f"roles.{role}.{wire_name(type(place), field)} {asked[field]}: {value} here, for {workers} workers"

@@ -40,6 +40,7 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
+from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.weights.buckets import whole_tensors
@@ -88,6 +89,9 @@ class Replay:
     shard_size: int | None = None
     sequence_parallel: int = 1
     lora: Lora | None = None
+    offloads: bool = False
+    """Everything that can be, of actor and reference."""
+    defers_reduction: bool = False
 
     @property
     def resolved(self) -> ResolvedAlgorithm:
@@ -110,6 +114,8 @@ class Replay:
             optimizer=self.optimizer if is_trained else None,
             layout=self.layout(num_ranks),
             adapters=AdapterSettings(self.lora, SEED) if self.lora and is_trained else None,
+            offload=OffloadSettings(*[self.offloads] * (3 if is_trained else 1)),
+            defers_reduction=is_trained and self.defers_reduction,
         )
 
     def actor_settings(self, num_ranks: int) -> ActorSettings:

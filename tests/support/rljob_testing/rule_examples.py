@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rljob_testing import algorithm_rule_examples
+from rljob_testing import algorithm_rule_examples, offload_rule_examples
 from rljob_testing.bad_job import Bad
 
 _T = "spec.training."
@@ -23,6 +23,7 @@ _SCRATCH = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emp
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     **algorithm_rule_examples.GOOD,
+    **offload_rule_examples.GOOD,
     "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "a-0"}],
     "RLJobSpec.pools.name": [{}],
     "RLJobSpec.env.name": [{_ENV: [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}],
@@ -167,6 +168,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
 
 BAD: dict[str, list[Bad]] = {
     **algorithm_rule_examples.BAD,
+    **offload_rule_examples.BAD,
     "Metadata.name": [
         Bad("metadata.name", {"metadata.name": "a" * 47}),
         Bad("metadata.name", {"metadata.name": "a.b"}),

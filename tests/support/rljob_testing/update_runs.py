@@ -176,6 +176,10 @@ SAME_AS_ONE = {
     "four workers": Case(REPLAY, 4),
     "two replicas": Case(replace(micro(REPLAY, 19), shard_size=1), 2),
     "two replicas of two shards": Case(replace(micro(REPLAY, 19), shard_size=2), 4),
+    "two workers, one reduction": Case(replace(micro(REPLAY, 19), defers_reduction=True), 2),
+    "two replicas of two shards, one reduction": Case(
+        replace(micro(REPLAY, 19), shard_size=2, defers_reduction=True), 4
+    ),
     "two sequence ranks": Case(replace(micro(REPLAY, 20), sequence_parallel=2), 2),
     "two sequence ranks, row by row, in tiles": Case(
         replace(REPLAY, sequence_parallel=2), 2, Layout.PER_ROW, in_tiles=True

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -49,20 +48,18 @@ class WatchedHybrid(HybridWorker):
         super().__init__(context, actor, rollout, dtype, seed)
         self.stale_from = stale_from
 
-    @contextmanager
-    def rollout_mode(self, *, syncs: bool = True) -> Iterator[None]:
+    def rollout_mode(self, *, syncs: bool = True) -> None:
         """See HybridWorker.rollout_mode."""
         if self.actor.policy_version >= self.stale_from:
             self.synced_version = self.actor.policy_version
-        with super().rollout_mode(syncs=syncs):
-            engine = self.rollout.engine
-            assert isinstance(engine, VllmEngine)
-            [digest] = engine.engine.apply_model(digest_of)
-            print(f"weights {self.actor.policy_version} {digest}", flush=True)
-            if self.actor.policy_version == 0:
-                print(f"texts {json.dumps(texts_of(engine))}", flush=True)
-                print(f"compiles {is_compiled(engine)}", flush=True)
-            yield
+        super().rollout_mode(syncs=syncs)
+        engine = self.rollout.engine
+        assert isinstance(engine, VllmEngine)
+        [digest] = engine.engine.apply_model(digest_of)
+        print(f"weights {self.actor.policy_version} {digest}", flush=True)
+        if self.actor.policy_version == 0:
+            print(f"texts {json.dumps(texts_of(engine))}", flush=True)
+            print(f"compiles {is_compiled(engine)}", flush=True)
 
 
 def texts_of(engine: VllmEngine) -> list[str]:

@@ -51,6 +51,21 @@ class Lora(WireModel):
     sync: LoraSync = LoraSync.AUTO
 
 
+class Offload(WireModel):
+    """What leaves the device for the host's memory while nothing needs it. Training stays the same to the last bit;
+    each part costs its copies."""
+
+    parameters: Flag = False
+    """The actor's shards, while responses are generated."""
+    gradients: Flag = False
+    """What the micro-batches before have added up, while the next one is computed; only with one replica (see
+    roles.actor.shardSize)."""
+    optimizer: Flag = False
+    """The optimizer's moments, outside of optimizer steps and of copying a checkpoint."""
+    reference: Flag = False
+    """The reference model's shards, while it does not score."""
+
+
 class Model(WireModel):
     """The policy at step 0; also the reference policy where a KL term asks for one."""
 
@@ -68,3 +83,4 @@ class Model(WireModel):
     lora: Lora | None = None
     """Train adapters instead of all weights. The export is the merged model, with the adapters beside it in `adapter/`.
     A reference on the actor's pool is this model with its adapters off: it takes no memory."""
+    offload: Offload = Field(default_factory=Offload)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import DnsLabel, PositiveCount
+from rljob_api.scalars import DnsLabel, Flag, PositiveCount
 
 
 class TrainRole(WireModel):
@@ -28,6 +28,14 @@ class TrainRole(WireModel):
         return self.sequence_parallel or 1
 
 
+class ActorRole(TrainRole):
+    """The place and layout of the model in training."""
+
+    defer_gradient_reduction: Flag = False
+    """Gradients are reduced once per update instead of once per micro-batch: less communication, but every GPU keeps
+    whole gradients, in 32 bits, until the last micro-batch."""
+
+
 class RolloutRole(WireModel):
     """The place of generation, and how one model copy is spread over GPUs there."""
 
@@ -40,7 +48,7 @@ class RolloutRole(WireModel):
 class Roles(WireModel):
     """Roles on one pool share its GPUs. Actor and rollout always do (hybrid engine); ref may have a pool of its own."""
 
-    actor: TrainRole = Field(default_factory=TrainRole)
+    actor: ActorRole = Field(default_factory=ActorRole)
     rollout: RolloutRole = Field(default_factory=RolloutRole)
     ref: TrainRole = Field(default_factory=TrainRole)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from rljob_api.base import WireModel
 from rljob_api.v1alpha1.algorithm_rules import ALGORITHM_RULES, CORRECTION_RULES, FUNCTION_RULES
 from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
+from rljob_api.v1alpha1.offload_rules import OFFLOAD_RULES
 from rljob_api.v1alpha1.placement_rules import METADATA_RULES, PLACEMENT_RULES, UNIQUE_RULES
 from rljob_api.v1alpha1.pod_rules import ENV_RULES, POOL_RULES, VOLUME_RULES
 from rljob_api.v1alpha1.rule import Path, Rule, Violation, cel_property, wire_name
@@ -34,6 +35,7 @@ RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *CORRECTION_RULES,
     *BATCH_SIZE_RULES,
+    *OFFLOAD_RULES,
 )
 
 MUTABLE_SPEC_FIELDS = ("run_policy",)

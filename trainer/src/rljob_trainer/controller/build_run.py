@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from rljob_trainer.controller.auto_settings import (
     settle,
     settled_spec,
 )
+from rljob_trainer.controller.engine_settings import actor_engine, reference_engine
 from rljob_trainer.controller.job_checks import (
     check_algorithm,
     check_layouts,
@@ -43,9 +44,7 @@ from rljob_trainer.controller.job_checks import (
 from rljob_trainer.datasets.contamination import without_held_out
 from rljob_trainer.datasets.prompts import PromptRow, load_prompts
 from rljob_trainer.engines.rollout.select import select_engine
-from rljob_trainer.engines.train.engine import TrainEngineSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
-from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session
@@ -226,20 +225,8 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
     training = job.spec.training
     rollout = training.rollout
     dtype = torch.bfloat16 if training.model.dtype is Dtype.BFLOAT16 else torch.float32
-    frozen = TrainEngineSettings(
-        # Each worker puts in its own folder and device.
-        model_folder=Path(),
-        device=torch.device("cpu"),
-        compute_dtype=dtype,
-        gradient_checkpointing=training.model.gradient_checkpointing,
-        gradient_checkpointing_every_nth_layer=training.model.gradient_checkpointing_every_nth_layer,
-        max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
-        optimizer=None,
-        layout=layout_of(job.spec, REFERENCE),
-    )
-    adapters = AdapterSettings(training.model.lora, training.seed) if training.model.lora else None
-    layout = layout_of(job.spec, ACTOR)
-    trained = replace(frozen, optimizer=training.optimizer, layout=layout, adapters=adapters)
+    frozen = reference_engine(job.spec, dtype, layout_of(job.spec, REFERENCE))
+    trained = actor_engine(job.spec, dtype, layout_of(job.spec, ACTOR))
     actor = ActorSettings(
         engine=trained,
         algorithm=resolve_algorithm(training.algorithm),
@@ -266,7 +253,7 @@ def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list
         cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
         seed=training.seed,
         keeps_weights_asleep=rollout.sync_every_steps > 1,
-        adapters=adapters,
+        adapters=trained.adapters,
         per_request_seeds=rollout.per_request_seeds,
     )
     roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]

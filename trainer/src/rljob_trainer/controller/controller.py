@@ -170,6 +170,7 @@ class Controller:
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
         try:
             self.saves.begin_if_due(step + 1, self.cursor.state())
+            metrics.update(self.run_parts.workers.hybrid.take_memory())
         finally:
             metrics.update(self.saves.take_seconds())
             self.output.step_done(step + 1, metrics, samples)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rljob_trainer.groups.fused_worker import RoleSpec
     from rljob_trainer.groups.shared_folders import UnseenFiles
     from rljob_trainer.groups.worker_side import Call, GroupRecord, ProcessInfo
-    from rljob_trainer.observability.spans import Span
+    from rljob_trainer.observability.spans import Record
 
 
 class RayWorker:
@@ -67,7 +67,7 @@ class RayWorker:
         """See WorkerSide.execute_by_name."""
         return self.side.execute_by_name()
 
-    def take_spans(self) -> list[Span]:
+    def take_spans(self) -> list[Record]:
         """See WorkerSide.take_spans."""
         return self.side.take_spans()
 

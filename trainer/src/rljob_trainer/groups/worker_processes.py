@@ -31,7 +31,7 @@ from rljob_trainer.groups.ray_session import check_connected
 from rljob_trainer.groups.ray_worker import RayWorker
 from rljob_trainer.groups.shared_folders import UnseenFiles
 from rljob_trainer.groups.worker_side import Call, GroupRecord, ProcessInfo, Returns, task_name
-from rljob_trainer.observability.spans import Span
+from rljob_trainer.observability.spans import Record
 from rljob_trainer.pools.reservation import release_by_id
 from rljob_trainer.pools.resource_pool import ResourcePool, Slot
 
@@ -180,7 +180,7 @@ class WorkerProcesses:
         if self.watch is not None:
             self.watch.raise_if_dead()
 
-    def take_spans(self) -> list[tuple[str, list[Span]]]:
+    def take_spans(self) -> list[tuple[str, list[Record]]]:
         """The address of each rank, and what it did since the last time. Raises WorkerDiedError."""
         spans = self._on_all("spans of the workers", [handle.take_spans.remote() for handle in self.handles])
         return [(info.address, _expect(list, taken)) for info, taken in zip(self.record.infos, spans, strict=True)]

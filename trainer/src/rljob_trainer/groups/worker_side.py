@@ -32,7 +32,7 @@ from rljob_trainer.groups.fused_worker import FusedWorker, RoleSpec
 from rljob_trainer.groups.kept_results import KeptArgument, KeptResults
 from rljob_trainer.groups.object_store import StoredArgument, get_batches, stored
 from rljob_trainer.groups.shared_folders import UnseenFiles, unseen_here
-from rljob_trainer.observability.spans import SPANS, Span
+from rljob_trainer.observability.spans import SPANS, Record
 from rljob_trainer.settings import variables_named
 
 log = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ class WorkerSide:
         with SPANS.span(f"{role}.{method}"), errors_that_travel():
             return self._execute(Call(role, method, (), Returns.VALUE))
 
-    def take_spans(self) -> list[Span]:
+    def take_spans(self) -> list[Record]:
         """What this process did since the last time."""
         return SPANS.take()
 

@@ -88,6 +88,8 @@ TIMING_PREFIX: Final = "timing_s/"
 STEP_SECONDS: Final = TIMING_PREFIX + "step"
 EVAL_SECONDS: Final = TIMING_PREFIX + "eval"
 
+MEMORY_PREFIX: Final = "memory/"
+
 
 class Reduction(StrEnum):
     """How the values of several workers become one."""

@@ -1,4 +1,5 @@
-"""PNG curves of a run, drawn from its `metrics.jsonl` alone: `python -m rljob_trainer.observability.plots RUN_FOLDER`.
+"""PNG curves of a run, drawn from its `metrics.jsonl`, and the memory of the steps that have a timeline:
+`python -m rljob_trainer.observability.plots RUN_FOLDER`.
 
 The file may be that of a run still going on, and its last line may be cut off.
 """
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 
 from rljob_trainer.observability import metrics
 from rljob_trainer.observability.jsonl import read_rows
+from rljob_trainer.observability.memory_plot import draw_memory
 from rljob_trainer.observability.sinks import METRICS_FILE_NAME
 
 PLOTS_FOLDER_NAME = "plots"
@@ -106,7 +108,8 @@ def moving_average(points: Points, window: int) -> Points:
 
 
 def draw_plots(run_folder: Path) -> list[Path]:
-    """Draws one PNG for each of `PLOTS` that has data, and an overview of them; returns the files, overview first.
+    """Draws one PNG for each of `PLOTS` that has data, an overview of them, and one for each timeline; returns the
+    files, overview first.
 
     Raises:
         FileNotFoundError: the folder has no metrics.
@@ -121,7 +124,7 @@ def draw_plots(run_folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     files = [_save(run_folder.name, shown, curves, folder / OVERVIEW_NAME)]
     files += [_save(run_folder.name, [plot], curves, folder / f"{plot.name}.png") for plot in shown]
-    return files
+    return files + draw_memory(run_folder, folder)
 
 
 def _save(run_name: str, plots: Sequence[Plot], curves: dict[str, Points], path: Path) -> Path:

@@ -1,7 +1,8 @@
 """The timeline of one step, as a file for https://ui.perfetto.dev or chrome://tracing.
 
 The form is the Trace Event Format (Duffy, Sinclair et al., "Trace Event Format", 2016): complete events ("X") with
-times in microseconds, one row per process and thread. Clocks of different nodes are compared as they are.
+times in microseconds, one row per process and thread, and counter events ("C"), one track per process and name. Clocks
+of different nodes are compared as they are.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_trainer.observability.spans import Span
+from rljob_trainer.observability.spans import Counts, Record
 
 FOLDER = "timelines"
 """In the run folder."""
+MEMORY_TRACK, MEMORY_PEAK_TRACK = "memory (MiB)", "peak of memory (MiB)"
+PROCESS_MEMORY_TRACK = "process memory (MiB)"
+"""Counters of every worker process."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class ProcessSpans:
     """One row of the timeline: a process and what it did."""
 
     name: str
-    spans: Sequence[Span]
+    spans: Sequence[Record]
 
 
 def timeline_file(run_folder: Path, step: int) -> Path:
@@ -32,24 +36,15 @@ def timeline_file(run_folder: Path, step: int) -> Path:
 
 def write_timeline(path: Path, processes: Sequence[ProcessSpans]) -> None:
     """Writes the processes in the order given, the earliest span at 0; all of the file or nothing. Raises OSError."""
-    begin = min((span.started for process in processes for span in process.spans), default=0.0)
+    moments = (_begin(each) for process in processes for each in process.spans)
+    begin = min(moments, default=0.0)
     events: list[dict[str, object]] = []
     for number, process in enumerate(processes):
         about = {"ph": "M", "pid": number, "tid": 0}
         events.append({**about, "name": "process_name", "args": {"name": process.name}})
         events.append({**about, "name": "process_sort_index", "args": {"sort_index": number}})
-        for span in sorted(process.spans, key=lambda span: (span.started, -span.ended)):
-            events.append(
-                {
-                    "ph": "X",
-                    "name": span.name,
-                    "cat": span.name.partition(".")[0],
-                    "pid": number,
-                    "tid": span.thread,
-                    "ts": round((span.started - begin) * 1e6, 1),
-                    "dur": round((span.ended - span.started) * 1e6, 1),
-                }
-            )
+        for each in sorted(process.spans, key=lambda each: (_begin(each), -_end(each))):
+            events.append(_event(number, each, begin))
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     try:
@@ -57,3 +52,34 @@ def write_timeline(path: Path, processes: Sequence[ProcessSpans]) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _begin(record: Record) -> float:
+    return record.at if isinstance(record, Counts) else record.started
+
+
+def _end(record: Record) -> float:
+    return record.at if isinstance(record, Counts) else record.ended
+
+
+def _event(process: int, record: Record, begin: float) -> dict[str, object]:
+    at = round((_begin(record) - begin) * 1e6, 1)
+    if isinstance(record, Counts):
+        return {
+            "ph": "C",
+            "name": record.track,
+            "cat": record.after,
+            "pid": process,
+            "tid": 0,
+            "ts": at,
+            "args": dict(record.values),
+        }
+    return {
+        "ph": "X",
+        "name": record.name,
+        "cat": record.name.partition(".")[0],
+        "pid": process,
+        "tid": record.thread,
+        "ts": at,
+        "dur": round((record.ended - record.started) * 1e6, 1),
+    }

@@ -40,6 +40,7 @@ from rljob_trainer.engines.train.optimizer import learning_rate
 from rljob_trainer.engines.train.token_batch import TokenBatch, in_rows
 from rljob_trainer.engines.train.token_logprobs import Entropy
 from rljob_trainer.errors import AlgorithmFunctionError, CollectiveFunctionError, NonFiniteUpdateError
+from rljob_trainer.observability.memory import MEMORY, Boundary, Bytes, Owner
 from rljob_trainer.observability.metrics import (
     GRADIENT_NORM,
     LEARNING_RATE,
@@ -122,6 +123,17 @@ class ActorWorker(Worker):
         self.num_skipped_in_a_row = 0
         self.host_buffers = HostBuffers()
         self.pending_shard: PendingShard | None = None
+        MEMORY.watch(self.memory)
+
+    def memory(self) -> Bytes:
+        """What this role has on the device now."""
+        memory = self.engine.memory
+        return {
+            Owner.PARAMETERS: memory.parameters,
+            Owner.GRADIENTS: memory.gradients,
+            Owner.OPTIMIZER: memory.moments,
+            Owner.OTHER: memory.gathered,
+        }
 
     def mesh_position(self, mesh: str) -> MeshPosition:
         """By the layout of the engine."""
@@ -134,6 +146,7 @@ class ActorWorker(Worker):
         that IS_LEARNED leaves out."""
         tokens = token_batch(batch)
         found = self.engine.forward(tokens, self.settings.temperature)
+        MEMORY.mark(Boundary.OLD_LOGPROBS)
         return DataProto(ragged={OLD_LOGPROBS: in_rows(found.logprobs_N, tokens.response_mask)})
 
     @register(Dispatch.DP_COMPUTE_PROTO)
@@ -184,6 +197,7 @@ class ActorWorker(Worker):
             others |= rejected
         in_update = None if has_old_logprobs else agreement
         norms = [self._update(mini_batch, rate, sums, in_update) for mini_batch in self._mini_batches(batch)]
+        MEMORY.mark(Boundary.UPDATE)
         self.policy_version = step + 1
         metrics = sums.reduced(self.engine, len(norms)) | others | self.engine.take_routing()
         refuse_not_finite(self.policy_loss, metrics)
@@ -203,6 +217,8 @@ class ActorWorker(Worker):
     def begin_checkpoint(self, folder: Path) -> None:
         """Copies this rank's shards of weights and optimizer state and begins to write them in the background."""
         self.pending_shard = save_shard_async(folder, self.context.rank, self._shards(), self.host_buffers)
+        MEMORY.mark(Boundary.SAVE)
+        self.engine.leave_moments()
 
     @register(Dispatch.ONE_TO_ALL)
     def is_checkpoint_written(self) -> bool:
@@ -220,6 +236,7 @@ class ActorWorker(Worker):
     def load_checkpoint(self, folder: Path, policy_version: int) -> None:
         """Fills weights and optimizer state, whatever the number of ranks was at the save. Raises CheckpointError."""
         load_into(self._named_state(), open_checkpoint(folder))
+        self.engine.leave_moments()
         self.policy_version = policy_version
         self.num_loads += 1
 
@@ -288,6 +305,7 @@ class ActorWorker(Worker):
                 Entropy.GRADIENT if algorithm.entropy_coefficient else Entropy.VALUE,
                 with_squares=self.policy_loss.wanted.squares,
             )
+        MEMORY.mark(Boundary.FORWARD_BACKWARD)
         if algorithm.loss.type is LossType.FUNCTION:
             failures = self.engine.names_over_ranks(loss.failures)
             if failures:

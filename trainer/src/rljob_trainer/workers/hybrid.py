@@ -1,10 +1,10 @@
 """The hybrid engine: training and generation take turns on the same device, in one process.
 
-    training                         rollout_mode
-    forward, backward, update   ->   weights awake, synchronised, KV cache awake, generate, asleep   ->   training
+    trainer_mode                       rollout_mode
+    forward, backward, update   ->   generate   ->   forward, ...
 
-`rollout_mode` owns the order of the transitions; nobody else wakes, sleeps or synchronises. Outside of it the process
-is in training. Optimizer state and gradients stay on the device while the engine is awake.
+These two own the order in which state comes to the device and leaves it; nobody else wakes, sleeps or synchronises.
+docs/memory.md has a table of what is where. A process begins in trainer mode.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition
@@ -22,6 +23,8 @@ from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.train.host_room import check_device_room
+from rljob_trainer.observability.memory import MEMORY, Boundary
 from rljob_trainer.observability.metrics import TIMING_PREFIX, Metrics
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.weights.sync import sync_weights
@@ -47,6 +50,11 @@ class HybridWorker(Worker):
             context.device, seed, context.rank, rollout.mesh_position(ROLLOUT_MESH).data_rank
         )
         self.seconds: dict[str, float] = {}
+        self.node_peers = _node_peers(context)
+        self._give_memory_back()
+        # The engine is awake since it was built: what comes later must fit beside it.
+        check_device_room(actor.engine.memory, actor.engine.settings.offload, context.device)
+        self.trainer_mode()
 
     def mesh_position(self, mesh: str) -> MeshPosition:
         """That of the rollout worker."""
@@ -56,8 +64,10 @@ class HybridWorker(Worker):
     def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
         """Responses by the actor's present weights, or where it does not sync by those that the engine has, if any; see
         RolloutWorker.generate."""
-        with self.rollout_mode(syncs=syncs), self._timed("generate"):
-            return self.rollout.generate(batch, sampling)
+        with self.generating(syncs=syncs), self._timed("generate"):
+            found = self.rollout.generate(batch, sampling)
+            MEMORY.mark(Boundary.GENERATE)
+            return found
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def take_seconds(self) -> Metrics:
@@ -66,30 +76,56 @@ class HybridWorker(Worker):
         self.seconds = {}
         return taken
 
+    @register(Dispatch.DP_COMPUTE_METRIC)
+    def take_memory(self) -> Metrics:
+        """See MemoryRecorder.take_metrics, of all roles of this process; on several ranks the largest count."""
+        return MEMORY.take_metrics()
+
     @contextmanager
-    def rollout_mode(self, *, syncs: bool = True) -> Iterator[None]:
-        """Collective. Within it the rollout engine is awake and has the actor's weights: those of now where it syncs,
-        or has none, or the actor has loaded a checkpoint since."""
-        engine = self.rollout.engine
+    def generating(self, *, syncs: bool = True) -> Iterator[None]:
+        """Collective. In rollout mode within, and in trainer mode after it."""
         with self.random_streams.generation():
             with self._timed("weight_sync"):
-                # The engine's memory comes from outside torch's allocator: what that holds in reserve is in the way.
-                self._give_memory_back()
-                engine.wake(weights=True, kv_cache=False)
-                version, held = self.actor.policy_version, self.synced_version
-                if held is None or (syncs and held != version) or self.actor.num_loads != self.synced_loads:
-                    sync_weights(self.actor.engine, engine, self.rollout_dtype, version, knows_base=held is not None)
-                    self.synced_version, self.synced_loads = version, self.actor.num_loads
-                self._give_memory_back()
-                engine.wake(weights=False, kv_cache=True)
-                engine.clear_cache()
+                self.rollout_mode(syncs=syncs)
             try:
                 yield
             finally:
-                engine.sleep()
-                if engine.forgets_weights_asleep:
-                    self.synced_version = None
-                self._give_memory_back()
+                self.trainer_mode()
+
+    def rollout_mode(self, *, syncs: bool = True) -> None:
+        """Collective. The rollout engine is awake and has the actor's weights: those of now where it syncs, or has
+        none, or the actor has loaded a checkpoint since. What is offloaded has left the device.
+
+        The reference's parameters, the moments and the gradients have left before, each at the end of its use."""
+        engine = self.rollout.engine
+        MEMORY.mark(Boundary.STEP_BEFORE)
+        # The engine's memory comes from outside torch's allocator: what that holds in reserve is in the way.
+        self._give_memory_back()
+        engine.wake(weights=True, kv_cache=False)
+        MEMORY.mark(Boundary.WAKE_WEIGHTS)
+        version, held = self.actor.policy_version, self.synced_version
+        if held is None or (syncs and held != version) or self.actor.num_loads != self.synced_loads:
+            sync_weights(self.actor.engine, engine, self.rollout_dtype, version, knows_base=held is not None)
+            self.synced_version, self.synced_loads = version, self.actor.num_loads
+        self.actor.engine.leave_device()
+        self._give_memory_back()
+        MEMORY.mark(Boundary.SYNC_WEIGHTS)
+        if self.node_peers is not None:
+            # The host's memory is shared: no cache is woken while a peer still holds buckets.
+            dist.barrier(self.node_peers)
+        engine.wake(weights=False, kv_cache=True)
+        engine.clear_cache()
+        MEMORY.mark(Boundary.WAKE_KV_CACHE)
+
+    def trainer_mode(self) -> None:
+        """Collective. The rollout engine sleeps; the actor's parameters are on their way back to the device."""
+        engine = self.rollout.engine
+        engine.sleep()
+        if engine.forgets_weights_asleep:
+            self.synced_version = None
+        self._give_memory_back()
+        self.actor.engine.fetch_parameters()
+        MEMORY.mark(Boundary.SLEEP)
 
     def _give_memory_back(self) -> None:
         """Returns what torch's allocator holds in reserve, so that the other engine can have it."""
@@ -103,3 +139,16 @@ class HybridWorker(Worker):
         with SPANS.span(name):
             yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def _node_peers(context: WorkerContext) -> dist.ProcessGroup | None:
+    """Collective. The ranks on this rank's node; None where it is alone there."""
+    nodes = [0] * context.world_size
+    dist.all_gather_object(nodes, context.node_rank)
+    found: dist.ProcessGroup | None = None
+    for node in sorted(set(nodes)):
+        ranks = [rank for rank, each in enumerate(nodes) if each == node]
+        # All ranks make all groups.
+        group = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
+        found = group if node == context.node_rank else found
+    return found

@@ -62,6 +62,9 @@ class HybridGroup(Protocol):
     def take_seconds(self) -> Metrics:
         """See HybridWorker.take_seconds."""
 
+    def take_memory(self) -> Metrics:
+        """See HybridWorker.take_memory."""
+
 
 class ReferenceGroup(Protocol):
     """All ranks of `ReferenceWorker`."""

@@ -9,6 +9,7 @@ from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_batch import in_rows
+from rljob_trainer.observability.memory import MEMORY, Boundary, Bytes, Owner
 from rljob_trainer.workers.columns import REF_LOGPROBS, token_batch
 
 
@@ -20,6 +21,13 @@ class ReferenceWorker(Worker):
         super().__init__(context)
         self.engine = engine
         self.temperature = temperature
+        MEMORY.watch(self.memory)
+
+    def memory(self) -> Bytes:
+        """What this role has on the device now: nothing where the actor has the model."""
+        if self.engine.optimizer is not None:
+            return {}
+        return {Owner.REFERENCE: self.engine.memory.parameters, Owner.OTHER: self.engine.memory.gathered}
 
     def mesh_position(self, mesh: str) -> MeshPosition:
         """By the layout of the engine."""
@@ -31,4 +39,5 @@ class ReferenceWorker(Worker):
         """Column REF_LOGPROBS for a batch with TOKENS and RESPONSE_MASK; 0 for rows that IS_LEARNED leaves out."""
         tokens = token_batch(batch)
         found = self.engine.forward(tokens, self.temperature, with_adapters=False)
+        MEMORY.mark(Boundary.REF_LOGPROBS)
         return DataProto(ragged={REF_LOGPROBS: in_rows(found.logprobs_N, tokens.response_mask)})

@@ -21,6 +21,7 @@ from rljob_trainer.engines.rollout.base import (
     RolloutEngine,
     SamplingSettings,
 )
+from rljob_trainer.observability.memory import MEMORY, Bytes, Owner
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
     POLICY_VERSIONS,
@@ -52,6 +53,12 @@ class RolloutWorker(Worker):
         self.per_request_seeds = per_request_seeds
         self.tensor_parallel = tensor_parallel
         self.engine = make_engine()
+        MEMORY.watch(self.memory)
+
+    def memory(self) -> Bytes:
+        """What this role has on the device now."""
+        found = self.engine.memory
+        return {Owner.ROLLOUT_WEIGHTS: found.weights, Owner.KV_CACHE: found.kv_cache}
 
     def mesh_position(self, mesh: str) -> MeshPosition:
         """In the mesh `rollout`, tensor-parallel peers share one data rank; the first of them answers."""

@@ -59,6 +59,14 @@ class FinishedSequence:
     finish_reason: FinishReason
 
 
+@dataclass(frozen=True)
+class RolloutMemory:
+    """Bytes of a rollout engine."""
+
+    weights: int
+    kv_cache: int
+
+
 class RolloutEngine(ABC):
     """A generator of responses with replaceable weights."""
 
@@ -104,6 +112,11 @@ class RolloutEngine(ABC):
     @abstractmethod
     def forgets_weights_asleep(self) -> bool:
         """Whether `sleep` drops the weights, so that they must be handed over again after it."""
+
+    @property
+    @abstractmethod
+    def memory(self) -> RolloutMemory:
+        """What is on the device now."""
 
     @abstractmethod
     def clear_cache(self) -> None:

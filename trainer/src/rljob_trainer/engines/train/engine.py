@@ -27,8 +27,11 @@ from transformers import PreTrainedModel
 
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.engines.train import passes
 from rljob_trainer.engines.train.acceptance import check_acceptance
 from rljob_trainer.engines.train.attention import choose_attention
+from rljob_trainer.engines.train.engine_memory import EngineMemory
+from rljob_trainer.engines.train.host_room import check_host_room
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout, meshes_of
 from rljob_trainer.engines.train.lora import (
     AdapterSettings,
@@ -43,19 +46,22 @@ from rljob_trainer.engines.train.lora import (
 from rljob_trainer.engines.train.micro_batches import plan_micro_batches
 from rljob_trainer.engines.train.model import (
     build_on_meta,
+    check_bfloat16,
     materialize,
     named_tensors,
     transformer_layers,
 )
+from rljob_trainer.engines.train.offload import NO_OFFLOAD, Offloading, OffloadSettings
 from rljob_trainer.engines.train.optimizer import make_adamw
 from rljob_trainer.engines.train.recomputation import recompute_activations
 from rljob_trainer.engines.train.router import RouterUse, Routing, asked_auxiliary_loss
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
-from rljob_trainer.engines.train.token_model import Outputs, TokenModel
+from rljob_trainer.engines.train.token_model import TokenModel
 from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.observability.memory import MEMORY, Boundary
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +88,9 @@ class TrainEngineSettings:
     adapters: AdapterSettings | None = None
     """What is trained in the place of the model's own weights."""
     gradient_checkpointing_every_nth_layer: int = 1
+    offload: OffloadSettings = NO_OFFLOAD
+    defers_reduction: bool = False
+    """Gradients are reduced with the last micro-batch of an update alone; until then each rank has whole ones."""
 
 
 class TrainEngine:
@@ -135,6 +144,10 @@ class TrainEngine:
                 (each for each in self.model.parameters() if each.requires_grad), settings.optimizer
             )
             self.max_gradient_norm = settings.optimizer.max_gradient_norm
+        self.memory = EngineMemory(self.model, self.optimizer)
+        self.offloading = Offloading(settings.offload, self.device, self.model, self.optimizer)
+        check_host_room(settings.offload, self.memory, self.device)
+        self.leave_device()
 
     @property
     def language_model(self) -> PreTrainedModel:
@@ -154,21 +167,24 @@ class TrainEngine:
         with_adapters: bool = True,
     ) -> TokenDistribution:
         """Collective. What the model as it is says of the batch's response tokens: [R] float32 on the host, row after
-        row. Without its adapters it is the model that training began from."""
+        row. Without its adapters it is the model that training began from. A frozen model whose parameters are
+        offloaded has them on the device for that long."""
+        self.fetch_parameters(wait=True)
         micro_batches = self._micro_batches(batch)
         outputs: list[list[Tensor]] = []
         for rows in micro_batches:
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
-            run = partial(_distribution, micro_batch, temperature, entropy, with_squares)
+            run = partial(passes.distribution, micro_batch, temperature, entropy, with_squares)
             with scoring(self.adapted_layers, with_adapters=with_adapters):
                 outputs.append([each for each in self.model(run) if each is not None])
+        MEMORY.sample()
         columns = [
-            _in_batch_order([each[place].cpu() for each in outputs], micro_batches, batch.response_lengths)
+            passes.in_batch_order([each[place].cpu() for each in outputs], micro_batches, batch.response_lengths)
             for place in range(len(outputs[0]) if outputs else 1)
         ]
         if self.optimizer is None:
             # Without a backward pass FSDP2 leaves the root's parameters whole, and generation needs the memory.
-            self._reshard()
+            self.leave_device()
         logprobs_R, *others = columns
         entropy_R = others.pop(0) if entropy is not Entropy.NO and others else None
         return TokenDistribution(logprobs_R, entropy_R, others.pop(0) if others else None)
@@ -184,15 +200,19 @@ class TrainEngine:
     ) -> None:
         """Collective. Adds the gradient of the loss on this rank's rows, and of the routers' auxiliary loss where the
         model's configuration asks for it. `loss` is called once for each micro-batch."""
+        self.fetch_parameters(wait=True)
         micro_batches = self._micro_batches(batch)
         if self.model.router is not None:
             self.routing.begin(self._uses(batch, micro_batches))
         for number, rows in enumerate(micro_batches, 1):
-            if self.layout.num_replicas > 1:
+            is_last = number == len(micro_batches)
+            if self.settings.defers_reduction:
+                self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+            elif self.layout.num_replicas > 1:
                 # Replicas sum what their shards have added up, once.
-                self.model.set_requires_all_reduce(number == len(micro_batches))  # type: ignore[operator]
+                self.model.set_requires_all_reduce(is_last)  # type: ignore[operator]
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
-            run = partial(_routed_distribution, micro_batch, temperature, entropy, with_squares)
+            run = partial(passes.routed_distribution, micro_batch, temperature, entropy, with_squares)
             logprobs_R, entropy_R, squares_R, counts_LE, *use = self.model(run)
             value = loss(micro_batch, TokenDistribution(logprobs_R, entropy_R, squares_R))
             if counts_LE is not None:
@@ -200,6 +220,9 @@ class TrainEngine:
             if use:
                 value = value + self.routing.loss(RouterUse(*use)) * self.layout.gradient_divisor
             value.backward()  # type: ignore[no-untyped-call]
+            MEMORY.sample()
+            if self.offloading.gradients is not None:
+                self.offloading.gradients.after_micro_batch(is_first=number == 1, is_last=is_last)
 
     def take_routing(self) -> dict[str, float]:
         """Collective. Metrics of how the passes with a gradient since the last call have dealt out tokens to experts;
@@ -211,18 +234,41 @@ class TrainEngine:
 
         With a norm that is not finite nothing is changed and the gradients are dropped."""
         assert self.optimizer is not None, "a frozen engine has no optimizer"
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_gradient_norm)
-        gradient_norm = float(norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item())
-        if math.isfinite(gradient_norm):
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        with self.offloading.optimizer_step() as moments_are_here:
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_gradient_norm)
+            gradient_norm = float(norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item())
+            if math.isfinite(gradient_norm):
+                for group in self.optimizer.param_groups:
+                    group["lr"] = learning_rate
+                moments_are_here()
+                self.optimizer.step()
+                MEMORY.mark(Boundary.OPTIMIZER_STEP)
+            self.optimizer.zero_grad(set_to_none=True)
         return gradient_norm
+
+    def fetch_parameters(self, *, wait: bool = False) -> None:
+        """Brings parameters that are offloaded back to the device; with `wait`, what follows sees them there."""
+        if self.offloading.parameters is not None:
+            self.offloading.parameters.fetch()
+            if wait:
+                self.offloading.parameters.wait()
+
+    def leave_device(self) -> None:
+        """Makes parameters shards again where they are whole; parameters and moments that are offloaded leave."""
+        self._reshard()
+        if self.offloading.parameters is not None:
+            self.offloading.parameters.leave()
+        self.leave_moments()
+
+    def leave_moments(self) -> None:
+        """The optimizer's moments leave the device where they are offloaded."""
+        if self.offloading.moments is not None:
+            self.offloading.moments.leave()
 
     def named_shards(self) -> Iterator[tuple[str, Tensor]]:
         """This rank's shards (DTensors) under the names of the Hugging Face model, in the same order on all ranks;
-        without adapters."""
+        without adapters. What is offloaded comes to the device, here, for adapters and for `named_optimizer_state`, and
+        stays until it is told to leave."""
         return base_tensors(self._named_tensors())
 
     def named_adapters(self) -> Iterator[tuple[str, Tensor]]:
@@ -233,6 +279,8 @@ class TrainEngine:
         """Moments and step counters of AdamW: `<moment>.<parameter name>`. Made (as zeros) where none exist yet."""
         self._reshard()
         assert self.optimizer is not None, "a frozen engine has no optimizer"
+        if self.offloading.moments is not None:
+            self.offloading.moments.wait()
         for name, parameter in self.model.named_parameters():
             if not parameter.requires_grad:
                 continue
@@ -282,6 +330,7 @@ class TrainEngine:
 
     def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         self._reshard()
+        self.fetch_parameters(wait=True)
         for name, tensor in named_tensors(self.model):
             yield name.removeprefix(NAME_PREFIX), tensor
 
@@ -305,7 +354,7 @@ class TrainEngine:
         """How the model as it is deals out the batch's tokens; one pass without gradient."""
         for rows in micro_batches:
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
-            use = self.model(partial(_router_use, micro_batch))
+            use = self.model(partial(passes.router_use, micro_batch))
             if not use:
                 raise ConfigurationError(
                     f"spec.training.model.source: {type(self.language_model).__name__} gives no logits of its routers, "
@@ -321,7 +370,7 @@ class TrainEngine:
     @torch.no_grad()
     def _own_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
         on_device = [row.to(self.device) for row in rows]
-        return [each.cpu() for each in self.model(partial(_own_logprobs, on_device)) if each is not None]
+        return [each.cpu() for each in self.model(partial(passes.own_logprobs, on_device)) if each is not None]
 
     @torch.no_grad()
     def _engine_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -332,7 +381,7 @@ class TrainEngine:
         micro_batch = batch.micro_batch(range(len(rows)), self.device, self.sequence_ranks)
         # In the mode that the passes will run in: some models draw random numbers in training.
         self.model.train(self.settings.optimizer is not None)
-        logprobs_R, *_ = self.model(partial(_distribution, micro_batch, 1.0, Entropy.NO, False))
+        logprobs_R, *_ = self.model(partial(passes.distribution, micro_batch, 1.0, Entropy.NO, False))
         self.model.eval()
         assert logprobs_R is not None
         return torch.split_with_sizes(logprobs_R.cpu(), batch.response_lengths)
@@ -345,46 +394,3 @@ class TrainEngine:
     def _reshard(self) -> None:
         """FSDP2 leaves the root's parameters whole after a pass; here they become DTensors again."""
         self.model.reshard()  # type: ignore[operator]
-
-
-def check_bfloat16(device: torch.device) -> None:
-    """Raises ConfigurationError for a GPU that only imitates bfloat16."""
-    with torch.cuda.device(device):
-        if not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise ConfigurationError(
-                f"spec.training.model.dtype: {torch.cuda.get_device_name(device)} has no bfloat16; write Float32"
-            )
-
-
-def _distribution(
-    micro_batch: MicroBatch, temperature: float, entropy: Entropy, with_squares: bool, model: TokenModel
-) -> Outputs:
-    found = model.distribution(micro_batch, temperature, entropy, with_squares=with_squares)
-    return found.logprobs_N, found.entropy_N, found.squares_N
-
-
-def _routed_distribution(
-    micro_batch: MicroBatch, temperature: float, entropy: Entropy, with_squares: bool, model: TokenModel
-) -> Outputs:
-    found, counts_LE, use = model.routed_distribution(micro_batch, temperature, entropy, with_squares=with_squares)
-    columns = (found.logprobs_N, found.entropy_N, found.squares_N, counts_LE)
-    return columns if use is None else (*columns, use.counts_LE, use.probabilities_E)
-
-
-def _router_use(micro_batch: MicroBatch, model: TokenModel) -> Outputs:
-    use = model.router_use(micro_batch)
-    return () if use is None else (use.counts_LE, use.probabilities_E)
-
-
-def _own_logprobs(rows: Sequence[Tensor], model: TokenModel) -> Outputs:
-    return model.own_logprobs(rows)
-
-
-def _in_batch_order(values: Sequence[Tensor], micro_batches: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
-    """[R]: what the micro-batches gave, in the order of the batch's rows."""
-    parts: dict[int, Tensor] = {}
-    for rows, values_R in zip(micro_batches, values, strict=True):
-        sizes = [lengths[row] for row in rows]
-        parts.update(zip(rows, torch.split_with_sizes(values_R, sizes), strict=True) if rows else ())
-    found = [parts[row] for row in sorted(parts)]
-    return torch.cat(found) if found else torch.zeros(0)

@@ -150,3 +150,12 @@ def window_of(tensor: torch.Tensor) -> Window:
         return whole_window(tensor.shape)
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+
+
+def check_bfloat16(device: torch.device) -> None:
+    """Raises ConfigurationError for a GPU that only imitates bfloat16."""
+    with torch.cuda.device(device):
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise ConfigurationError(
+                f"spec.training.model.dtype: {torch.cuda.get_device_name(device)} has no bfloat16; write Float32"
+            )

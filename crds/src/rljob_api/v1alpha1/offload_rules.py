@@ -1,0 +1,48 @@
+"""Rules on what leaves the device: an offload that could not do anything, or not together with a layout, is refused."""
+
+from __future__ import annotations
+
+from rljob_api.v1alpha1.placement_rules import MAY_NEED_REFERENCE_CEL, may_need_reference
+from rljob_api.v1alpha1.roles import pool_of_cel
+from rljob_api.v1alpha1.rule import rule
+from rljob_api.v1alpha1.spec import RLJobSpec
+
+_OFFLOAD = "self.training.model.offload"
+_SHARD_SIZE = "self.roles.actor.shardSize"
+
+
+def _has_one_replica(spec: RLJobSpec) -> bool:
+    name, shard_size = spec.placed_roles()["actor"], spec.roles.actor.shard_size
+    return shard_size is None or all(p.nodes * p.gpus_per_node <= shard_size for p in spec.pools if p.name == name)
+
+
+OFFLOAD_RULES = (
+    rule(
+        RLJobSpec,
+        "RLJobSpec.offload.reference",
+        field=".training.model.offload.reference",
+        cel=f"!{_OFFLOAD}.reference || {MAY_NEED_REFERENCE_CEL}",
+        wrong="there is no reference model with training.algorithm.kl.coefficient 0",
+        advice="leave it out, or set a coefficient above 0",
+        holds=lambda spec: not spec.training.model.offload.reference or may_need_reference(spec),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.offload.gradients",
+        field=".training.model.offload.gradients",
+        cel=f"!{_OFFLOAD}.gradients || !self.roles.actor.deferGradientReduction",
+        wrong="with roles.actor.deferGradientReduction there are no shards of gradients before the last micro-batch",
+        advice="choose one of the two",
+        holds=lambda spec: not spec.training.model.offload.gradients or not spec.roles.actor.defer_gradient_reduction,
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.offload.gradientsOfReplicas",
+        field=".training.model.offload.gradients",
+        cel=f"!{_OFFLOAD}.gradients || !has({_SHARD_SIZE}) || "
+        f"self.pools.all(p, p.name != {pool_of_cel('actor')} || p.nodes * p.gpusPerNode <= {_SHARD_SIZE})",
+        wrong="replicas (roles.actor.shardSize) keep what they have added up where it cannot be taken from",
+        advice="leave one of the two out",
+        holds=lambda spec: not spec.training.model.offload.gradients or _has_one_replica(spec),
+    ),
+)

@@ -1,0 +1,51 @@
+"""Offload on a device: the same numbers to the last bit, and on a GPU what it saves by the allocator's count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from rljob_testing.device_place import Place
+from rljob_testing.engine_updates import drawn_batch, engine_settings, state_of, update
+from rljob_testing.same_numbers import assert_bitwise
+from rljob_testing.tiny_models import save_tiny_model
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.offload import NO_OFFLOAD, OffloadSettings
+
+EVERYTHING = OffloadSettings(parameters=True, gradients=True, optimizer=True)
+NUM_UPDATES = 4
+
+
+def trained(folder: Path, place: Place, offload: OffloadSettings) -> TrainEngine:
+    """After some updates of several micro-batches, with a departure after each."""
+    settings = engine_settings(folder, place.device, torch.bfloat16, max_tokens=64)
+    engine = TrainEngine(replace(settings, offload=offload))
+    for _ in range(NUM_UPDATES):
+        update(engine, drawn_batch())
+        engine.optimizer_step(1e-3)
+        engine.leave_device()
+        engine.fetch_parameters()
+    return engine
+
+
+def test_training_is_the_same_to_the_last_bit(place: Place) -> None:
+    folder = save_tiny_model("qwen3", place.folder / "model")
+    plain, away = (state_of(trained(folder, place, offload)) for offload in (NO_OFFLOAD, EVERYTHING))
+    assert_bitwise(away, plain)
+
+
+def test_what_leaves_is_free_by_the_allocator(place: Place) -> None:
+    place.needs_gpu("a CPU's allocator keeps no count")
+    engine = trained(save_tiny_model("qwen3", place.folder / "model"), place, EVERYTHING)
+    list(engine.named_optimizer_state())
+    engine.fetch_parameters(wait=True)
+    num_parameter_bytes = engine.memory.parameters
+    there = torch.cuda.memory_allocated()
+    engine.leave_device()
+    torch.cuda.synchronize()
+    assert engine.memory.parameters == engine.memory.moments == 0
+    freed = there - torch.cuda.memory_allocated()
+    place.note("freed / bytes of parameters", freed / num_parameter_bytes)
+    assert freed >= 3 * num_parameter_bytes

@@ -1,0 +1,42 @@
+"""What a job says about the engines that train and score."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_trainer.engines.train.engine import TrainEngineSettings
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.lora import AdapterSettings
+from rljob_trainer.engines.train.offload import OffloadSettings
+
+
+def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
+    """Of the frozen model. Each worker puts in its own folder and device."""
+    training = spec.training
+    return TrainEngineSettings(
+        model_folder=Path(),
+        device=torch.device("cpu"),
+        compute_dtype=dtype,
+        gradient_checkpointing=training.model.gradient_checkpointing,
+        gradient_checkpointing_every_nth_layer=training.model.gradient_checkpointing_every_nth_layer,
+        max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
+        optimizer=None,
+        layout=layout,
+        offload=OffloadSettings(parameters=training.model.offload.reference),
+    )
+
+
+def actor_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
+    """Of the model in training; otherwise as that of the reference."""
+    lora, offload = spec.training.model.lora, spec.training.model.offload
+    return replace(
+        reference_engine(spec, dtype, layout),
+        optimizer=spec.training.optimizer,
+        offload=OffloadSettings(offload.parameters, offload.gradients, offload.optimizer),
+        adapters=AdapterSettings(lora, spec.training.seed) if lora else None,
+        defers_reduction=spec.roles.actor.defer_gradient_reduction,
+    )

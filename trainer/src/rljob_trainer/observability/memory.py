@@ -1,0 +1,135 @@
+"""What memory is used for in this process: bytes by owner at the boundaries of a step, and the peaks between them.
+
+On GPUs the sum and the peaks are those of torch's allocator; on CPUs, where there is no such count, those of the
+owners' live storages, and the peak is the largest sum that was looked at (after each pass, too). A boundary is what has
+just been done (`generate`, `sleep`, ...). Owners are counted by the workers that hold them, as long as these live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from weakref import WeakMethod
+
+import torch
+
+from rljob_trainer.observability.metrics import MEMORY_PREFIX
+from rljob_trainer.observability.spans import SPANS, SpanRecorder
+from rljob_trainer.observability.timeline import MEMORY_PEAK_TRACK, MEMORY_TRACK, PROCESS_MEMORY_TRACK
+
+
+class Owner(StrEnum):
+    """What memory is for."""
+
+    PARAMETERS = "parameters"
+    """Shards of the model in training."""
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    ROLLOUT_WEIGHTS = "rollout_weights"
+    KV_CACHE = "kv_cache"
+    REFERENCE = "reference"
+    OTHER = "other"
+    """Activations, gathered parameters, buckets; on GPUs only."""
+
+
+class Boundary(StrEnum):
+    """What has just been done."""
+
+    STEP_BEFORE = "step_before"
+    """All of the step before; the first boundary of a rollout."""
+    WAKE_WEIGHTS = "wake_weights"
+    SYNC_WEIGHTS = "sync_weights"
+    WAKE_KV_CACHE = "wake_kv_cache"
+    GENERATE = "generate"
+    SLEEP = "sleep"
+    OLD_LOGPROBS = "old_logprobs"
+    REF_LOGPROBS = "ref_logprobs"
+    FORWARD_BACKWARD = "forward_backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    """While the moments are still on the device."""
+    UPDATE = "update"
+    SAVE = "save"
+
+
+Bytes = Mapping[Owner, int]
+MEBIBYTE = 1 << 20
+_PAGE_BYTES = 4096
+
+
+class MemoryRecorder:
+    """Notes boundaries. One for a process; used from the thread that runs the workers' methods."""
+
+    def __init__(self, spans: SpanRecorder) -> None:
+        self._spans = spans
+        self._owners: list[WeakMethod[Callable[[], Bytes]]] = []
+        self._metrics: dict[str, float] = {}
+        self._peak = 0
+
+    def watch(self, count: Callable[[], Bytes]) -> None:
+        """Adds a bound method that gives the bytes of some owners on the device, for as long as its object lives."""
+        self._owners.append(WeakMethod(count))
+
+    def by_owner(self) -> dict[Owner, int]:
+        """On the device now; owners that have nothing are 0."""
+        found = dict.fromkeys(Owner, 0)
+        for reference in list(self._owners):
+            count = reference()
+            if count is None:
+                self._owners.remove(reference)
+                continue
+            for owner, num_bytes in count().items():
+                found[owner] += num_bytes
+        if _has_gpu():
+            found[Owner.OTHER] = max(0, torch.cuda.memory_allocated() - sum(found.values()))
+        return found
+
+    def sample(self) -> None:
+        """Between two boundaries: what is there now may be the peak. GPUs need no samples."""
+        if not _has_gpu():
+            self._peak = max(self._peak, sum(self.by_owner().values()))
+
+    def mark(self, boundary: Boundary) -> None:
+        """Notes a boundary."""
+        found = self.by_owner()
+        total = sum(found.values())
+        peak = max(self._peak, total)
+        if _has_gpu():
+            peak = max(peak, torch.cuda.max_memory_allocated())
+            torch.cuda.reset_peak_memory_stats()
+        self._peak = total
+        process = process_bytes()
+        self._spans.count(
+            MEMORY_TRACK, str(boundary), {owner: num_bytes / MEBIBYTE for owner, num_bytes in found.items()}
+        )
+        self._spans.count(MEMORY_PEAK_TRACK, str(boundary), {"since the last boundary": peak / MEBIBYTE})
+        self._spans.count(PROCESS_MEMORY_TRACK, str(boundary), {"resident": process / MEBIBYTE})
+        for name, value in {
+            **{str(owner): num_bytes for owner, num_bytes in found.items() if owner is not Owner.OTHER or _has_gpu()},
+            f"after_{boundary}": total,
+            f"during_{boundary}": peak,
+            "process": process,
+        }.items():
+            name = f"{MEMORY_PREFIX}{name}_bytes_max"
+            self._metrics[name] = max(self._metrics.get(name, 0.0), float(value))
+
+    def take_metrics(self) -> dict[str, float]:
+        """The largest values at the boundaries since the last time: by owner; in all after each and during each."""
+        taken, self._metrics = self._metrics, {}
+        return taken
+
+
+MEMORY = MemoryRecorder(SPANS)
+"""Of this process."""
+
+
+def process_bytes() -> int:
+    """Resident memory of this process, whatever it is for; 0 where nothing says."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _has_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
