@@ -68,7 +68,7 @@ bench: $(INSTALLED) ## Measurements of bench/, minutes, beside verl and TRL (BEN
 		echo "== $$program"; name=$${program##*/}; \
 		$(BIN)/python "$$program" --json "runs/bench/$${name%.py}.json" $(BENCH_ARGS); done
 
-proof: $(INSTALLED) ## Learning curves of many runs, an hour, resumable; PART=rollout-correction, results in runs/proof
+proof: $(INSTALLED) ## Learning curves of many runs, half an hour, resumable; PART=rollout-correction, results in runs/proof
 	@$(BIN)/python "proof/$(subst -,_,$(or $(PART),$(error which? PART=rollout-correction))).py" $(PROOF_ARGS)
 
 bench-constraints: $(INSTALLED) ## Resolve bench/peers/*.txt again, at our versions wherever the peers take them

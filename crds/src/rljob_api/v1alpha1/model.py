@@ -15,7 +15,8 @@ MAX_LORA_RANK = 512
 
 
 class Dtype(StrEnum):
-    """Precision of the forward and backward pass. Master weights and optimizer state are always 32 bit."""
+    """Precision of the forward and backward pass. What is trained and its optimizer state are
+    always in 32 bits; a frozen model, the base of adapters too, has this precision."""
 
     AUTO = "Auto"
     """BFloat16 on GPUs, Float32 on CPUs."""
@@ -30,7 +31,8 @@ class LoraSync(StrEnum):
     """Adapter on GPUs, Merged on CPUs (vLLM decodes half as fast with adapters there), for models with experts, and for
     the HuggingFace engine."""
     ADAPTER = "Adapter"
-    """The adapters alone, next to a base model that stays in vLLM; with vLLM only."""
+    """The adapters alone, next to a base model that stays in vLLM; with vLLM only, and not for models with experts on
+    CPUs."""
     MERGED = "Merged"
     """The whole model, with the adapters added to its weights."""
 
@@ -59,7 +61,7 @@ class Offload(WireModel):
     """The actor's shards, while responses are generated."""
     gradients: Flag = False
     """What the micro-batches before have added up, while the next one is computed; only with one replica (see
-    roles.actor.shardSize)."""
+    roles.actor.shardSize), and without roles.actor.deferGradientReduction."""
     optimizer: Flag = False
     """The optimizer's moments, outside of optimizer steps and of copying a checkpoint."""
     reference: Flag = False
@@ -82,5 +84,5 @@ class Model(WireModel):
     `gradientCheckpointing`; at most the model's layers."""
     lora: Lora | None = None
     """Train adapters instead of all weights. The export is the merged model, with the adapters beside it in `adapter/`.
-    A reference on the actor's pool is this model with its adapters off: it takes no memory."""
+    A reference on the actor's pool with the actor's layout is this model with its adapters off: it takes no memory."""
     offload: Offload = Field(default_factory=Offload)

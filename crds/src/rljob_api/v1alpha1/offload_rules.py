@@ -23,7 +23,7 @@ OFFLOAD_RULES = (
         field=".training.model.offload.reference",
         cel=f"!{_OFFLOAD}.reference || {MAY_NEED_REFERENCE_CEL}",
         wrong="there is no reference model with training.algorithm.kl.coefficient 0",
-        advice="leave it out, or set a coefficient above 0",
+        advice="leave it out, set a coefficient above 0, or choose an advantage or loss of type Function that needs it",
         holds=lambda spec: not spec.training.model.offload.reference or may_need_reference(spec),
     ),
     rule(

@@ -30,7 +30,7 @@ class Owner(StrEnum):
     KV_CACHE = "kv_cache"
     REFERENCE = "reference"
     OTHER = "other"
-    """Activations, gathered parameters, buckets; on GPUs only."""
+    """Gathered parameters; on GPUs activations and buckets, too."""
 
 
 class Boundary(StrEnum):
@@ -81,6 +81,8 @@ class MemoryRecorder:
             for owner, num_bytes in count().items():
                 found[owner] += num_bytes
         if _has_gpu():
+            found[Owner.OTHER] = 0
+            # With what the owners know of it, gathered parameters, and all else.
             found[Owner.OTHER] = max(0, torch.cuda.memory_allocated() - sum(found.values()))
         return found
 
