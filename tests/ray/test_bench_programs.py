@@ -20,12 +20,14 @@ PROGRAMS = {
 """And how many tables each has with --quick."""
 LONG_PROGRAMS = ("algorithms", "token_logprobs", "training_step", "weight_sync")
 """Minutes even with --quick: here they only start; `make bench` runs them."""
+ON_DEVICES = ("gpu_step",)
+"""tests/trainer/test_few_libraries.py runs them."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def test_every_program_is_run_here() -> None:
-    assert {path.stem for path in BENCH.glob("*.py")} == {*PROGRAMS, *LONG_PROGRAMS}
+    assert {path.stem for path in BENCH.glob("*.py")} == {*PROGRAMS, *LONG_PROGRAMS, *ON_DEVICES}
 
 
 @pytest.mark.parametrize("program", LONG_PROGRAMS)
