@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from rljob_api.v1alpha1.model import Lora
 from rljob_testing.lora_runs import CASES, LORA, SAME_AS_ONE, OfRank, everything
 from rljob_testing.one_step import Outcome
 from rljob_testing.ranks import RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import MODEL
 from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_metrics, difference
 from rljob_testing.tiny_models import ARCHITECTURES
-from rljob_trainer.engines.train.lora import has_experts, linear_layers, target_layers
+from rljob_trainer.engines.train.lora import add_adapters, has_experts, is_adapter, linear_layers, target_layers
 from rljob_trainer.engines.train.model import build_on_meta
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.observability.metrics import PPO_KL
 
 SCALING = LORA.alpha / LORA.rank
 LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
@@ -134,6 +136,9 @@ def test_dropout_is_for_gradients_alone(ranks: dict[int, list[OfRank]]) -> None:
     for of_ranks in ranks.values():
         first, second = of_ranks[0].dropout_logprobs
         assert torch.equal(first, second)
+    # In the only update of a step the policy has dropped inputs, and the old log-probabilities have not.
+    assert outcome(ranks, "one update").metrics[PPO_KL] == 0.0
+    assert abs(outcome(ranks, "one update, dropout").metrics[PPO_KL]) > 1e-4
 
 
 def test_targets_are_linear_layers_of_the_decoder() -> None:
@@ -161,4 +166,7 @@ def test_models_with_experts_are_known(tmp_path: Path) -> None:
         layers = linear_layers(model)
         assert layers
         assert not any("embed" in layer or layer in ("lm_head", "embed_out") for layer in layers), name
+        add_adapters(model, Lora(rank=2))
+        assert [layer for layer, module in model.named_modules() if hasattr(module, "lora_A")] == layers, name
+        assert all(is_adapter(each) is parameter.requires_grad for each, parameter in model.named_parameters()), name
     assert found == {"qwen3_moe", "deepseek_v3", "mixtral", "qwen2_moe", "gpt_oss", "qwen3_next"}

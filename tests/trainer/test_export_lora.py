@@ -89,3 +89,16 @@ def test_merging_is_done_before_rounding(tmp_path: Path, context: WorkerContext)
     weight = dict(run.actor.engine.named_shards())[f"{name}.weight"].full_tensor()  # type: ignore[attr-defined]
     right = (weight + 2 * second @ first).bfloat16()
     assert torch.equal(merged.get_submodule(name).weight, right)
+
+
+def test_adapters_that_peft_would_put_beside_experts_are_not_written(
+    tmp_path: Path, context: WorkerContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    """DeepSeek V3 has dense layers, whose `gate_proj` is called like that of an expert."""
+    source = save_tiny_model("deepseek_v3", tmp_path / "source")
+    run = replayed_run(replace(REPLAY, model=source), context)
+    export = exported(run, tmp_path, torch.float32)
+    assert not (export / ADAPTER_FOLDER).exists()
+    assert "peft would put the adapters of down_proj, gate_proj, up_proj beside the experts" in caplog.text
+    merged = AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32, attn_implementation="eager")
+    torch.testing.assert_close(logprobs_of(merged), trained_logprobs(run, with_adapters=True), rtol=0, atol=1e-5)

@@ -6,9 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from rljob_testing.offload_runs import Marks, OffloadRun, everything
 from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_trainer.engines.train.offload import HostedGradients
 
 RANKS = (1, 2)
 ROLLOUT = ["step_before", "wake_weights", "sync_weights", "wake_kv_cache", "generate", "sleep"]
@@ -138,3 +141,20 @@ def test_one_reduction_per_update_keeps_whole_gradients_until_then(runs: dict[in
         for run in each:
             whole = num_ranks * run.num_parameter_bytes
             assert run.deferred_peak - run.plain_peak == whole - run.num_parameter_bytes
+
+
+def test_sums_of_layers_that_some_micro_batches_do_not_pass_are_whole() -> None:
+    """As of experts that are modules of their own."""
+    always, sometimes = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    hosted = HostedGradients([always, sometimes])
+    for in_micro_batches in ([True, False, False], [False, True, False], [False, True, True], [False, False, True]):
+        for number, is_passed in enumerate(in_micro_batches, 1):
+            for parameter, adds in ((always, True), (sometimes, is_passed)):
+                if adds:
+                    parameter.grad = torch.full((2,), float(number)) + (0 if parameter.grad is None else parameter.grad)
+            hosted.after_micro_batch(is_first=number == 1, is_last=number == len(in_micro_batches))
+        right = sum(number for number, is_passed in enumerate(in_micro_batches, 1) if is_passed)
+        for parameter, value in ((always, 6), (sometimes, right)):
+            assert parameter.grad is not None
+            assert parameter.grad.tolist() == [value, value]
+            parameter.grad = None

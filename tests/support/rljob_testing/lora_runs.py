@@ -38,6 +38,8 @@ CASES = {
     "two sequence ranks": Case(replace(MICRO, sequence_parallel=2), 2, step=EARLIER_STEPS),
     "bfloat16": Case(replace(REPLAY, compute_dtype=torch.bfloat16), step=EARLIER_STEPS),
     "dropout": Case(DROPOUT),
+    "one update": Case(replace(REPLAY, mini_batch_size=4), step=1),
+    "one update, dropout": Case(replace(DROPOUT, mini_batch_size=4), step=1),
 }
 SAME_AS_ONE = ("micro-batches, checkpointing", "two workers", "two replicas", "two sequence ranks")
 

@@ -143,6 +143,7 @@ class Replay:
             seed=SEED,
             num_data_ranks=self.layout(num_ranks).num_data_ranks,
             rows_per_update=self.mini_batch_size * self.group_size,
+            has_dropout=self.lora is not None and self.lora.dropout > 0,
             sync_every_steps=1,
         )
 

@@ -84,5 +84,6 @@ class Model(WireModel):
     `gradientCheckpointing`; at most the model's layers."""
     lora: Lora | None = None
     """Train adapters instead of all weights. The export is the merged model, with the adapters beside it in `adapter/`.
-    A reference on the actor's pool with the actor's layout is this model with its adapters off: it takes no memory."""
+    A reference on the actor's pool that names no other layout is this model with its adapters off: it takes no
+    memory."""
     offload: Offload = Field(default_factory=Offload)

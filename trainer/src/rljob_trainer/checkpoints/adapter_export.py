@@ -6,11 +6,14 @@ began from.
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from rljob_api.v1alpha1.model import Lora
 from rljob_trainer.checkpoints.errors import CheckpointError
@@ -22,8 +25,10 @@ from rljob_trainer.checkpoints.tensor_file import DTYPE_NAMES
 from rljob_trainer.engines.train.lora import AdapterPair, AdapterSettings, adapter_pairs, merged_weight
 from rljob_trainer.engines.train.model import build_on_meta, named_tensors
 from rljob_trainer.engines.train.weight_loading import WeightFiles
-from rljob_trainer.models.adapter_files import write_adapter
-from rljob_trainer.models.weight_conversion import FileGroup, file_groups, whole_window
+from rljob_trainer.models.adapter_files import SUFFIX, write_adapter
+from rljob_trainer.models.weight_conversion import FileGroup, expert_endings, file_groups, whole_window
+
+log = logging.getLogger(__name__)
 
 ADAPTER_FOLDER = "adapter"
 """In an export."""
@@ -45,6 +50,13 @@ def write_merged_huggingface(
     def write_adapters(export: Path) -> None:
         names = [name for name in adapters.names if name.startswith(prefix)]
         tensors = {name.removeprefix(prefix): adapters.read(name) for name in names}
+        if endings := mistaken_for_experts(weights.model, tensors):
+            log.warning(
+                "export: without %s/: peft would put the adapters of %s beside the experts of the model",
+                ADAPTER_FOLDER,
+                ", ".join(endings),
+            )
+            return
         _write_durably(export / ADAPTER_FOLDER, tensors, settings.lora, base_model)
 
     with WeightFiles(source) as files:
@@ -62,10 +74,10 @@ class MergedWeights:
         self._adapters = adapters
         self._prefix = prefix
         self._scaling = scaling
-        self._model = build_on_meta(files.folder)
-        self._tensors = dict(named_tensors(self._model))
+        self.model = build_on_meta(files.folder)
+        self._tensors = dict(named_tensors(self.model))
         self._groups: dict[str, FileGroup] = {
-            target: group for group in file_groups(self._model, files.names, self._tensors) for target in group.targets
+            target: group for group in file_groups(self.model, files.names, self._tensors) for target in group.targets
         }
         named = ((name.removeprefix(prefix), self._meta(name)) for name in adapters.names if name.startswith(prefix))
         self._pairs = adapter_pairs(named)
@@ -86,7 +98,7 @@ class MergedWeights:
         group = self._groups[name]
         windows = {target: whole_window(self._tensors[target].shape) for target in group.targets}
         try:
-            weight = group.load(self._model, self._files.read, windows)[name]
+            weight = group.load(self.model, self._files.read, windows)[name]
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
             raise CheckpointError(
                 f"{self.folder}: tensor {name} cannot be read ({error}); the export needs the weights that training "
@@ -101,6 +113,14 @@ class MergedWeights:
 
     def _meta(self, name: str) -> torch.Tensor:
         return torch.empty(self._adapters.entry(name).global_shape, device="meta")
+
+
+def mistaken_for_experts(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    """The last names of layers with adapters that are also those of experts in the model's files. `names` are those of
+    peft's files. peft (0.21.2) takes them for the experts when it loads, whatever layer they are of."""
+    of_experts = expert_endings(model)
+    layers = {name.removesuffix(SUFFIX).rpartition(".")[2] for name in names if name.endswith(SUFFIX)}
+    return sorted(layers & of_experts)
 
 
 def _write_durably(folder: Path, tensors: dict[str, torch.Tensor], lora: Lora, base_model: str) -> None:

@@ -205,8 +205,12 @@ def num_workers_of(spec: RLJobSpec, role: str) -> int:
 
 
 def layout_of(spec: RLJobSpec, role: str) -> ParallelLayout:
-    """Of the actor, or of the reference."""
+    """Of the actor, or of the reference: beside adapters that of the actor where the job names none, so that the actor
+    has the model."""
     place = spec.roles.train_role(role)
+    is_shared = spec.training.model.lora is not None and spec.placed_roles()[role] == spec.placed_roles()[ACTOR]
+    if is_shared and place.shard_size is None and place.sequence_parallel is None:
+        place = spec.roles.actor
     return ParallelLayout.of(num_workers_of(spec, role), place.shard_size, place.num_sequence_ranks)
 
 

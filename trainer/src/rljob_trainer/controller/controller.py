@@ -203,5 +203,6 @@ def step_plan(job: TrainerJob) -> StepPlan:
         seed=training.seed,
         num_data_ranks=num_data_ranks_of(job.spec),
         rows_per_update=mini_batch_size * rollout.group_size,
+        has_dropout=training.model.lora is not None and training.model.lora.dropout > 0,
         sync_every_steps=rollout.sync_every_steps,
     )

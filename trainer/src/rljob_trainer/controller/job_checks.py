@@ -15,7 +15,7 @@ from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS
 from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
-from rljob_trainer.engines.train.lora import has_experts, target_layers
+from rljob_trainer.engines.train.lora import add_adapters, has_experts, target_layers
 from rljob_trainer.engines.train.model import build_on_meta, read_config
 from rljob_trainer.engines.train.recomputation import check_interval
 from rljob_trainer.errors import ConfigurationError
@@ -96,11 +96,14 @@ def check_lora(model_folder: Path, lora: Lora | None) -> bool:
         return False
     model = build_on_meta(model_folder)
     log.info("lora: rank %d beside %d linear layers", lora.rank, len(target_layers(model, lora.targets)))
+    add_adapters(model, lora)
     return has_experts(model)
 
 
 def check_recomputation(model_folder: Path, every_nth_layer: int) -> None:
     """Raises ConfigurationError for a model that cannot be read, or that has fewer layers."""
+    if every_nth_layer == 1:
+        return
     num_layers: int = read_config(model_folder).get_text_config().num_hidden_layers
     check_interval(every_nth_layer, num_layers)
 

@@ -66,6 +66,8 @@ class StepPlan:
     """Parts that the actor's batch is split into."""
     rows_per_update: int
     """Responses of an optimizer update, over all workers."""
+    has_dropout: bool
+    """An update's own forward pass drops inputs of adapters, and does not give the old log-probabilities."""
     sync_every_steps: int
     """Weights are handed to the rollout engine in the steps that are multiples of it, whatever has been before: so a
     resumed run does it in the same ones."""
@@ -90,6 +92,7 @@ class TrainingStep:
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
         self.needs_old_logprobs = (
             not plan.has_single_update
+            or plan.has_dropout
             or OLD_LOGPROBS in self.advantages.needs
             or plan.algorithm.has_kl_in_reward
             or plan.algorithm.rollout_correction.rejection is not None

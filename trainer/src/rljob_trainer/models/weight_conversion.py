@@ -114,6 +114,13 @@ def float32_names(model: PreTrainedModel, names: Iterable[str]) -> frozenset[str
     return frozenset(name for name in names if any(pattern in name for pattern in patterns))
 
 
+def expert_endings(model: PreTrainedModel) -> frozenset[str]:
+    """Last names of the layers of experts in files, such as `gate_proj`; none for a model without conversions."""
+    converters = (each for each in get_model_conversion_mapping(model) if isinstance(each, WeightConverter))
+    patterns = (pattern for each in converters for pattern in each.source_patterns if "expert" in pattern)
+    return frozenset(pattern.removesuffix("$").removesuffix(".weight").rpartition(".")[2] for pattern in patterns)
+
+
 class HubNames:
     """The way back, from the tensors of a model to those of its files."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,8 @@ from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
 from rljob_trainer.workers.reward import RewardSettings, RewardWorker
 from rljob_trainer.workers.rollout import RolloutWorker
+
+log = logging.getLogger(__name__)
 
 ACTOR, ROLLOUT, HYBRID, REFERENCE, REWARD = "actor", "rollout", "hybrid", "ref", "reward"
 
@@ -67,6 +70,8 @@ def make_reference(
         assert isinstance(actor, ActorWorker)
         if actor.engine.settings.adapters is not None and actor.engine.layout == settings.layout:
             return ReferenceWorker(context, actor.engine, temperature)
+        if actor.engine.settings.adapters is not None:
+            log.warning("the reference's layout is not the actor's: a second model is built for it (roles.ref)")
     engine = replace(settings, device=context.device, model_folder=model.folder())
     return ReferenceWorker(context, TrainEngine(engine), temperature)
 

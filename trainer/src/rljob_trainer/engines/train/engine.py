@@ -354,7 +354,8 @@ class TrainEngine:
         """How the model as it is deals out the batch's tokens; one pass without gradient."""
         for rows in micro_batches:
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
-            use = self.model(partial(passes.router_use, micro_batch))
+            with scoring(self.adapted_layers, with_adapters=True):
+                use = self.model(partial(passes.router_use, micro_batch))
             if not use:
                 raise ConfigurationError(
                     f"spec.training.model.source: {type(self.language_model).__name__} gives no logits of its routers, "

@@ -109,17 +109,18 @@ def has_experts(language_model: nn.Module) -> bool:
 def add_adapters(language_model: nn.Module, lora: Lora) -> None:
     """Puts adapters, without memory, beside the target layers of a model on the meta device; nothing else of it is
     trained."""
-    from peft import LoraConfig, inject_adapter_in_model
+    from peft import LoraConfig
+    from peft.tuners.lora import Linear
 
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # used as a number
-        lora_dropout=lora.dropout,
-        target_modules=target_layers(language_model, lora.targets),
-        bias="none",
-    )
+    config = LoraConfig(r=lora.rank, lora_dropout=lora.dropout, bias="none")
+    # Not peft's `inject_adapter_in_model`: for models with experts (peft 0.21.2) it takes `gate_proj` and others, which
+    # dense layers and shared experts have, too, for the fused experts' parameters.
     with torch.device("meta"):
-        inject_adapter_in_model(config, language_model, adapter_name=ADAPTER)
+        for name in target_layers(language_model, lora.targets):
+            parent, _, child = name.rpartition(".")
+            alpha: int = lora.alpha  # type: ignore[assignment]  # used as a number
+            layer = Linear(language_model.get_submodule(name), ADAPTER, config, r=lora.rank, lora_alpha=alpha)
+            setattr(language_model.get_submodule(parent), child, layer)
     for name, parameter in language_model.named_parameters():
         parameter.requires_grad_(is_adapter(name))
 

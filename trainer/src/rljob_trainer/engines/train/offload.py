@@ -112,18 +112,28 @@ class HostedGradients:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = [each for each in parameters if each.requires_grad]
         self._hosts: dict[nn.Parameter, Tensor] = {}
+        self._away: set[nn.Parameter] = set()
+        """Whose sum of this update is on the host."""
 
     @torch.no_grad()
     def after_micro_batch(self, *, is_first: bool, is_last: bool) -> None:
         """Adds what the micro-batches before have left here to the gradients; these leave unless it was the last."""
+        if is_first:
+            self._away.clear()
         for parameter in self._parameters:
+            is_away = parameter in self._away
             if parameter.grad is None:
-                continue
+                # A layer that this micro-batch did not pass.
+                if not (is_away and is_last):
+                    continue
+                parameter.grad = torch.zeros_like(parameter)
             gradient = local_part(parameter.grad)
-            if not is_first:
+            if is_away:
                 # One addition, whose terms may change places: the same bits as on the device.
                 gradient.add_(self._hosts[parameter].to(gradient.device, non_blocking=True))
+                self._away.discard(parameter)
             if not is_last:
+                self._away.add(parameter)
                 host = self._hosts.get(parameter)
                 if host is None:
                     host = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=gradient.is_cuda)
