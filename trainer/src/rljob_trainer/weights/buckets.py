@@ -74,17 +74,17 @@ def _gather_sharded(tensors: list[DTensor], dtype: torch.dtype) -> list[torch.Te
     padded_rows = [-(-tensor.shape[0] // num_ranks) for tensor in tensors]
     row_sizes = [tensor[0].numel() if tensor.dim() > 1 else 1 for tensor in (_meta(tensor) for tensor in tensors)]
     sizes = [rows * row_size for rows, row_size in zip(padded_rows, row_sizes, strict=True)]
-    flat = torch.zeros(sum(sizes), dtype=dtype, device=tensors[0].to_local().device)
+    num_own = sum(sizes)
+    everything = torch.empty(num_ranks * num_own, dtype=dtype, device=tensors[0].to_local().device)
+    per_rank = everything.view(num_ranks, num_own)
+    # What this rank sends stands where it will be: the tensors and what they are cut from are two buckets of memory.
+    own = per_rank[mesh.get_local_rank(dimension)].zero_()
     offset = 0
     for tensor, size in zip(tensors, sizes, strict=True):
         local = tensor.to_local().detach().reshape(-1)
-        flat[offset : offset + local.numel()].copy_(local)
+        own[offset : offset + local.numel()].copy_(local)
         offset += size
-    everything = torch.empty(num_ranks * flat.numel(), dtype=dtype, device=flat.device)
-    all_gather_flat(everything, flat, mesh.get_group(dimension))
-    per_rank = everything.view(num_ranks, flat.numel())
-    # Two buckets exist in what follows, and no third.
-    del flat
+    all_gather_flat(everything, own, mesh.get_group(dimension))
     whole: list[torch.Tensor] = []
     offset = 0
     for tensor, size in zip(tensors, sizes, strict=True):
