@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from rljob_operator.ray.errors import DashboardUnreachableError, RayRefusedError
 from rljob_operator.ray.look import infeasible_groups, look
 from rljob_operator.reconcile.observed import Answer, RayJobStatus, RayNodeView, RayView
 from rljob_testing.apiserver import free_ports
+from rljob_testing.quiet_http import QuietHandler
 from rljob_testing.ray_cluster import pod_cluster
 from rljob_testing.ray_dashboard_stand_in import run_state
 from rljob_testing.ray_jobs import RayCluster
@@ -224,17 +227,19 @@ def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
 async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
     """A dashboard that answers by how the path begins. The connection stays open."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
-        writer.write(next(found for start, found in answers.items() if path.startswith(start)))
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(next(found for start, found in answers.items() if self.path.startswith(start)))
 
-    (port,) = free_ports(1)
-    server = await asyncio.start_server(answer, "127.0.0.1", port)
-    try:
-        async with dashboard(port, TOKEN) as found:
-            yield found
-    finally:
-        server.close()
+    # A thread of its own: asyncio holds a stream only as long as somebody reads from it.
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            async with dashboard(server.server_address[1], TOKEN) as found:
+                yield found
+        finally:
+            server.shutdown()
 
 
 def test_only_a_file_that_is_not_there_is_none() -> None:
