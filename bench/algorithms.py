@@ -19,7 +19,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import KlEstimator, LossAggregation
+from rljob_api.v1alpha1.algorithm import LossAggregation
+from rljob_api.v1alpha1.kl import KlEstimator
 from rljob_bench.command_line import DEFAULT, measuring, read_options
 from rljob_bench.peer_process import PeerProcess
 from rljob_bench.report import FLOOR, OURS, Bar, Measurement, ratio

@@ -23,7 +23,7 @@ from rljob_api.constants import RUN_STATE_FILE_NAME
 from rljob_api.handover import load_run_state
 from rljob_api.job_file import load_job_file, resolved_job_text
 from rljob_api.run_state import RunPhase
-from rljob_api.v1alpha1.algorithm import RolloutCorrection, RolloutCorrectionType
+from rljob_api.v1alpha1.rollout_correction import RolloutCorrection, RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.observability.jsonl import read_rows
 from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED, LOGPROB_DIFF_MEAN, STALENESS_MEAN

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.v1alpha1.algorithm import (
-    Advantage,
-    AdvantageType,
-    Algorithm,
-    AlgorithmType,
-    Clipped,
-    Function,
-    GroupRelative,
-    Kl,
-    Loss,
-    LossAggregation,
-    LossType,
-)
-from rljob_api.v1alpha1.recipes import (
-    RECIPES,
-    ResolvedAdvantage,
-    ResolvedAlgorithm,
-    ResolvedClipped,
-    ResolvedGroupRelative,
-    ResolvedLoss,
-    resolve_algorithm,
-)
+from rljob_api.v1alpha1.advantage import Advantage, AdvantageType, GroupRelative
+from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType, LossAggregation
+from rljob_api.v1alpha1.kl import Kl
+from rljob_api.v1alpha1.policy_loss import Clipped, Loss, LossType
+from rljob_api.v1alpha1.recipes import RECIPES, ResolvedAlgorithm, resolve_algorithm
+from rljob_api.v1alpha1.resolved_advantage import ResolvedAdvantage, ResolvedGroupRelative
+from rljob_api.v1alpha1.resolved_loss import ResolvedClipped, ResolvedLoss
+from rljob_api.v1alpha1.user_function import Function
 
 OWN = Function(path="mine:own")
 

@@ -12,7 +12,8 @@ import pytest
 
 from rljob_api.handover import load_job
 from rljob_api.job_file import load_job_file
-from rljob_api.v1alpha1.algorithm import Clipped, LossAggregation
+from rljob_api.v1alpha1.algorithm import LossAggregation
+from rljob_api.v1alpha1.policy_loss import Clipped
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.command_line import Workplace
 

@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import Advantage, AdvantageType, Algorithm, Function, Loss, LossType
+from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.user_function import Function
 from rljob_testing.algorithm_module import MODULE
 from rljob_testing.token_rows import on_workers, rows_of
+from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import in_step, refuse_not_finite
 from rljob_trainer.algorithms.interfaces import (
     ADVANTAGE_COLUMNS,
@@ -29,7 +33,7 @@ from rljob_trainer.algorithms.interfaces import (
     Wanted,
     WholeInputs,
 )
-from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
+from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.errors import AlgorithmFunctionError, ConfigurationError
 from rljob_trainer.workers import columns
 
@@ -84,7 +88,7 @@ def test_an_advantage_on_tokens_learns_of_the_others_tokens(module: str) -> None
 
     def advantages(part: TokenInputs, reduce: Reduce) -> list[float]:
         assert estimator.for_tokens is not None
-        return estimator.for_tokens(part, reduce).tolist()
+        return estimator.for_tokens(part, reduce).advantages_N.tolist()
 
     assert on_workers(parts, advantages) == [[-2.0, 0.0, 0.0], [], [-1.0]]
 
@@ -94,7 +98,7 @@ def test_columns_are_those_that_are_declared(module: str) -> None:
     assert estimator.needs == {"ref_logprobs", "old_logprobs"}
     assert estimator.for_tokens is not None
     inputs = token_inputs([1.0], [2], old_logprobs=torch.tensor([-1.0, -2.0]), ref_logprobs=torch.tensor([-2.0, -2.0]))
-    assert estimator.for_tokens(inputs, OneWorker()).tolist() == [1.0, 0.0]
+    assert estimator.for_tokens(inputs, OneWorker()).advantages_N.tolist() == [1.0, 0.0]
 
 
 def test_a_plain_loss(module: str) -> None:

@@ -16,10 +16,11 @@ from rljob_api.job_file import load_job_file
 from rljob_api.v1alpha1.algorithm import LossAggregation
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.token_rows import flat, on_workers, rows_of, rows_of_mask
+from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.advantages import group_relative_advantages
 from rljob_trainer.algorithms.aggregation import aggregate_loss, count_denominators
 from rljob_trainer.algorithms.interfaces import Level, LossInputs, OneWorker, TokenInputs
-from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
+from rljob_trainer.algorithms.loss_registry import policy_loss
 
 FOLDER = Path(__file__).parents[2] / "examples" / "custom_algorithm"
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "verl_core_algos.json").read_text())
@@ -52,19 +53,20 @@ def test_discounted_returns_are_those_of_reinforce_plus_plus(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "DISCOUNT", 0.9)
-    advantages_N = module.discounted_returns.for_tokens(TokenInputs(REWARDS_B, GROUPS_B, ROWS, {}), OneWorker())
+    found = module.discounted_returns.for_tokens(TokenInputs(REWARDS_B, GROUPS_B, ROWS, {}), OneWorker())
     golden_N = flat(torch.tensor(GOLDEN["advantages"]["reinforce_plus_plus g=0.9"]), MASK_BT)
-    torch.testing.assert_close(advantages_N, golden_N, rtol=1e-6, atol=2e-7)
+    torch.testing.assert_close(found.advantages_N, golden_N, rtol=1e-6, atol=2e-7)
 
 
 def test_discounted_returns_do_not_depend_on_the_workers(module: ModuleType) -> None:
     function = module.discounted_returns.for_tokens
-    whole_N = function(TokenInputs(REWARDS_B, GROUPS_B, ROWS, {}), OneWorker())
+    whole_N = function(TokenInputs(REWARDS_B, GROUPS_B, ROWS, {}), OneWorker()).advantages_N
     parts = [
         TokenInputs(REWARDS_B[start:stop], GROUPS_B[start:stop], rows_of(*ROWS.lengths[start:stop]), {})
         for start, stop in ((0, 1), (1, 1), (1, 6))
     ]
-    torch.testing.assert_close(torch.cat(on_workers(parts, function)), whole_N)
+    parts_N = [found.advantages_N for found in on_workers(parts, function)]
+    torch.testing.assert_close(torch.cat(parts_N), whole_N)
 
 
 def test_cispo_is_verls(module: ModuleType) -> None:

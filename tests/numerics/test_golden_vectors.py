@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import KlEstimator, LossAggregation
+from rljob_api.v1alpha1.algorithm import LossAggregation
+from rljob_api.v1alpha1.kl import KlEstimator
 from rljob_testing.token_rows import flat, rows_of_mask
 from rljob_trainer.algorithms.advantages import group_relative_advantages, whitened
 from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss, count_denominators

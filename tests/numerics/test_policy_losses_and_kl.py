@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import KlEstimator
+from rljob_api.v1alpha1.kl import KlEstimator
 from rljob_testing.token_rows import rows_of
 from rljob_trainer.algorithms.interfaces import TokenLosses
 from rljob_trainer.algorithms.kl import kl_estimate, kl_in_reward, kl_sums

@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import (
-    Algorithm,
-    KlEstimator,
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.kl import KlEstimator
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_api.v1alpha1.resolved_correction import ResolvedRejection, ResolvedWeights
+from rljob_api.v1alpha1.rollout_correction import (
     RejectionLevel,
     RolloutCorrection,
     RolloutCorrectionType,
     RolloutRejection,
 )
-from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_api.v1alpha1.recipes import ResolvedRejection, ResolvedWeights
 from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import (
     Row,

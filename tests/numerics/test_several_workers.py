@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import Advantage, AdvantageType, Algorithm, Function
+from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
+from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import mixed_baseline
+from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import AdvantageEstimator, Level, Reduce
-from rljob_trainer.algorithms.registry import advantage_estimator
 from rljob_trainer.algorithms.several_workers import on_workers
 from rljob_trainer.errors import ConfigurationError
 

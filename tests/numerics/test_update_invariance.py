@@ -11,9 +11,7 @@ from functools import partial
 
 import pytest
 
-from rljob_api.v1alpha1.algorithm import (
-    LossAggregation,
-)
+from rljob_api.v1alpha1.algorithm import LossAggregation
 from rljob_testing import failing_loss
 from rljob_testing.one_step import Layout, Outcome
 from rljob_testing.ranks import RankedRun, run_on_ranks

@@ -18,18 +18,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rljob_api.handover import TrainerJob
-from rljob_api.v1alpha1.algorithm import (
-    Algorithm,
-    Function,
-    Kl,
-    KlEstimator,
-    KlPlacement,
-    Loss,
-    LossAggregation,
-    LossType,
-)
+from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
 from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_api.v1alpha1.policy_loss import Loss, LossType
+from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import covariance_loss
 from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import (

@@ -11,8 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_api.v1alpha1.algorithm import Advantage, AdvantageType, Algorithm, Function
+from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
+from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import failing_loss
 from rljob_testing.one_rank import only_rank
 from rljob_testing.replayed_steps import Replay, replayed_run

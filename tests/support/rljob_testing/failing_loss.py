@@ -10,7 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import Algorithm, Function, Loss, LossType
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.policy_loss import Loss, LossType
+from rljob_api.v1alpha1.user_function import Function
 from rljob_testing.replayed_steps import Replay, replayed_run
 from rljob_trainer.algorithms import (
     LossInputs,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from rljob_api.v1alpha1.algorithm import Algorithm, Kl, KlPlacement
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.one_step import Case, Outcome, one_step

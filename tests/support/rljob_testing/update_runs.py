@@ -16,23 +16,18 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from rljob_api.v1alpha1.algorithm import (
-    Advantage,
-    AdvantageType,
-    Algorithm,
-    Function,
-    Kl,
-    KlEstimator,
-    KlPlacement,
-    Loss,
-    LossAggregation,
-    LossType,
+from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
+from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
+from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
+from rljob_api.v1alpha1.optimizer import Optimizer, Schedule
+from rljob_api.v1alpha1.policy_loss import Loss, LossType
+from rljob_api.v1alpha1.rollout_correction import (
     RejectionLevel,
     RolloutCorrection,
     RolloutCorrectionType,
     RolloutRejection,
 )
-from rljob_api.v1alpha1.optimizer import Optimizer, Schedule
+from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import covariance_loss, failing_loss, mixed_baseline
 from rljob_testing.one_step import Case, Layout, Outcome, one_step
 from rljob_testing.replayed_steps import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from rljob_api.v1alpha1.algorithm import AdvantageType, LossType
+from rljob_api.v1alpha1.advantage import AdvantageType
+from rljob_api.v1alpha1.policy_loss import LossType
 from rljob_api.v1alpha1.roles import TRAIN_ROLES, TrainRole, pool_of_cel
 from rljob_api.v1alpha1.rule import Rule, cel_text, rule, unique_rule, wire_name
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_api.base import WireModel
-from rljob_api.v1alpha1.algorithm_rules import ALGORITHM_RULES, CORRECTION_RULES, FUNCTION_RULES
+from rljob_api.v1alpha1.advantage_rules import ADVANTAGE_RULES
+from rljob_api.v1alpha1.algorithm_rules import ALGORITHM_RULES
 from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
 from rljob_api.v1alpha1.offload_rules import OFFLOAD_RULES
 from rljob_api.v1alpha1.placement_rules import METADATA_RULES, PLACEMENT_RULES, UNIQUE_RULES
 from rljob_api.v1alpha1.pod_rules import ENV_RULES, POOL_RULES, VOLUME_RULES
+from rljob_api.v1alpha1.policy_loss_rules import POLICY_LOSS_RULES
+from rljob_api.v1alpha1.rollout_correction_rules import CORRECTION_RULES
 from rljob_api.v1alpha1.rule import Path, Rule, Violation, cel_property, wire_name
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training_rules import SOURCE_RULES, TRAINING_RULES, UNION_RULES
@@ -29,9 +32,10 @@ RULES: tuple[Rule, ...] = (
     *ENV_RULES,
     *VOLUME_RULES,
     *UNION_RULES,
-    *FUNCTION_RULES,
     *SOURCE_RULES,
     *TRAINING_RULES,
+    *ADVANTAGE_RULES,
+    *POLICY_LOSS_RULES,
     *ALGORITHM_RULES,
     *CORRECTION_RULES,
     *BATCH_SIZE_RULES,

@@ -1,8 +1,8 @@
 """The learning rules as pure functions on flat tensors: no Ray, no clock, no randomness, no state.
 
 Read `interfaces` first (what an advantage and a loss are), then `advantages`, `policy_losses`, `kl` and `aggregation`
-(the formulas), `segments` and `slopes` (what they are written with), `registry` (from a job to them), and `functions`,
-`function_results`, `function_trial`, `several_workers` (the user's own).
+(the formulas), `segments` and `slopes` (what they are written with), `advantage_registry` and `loss_registry` (from a
+job to them), and `functions`, `function_results`, `function_trial`, `several_workers` (the user's own).
 
 What the user's own functions import is here.
 """
@@ -16,6 +16,7 @@ from rljob_trainer.algorithms.interfaces import (
     PolicyLoss,
     Reduce,
     ResponseInputs,
+    TokenAdvantages,
     TokenInputs,
     TokenLosses,
     WholeInputs,
@@ -30,6 +31,7 @@ __all__ = [
     "Reduce",
     "ResponseInputs",
     "Segments",
+    "TokenAdvantages",
     "TokenInputs",
     "TokenLosses",
     "WholeInputs",

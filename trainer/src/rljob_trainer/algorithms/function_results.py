@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rljob_trainer.algorithms.interfaces import ADVANTAGE_COLUMNS, TokenLosses
+from rljob_trainer.algorithms.interfaces import ADVANTAGE_COLUMNS, TokenAdvantages, TokenLosses
 from rljob_trainer.errors import AlgorithmFunctionError, TrainerError
 from rljob_trainer.observability.metrics import (
     ENTROPY,
@@ -70,6 +70,13 @@ class NamedFunction:
                 "all equal, too"
             )
         return values
+
+    def token_advantages(self, given: object, like: Tensor) -> TokenAdvantages:
+        """An advantage for each token, and its return where the function gives them, as `like`."""
+        if not isinstance(given, TokenAdvantages):
+            return TokenAdvantages(self.advantages(given, like, "tokens"))
+        returns_N = None if given.returns_N is None else self.advantages(given.returns_N, like, "tokens")
+        return TokenAdvantages(self.advantages(given.advantages_N, like, "tokens"), returns_N)
 
     def losses(self, given: object, logprobs_N: Tensor) -> TokenLosses:
         """Losses with their sums, to which the number of losses that are not finite is added."""

@@ -45,15 +45,16 @@ def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_siz
         once_B, again_B = (estimator.for_responses(_responses(group_size)) for _ in range(2))
         _refuse_unequal(once_B, again_B, named)
     if estimator.for_tokens is not None:
-        together_N = estimator.for_tokens(_token_inputs(group_size, estimator.needs), OneWorker())
-        _refuse_unequal(
-            together_N, estimator.for_tokens(_token_inputs(group_size, estimator.needs), OneWorker()), named
+        together_N, again_N = (
+            estimator.for_tokens(_token_inputs(group_size, estimator.needs), OneWorker()).advantages_N for _ in range(2)
         )
+        _refuse_unequal(together_N, again_N, named)
         first, second, nothing = _dealt_out(_token_inputs(group_size, estimator.needs), group_size)
         with _hint_at(WITHOUT_TOKENS):
             estimator.for_tokens(nothing, OneWorker())
         with _hint_at(ON_SEVERAL), named.blamed():
-            dealt_out_N = torch.cat(on_workers([first, second, nothing], estimator.for_tokens))
+            on_three = on_workers([first, second, nothing], estimator.for_tokens)
+        dealt_out_N = torch.cat([each.advantages_N for each in on_three])
         if not torch.allclose(dealt_out_N, together_N, rtol=TOLERANCE, atol=TOLERANCE):
             raise named.error(
                 "gave a token another advantage when other rows were with another worker, so that training would "

@@ -23,6 +23,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rljob_api.v1alpha1.user_function import Function
 from rljob_trainer.algorithms.function_results import METRIC_PREFIX, NOT_FINITE_SUM, NamedFunction
 from rljob_trainer.algorithms.function_trial import try_advantage, try_loss
 from rljob_trainer.algorithms.interfaces import (
@@ -33,6 +34,7 @@ from rljob_trainer.algorithms.interfaces import (
     PolicyLoss,
     Reduce,
     ResponseInputs,
+    TokenAdvantages,
     TokenInputs,
     TokenLosses,
     Wanted,
@@ -44,17 +46,17 @@ from rljob_trainer.user_functions import find_named, kind_of
 ADVANTAGE_FIELD = "spec.training.algorithm.advantage.function.path"
 LOSS_FIELD = "spec.training.algorithm.loss.function.path"
 
-TokenFunction = Callable[[TokenInputs, Reduce], Tensor]
+TokenFunction = Callable[[TokenInputs, Reduce], Tensor | TokenAdvantages]
 LossFunction = Callable[[LossInputs], Tensor | TokenLosses]
 WholeFunction = Callable[[WholeInputs, Reduce], Mapping[str, Tensor]]
 
 
 def token_advantage(*, needs: Iterable[str] = ()) -> Callable[[TokenFunction], AdvantageEstimator]:
     """Decorates an advantage per token, `function(inputs: TokenInputs, reduce: Reduce) -> [N]`, which runs on the
-    workers. `needs`: the columns that it reads (`ADVANTAGE_COLUMNS`)."""
+    workers; or `TokenAdvantages` with returns for a critic. `needs`: the columns it reads (`ADVANTAGE_COLUMNS`)."""
 
     def declare(function: TokenFunction) -> AdvantageEstimator:
-        return AdvantageEstimator(_name(function), for_tokens=function, needs=_names(needs))
+        return AdvantageEstimator(_name(function), for_tokens=partial(_with_returns, function), needs=_names(needs))
 
     return declare
 
@@ -77,6 +79,15 @@ def policy_loss_function(
         )
 
     return declare
+
+
+def function_path(function: Function | None, field: str) -> str:
+    """Where the user's function is. Raises ConfigurationError where a part of type Function has no block."""
+    if function is None:
+        raise ConfigurationError(
+            f"{field}: missing for type Function; add `function: {{path: package.module:function}}`"
+        )
+    return function.path
 
 
 def load_advantage(path: str, group_size: int) -> AdvantageEstimator:
@@ -153,11 +164,11 @@ def _checked_for_responses(
 
 def _checked_for_tokens(
     function: Callable[[TokenInputs, Reduce], object], named: NamedFunction
-) -> Callable[[TokenInputs, Reduce], Tensor]:
-    def for_tokens(inputs: TokenInputs, reduce: Reduce) -> Tensor:
+) -> Callable[[TokenInputs, Reduce], TokenAdvantages]:
+    def for_tokens(inputs: TokenInputs, reduce: Reduce) -> TokenAdvantages:
         with named.blamed(), torch.no_grad():
             given = function(inputs, reduce)
-        return named.advantages(given, inputs.segments.spread(inputs.rewards_B), "tokens")
+        return named.token_advantages(given, inputs.segments.spread(inputs.rewards_B))
 
     return for_tokens
 
@@ -220,6 +231,12 @@ def _as_configuration_error() -> Iterator[None]:
         yield
     except AlgorithmFunctionError as error:
         raise ConfigurationError(f"{error}\n(seen on small made-up inputs, before the first step)") from error.__cause__
+
+
+def _with_returns(function: TokenFunction, inputs: TokenInputs, reduce: Reduce) -> TokenAdvantages:
+    given = function(inputs, reduce)
+    # What is neither is refused where the function is checked.
+    return TokenAdvantages(given) if isinstance(given, Tensor) else given
 
 
 def _with_sums(function: LossFunction, inputs: LossInputs) -> TokenLosses:

@@ -77,14 +77,22 @@ class TokenInputs:
 
 
 @dataclass(frozen=True)
+class TokenAdvantages:
+    """Of one worker's responses."""
+
+    advantages_N: Tensor
+    returns_N: Tensor | None = None
+    """What a critic's values are fitted to; None where the estimator has no use for a critic."""
+
+
+@dataclass(frozen=True)
 class AdvantageEstimator:
     """From rewards to advantages. Has one of the two functions."""
 
     name: str
     for_responses: Callable[[ResponseInputs], Tensor] | None = None
     """Gives [B]: the advantage of every token of a response."""
-    for_tokens: Callable[[TokenInputs, Reduce], Tensor] | None = None
-    """Gives [N]."""
+    for_tokens: Callable[[TokenInputs, Reduce], TokenAdvantages] | None = None
     needs: frozenset[str] = frozenset()
     """Columns of `TokenInputs`, of `ADVANTAGE_COLUMNS`."""
 
@@ -174,5 +182,7 @@ LOSS_COLUMNS = (ROLLOUT_LOGPROBS, REF_LOGPROBS)
 KL_PENALTIES = "kl_penalties"
 """What each token's KL to the reference takes off the reward, by the job's estimator and coefficient; zeros where the
 job puts no KL into the reward. Where it does, an estimator on tokens must need these: it alone can place them."""
+VALUES = "values"
+"""By the critic, before the update: what it expects of the rewards from each token on."""
 ADVANTAGE_COLUMNS = (OLD_LOGPROBS, ROLLOUT_LOGPROBS, REF_LOGPROBS, KL_PENALTIES)
 """What an estimator on tokens may need."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import KlEstimator
+from rljob_api.v1alpha1.kl import KlEstimator
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.algorithms.slopes import with_slopes
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import KlEstimator, RejectionLevel
-from rljob_api.v1alpha1.recipes import ResolvedRejection, ResolvedWeights
+from rljob_api.v1alpha1.kl import KlEstimator
+from rljob_api.v1alpha1.resolved_correction import ResolvedRejection, ResolvedWeights
+from rljob_api.v1alpha1.rollout_correction import RejectionLevel
 from rljob_trainer.algorithms.segments import Segments
 
 MAX_LOG_RATIO = 20.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import logging
 
-from rljob_api.v1alpha1.algorithm import RolloutCorrectionType
 from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.observability.metrics import (
     LOGPROB_DIFF_MAX,

@@ -6,13 +6,15 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from rljob_api.v1alpha1.algorithm import KlEstimator, KlPlacement, RolloutCorrectionType
+from rljob_api.v1alpha1.kl import KlEstimator, KlPlacement
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rollout import Rollout
+from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS
-from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
+from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
 from rljob_trainer.engines.train.lora import add_adapters, has_experts, target_layers

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
+from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.algorithms.functions import in_step
 from rljob_trainer.algorithms.interfaces import ResponseInputs
 from rljob_trainer.algorithms.kl import kl_in_reward
-from rljob_trainer.algorithms.registry import advantage_estimator
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.balanced_order import balanced_order, imbalance
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, sample_seeds

@@ -15,14 +15,15 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import LossType
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
+from rljob_api.v1alpha1.policy_loss import LossType
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
+from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.aggregation import Denominators, count_denominators
 from rljob_trainer.algorithms.functions import refuse_not_finite
 from rljob_trainer.algorithms.interfaces import KL_PENALTIES, TokenInputs, WholeInputs
 from rljob_trainer.algorithms.kl import kl_estimate, kl_sums
-from rljob_trainer.algorithms.registry import advantage_estimator, policy_loss
+from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
@@ -172,8 +173,8 @@ class ActorWorker(Worker):
             columns={name: self._advantage_column(name, batch, mask) for name in self.advantages.needs},
         )
         with _others_may_wait():
-            advantages_R = self.advantages.for_tokens(inputs, RankReduce(self.engine))
-        return DataProto(ragged={ADVANTAGES: in_rows(advantages_R.float(), mask)})
+            found = self.advantages.for_tokens(inputs, RankReduce(self.engine))
+        return DataProto(ragged={ADVANTAGES: in_rows(found.advantages_N.float(), mask)})
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def update_policy(self, batch: DataProto, step: int) -> Metrics:

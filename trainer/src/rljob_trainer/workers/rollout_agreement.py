@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.recipes import ResolvedRejection, ResolvedWeights
+from rljob_api.v1alpha1.resolved_correction import ResolvedRejection, ResolvedWeights
 from rljob_trainer.algorithms.rollout_correction import MAX_LOG_RATIO, correction_weights, is_kept
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.batch.proto import DataProto

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import KlPlacement
+from rljob_api.v1alpha1.kl import KlPlacement
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
 from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss
 from rljob_trainer.algorithms.interfaces import LossInputs, PolicyLoss
