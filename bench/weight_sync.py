@@ -36,7 +36,7 @@ from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.process_group import join_process_group
 from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
-from rljob_trainer.weights.buckets import BUCKET_BYTES, whole_tensors
+from rljob_trainer.weights.buckets import bucket_bytes_on, whole_tensors
 from rljob_trainer.weights.sync import sync_weights
 
 MODEL = REPOSITORY / "trainer/src/rljob_trainer/assets/sort_digits/model"
@@ -199,7 +199,7 @@ def raw_buckets(shards: Sequence[tuple[str, Tensor]]) -> list[tuple[Tensor, Tens
     """For each bucket of the weights memory for everything, and what this rank sends."""
     sizes, size = [], 0
     for _, tensor in shards:
-        if size and size + 4 * tensor.numel() > BUCKET_BYTES:
+        if size and size + 4 * tensor.numel() > bucket_bytes_on(CPU):
             sizes.append(size)
             size = 0
         size += 4 * tensor.numel()
