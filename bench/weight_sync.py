@@ -34,8 +34,9 @@ from rljob_bench.report import FLOOR, OURS, Bar, Report, of_timings, ratio
 from rljob_bench.rounds import Timings, Turn, interleaved, timed_calls
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.process_group import join_process_group
-from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.weights.buckets import bucket_bytes_on, whole_tensors
 from rljob_trainer.weights.sync import sync_weights
 

@@ -20,7 +20,7 @@ from rljob_bench.model_shape import ModelShape, Work
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.train.engine import TrainEngineSettings
+from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.columns import (
     ADVANTAGES,

@@ -12,8 +12,9 @@ from rljob_testing.device_place import Place
 from rljob_testing.engine_updates import Update, drawn_batch, engine_settings, update
 from rljob_testing.same_numbers import difference
 from rljob_testing.tiny_models import save_deep_model
-from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.model import transformer_layers
+from rljob_trainer.engines.train.settings import TrainEngineSettings
 
 NUM_LAYERS = 5
 RECOMPUTED = {0: [], 1: [0, 1, 2, 3, 4], 2: [0, 2, 4], 3: [0, 3]}

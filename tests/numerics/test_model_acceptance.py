@@ -30,12 +30,13 @@ from rljob_trainer.engines.train.attention import (
     use_attention,
 )
 from rljob_trainer.engines.train.attention_kernels import Kernel, choose_kernel
-from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.model import build_on_meta, materialize
 from rljob_trainer.engines.train.output_head import HeadForm, head_form
+from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_batch import TokenBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
-from rljob_trainer.engines.train.token_model import TokenModel
+from rljob_trainer.engines.train.token_model import AskDistribution, TokenModel
 from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.weights.buckets import whole_tensors
@@ -62,7 +63,9 @@ def planned(model: nn.Module, rows: Sequence[Tensor], plan: AttentionPlan | None
     """What the engine's module says of all tokens but the first of each row; called as is planned for the model."""
     module = TokenModel(model, plan or choose_attention(model.config), None)
     micro_batch = batch_of(rows, 1).micro_batch(range(len(rows)), CPU)
-    return module.distribution(micro_batch, 1.0, Entropy.VALUE, with_squares=False)
+    logprobs_R, entropy_R, squares_R = module.columns(micro_batch, AskDistribution(1.0, Entropy.VALUE))
+    assert logprobs_R is not None
+    return TokenDistribution(logprobs_R, entropy_R, squares_R)
 
 
 def planned_logprobs(model: nn.Module, rows: Sequence[Tensor], plan: AttentionPlan | None = None) -> list[Tensor]:

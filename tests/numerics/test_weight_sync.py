@@ -20,7 +20,8 @@ from rljob_testing.ranks import RankedRun, run_on_ranks
 from rljob_testing.tiny_models import save_tiny_model
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import RolloutEngine
-from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.weights.buckets import whole_tensors
 from rljob_trainer.weights.sync import sync_weights
 

@@ -22,8 +22,9 @@ from rljob_testing.tiny_models import save_tiny_model
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
-from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings
+from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_batch import TokenBatch
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.tiny_models import VOCABULARY
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
 

@@ -37,10 +37,11 @@ from rljob_trainer.dispatch.modes import dispatch_mode
 from rljob_trainer.dispatch.register import registration_of
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.offload import OffloadSettings
+from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.weights.buckets import whole_tensors

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_trainer.engines.train.engine import TrainEngineSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.offload import OffloadSettings
+from rljob_trainer.engines.train.settings import TrainEngineSettings
 
 
 def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:

@@ -12,8 +12,9 @@ from rljob_api.v1alpha1.rollout import RolloutEngine as RolloutEngineName
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.rollout.base import RolloutEngine
 from rljob_trainer.engines.rollout.select import select_engine
-from rljob_trainer.engines.train.engine import TrainEngine, TrainEngineSettings
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings
+from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.source import ModelPlace
 from rljob_trainer.settings import variables_named

@@ -14,51 +14,42 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
-from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.train import passes
 from rljob_trainer.engines.train.acceptance import check_acceptance
-from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.engine_memory import EngineMemory
 from rljob_trainer.engines.train.host_room import check_host_room
-from rljob_trainer.engines.train.layout import ParallelLayout, check_layout, meshes_of
+from rljob_trainer.engines.train.layout import ParallelLayout, meshes_of
 from rljob_trainer.engines.train.lora import (
-    AdapterSettings,
     adapter_tensors,
-    add_adapters,
     base_tensors,
     draw_adapters,
-    is_adapter,
     lora_layers,
     scoring,
 )
 from rljob_trainer.engines.train.micro_batches import plan_micro_batches
 from rljob_trainer.engines.train.model import (
-    build_on_meta,
     check_bfloat16,
     materialize,
     named_tensors,
-    transformer_layers,
 )
-from rljob_trainer.engines.train.offload import NO_OFFLOAD, Offloading, OffloadSettings
+from rljob_trainer.engines.train.offload import Offloading
 from rljob_trainer.engines.train.optimizer import make_adamw
-from rljob_trainer.engines.train.recomputation import recompute_activations
-from rljob_trainer.engines.train.router import RouterUse, Routing, asked_auxiliary_loss
+from rljob_trainer.engines.train.router import RouterUse, Routing
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
-from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.engines.train.sharded_model import sharded_model
+from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch, batch_of_rows
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
-from rljob_trainer.engines.train.token_model import TokenModel
+from rljob_trainer.engines.train.token_model import AskDistribution, AskValues, Question, TokenModel
+from rljob_trainer.engines.train.value_head import Head
 from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.memory import MEMORY, Boundary
@@ -70,27 +61,8 @@ NAME_PREFIX = "language_model."
 
 Loss = Callable[[MicroBatch, TokenDistribution], Tensor]
 """The part of a micro-batch in the mini-batch's loss, 0-d, times what gradients are averaged over."""
-
-
-@dataclass(frozen=True)
-class TrainEngineSettings:
-    """What an engine is built from. `compute_dtype` is that of the passes; `optimizer` is None for a frozen model."""
-
-    model_folder: Path
-    device: torch.device
-    compute_dtype: torch.dtype
-    gradient_checkpointing: bool
-    max_tokens_per_micro_batch: int
-    """Of each rank."""
-    optimizer: OptimizerSpec | None
-    layout: ParallelLayout | None = None
-    """None: all ranks of the default process group hold the model together."""
-    adapters: AdapterSettings | None = None
-    """What is trained in the place of the model's own weights."""
-    gradient_checkpointing_every_nth_layer: int = 1
-    offload: OffloadSettings = NO_OFFLOAD
-    defers_reduction: bool = False
-    """Gradients are reduced with the last micro-batch of an update alone; until then each rank has whole ones."""
+ValueLoss = Callable[[MicroBatch, Tensor], Tensor]
+"""The same, of values [R]."""
 
 
 class TrainEngine:
@@ -111,11 +83,11 @@ class TrainEngine:
         # The comparison is in 32 bits whatever the passes will run in.
         self.model = self._sharded(torch.float32)
         materialize(self.model, settings.device)
-        load_weights(self.model, self.language_model, settings.model_folder, NAME_PREFIX)
+        load_weights(self.model, self.language_model, settings.model_folder, NAME_PREFIX, settings.head)
         if settings.adapters is not None:
             draw_adapters(self.language_model.named_parameters(), settings.adapters.seed)
         self.model.eval()
-        check_acceptance(self.model.language_model, self._own_logprobs, self._engine_logprobs, self._largest)
+        check_acceptance(self.model.language_model, self._own, self._engines, self._largest)
         if self.model.router is not None:
             log.info(
                 "the routers' auxiliary loss is added with coefficient %g, as the model's configuration says; each "
@@ -169,25 +141,17 @@ class TrainEngine:
         """Collective. What the model as it is says of the batch's response tokens: [R] float32 on the host, row after
         row. Without its adapters it is the model that training began from. A frozen model whose parameters are
         offloaded has them on the device for that long."""
-        self.fetch_parameters(wait=True)
-        micro_batches = self._micro_batches(batch)
-        outputs: list[list[Tensor]] = []
-        for rows in micro_batches:
-            micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
-            run = partial(passes.distribution, micro_batch, temperature, entropy, with_squares)
-            with scoring(self.adapted_layers, with_adapters=with_adapters):
-                outputs.append([each for each in self.model(run) if each is not None])
-        MEMORY.sample()
-        columns = [
-            passes.in_batch_order([each[place].cpu() for each in outputs], micro_batches, batch.response_lengths)
-            for place in range(len(outputs[0]) if outputs else 1)
-        ]
-        if self.optimizer is None:
-            # Without a backward pass FSDP2 leaves the root's parameters whole, and generation needs the memory.
-            self.leave_device()
-        logprobs_R, *others = columns
+        found = self._columns(batch, AskDistribution(temperature, entropy, with_squares), with_adapters=with_adapters)
+        logprobs_R, *others = found
         entropy_R = others.pop(0) if entropy is not Entropy.NO and others else None
         return TokenDistribution(logprobs_R, entropy_R, others.pop(0) if others else None)
+
+    @torch.no_grad()
+    def values(self, batch: TokenBatch) -> Tensor:
+        """Collective. What a model with a value head says of the tokens before the batch's response tokens: [R] float32
+        on the host, row after row."""
+        [values_R] = self._columns(batch, AskValues(), with_adapters=True)
+        return values_R
 
     def forward_backward(
         self,
@@ -200,29 +164,15 @@ class TrainEngine:
     ) -> None:
         """Collective. Adds the gradient of the loss on this rank's rows, and of the routers' auxiliary loss where the
         model's configuration asks for it. `loss` is called once for each micro-batch."""
-        self.fetch_parameters(wait=True)
-        micro_batches = self._micro_batches(batch)
-        if self.model.router is not None:
-            self.routing.begin(self._uses(batch, micro_batches))
-        for number, rows in enumerate(micro_batches, 1):
-            is_last = number == len(micro_batches)
-            if self.settings.defers_reduction:
-                self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
-            elif self.layout.num_replicas > 1:
-                # Replicas sum what their shards have added up, once.
-                self.model.set_requires_all_reduce(is_last)  # type: ignore[operator]
-            micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
-            run = partial(passes.routed_distribution, micro_batch, temperature, entropy, with_squares)
-            logprobs_R, entropy_R, squares_R, counts_LE, *use = self.model(run)
-            value = loss(micro_batch, TokenDistribution(logprobs_R, entropy_R, squares_R))
-            if counts_LE is not None:
-                self.routing.count(counts_LE)
-            if use:
-                value = value + self.routing.loss(RouterUse(*use)) * self.layout.gradient_divisor
-            value.backward()  # type: ignore[no-untyped-call]
-            MEMORY.sample()
-            if self.offloading.gradients is not None:
-                self.offloading.gradients.after_micro_batch(is_first=number == 1, is_last=is_last)
+        self._accumulate(
+            batch,
+            AskDistribution(temperature, entropy, with_squares),
+            lambda micro_batch, columns: loss(micro_batch, _as_distribution(columns)),
+        )
+
+    def fit_values(self, batch: TokenBatch, loss: ValueLoss) -> None:
+        """Collective. As `forward_backward`, for a model with a value head: `loss` is given the values [R]."""
+        self._accumulate(batch, AskValues(), lambda micro_batch, columns: loss(micro_batch, _as_values(columns)))
 
     def take_routing(self) -> dict[str, float]:
         """Collective. Metrics of how the passes with a gradient since the last call have dealt out tokens to experts;
@@ -308,25 +258,55 @@ class TrainEngine:
         return sorted({name for each in found for name in each})
 
     def _sharded(self, compute_dtype: torch.dtype) -> TokenModel:
-        """The model on the meta device, cut up; its passes run in `compute_dtype`."""
-        language_model = build_on_meta(self.settings.model_folder)
-        check_layout(self.layout, language_model.config)
-        if self.settings.adapters is not None:
-            add_adapters(language_model, self.settings.adapters.lora)
-        if self.settings.optimizer is None or self.settings.adapters is not None:
-            for name, parameter in language_model.named_parameters():
-                if not is_adapter(name):
-                    parameter.data = parameter.data.to(self.settings.compute_dtype)
-        if self.settings.gradient_checkpointing:
-            recompute_activations(language_model, self.settings.gradient_checkpointing_every_nth_layer)
-        attention = choose_attention(language_model.config)
-        router = None if self.settings.optimizer is None else asked_auxiliary_loss(language_model)
-        model = TokenModel(language_model, attention, router)
-        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-        for layer in transformer_layers(model):
-            fully_shard(layer, mesh=self.meshes.parameters, mp_policy=policy)
-        fully_shard(model, mesh=self.meshes.parameters, mp_policy=policy)
-        return model
+        return sharded_model(self.settings, self.layout, self.meshes.parameters, compute_dtype)
+
+    def _columns(self, batch: TokenBatch, question: Question, *, with_adapters: bool) -> list[Tensor]:
+        """[R] each on the host, without those that were not asked for."""
+        self.fetch_parameters(wait=True)
+        micro_batches = self._micro_batches(batch)
+        outputs: list[list[Tensor]] = []
+        for rows in micro_batches:
+            micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
+            with scoring(self.adapted_layers, with_adapters=with_adapters):
+                found = self.model(partial(passes.columns, micro_batch, question))
+            outputs.append([each for each in found if each is not None])
+        MEMORY.sample()
+        if self.optimizer is None:
+            # Without a backward pass FSDP2 leaves the root's parameters whole, and generation needs the memory.
+            self.leave_device()
+        return [
+            passes.in_batch_order([each[place].cpu() for each in outputs], micro_batches, batch.response_lengths)
+            for place in range(len(outputs[0]) if outputs else 1)
+        ]
+
+    def _accumulate(
+        self, batch: TokenBatch, question: Question, loss: Callable[[MicroBatch, Sequence[Tensor | None]], Tensor]
+    ) -> None:
+        self.fetch_parameters(wait=True)
+        micro_batches = self._micro_batches(batch)
+        if self.model.router is not None:
+            self.routing.begin(self._uses(batch, micro_batches))
+        for number, rows in enumerate(micro_batches, 1):
+            is_last = number == len(micro_batches)
+            if self.settings.defers_reduction:
+                self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+            elif self.layout.num_replicas > 1:
+                # Replicas sum what their shards have added up, once.
+                self.model.set_requires_all_reduce(is_last)  # type: ignore[operator]
+            micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
+            counts_LE, used_LE, probabilities_E, *columns = self.model(
+                partial(passes.routed_columns, micro_batch, question)
+            )
+            value = loss(micro_batch, columns)
+            if counts_LE is not None:
+                self.routing.count(counts_LE)
+            if used_LE is not None:
+                use = RouterUse(used_LE, probabilities_E)
+                value = value + self.routing.loss(use) * self.layout.gradient_divisor
+            value.backward()  # type: ignore[no-untyped-call]
+            MEMORY.sample()
+            if self.offloading.gradients is not None:
+                self.offloading.gradients.after_micro_batch(is_first=number == 1, is_last=is_last)
 
     def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         self._reshard()
@@ -369,23 +349,23 @@ class TrainEngine:
         return float(found.item())
 
     @torch.no_grad()
-    def _own_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _own(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What the module's own forward says of the rows' tokens, for the comparison of `acceptance`."""
         on_device = [row.to(self.device) for row in rows]
-        return [each.cpu() for each in self.model(partial(passes.own_logprobs, on_device)) if each is not None]
+        asked = passes.own_logprobs if self.settings.head is Head.TOKENS else passes.own_values
+        return [each.cpu() for each in self.model(partial(asked, on_device)) if each is not None]
 
     @torch.no_grad()
-    def _engine_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-        tokens = RaggedColumn.from_rows(rows)
-        is_predicted = torch.ones(len(tokens.values), dtype=torch.bool)
-        is_predicted[torch.from_numpy(tokens.offsets[:-1])] = False
-        batch = TokenBatch(tokens, RaggedColumn(is_predicted, tokens.lengths), {})
+    def _engines(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What the engine says of the same."""
+        batch = batch_of_rows(rows)
         micro_batch = batch.micro_batch(range(len(rows)), self.device, self.sequence_ranks)
+        question = AskDistribution(1.0) if self.settings.head is Head.TOKENS else AskValues(by_probe=True)
         # In the mode that the passes will run in: some models draw random numbers in training.
         self.model.train(self.settings.optimizer is not None)
-        logprobs_R, *_ = self.model(partial(passes.distribution, micro_batch, 1.0, Entropy.NO, False))
+        found_R, *_ = self.model(partial(passes.columns, micro_batch, question))
         self.model.eval()
-        assert logprobs_R is not None
-        return torch.split_with_sizes(logprobs_R.cpu(), batch.response_lengths)
+        return torch.split_with_sizes(found_R.cpu(), batch.response_lengths)
 
     def _reduced(self, values: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> Tensor:
         on_device = values.detach().to(self.device, copy=True)
@@ -395,3 +375,15 @@ class TrainEngine:
     def _reshard(self) -> None:
         """FSDP2 leaves the root's parameters whole after a pass; here they become DTensors again."""
         self.model.reshard()  # type: ignore[operator]
+
+
+def _as_distribution(columns: Sequence[Tensor | None]) -> TokenDistribution:
+    logprobs_R, entropy_R, squares_R = columns
+    assert logprobs_R is not None
+    return TokenDistribution(logprobs_R, entropy_R, squares_R)
+
+
+def _as_values(columns: Sequence[Tensor | None]) -> Tensor:
+    [values_R] = columns
+    assert values_R is not None
+    return values_R

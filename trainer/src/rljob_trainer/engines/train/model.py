@@ -14,6 +14,7 @@ from transformers.initialization import guard_torch_init_functions
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rljob_trainer.engines.train.attention import choose_attention, register_flat_attention
+from rljob_trainer.engines.train.value_head import Head, put_value_head, without_tied_head
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.weight_conversion import Window, whole_window
 
@@ -21,20 +22,24 @@ RANDOM_IN_TRAINING = ("dropout", "pdrop", "dropout_prob", "layerdrop", "jitter_n
 """Ends of the names of settings by which a model is another one in training."""
 
 
-def build_on_meta(folder: Path) -> nn.Module:
+def build_on_meta(folder: Path, head: Head = Head.TOKENS) -> PreTrainedModel:
     """The architecture that `config.json` in `folder` describes, in float32, without memory for its weights.
 
-    Its attention is that of `attention.choose_attention`.
-    Raises ConfigurationError when the folder holds no causal language model."""
+    Its attention is that of `attention.choose_attention`. With `Head.VALUE` a value head stands in the place of the
+    output head. Raises ConfigurationError when the folder holds no causal language model."""
     config = without_dropout(read_config(folder))
+    if head is Head.VALUE:
+        without_tied_head(config)
     register_flat_attention()
     try:
         with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=choose_attention(config).implementation
             )
     except (OSError, ValueError) as error:
         raise _no_language_model(folder, error) from error
+    if head is Head.VALUE:
+        put_value_head(model)
     return model
 
 

@@ -11,31 +11,30 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.engines.train.token_batch import MicroBatch
-from rljob_trainer.engines.train.token_logprobs import Entropy
-from rljob_trainer.engines.train.token_model import Outputs, TokenModel
+from rljob_trainer.engines.train.token_model import Outputs, Question, TokenModel
 
 
-def distribution(
-    micro_batch: MicroBatch, temperature: float, entropy: Entropy, with_squares: bool, model: TokenModel
-) -> Outputs:
-    """Columns of the response tokens: log-probabilities, entropy, squares; None for what was not asked for."""
-    found = model.distribution(micro_batch, temperature, entropy, with_squares=with_squares)
-    return found.logprobs_N, found.entropy_N, found.squares_N
+def columns(micro_batch: MicroBatch, question: Question, model: TokenModel) -> Outputs:
+    """Of the response tokens: what the question says."""
+    return model.columns(micro_batch, question)
 
 
-def routed_distribution(
-    micro_batch: MicroBatch, temperature: float, entropy: Entropy, with_squares: bool, model: TokenModel
-) -> Outputs:
-    """The same columns, the counts of experts, and where an auxiliary loss is wanted the parts of a RouterUse."""
-    found, counts_LE, use = model.routed_distribution(micro_batch, temperature, entropy, with_squares=with_squares)
-    columns = (found.logprobs_N, found.entropy_N, found.squares_N, counts_LE)
-    return columns if use is None else (*columns, use.counts_LE, use.probabilities_E)
+def routed_columns(micro_batch: MicroBatch, question: Question, model: TokenModel) -> Outputs:
+    """The counts of experts, the two parts of a RouterUse where an auxiliary loss is wanted, else None, and the same
+    columns."""
+    found, counts_LE, use = model.routed_columns(micro_batch, question)
+    return (counts_LE, *((None, None) if use is None else (use.counts_LE, use.probabilities_E)), *found)
 
 
 def router_use(micro_batch: MicroBatch, model: TokenModel) -> Outputs:
     """The parts of a RouterUse; nothing for a model that gives no logits of its routers."""
     use = model.router_use(micro_batch)
     return () if use is None else (use.counts_LE, use.probabilities_E)
+
+
+def own_values(rows: Sequence[Tensor], model: TokenModel) -> Outputs:
+    """See TokenModel.own_values."""
+    return model.own_values(rows)
 
 
 def own_logprobs(rows: Sequence[Tensor], model: TokenModel) -> Outputs:

@@ -153,3 +153,11 @@ def in_rows(values_R: Tensor, response_mask: RaggedColumn) -> RaggedColumn:
     values_L = torch.zeros(response_mask.values.shape, dtype=values_R.dtype)
     values_L[response_mask.values] = values_R
     return RaggedColumn(values_L, response_mask.lengths)
+
+
+def batch_of_rows(rows: Sequence[Tensor]) -> TokenBatch:
+    """Rows of tokens (int64 [T]) all of whose tokens but the first are asked about."""
+    tokens = RaggedColumn.from_rows(rows)
+    is_asked_L = torch.ones(len(tokens.values), dtype=torch.bool)
+    is_asked_L[torch.from_numpy(tokens.offsets[:-1])] = False
+    return TokenBatch(tokens, RaggedColumn(is_asked_L, tokens.lengths), {})

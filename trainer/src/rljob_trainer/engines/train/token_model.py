@@ -8,17 +8,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from rljob_trainer.engines.train.attention import AttentionPlan
 from rljob_trainer.engines.train.output_head import output_head_of
 from rljob_trainer.engines.train.router import AuxiliaryLoss, ExpertLoad, RouterUse, router_use
-from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.engines.train.token_batch import MicroBatch
-from rljob_trainer.engines.train.token_logprobs import Entropy, OutputHead, TokenDistribution, token_distribution
+from rljob_trainer.engines.train.token_logprobs import Entropy, OutputHead, token_distribution
+from rljob_trainer.engines.train.value_head import VALUE_WEIGHT
 
 Outputs = tuple[Tensor | None, ...]
 Pass = Callable[["TokenModel"], Outputs]
+
+
+@dataclass(frozen=True)
+class AskDistribution:
+    """Log-probabilities of the response tokens; columns None that are not wanted: entropy, squares."""
+
+    temperature: float
+    entropy: Entropy = Entropy.NO
+    with_squares: bool = False
+
+
+@dataclass(frozen=True)
+class AskValues:
+    """One number for each response token, float32, by the token before it."""
+
+    by_probe: bool = False
+    """By a fixed vector in the place of the head, which may be zeros; to compare hidden states with."""
+
+
+Question = AskDistribution | AskValues
 
 
 @dataclass(frozen=True)
@@ -48,22 +69,19 @@ class TokenModel(nn.Module):
         """What `run` gives for this module. FSDP2 finds tensors that carry a gradient in a plain tuple."""
         return run(self)
 
-    def distribution(
-        self, micro_batch: MicroBatch, temperature: float, entropy: Entropy, *, with_squares: bool
-    ) -> TokenDistribution:
+    def columns(self, micro_batch: MicroBatch, question: Question) -> Outputs:
         """Of the response tokens, [R] each. To be called within `forward`."""
-        return self._distribution(self._decoded(micro_batch), micro_batch, temperature, entropy, with_squares)
+        return self._columns(self._decoded(micro_batch), micro_batch, question)
 
-    def routed_distribution(
-        self, micro_batch: MicroBatch, temperature: float, entropy: Entropy, *, with_squares: bool
-    ) -> tuple[TokenDistribution, Tensor | None, RouterUse | None]:
+    def routed_columns(
+        self, micro_batch: MicroBatch, question: Question
+    ) -> tuple[Outputs, Tensor | None, RouterUse | None]:
         """The same; how many of this rank's tokens each expert was given, [L, E], where there are experts; and for the
         auxiliary loss, where one is wanted, its routers' use."""
         with self.expert_load.noted() as chosen:
             decoded = self._decoded(micro_batch, with_logits=self.router is not None)
         counts_LE = self.expert_load.counts(chosen, decoded.own_tokens)
-        found = self._distribution(decoded, micro_batch, temperature, entropy, with_squares)
-        return found, counts_LE, self._use(decoded)
+        return self._columns(decoded, micro_batch, question), counts_LE, self._use(decoded)
 
     def router_use(self, micro_batch: MicroBatch) -> RouterUse | None:
         """Of this rank's tokens, without log-probabilities. To be called within `forward`."""
@@ -78,21 +96,43 @@ class TokenModel(nn.Module):
             found.append(logits_TV.log_softmax(dim=-1).gather(1, tokens_T[1:, None])[:, 0].clone())
         return tuple(found)
 
-    def _distribution(
-        self, decoded: _Decoded, micro_batch: MicroBatch, temperature: float, entropy: Entropy, with_squares: bool
-    ) -> TokenDistribution:
+    def own_values(self, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """[T - 1] for each row of tokens [T]: what the probe gives for every token but the last, by the module's own
+        decoder on the row alone. To be called within `forward`."""
+        decoder = self.language_model.get_decoder()  # type: ignore[operator]
+        hidden = [decoder(input_ids=tokens_T[None], use_cache=False).last_hidden_state[0, :-1] for tokens_T in rows]
+        return tuple(each_TD @ _probe(each_TD) for each_TD in hidden)
+
+    def _columns(self, decoded: _Decoded, micro_batch: MicroBatch, question: Question) -> Outputs:
+        piece, ranks = micro_batch.piece, micro_batch.rows.sequence_ranks
+        hidden_RD = decoded.hidden_ND[decoded.predictors_R]
+        if isinstance(question, AskValues):
+            columns: Outputs = (self._values(hidden_RD, by_probe=question.by_probe),)
+        else:
+            targets_R = micro_batch.targets_R if piece is None else micro_batch.targets_R[piece.responses]
+            columns = self._distribution(hidden_RD, targets_R, question)
+        if piece is None or ranks is None:
+            return columns
+        gathered = iter(ranks.gathered([each for each in columns if each is not None], piece.counts))
+        return tuple(None if each is None else next(gathered) for each in columns)
+
+    def _distribution(self, hidden_RD: Tensor, targets_R: Tensor, question: AskDistribution) -> Outputs:
         head, form = output_head_of(self.language_model)
-        piece = micro_batch.piece
         found = token_distribution(
-            decoded.hidden_ND[decoded.predictors_R],
-            micro_batch.targets_R if piece is None else micro_batch.targets_R[piece.responses],
+            hidden_RD,
+            targets_R,
             OutputHead(head.weight, head.bias, form.multiplier, form.soft_cap),
-            temperature=temperature,
-            entropy=entropy,
-            with_squares=with_squares,
+            temperature=question.temperature,
+            entropy=question.entropy,
+            with_squares=question.with_squares,
         )
-        ranks = micro_batch.rows.sequence_ranks
-        return found if piece is None or ranks is None else _of_all_pieces(found, ranks, piece.counts)
+        return found.logprobs_N, found.entropy_N, found.squares_N
+
+    def _values(self, hidden_RD: Tensor, *, by_probe: bool) -> Tensor:
+        # In 32 bits: the sum over hidden units is all there is between it and the value.
+        hidden_RD = hidden_RD.float()
+        weight_D = _probe(hidden_RD) if by_probe else self.language_model.get_parameter(VALUE_WEIGHT)[0].float()
+        return hidden_RD @ weight_D
 
     def _decoded(self, micro_batch: MicroBatch, *, with_logits: bool = False) -> _Decoded:
         """What the layers make of the tokens; of those in this rank's piece, where there is one."""
@@ -127,9 +167,8 @@ class TokenModel(nn.Module):
         return router_use(logits, decoded.own_tokens, self.router.num_chosen)
 
 
-def _of_all_pieces(found: TokenDistribution, ranks: SequenceRanks, counts: Sequence[int]) -> TokenDistribution:
-    columns = (found.logprobs_N, found.entropy_N, found.squares_N)
-    gathered = iter(ranks.gathered([each for each in columns if each is not None], counts))
-    logprobs_R, entropy_R, squares_R = (None if each is None else next(gathered) for each in columns)
-    assert logprobs_R is not None
-    return TokenDistribution(logprobs_R, entropy_R, squares_R)
+def _probe(hidden_RD: Tensor) -> Tensor:
+    """[D], of length 1."""
+    probe_D = torch.linspace(-1.0, 1.0, hidden_RD.shape[1], device=hidden_RD.device)
+    unit_D: Tensor = probe_D / probe_D.norm()
+    return unit_D

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from rljob_trainer.engines.train.lora import base_tensors
 from rljob_trainer.engines.train.model import named_tensors, window_of
+from rljob_trainer.engines.train.value_head import VALUE_WEIGHT, Head
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.weight_conversion import FileGroup, Window, file_groups
 
@@ -29,6 +30,8 @@ INDEX_FILE = "model.safetensors.index.json"
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 """Of safetensors: dtypes whose numbers are weights, not codes."""
 COMPARED_ELEMENTS = 16 * 1024 * 1024
+OUTPUT_HEAD_WEIGHT, OUTPUT_HEAD_BIAS = "lm_head.weight", "lm_head.bias"
+"""In the place of which a value head stands."""
 WHERE = "spec.training.model.source"
 
 
@@ -43,18 +46,24 @@ class _Slice(Protocol):
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, language_model: PreTrainedModel, folder: Path, name_prefix: str) -> None:
+def load_weights(
+    model: nn.Module, language_model: PreTrainedModel, folder: Path, name_prefix: str, head: Head = Head.TOKENS
+) -> None:
     """Copies weights from the safetensors files of `folder`.
 
     Parameter names of the model are those of its `language_model` after `name_prefix`; names and forms in the files are
-    transformers' own. Adapters are left alone. Raises ConfigurationError for a missing tensor, one of another shape or
-    dtype, a tied one that is not what it is tied to, and files that cannot be read."""
+    transformers' own. Adapters are left alone. A value head that is in no file becomes zeros: it expects nothing.
+    Raises ConfigurationError for a missing tensor, one of another shape or dtype, a tied one that is not what it is
+    tied to, and files that cannot be read."""
     tensors = {name.removeprefix(name_prefix): tensor for name, tensor in base_tensors(named_tensors(model))}
     second_names = _second_names(model, name_prefix)
     try:
         with WeightFiles(folder) as files:
             groups = file_groups(language_model, files.names, tensors)
             found = {name for group in groups for name in group.targets}
+            if head is Head.VALUE and VALUE_WEIGHT not in found:
+                log.info("%s has no value head: it begins with zeros", folder)
+                tensors.pop(VALUE_WEIGHT).zero_()
             missing = next((name for name in tensors if name not in found), None)
             if missing is not None:
                 raise ConfigurationError(f"{WHERE}: {folder} has no tensor '{missing}'")
@@ -68,6 +77,8 @@ def load_weights(model: nn.Module, language_model: PreTrainedModel, folder: Path
         ) from error
     used = {name for group in groups for name in group.names}
     unused = sorted(files.names.keys() - used - second_names.keys())
+    if head is Head.VALUE:
+        unused = [name for name in unused if name not in (OUTPUT_HEAD_WEIGHT, OUTPUT_HEAD_BIAS)]
     if unused:
         log.warning(
             "%s holds %d tensors that a '%s' model does not have, such as %s: they are left out",

@@ -1,0 +1,46 @@
+"""A linear layer that gives one number per token, in the place of a language model's output head.
+
+Its name is that of transformers' classifiers, so that a model that was trained as one loads, and an export is one.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from rljob_trainer.engines.train.output_head import output_head_of
+
+VALUE_HEAD = "score"
+VALUE_WEIGHT = f"{VALUE_HEAD}.weight"
+
+
+class Head(enum.Enum):
+    """What a model says of a token."""
+
+    TOKENS = enum.auto()
+    """The distribution of the next token."""
+    VALUE = enum.auto()
+    """One number."""
+
+
+def without_tied_head(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of a model whose output head goes: nothing is tied to the embeddings then."""
+    for part in (config, config.get_text_config()):
+        part.tie_word_embeddings = False
+    return config
+
+
+def put_value_head(language_model: PreTrainedModel) -> None:
+    """Replaces the output head; on the device and in the dtype of the head that was there.
+
+    Raises ConfigurationError for a model whose head is no linear layer."""
+    head, _ = output_head_of(language_model)
+    [name] = [name for name, module in language_model.named_modules() if module is head]
+    parent = language_model.get_submodule(name.rpartition(".")[0])
+    setattr(parent, name.rpartition(".")[2], nn.Identity())
+    weight = head.weight
+    language_model.add_module(
+        VALUE_HEAD, nn.Linear(weight.shape[1], 1, bias=False, device=weight.device, dtype=weight.dtype)
+    )
