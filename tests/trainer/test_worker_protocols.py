@@ -14,13 +14,15 @@ from rljob_trainer.dispatch.register import register, registrations
 from rljob_trainer.dispatch.worker import Worker
 from rljob_trainer.errors import DispatchError
 from rljob_trainer.workers.actor import ActorWorker
+from rljob_trainer.workers.critic import CriticWorker
 from rljob_trainer.workers.hybrid import HybridWorker
-from rljob_trainer.workers.protocols import ActorGroup, HybridGroup, ReferenceGroup, RewardGroup
+from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, HybridGroup, ReferenceGroup, RewardGroup
 from rljob_trainer.workers.reference import ReferenceWorker
 from rljob_trainer.workers.reward import RewardWorker
 
 ROLES = [
     (ActorGroup, ActorWorker),
+    (CriticGroup, CriticWorker),
     (HybridGroup, HybridWorker),
     (ReferenceGroup, ReferenceWorker),
     (RewardGroup, RewardWorker),
@@ -42,7 +44,8 @@ def test_types_agree_as_the_mode_says(protocol: type, worker: type) -> None:
         is_per_worker = registration.dispatch in (Dispatch.ONE_TO_ALL, Dispatch.ALL_TO_ALL)
         is_split = registration.dispatch == Dispatch.ALL_TO_ALL
         returned = inspect.signature(getattr(protocol, name)).return_annotation
-        assert returned == (f"list[{result}]" if is_per_worker else result), name
+        whole = f"list[{result}]" if is_per_worker else result
+        assert returned == (whole if registration.blocking else f"PendingResult[{whole}]"), name
         for parameter in list(seen)[1:]:
             taken = str(of_worker[parameter].annotation)
             assert seen[parameter].annotation == (f"list[{taken}]" if is_split else taken), (name, parameter)

@@ -51,10 +51,10 @@ class LocalActor:
     def num_checkpoint_bytes(self) -> list[int]:
         return [num_shard_bytes([shard]) for shard in self._shards()]
 
-    def begin_checkpoint(self, folder: Path) -> list[None]:
+    def begin_checkpoint(self, folder: Path, first_writer: int = 0) -> list[None]:
         self.on_copy()
         for rank, shard in enumerate(self._shards()):
-            save_shard_async(folder, rank, [shard], self._buffers[rank])
+            save_shard_async(folder, first_writer + rank, [shard], self._buffers[rank])
         return [None] * self.num_ranks
 
     def is_checkpoint_written(self) -> list[bool]:

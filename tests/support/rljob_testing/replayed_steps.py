@@ -9,40 +9,36 @@ Legend: B responses.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import ParamSpec, cast
 
 import torch
 import torch.distributed as dist
-from pydantic import JsonValue
 from torch import nn
 
 from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
+from rljob_testing.joined_groups import JoinedActor, JoinedCritic, JoinedReference
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.checkpoints.save import begin_save, commit
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
 from rljob_trainer.datasets.prompts import PromptRow
-from rljob_trainer.dispatch.mesh import MeshPosition
-from rljob_trainer.dispatch.modes import dispatch_mode
-from rljob_trainer.dispatch.register import registration_of
-from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.engines.train.value_head import Head
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.weights.buckets import whole_tensors
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
@@ -57,6 +53,7 @@ from rljob_trainer.workers.columns import (
     SCORES,
     TOKENS,
 )
+from rljob_trainer.workers.critic import CriticSettings, CriticWorker
 from rljob_trainer.workers.reference import ReferenceWorker
 
 MODEL = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"
@@ -64,8 +61,6 @@ FIRST_TOKEN, END_TOKEN = 3, 13
 """Tokens of the rollouts are at least the first and below the second."""
 LONGEST_PROMPT, LONGEST_RESPONSE = 8, 12
 SEED = 5
-
-Given = ParamSpec("Given")
 
 
 @dataclass(frozen=True)
@@ -93,6 +88,8 @@ class Replay:
     offloads: bool = False
     """Everything that can be, of actor and reference."""
     defers_reduction: bool = False
+    critic: Critic | None = None
+    """Must be there for an advantage that needs values."""
 
     @property
     def resolved(self) -> ResolvedAlgorithm:
@@ -134,6 +131,25 @@ class Replay:
             mini_batch_rows=self.mini_batch_size * self.group_size // self.layout(num_ranks).num_data_ranks,
         )
 
+    def critic_settings(self, num_ranks: int) -> CriticSettings:
+        """Of the critic on so many ranks."""
+        assert self.critic is not None
+        optimizer = self.critic.optimizer
+        return CriticSettings(
+            engine=replace(
+                self.engine_settings(num_ranks),
+                head=Head.VALUE,
+                adapters=None,
+                optimizer=optimizer,
+                defers_reduction=False,
+            ),
+            optimizer=optimizer,
+            clip_range=self.critic.value_clip_range or None,
+            num_steps=self.num_steps,
+            num_epochs_per_batch=self.num_epochs_per_batch,
+            mini_batch_rows=self.mini_batch_size * self.group_size // self.layout(num_ranks).num_data_ranks,
+        )
+
     def plan(self, num_ranks: int) -> StepPlan:
         """Of the steps on so many ranks."""
         return StepPlan(
@@ -143,87 +159,12 @@ class Replay:
             has_single_update=self.mini_batch_size == self.batch_size and self.num_epochs_per_batch == 1,
             seed=SEED,
             num_data_ranks=self.layout(num_ranks).num_data_ranks,
+            num_critic_ranks=self.layout(num_ranks).num_data_ranks,
+            critic_warmup_steps=self.critic.warmup_steps if self.critic else 0,
             rows_per_update=self.mini_batch_size * self.group_size,
             has_dropout=self.lora is not None and self.lora.dropout > 0,
             sync_every_steps=1,
         )
-
-
-class JoinedWorker:
-    """What the controller sees of a worker whose peers are the other ranks. Collective."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.rank = worker.context.rank
-        self.num_ranks = worker.context.world_size
-        self.worker_class = type(worker)
-        self.positions = [cast(MeshPosition, position) for position in self._of_all_ranks(worker.mesh_position("dp"))]
-
-    def call(self, method: Callable[Given, object], *arguments: Given.args, **named: Given.kwargs) -> object:
-        """The worker's method as its registration says: with this rank's share, and with the results of all ranks."""
-        assert not named
-        mode = dispatch_mode(registration_of(self.worker_class, method.__name__).dispatch)
-        shares = mode.split(self.positions, arguments)
-        unchecked = cast(Callable[..., object], method)
-        results = self._of_all_ranks(unchecked(*shares.of_rank(self.rank)))
-        return mode.gather(self.positions, shares, results)
-
-    def _of_all_ranks(self, mine: object) -> list[object]:
-        found: list[object] = [None] * self.num_ranks
-        dist.all_gather_object(found, mine)
-        return found
-
-
-class JoinedReference(JoinedWorker):
-    """All ranks of a ReferenceWorker."""
-
-    def __init__(self, worker: ReferenceWorker) -> None:
-        super().__init__(worker)
-        self.worker = worker
-
-    def compute_ref_logprobs(self, batch: DataProto) -> DataProto:
-        """See ReferenceWorker."""
-        return cast(DataProto, self.call(self.worker.compute_ref_logprobs, batch))
-
-
-class JoinedActor(JoinedWorker):
-    """All ranks of an ActorWorker. For the methods see there."""
-
-    def __init__(self, worker: ActorWorker) -> None:
-        super().__init__(worker)
-        self.worker = worker
-
-    def compute_logprobs(self, batch: DataProto) -> DataProto:
-        return cast(DataProto, self.call(self.worker.compute_logprobs, batch))
-
-    def compute_kl_sums(self, batch: DataProto) -> DataProto:
-        return cast(DataProto, self.call(self.worker.compute_kl_sums, batch))
-
-    def compute_token_advantages(self, batch: DataProto) -> DataProto:
-        return cast(DataProto, self.call(self.worker.compute_token_advantages, batch))
-
-    def update_policy(self, batch: DataProto, step: int) -> Metrics:
-        return cast(Metrics, self.call(self.worker.update_policy, batch, step))
-
-    def num_checkpoint_bytes(self) -> list[int]:
-        return cast(list[int], self.call(self.worker.num_checkpoint_bytes))
-
-    def begin_checkpoint(self, folder: Path) -> list[None]:
-        return cast(list[None], self.call(self.worker.begin_checkpoint, folder))
-
-    def is_checkpoint_written(self) -> list[bool]:
-        return cast(list[bool], self.call(self.worker.is_checkpoint_written))
-
-    def finish_checkpoint(self) -> list[ShardRecord]:
-        return cast(list[ShardRecord], self.call(self.worker.finish_checkpoint))
-
-    def load_checkpoint(self, folder: Path, policy_version: int) -> list[None]:
-        return cast(list[None], self.call(self.worker.load_checkpoint, folder, policy_version))
-
-    def random_state(self) -> list[JsonValue]:
-        return cast(list[JsonValue], self.call(self.worker.random_state))
-
-    def restore_random_state(self, state: list[JsonValue]) -> list[None]:
-        return cast(list[None], self.call(self.worker.restore_random_state, state))
 
 
 class ReplayedRollouts(RolloutPhase):
@@ -280,6 +221,7 @@ class ReplayedRun:
     actor: ActorWorker
     group: JoinedActor
     reference: ReferenceWorker | None
+    critic: CriticWorker | None
     training_step: TrainingStep
 
     def step(self, number: int) -> dict[str, float]:
@@ -323,14 +265,16 @@ def replayed_run(replay: Replay, context: WorkerContext) -> ReplayedRun:
         frozen = replay.engine_settings(context.world_size, is_trained=False)
         engine = actor.engine if replay.lora else TrainEngine(frozen)
         reference = ReferenceWorker(context, engine, replay.temperature)
+    critic = CriticWorker(context, replay.critic_settings(context.world_size)) if replay.critic else None
     training_step = TrainingStep(
         replay.plan(context.world_size),
         ReplayedRollouts(),
         group,
         JoinedReference(reference) if reference else None,
+        JoinedCritic(critic) if critic else None,
         PhaseTimer(time.perf_counter),
     )
-    return ReplayedRun(replay, actor, group, reference, training_step)
+    return ReplayedRun(replay, actor, group, reference, critic, training_step)
 
 
 def prompts_of(step: int, num_prompts: int) -> list[PromptRow]:

@@ -53,17 +53,22 @@ class Lora(WireModel):
     sync: LoraSync = LoraSync.AUTO
 
 
-class Offload(WireModel):
+class TrainOffload(WireModel):
     """What leaves the device for the host's memory while nothing needs it. Training stays the same to the last bit;
     each part costs its copies."""
 
     parameters: Flag = False
-    """The actor's shards, while responses are generated."""
+    """The shards of the model in training, while responses are generated; a critic's, while it is not asked."""
     gradients: Flag = False
     """What the micro-batches before have added up, while the next one is computed; only with one replica (see
     roles.actor.shardSize), and without roles.actor.deferGradientReduction."""
     optimizer: Flag = False
     """The optimizer's moments, outside of optimizer steps and of copying a checkpoint."""
+
+
+class Offload(TrainOffload):
+    """The same, and the reference, which has no other place to say it."""
+
     reference: Flag = False
     """The reference model's shards, while it does not score."""
 

@@ -46,18 +46,20 @@ class RolloutRole(WireModel):
 
 
 class Roles(WireModel):
-    """Roles on one pool share its GPUs. Actor and rollout always do (hybrid engine); ref may have a pool of its own."""
+    """Roles on one pool share its GPUs. Actor and rollout always do (hybrid engine); ref and critic may have pools of
+    their own, or one together."""
 
     actor: ActorRole = Field(default_factory=ActorRole)
     rollout: RolloutRole = Field(default_factory=RolloutRole)
     ref: TrainRole = Field(default_factory=TrainRole)
+    critic: TrainRole = Field(default_factory=TrainRole)
 
     def train_role(self, name: str) -> TrainRole:
         """That of one of TRAIN_ROLES."""
-        return {"actor": self.actor, "ref": self.ref}[name]
+        return {"actor": self.actor, "ref": self.ref, "critic": self.critic}[name]
 
 
-TRAIN_ROLES = ("actor", "ref")
+TRAIN_ROLES = ("actor", "ref", "critic")
 
 
 def sequence_ranks_cel(role: str) -> str:

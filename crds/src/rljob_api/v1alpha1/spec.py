@@ -47,7 +47,13 @@ class RLJobSpec(WireModel):
 
     def placed_roles(self) -> dict[str, str]:
         """The pool of each role that a job can place: the first pool where the job names none."""
-        named = {"actor": self.roles.actor.pool, "rollout": self.roles.rollout.pool, "ref": self.roles.ref.pool}
+        roles = self.roles
+        named = {
+            "actor": roles.actor.pool,
+            "rollout": roles.rollout.pool,
+            "ref": roles.ref.pool,
+            "critic": roles.critic.pool,
+        }
         return {role: pool or self.pools[0].name for role, pool in named.items()}
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from rljob_api.base import WireModel
 from rljob_api.scalars import Count, PositiveCount
 from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.evaluation import Evaluation
 from rljob_api.v1alpha1.model import Model
@@ -33,6 +34,8 @@ class Training(WireModel):
     reward: Reward
     algorithm: Algorithm = Field(default_factory=Algorithm)
     optimizer: Optimizer = Field(default_factory=Optimizer)
+    critic: Critic | None = None
+    """Only for an algorithm with a critic, which has one with every default when this is unset."""
     rollout: Rollout = Field(default_factory=Rollout)
     evaluation: Evaluation | None = None
     loggers: Annotated[tuple[Logger, ...], Field(max_length=8)] = (Logger.CONSOLE, Logger.TENSORBOARD)

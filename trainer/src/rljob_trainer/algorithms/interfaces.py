@@ -184,5 +184,5 @@ KL_PENALTIES = "kl_penalties"
 job puts no KL into the reward. Where it does, an estimator on tokens must need these: it alone can place them."""
 VALUES = "values"
 """By the critic, before the update: what it expects of the rewards from each token on."""
-ADVANTAGE_COLUMNS = (OLD_LOGPROBS, ROLLOUT_LOGPROBS, REF_LOGPROBS, KL_PENALTIES)
+ADVANTAGE_COLUMNS = (OLD_LOGPROBS, ROLLOUT_LOGPROBS, REF_LOGPROBS, KL_PENALTIES, VALUES)
 """What an estimator on tokens may need."""

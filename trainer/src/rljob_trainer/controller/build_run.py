@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,12 +15,8 @@ from pathlib import Path
 import torch
 
 from rljob_api.handover import TrainerJob
-from rljob_api.quantities import bytes_of
-from rljob_api.v1alpha1.model import Dtype
-from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
-from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
@@ -30,7 +26,6 @@ from rljob_trainer.controller.auto_settings import (
     settle,
     settled_spec,
 )
-from rljob_trainer.controller.engine_settings import actor_engine, reference_engine
 from rljob_trainer.controller.job_checks import (
     check_algorithm,
     check_layouts,
@@ -38,13 +33,11 @@ from rljob_trainer.controller.job_checks import (
     check_recomputation,
     check_row_lengths,
     check_vocabulary,
-    needs_reference,
-    samples_all_tokens,
 )
+from rljob_trainer.controller.model_roles import layout_of, model_roles, num_workers_of, placed_roles, train_roles
 from rljob_trainer.datasets.contamination import without_held_out
 from rljob_trainer.datasets.prompts import PromptRow, load_prompts
 from rljob_trainer.engines.rollout.select import select_engine
-from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session
@@ -64,25 +57,23 @@ from rljob_trainer.rewards.loading import scorer_spec
 from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
 from rljob_trainer.settings import NUM_THREADS_VARIABLE, Settings, worker_environment
 from rljob_trainer.source_paths import looks_local
-from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.factories import (
     ACTOR,
+    CRITIC,
     HYBRID,
     REFERENCE,
     REWARD,
-    ROLLOUT,
-    RolloutSettings,
-    make_actor,
-    make_hybrid,
-    make_reference,
     make_reward,
-    make_rollout,
 )
-from rljob_trainer.workers.hybrid import HybridWorker
-from rljob_trainer.workers.protocols import ActorGroup, HybridGroup, ReferenceGroup, RewardGroup
-from rljob_trainer.workers.reference import ReferenceWorker
+from rljob_trainer.workers.protocols import (
+    ActorGroup,
+    CriticGroup,
+    HybridGroup,
+    ReferenceGroup,
+    RewardGroup,
+    TrainedGroup,
+)
 from rljob_trainer.workers.reward import RewardSettings, RewardWorker
-from rljob_trainer.workers.rollout import RolloutWorker
 
 log = logging.getLogger(__name__)
 
@@ -126,9 +117,15 @@ class Workers:
     hybrid: HybridGroup
     reward: RewardGroup
     reference: ReferenceGroup | None
+    critic: CriticGroup | None
     num_devices: int
     processes: Mapping[str, WorkerProcesses]
     """By pool."""
+
+    @property
+    def trained(self) -> tuple[TrainedGroup, ...]:
+        """What checkpoints are made of."""
+        return (self.actor,) if self.critic is None else (self.actor, self.critic)
 
 
 @dataclass(frozen=True)
@@ -196,78 +193,6 @@ def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
         log_folder=settings.run_folder / LOG_FOLDER,
         environment=scorer_environment(settings.environment, [variable.name for variable in job.spec.env]),
     )
-
-
-def num_workers_of(spec: RLJobSpec, role: str) -> int:
-    """Processes of a role: one for each GPU of its pool."""
-    [pool] = [pool for pool in spec.pools if pool.name == placed_roles(spec, [role])[role]]
-    return pool.nodes * pool.gpus_per_node
-
-
-def layout_of(spec: RLJobSpec, role: str) -> ParallelLayout:
-    """Of the actor, or of the reference: beside adapters that of the actor where the job names none, so that the actor
-    has the model."""
-    place = spec.roles.train_role(role)
-    is_shared = spec.training.model.lora is not None and spec.placed_roles()[role] == spec.placed_roles()[ACTOR]
-    if is_shared and place.shard_size is None and place.sequence_parallel is None:
-        place = spec.roles.actor
-    return ParallelLayout.of(num_workers_of(spec, role), place.shard_size, place.num_sequence_ranks)
-
-
-def train_roles(spec: RLJobSpec) -> list[str]:
-    """Those that a train engine serves."""
-    return [ACTOR, REFERENCE] if needs_reference(spec) else [ACTOR]
-
-
-def num_data_ranks_of(spec: RLJobSpec) -> int:
-    """Parts that the actor's batches are split into."""
-    return layout_of(spec, ACTOR).num_data_ranks
-
-
-def model_roles(job: TrainerJob, model: ModelPlace, longest_prompt: int) -> list[RoleSpec]:
-    """The roles of the models, in the order in which they are built."""
-    training = job.spec.training
-    rollout = training.rollout
-    dtype = torch.bfloat16 if training.model.dtype is Dtype.BFLOAT16 else torch.float32
-    frozen = reference_engine(job.spec, dtype, layout_of(job.spec, REFERENCE))
-    trained = actor_engine(job.spec, dtype, layout_of(job.spec, ACTOR))
-    actor = ActorSettings(
-        engine=trained,
-        algorithm=resolve_algorithm(training.algorithm),
-        optimizer=training.optimizer,
-        temperature=rollout.temperature,
-        max_new_tokens=rollout.max_new_tokens,
-        group_size=rollout.group_size,
-        samples_all_tokens=samples_all_tokens(rollout),
-        num_steps=training.steps,
-        num_epochs_per_batch=training.num_epochs_per_batch,
-        mini_batch_rows=(training.mini_batch_size or training.batch_size)
-        * rollout.group_size
-        // num_data_ranks_of(job.spec),
-    )
-    generator = RolloutSettings(
-        model=model,
-        engine=rollout.engine,
-        compiles=rollout.compile is Compile.ALWAYS,
-        dtype=dtype,
-        tensor_parallel=job.spec.roles.rollout.tensor_parallel,
-        max_model_length=longest_prompt + rollout.max_new_tokens,
-        max_num_sequences=rollout.max_num_sequences,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
-        seed=training.seed,
-        keeps_weights_asleep=rollout.sync_every_steps > 1,
-        adapters=trained.adapters,
-        per_request_seeds=rollout.per_request_seeds,
-    )
-    roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
-    if needs_reference(job.spec):
-        roles.append(RoleSpec(REFERENCE, ReferenceWorker, partial(make_reference, frozen, model, rollout.temperature)))
-    return [
-        *roles,
-        RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),
-        RoleSpec(HYBRID, HybridWorker, partial(make_hybrid, dtype, training.seed)),
-    ]
 
 
 def _reward_check(reward: RewardSettings) -> ScorerPool:
@@ -346,6 +271,7 @@ def _workers(
             hybrid=groups[HYBRID].seen_as(HybridGroup),
             reward=groups[REWARD].seen_as(RewardGroup),
             reference=groups[REFERENCE].seen_as(ReferenceGroup) if REFERENCE in groups else None,
+            critic=groups[CRITIC].seen_as(CriticGroup) if CRITIC in groups else None,
             num_devices=num_workers,
             processes={group.pool: processes for group, _, processes in started},
         )
@@ -358,12 +284,6 @@ def shipped_code(settings: Settings) -> ShippedCode | None:
         return None
     inside = [path for path in (settings.run_folder, settings.checkpoint_folder) if path.is_relative_to(folder)]
     return ShippedCode(folder, ("/.git/", "/runs/", *(f"/{path.relative_to(folder)}/" for path in inside)))
-
-
-def placed_roles(spec: RLJobSpec, roles: Sequence[str]) -> dict[str, str]:
-    """The pool of each of these roles: of one that a job does not place, that of the actor."""
-    places = spec.placed_roles()
-    return {role: places.get(role, places[ACTOR]) for role in roles}
 
 
 def chosen_num_threads(job: TrainerJob, settings: Settings) -> int | None:

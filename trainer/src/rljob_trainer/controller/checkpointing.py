@@ -10,18 +10,16 @@ start (controller), the tensors (all workers; each compares what it reads), what
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-from pydantic import JsonValue
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint as CheckpointSpec
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
-from rljob_trainer.checkpoints.layout import CheckpointFolder, ShardRecord
+from rljob_trainer.checkpoints.layout import CheckpointFolder
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, refuse_existing
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import CommittedCheckpoint, begin_save, commit, discard_save
@@ -29,33 +27,9 @@ from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.controller.state import ControllerState, state_of
 from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.workers.protocols import TrainedGroup
 
 log = logging.getLogger(__name__)
-
-
-class SavedGroup(Protocol):
-    """What a group of workers has for checkpoints; see ActorWorker."""
-
-    def num_checkpoint_bytes(self) -> list[int]:
-        """One number per rank."""
-
-    def begin_checkpoint(self, folder: Path) -> list[None]:
-        """Returns when the ranks' shards are copied."""
-
-    def is_checkpoint_written(self) -> list[bool]:
-        """One answer per rank."""
-
-    def finish_checkpoint(self) -> list[ShardRecord]:
-        """One record per rank."""
-
-    def load_checkpoint(self, folder: Path, policy_version: int) -> list[None]:
-        """Raises DamagedError where bytes that a rank needs are not those that were saved."""
-
-    def random_state(self) -> list[JsonValue]:
-        """One document per rank."""
-
-    def restore_random_state(self, state: list[JsonValue]) -> list[None]:
-        """One document per rank."""
 
 
 @dataclass(frozen=True)
@@ -112,56 +86,61 @@ class Checkpointing:
             accept_up_to(self.root, self.start_number, None)
         return point
 
-    def load(self, point: ResumePoint, actor: SavedGroup, num_workers: int) -> ResumePoint:
-        """Puts the workers where they were. Random generators are only restored on as many workers as there were.
+    def load(self, point: ResumePoint, groups: Sequence[TrainedGroup], num_workers: int) -> ResumePoint:
+        """Puts the workers where they were. Random generators are only restored on as many workers as there were: of
+        the first group, `num_workers` in number.
 
         Returns `point`, or an older checkpoint where the workers have found that one damaged. Raises CheckpointError
         when none is usable."""
         try:
-            actor.load_checkpoint(point.folder, point.state.step)
+            _load(groups, point)
         except DamagedError as error:
             point = self._point_before(point, error)
-            actor.load_checkpoint(point.folder, point.state.step)
+            _load(groups, point)
         accept_up_to(self.root, self.start_number, point.checkpoint)
         self.last_begun_step = point.state.step
         self.newest = point.folder
         states = list(point.state.random_states)
         if len(states) == num_workers:
-            actor.restore_random_state(states)
+            groups[0].restore_random_state(states)
         return point
 
     def is_due(self, step: int, num_steps: int) -> bool:
         """Whether to save after `step` steps of `num_steps`."""
         return step != self.last_begun_step and (step == num_steps or step % self.spec.every_steps == 0)
 
-    def begin(self, step: int, cursor: CursorState, actor: SavedGroup) -> None:
+    def begin(self, step: int, cursor: CursorState, groups: Sequence[TrainedGroup]) -> None:
         """Begins to save the state after `step` steps; returns when it has been copied. No save may be under way.
 
         Raises CheckpointError; the checkpoints before stay as they are."""
         assert self.pending is None, "finish the former save first"
-        folder = begin_save(self.root, step, self.start_number, sum(actor.num_checkpoint_bytes()))
+        sizes = [group.num_checkpoint_bytes() for group in groups]
+        folder = begin_save(self.root, step, self.start_number, sum(map(sum, sizes)))
         state = ControllerState(
             job_name=self.job_name,
             step=step,
             cursor=cursor,
-            random_states=tuple(actor.random_state()),
+            random_states=tuple(groups[0].random_state()),
             choices=self.choices,
         )
-        actor.begin_checkpoint(folder)
+        first_writer = 0
+        for group, each in zip(groups, sizes, strict=True):
+            group.begin_checkpoint(folder, first_writer)
+            first_writer += len(each)
         self.pending = PendingSave(folder, state)
         self.last_begun_step = step
 
-    def finish(self, actor: SavedGroup, *, wait: bool, is_evaluated: bool) -> CommittedCheckpoint | None:
+    def finish(self, groups: Sequence[TrainedGroup], *, wait: bool, is_evaluated: bool) -> CommittedCheckpoint | None:
         """Makes the save under way a checkpoint when all workers have written, and removes old ones.
 
         `is_evaluated` tells whether the evaluation that may be due after the step of the save has been done. None where
         no save is under way, or it is not written yet and `wait` is False. Raises CheckpointError; the checkpoints
         before stay as they are."""
-        if self.pending is None or not (wait or all(actor.is_checkpoint_written())):
+        if self.pending is None or not (wait or all(all(group.is_checkpoint_written()) for group in groups)):
             return None
         pending, self.pending = self.pending, None
         try:
-            records = actor.finish_checkpoint()
+            records = [record for group in groups for record in group.finish_checkpoint()]
             state = pending.state.model_copy(update={"is_evaluated": is_evaluated})
             extra = state.model_dump(mode="json", by_alias=True)
             committed = commit(self.root, pending.folder, pending.state.step, self.start_number, records, extra)
@@ -196,3 +175,8 @@ class Checkpointing:
                 "storage and memory of the workers' nodes"
             ) from error
         return self._point(found)
+
+
+def _load(groups: Sequence[TrainedGroup], point: ResumePoint) -> None:
+    for group in groups:
+        group.load_checkpoint(point.folder, point.state.step)

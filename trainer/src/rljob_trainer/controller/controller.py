@@ -17,9 +17,11 @@ from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
 from rljob_trainer.controller.agreement_watch import AgreementWatch
-from rljob_trainer.controller.build_run import Run, num_data_ranks_of
+from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing
+from rljob_trainer.controller.engine_settings import critic_of
 from rljob_trainer.controller.evaluation import Evaluation
+from rljob_trainer.controller.model_roles import num_data_ranks_of
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
@@ -44,7 +46,8 @@ from rljob_trainer.observability.metrics import (
 )
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.workers.actor import ADAPTER_PREFIX, MODEL_PREFIX
+from rljob_trainer.workers.factories import ACTOR, CRITIC
+from rljob_trainer.workers.trained import ADAPTER_PREFIX, MODEL_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +76,7 @@ class Controller:
         self.timer = PhaseTimer(time.perf_counter)
         self.agreement = AgreementWatch(run.job.spec)
         self.saves = Saves(
-            checkpointing, run.workers.actor, output, reporter, job.spec.training.steps, time.perf_counter
+            checkpointing, run.workers.trained, output, reporter, job.spec.training.steps, time.perf_counter
         )
         training = job.spec.training
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
@@ -82,7 +85,7 @@ class Controller:
         )
         self.rollout = RolloutPhase(run.workers.hybrid, run.workers.reward, self.timer, stop)
         self.training_step = TrainingStep(
-            step_plan(job), self.rollout, run.workers.actor, run.workers.reference, self.timer
+            step_plan(job), self.rollout, run.workers.actor, run.workers.reference, run.workers.critic, self.timer
         )
         self.evaluation: Evaluation | None = None
         if training.evaluation is not None:
@@ -201,7 +204,9 @@ def step_plan(job: TrainerJob) -> StepPlan:
         group_size=rollout.group_size,
         has_single_update=mini_batch_size == training.batch_size and training.num_epochs_per_batch == 1,
         seed=training.seed,
-        num_data_ranks=num_data_ranks_of(job.spec),
+        num_data_ranks=num_data_ranks_of(job.spec, ACTOR),
+        num_critic_ranks=num_data_ranks_of(job.spec, CRITIC),
+        critic_warmup_steps=critic_of(job.spec).warmup_steps,
         rows_per_update=mini_batch_size * rollout.group_size,
         has_dropout=training.model.lora is not None and training.model.lora.dropout > 0,
         sync_every_steps=rollout.sync_every_steps,

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import torch
 
+from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.offload import OffloadSettings
 from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.engines.train.value_head import Head
 
 
 def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
@@ -40,3 +42,22 @@ def actor_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) ->
         adapters=AdapterSettings(lora, spec.training.seed) if lora else None,
         defers_reduction=spec.roles.actor.defer_gradient_reduction,
     )
+
+
+def critic_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
+    """Of the critic."""
+    critic = critic_of(spec)
+    offload = critic.model.offload
+    return replace(
+        reference_engine(spec, dtype, layout),
+        head=Head.VALUE,
+        gradient_checkpointing=critic.model.gradient_checkpointing,
+        gradient_checkpointing_every_nth_layer=critic.model.gradient_checkpointing_every_nth_layer,
+        optimizer=critic.optimizer,
+        offload=OffloadSettings(offload.parameters, offload.gradients, offload.optimizer),
+    )
+
+
+def critic_of(spec: RLJobSpec) -> Critic:
+    """The job's critic; with every default where it says nothing."""
+    return spec.training.critic or Critic()

@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.rollout import Rollout
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
-from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS
+from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS, VALUES
 from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
@@ -113,6 +113,11 @@ def check_recomputation(model_folder: Path, every_nth_layer: int) -> None:
 def needs_reference(spec: RLJobSpec) -> bool:
     """Whether there is a KL term, or the user's own advantage or loss asks for the reference's log-probabilities."""
     return spec.training.algorithm.kl.coefficient > 0 or REF_LOGPROBS in _needed_columns(spec)
+
+
+def needs_critic(spec: RLJobSpec) -> bool:
+    """Whether the advantage asks for a critic's values."""
+    return VALUES in _needed_columns(spec)
 
 
 def samples_all_tokens(rollout: Rollout) -> bool:

@@ -10,9 +10,10 @@ from rljob_api.constants import ExitCode
 from rljob_api.handover import TrainerJob
 from rljob_api.job_file import resolved_job_text
 from rljob_api.v1alpha1.spec import Metadata
-from rljob_trainer.controller.build_run import Run, built_run, num_workers_of
+from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.controller import Controller
+from rljob_trainer.controller.model_roles import num_workers_of
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
@@ -85,7 +86,7 @@ def write_resolved_job(path: Path, job: TrainerJob) -> None:
 
 def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, reporter: RunReporter) -> ResumePoint:
     """Fills the workers; an older checkpoint than `point` where they find that one damaged. Raises CheckpointError."""
-    loaded = checkpointing.load(point, run.workers.actor, num_workers_of(run.job.spec, ACTOR))
+    loaded = checkpointing.load(point, run.workers.trained, num_workers_of(run.job.spec, ACTOR))
     if loaded is not point:
         for note in loaded.notes:
             log.warning("%s", note)

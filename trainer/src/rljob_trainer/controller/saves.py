@@ -8,14 +8,16 @@ says what it took, and is in the file before there is a checkpoint from which a 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from rljob_api.v1alpha1.status import CheckpointStatus
-from rljob_trainer.controller.checkpointing import Checkpointing, SavedGroup
+from rljob_trainer.controller.checkpointing import Checkpointing
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import Clock, PhaseTimer
+from rljob_trainer.workers.protocols import TrainedGroup
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +29,14 @@ class Saves:
     def __init__(
         self,
         checkpointing: Checkpointing,
-        actor: SavedGroup,
+        groups: Sequence[TrainedGroup],
         output: RunOutput,
         reporter: RunReporter,
         num_steps: int,
         clock: Clock,
     ) -> None:
         self.checkpointing = checkpointing
-        self.actor = actor
+        self.groups = groups
         self.output = output
         self.reporter = reporter
         self.num_steps = num_steps
@@ -71,7 +73,7 @@ class Saves:
         """Blocks for the copy, and for the save before if that is still being written."""
         self._finish(wait=True)
         with self.timer.phase("save"):
-            self.checkpointing.begin(step, cursor, self.actor)
+            self.checkpointing.begin(step, cursor, self.groups)
 
     def _finish(self, *, wait: bool) -> None:
         pending = self.checkpointing.pending
@@ -79,7 +81,7 @@ class Saves:
             return
         is_evaluated = pending.state.step != self.unevaluated_step
         with self.timer.phase("save_wait"):
-            committed = self.checkpointing.finish(self.actor, wait=wait, is_evaluated=is_evaluated)
+            committed = self.checkpointing.finish(self.groups, wait=wait, is_evaluated=is_evaluated)
         if committed:
             log.info("checkpoint of step %d is complete", committed.step)
             self.reporter.checkpoint_saved(

@@ -1,10 +1,12 @@
 """One training step: the data flow as plain calls on worker groups.
 
-    prompts -> rollout -> reward -> what is learned from -> log-probs (old, reference) -> advantages -> update
+    prompts -> rollout -> reward -> what is learned from -> log-probs (old, reference), values
+            -> advantages -> updates (critic, actor)
 
 What has a value per token stays with the workers; here are a few numbers per response. Where they are enough for the
 advantages, those are computed here, else by the workers. Responses that are not learned from cost nothing after the
-reward, and the others are dealt out so that the work of all workers is alike.
+reward, and the others are dealt out so that the work of all workers is alike. Calls that do not depend on each other
+are not waited for one by one: on different pools they run at the same time, on one pool one after the other.
 
 Legend: B responses (prompts x group size).
 """
@@ -27,7 +29,13 @@ from rljob_trainer.controller.balanced_order import balanced_order, imbalance
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, sample_seeds
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_LOSS, TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE
+from rljob_trainer.observability.metrics import (
+    ADVANTAGE_MEAN,
+    KL_LOSS,
+    TOKEN_IMBALANCE,
+    TOKEN_IMBALANCE_BEFORE,
+    Metrics,
+)
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
@@ -39,17 +47,21 @@ from rljob_trainer.workers.columns import (
     REF_LOGPROBS,
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
+    RETURNS,
     REWARDS,
     ROLLOUT_LOGPROBS,
     TOKENS,
+    VALUES,
 )
-from rljob_trainer.workers.protocols import ActorGroup, ReferenceGroup
+from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, PendingResult, ReferenceGroup
 
 TRAINING_STREAM = 0
 TOKEN_COLUMNS = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS)
 """Of a rollout: what an update needs."""
 SCORED_COLUMNS = (TOKENS, RESPONSE_MASK, IS_LEARNED)
-"""What a model needs that gives log-probabilities."""
+"""What a model needs that gives log-probabilities or values."""
+VALUE_COLUMNS = (*SCORED_COLUMNS, VALUES, RETURNS)
+"""What an update of the critic needs."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,10 @@ class StepPlan:
     seed: int
     num_data_ranks: int
     """Parts that the actor's batch is split into."""
+    num_critic_ranks: int
+    """Parts that the critic's batch is split into."""
+    critic_warmup_steps: int
+    """Steps in which the critic alone is trained."""
     rows_per_update: int
     """Responses of an optimizer update, over all workers."""
     has_dropout: bool
@@ -74,7 +90,7 @@ class StepPlan:
 
 
 class TrainingStep:
-    """Runs steps. `reference` is None where nothing needs it."""
+    """Runs steps. `reference` and `critic` are None where nothing needs them."""
 
     def __init__(
         self,
@@ -82,12 +98,14 @@ class TrainingStep:
         rollout: RolloutPhase,
         actor: ActorGroup,
         reference: ReferenceGroup | None,
+        critic: CriticGroup | None,
         timer: PhaseTimer,
     ) -> None:
         self.plan = plan
         self.rollout = rollout
         self.actor = actor
         self.reference = reference
+        self.critic = critic
         self.timer = timer
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
         self.needs_old_logprobs = (
@@ -115,7 +133,7 @@ class TrainingStep:
         lengths_B = rollout.lengths_B.where(is_learned_B, 0)
         order_B = balanced_order(lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
         batch = rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_LEARNED: is_learned_B})
-        batch = self._with_logprobs(batch.reorder(order_B) if self.plan.num_data_ranks > 1 else batch)
+        batch = self._scored(batch.reorder(order_B) if self.plan.num_data_ranks > 1 else batch)
         response_lengths_B = rollout.batch[RESPONSE_LENGTHS]
         kl_B = self._kl_for_reward(batch)[order_B.argsort()]
         if self.advantages.for_responses is not None:
@@ -128,8 +146,7 @@ class TrainingStep:
         else:
             columns_B = {REWARDS: rollout.rewards_B[order_B], GROUPS: groups_B[order_B]}
             batch = batch.union(self.actor.compute_token_advantages(batch.without([TOKENS]).with_columns(columns_B)))
-        with self.timer.phase("update_actor"):
-            metrics = self.actor.update_policy(batch, step)
+        metrics = self._updated(batch, lengths_B, order_B, step)
         others: dict[str, float] = {}
         if self.advantages.for_responses is not None and is_learned_B.any():
             others[ADVANTAGE_MEAN] = float(advantages_B[is_learned_B].mean())
@@ -143,11 +160,37 @@ class TrainingStep:
             TOKEN_IMBALANCE_BEFORE: imbalance(lengths_B, self.plan.num_data_ranks),
         }
 
-    def _with_logprobs(self, batch: DataProto) -> DataProto:
-        """The batch with the log-probabilities that are needed."""
+    def _scored(self, batch: DataProto) -> DataProto:
+        """The batch with the log-probabilities and values that are needed."""
+        asked, calls = batch.only(SCORED_COLUMNS), dict[str, PendingResult[DataProto]]()
         if self.needs_old_logprobs:
-            batch = self._with_old_logprobs(batch)
-        return batch if self.reference is None else self._with_ref_logprobs(batch)
+            calls["old_logprob"] = self.actor.compute_logprobs(asked)
+        if self.reference is not None:
+            calls["ref"] = self.reference.compute_ref_logprobs(asked)
+        if self.critic is not None:
+            calls["values"] = self.critic.compute_values(asked)
+        for phase, call in calls.items():
+            with self.timer.phase(phase):
+                batch = batch.union(call.result())
+        return batch
+
+    def _updated(self, batch: DataProto, lengths_B: torch.Tensor, order_B: torch.Tensor, step: int) -> dict[str, float]:
+        """Updates critic and actor; the metrics of both. The batch has the rollout's rows in this order; `lengths_B`
+        are the response tokens of the rollout's rows, 0 where they are not learned from."""
+        calls = dict[str, PendingResult[Metrics]]()
+        if self.critic is not None:
+            rows = batch.only(VALUE_COLUMNS)
+            if self.plan.num_critic_ranks != self.plan.num_data_ranks:
+                critics_B = balanced_order(lengths_B, self.plan.num_critic_ranks, self.plan.rows_per_update)
+                rows = rows.reorder(order_B.argsort()[critics_B])
+            calls["update_critic"] = self.critic.update_critic(rows, step)
+        if self.critic is None or step >= self.plan.critic_warmup_steps:
+            calls["update_actor"] = self.actor.update_policy(batch, step)
+        metrics: dict[str, float] = {}
+        for phase, call in calls.items():
+            with self.timer.phase(phase):
+                metrics.update(call.result())
+        return metrics
 
     def _kl_for_reward(self, batch: DataProto) -> torch.Tensor:
         """[B]: KL of each of the batch's responses; zeros where the job puts none into the reward, and for what is not
@@ -155,12 +198,3 @@ class TrainingStep:
         if not self.plan.algorithm.has_kl_in_reward:
             return torch.zeros(len(batch))
         return self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, OLD_LOGPROBS, REF_LOGPROBS]))[KL_SUMS]
-
-    def _with_old_logprobs(self, batch: DataProto) -> DataProto:
-        with self.timer.phase("old_logprob"):
-            return batch.union(self.actor.compute_logprobs(batch.only(SCORED_COLUMNS)))
-
-    def _with_ref_logprobs(self, batch: DataProto) -> DataProto:
-        assert self.reference is not None
-        with self.timer.phase("ref"):
-            return batch.union(self.reference.compute_ref_logprobs(batch.only(SCORED_COLUMNS)))

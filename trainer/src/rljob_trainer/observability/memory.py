@@ -29,6 +29,8 @@ class Owner(StrEnum):
     ROLLOUT_WEIGHTS = "rollout_weights"
     KV_CACHE = "kv_cache"
     REFERENCE = "reference"
+    CRITIC = "critic"
+    """Its shards, gradients and moments."""
     OTHER = "other"
     """Gathered parameters; on GPUs activations and buckets, too."""
 
@@ -45,6 +47,8 @@ class Boundary(StrEnum):
     SLEEP = "sleep"
     OLD_LOGPROBS = "old_logprobs"
     REF_LOGPROBS = "ref_logprobs"
+    VALUES = "values"
+    UPDATE_CRITIC = "update_critic"
     FORWARD_BACKWARD = "forward_backward"
     OPTIMIZER_STEP = "optimizer_step"
     """While the moments are still on the device."""

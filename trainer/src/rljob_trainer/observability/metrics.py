@@ -32,6 +32,16 @@ LEARNING_RATE: Final = "actor/lr"
 NUM_SKIPPED_UPDATES: Final = "actor/num_skipped_updates"
 """Updates whose gradients were not finite."""
 
+VALUE_LOSS: Final = "critic/vf_loss"
+VALUE_CLIP_FRACTION: Final = "critic/vf_clipfrac"
+VALUE_MEAN: Final = "critic/vpred_mean"
+EXPLAINED_VARIANCE: Final = "critic/vf_explained_var"
+"""1 - Var(return - value) / Var(return), with the values before the update: 1 where the critic knew all, 0 where it
+knew no more than the mean."""
+CRITIC_GRADIENT_NORM: Final = "critic/grad_norm"
+CRITIC_LEARNING_RATE: Final = "critic/lr"
+CRITIC_NUM_SKIPPED_UPDATES: Final = "critic/num_skipped_updates"
+
 ROUTER_LOSS: Final = "actor/router_aux_loss"
 """Auxiliary loss of a mixture of experts, before its coefficient; 1 x experts per token where all are used alike."""
 EXPERT_LOAD_MEAN: Final = "experts/load_imbalance_mean"

@@ -9,17 +9,14 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from pydantic import JsonValue
 from torch import Tensor
 
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_api.v1alpha1.policy_loss import LossType
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
-from rljob_trainer.algorithms.aggregation import Denominators, count_denominators
 from rljob_trainer.algorithms.functions import refuse_not_finite
 from rljob_trainer.algorithms.interfaces import KL_PENALTIES, TokenInputs, WholeInputs
 from rljob_trainer.algorithms.kl import kl_estimate, kl_sums
@@ -27,16 +24,9 @@ from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.checkpoints.layout import ShardRecord
-from rljob_trainer.checkpoints.load import load_into, open_checkpoint
-from rljob_trainer.checkpoints.random_state import capture_random_state, restore_random_state
-from rljob_trainer.checkpoints.save import HostBuffers, PendingShard, num_shard_bytes, save_shard_async
-from rljob_trainer.checkpoints.sharding import ShardedTensor, sharded_tensors_from_dtensors
-from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
-from rljob_trainer.dispatch.worker import Worker, WorkerContext
-from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.optimizer import learning_rate
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_batch import TokenBatch, in_rows
@@ -59,11 +49,13 @@ from rljob_trainer.workers.columns import (
     OLD_LOGPROBS,
     REF_LOGPROBS,
     RESPONSE_MASK,
+    RETURNS,
     REWARDS,
     ROLLOUT_LOGPROBS,
     learned_mask,
     token_batch,
 )
+from rljob_trainer.workers.rank_reduce import RankReduce, token_denominators
 from rljob_trainer.workers.rollout_agreement import (
     AgreementSums,
     log_ratios,
@@ -72,16 +64,9 @@ from rljob_trainer.workers.rollout_agreement import (
     with_weights,
     without_rejected,
 )
+from rljob_trainer.workers.trained import TrainedWorker
 from rljob_trainer.workers.update_loss import UpdateLoss
 from rljob_trainer.workers.update_sums import UpdateSums
-
-MODEL_PREFIX = "model."
-ADAPTER_PREFIX = "adapter."
-OPTIMIZER_PREFIX = "optimizer."
-"""Of tensor names in checkpoints."""
-
-MAX_SKIPPED_UPDATES = 5
-"""So many updates in a row with gradients that are not finite end the run."""
 
 
 @dataclass(frozen=True)
@@ -101,30 +86,16 @@ class ActorSettings:
     mini_batch_rows: int
 
 
-class RankReduce:
-    """`Reduce` over the data-parallel ranks of an engine."""
-
-    def __init__(self, engine: TrainEngine) -> None:
-        self.sum = engine.sum_over_ranks
-        self.max = engine.max_over_ranks
-
-
-class ActorWorker(Worker):
+class ActorWorker(TrainedWorker):
     """Updates the policy and scores tokens with it."""
 
     def __init__(self, context: WorkerContext, settings: ActorSettings) -> None:
         """Collective."""
-        super().__init__(context)
+        super().__init__(context, settings.engine)
         self.settings = settings
         self.advantages = advantage_estimator(settings.algorithm, settings.group_size)
         self.policy_loss = policy_loss(settings.algorithm)
-        self.engine = TrainEngine(settings.engine)
         self.policy_version = 0
-        self.num_loads = 0
-        """Checkpoints that were loaded: each begins another life of the weights."""
-        self.num_skipped_in_a_row = 0
-        self.host_buffers = HostBuffers()
-        self.pending_shard: PendingShard | None = None
         MEMORY.watch(self.memory)
 
     def memory(self) -> Bytes:
@@ -137,12 +108,7 @@ class ActorWorker(Worker):
             Owner.OTHER: memory.gathered,
         }
 
-    def mesh_position(self, mesh: str) -> MeshPosition:
-        """By the layout of the engine."""
-        del mesh
-        return self.engine.layout.position(self.context.rank)
-
-    @register(Dispatch.DP_COMPUTE_PROTO)
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_logprobs(self, batch: DataProto) -> DataProto:
         """Column OLD_LOGPROBS for a batch with TOKENS and RESPONSE_MASK, by the weights as they are now; 0 for rows
         that IS_LEARNED leaves out."""
@@ -161,7 +127,8 @@ class ActorWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_token_advantages(self, batch: DataProto) -> DataProto:
-        """Column ADVANTAGES with a value per token, by an estimator that works on tokens. Needs REWARDS, GROUPS,
+        """Column ADVANTAGES with a value per token, by an estimator that works on tokens; RETURNS, where it gives some
+        for a critic. Needs REWARDS, GROUPS,
         RESPONSE_MASK, IS_LEARNED, what the estimator names, and for KL_PENALTIES other than zeros OLD_LOGPROBS and
         REF_LOGPROBS."""
         assert self.advantages.for_tokens is not None, "this estimator works on one number per response"
@@ -175,9 +142,12 @@ class ActorWorker(Worker):
         )
         with _others_may_wait():
             found = self.advantages.for_tokens(inputs, RankReduce(self.engine))
-        return DataProto(ragged={ADVANTAGES: in_rows(found.advantages_N.float(), mask)})
+        columns = {ADVANTAGES: in_rows(found.advantages_N.float(), mask)}
+        if found.returns_N is not None:
+            columns[RETURNS] = in_rows(found.returns_N.float(), mask)
+        return DataProto(ragged=columns)
 
-    @register(Dispatch.DP_COMPUTE_METRIC)
+    @register(Dispatch.DP_COMPUTE_METRIC, blocking=False)
     def update_policy(self, batch: DataProto, step: int) -> Metrics:
         """All updates of training step `step` (from 0) on this worker's share of the batch.
 
@@ -210,47 +180,9 @@ class ActorWorker(Worker):
         metrics[NUM_SKIPPED_UPDATES] = float(sum(not math.isfinite(norm) for norm in norms))
         return metrics
 
-    @register(Dispatch.ONE_TO_ALL)
-    def num_checkpoint_bytes(self) -> int:
-        """What this rank's part of a checkpoint takes in storage."""
-        return num_shard_bytes(self._shards())
-
-    @register(Dispatch.ONE_TO_ALL)
-    def begin_checkpoint(self, folder: Path) -> None:
-        """Copies this rank's shards of weights and optimizer state and begins to write them in the background."""
-        self.pending_shard = save_shard_async(folder, self.context.rank, self._shards(), self.host_buffers)
-        MEMORY.mark(Boundary.SAVE)
-        self.engine.leave_moments()
-
-    @register(Dispatch.ONE_TO_ALL)
-    def is_checkpoint_written(self) -> bool:
-        """Whether `finish_checkpoint` would not have to wait."""
-        return self.pending_shard is None or self.pending_shard.done()
-
-    @register(Dispatch.ONE_TO_ALL)
-    def finish_checkpoint(self) -> ShardRecord:
-        """Waits until this rank's part is durable. Raises CheckpointError."""
-        assert self.pending_shard is not None, "begin_checkpoint first"
-        pending, self.pending_shard = self.pending_shard, None
-        return pending.wait()
-
-    @register(Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, folder: Path, policy_version: int) -> None:
-        """Fills weights and optimizer state, whatever the number of ranks was at the save. Raises CheckpointError."""
-        load_into(self._named_state(), open_checkpoint(folder))
-        self.engine.leave_moments()
+    def checkpoint_loaded(self, policy_version: int) -> None:
+        """The weights are of this version now."""
         self.policy_version = policy_version
-        self.num_loads += 1
-
-    @register(Dispatch.ONE_TO_ALL)
-    def random_state(self) -> JsonValue:
-        """The state of this process's random generators."""
-        return capture_random_state()
-
-    @register(Dispatch.ALL_TO_ALL)
-    def restore_random_state(self, state: JsonValue) -> None:
-        """Sets this process's random generators."""
-        restore_random_state(state)
 
     def _advantage_column(self, name: str, batch: DataProto, mask: RaggedColumn) -> Tensor:
         """[R], of the marked tokens."""
@@ -262,18 +194,6 @@ class ActorWorker(Worker):
         old_R, ref_R = (batch.ragged_column(each).values[mask.values] for each in (OLD_LOGPROBS, REF_LOGPROBS))
         return kl.coefficient * kl_estimate(old_R, ref_R, kl.estimator)
 
-    def _named_state(self) -> Iterator[tuple[str, Tensor]]:
-        """What training changes: of a model with adapters those alone."""
-        if self.settings.engine.adapters is None:
-            yield from ((MODEL_PREFIX + name, tensor) for name, tensor in self.engine.named_shards())
-        else:
-            yield from ((ADAPTER_PREFIX + name, tensor) for name, tensor in self.engine.named_adapters())
-        for name, tensor in self.engine.named_optimizer_state():
-            yield OPTIMIZER_PREFIX + name, tensor
-
-    def _shards(self) -> list[ShardedTensor]:
-        return sharded_tensors_from_dtensors(self._named_state(), self.context.rank)
-
     def _mini_batches(self, batch: DataProto) -> Iterator[TokenBatch]:
         names = {ADVANTAGES, ROLLOUT_LOGPROBS, *self.policy_loss.needs}
         names |= {name for name in (OLD_LOGPROBS, REF_LOGPROBS, CORRECTION_WEIGHTS) if name in batch.ragged}
@@ -283,7 +203,7 @@ class ActorWorker(Worker):
 
     def _update(self, mini_batch: TokenBatch, rate: float, sums: UpdateSums, agreement: AgreementSums | None) -> float:
         """One optimizer update; returns the gradient norm. Without any token to learn from nothing changes."""
-        denominators = self._denominators(mini_batch)
+        denominators = token_denominators(mini_batch, self.engine)
         if denominators.num_tokens == 0:
             return 0.0
         mini_batch, whole, whole_columns = self._whole_pass(mini_batch)
@@ -312,22 +232,11 @@ class ActorWorker(Worker):
             failures = self.engine.names_over_ranks(loss.failures)
             if failures:
                 raise AlgorithmFunctionError(failures[0])
-        with SPANS.span("optimizer_step"):
-            norm = self.engine.optimizer_step(rate)
-        self.num_skipped_in_a_row = 0 if math.isfinite(norm) else self.num_skipped_in_a_row + 1
-        if self.num_skipped_in_a_row >= MAX_SKIPPED_UPDATES:
+        try:
+            return self.optimizer_step(rate)
+        except NonFiniteUpdateError:
             refuse_not_finite(self.policy_loss, sums.reduced(self.engine, 1))
-            raise NonFiniteUpdateError(
-                f"actor: {MAX_SKIPPED_UPDATES} updates in a row had gradients that are not finite and were skipped; "
-                "lower spec.training.optimizer.learningRate, or look for infinite rewards in the samples"
-            )
-        return norm
-
-    def _denominators(self, mini_batch: TokenBatch) -> Denominators:
-        """Counts of the mini-batch over all workers."""
-        mine = count_denominators(Segments.of(mini_batch.response_lengths, torch.device("cpu")))
-        counts = torch.tensor([mine.num_tokens, mine.num_sequences], dtype=torch.float64)
-        return Denominators(*self.engine.sum_over_ranks(counts).tolist())
+            raise
 
     def _whole_pass(self, mini_batch: TokenBatch) -> tuple[TokenBatch, Mapping[str, Tensor], frozenset[str]]:
         """The mini-batch with what the loss wants to know of all of it before any gradient: values per token as

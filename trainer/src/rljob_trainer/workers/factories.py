@@ -19,6 +19,7 @@ from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.source import ModelPlace
 from rljob_trainer.settings import variables_named
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
+from rljob_trainer.workers.critic import CriticSettings, CriticWorker
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
 from rljob_trainer.workers.reward import RewardSettings, RewardWorker
@@ -26,7 +27,7 @@ from rljob_trainer.workers.rollout import RolloutWorker
 
 log = logging.getLogger(__name__)
 
-ACTOR, ROLLOUT, HYBRID, REFERENCE, REWARD = "actor", "rollout", "hybrid", "ref", "reward"
+ACTOR, ROLLOUT, HYBRID, REFERENCE, REWARD, CRITIC = "actor", "rollout", "hybrid", "ref", "reward", "critic"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,14 @@ def make_actor(
     """The policy in training."""
     engine = replace(settings.engine, device=context.device, model_folder=model.folder())
     return ActorWorker(context, replace(settings, engine=engine))
+
+
+def make_critic(
+    settings: CriticSettings, model: ModelPlace, context: WorkerContext, _others: Mapping[str, Worker]
+) -> Worker:
+    """The critic. `model` is where it begins."""
+    engine = replace(settings.engine, device=context.device, model_folder=model.folder())
+    return CriticWorker(context, replace(settings, engine=engine))
 
 
 def make_reference(

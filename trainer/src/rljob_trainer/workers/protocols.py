@@ -6,7 +6,7 @@ A worker group has these methods once it is built for the worker class of the sa
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pydantic import JsonValue
 
@@ -15,11 +15,45 @@ from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
 
+Result_co = TypeVar("Result_co", covariant=True)
 
-class ActorGroup(Protocol):
+
+class PendingResult(Protocol[Result_co]):
+    """What a call gives that is not waited for; see `groups.calls.Pending`."""
+
+    def result(self) -> Result_co:
+        """Waits; the same result each time."""
+
+
+class TrainedGroup(Protocol):
+    """All ranks of a model in training: what it has for checkpoints; see `TrainedWorker`."""
+
+    def num_checkpoint_bytes(self) -> list[int]:
+        """One number per rank; see TrainedWorker.num_checkpoint_bytes."""
+
+    def begin_checkpoint(self, folder: Path, first_writer: int = 0) -> list[None]:
+        """See TrainedWorker.begin_checkpoint."""
+
+    def is_checkpoint_written(self) -> list[bool]:
+        """One answer per rank; see TrainedWorker.is_checkpoint_written."""
+
+    def finish_checkpoint(self) -> list[ShardRecord]:
+        """One record per rank; see TrainedWorker.finish_checkpoint."""
+
+    def load_checkpoint(self, folder: Path, policy_version: int) -> list[None]:
+        """See TrainedWorker.load_checkpoint."""
+
+    def random_state(self) -> list[JsonValue]:
+        """One document per rank; see TrainedWorker.random_state."""
+
+    def restore_random_state(self, state: list[JsonValue]) -> list[None]:
+        """One document per rank; see TrainedWorker.restore_random_state."""
+
+
+class ActorGroup(TrainedGroup, Protocol):
     """All ranks of `ActorWorker`."""
 
-    def compute_logprobs(self, batch: DataProto) -> DataProto:
+    def compute_logprobs(self, batch: DataProto) -> PendingResult[DataProto]:
         """See ActorWorker.compute_logprobs."""
 
     def compute_kl_sums(self, batch: DataProto) -> DataProto:
@@ -28,29 +62,8 @@ class ActorGroup(Protocol):
     def compute_token_advantages(self, batch: DataProto) -> DataProto:
         """See ActorWorker.compute_token_advantages."""
 
-    def update_policy(self, batch: DataProto, step: int) -> Metrics:
+    def update_policy(self, batch: DataProto, step: int) -> PendingResult[Metrics]:
         """See ActorWorker.update_policy."""
-
-    def num_checkpoint_bytes(self) -> list[int]:
-        """One number per rank; see ActorWorker.num_checkpoint_bytes."""
-
-    def begin_checkpoint(self, folder: Path) -> list[None]:
-        """See ActorWorker.begin_checkpoint."""
-
-    def is_checkpoint_written(self) -> list[bool]:
-        """One answer per rank; see ActorWorker.is_checkpoint_written."""
-
-    def finish_checkpoint(self) -> list[ShardRecord]:
-        """One record per rank; see ActorWorker.finish_checkpoint."""
-
-    def load_checkpoint(self, folder: Path, policy_version: int) -> list[None]:
-        """See ActorWorker.load_checkpoint."""
-
-    def random_state(self) -> list[JsonValue]:
-        """One document per rank; see ActorWorker.random_state."""
-
-    def restore_random_state(self, state: list[JsonValue]) -> list[None]:
-        """One document per rank; see ActorWorker.restore_random_state."""
 
 
 class HybridGroup(Protocol):
@@ -66,10 +79,20 @@ class HybridGroup(Protocol):
         """See HybridWorker.take_memory."""
 
 
+class CriticGroup(TrainedGroup, Protocol):
+    """All ranks of `CriticWorker`."""
+
+    def compute_values(self, batch: DataProto) -> PendingResult[DataProto]:
+        """See CriticWorker.compute_values."""
+
+    def update_critic(self, batch: DataProto, step: int) -> PendingResult[Metrics]:
+        """See CriticWorker.update_critic."""
+
+
 class ReferenceGroup(Protocol):
     """All ranks of `ReferenceWorker`."""
 
-    def compute_ref_logprobs(self, batch: DataProto) -> DataProto:
+    def compute_ref_logprobs(self, batch: DataProto) -> PendingResult[DataProto]:
         """See ReferenceWorker.compute_ref_logprobs."""
 
 

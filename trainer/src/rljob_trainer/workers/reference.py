@@ -34,7 +34,7 @@ class ReferenceWorker(Worker):
         del mesh
         return self.engine.layout.position(self.context.rank)
 
-    @register(Dispatch.DP_COMPUTE_PROTO)
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_ref_logprobs(self, batch: DataProto) -> DataProto:
         """Column REF_LOGPROBS for a batch with TOKENS and RESPONSE_MASK; 0 for rows that IS_LEARNED leaves out."""
         tokens = token_batch(batch)

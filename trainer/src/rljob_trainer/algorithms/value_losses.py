@@ -1,0 +1,64 @@
+"""The critic's loss per token. Aggregation to one number is `aggregation`'s work.
+
+Legend: N response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.algorithms.interfaces import Reduce
+from rljob_trainer.algorithms.slopes import with_slopes
+
+VALUE_CLIPPED_SUM = "vf_clipfrac"
+"""Tokens whose value has moved out of the range about the old one, where that makes the larger loss."""
+VALUE_SUM = "vpred_mean"
+
+
+@dataclass(frozen=True)
+class ValueLosses:
+    """Of one micro-batch."""
+
+    losses_N: Tensor
+    sums: Mapping[str, Tensor]
+    """0-d, without gradient: sums over response tokens."""
+
+
+def clipped_value_loss(
+    values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, clip_range: float | None
+) -> ValueLosses:
+    """max((V - R)^2, (clip(V, V_old - range, V_old + range) - R)^2) / 2, [N]; without a range (V - R)^2 / 2.
+
+    Source: Huang et al. 2022, "The 37 Implementation Details of Proximal Policy Optimization", detail 9 (Schulman's
+    implementation of arXiv 1707.06347). Differentiable in `values_N`, once: the derivative is V - R, or 0 where the
+    held value has the larger loss.
+    """
+    with torch.no_grad():
+        errors_N = values_N - returns_N
+        losses_N = errors_N.square()
+        slopes_N = errors_N
+        num_clipped = losses_N.new_zeros((), dtype=torch.int64)
+        if clip_range is not None:
+            held_N = values_N.clamp(old_values_N - clip_range, old_values_N + clip_range).sub_(returns_N).square_()
+            is_held_N = held_N > losses_N
+            losses_N = torch.maximum(losses_N, held_N)
+            slopes_N = errors_N.masked_fill(is_held_N, 0.0)
+            num_clipped = is_held_N.sum()
+        losses_N = losses_N.mul_(0.5)
+        sums = {VALUE_CLIPPED_SUM: num_clipped, VALUE_SUM: values_N.sum(dtype=torch.float64)}
+    return ValueLosses(with_slopes(values_N, losses_N, slopes_N), sums)
+
+
+def explained_variance(values_N: Tensor, returns_N: Tensor, reduce: Reduce) -> float:
+    """1 - Var(R - V) / Var(R) over the tokens of all workers; 0 where all returns are equal. Collective."""
+    returns_N, errors_N = returns_N.double(), returns_N.double() - values_N.double()
+    count = returns_N.new_full((), len(returns_N))
+    count, *sums = reduce.sum(torch.stack([count, returns_N.sum(), errors_N.sum()])).tolist()
+    means = [each / max(count, 1.0) for each in sums]
+    squares = [(each_N - mean).square().sum() for each_N, mean in zip((returns_N, errors_N), means, strict=True)]
+    total, unexplained = reduce.sum(torch.stack(squares)).tolist()
+    return 1.0 - unexplained / total if total else 0.0

@@ -1,0 +1,141 @@
+"""The roles of a job's models: where each is, how it is laid out there, and what it is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from rljob_api.handover import TrainerJob
+from rljob_api.quantities import bytes_of
+from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.rollout import Compile
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, critic_of, reference_engine
+from rljob_trainer.controller.job_checks import needs_critic, needs_reference, samples_all_tokens
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.models.source import ModelPlace
+from rljob_trainer.workers.actor import ActorSettings, ActorWorker
+from rljob_trainer.workers.critic import CriticSettings, CriticWorker
+from rljob_trainer.workers.factories import (
+    ACTOR,
+    CRITIC,
+    HYBRID,
+    REFERENCE,
+    ROLLOUT,
+    RolloutSettings,
+    make_actor,
+    make_critic,
+    make_hybrid,
+    make_reference,
+    make_rollout,
+)
+from rljob_trainer.workers.hybrid import HybridWorker
+from rljob_trainer.workers.reference import ReferenceWorker
+from rljob_trainer.workers.rollout import RolloutWorker
+
+
+def num_workers_of(spec: RLJobSpec, role: str) -> int:
+    """Processes of a role: one for each GPU of its pool."""
+    [pool] = [pool for pool in spec.pools if pool.name == placed_roles(spec, [role])[role]]
+    return pool.nodes * pool.gpus_per_node
+
+
+def layout_of(spec: RLJobSpec, role: str) -> ParallelLayout:
+    """Of the actor, or of the reference: beside adapters that of the actor where the job names none, so that the actor
+    has the model."""
+    place = spec.roles.train_role(role)
+    is_shared = spec.training.model.lora is not None and spec.placed_roles()[role] == spec.placed_roles()[ACTOR]
+    if is_shared and place.shard_size is None and place.sequence_parallel is None:
+        place = spec.roles.actor
+    return ParallelLayout.of(num_workers_of(spec, role), place.shard_size, place.num_sequence_ranks)
+
+
+def train_roles(spec: RLJobSpec) -> list[str]:
+    """Those that a train engine serves."""
+    asked = {REFERENCE: needs_reference(spec), CRITIC: needs_critic(spec)}
+    return [ACTOR, *(role for role, is_asked in asked.items() if is_asked)]
+
+
+def num_data_ranks_of(spec: RLJobSpec, role: str) -> int:
+    """Parts that the role's batches are split into."""
+    return layout_of(spec, role).num_data_ranks
+
+
+def mini_batch_rows_of(spec: RLJobSpec, role: str) -> int:
+    """A worker's share of a mini-batch, in sequences."""
+    training = spec.training
+    num_prompts = training.mini_batch_size or training.batch_size
+    return num_prompts * training.rollout.group_size // num_data_ranks_of(spec, role)
+
+
+def critic_settings(spec: RLJobSpec, dtype: torch.dtype) -> CriticSettings:
+    """What a critic is built from; each worker puts in its own folder and device."""
+    critic = critic_of(spec)
+    return CriticSettings(
+        engine=critic_engine(spec, dtype, layout_of(spec, CRITIC)),
+        optimizer=critic.optimizer,
+        clip_range=critic.value_clip_range or None,
+        num_steps=spec.training.steps,
+        num_epochs_per_batch=spec.training.num_epochs_per_batch,
+        mini_batch_rows=mini_batch_rows_of(spec, CRITIC),
+    )
+
+
+def model_roles(
+    job: TrainerJob, model: ModelPlace, longest_prompt: int, critic_model: ModelPlace | None = None
+) -> list[RoleSpec]:
+    """The roles of the models, in the order in which they are built. `critic_model` is where a critic begins: None for
+    where the policy does."""
+    training = job.spec.training
+    rollout = training.rollout
+    dtype = torch.bfloat16 if training.model.dtype is Dtype.BFLOAT16 else torch.float32
+    frozen = reference_engine(job.spec, dtype, layout_of(job.spec, REFERENCE))
+    trained = actor_engine(job.spec, dtype, layout_of(job.spec, ACTOR))
+    actor = ActorSettings(
+        engine=trained,
+        algorithm=resolve_algorithm(training.algorithm),
+        optimizer=training.optimizer,
+        temperature=rollout.temperature,
+        max_new_tokens=rollout.max_new_tokens,
+        group_size=rollout.group_size,
+        samples_all_tokens=samples_all_tokens(rollout),
+        num_steps=training.steps,
+        num_epochs_per_batch=training.num_epochs_per_batch,
+        mini_batch_rows=mini_batch_rows_of(job.spec, ACTOR),
+    )
+    generator = RolloutSettings(
+        model=model,
+        engine=rollout.engine,
+        compiles=rollout.compile is Compile.ALWAYS,
+        dtype=dtype,
+        tensor_parallel=job.spec.roles.rollout.tensor_parallel,
+        max_model_length=longest_prompt + rollout.max_new_tokens,
+        max_num_sequences=rollout.max_num_sequences,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
+        seed=training.seed,
+        keeps_weights_asleep=rollout.sync_every_steps > 1,
+        adapters=trained.adapters,
+        per_request_seeds=rollout.per_request_seeds,
+    )
+    roles = [RoleSpec(ACTOR, ActorWorker, partial(make_actor, actor, model))]
+    if needs_reference(job.spec):
+        roles.append(RoleSpec(REFERENCE, ReferenceWorker, partial(make_reference, frozen, model, rollout.temperature)))
+    if needs_critic(job.spec):
+        critic = critic_settings(job.spec, dtype)
+        roles.append(RoleSpec(CRITIC, CriticWorker, partial(make_critic, critic, critic_model or model)))
+    return [
+        *roles,
+        RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),
+        RoleSpec(HYBRID, HybridWorker, partial(make_hybrid, dtype, training.seed)),
+    ]
+
+
+def placed_roles(spec: RLJobSpec, roles: Sequence[str]) -> dict[str, str]:
+    """The pool of each of these roles: of one that a job does not place, that of the actor."""
+    places = spec.placed_roles()
+    return {role: places.get(role, places[ACTOR]) for role in roles}

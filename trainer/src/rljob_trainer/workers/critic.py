@@ -1,0 +1,184 @@
+"""The critic: a model that says what reward is still to come, and is fitted to what came.
+
+Legend: R response tokens of the rows at hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rljob_api.v1alpha1.algorithm import LossAggregation
+from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
+from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss
+from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.value_losses import clipped_value_loss, explained_variance
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.dispatch.modes import Dispatch
+from rljob_trainer.dispatch.register import register
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.optimizer import learning_rate
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch, in_rows
+from rljob_trainer.observability.memory import MEMORY, Boundary, Bytes, Owner
+from rljob_trainer.observability.metrics import (
+    CRITIC_GRADIENT_NORM,
+    CRITIC_LEARNING_RATE,
+    CRITIC_NUM_SKIPPED_UPDATES,
+    EXPLAINED_VARIANCE,
+    VALUE_LOSS,
+    Metrics,
+)
+from rljob_trainer.observability.spans import SPANS
+from rljob_trainer.workers.columns import RETURNS, VALUES, learned_mask, token_batch
+from rljob_trainer.workers.rank_reduce import RankReduce, token_denominators
+from rljob_trainer.workers.trained import TrainedWorker
+
+CRITIC_PREFIX = "critic."
+"""Of tensor names in checkpoints."""
+METRIC_PREFIX = "critic/"
+"""Before the names of the loss's own sums."""
+
+
+@dataclass(frozen=True)
+class CriticSettings:
+    """What a critic is built from. `mini_batch_rows` is this worker's share of a mini-batch, in sequences."""
+
+    engine: TrainEngineSettings
+    optimizer: OptimizerSpec
+    clip_range: float | None
+    """How far a value may move from the old one before its loss is held; None for no bound."""
+    num_steps: int
+    num_epochs_per_batch: int
+    mini_batch_rows: int
+
+
+class CriticWorker(TrainedWorker):
+    """Gives values of tokens, and learns them."""
+
+    prefix = CRITIC_PREFIX
+    learning_rate_field = "spec.training.critic.optimizer.learningRate"
+
+    def __init__(self, context: WorkerContext, settings: CriticSettings) -> None:
+        """Collective."""
+        super().__init__(context, settings.engine)
+        self.settings = settings
+        MEMORY.watch(self.memory)
+
+    def memory(self) -> Bytes:
+        """What this role has on the device now."""
+        memory = self.engine.memory
+        return {
+            Owner.CRITIC: memory.parameters + memory.gradients + memory.moments,
+            Owner.OTHER: memory.gathered,
+        }
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def compute_values(self, batch: DataProto) -> DataProto:
+        """Column VALUES for a batch with TOKENS and RESPONSE_MASK; 0 for rows that IS_LEARNED leaves out."""
+        tokens = token_batch(batch)
+        values_R = self.engine.values(tokens)
+        self.engine.leave_device()
+        MEMORY.mark(Boundary.VALUES)
+        return DataProto(ragged={VALUES: in_rows(values_R, tokens.response_mask)})
+
+    @register(Dispatch.DP_COMPUTE_METRIC, blocking=False)
+    def update_critic(self, batch: DataProto, step: int) -> Metrics:
+        """All updates of training step `step` (from 0) on this worker's share of the batch.
+
+        Needs TOKENS, RESPONSE_MASK, IS_LEARNED, VALUES, RETURNS. Metrics are those of the whole batch, equal on all
+        ranks. Raises NonFiniteUpdateError after several updates in a row whose gradients are not finite."""
+        rate = learning_rate(self.settings.optimizer, step, self.settings.num_steps)
+        sums = ValueSums()
+        explained = self._explained_variance(batch)
+        norms = [self._update(mini_batch, rate, sums) for mini_batch in self._mini_batches(batch)]
+        self.engine.leave_device()
+        MEMORY.mark(Boundary.UPDATE_CRITIC)
+        return {
+            **sums.reduced(self.engine, len(norms)),
+            EXPLAINED_VARIANCE: explained,
+            CRITIC_GRADIENT_NORM: sum(norms) / len(norms),
+            CRITIC_LEARNING_RATE: rate,
+            CRITIC_NUM_SKIPPED_UPDATES: float(sum(not math.isfinite(norm) for norm in norms)),
+        }
+
+    def _explained_variance(self, batch: DataProto) -> float:
+        mask_L = learned_mask(batch).values
+        values_R, returns_R = (batch.ragged_column(name).values[mask_L] for name in (VALUES, RETURNS))
+        return explained_variance(values_R, returns_R, RankReduce(self.engine))
+
+    def _mini_batches(self, batch: DataProto) -> Iterator[TokenBatch]:
+        for _ in range(self.settings.num_epochs_per_batch):
+            for rows in batch.split(self.settings.mini_batch_rows):
+                yield token_batch(rows, (VALUES, RETURNS))
+
+    def _update(self, mini_batch: TokenBatch, rate: float, sums: ValueSums) -> float:
+        """One optimizer update; returns the gradient norm. Without any token to learn from nothing changes."""
+        denominators = token_denominators(mini_batch, self.engine)
+        if denominators.num_tokens == 0:
+            return 0.0
+        loss = ValueUpdate(self.settings.clip_range, self.engine.layout.gradient_divisor, denominators, sums)
+        with SPANS.span("forward_backward"):
+            self.engine.fit_values(mini_batch, loss)
+        return self.optimizer_step(rate)
+
+
+class ValueSums:
+    """What the updates of a step are reported by: sums over this rank's response tokens, on the device until the step's
+    end."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, num_tokens: int, sums: Mapping[str, Tensor]) -> None:
+        """Adds one micro-batch; 0-d numbers by the names of metrics."""
+        self.num_tokens += num_tokens
+        for name, value in sums.items():
+            value = value.detach().double()
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def reduced(self, engine: TrainEngine, num_updates: int) -> dict[str, float]:
+        """Collective. Metrics of the whole batch, equal on all ranks."""
+        names = engine.names_over_ranks([*self.sums, VALUE_LOSS])
+        zero = torch.zeros((), dtype=torch.float64, device=engine.device)
+        mine = torch.stack([zero + self.num_tokens, *(self.sums.get(name, zero) for name in names)])
+        num_tokens, *sums = engine.sum_over_ranks(mine).tolist()
+        counted = {VALUE_LOSS: float(num_updates)}
+        return {name: value / max(1.0, counted.get(name, num_tokens)) for name, value in zip(names, sums, strict=True)}
+
+
+@dataclass(frozen=True)
+class ValueUpdate:
+    """The loss of one update: called with each micro-batch, whose numbers go to `sums`."""
+
+    clip_range: float | None
+    gradient_divisor: int
+    """What gradients are averaged over."""
+    denominators: Denominators
+    sums: ValueSums
+
+    def __call__(self, micro_batch: MicroBatch, values_R: Tensor) -> Tensor:
+        """The micro-batch's part of the mini-batch's loss, 0-d, times what gradients are averaged over: the mean over
+        response tokens."""
+        if not len(values_R):
+            # A rank that has fewer rows than others still takes part in the gradient's collectives.
+            return values_R.sum()
+        columns = micro_batch.columns
+        found = clipped_value_loss(values_R, columns[VALUES], columns[RETURNS], self.clip_range)
+        loss = aggregate_loss(
+            found.losses_N,
+            Segments.of(micro_batch.response_lengths, values_R.device),
+            LossAggregation.TOKEN_MEAN,
+            self.denominators,
+            dp_size=self.gradient_divisor,
+            max_new_tokens=1,
+        )
+        own = {METRIC_PREFIX + name: value for name, value in found.sums.items()}
+        self.sums.add(len(values_R), {VALUE_LOSS: loss / self.gradient_divisor, **own})
+        return loss

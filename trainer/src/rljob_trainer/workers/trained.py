@@ -1,0 +1,132 @@
+"""What the workers of all models in training have in common: the engine, its updates, its part of checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import JsonValue
+from torch import Tensor
+
+from rljob_trainer.checkpoints.layout import ShardRecord
+from rljob_trainer.checkpoints.load import load_into, open_checkpoint
+from rljob_trainer.checkpoints.random_state import capture_random_state, restore_random_state
+from rljob_trainer.checkpoints.save import HostBuffers, PendingShard, num_shard_bytes, save_shard_async
+from rljob_trainer.checkpoints.sharding import ShardedTensor, sharded_tensors_from_dtensors
+from rljob_trainer.dispatch.mesh import MeshPosition
+from rljob_trainer.dispatch.modes import Dispatch
+from rljob_trainer.dispatch.register import register
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.errors import NonFiniteUpdateError
+from rljob_trainer.observability.memory import MEMORY, Boundary
+from rljob_trainer.observability.spans import SPANS
+
+MODEL_PREFIX = "model."
+ADAPTER_PREFIX = "adapter."
+OPTIMIZER_PREFIX = "optimizer."
+"""Of tensor names in checkpoints, after the role's own prefix."""
+
+MAX_SKIPPED_UPDATES = 5
+"""So many updates in a row with gradients that are not finite end the run."""
+
+
+class TrainedWorker(Worker):
+    """One rank of a model in training. `prefix` is that of its tensors in checkpoints: a checkpoint has all roles."""
+
+    prefix = ""
+    learning_rate_field = "spec.training.optimizer.learningRate"
+
+    def __init__(self, context: WorkerContext, settings: TrainEngineSettings) -> None:
+        """Collective."""
+        super().__init__(context)
+        self.engine = TrainEngine(settings)
+        self.num_loads = 0
+        """Checkpoints that were loaded: each begins another life of the weights."""
+        self.num_skipped_in_a_row = 0
+        self.host_buffers = HostBuffers()
+        self.pending_shard: PendingShard | None = None
+
+    def mesh_position(self, mesh: str) -> MeshPosition:
+        """By the layout of the engine."""
+        del mesh
+        return self.engine.layout.position(self.context.rank)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def num_checkpoint_bytes(self) -> int:
+        """What this rank's part of a checkpoint takes in storage."""
+        return num_shard_bytes(self._shards())
+
+    @register(Dispatch.ONE_TO_ALL)
+    def begin_checkpoint(self, folder: Path, first_writer: int = 0) -> None:
+        """Copies this rank's shards of weights and optimizer state and begins to write them in the background.
+
+        Writers of a checkpoint are numbered over all roles; those of this role from `first_writer` on."""
+        writer = first_writer + self.context.rank
+        self.pending_shard = save_shard_async(folder, writer, self._shards(), self.host_buffers)
+        MEMORY.mark(Boundary.SAVE)
+        self.engine.leave_moments()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def is_checkpoint_written(self) -> bool:
+        """Whether `finish_checkpoint` would not have to wait."""
+        return self.pending_shard is None or self.pending_shard.done()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def finish_checkpoint(self) -> ShardRecord:
+        """Waits until this rank's part is durable. Raises CheckpointError."""
+        assert self.pending_shard is not None, "begin_checkpoint first"
+        pending, self.pending_shard = self.pending_shard, None
+        return pending.wait()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: Path, policy_version: int) -> None:
+        """Fills weights and optimizer state, whatever the number of ranks was at the save. Raises CheckpointError."""
+        load_into(self._named_state(), open_checkpoint(folder))
+        self.engine.leave_moments()
+        self.num_loads += 1
+        self.checkpoint_loaded(policy_version)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def random_state(self) -> JsonValue:
+        """The state of this process's random generators."""
+        return capture_random_state()
+
+    @register(Dispatch.ALL_TO_ALL)
+    def restore_random_state(self, state: JsonValue) -> None:
+        """Sets this process's random generators."""
+        restore_random_state(state)
+
+    def checkpoint_loaded(self, policy_version: int) -> None:
+        """Called when the weights are those of a checkpoint."""
+
+    def optimizer_step(self, rate: float) -> float:
+        """Collective. Returns the gradients' norm; what is not finite is skipped.
+
+        Raises NonFiniteUpdateError after MAX_SKIPPED_UPDATES in a row that were."""
+        with SPANS.span("optimizer_step"):
+            norm = self.engine.optimizer_step(rate)
+        self.num_skipped_in_a_row = 0 if math.isfinite(norm) else self.num_skipped_in_a_row + 1
+        if self.num_skipped_in_a_row >= MAX_SKIPPED_UPDATES:
+            raise NonFiniteUpdateError(
+                f"{self.prefix.rstrip('.') or 'actor'}: {MAX_SKIPPED_UPDATES} updates in a row had gradients that are "
+                f"not finite and were skipped; lower {self.learning_rate_field}, or look for infinite rewards in the "
+                "samples"
+            )
+        return norm
+
+    def _named_state(self) -> Iterator[tuple[str, Tensor]]:
+        """What training changes: of a model with adapters those alone."""
+        if self.engine.settings.adapters is None:
+            trained, kind = self.engine.named_shards(), MODEL_PREFIX
+        else:
+            trained, kind = self.engine.named_adapters(), ADAPTER_PREFIX
+        for name, tensor in trained:
+            yield self.prefix + kind + name, tensor
+        for name, tensor in self.engine.named_optimizer_state():
+            yield self.prefix + OPTIMIZER_PREFIX + name, tensor
+
+    def _shards(self) -> list[ShardedTensor]:
+        return sharded_tensors_from_dtensors(self._named_state(), self.context.rank)
