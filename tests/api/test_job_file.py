@@ -304,7 +304,7 @@ def test_a_rule_is_shown_at_the_value_that_breaks_it() -> None:
     line, column, path, message = only_problem(JOB + "    rollout: {groupSize: 1}\n")
     assert (line, column, path) == (17, 26, "spec.training.rollout.groupSize")
     assert message == (
-        "GroupRelative advantages compare responses to the same prompt and need at least 2 of them (seen: 1);"
+        "the job's advantage compares responses to the same prompt and needs at least 2 of them (seen: 1);"
         " set groupSize to 2 or more (8 is usual)"
     )
 
