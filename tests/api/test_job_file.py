@@ -9,6 +9,8 @@ import pytest
 from rljob_api.errors import ContractError, JobFileError, Problem
 from rljob_api.job_file import load_job_file, load_job_text, resolved_job_text
 from rljob_api.pydantic_messages import model_at
+from rljob_api.v1alpha1.advantage import AdvantageType
+from rljob_api.v1alpha1.algorithm import AlgorithmType
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.moved_fields import MOVED_FIELDS
 
@@ -34,6 +36,8 @@ spec:
 
 WHOLE = "write it without quotes or decimals"
 DATASETS = "File, HuggingFace, ReasoningGym"
+RECIPES = ", ".join(AlgorithmType)
+ADVANTAGES = ", ".join(AdvantageType)
 
 
 def problems(text: str) -> list[Problem]:
@@ -153,10 +157,15 @@ def test_every_new_place_of_a_moved_field_is_there_and_every_old_one_is_not() ->
 @pytest.mark.parametrize(
     ("algorithm", "path", "expected"),
     [
-        ("{type: PPO}", "type", 'must be one of GRPO, DrGRPO (seen: "PPO"); choose one of them'),
-        ("{type: drgrpo}", "type", 'must be one of GRPO, DrGRPO (seen: "drgrpo"); did you mean DrGRPO?'),
-        ("{advantage: {type: GAE}}", "advantage.type",
-         'must be one of GroupRelative, Function (seen: "GAE"); choose one of them'),
+        ("{type: A2C}", "type", f'must be one of {RECIPES} (seen: "A2C"); choose one of them'),
+        ("{type: drgrpo}", "type", f'must be one of {RECIPES} (seen: "drgrpo"); did you mean DrGRPO?'),
+        ("{advantage: {type: RLOO}}", "advantage.type",
+         f'must be one of {ADVANTAGES} (seen: "RLOO"); choose one of them'),
+        ("{type: RLOO, advantage: {groupRelative: {}}}", "advantage.groupRelative",
+         "the block `groupRelative` is ignored: the advantage that the job chooses is not GroupRelative;"
+         " remove the block, or write `type: GroupRelative` beside it"),
+        ("{advantage: {type: GAE, gae: {lambda: 1.5}}}", "advantage.gae.lambda",
+         "must be at most 1 (seen: 1.5); lower it"),
         ("{loss: {type: Clip}}", "loss.type", 'must be one of Clipped, Function (seen: "Clip"); did you mean Clipped?'),
         ("{loss: {type: Function, function: {path: mine}}}", "loss.function.path",
          "must look like ^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
@@ -304,7 +313,7 @@ def test_a_rule_is_shown_at_the_value_that_breaks_it() -> None:
     line, column, path, message = only_problem(JOB + "    rollout: {groupSize: 1}\n")
     assert (line, column, path) == (17, 26, "spec.training.rollout.groupSize")
     assert message == (
-        "GroupRelative advantages compare responses to the same prompt and need at least 2 of them (seen: 1);"
+        "the job's advantage compares responses to the same prompt and needs at least 2 of them (seen: 1);"
         " set groupSize to 2 or more (8 is usual)"
     )
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.v1alpha1.advantage import Advantage, AdvantageType, GroupRelative
+from rljob_api.v1alpha1.advantage import (
+    Advantage,
+    AdvantageType,
+    Gae,
+    GroupRelative,
+    OptimalTokenBaseline,
+    ReinforcePlusPlus,
+)
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType, LossAggregation
 from rljob_api.v1alpha1.kl import Kl
 from rljob_api.v1alpha1.policy_loss import Clipped, Loss, LossType
@@ -55,7 +62,8 @@ def test_what_a_job_says_goes_before_the_recipe_and_changes_nothing_else(recipe:
     assert only_high.loss.clipped == ResolvedClipped(low, 0.28, plain.loss.clipped.dual_clip_ratio)
     assert (only_high.advantage, only_high.aggregation) == (plain.advantage, plain.aggregation)
     for by_std in (True, False):
-        rule = resolved(wire | {"advantage": {"groupRelative": {"normalizeByStd": by_std}}})
+        chosen = {"type": "GroupRelative", "groupRelative": {"normalizeByStd": by_std}}
+        rule = resolved(wire | {"advantage": chosen})
         assert rule.advantage.group_relative == ResolvedGroupRelative(normalize_by_std=by_std)
         assert rule.loss == plain.loss
     for aggregation in LossAggregation:
@@ -76,10 +84,24 @@ def test_a_function_takes_the_place_of_a_part_and_leaves_the_other() -> None:
     assert rule.loss == resolved({}).loss
 
 
+def test_an_advantage_by_itself_has_its_block_and_no_other() -> None:
+    def advantage(**wire: object) -> ResolvedAdvantage:
+        return resolved({"advantage": wire}).advantage
+
+    assert advantage(type="GAE", gae={"lambda": 0.95}) == ResolvedAdvantage(AdvantageType.GAE, gae=Gae(lambda_=0.95))
+    assert advantage(type="GAE").gae == Gae.from_wire({"gamma": 1.0, "lambda": 1.0})
+    assert advantage(type="OptimalTokenBaseline").optimal_token_baseline == OptimalTokenBaseline(zero_tail=True)
+    assert advantage(type="LeaveOneOut") == ResolvedAdvantage(AdvantageType.LEAVE_ONE_OUT)
+    of_recipe = resolved({"type": "ReinforcePlusPlus", "advantage": {"reinforcePlusPlus": {"gamma": 0.9}}}).advantage
+    assert of_recipe.reinforce_plus_plus == ReinforcePlusPlus(gamma=0.9)
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [
         *(Algorithm(type=recipe) for recipe in AlgorithmType),
+        *(Algorithm(advantage=Advantage(type=each)) for each in AdvantageType if each is not AdvantageType.FUNCTION),
+        Algorithm(advantage=Advantage(type=AdvantageType.GAE, gae=Gae(gamma=0.99, lambda_=0.95))),
         Algorithm(advantage=Advantage(type=AdvantageType.FUNCTION, function=OWN), entropy_coefficient=0.5),
         Algorithm(loss=Loss(type=LossType.FUNCTION, function=OWN), drop_zero_variance_groups=True),
         Algorithm(

@@ -35,6 +35,8 @@ DecayRate = Annotated[Number, Field(ge=0, lt=1)]
 """A number from 0 to below 1."""
 OpenFraction = Annotated[Number, Field(gt=0, le=1)]
 """A number above 0 and up to 1."""
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+"""A number from 0 to 1."""
 
 ShortText = Annotated[StrictStr, Field(min_length=1, max_length=253)]
 LongText = Annotated[StrictStr, Field(min_length=1, max_length=4096)]

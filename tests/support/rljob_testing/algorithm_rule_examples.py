@@ -16,6 +16,15 @@ _GROUP_RELATIVE: tuple[Mapping[str, object], ...] = (
     {"groupRelative": {}},
     {"type": "GroupRelative", "groupRelative": {"normalizeByStd": True}},
 )
+_BLOCKS = {
+    "groupRelativePassAtK": ("GroupRelativePassAtK", {"normalizeByStd": False}),
+    "reinforcePlusPlus": ("ReinforcePlusPlus", {"gamma": 0.99}),
+    "gae": ("GAE", {"lambda": 0.95}),
+    "optimalTokenBaseline": ("OptimalTokenBaseline", {"zeroTail": False}),
+}
+"""Of an advantage: the type that each belongs to, and something that it says."""
+_COMPARING = ("GroupRelativePassAtK", "GDPO", "LeaveOneOut", "ReinforcePlusPlusBaseline", "OPO", "GPG")
+_KL_IN_REWARD = {"coefficient": 0.1, "placement": "Reward"}
 _CLIPPED: tuple[Mapping[str, object], ...] = (
     {"clipped": {}},
     {"type": "Clipped", "clipped": {"clipRatioHigh": 0.28}},
@@ -28,6 +37,17 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "algorithm": {"type": recipe, "advantage": advantage}}
         for recipe in ("GRPO", "DrGRPO")
         for advantage in _GROUP_RELATIVE
+    ],
+    **{
+        f"Algorithm.advantage.{block}": [
+            {_T + "algorithm.advantage": {"type": variant, block: said}},
+            {_T + "algorithm.advantage.type": variant},
+        ]
+        for block, (variant, said) in _BLOCKS.items()
+    },
+    "Algorithm.gdpoKl": [
+        {_T + "algorithm": {"advantage": {"type": "GDPO"}, "kl": {"coefficient": 0.1}}},
+        {_T + "algorithm": {"advantage": {"type": "OPO"}, "kl": _KL_IN_REWARD}},
     ],
     "Algorithm.loss.clipped": [
         {_T + "algorithm": {"type": recipe, "loss": loss}} for recipe in ("GRPO", "DrGRPO") for loss in _CLIPPED
@@ -87,6 +107,8 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.groupSize": [
         {_T + "rollout.groupSize": 2},
         {_T + "rollout.groupSize": 1, _T + "algorithm.advantage": _FUNCTION},
+        *({_T + "rollout.groupSize": 1, _T + "algorithm.advantage.type": each} for each in ("ReMax", "GAE")),
+        {_T + "rollout.groupSize": 1, _T + "algorithm.type": "ReinforcePlusPlus"},
     ],
     "Training.dropZeroVarianceGroups": [
         {_T + "algorithm.dropZeroVarianceGroups": True},
@@ -113,6 +135,19 @@ BAD: dict[str, list[Bad]] = {
     ],
     "Algorithm.advantage.groupRelative": [
         Bad(_T + "algorithm.advantage.groupRelative", {_T + "algorithm.advantage": _FUNCTION | {"groupRelative": {}}}),
+    ],
+    **{
+        f"Algorithm.advantage.{block}": [
+            Bad(f"{_T}algorithm.advantage.{block}", {f"{_T}algorithm.advantage.{block}": said}),
+            Bad(f"{_T}algorithm.advantage.{block}", {_T + "algorithm.advantage": {"type": "GPG", block: {}}}),
+        ]
+        for block, (_, said) in _BLOCKS.items()
+    },
+    "Algorithm.gdpoKl": [
+        Bad(
+            _T + "algorithm.kl.placement",
+            {_T + "algorithm": {"advantage": {"type": "GDPO"}, "kl": _KL_IN_REWARD}},
+        ),
     ],
     "Algorithm.loss.clipped": [
         Bad(
@@ -168,6 +203,11 @@ BAD: dict[str, list[Bad]] = {
         Bad(_T + "rollout.groupSize", {_T + "rollout.groupSize": 1}),
         Bad(_T + "rollout.groupSize", {_T + "rollout.groupSize": 1, _T + "algorithm.type": "DrGRPO"}),
         Bad(_T + "rollout.groupSize", {_T + "rollout.groupSize": 1, _T + "algorithm.loss": _FUNCTION}),
+        Bad(_T + "rollout.groupSize", {_T + "rollout.groupSize": 1, _T + "algorithm.type": "RLOO"}),
+        *(
+            Bad(_T + "rollout.groupSize", {_T + "rollout.groupSize": 1, _T + "algorithm.advantage.type": each})
+            for each in (*_COMPARING, "OptimalTokenBaseline")
+        ),
     ],
     "Training.dropZeroVarianceGroups": [
         Bad(

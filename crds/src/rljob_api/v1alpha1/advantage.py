@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from rljob_api.base import WireModel
-from rljob_api.scalars import Flag
+from rljob_api.scalars import Flag, Fraction
 from rljob_api.v1alpha1.user_function import Function
 
 
 class AdvantageType(StrEnum):
-    """How rewards become advantages."""
+    """How rewards become advantages; docs/algorithms.md has the formulas and their sources.
+
+    GroupRelative, GroupRelativePassAtK, GDPO, LeaveOneOut, ReinforcePlusPlusBaseline, OPO, GPG and OptimalTokenBaseline
+    compare responses to the same prompt. ReinforcePlusPlus compares all tokens of a batch, ReMax a response with the
+    greedy one to its prompt, GAE a reward with what the critic expected of it."""
 
     GROUP_RELATIVE = "GroupRelative"
+    GROUP_RELATIVE_PASS_AT_K = "GroupRelativePassAtK"
+    GDPO = "GDPO"
+    LEAVE_ONE_OUT = "LeaveOneOut"
+    REINFORCE_PLUS_PLUS = "ReinforcePlusPlus"
+    REINFORCE_PLUS_PLUS_BASELINE = "ReinforcePlusPlusBaseline"
+    REMAX = "ReMax"
+    OPO = "OPO"
+    GPG = "GPG"
+    GAE = "GAE"
+    OPTIMAL_TOKEN_BASELINE = "OptimalTokenBaseline"
     FUNCTION = "Function"
 
 
@@ -23,12 +39,46 @@ class GroupRelative(WireModel):
     """Divide by the group's standard deviation. The recipe's when unset."""
 
 
+class GroupRelativePassAtK(WireModel):
+    """The best reward of a group less the second best, for the best response; 0 for the others (arXiv 2503.19595)."""
+
+    normalize_by_std: Flag = True
+    """Divide by the group's standard deviation."""
+
+
+class ReinforcePlusPlus(WireModel):
+    """What follows a token, less the mean of all tokens of the batch, by their standard deviation (arXiv 2501.03262)."""
+
+    gamma: Fraction = 1.0
+    """Discount of what comes a token later."""
+
+
+class Gae(WireModel):
+    """Generalized advantage estimation (arXiv 1506.02438)."""
+
+    gamma: Fraction = 1.0
+    """Discount of what comes a token later."""
+    lambda_: Fraction = Field(default=1.0, alias="lambda")
+    """1 trusts rewards alone, 0 the critic's value of the next token."""
+
+
+class OptimalTokenBaseline(WireModel):
+    """A baseline for each group and token position, by how uncertain the policy was on the way."""
+
+    zero_tail: Flag = True
+    """No baseline where a response has outlasted all others of its group; false makes its advantages 0 there."""
+
+
 class Advantage(WireModel):
     """How rewards become advantages."""
 
     type: AdvantageType | None = None
     """The recipe's when unset."""
     group_relative: GroupRelative | None = None
+    group_relative_pass_at_k: GroupRelativePassAtK | None = None
+    reinforce_plus_plus: ReinforcePlusPlus | None = None
+    gae: Gae | None = None
+    optimal_token_baseline: OptimalTokenBaseline | None = None
     function: Function | None = None
     """For `type: Function`: takes `rljob_trainer.algorithms.ResponseInputs`, returns an advantage for each response.
     Decorated with `token_advantage` it takes `TokenInputs` and `Reduce`, and returns one for each token."""

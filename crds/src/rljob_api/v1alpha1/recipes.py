@@ -79,6 +79,15 @@ RECIPES: Mapping[AlgorithmType, Recipe] = MappingProxyType(
             group_relative=ResolvedGroupRelative(normalize_by_std=False),
             clipped=ResolvedClipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=None),
         ),
+        AlgorithmType.RLOO: Recipe(
+            advantage=AdvantageType.LEAVE_ONE_OUT, loss=LossType.CLIPPED, aggregation=LossAggregation.TOKEN_MEAN
+        ),
+        AlgorithmType.REINFORCE_PLUS_PLUS: Recipe(
+            advantage=AdvantageType.REINFORCE_PLUS_PLUS, loss=LossType.CLIPPED, aggregation=LossAggregation.TOKEN_MEAN
+        ),
+        AlgorithmType.REMAX: Recipe(
+            advantage=AdvantageType.REMAX, loss=LossType.CLIPPED, aggregation=LossAggregation.TOKEN_MEAN
+        ),
     }
 )
 

@@ -36,7 +36,7 @@ class Rollout(WireModel):
     engine: RolloutEngine = RolloutEngine.AUTO
     compile: Compile = Compile.AUTO
     group_size: PositiveCount = 8
-    """Responses per prompt; GroupRelative advantages need at least 2."""
+    """Responses per prompt; advantages that compare responses to the same prompt need at least 2."""
     max_new_tokens: PositiveCount = 512
     temperature: Temperature = 1.0
     """From 0.01 on: vLLM takes a lower one for 0.01, and the trainer's log-probabilities would be of another
