@@ -27,8 +27,8 @@ def saved(root: Path, step: int, keep: int, start: Checkpointing | None = None) 
         start = Checkpointing(Checkpoint(keep=keep), root, 1, "job")
         assert start.find() is None
     actor = LocalActor(weight() + step, num_ranks=2)
-    start.begin(step, cursor_at(step), actor)
-    assert start.finish(actor, wait=True, is_evaluated=True) is not None
+    start.begin(step, cursor_at(step), [actor])
+    assert start.finish([actor], wait=True, is_evaluated=True) is not None
     return start
 
 
@@ -50,6 +50,6 @@ def test_a_resume_reads_every_byte_once(tmp_path: Path) -> None:
     with bytes_read() as read:
         point = start.find()
         assert point is not None
-        start.load(point, actor, num_workers=2)
+        start.load(point, [actor], num_workers=2)
     assert torch.equal(actor.weight, weight() + 20)
     assert NUM_BYTES <= read.count < NUM_BYTES + FEW_BYTES

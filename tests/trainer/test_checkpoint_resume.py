@@ -32,8 +32,8 @@ def start_of(root: Path, number: int, job_name: str = "job") -> Checkpointing:
 
 def save(start: Checkpointing, step: int, num_ranks: int = 2) -> None:
     actor = LocalActor(value_of(step), num_ranks)
-    start.begin(step, cursor_at(step), actor)
-    start.finish(actor, wait=True, is_evaluated=True)
+    start.begin(step, cursor_at(step), [actor])
+    start.finish([actor], wait=True, is_evaluated=True)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def flip(path: Path) -> None:
 def resumed(start: Checkpointing, actor: LocalActor) -> ResumePoint:
     point = start.find()
     assert point is not None
-    return start.load(point, actor, actor.num_ranks)
+    return start.load(point, [actor], actor.num_ranks)
 
 
 # One rank reads it all; two read what they wrote; of three, two need a part of the damaged piece.

@@ -33,8 +33,8 @@ class Run:
         checkpointing = Checkpointing(Checkpoint(every_steps=2), folder / "checkpoints", start_number, "job")
         point = checkpointing.find()
         if point:
-            checkpointing.load(point, self.actor, 1)
-        self.saves = Saves(checkpointing, self.actor, self.output, self.reporter, 4, lambda: self.now)
+            checkpointing.load(point, [self.actor], 1)
+        self.saves = Saves(checkpointing, [self.actor], self.output, self.reporter, 4, lambda: self.now)
 
     def step(self, step: int) -> None:
         """As the controller does it."""

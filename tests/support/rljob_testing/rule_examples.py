@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rljob_testing import algorithm_rule_examples, offload_rule_examples
+from rljob_testing import algorithm_rule_examples, critic_rule_examples, offload_rule_examples
 from rljob_testing.bad_job import Bad
 
 _T = "spec.training."
@@ -23,6 +23,7 @@ _SCRATCH = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emp
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     **algorithm_rule_examples.GOOD,
+    **critic_rule_examples.GOOD,
     **offload_rule_examples.GOOD,
     "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "a-0"}],
     "RLJobSpec.pools.name": [{}],
@@ -52,7 +53,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "RLJobSpec.tensorParallel": [{"spec.roles.rollout.tensorParallel": 2}],
     **{
         f"RLJobSpec.{role}.{field}": [{f"spec.roles.{role}.{field}": 2}, {f"spec.roles.{role}.{field}": 1}]
-        for role in ("actor", "ref")
+        for role in ("actor", "ref", "critic")
         for field in ("shardSize", "sequenceParallel")
     },
     "RLJobSpec.batchSize": [
@@ -161,13 +162,14 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {
             _T + "maxTokensPerMicroBatch": 64,
             _T + "algorithm.kl.coefficient": 0.1,
-            **{f"spec.roles.{role}.sequenceParallel": 2 for role in ("actor", "ref")},
+            **{f"spec.roles.{role}.sequenceParallel": 2 for role in ("actor", "ref", "critic")},
         }
     ],
 }
 
 BAD: dict[str, list[Bad]] = {
     **algorithm_rule_examples.BAD,
+    **critic_rule_examples.BAD,
     **offload_rule_examples.BAD,
     "Metadata.name": [
         Bad("metadata.name", {"metadata.name": "a" * 47}),
@@ -208,7 +210,7 @@ BAD: dict[str, list[Bad]] = {
     ],
     **{
         f"RLJobSpec.{role}.{field}": [Bad(f"spec.roles.{role}.{field}", {f"spec.roles.{role}.{field}": 3})]
-        for role in ("actor", "ref")
+        for role in ("actor", "ref", "critic")
         for field in ("shardSize", "sequenceParallel")
     },
     "RLJobSpec.batchSize": [

@@ -22,13 +22,15 @@ class AlgorithmType(StrEnum):
     advantages of Shao et al. 2024 (arXiv 2402.03300), with the token mean, the dual clip and no KL term, as is usual
     since; the paper's own form is `aggregation: SequenceMeanTokenMean`, `dualClipRatio: 0` and a KL coefficient. DrGRPO
     is of Liu et al. 2025 (arXiv 2503.20783). RLOO (arXiv 2402.14740), ReinforcePlusPlus (arXiv 2501.03262) and ReMax
-    (arXiv 2310.10505) stand for their advantages in the same setting; docs/algorithms.md has the papers' own."""
+    (arXiv 2310.10505) stand for their advantages in the same setting; docs/algorithms.md has the papers' own.
+    PPO (arXiv 1707.06347) has GAE, a critic and no dual clip."""
 
     GRPO = "GRPO"
     DR_GRPO = "DrGRPO"
     RLOO = "RLOO"
     REINFORCE_PLUS_PLUS = "ReinforcePlusPlus"
     REMAX = "ReMax"
+    PPO = "PPO"
 
 
 class LossAggregation(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_api.v1alpha1.critic_rules import may_need_critic, may_need_critic_cel
 from rljob_api.v1alpha1.placement_rules import MAY_NEED_REFERENCE_CEL, may_need_reference
 from rljob_api.v1alpha1.roles import pool_of_cel, sequence_ranks_cel
 from rljob_api.v1alpha1.rule import rule
@@ -22,20 +23,22 @@ def _longest_sequence_fits_cel(role: str) -> str:
     )
 
 
-def _responses_divide(spec: RLJobSpec, num_prompts: int | None) -> bool:
-    """Whether the responses to these prompts spread evenly over the actor's GPUs; those that share rows are one."""
-    name = spec.placed_roles()["actor"]
-    num_shares = (num_prompts or 0) * spec.training.rollout.group_size * spec.roles.actor.num_sequence_ranks
+def _responses_divide(spec: RLJobSpec, num_prompts: int | None, role: str = "actor") -> bool:
+    """Whether the responses to these prompts spread evenly over the role's GPUs; those that share rows are one."""
+    name = spec.placed_roles()[role]
+    num_shares = (num_prompts or 0) * spec.training.rollout.group_size * spec.roles.train_role(role).num_sequence_ranks
     return all(num_shares % (p.nodes * p.gpus_per_node) == 0 for p in spec.pools if p.name == name)
 
 
-def _responses_divide_cel(field: str) -> str:
+def _responses_divide_cel(field: str, role: str = "actor") -> str:
     return (
-        f"self.pools.all(p, p.name != {pool_of_cel('actor')}"
-        f" || {field} * self.training.rollout.groupSize * {sequence_ranks_cel('actor')}"
+        f"self.pools.all(p, p.name != {pool_of_cel(role)}"
+        f" || {field} * self.training.rollout.groupSize * {sequence_ranks_cel(role)}"
         " % (p.nodes * p.gpusPerNode) == 0)"
     )
 
+
+_MINI_BATCH_CEL = "(has(self.training.miniBatchSize) ? self.training.miniBatchSize : self.training.batchSize)"
 
 BATCH_SIZE_RULES = (
     rule(
@@ -86,5 +89,28 @@ BATCH_SIZE_RULES = (
         " / roles.actor.sequenceParallel",
         advice="change one of them, so that every GPU trains on as many responses as the others",
         holds=lambda spec: _responses_divide(spec, spec.training.mini_batch_size),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.critic.maxTokensPerMicroBatch",
+        field=".roles.critic.sequenceParallel",
+        cel=f"!({may_need_critic_cel('self.training')}) || {_longest_sequence_fits_cel('critic')}",
+        wrong="times training.maxTokensPerMicroBatch must hold one longest sequence: dataset.maxPromptTokens + "
+        "rollout.maxNewTokens tokens",
+        advice="write that of the actor",
+        holds=lambda spec: not may_need_critic(spec.training) or _longest_sequence_fits(spec, "critic"),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.critic.miniBatchSize",
+        field=".roles.critic",
+        cel=f"!({may_need_critic_cel('self.training')}) || (" + _responses_divide_cel(_MINI_BATCH_CEL, "critic") + ")",
+        wrong="the responses of an update (miniBatchSize, or batchSize, * rollout.groupSize) must be divisible by "
+        "nodes * gpusPerNode of the critic's pool / roles.critic.sequenceParallel",
+        advice="change one of them, so that every GPU trains on as many responses as the others",
+        holds=lambda spec: (
+            not may_need_critic(spec.training)
+            or _responses_divide(spec, spec.training.mini_batch_size or spec.training.batch_size, "critic")
+        ),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Count, Flag, LongText, NonNegativeNumber, PositiveCount, PositiveNumber, ShortText
+from rljob_api.scalars import Count, Flag, LongText, NonNegativeNumber, PositiveNumber, ShortText
 from rljob_api.v1alpha1.model import TrainOffload
 from rljob_api.v1alpha1.optimizer import Optimizer
 
@@ -19,7 +19,7 @@ class CriticModel(WireModel):
     revision: ShortText | None = None
     """As training.model.revision; only beside `source`."""
     gradient_checkpointing: Flag = False
-    gradient_checkpointing_every_nth_layer: PositiveCount = 1
+    """Recompute activations in the backward pass."""
     offload: TrainOffload = Field(default_factory=TrainOffload)
 
 

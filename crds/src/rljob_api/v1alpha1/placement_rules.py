@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from rljob_api.v1alpha1.advantage import AdvantageType
+from rljob_api.v1alpha1.critic_rules import may_need_critic, may_need_critic_cel
 from rljob_api.v1alpha1.policy_loss import LossType
 from rljob_api.v1alpha1.roles import TRAIN_ROLES, TrainRole, pool_of_cel
 from rljob_api.v1alpha1.rule import Rule, cel_text, rule, unique_rule, wire_name
@@ -13,7 +14,7 @@ from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 
 MAX_NAME_LENGTH = 46
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-_ROLES = ("actor", "rollout", "ref")
+_ROLES = ("actor", "rollout", "ref", "critic")
 _FUNCTIONS = ("self.training.algorithm.advantage", "self.training.algorithm.loss")
 _PARALLEL = "self.roles.rollout.tensorParallel"
 
@@ -39,7 +40,7 @@ def _role_pool_rule(role: str) -> Rule:
 
 
 def _layout_rule(role: str, name: str, read: Callable[[TrainRole], int | None]) -> Rule:
-    """`shardSize` and `sequenceParallel` of actor and reference."""
+    """`shardSize` and `sequenceParallel` of the roles that train or score."""
     wire = wire_name(TrainRole, name)
     value = f"self.roles.{role}.{wire}"
 
@@ -80,6 +81,13 @@ def _reference_is_used(spec: RLJobSpec) -> bool:
     return placed["ref"] == placed["actor"] or may_need_reference(spec)
 
 
+def _all_pools_have_roles(spec: RLJobSpec) -> bool:
+    placed = spec.placed_roles()
+    if spec.roles.critic.pool is None and not may_need_critic(spec.training):
+        del placed["critic"]
+    return {pool.name for pool in spec.pools} <= set(placed.values())
+
+
 METADATA_RULES = (
     rule(
         Metadata,
@@ -101,7 +109,7 @@ PLACEMENT_RULES = (
         field=".roles",
         cel=f"{pool_of_cel('actor')} == {pool_of_cel('rollout')}",
         wrong="actor and rollout must be on one pool, because they hand over weights within each GPU",
-        advice="name the same pool for both, or none (ref may have a pool of its own)",
+        advice="name the same pool for both, or none (ref and critic may have pools of their own)",
         holds=lambda spec: spec.placed_roles()["actor"] == spec.placed_roles()["rollout"],
     ),
     rule(
@@ -117,10 +125,13 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.noIdlePool",
         field=".pools",
-        cel="self.pools.all(p, " + " || ".join(f"p.name == {pool_of_cel(role)}" for role in _ROLES) + ")",
+        cel="self.pools.all(p, "
+        + " || ".join(f"p.name == {pool_of_cel(role)}" for role in _ROLES if role != "critic")
+        + f" || (has(self.roles.critic.pool) && p.name == self.roles.critic.pool)"
+        f" || (p.name == {pool_of_cel('critic')} && {may_need_critic_cel('self.training')}))",
         wrong="there is a pool without a role, whose GPUs would stay idle",
         advice="remove it, or put a role there",
-        holds=lambda spec: {pool.name for pool in spec.pools} <= set(spec.placed_roles().values()),
+        holds=_all_pools_have_roles,
     ),
     *(
         _layout_rule(role, name, read)

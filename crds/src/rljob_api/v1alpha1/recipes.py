@@ -88,6 +88,12 @@ RECIPES: Mapping[AlgorithmType, Recipe] = MappingProxyType(
         AlgorithmType.REMAX: Recipe(
             advantage=AdvantageType.REMAX, loss=LossType.CLIPPED, aggregation=LossAggregation.TOKEN_MEAN
         ),
+        AlgorithmType.PPO: Recipe(
+            advantage=AdvantageType.GAE,
+            loss=LossType.CLIPPED,
+            aggregation=LossAggregation.TOKEN_MEAN,
+            clipped=ResolvedClipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=None),
+        ),
     }
 )
 

@@ -12,7 +12,7 @@ from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_api.v1alpha1.rule import ContractT, Rule, cel_text, rule, union_rules
 from rljob_api.v1alpha1.training import Training
 
-_LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://)"
+LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://)"
 _PROMPT = "{prompt}"
 
 
@@ -21,13 +21,13 @@ def _revision_rule(on: type[ContractT], field: str, read: Callable[[ContractT], 
 
     def holds(value: ContractT) -> bool:
         source, revision = read(value)
-        return revision is None or re.search(_LOCAL_SOURCE, source) is None
+        return revision is None or re.search(LOCAL_SOURCE, source) is None
 
     return rule(
         on,
         f"{on.__name__}.revision",
         field=".revision",
-        cel=f"!has(self.revision) || !self.{field}.matches({cel_text(_LOCAL_SOURCE)})",
+        cel=f"!has(self.revision) || !self.{field}.matches({cel_text(LOCAL_SOURCE)})",
         wrong=f"a revision needs a Hugging Face repository, but {field} is a local path",
         advice="remove the revision",
         holds=holds,

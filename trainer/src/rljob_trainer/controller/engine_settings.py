@@ -52,7 +52,7 @@ def critic_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -
         reference_engine(spec, dtype, layout),
         head=Head.VALUE,
         gradient_checkpointing=critic.model.gradient_checkpointing,
-        gradient_checkpointing_every_nth_layer=critic.model.gradient_checkpointing_every_nth_layer,
+        gradient_checkpointing_every_nth_layer=1,
         optimizer=critic.optimizer,
         offload=OffloadSettings(offload.parameters, offload.gradients, offload.optimizer),
     )

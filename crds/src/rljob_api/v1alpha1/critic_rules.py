@@ -1,0 +1,92 @@
+"""Rules on the critic: it belongs to algorithms that have one."""
+
+from __future__ import annotations
+
+import re
+
+from rljob_api.v1alpha1.advantage import AdvantageType
+from rljob_api.v1alpha1.chosen_part import chosen_cel
+from rljob_api.v1alpha1.critic import CriticModel
+from rljob_api.v1alpha1.recipes import advantage_type
+from rljob_api.v1alpha1.roles import pool_of_cel
+from rljob_api.v1alpha1.rule import cel_text, rule
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.training import Training
+from rljob_api.v1alpha1.training_rules import LOCAL_SOURCE
+
+_SHARD_SIZE = "self.roles.critic.shardSize"
+
+
+def may_need_critic(training: Training) -> bool:
+    """Whether the advantage is GAE, or a function that may ask for values."""
+    return advantage_type(training.algorithm) in (AdvantageType.GAE, AdvantageType.FUNCTION)
+
+
+def may_need_critic_cel(training: str) -> str:
+    """The same in CEL."""
+    return f"{chosen_cel(f'{training}.algorithm', 'advantage')} in ['GAE', 'Function']"
+
+
+def _has_one_replica(spec: RLJobSpec) -> bool:
+    name, shard_size = spec.placed_roles()["critic"], spec.roles.critic.shard_size
+    return shard_size is None or all(p.nodes * p.gpus_per_node <= shard_size for p in spec.pools if p.name == name)
+
+
+def _offloads_gradients(spec: RLJobSpec) -> bool:
+    critic = spec.training.critic
+    return critic is not None and critic.model.offload.gradients
+
+
+CRITIC_RULES = (
+    rule(
+        Training,
+        "Training.critic",
+        field=".critic",
+        cel=f"!has(self.critic) || {may_need_critic_cel('self')}",
+        wrong="the algorithm that the job chooses has no critic",
+        advice="remove the block, or choose an advantage that needs one (algorithm.type: PPO, or advantage.type: GAE)",
+        holds=lambda training: training.critic is None or may_need_critic(training),
+    ),
+    rule(
+        Training,
+        "Training.criticWarmupSteps",
+        field=".critic.warmupSteps",
+        cel="!has(self.critic) || self.critic.warmupSteps < self.steps",
+        wrong="the policy would learn in none of the steps",
+        advice="write fewer than training.steps",
+        holds=lambda training: training.critic is None or training.critic.warmup_steps < training.steps,
+    ),
+    rule(
+        CriticModel,
+        "CriticModel.revision",
+        field=".revision",
+        cel=f"!has(self.revision) || (has(self.source) && !self.source.matches({cel_text(LOCAL_SOURCE)}))",
+        wrong="a revision needs a Hugging Face repository beside it, in source",
+        advice="remove the revision, or name the repository",
+        holds=lambda model: (
+            model.revision is None or (model.source is not None and re.search(LOCAL_SOURCE, model.source) is None)
+        ),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.criticUsed",
+        field=".roles.critic.pool",
+        cel=f"!has(self.roles.critic.pool) || self.roles.critic.pool == {pool_of_cel('actor')}"
+        f" || {may_need_critic_cel('self.training')}",
+        wrong="the algorithm that the job chooses has no critic, and its GPUs would stay idle",
+        advice="remove the pool, or choose an advantage that needs a critic (algorithm.type: PPO)",
+        holds=lambda spec: (
+            spec.roles.critic.pool in (None, spec.placed_roles()["actor"]) or may_need_critic(spec.training)
+        ),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.critic.offload.gradientsOfReplicas",
+        field=".training.critic.model.offload.gradients",
+        cel=f"!has(self.training.critic) || !self.training.critic.model.offload.gradients || !has({_SHARD_SIZE}) || "
+        f"self.pools.all(p, p.name != {pool_of_cel('critic')} || p.nodes * p.gpusPerNode <= {_SHARD_SIZE})",
+        wrong="replicas (roles.critic.shardSize) keep what they have added up where it cannot be taken from",
+        advice="leave one of the two out",
+        holds=lambda spec: not _offloads_gradients(spec) or _has_one_replica(spec),
+    ),
+)
