@@ -24,7 +24,7 @@ from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
-from rljob_testing.joined_groups import JoinedActor, JoinedCritic, JoinedReference
+from rljob_testing.joined_groups import JoinedActor, JoinedCritic, JoinedReference, JoinedTrained
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.save import begin_save, commit
@@ -222,6 +222,8 @@ class ReplayedRun:
     group: JoinedActor
     reference: ReferenceWorker | None
     critic: CriticWorker | None
+    groups: Sequence[JoinedTrained]
+    """What checkpoints are made of."""
     training_step: TrainingStep
 
     def step(self, number: int) -> dict[str, float]:
@@ -248,12 +250,20 @@ class ReplayedRun:
         dist.broadcast_object_list(folders)
         [folder] = folders
         assert folder is not None
-        self.group.begin_checkpoint(folder)
-        records = self.group.finish_checkpoint()
+        first_writer, records = 0, []
+        for group in self.groups:
+            group.begin_checkpoint(folder, first_writer)
+            records += group.finish_checkpoint()
+            first_writer = len(records)
         if self.actor.context.rank == 0:
             commit(root, folder, step, 1, records, {})
         dist.barrier()
         return folder
+
+    def load(self, folder: Path, step: int) -> None:
+        """Collective. From a checkpoint of so many steps."""
+        for group in self.groups:
+            group.load_checkpoint(folder, step)
 
 
 def replayed_run(replay: Replay, context: WorkerContext) -> ReplayedRun:
@@ -266,15 +276,16 @@ def replayed_run(replay: Replay, context: WorkerContext) -> ReplayedRun:
         engine = actor.engine if replay.lora else TrainEngine(frozen)
         reference = ReferenceWorker(context, engine, replay.temperature)
     critic = CriticWorker(context, replay.critic_settings(context.world_size)) if replay.critic else None
+    critics = JoinedCritic(critic) if critic else None
     training_step = TrainingStep(
         replay.plan(context.world_size),
         ReplayedRollouts(),
         group,
         JoinedReference(reference) if reference else None,
-        JoinedCritic(critic) if critic else None,
+        critics,
         PhaseTimer(time.perf_counter),
     )
-    return ReplayedRun(replay, actor, group, reference, critic, training_step)
+    return ReplayedRun(replay, actor, group, reference, critic, [group, critics] if critics else [group], training_step)
 
 
 def prompts_of(step: int, num_prompts: int) -> list[PromptRow]:

@@ -6,6 +6,9 @@ changing the job are `ConfigurationError`; the trainer's exit code tells the ope
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class TrainerError(Exception):
     """Base of all errors that the trainer raises on purpose."""
@@ -61,3 +64,12 @@ class CallTimeoutError(TrainerError, TimeoutError):
 
 class NonFiniteUpdateError(TrainerError):
     """Several updates in a row had gradients that were not finite."""
+
+
+@contextmanager
+def about_field(field: str, said: str) -> Iterator[None]:
+    """Configuration errors within, which name fields that begin with `said`, name those of `field`."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error).replace(said, field)) from error

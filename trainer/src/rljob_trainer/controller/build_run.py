@@ -26,6 +26,7 @@ from rljob_trainer.controller.auto_settings import (
     settle,
     settled_spec,
 )
+from rljob_trainer.controller.critic_model import critic_model
 from rljob_trainer.controller.job_checks import (
     check_algorithm,
     check_layouts,
@@ -33,6 +34,7 @@ from rljob_trainer.controller.job_checks import (
     check_recomputation,
     check_row_lengths,
     check_vocabulary,
+    needs_critic,
 )
 from rljob_trainer.controller.model_roles import layout_of, model_roles, num_workers_of, placed_roles, train_roles
 from rljob_trainer.datasets.contamination import without_held_out
@@ -164,6 +166,11 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
         check_vocabulary(model_folder, prompts.largest_token)
         check_layouts(model_folder, [layout_of(job.spec, role) for role in train_roles(job.spec)])
+        critic = None
+        if needs_critic(job.spec):
+            critic_layouts = [layout_of(job.spec, CRITIC)]
+            folders = (settings.cache_folder, settings.job_folder)
+            critic = critic_model(job.spec, model_folder, prompts.largest_token, critic_layouts, *folders)
         has_experts = check_lora(model_folder, training.model.lora)
         check_recomputation(model_folder, job.spec.training.model.gradient_checkpointing_every_nth_layer)
         if engine is RolloutEngine.VLLM:
@@ -179,7 +186,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         device_type = stack.enter_context(_ray(job, settings))
         choices = settle(job.spec, device_type, kept, hub_model, local_model, has_experts=has_experts)
         job = job.model_copy(update={"spec": settled_spec(job.spec, choices)})
-        workers = stack.enter_context(_workers(job, settings, model, reward, prompts.longest, device_type))
+        workers = stack.enter_context(_workers(job, settings, model, critic, reward, prompts.longest, device_type))
         yield Run(job, choices, model_folder, model, prompts, workers)
 
 
@@ -223,6 +230,7 @@ def _workers(
     job: TrainerJob,
     settings: Settings,
     model: ModelPlace,
+    critic: ModelPlace | None,
     reward: RewardSettings,
     longest_prompt: int,
     device_type: str,
@@ -237,7 +245,7 @@ def _workers(
             role.name: role
             for role in (
                 RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)),
-                *model_roles(job, model, longest_prompt),
+                *model_roles(job, model, longest_prompt, critic),
             )
         }
         # GPUs also where they are declared only and not computed on: they are what keeps workers off the head.

@@ -53,6 +53,15 @@ def check_algorithm(spec: RLJobSpec) -> None:
             "log-probabilities are of what the cut left, those of the policy of all tokens, and your function would "
             f"compare the two; write topP: 1 and topK: 0, or do not need {ROLLOUT_LOGPROBS}"
         )
+    if not needs_critic(spec) and spec.roles.critic.pool is not None and placed["critic"] != placed["actor"]:
+        raise ConfigurationError(
+            f"spec.roles.critic.pool: nothing needs a critic, and the GPUs of pool {placed['critic']!r} would stay "
+            f"idle; remove the pool, or let your advantage need {VALUES!r}"
+        )
+    if not needs_critic(spec) and spec.training.critic is not None:
+        raise ConfigurationError(
+            f"spec.training.critic: nothing needs a critic; remove the block, or let your advantage need {VALUES!r}"
+        )
     if not needs_reference(spec) and placed["ref"] != placed["actor"]:
         raise ConfigurationError(
             f"spec.roles.ref.pool: nothing needs the reference model, and the GPUs of pool {placed['ref']!r} would "

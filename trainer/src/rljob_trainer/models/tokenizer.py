@@ -56,6 +56,10 @@ class Tokenizer:
                 "there"
             )
 
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens, special ones too, with their ids."""
+        return self._backend.get_vocab()
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a response: those of the model's generation settings, or of its configuration where there are

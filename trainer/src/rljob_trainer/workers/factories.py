@@ -15,7 +15,7 @@ from rljob_trainer.engines.rollout.select import select_engine
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ConfigurationError, about_field
 from rljob_trainer.models.source import ModelPlace
 from rljob_trainer.settings import variables_named
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
@@ -28,6 +28,7 @@ from rljob_trainer.workers.rollout import RolloutWorker
 log = logging.getLogger(__name__)
 
 ACTOR, ROLLOUT, HYBRID, REFERENCE, REWARD, CRITIC = "actor", "rollout", "hybrid", "ref", "reward", "critic"
+POLICY_FIELD, CRITIC_FIELD = "spec.training.model.", "spec.training.critic.model."
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ def make_critic(
     settings: CriticSettings, model: ModelPlace, context: WorkerContext, _others: Mapping[str, Worker]
 ) -> Worker:
     """The critic. `model` is where it begins."""
-    engine = replace(settings.engine, device=context.device, model_folder=model.folder())
-    return CriticWorker(context, replace(settings, engine=engine))
+    with about_field(CRITIC_FIELD, POLICY_FIELD):
+        engine = replace(settings.engine, device=context.device, model_folder=model.folder())
+        return CriticWorker(context, replace(settings, engine=engine))
 
 
 def make_reference(

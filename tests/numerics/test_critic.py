@@ -1,0 +1,250 @@
+"""The critic: its values are those of transformers' own class, and what it learns depends on nothing it should not.
+
+Legend: B rows, R response tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForTokenClassification,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3ForTokenClassification,
+)
+
+from rljob_api.v1alpha1.advantage import Advantage, Gae
+from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
+from rljob_api.v1alpha1.critic import Critic, CriticOptimizer
+from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_testing.one_rank import only_rank
+from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.replayed_steps import Replay, ReplayedRun, kept_gradients, replayed_run, whole
+from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_metrics, difference
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.engines.train.token_batch import batch_of_rows
+from rljob_trainer.engines.train.value_head import VALUE_WEIGHT, Head
+from rljob_trainer.observability.metrics import EXPLAINED_VARIANCE, VALUE_CLIP_FRACTION, VALUE_LOSS, VALUE_MEAN
+
+PPO = Algorithm(
+    type=AlgorithmType.PPO,
+    advantage=Advantage(gae=Gae(gamma=0.99, lambda_=0.9)),
+    kl=Kl(coefficient=0.05, placement=KlPlacement.REWARD, estimator=KlEstimator.K1),
+)
+CRITIC = Critic(optimizer=CriticOptimizer(learning_rate=1e-3), value_clip_range=0.05)
+REPLAY = Replay(PPO, Optimizer(learning_rate=3e-4), mini_batch_size=2, num_epochs_per_batch=2, critic=CRITIC)
+"""Four updates per step, of both models."""
+CASES = {
+    "one": (1, REPLAY),
+    "small micro-batches": (1, replace(REPLAY, max_tokens_per_micro_batch=40)),
+    "recomputed": (1, replace(REPLAY, gradient_checkpointing=True)),
+    "two ranks": (2, REPLAY),
+    "two that share rows": (2, replace(REPLAY, sequence_parallel=2)),
+    "two replicas of two": (4, replace(REPLAY, shard_size=2, max_tokens_per_micro_batch=40)),
+}
+SAVED_STEP = 2
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Two steps on one rank."""
+
+    gradients: list[dict[str, torch.Tensor]]
+    """Of each update of the critic, whole."""
+    metrics: list[dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The critic's state after a save, after a step more, and after the same from the checkpoint."""
+
+    saved: dict[str, torch.Tensor]
+    loaded: dict[str, torch.Tensor]
+    later: dict[str, torch.Tensor]
+    later_resumed: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What moved in a step in which the critic alone learns, and in the next."""
+
+    moved: list[tuple[bool, bool]]
+    """Of actor and critic."""
+    names: list[set[str]]
+    """Of the metrics."""
+
+
+def state_of(run: ReplayedRun) -> dict[str, torch.Tensor]:
+    assert run.critic is not None
+    engine = run.critic.engine
+    moments = {f"optimizer.{name}": each for name, each in whole(engine.named_optimizer_state()).items()}
+    return {**whole(engine.named_shards()), **moments}
+
+
+def two_steps(replay: Replay, context: WorkerContext) -> Steps:
+    run = replayed_run(replay, context)
+    assert run.critic is not None
+    with kept_gradients(run.critic.engine) as gradients:
+        return Steps(gradients, run.steps(0, 2))
+
+
+def resumed(root: Path, context: WorkerContext) -> Resumed:
+    run = replayed_run(REPLAY, context)
+    run.steps(0, SAVED_STEP)
+    folder = run.save(root, SAVED_STEP)
+    saved = state_of(run)
+    run.steps(SAVED_STEP, SAVED_STEP + 1)
+    later = state_of(run)
+    again = replayed_run(REPLAY, context)
+    again.load(folder, SAVED_STEP)
+    loaded = state_of(again)
+    again.steps(SAVED_STEP, SAVED_STEP + 1)
+    return Resumed(saved, loaded, later, state_of(again))
+
+
+def warm_up(context: WorkerContext) -> WarmUp:
+    run = replayed_run(replace(REPLAY, critic=CRITIC.model_copy(update={"warmup_steps": 1})), context)
+    found = WarmUp([], [])
+    for step in range(2):
+        before = run.state(), state_of(run)
+        found.names.append(set(run.step(step)))
+        after = run.state(), state_of(run)
+        found.moved.append(
+            tuple(any(not torch.equal(a[name], b[name]) for name in a) for a, b in zip(before, after, strict=True))  # type: ignore[arg-type]
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the ranks have done."""
+
+    steps: dict[str, list[Steps]]
+    resumed: list[Resumed]
+    warm_up: WarmUp
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    root = tmp_path_factory.mktemp("checkpoints")
+    runs = [RankedRun(partial(two_steps, replay), num_ranks) for num_ranks, replay in CASES.values()]
+    *steps, found, [warmed] = run_on_ranks([*runs, RankedRun(partial(resumed, root), 2), RankedRun(warm_up, 1)])
+    assert isinstance(warmed, WarmUp)
+    return Seen(
+        {name: [each for each in ranks if isinstance(each, Steps)] for name, ranks in zip(CASES, steps, strict=True)},
+        [each for each in found if isinstance(each, Resumed)],
+        warmed,
+    )
+
+
+@pytest.mark.parametrize("name", list(CASES)[1:])
+def test_what_it_learns_does_not_depend_on_how_it_is_computed(seen: Seen, name: str) -> None:
+    [one] = seen.steps["one"]
+    assert len(one.gradients) == 8
+    assert len(seen.steps[name]) == CASES[name][0]
+    for found in seen.steps[name]:
+        assert max(map(difference, found.gradients, one.gradients)) < RELATIVE
+        for mine, right in zip(found.metrics, one.metrics, strict=True):
+            assert_same_metrics(mine, right)
+
+
+def test_the_numbers_of_a_step_say_something(seen: Seen) -> None:
+    [one] = seen.steps["one"]
+    first, second = one.metrics
+    # A critic that begins with zeros expects nothing, so that its errors are the returns themselves.
+    assert first[EXPLAINED_VARIANCE] == pytest.approx(0.0, abs=1e-9)
+    assert second[EXPLAINED_VARIANCE] != pytest.approx(0.0, abs=1e-3)
+    assert first[VALUE_LOSS] > 0
+    assert second[VALUE_MEAN] > 0
+    assert 0 < second[VALUE_CLIP_FRACTION] < 1
+
+
+def test_a_resumed_critic_is_the_same_to_the_last_bit(seen: Seen) -> None:
+    assert len(seen.resumed) == 2
+    for rank in seen.resumed:
+        assert_bitwise(rank.loaded, rank.saved)
+        assert_bitwise(rank.later_resumed, rank.later)
+        assert difference(rank.later, rank.saved) > 0
+
+
+def test_in_the_warm_up_the_critic_learns_alone(seen: Seen) -> None:
+    assert seen.warm_up.moved == [(False, True), (True, True)]
+    assert "actor/pg_loss" not in seen.warm_up.names[0]
+    assert "actor/pg_loss" in seen.warm_up.names[1]
+
+
+def settings_of(folder: Path) -> TrainEngineSettings:
+    return TrainEngineSettings(folder, torch.device("cpu"), torch.float32, False, 64, None, head=Head.VALUE)
+
+
+def random_model(kind: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+    }
+    if kind == "gemma2":
+        config = Gemma2Config(
+            **sizes, num_labels=1, sliding_window=4, attn_logit_softcapping=5.0, query_pre_attn_scalar=8
+        )
+        return Gemma2ForTokenClassification(config)
+    return Qwen3ForTokenClassification(Qwen3Config(**sizes, num_labels=1, tie_word_embeddings=True))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_values_are_those_of_a_token_classifier(tmp_path: Path, kind: str) -> None:
+    random_model(kind).save_pretrained(tmp_path / "model")
+    right = type(random_model(kind)).from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(2, 64, (length,), generator=generator) for length in (9, 2, 23)]
+    (tmp_path / "group").mkdir()
+    with only_rank(tmp_path / "group"):
+        values_R = TrainEngine(settings_of(tmp_path / "model")).values(batch_of_rows(rows))
+    with torch.no_grad():
+        expected = [right(input_ids=row[None]).logits[0, :-1, 0] for row in rows]
+    torch.testing.assert_close(values_R, torch.cat(expected), rtol=1e-5, atol=1e-6)
+    assert values_R.std() > 0.01
+
+
+def test_a_policy_becomes_a_critic_that_expects_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=False,
+    )
+    policy = Qwen3ForCausalLM(config)
+    policy.save_pretrained(tmp_path / "model")
+    (tmp_path / "group").mkdir()
+    with only_rank(tmp_path / "group"):
+        engine = TrainEngine(settings_of(tmp_path / "model"))
+        values_R = engine.values(batch_of_rows([torch.arange(2, 12)]))
+        names = [name for name, _ in engine.named_shards()]
+    assert torch.equal(values_R, torch.zeros(9))
+    assert VALUE_WEIGHT in names
+    assert not [name for name in names if "lm_head" in name]
+    # Its output head is not missed.
+    assert "are left out" not in caplog.text
