@@ -50,9 +50,7 @@ def _takes_kl_off_rewards(algorithm: Algorithm) -> bool:
 ADVANTAGE_RULES = (
     *union_rules(Advantage, (("Function", "function", lambda advantage: (advantage.type, advantage.function)),)),
     _block_rule("groupRelative", AdvantageType.GROUP_RELATIVE, lambda a: a.group_relative),
-    _block_rule(
-        "groupRelativePassAtK", AdvantageType.GROUP_RELATIVE_PASS_AT_K, lambda a: a.group_relative_pass_at_k
-    ),
+    _block_rule("groupRelativePassAtK", AdvantageType.GROUP_RELATIVE_PASS_AT_K, lambda a: a.group_relative_pass_at_k),
     _block_rule("reinforcePlusPlus", AdvantageType.REINFORCE_PLUS_PLUS, lambda a: a.reinforce_plus_plus),
     _block_rule("gae", AdvantageType.GAE, lambda a: a.gae),
     _block_rule("optimalTokenBaseline", AdvantageType.OPTIMAL_TOKEN_BASELINE, lambda a: a.optimal_token_baseline),
