@@ -38,12 +38,13 @@ from rljob_bench.token_case import (
     answer,
     made_tables,
 )
-from rljob_trainer.algorithms.advantages import group_relative_advantages, whitened
+from rljob_trainer.algorithms.advantages import group_relative_advantages
 from rljob_trainer.algorithms.aggregation import aggregate_loss, count_denominators
 from rljob_trainer.algorithms.interfaces import OneWorker
 from rljob_trainer.algorithms.kl import kl_estimate
 from rljob_trainer.algorithms.policy_losses import clipped_surrogate
 from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.whitening import whitened
 
 CASES = {
     "a micro-batch: 16 rows of 1,024 tokens": TokenCase(16, 1024, is_ragged=False),

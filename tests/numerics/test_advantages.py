@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_testing.token_rows import on_workers
-from rljob_trainer.algorithms.advantages import group_relative_advantages, whitened, zero_variance_mask
+from rljob_trainer.algorithms.advantages import group_relative_advantages, zero_variance_mask
 from rljob_trainer.algorithms.interfaces import OneWorker
+from rljob_trainer.algorithms.whitening import whitened
 
 REWARD = st.floats(min_value=-5, max_value=5, allow_nan=False, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3)
 ROWS = st.lists(st.tuples(REWARD, st.integers(min_value=-2, max_value=3)), min_size=1, max_size=24)

@@ -18,11 +18,12 @@ from torch import Tensor
 from rljob_api.v1alpha1.algorithm import LossAggregation
 from rljob_api.v1alpha1.kl import KlEstimator
 from rljob_testing.token_rows import flat, rows_of_mask
-from rljob_trainer.algorithms.advantages import group_relative_advantages, whitened
+from rljob_trainer.algorithms.advantages import group_relative_advantages
 from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss, count_denominators
 from rljob_trainer.algorithms.interfaces import LossInputs, OneWorker, TokenLosses
 from rljob_trainer.algorithms.kl import kl_estimate
 from rljob_trainer.algorithms.policy_losses import clipped_surrogate
+from rljob_trainer.algorithms.whitening import whitened
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "verl_core_algos.json").read_text())
 INPUTS = GOLDEN["inputs"]

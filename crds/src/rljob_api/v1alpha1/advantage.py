@@ -47,7 +47,7 @@ class GroupRelativePassAtK(WireModel):
 
 
 class ReinforcePlusPlus(WireModel):
-    """What follows a token, less the mean of all the batch's tokens, by their standard deviation (arXiv 2501.03262)."""
+    """The rewards from a token on, less their mean over the batch, by their standard deviation (arXiv 2501.03262)."""
 
     gamma: Fraction = 1.0
     """Discount of what comes a token later."""

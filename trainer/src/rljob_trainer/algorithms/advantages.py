@@ -1,41 +1,125 @@
-"""Formulas of advantages.
+"""Formulas of advantages on one reward per response, the same for every token of a response.
 
-Legend: B responses, G groups (all responses to one prompt are one group), N response tokens of one worker.
+Legend: B responses, G groups (all responses to one prompt are one group).
 
-What takes one reward per response runs once per step on the controller, which sees the whole batch, so the groups are
-complete whatever the number of workers. What takes tokens runs on the workers, and learns through `Reduce` what it has
-to know of the others' tokens.
+They run once per step on the controller, which sees the whole batch, so the groups are complete whatever the number of
+workers. Group ids are any integers. All give [B] in the dtype of the rewards, and are worked out in 64 bits: with 32,
+rewards that are all 0.1 leave a rounding residue, which a small standard deviation blows up. A group of one has no
+baseline: its mean counts as 0 and its standard deviation as 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from rljob_trainer.algorithms.interfaces import Reduce
+from rljob_trainer.algorithms.whitening import whitened_responses
 
 STD_EPSILON = 1e-6
-WHITENING_EPSILON = 1e-8
 
 
 def group_relative_advantages(rewards_B: Tensor, groups_B: Tensor, *, normalize_by_std: bool = True) -> Tensor:
-    """A = (r - mean of the group) / (std of the group + 1e-6), the same for every token of a response.
+    """A = (r - mean of the group) / (std of the group + 1e-6).
 
     Source: GRPO, Shao et al. 2024, arXiv 2402.03300, section 4.1.2; without the division, Dr.GRPO, Liu et al. 2025,
-    arXiv 2503.20783. The standard deviation is the unbiased one. A group of one has no baseline: mean 0 and std 1
-    are used, A = r / (1 + 1e-6). Group ids are any integers. Returns [B] in the dtype of `rewards_B`.
+    arXiv 2503.20783. The standard deviation is the unbiased one.
     """
-    index_B, sizes_G = _index_groups(rewards_B, groups_B)
-    is_single_G = sizes_G == 1
-    # In 64 bits: with 32, rewards that are all 0.1 leave a rounding residue that the small std blows up.
-    wide_B = rewards_B.double()
-    means_G = wide_B.new_zeros(len(sizes_G)).index_add_(0, index_B, wide_B).div_(sizes_G).masked_fill_(is_single_G, 0.0)
-    centered_B = wide_B - means_G.index_select(0, index_B)
+    groups = _Groups.of(rewards_B, groups_B)
+    centered_B = groups.centered(rewards_B.double())
     if normalize_by_std:
-        squares_G = wide_B.new_zeros(len(sizes_G)).index_add_(0, index_B, centered_B.square())
-        stds_G = squares_G.div_((sizes_G - 1).clamp_(min=1)).sqrt_().masked_fill_(is_single_G, 1.0)
-        centered_B.div_(stds_G.add_(STD_EPSILON).index_select(0, index_B))
+        centered_B.div_(groups.spread(groups.stds(centered_B).add_(STD_EPSILON)))
     return centered_B.to(rewards_B.dtype)
+
+
+def pass_at_k_advantages(rewards_B: Tensor, groups_B: Tensor, *, normalize_by_std: bool = True) -> Tensor:
+    """A = (best reward of the group - second best) / (std of the group + 1e-6) for the best response, else 0: what the
+    response adds to the best of k. 0 for all where several are best.
+
+    Source: Tang et al. 2025, arXiv 2503.19595, the leave-one-out form of pass@k; the division is verl's. Nothing is
+    second best in a group of one, which counts as 0.
+    """
+    groups = _Groups.of(rewards_B, groups_B)
+    wide_B = rewards_B.double()
+    order_B = wide_B.argsort(descending=True, stable=True)
+    # By group, and within groups from the best reward on.
+    order_B = order_B[groups.index_B[order_B].argsort(stable=True)]
+    best_G = groups.sizes_G.cumsum(0) - groups.sizes_G
+    second_G = order_B[(best_G + 1).clamp_(max=len(order_B) - 1)]
+    gains_G = wide_B[order_B[best_G]] - wide_B[second_G].masked_fill_(groups.is_single_G, 0.0)
+    if normalize_by_std:
+        gains_G /= groups.stds(groups.centered(wide_B)) + STD_EPSILON
+    return torch.zeros_like(wide_B).index_copy_(0, order_B[best_G], gains_G).to(rewards_B.dtype)
+
+
+def gdpo_advantages(
+    named_rewards: Mapping[str, Tensor], weights: Mapping[str, float], groups_B: Tensor, lengths_B: Tensor
+) -> Tensor:
+    """The weighted sum over rewards of their group-relative advantages, whitened over the tokens of the batch.
+
+    Every reward [B] counts by its place among the group's, however large its numbers are. Source: GDPO, arXiv
+    2601.05242; whitened over tokens as verl does, so that a long response counts more there.
+    """
+    summed_B = torch.zeros(len(groups_B), dtype=torch.float64, device=groups_B.device)
+    for name, rewards_B in named_rewards.items():
+        summed_B += weights[name] * group_relative_advantages(rewards_B.double(), groups_B)
+    dtype = next(iter(named_rewards.values())).dtype
+    return whitened_responses(summed_B, lengths_B).to(dtype)
+
+
+def leave_one_out_advantages(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
+    """A = r - mean of the other rewards of the group, which is (r - mean) n / (n - 1).
+
+    Source: RLOO, Ahmadian et al. 2024, arXiv 2402.14740, section 3.2. A group of one keeps its reward; in verl's
+    `rloo`, too, while its `rloo_vectorized` gives 0.
+    """
+    groups = _Groups.of(rewards_B, groups_B)
+    others_G = (groups.sizes_G - 1).clamp(min=1)
+    return (groups.centered(rewards_B.double()) * groups.spread(groups.sizes_G / others_G)).to(rewards_B.dtype)
+
+
+def reinforce_plus_plus_baseline_advantages(rewards_B: Tensor, groups_B: Tensor, lengths_B: Tensor) -> Tensor:
+    """A = r - mean of the group, whitened over the tokens of the batch.
+
+    Source: REINFORCE++ with a baseline, Hu 2025, arXiv 2501.03262.
+    """
+    centered_B = _Groups.of(rewards_B, groups_B).centered(rewards_B.double())
+    return whitened_responses(centered_B, lengths_B).to(rewards_B.dtype)
+
+
+def remax_advantages(rewards_B: Tensor, greedy_rewards_B: Tensor) -> Tensor:
+    """A = r - reward of the greedy response to the same prompt.
+
+    Source: ReMax, Li et al. 2023, arXiv 2310.10505, algorithm 1.
+    """
+    return rewards_B - greedy_rewards_B
+
+
+def opo_advantages(rewards_B: Tensor, groups_B: Tensor, lengths_B: Tensor) -> Tensor:
+    """A = r - mean of the group's rewards, each counting as often as its response has tokens.
+
+    Source: OPO, Hao et al. 2025, arXiv 2505.23585: the baseline of least variance if the square of a response's
+    gradient grows as its length.
+    """
+    groups = _Groups.of(rewards_B, groups_B)
+    wide_B = rewards_B.double()
+    baselines_G = groups.sum(wide_B * lengths_B) / groups.sum(lengths_B.double()).clamp_(min=1)
+    return (wide_B - groups.spread(baselines_G.masked_fill_(groups.is_single_G, 0.0))).to(rewards_B.dtype)
+
+
+def gpg_advantages(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
+    """A = alpha (r - mean of the group), alpha = responses / responses in groups whose rewards are not all equal.
+
+    Source: GPG, Chu et al. 2025, arXiv 2504.02546: alpha makes up for responses that count in the loss's denominator
+    and have no gradient. verl takes responses / rewards other than 0: it then counts failures of groups that can be
+    learned from as if they gave no gradient, and groups that are all right as if they did. A group of one counts as
+    one that can be learned from.
+    """
+    is_learned_B = ~zero_variance_mask(rewards_B, groups_B)
+    alpha = len(rewards_B) / is_learned_B.sum().clamp(min=1)
+    return (alpha * _Groups.of(rewards_B, groups_B).centered(rewards_B.double())).to(rewards_B.dtype)
 
 
 def zero_variance_mask(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
@@ -44,33 +128,47 @@ def zero_variance_mask(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
     Such a group's advantages are all 0: it carries no gradient, but it does count in the denominators of the loss
     unless it is left out (DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2, samples until none is left).
     """
-    index_B, sizes_G = _index_groups(rewards_B, groups_B)
-    lowest_G = rewards_B.new_zeros(len(sizes_G)).scatter_reduce(0, index_B, rewards_B, "amin", include_self=False)
-    highest_G = rewards_B.new_zeros(len(sizes_G)).scatter_reduce(0, index_B, rewards_B, "amax", include_self=False)
-    return ((lowest_G == highest_G) & (sizes_G > 1)).index_select(0, index_B)
+    groups = _Groups.of(rewards_B, groups_B)
+    lowest_G, highest_G = (groups.extreme(rewards_B, which) for which in ("amin", "amax"))
+    return groups.spread((lowest_G == highest_G) & ~groups.is_single_G)
 
 
-def whitened(values_N: Tensor, reduce: Reduce) -> Tensor:
-    """(x - mean) / sqrt(variance + 1e-8), [N], over the tokens of all workers: they have mean 0 and variance 1 then.
-    Collective.
+@dataclass(frozen=True)
+class _Groups:
+    index_B: Tensor
+    """Of each response's group, from 0."""
+    sizes_G: Tensor
+    is_single_G: Tensor
 
-    The variance is the unbiased one; values that are all equal, or a single one, become 0. Source: whitening of
-    advantages as in PPO's implementations (Huang et al. 2022, "The 37 Implementation Details of Proximal Policy
-    Optimization", detail 7), over response tokens.
-    """
-    centered_N = values_N.to(torch.float64, copy=True)
-    num_values = centered_N.new_full((), len(centered_N))
-    total, num_values = reduce.sum(torch.stack([centered_N.sum(), num_values])).unbind()
-    centered_N.sub_(total / num_values.clamp(min=1))
-    variance = reduce.sum(centered_N.dot(centered_N)) / (num_values - 1).clamp(min=1)
-    return centered_N.mul_((variance + WHITENING_EPSILON).rsqrt()).to(values_N.dtype)
+    @staticmethod
+    def of(rewards_B: Tensor, groups_B: Tensor) -> _Groups:
+        if rewards_B.dim() != 1 or rewards_B.shape != groups_B.shape:
+            raise ValueError(
+                f"rewards and groups must be vectors of one length (got {list(rewards_B.shape)} and "
+                f"{list(groups_B.shape)}); pass one reward and one group id per response"
+            )
+        _, index_B, sizes_G = torch.unique(groups_B, return_inverse=True, return_counts=True)
+        return _Groups(index_B, sizes_G, sizes_G == 1)
 
+    def sum(self, values_B: Tensor) -> Tensor:
+        """[G]"""
+        return values_B.new_zeros(len(self.sizes_G)).index_add_(0, self.index_B, values_B)
 
-def _index_groups(rewards_B: Tensor, groups_B: Tensor) -> tuple[Tensor, Tensor]:
-    if rewards_B.dim() != 1 or rewards_B.shape != groups_B.shape:
-        raise ValueError(
-            f"rewards and groups must be vectors of one length (got {list(rewards_B.shape)} and "
-            f"{list(groups_B.shape)}); pass one reward and one group id per response"
+    def extreme(self, values_B: Tensor, which: str) -> Tensor:
+        """[G]"""
+        return values_B.new_zeros(len(self.sizes_G)).scatter_reduce(
+            0, self.index_B, values_B, which, include_self=False
         )
-    _, index_B, sizes_G = torch.unique(groups_B, return_inverse=True, return_counts=True)
-    return index_B, sizes_G
+
+    def spread(self, values_G: Tensor) -> Tensor:
+        """[B]"""
+        return values_G.index_select(0, self.index_B)
+
+    def centered(self, values_B: Tensor) -> Tensor:
+        """[B]: less the mean of the group."""
+        return values_B - self.spread(self.sum(values_B).div_(self.sizes_G).masked_fill_(self.is_single_G, 0.0))
+
+    def stds(self, centered_B: Tensor) -> Tensor:
+        """[G]: the unbiased standard deviation."""
+        variances_G = self.sum(centered_B.square()).div_((self.sizes_G - 1).clamp(min=1))
+        return variances_G.sqrt_().masked_fill_(self.is_single_G, 1.0)

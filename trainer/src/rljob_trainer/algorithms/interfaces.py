@@ -60,6 +60,13 @@ class ResponseInputs:
     """int64: equal for responses to the same prompt; otherwise any numbers."""
     lengths_B: Tensor
     """int64: response tokens."""
+    greedy_rewards_B: Tensor | None = field(default=None, kw_only=True)
+    """float32: the score of the greedy response to the same prompt; None unless GREEDY_REWARDS is needed."""
+    named_rewards: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
+    """float32 [B] each: the job's rewards one by one, without weights and without KL; empty unless NAMED_REWARDS is
+    needed."""
+    reward_weights: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    """Of `named_rewards`."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,8 @@ class AdvantageEstimator:
     """Gives [B]: the advantage of every token of a response."""
     for_tokens: Callable[[TokenInputs, Reduce], TokenAdvantages] | None = None
     needs: frozenset[str] = frozenset()
-    """Columns of `TokenInputs`, of `ADVANTAGE_COLUMNS`."""
+    """Of `ResponseInputs`: GREEDY_REWARDS, NAMED_REWARDS. Of the columns of `TokenInputs`: those of ADVANTAGE_COLUMNS,
+    VALUES and SQUARES."""
 
     def __post_init__(self) -> None:
         if (self.for_responses is None) == (self.for_tokens is None):
@@ -184,5 +192,9 @@ KL_PENALTIES = "kl_penalties"
 job puts no KL into the reward. Where it does, an estimator on tokens must need these: it alone can place them."""
 VALUES = "values"
 """By the critic, before the update: what it expects of the rewards from each token on."""
+SQUARES = "squared_probabilities"
+"""Sum of the squared probabilities of the whole vocabulary at each token, by the weights of OLD_LOGPROBS."""
+GREEDY_REWARDS = "greedy_rewards"
+NAMED_REWARDS = "named_rewards"
 ADVANTAGE_COLUMNS = (OLD_LOGPROBS, ROLLOUT_LOGPROBS, REF_LOGPROBS, KL_PENALTIES, VALUES)
-"""What an estimator on tokens may need."""
+"""What a user's own estimator on tokens may need."""

@@ -1,0 +1,136 @@
+"""What follows a token in its row, later steps counting less: A_t = x_t + factor A_{t+1}, for whole batches at once.
+
+A recurrence has as many steps as the longest row, each on one number per row. Here the flat tokens are cut into blocks
+of 64, whatever the rows: within all blocks the sums are one product with a triangular matrix of powers of the factor.
+What enters a block from the next one is the same recurrence over blocks, a 64th of the size; it is added to the last
+value of a block before the product. Blocks within which a row ends are gone through value by value, all side by side.
+
+Legend: N values, C blocks, K values of a block, E blocks in which a row ends before the last value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rljob_trainer.algorithms.segments import Segments
+
+WIDTH = 64
+"""Of a block: K."""
+NEGLIGIBLE = 1e-30
+"""Powers below are taken for 0: CPUs are slow at numbers that are too small for their type."""
+VALUES_AT_ONCE = 1 << 17
+"""Half a mebibyte in 32 bits: what is worked on in several steps stays in a core's cache."""
+
+Integers = npt.NDArray[np.int64]
+
+
+def discounted_sums(values_N: Tensor, segments: Segments, factor: float) -> Tensor:
+    """[N]: the sum of factor^(s - t) x_s over all s >= t in the row of t. `factor` is from 0 to 1.
+
+    In the dtype of `values_N`, which stay as they are and are finite. Nothing is added that is taken off again, so that
+    the error is that of rounding for every factor and length. No gradient flows."""
+    with torch.no_grad():
+        room = room_for(values_N)
+        room[: len(values_N)] = values_N
+        return sums_in_place(room, segments, factor)
+
+
+def room_for(values_N: Tensor) -> Tensor:
+    """Where values like these can be written, and as many more as `sums_in_place` needs."""
+    return values_N.new_empty(-(-len(values_N) // WIDTH) * WIDTH)
+
+
+def sums_in_place(room: Tensor, segments: Segments, factor: float) -> Tensor:
+    """As `discounted_sums`, of the first N values of `room`, where the sums are in the end, too."""
+    lengths = np.fromiter(segments.lengths, np.int64, segments.num_rows)
+    with torch.no_grad():
+        return _sums_in_place(room, lengths[lengths > 0], factor)
+
+
+def last_positions(segments: Segments) -> Tensor:
+    """[rows with at least one value]: where in N each of them ends."""
+    return (segments.lengths_B.cumsum(0) - 1)[segments.lengths_B > 0]
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Which rows end where."""
+
+    end_blocks: Integers
+    end_places: Integers
+    """One for each row."""
+    split_E: Integers
+
+    @staticmethod
+    def of(lengths: Integers) -> _Blocks:
+        end_blocks, end_places = np.divmod(lengths.cumsum() - 1, WIDTH)
+        return _Blocks(end_blocks, end_places, np.unique(end_blocks[end_places < WIDTH - 1]))
+
+    def goes_on_EK(self) -> npt.NDArray[np.float64]:
+        """Of the blocks that are split: 0 for the last value of a row, else 1."""
+        is_split = np.isin(self.end_blocks, self.split_E)
+        goes_on_EK = np.ones((len(self.split_E), WIDTH))
+        goes_on_EK[np.searchsorted(self.split_E, self.end_blocks[is_split]), self.end_places[is_split]] = 0.0
+        return goes_on_EK
+
+    def runs(self) -> Integers:
+        """Blocks up to one in which a row ends: the rows of the recurrence over blocks."""
+        runs: Integers = np.diff(np.unique(self.end_blocks), prepend=-1)
+        return runs
+
+    def closed(self) -> Integers:
+        """Blocks whose last value is the last of its row."""
+        return self.end_blocks[self.end_places == WIDTH - 1]
+
+
+def _sums_in_place(room: Tensor, lengths: Integers, factor: float) -> Tensor:
+    """`lengths`: of rows, none of them empty."""
+    num_values = int(lengths.sum())
+    if factor == 0.0 or num_values == len(lengths):
+        return room[:num_values]
+    values_CK = room.view(-1, WIDTH)
+    room[num_values:] = 0.0
+    powers = np.power(factor, np.arange(WIDTH))
+    powers[powers < NEGLIGIBLE] = 0.0
+    place_K = np.arange(WIDTH)
+    steps_KK = place_K[:, None] - place_K
+    triangle_KK = torch.from_numpy(np.where(steps_KK >= 0, powers[steps_KK], 0.0)).to(values_CK)
+    blocks = _Blocks.of(lengths)
+    split_E = torch.from_numpy(blocks.split_E).to(room.device)
+    factors_EK = torch.from_numpy(blocks.goes_on_EK()).to(values_CK).mul_(factor)
+    if len(values_CK) > 1:
+        totals_C = values_CK @ triangle_KK[:, 0]
+        totals_C[split_E] = _sums_one_by_one(values_CK[split_E], factors_EK)[:, 0]
+        _carry(values_CK, totals_C, blocks, factor)
+    split_EK = _sums_one_by_one(values_CK[split_E], factors_EK)
+    found_CK = values_CK.new_empty(min(len(values_CK), VALUES_AT_ONCE // WIDTH), WIDTH)
+    for start in range(0, len(values_CK), len(found_CK)):
+        part_CK = values_CK[start : start + len(found_CK)]
+        part_CK.copy_(torch.mm(part_CK, triangle_KK, out=found_CK[: len(part_CK)]))
+    values_CK[split_E] = split_EK
+    return room[:num_values]
+
+
+def _carry(values_CK: Tensor, totals_C: Tensor, blocks: _Blocks, factor: float) -> None:
+    """Adds to the last value of each block what follows it. `totals_C`: of the values up to the first end in a block,
+    as its first value sees them."""
+    num_blocks = len(totals_C)
+    room = room_for(totals_C)
+    room[:num_blocks] = totals_C
+    firsts_C = _sums_in_place(room, blocks.runs(), factor**WIDTH)
+    follows_C = factor * torch.cat([firsts_C[1:], firsts_C.new_zeros(1)])
+    follows_C[torch.from_numpy(blocks.closed()).to(follows_C.device)] = 0.0
+    values_CK[:, -1] += follows_C
+
+
+def _sums_one_by_one(values_EK: Tensor, factors_EK: Tensor) -> Tensor:
+    """[E, K]: the sums within blocks, with a factor for each value's successor."""
+    sums_KE, factors_KE = values_EK.t().contiguous(), factors_EK.t().contiguous()
+    for place in reversed(range(WIDTH - 1)):
+        sums_KE[place].addcmul_(factors_KE[place], sums_KE[place + 1])
+    return sums_KE.t()
