@@ -9,8 +9,12 @@ import pytest
 from rljob_api.errors import ContractError, JobFileError, Problem
 from rljob_api.job_file import load_job_file, load_job_text, resolved_job_text
 from rljob_api.pydantic_messages import model_at
+from rljob_api.v1alpha1.algorithm import AlgorithmType
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.moved_fields import MOVED_FIELDS
+from rljob_api.v1alpha1.policy_loss import LossType
+
+RECIPE_NAMES = ", ".join(AlgorithmType)
 
 JOB = """\
 apiVersion: rljob.dev/v1alpha1
@@ -153,11 +157,12 @@ def test_every_new_place_of_a_moved_field_is_there_and_every_old_one_is_not() ->
 @pytest.mark.parametrize(
     ("algorithm", "path", "expected"),
     [
-        ("{type: PPO}", "type", 'must be one of GRPO, DrGRPO (seen: "PPO"); choose one of them'),
-        ("{type: drgrpo}", "type", 'must be one of GRPO, DrGRPO (seen: "drgrpo"); did you mean DrGRPO?'),
+        ("{type: A3C}", "type", f'must be one of {RECIPE_NAMES} (seen: "A3C"); choose one of them'),
+        ("{type: drgrpo}", "type", f'must be one of {RECIPE_NAMES} (seen: "drgrpo"); did you mean DrGRPO?'),
         ("{advantage: {type: GAE}}", "advantage.type",
          'must be one of GroupRelative, Function (seen: "GAE"); choose one of them'),
-        ("{loss: {type: Clip}}", "loss.type", 'must be one of Clipped, Function (seen: "Clip"); did you mean Clipped?'),
+        ("{loss: {type: Cliped}}", "loss.type",
+         f'must be one of {", ".join(LossType)} (seen: "Cliped"); did you mean Clipped?'),
         ("{loss: {type: Function, function: {path: mine}}}", "loss.function.path",
          "must look like ^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
          ' (seen: "mine"); correct it'),

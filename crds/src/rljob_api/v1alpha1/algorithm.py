@@ -21,17 +21,23 @@ class AlgorithmType(StrEnum):
     """Recipes: an advantage, a loss, an aggregation and their settings under one name. GRPO has the
     advantages of Shao et al. 2024 (arXiv 2402.03300), with the token mean, the dual clip and no KL term, as is usual
     since; the paper's own form is `aggregation: SequenceMeanTokenMean`, `dualClipRatio: 0` and a KL coefficient. DrGRPO
-    is of Liu et al. 2025 (arXiv 2503.20783)."""
+    is of Liu et al. 2025 (arXiv 2503.20783). GSPO is of Zheng et al. 2025 (arXiv 2507.18071), CISPO of MiniMax 2025
+    (arXiv 2506.13585)."""
 
     GRPO = "GRPO"
     DR_GRPO = "DrGRPO"
+    GSPO = "GSPO"
+    CISPO = "CISPO"
 
 
 class LossAggregation(StrEnum):
     """How per-token losses become one number. All denominators are those of the whole mini-batch on all workers;
-    SequenceMeanTokenSumNorm divides each response's sum by rollout.maxNewTokens, whatever the response's length."""
+    SequenceMeanTokenSumNorm divides each response's sum by rollout.maxNewTokens, whatever the response's length.
+    TokenSum has no denominator: loss and gradient grow with the number of tokens in a mini-batch, and so does what a
+    learning rate means to an optimizer that does not normalise; maxGradNorm bounds nearly every update."""
 
     TOKEN_MEAN = "TokenMean"
+    TOKEN_SUM = "TokenSum"
     SEQUENCE_MEAN_TOKEN_MEAN = "SequenceMeanTokenMean"
     SEQUENCE_MEAN_TOKEN_SUM = "SequenceMeanTokenSum"
     SEQUENCE_MEAN_TOKEN_SUM_NORM = "SequenceMeanTokenSumNorm"
