@@ -91,8 +91,13 @@ def _row_sums(values_N: Tensor, segments: Segments) -> Tensor:
 
 
 def _mixed(values_N: Tensor) -> Tensor:
-    """Changes the values. Source: the finalizer of SplitMix64 (Steele, Lea and Flood 2014,
-    doi 10.1145/2660193.2660195), with shifts that keep the sign: as it, one to one."""
-    values_N.bitwise_xor_(values_N >> 30).mul_(-0x40A7B892E31B1A47)
-    values_N.bitwise_xor_(values_N >> 27).mul_(-0x6B2FB644ECCEEE15)
-    return values_N.bitwise_xor_(values_N >> 31)
+    """Changes the values, one to one. Source: the finalizer of SplitMix64 (Steele, Lea and Flood 2014,
+    doi 10.1145/2660193.2660195)."""
+    values_N.bitwise_xor_(_shifted(values_N, 30)).mul_(-0x40A7B892E31B1A47)
+    values_N.bitwise_xor_(_shifted(values_N, 27)).mul_(-0x6B2FB644ECCEEE15)
+    return values_N.bitwise_xor_(_shifted(values_N, 31))
+
+
+def _shifted(values_N: Tensor, num_bits: int) -> Tensor:
+    """To the right, with zeros coming in: torch's own shift repeats the sign."""
+    return (values_N >> num_bits).bitwise_and_((1 << (64 - num_bits)) - 1)

@@ -2,10 +2,10 @@
 
 Every token of a response has the response's loss. The derivative by a token's own log-probability is given as if that
 token alone moved the ratio, by its full amount rather than by 1 / length: so for any weights that the tokens of a
-response have in common, as in every aggregation, the gradient of the response's weighted sum is the exact one
-(GSPO-token, arXiv 2507.18071, section 4.3, says why). SequenceMeanTokenMean gives what the papers write, one
-loss for each response; TokenMean weighs responses by their lengths. Tokens whose weights differ (rollout correction)
-have each its own share of the gradient.
+response have in common, as in every aggregation, the gradient of the response's weighted sum is the exact one.
+SequenceMeanTokenMean gives what the papers write, one loss for each response; TokenMean weighs responses by their
+lengths. Where weights differ within a response (rollout correction), or advantages in GSPO, each token's are those of
+its own gradient: GSPO-token, arXiv 2507.18071, section 4.3.
 
 Legend: B rows, N response tokens of all rows.
 """
