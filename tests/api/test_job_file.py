@@ -13,6 +13,8 @@ from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.algorithm import AlgorithmType
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.moved_fields import MOVED_FIELDS
+from rljob_api.v1alpha1.policy_loss import LossType
+
 
 JOB = """\
 apiVersion: rljob.dev/v1alpha1
@@ -166,7 +168,8 @@ def test_every_new_place_of_a_moved_field_is_there_and_every_old_one_is_not() ->
          " remove the block, or write `type: GroupRelative` beside it"),
         ("{advantage: {type: GAE, gae: {lambda: 1.5}}}", "advantage.gae.lambda",
          "must be at most 1 (seen: 1.5); lower it"),
-        ("{loss: {type: Clip}}", "loss.type", 'must be one of Clipped, Function (seen: "Clip"); did you mean Clipped?'),
+        ("{loss: {type: Cliped}}", "loss.type",
+         f'must be one of {", ".join(LossType)} (seen: "Cliped"); did you mean Clipped?'),
         ("{loss: {type: Function, function: {path: mine}}}", "loss.function.path",
          "must look like ^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
          ' (seen: "mine"); correct it'),

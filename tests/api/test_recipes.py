@@ -14,12 +14,14 @@ from rljob_api.v1alpha1.advantage import (
 )
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType, LossAggregation
 from rljob_api.v1alpha1.kl import Kl
-from rljob_api.v1alpha1.policy_loss import Clipped, Loss, LossType
+from rljob_api.v1alpha1.policy_loss import Cispo, Clipped, Divergence, Dppo, Dro, Gspo, Loss, LossType
 from rljob_api.v1alpha1.recipes import RECIPES, ResolvedAlgorithm, resolve_algorithm
 from rljob_api.v1alpha1.resolved_advantage import ResolvedAdvantage, ResolvedGroupRelative
-from rljob_api.v1alpha1.resolved_loss import ResolvedClipped, ResolvedLoss
+from rljob_api.v1alpha1.resolved_loss import ResolvedClipped, ResolvedDppo, ResolvedLoss
 from rljob_api.v1alpha1.user_function import Function
 
+WITHOUT_NEED = sorted(set(LossType) - {LossType.FUNCTION, LossType.DRO})
+"""Losses that a job may choose without a block."""
 OWN = Function(path="mine:own")
 
 
@@ -47,6 +49,25 @@ def test_dr_grpo_divides_by_neither_the_deviation_nor_the_length() -> None:
     assert rule.drop_zero_variance_groups is False
 
 
+def test_gspo_and_cispo_have_the_settings_of_their_papers() -> None:
+    gspo, cispo = resolved({"type": "GSPO"}), resolved({"type": "CISPO"})
+    assert gspo.loss == ResolvedLoss(LossType.GSPO, gspo=Gspo(clip_ratio_low=3e-4, clip_ratio_high=4e-4))
+    assert gspo.aggregation is LossAggregation.SEQUENCE_MEAN_TOKEN_MEAN
+    assert cispo.loss == ResolvedLoss(LossType.CISPO, cispo=Cispo(clip_ratio_low=1.0, clip_ratio_high=4.0))
+    assert cispo.aggregation is LossAggregation.TOKEN_MEAN
+    assert gspo.advantage == cispo.advantage == resolved({}).advantage
+    assert gspo.kl == cispo.kl == Kl()
+
+
+def test_the_thresholds_of_dppo_go_by_the_divergence() -> None:
+    total_variation = resolved({"loss": {"type": "DPPO"}}).loss.dppo
+    assert total_variation == ResolvedDppo(Divergence.TV, 0.15, 0.15, 20.0)
+    written = {"divergence": "KL", "thresholdHigh": 0.1, "maxRatio": 3}
+    assert resolved({"loss": {"type": "DPPO", "dppo": written}}).loss.dppo == ResolvedDppo(
+        Divergence.KL, 0.05, 0.1, 3.0
+    )
+
+
 def test_every_recipe_is_described() -> None:
     assert set(RECIPES) == set(AlgorithmType)
 
@@ -54,13 +75,17 @@ def test_every_recipe_is_described() -> None:
 @pytest.mark.parametrize("recipe", list(AlgorithmType))
 def test_what_a_job_says_goes_before_the_recipe_and_changes_nothing_else(recipe: AlgorithmType) -> None:
     plain, wire = resolved({"type": recipe}), {"type": recipe}
-    assert plain.loss.clipped is not None
-    low, high, dual = plain.loss.clipped.clip_ratio_low, plain.loss.clipped.clip_ratio_high, 2.0
-    assert resolved(wire | {"loss": {"clipped": {"dualClipRatio": 2}}}).loss.clipped == ResolvedClipped(low, high, dual)
-    assert resolved(wire | {"loss": {"clipped": {"dualClipRatio": 0}}}).loss.clipped == ResolvedClipped(low, high, None)
-    only_high = resolved(wire | {"loss": {"clipped": {"clipRatioHigh": 0.28}}})
-    assert only_high.loss.clipped == ResolvedClipped(low, 0.28, plain.loss.clipped.dual_clip_ratio)
-    assert (only_high.advantage, only_high.aggregation) == (plain.advantage, plain.aggregation)
+    clipped = resolved(wire | {"loss": {"type": "Clipped"}}).loss.clipped
+    assert clipped is not None
+    low, high = clipped.clip_ratio_low, clipped.clip_ratio_high
+    for written, expected in (
+        ({"dualClipRatio": 2}, ResolvedClipped(low, high, 2.0)),
+        ({"dualClipRatio": 0}, ResolvedClipped(low, high, None)),
+        ({"clipRatioHigh": 0.28}, ResolvedClipped(low, 0.28, clipped.dual_clip_ratio)),
+    ):
+        rule = resolved(wire | {"loss": {"type": "Clipped", "clipped": written}})
+        assert rule.loss == ResolvedLoss(LossType.CLIPPED, expected)
+        assert (rule.advantage, rule.aggregation) == (plain.advantage, plain.aggregation)
     for by_std in (True, False):
         chosen = {"type": "GroupRelative", "groupRelative": {"normalizeByStd": by_std}}
         rule = resolved(wire | {"advantage": chosen})
@@ -103,6 +128,9 @@ def test_an_advantage_by_itself_has_its_block_and_no_other() -> None:
         *(Algorithm(advantage=Advantage(type=each)) for each in AdvantageType if each is not AdvantageType.FUNCTION),
         Algorithm(advantage=Advantage(type=AdvantageType.GAE, gae=Gae(gamma=0.99, lambda_=0.95))),
         Algorithm(advantage=Advantage(type=AdvantageType.FUNCTION, function=OWN), entropy_coefficient=0.5),
+        *(Algorithm(loss=Loss(type=chosen)) for chosen in WITHOUT_NEED),
+        Algorithm(loss=Loss(type=LossType.DRO, dro=Dro(beta=0.5)), kl=Kl(coefficient=0.1, straight_through=True)),
+        Algorithm(type=AlgorithmType.GSPO, loss=Loss(type=LossType.DPPO, dppo=Dppo(threshold_low=0.3))),
         Algorithm(loss=Loss(type=LossType.FUNCTION, function=OWN), drop_zero_variance_groups=True),
         Algorithm(
             type=AlgorithmType.DR_GRPO,

@@ -77,7 +77,7 @@ def test_resolved_prints_no_job_where_there_is_a_problem(tmp_path: Path) -> None
     command = [sys.executable, "-m", "rljob_cli", "validate", "--resolved", str(path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
-    assert ":13:23: spec.training.algorithm.type: must be one of GRPO, DrGRPO" in result.stderr
+    assert ":13:23: spec.training.algorithm.type: must be one of GRPO, DrGRPO, " in result.stderr
 
 
 def test_square_brackets_in_a_file_are_not_markup(tmp_path: Path) -> None:

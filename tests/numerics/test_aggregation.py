@@ -19,6 +19,7 @@ LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=8)
     ("aggregation", "expected"),
     [
         (LossAggregation.TOKEN_MEAN, 18 / 5),
+        (LossAggregation.TOKEN_SUM, 18.0),
         (LossAggregation.SEQUENCE_MEAN_TOKEN_MEAN, (1.5 + 5.0) / 2),
         (LossAggregation.SEQUENCE_MEAN_TOKEN_SUM, (3.0 + 15.0) / 2),
         (LossAggregation.SEQUENCE_MEAN_TOKEN_SUM_NORM, (3.0 + 15.0) / 2 / 16),

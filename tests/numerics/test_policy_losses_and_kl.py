@@ -149,7 +149,9 @@ def test_kl_estimates_by_hand() -> None:
         KlEstimator.K1: [0.5, -1.0],
         KlEstimator.K2: [0.125, 0.5],
         KlEstimator.K3: [math.exp(-0.5) - 1 + 0.5, math.e - 1 - 1],
+        KlEstimator.ABSOLUTE: [0.5, 1.0],
     }
+    assert set(expected) == set(KlEstimator)
     for estimator, values in expected.items():
         torch.testing.assert_close(kl_estimate(logprobs_N, reference_N, estimator), torch.tensor(values))
 
@@ -159,6 +161,25 @@ def test_gradients_of_kl_estimates_are_those_of_finite_differences(estimator: Kl
     logprobs_N = torch.tensor([-1.0, -2.0, -0.1, -4.0, -2.0], dtype=torch.float64, requires_grad=True)
     reference_N = torch.tensor([-1.5, -1.0, -0.1, -1.0, 0.5], dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda x_N: kl_estimate(x_N, reference_N, estimator), (logprobs_N,))
+
+
+@pytest.mark.parametrize("estimator", list(KlEstimator))
+def test_straight_through_keeps_the_value_and_takes_the_gradient_of_k2(estimator: KlEstimator) -> None:
+    logprobs_N = torch.tensor([-1.0, -2.0, 0.0, -100.0], dtype=torch.float64, requires_grad=True)
+    reference_N = torch.tensor([-1.5, -1.0, 0.0, 0.0], dtype=torch.float64)
+    plain_N = kl_estimate(logprobs_N, reference_N, estimator)
+    straight_N = kl_estimate(logprobs_N, reference_N, estimator, straight_through=True)
+    assert torch.equal(straight_N, plain_N)
+    (gradient_N,) = torch.autograd.grad(straight_N.sum(), logprobs_N)
+    # K3 is held beyond its bounds, but its straight-through form still pulls.
+    assert gradient_N.tolist() == [0.5, -1.0, 0.0, -100.0]
+
+
+def test_an_absolute_difference_that_is_rounding_has_no_gradient() -> None:
+    logprobs_N = torch.tensor([-1.0 + 2e-6, -1.0 - 2e-6, -1.001, -0.999], requires_grad=True)
+    found_N = kl_estimate(logprobs_N, torch.full((4,), -1.0), KlEstimator.ABSOLUTE)
+    (gradient_N,) = torch.autograd.grad(found_N.sum(), logprobs_N)
+    assert gradient_N.tolist() == [0.0, 0.0, -1.0, 1.0]
 
 
 def test_k3_is_bounded() -> None:

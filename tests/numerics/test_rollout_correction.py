@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.kl import KlEstimator
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.resolved_correction import ResolvedRejection, ResolvedWeights
 from rljob_api.v1alpha1.rollout_correction import (
+    RejectionEstimator,
     RejectionLevel,
     RolloutCorrection,
     RolloutCorrectionType,
@@ -82,13 +82,13 @@ WEIGHTS = {
     "token icepop 0.5_2.0": ResolvedWeights(MASKED_TOKEN, 2.0, 0.5),
 }
 REJECTIONS = {
-    "rs token_k1 0.5_2.0": ResolvedRejection(RejectionLevel.TOKEN, KlEstimator.K1, 2.0, 0.5),
-    "rs seq_mean_k3 0.1": ResolvedRejection(RejectionLevel.SEQUENCE_MEAN, KlEstimator.K3, 0.1, None),
-    "rs seq_mean_k1 0.8_1.25": ResolvedRejection(RejectionLevel.SEQUENCE_MEAN, KlEstimator.K1, 1.25, 0.8),
+    "rs token_k1 0.5_2.0": ResolvedRejection(RejectionLevel.TOKEN, RejectionEstimator.K1, 2.0, 0.5),
+    "rs seq_mean_k3 0.1": ResolvedRejection(RejectionLevel.SEQUENCE_MEAN, RejectionEstimator.K3, 0.1, None),
+    "rs seq_mean_k1 0.8_1.25": ResolvedRejection(RejectionLevel.SEQUENCE_MEAN, RejectionEstimator.K1, 1.25, 0.8),
     # verl bounds the inverse.
-    "rs token_k1 0.5_1.1": ResolvedRejection(RejectionLevel.TOKEN, KlEstimator.K1, 1 / 0.5, 1 / 1.1),
-    "rs seq_sum_k1 0.4_1.5": ResolvedRejection(RejectionLevel.SEQUENCE_SUM, KlEstimator.K1, 1 / 0.4, 1 / 1.5),
-    "rs seq_max_k2 0.2": ResolvedRejection(RejectionLevel.SEQUENCE_MAX, KlEstimator.K2, 0.2, None),
+    "rs token_k1 0.5_1.1": ResolvedRejection(RejectionLevel.TOKEN, RejectionEstimator.K1, 1 / 0.5, 1 / 1.1),
+    "rs seq_sum_k1 0.4_1.5": ResolvedRejection(RejectionLevel.SEQUENCE_SUM, RejectionEstimator.K1, 1 / 0.4, 1 / 1.5),
+    "rs seq_max_k2 0.2": ResolvedRejection(RejectionLevel.SEQUENCE_MAX, RejectionEstimator.K2, 0.2, None),
 }
 OPTIMIZER = Optimizer(learning_rate=1e-3, weight_decay=0.1, max_gradient_norm=0.5, epsilon=1e-6)
 ALGORITHM = Algorithm(
@@ -141,9 +141,9 @@ def slow_values(rows: list[list[float]], rejection: ResolvedRejection) -> list[f
     for row in rows:
         held = [max(-20.0, min(20.0, value)) for value in row]
         each = {
-            KlEstimator.K1: held,
-            KlEstimator.K2: [value * value / 2 for value in held],
-            KlEstimator.K3: [math.exp(value) - 1 - value for value in held],
+            RejectionEstimator.K1: held,
+            RejectionEstimator.K2: [value * value / 2 for value in held],
+            RejectionEstimator.K3: [math.exp(value) - 1 - value for value in held],
         }[rejection.estimator]
         of_row = {
             RejectionLevel.TOKEN: each,
@@ -151,7 +151,7 @@ def slow_values(rows: list[list[float]], rejection: ResolvedRejection) -> list[f
             RejectionLevel.SEQUENCE_MEAN: [sum(each) / max(len(row), 1)] * len(row),
             RejectionLevel.SEQUENCE_MAX: [max(each, default=0.0)] * len(row),
         }[rejection.level]
-        if rejection.estimator is KlEstimator.K1:
+        if rejection.estimator is RejectionEstimator.K1:
             of_row = [math.exp(max(-20.0, min(20.0, value))) for value in of_row]
         found += of_row
     return found
@@ -176,12 +176,12 @@ def test_weights_are_what_their_words_say(
 
 
 @settings(deadline=None, max_examples=150)
-@given(LOG_RATIO_ROWS, BOUNDS, st.sampled_from(list(RejectionLevel)), st.sampled_from(list(KlEstimator)))
+@given(LOG_RATIO_ROWS, BOUNDS, st.sampled_from(list(RejectionLevel)), st.sampled_from(list(RejectionEstimator)))
 def test_masks_are_what_their_words_say(
-    rows: list[list[float]], bounds: tuple[float, float], level: RejectionLevel, estimator: KlEstimator
+    rows: list[list[float]], bounds: tuple[float, float], level: RejectionLevel, estimator: RejectionEstimator
 ) -> None:
     highest, lowest = bounds
-    rejection = ResolvedRejection(level, estimator, highest, lowest if estimator is KlEstimator.K1 else None)
+    rejection = ResolvedRejection(level, estimator, highest, lowest if estimator is RejectionEstimator.K1 else None)
     found = is_kept(flat_rows(rows), segments_of(rows), rejection).tolist()
     low = -math.inf if rejection.min is None else rejection.min
     assert found == [low <= value <= highest for value in slow_values(rows, rejection)]

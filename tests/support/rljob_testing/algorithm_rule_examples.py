@@ -29,6 +29,16 @@ _CLIPPED: tuple[Mapping[str, object], ...] = (
     {"clipped": {}},
     {"type": "Clipped", "clipped": {"clipRatioHigh": 0.28}},
 )
+_LOSS_BLOCKS = {
+    "gspo": "GSPO",
+    "cispo": "CISPO",
+    "sapo": "SAPO",
+    "gmpo": "GMPO",
+    "clipCov": "ClipCov",
+    "klCov": "KLCov",
+    "dppo": "DPPO",
+}
+"""Blocks of losses that may be left out."""
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "Advantage.function": [{_T + "algorithm.advantage": _FUNCTION}, {_T + "algorithm.advantage.type": "GroupRelative"}],
@@ -52,6 +62,16 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Algorithm.loss.clipped": [
         {_T + "algorithm": {"type": recipe, "loss": loss}} for recipe in ("GRPO", "DrGRPO") for loss in _CLIPPED
     ],
+    **{
+        f"Algorithm.loss.{block}": [
+            {_T + "algorithm.loss": {"type": variant, block: {}}},
+            {_T + "algorithm.loss": {"type": variant}},
+            {_T + "algorithm": {"type": "GSPO", "loss": {"type": variant, block: {}}}},
+        ]
+        for block, variant in _LOSS_BLOCKS.items()
+    },
+    "Loss.dro": [{_T + "algorithm.loss": {"type": "DRO", "dro": {"beta": 0.1}}}, {_T + "algorithm.loss.type": "GPG"}],
+    "ClipCov.covarianceHigh": [{_T + "algorithm.loss": {"type": "ClipCov", "clipCov": {"covarianceLow": -1}}}],
     "Clipped.dualClipRatio": [
         {_T + "algorithm.loss.clipped.dualClipRatio": 1.001},
         {_T + "algorithm.loss.clipped.dualClipRatio": 3},
@@ -62,6 +82,14 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "algorithm.kl": {"coefficient": 0.1, "estimator": "K1"}},
         {_T + "algorithm.kl.estimator": "K3"},
     ],
+    **{
+        f"Kl.{name}": [
+            {_T + "algorithm.kl": {"coefficient": 0.1, "estimator": "K1", "straightThrough": True}},
+            {_T + "algorithm.kl": {"coefficient": 0.1, "placement": "Reward", "straightThrough": False}},
+            {_T + "algorithm.kl": {"coefficient": 0.1, "estimator": "K2"}},
+        ]
+        for name in ("straightThrough", "straightThroughInReward", "straightThroughOfK2")
+    },
     "Kl.placement": [
         {_T + "algorithm.kl": {"coefficient": 0.1, "placement": "Reward"}},
         {_T + "algorithm.kl.placement": "Loss"},
@@ -155,11 +183,43 @@ BAD: dict[str, list[Bad]] = {
             {_T + "algorithm": {"type": "DrGRPO", "loss": _FUNCTION | {"clipped": {"clipRatioLow": 0.1}}}},
         ),
     ],
+    **{
+        f"Algorithm.loss.{block}": [
+            Bad(_T + f"algorithm.loss.{block}", {_T + f"algorithm.loss.{block}": {}}),
+            Bad(_T + f"algorithm.loss.{block}", {_T + "algorithm.loss": {"type": "GPG", block: {}}}),
+        ]
+        for block in _LOSS_BLOCKS
+    },
+    "Loss.dro": [
+        Bad(_T + "algorithm.loss.dro", {_T + "algorithm.loss.type": "DRO"}),
+        Bad(_T + "algorithm.loss.dro", {_T + "algorithm.loss": {"type": "GPG", "dro": {"beta": 0.1}}}),
+    ],
+    "ClipCov.covarianceHigh": [
+        Bad(
+            _T + "algorithm.loss.clipCov.covarianceHigh",
+            {_T + "algorithm.loss": {"type": "ClipCov", "clipCov": {"covarianceHigh": 1}}},
+        ),
+    ],
     "Clipped.dualClipRatio": [
         Bad(_T + "algorithm.loss.clipped.dualClipRatio", {_T + "algorithm.loss.clipped.dualClipRatio": 1}),
         Bad(_T + "algorithm.loss.clipped.dualClipRatio", {_T + "algorithm.loss.clipped.dualClipRatio": 0.5}),
     ],
     "Kl.estimator": [Bad(_T + "algorithm.kl.estimator", {_T + "algorithm.kl.estimator": "K1"})],
+    "Kl.straightThrough": [
+        Bad(_T + "algorithm.kl.straightThrough", {_T + "algorithm.kl.straightThrough": True}),
+    ],
+    "Kl.straightThroughInReward": [
+        Bad(
+            _T + "algorithm.kl.straightThrough",
+            {_T + "algorithm.kl": {"coefficient": 0.1, "placement": "Reward", "straightThrough": True}},
+        ),
+    ],
+    "Kl.straightThroughOfK2": [
+        Bad(
+            _T + "algorithm.kl.straightThrough",
+            {_T + "algorithm.kl": {"coefficient": 0.1, "estimator": "K2", "straightThrough": True}},
+        ),
+    ],
     "Kl.placement": [
         Bad(_T + "algorithm.kl.placement", {_T + "algorithm.kl": {"coefficient": 0, "placement": "Reward"}})
     ],

@@ -18,10 +18,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
 from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
-from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
+from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_api.v1alpha1.optimizer import Optimizer, Schedule
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.rollout_correction import (
+    RejectionEstimator,
     RejectionLevel,
     RolloutCorrection,
     RolloutCorrectionType,
@@ -146,7 +147,7 @@ def with_advantage(path: str, kl: Kl = KL_IN_REWARD) -> Replay:
 def corrected(num_prompts_per_update: int) -> Replay:
     """Weights of whole responses, most of which are far below 1. With all prompts in one update they come of its own
     forward pass, and nothing is rejected."""
-    rejection = RolloutRejection(level=RejectionLevel.SEQUENCE_MEAN, estimator=KlEstimator.K2, max=8.0)
+    rejection = RolloutRejection(level=RejectionLevel.SEQUENCE_MEAN, estimator=RejectionEstimator.K2, max=8.0)
     correction = RolloutCorrection(
         type=RolloutCorrectionType.SEQUENCE_TRUNCATED,
         max_ratio=1e-6,

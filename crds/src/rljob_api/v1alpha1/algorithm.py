@@ -23,7 +23,8 @@ class AlgorithmType(StrEnum):
     since; the paper's own form is `aggregation: SequenceMeanTokenMean`, `dualClipRatio: 0` and a KL coefficient. DrGRPO
     is of Liu et al. 2025 (arXiv 2503.20783). RLOO (arXiv 2402.14740), ReinforcePlusPlus (arXiv 2501.03262) and ReMax
     (arXiv 2310.10505) stand for their advantages in the same setting; docs/algorithms.md has the papers' own.
-    PPO (arXiv 1707.06347) has GAE, a critic and no dual clip."""
+    PPO (arXiv 1707.06347) has GAE, a critic and no dual clip. GSPO is of Zheng et al. 2025 (arXiv 2507.18071), CISPO
+    of MiniMax 2025 (arXiv 2506.13585)."""
 
     GRPO = "GRPO"
     DR_GRPO = "DrGRPO"
@@ -31,13 +32,18 @@ class AlgorithmType(StrEnum):
     REINFORCE_PLUS_PLUS = "ReinforcePlusPlus"
     REMAX = "ReMax"
     PPO = "PPO"
+    GSPO = "GSPO"
+    CISPO = "CISPO"
 
 
 class LossAggregation(StrEnum):
     """How per-token losses become one number. All denominators are those of the whole mini-batch on all workers;
-    SequenceMeanTokenSumNorm divides each response's sum by rollout.maxNewTokens, whatever the response's length."""
+    SequenceMeanTokenSumNorm divides each response's sum by rollout.maxNewTokens, whatever the response's length.
+    TokenSum has no denominator: loss and gradient grow with the number of tokens in a mini-batch, and so does what a
+    learning rate means to an optimizer that does not normalise; maxGradNorm bounds nearly every update."""
 
     TOKEN_MEAN = "TokenMean"
+    TOKEN_SUM = "TokenSum"
     SEQUENCE_MEAN_TOKEN_MEAN = "SequenceMeanTokenMean"
     SEQUENCE_MEAN_TOKEN_SUM = "SequenceMeanTokenSum"
     SEQUENCE_MEAN_TOKEN_SUM_NORM = "SequenceMeanTokenSumNorm"

@@ -13,13 +13,14 @@ from rljob_api.v1alpha1.rule import Rule, rule
 from rljob_api.v1alpha1.training import Training
 
 
-def _kl_rule(field: str, default: str, holds: Callable[[Kl], bool]) -> Rule:
-    """The API server fills in defaults, so that of what is ignored only another value than the default can be told."""
+def _kl_rule(field: str, is_default: str, holds: Callable[[Kl], bool]) -> Rule:
+    """The API server fills in defaults, so that of what is ignored only another value than the default can be told.
+    `is_default` is CEL."""
     return rule(
         Kl,
         f"Kl.{field}",
         field=f".{field}",
-        cel=f"!has(self.coefficient) || self.coefficient > 0.0 || self.{field} == '{default}'",
+        cel=f"!has(self.coefficient) || self.coefficient > 0.0 || {is_default}",
         wrong="is ignored with kl.coefficient 0",
         advice="remove it, or set a coefficient above 0",
         holds=lambda kl: kl.coefficient > 0 or holds(kl),
@@ -27,8 +28,27 @@ def _kl_rule(field: str, default: str, holds: Callable[[Kl], bool]) -> Rule:
 
 
 ALGORITHM_RULES = (
-    _kl_rule("estimator", KlEstimator.K3, lambda kl: kl.estimator is KlEstimator.K3),
-    _kl_rule("placement", KlPlacement.LOSS, lambda kl: kl.placement is KlPlacement.LOSS),
+    _kl_rule("estimator", f"self.estimator == '{KlEstimator.K3}'", lambda kl: kl.estimator is KlEstimator.K3),
+    _kl_rule("placement", f"self.placement == '{KlPlacement.LOSS}'", lambda kl: kl.placement is KlPlacement.LOSS),
+    _kl_rule("straightThrough", "!self.straightThrough", lambda kl: not kl.straight_through),
+    rule(
+        Kl,
+        "Kl.straightThroughInReward",
+        field=".straightThrough",
+        cel="!has(self.coefficient) || !self.straightThrough || self.placement != 'Reward'",
+        wrong="is ignored with placement Reward, through which no gradient flows",
+        advice="remove it, or write placement: Loss",
+        holds=lambda kl: not kl.straight_through or kl.placement is not KlPlacement.REWARD,
+    ),
+    rule(
+        Kl,
+        "Kl.straightThroughOfK2",
+        field=".straightThrough",
+        cel="!has(self.coefficient) || !self.straightThrough || self.estimator != 'K2'",
+        wrong="changes nothing in K2, whose gradient it stands for",
+        advice="remove it, or choose another estimator",
+        holds=lambda kl: not kl.straight_through or kl.estimator is not KlEstimator.K2,
+    ),
     rule(
         Training,
         "Training.dropZeroVarianceGroups",

@@ -1,18 +1,40 @@
-"""The policy loss of one token: one part of a learning rule (`algorithm`). What a block leaves out is the recipe's."""
+"""The policy loss of one token: one part of a learning rule (`algorithm`). What a block leaves out is its own default;
+only of `Clipped` it is the recipe's."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import NonNegativeNumber, PositiveNumber
+from rljob_api.scalars import NonNegativeNumber, Number, OpenFraction, PositiveNumber
 from rljob_api.v1alpha1.user_function import Function
 
 
 class LossType(StrEnum):
-    """The policy loss of one token."""
+    """The policy loss of one token, of its ratio r = exp(log-probability less that before the step's updates) and its
+    advantage A."""
 
     CLIPPED = "Clipped"
+    """PPO's: max(-A r, -A clip(r)), with dual clip."""
+    GSPO = "GSPO"
+    """PPO's with the ratio of the whole response, the geometric mean of its tokens'. The paper's aggregation is
+    SequenceMeanTokenMean."""
+    CISPO = "CISPO"
+    """-clip(r) A log-probability: the bounded ratio is a weight, and no token loses its gradient."""
+    SAPO = "SAPO"
+    """A soft gate in the place of the clip. The paper's aggregation is SequenceMeanTokenMean."""
+    GPG = "GPG"
+    """-A log-probability: the plain policy gradient."""
+    GMPO = "GMPO"
+    """The geometric mean of a response's clipped ratios. The paper's aggregation is SequenceMeanTokenMean."""
+    CLIP_COV = "ClipCov"
+    """Clipped, and some tokens with a high covariance of log-probability and advantage give no gradient."""
+    KL_COV = "KLCov"
+    """-A r, and a penalty on the tokens with the highest covariance of log-probability and advantage."""
+    DPPO = "DPPO"
+    """-A r, without the tokens whose probability has moved too far in the direction that A pushes."""
+    DRO = "DRO"
+    """-A log-probability, and the squared log-ratio as a penalty."""
     FUNCTION = "Function"
 
 
@@ -27,12 +49,110 @@ class Clipped(WireModel):
     """Bound on the loss of negative advantages (arXiv 1912.09729); above 1, or 0 for none."""
 
 
+class Gspo(WireModel):
+    """Group sequence policy optimization (Zheng et al. 2025, arXiv 2507.18071)."""
+
+    clip_ratio_low: PositiveNumber = 3e-4
+    """The response's ratio is clipped below at 1 - clipRatioLow."""
+    clip_ratio_high: PositiveNumber = 4e-4
+    """... and above at 1 + clipRatioHigh. A mean over tokens moves far less than one token's ratio: bounds of 0.2 never
+    bind."""
+
+
+class Cispo(WireModel):
+    """Clipped importance weights (MiniMax 2025, arXiv 2506.13585)."""
+
+    clip_ratio_low: PositiveNumber = 1.0
+    """The weight is at least 1 - clipRatioLow; from 1 on there is no bound below, as in the paper."""
+    clip_ratio_high: PositiveNumber = 4.0
+    """The weight is at most 1 + clipRatioHigh. The paper tunes it and gives no value; 5 as the bound is that of ScaleRL
+    (arXiv 2510.13786)."""
+
+
+class Sapo(WireModel):
+    """Soft adaptive policy optimization (Gao et al. 2025, arXiv 2511.20347)."""
+
+    temperature_positive: PositiveNumber = 1.0
+    """Of the gate of positive advantages; higher closes it sooner."""
+    temperature_negative: PositiveNumber = 1.05
+    """Of the gate of the others."""
+
+
+class Gmpo(WireModel):
+    """Geometric-mean policy optimization (Zhao et al. 2025, arXiv 2507.20673)."""
+
+    clip_log_ratio_low: PositiveNumber = 0.4
+    """A token's log-ratio is clipped below at -clipLogRatioLow where its advantage is negative, ..."""
+    clip_log_ratio_high: PositiveNumber = 0.4
+    """... and above at clipLogRatioHigh where it is positive."""
+
+
+class ClipCov(WireModel):
+    """Clip-Cov (Cui et al. 2025, arXiv 2505.22617). One more forward pass for each update."""
+
+    clip_ratio_low: PositiveNumber = 0.2
+    """As of Clipped."""
+    clip_ratio_high: PositiveNumber = 0.2
+    token_share: OpenFraction = 2e-4
+    """Of the mini-batch's tokens so many, and at least one, are drawn from those in the range, and give no gradient."""
+    covariance_low: Number = 1.0
+    """The range of (log-probability - its mean) x (advantage - its mean), means over the mini-batch: above this, ..."""
+    covariance_high: Number = 5.0
+    """... and below this."""
+
+
+class KlCov(WireModel):
+    """KL-Cov (Cui et al. 2025, arXiv 2505.22617). One more forward pass for each update."""
+
+    token_share: OpenFraction = 2e-4
+    """Of the mini-batch's tokens so many, and at least one, with the highest covariance are penalised."""
+    coefficient: PositiveNumber = 1.0
+    """Of the penalty |log-ratio|: the paper's (verl's settings have 0.1)."""
+
+
+class Divergence(StrEnum):
+    """Between a token's old and new probability, each against all other tokens together."""
+
+    TV = "TV"
+    """Total variation: the difference of the two probabilities."""
+    KL = "KL"
+    """KL(old || new), in nats."""
+
+
+class Dppo(WireModel):
+    """Divergence proximal policy optimization (Qi et al. 2026, arXiv 2602.04879), in its binary form."""
+
+    divergence: Divergence = Divergence.TV
+    threshold_low: PositiveNumber | None = None
+    """Tokens whose probability has fallen by more, where A is not positive, give no gradient. 0.15 with TV and 0.05
+    with KL when unset."""
+    threshold_high: PositiveNumber | None = None
+    """The same of those whose probability has risen, where A is positive."""
+    max_ratio: PositiveNumber = 20.0
+    """Bound on the ratio."""
+
+
+class Dro(WireModel):
+    """Direct reward optimization (Richemond et al. 2024, arXiv 2405.19107) with given advantages."""
+
+    beta: PositiveNumber
+    """Of the penalty beta / 2 x log-ratio^2."""
+
+
 class Loss(WireModel):
     """The policy loss of one token; `aggregation` makes one number of all."""
 
     type: LossType | None = None
     """The recipe's when unset."""
     clipped: Clipped | None = None
+    gspo: Gspo | None = None
+    cispo: Cispo | None = None
+    sapo: Sapo | None = None
+    gmpo: Gmpo | None = None
+    clip_cov: ClipCov | None = None
+    kl_cov: KlCov | None = None
+    dppo: Dppo | None = None
+    dro: Dro | None = None
     function: Function | None = None
     """For `type: Function`: takes `rljob_trainer.algorithms.LossInputs`, returns a loss for each token. Decorated with
     `policy_loss_function` it may ask for more: other log-probabilities, the entropy, a look at the mini-batch."""

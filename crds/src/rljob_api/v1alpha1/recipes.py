@@ -94,6 +94,14 @@ RECIPES: Mapping[AlgorithmType, Recipe] = MappingProxyType(
             aggregation=LossAggregation.TOKEN_MEAN,
             clipped=ResolvedClipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=None),
         ),
+        AlgorithmType.GSPO: Recipe(
+            advantage=AdvantageType.GROUP_RELATIVE,
+            loss=LossType.GSPO,
+            aggregation=LossAggregation.SEQUENCE_MEAN_TOKEN_MEAN,
+        ),
+        AlgorithmType.CISPO: Recipe(
+            advantage=AdvantageType.GROUP_RELATIVE, loss=LossType.CISPO, aggregation=LossAggregation.TOKEN_MEAN
+        ),
     }
 )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rljob_api.v1alpha1.kl import KlEstimator
 from rljob_api.v1alpha1.rollout_correction import (
+    RejectionEstimator,
     RejectionLevel,
     RolloutCorrection,
     RolloutCorrectionType,
@@ -38,7 +38,7 @@ class ResolvedRejection:
     """`RolloutRejection` with its values."""
 
     level: RejectionLevel
-    estimator: KlEstimator
+    estimator: RejectionEstimator
     max: float
     min: float | None
     """None: no bound below."""
@@ -81,7 +81,7 @@ def resolve_correction(correction: RolloutCorrection) -> ResolvedRolloutCorrecti
     if correction.rejection is not None:
         asked = correction.rejection
         lowest = asked.min
-        if asked.estimator is KlEstimator.K1:
+        if asked.estimator is RejectionEstimator.K1:
             lowest = lowest or 1.0 / asked.max
         rejection = ResolvedRejection(asked.level, asked.estimator, asked.max, lowest)
     return ResolvedRolloutCorrection(weights, rejection)

@@ -6,7 +6,6 @@ from enum import StrEnum
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import PositiveNumber
-from rljob_api.v1alpha1.kl import KlEstimator
 
 
 class RolloutCorrectionType(StrEnum):
@@ -37,12 +36,20 @@ class RejectionLevel(StrEnum):
     """A response's largest; not with K1, whose values have a sign."""
 
 
+class RejectionEstimator(StrEnum):
+    """Of how far trainer and generator are apart: as `KlEstimator`."""
+
+    K1 = "K1"
+    K2 = "K2"
+    K3 = "K3"
+
+
 class RolloutRejection(WireModel):
     """Tokens, or whole responses, on which trainer and generator disagree too much are not learned from and not
     counted. Takes one more forward pass where a step has a single update."""
 
     level: RejectionLevel
-    estimator: KlEstimator = KlEstimator.K1
+    estimator: RejectionEstimator = RejectionEstimator.K1
     """Of how far the two are apart. K1 is bounded as the ratio of trainer to generator, on both sides; K2 and
     K3 in nats, above."""
     max: PositiveNumber

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rljob_api.v1alpha1.kl import KlEstimator
 from rljob_api.v1alpha1.resolved_correction import MASKED_CORRECTIONS, MAX_RATIO
 from rljob_api.v1alpha1.rollout_correction import (
+    RejectionEstimator,
     RejectionLevel,
     RolloutCorrection,
     RolloutCorrectionType,
@@ -68,7 +68,7 @@ CORRECTION_RULES = (
         cel="self.level != 'SequenceMax' || self.estimator != 'K1'",
         wrong="K1 has a sign, and its largest value says nothing of the smallest",
         advice="write K2 or K3, or another level",
-        holds=lambda r: r.level is not RejectionLevel.SEQUENCE_MAX or r.estimator is not KlEstimator.K1,
+        holds=lambda r: r.level is not RejectionLevel.SEQUENCE_MAX or r.estimator is not RejectionEstimator.K1,
     ),
     rule(
         RolloutRejection,
@@ -77,7 +77,7 @@ CORRECTION_RULES = (
         cel="!has(self.min) || self.estimator == 'K1'",
         wrong="K2 is never below 0, nor is K3, and they have no bound below",
         advice="remove it, or write `estimator: K1`",
-        holds=lambda r: r.min is None or r.estimator is KlEstimator.K1,
+        holds=lambda r: r.min is None or r.estimator is RejectionEstimator.K1,
     ),
     rule(
         RolloutRejection,
@@ -86,7 +86,7 @@ CORRECTION_RULES = (
         cel="self.estimator != 'K1' || (has(self.min) ? self.min < self.max : self.max > 1.0)",
         wrong="must be above min, which is 1 / max when unset",
         advice="bounds of the ratio on both sides of 1 are usual: 0.5 and 2.0",
-        holds=lambda r: r.estimator is not KlEstimator.K1 or (r.min < r.max if r.min is not None else r.max > 1),
+        holds=lambda r: r.estimator is not RejectionEstimator.K1 or (r.min < r.max if r.min is not None else r.max > 1),
     ),
     rule(
         Training,

@@ -44,6 +44,7 @@ def aggregate_loss(
 
     With N tokens and S rows in the mini-batch, n_i tokens in row i, l the losses and M the limit of new tokens:
     TokenMean: sum l / N (DAPO, arXiv 2503.14476, section 3.3).
+    TokenSum: sum l.
     SequenceMeanTokenMean: sum_i (sum_t l / n_i) / S (GRPO, arXiv 2402.03300, equation 3).
     SequenceMeanTokenSum: sum_i (sum_t l) / S.
     SequenceMeanTokenSumNorm: sum_i (sum_t l) / (S M) (Dr.GRPO, arXiv 2503.20783, section 3.2).
@@ -53,6 +54,8 @@ def aggregate_loss(
     match aggregation:
         case LossAggregation.TOKEN_MEAN:
             return losses_N.sum() * (dp_size / max(denominators.num_tokens, 1.0))
+        case LossAggregation.TOKEN_SUM:
+            return losses_N.sum() * dp_size
         case LossAggregation.SEQUENCE_MEAN_TOKEN_MEAN:
             return segments.mean(losses_N).sum() * (dp_size / num_sequences)
         case LossAggregation.SEQUENCE_MEAN_TOKEN_SUM:

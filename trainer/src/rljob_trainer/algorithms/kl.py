@@ -17,7 +17,13 @@ MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
 
 
-def kl_estimate(logprobs_N: Tensor, reference_logprobs_N: Tensor, estimator: KlEstimator) -> Tensor:
+ROUNDING = 1e-5
+"""Differences of log-probabilities below it are those of 32-bit arithmetic."""
+
+
+def kl_estimate(
+    logprobs_N: Tensor, reference_logprobs_N: Tensor, estimator: KlEstimator, *, straight_through: bool = False
+) -> Tensor:
     """The estimate for each token, [N]; differentiable in `logprobs_N`, once.
 
     K1: d, unbiased, may be negative. Its gradient has expectation 0: as a term of the loss it does nothing but add
@@ -25,6 +31,11 @@ def kl_estimate(logprobs_N: Tensor, reference_logprobs_N: Tensor, estimator: KlE
     K2: d^2 / 2, biased; its gradient is that of the true KL in expectation.
     K3: exp(-d) - 1 + d, unbiased, never negative; d is held within +-20 and the value below 10, so that one unlikely
     token cannot overflow the loss (no gradient beyond these bounds).
+    Absolute: |d|, biased, by `absolute_with_slopes`; its gradient is as large near the reference as far from it.
+
+    `straight_through`: the estimator's value with the gradient of K2, d, also where K3 is held. Source: verl 0.9.1,
+    `kl_penalty` with "+"; Tang and Munos 2025, arXiv 2506.09477, on why a value that estimates the KL well does not
+    have the KL's gradient.
     """
     with torch.no_grad():
         difference_N = logprobs_N - reference_logprobs_N
@@ -34,8 +45,20 @@ def kl_estimate(logprobs_N: Tensor, reference_logprobs_N: Tensor, estimator: KlE
             case KlEstimator.K2:
                 values_N, slopes_N = difference_N.square().div_(2), difference_N
             case KlEstimator.K3:
-                values_N, slopes_N = _k3_with_slopes(difference_N)
+                # A copy where the difference is needed for the slope, too.
+                values_N, slopes_N = _k3_with_slopes(difference_N.clone() if straight_through else difference_N)
+            case KlEstimator.ABSOLUTE:
+                values_N, slopes_N = absolute_with_slopes(difference_N)
+        if straight_through:
+            slopes_N = difference_N
     return with_slopes(logprobs_N, values_N, slopes_N)
+
+
+def absolute_with_slopes(difference_N: Tensor) -> tuple[Tensor, Tensor]:
+    """|d| and its derivative, [N] each. Within ROUNDING the derivative is 0: where two log-probabilities are meant to
+    be equal, rounding would decide on its sign, and with it the number of workers."""
+    values_N = difference_N.abs()
+    return values_N, difference_N.sign().mul_(values_N.gt(ROUNDING))
 
 
 def kl_sums(kl_N: Tensor, segments: Segments) -> Tensor:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.kl import KlEstimator
 from rljob_api.v1alpha1.resolved_correction import ResolvedRejection, ResolvedWeights
-from rljob_api.v1alpha1.rollout_correction import RejectionLevel
+from rljob_api.v1alpha1.rollout_correction import RejectionEstimator, RejectionLevel
 from rljob_trainer.algorithms.segments import Segments
 
 MAX_LOG_RATIO = 20.0
@@ -49,11 +48,11 @@ def is_kept(log_ratios_N: Tensor, segments: Segments, rejection: ResolvedRejecti
     Source: estimators as in `kl`; masks by the geometric mean of ratios, Zheng et al. 2025, arXiv 2507.18071 (GSPO)."""
     held_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     match rejection.estimator:
-        case KlEstimator.K1:
+        case RejectionEstimator.K1:
             values_N = held_N
-        case KlEstimator.K2:
+        case RejectionEstimator.K2:
             values_N = held_N.square() / 2
-        case KlEstimator.K3:
+        case RejectionEstimator.K3:
             values_N = held_N.expm1() - held_N
     match rejection.level:
         case RejectionLevel.TOKEN:
@@ -64,7 +63,7 @@ def is_kept(log_ratios_N: Tensor, segments: Segments, rejection: ResolvedRejecti
             values_N = segments.spread(segments.mean(values_N))
         case RejectionLevel.SEQUENCE_MAX:
             values_N = segments.spread(segments.max(values_N))
-    if rejection.estimator is KlEstimator.K1:
+    if rejection.estimator is RejectionEstimator.K1:
         values_N = values_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     is_kept_N = values_N <= rejection.max
     return is_kept_N if rejection.min is None else is_kept_N & (values_N >= rejection.min)

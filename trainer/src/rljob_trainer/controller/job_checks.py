@@ -30,10 +30,15 @@ def check_algorithm(spec: RLJobSpec) -> None:
     what they need and cannot get, and where the reference has a pool of its own that nothing needs."""
     needed = _needed_columns(spec)
     kl = spec.training.algorithm.kl
-    if kl.coefficient > 0 and kl.placement is KlPlacement.LOSS and kl.estimator is KlEstimator.K1:
+    if (
+        kl.coefficient > 0
+        and kl.placement is KlPlacement.LOSS
+        and kl.estimator is KlEstimator.K1
+        and not kl.straight_through
+    ):
         log.warning(
             "spec.training.algorithm.kl: the gradient of K1 in the loss has expectation 0 and only adds noise; write "
-            "K2 or K3, or placement: Reward"
+            "K2 or K3, straightThrough: true, or placement: Reward"
         )
     rollout, placed = spec.training.rollout, spec.placed_roles()
     correction = spec.training.algorithm.rollout_correction

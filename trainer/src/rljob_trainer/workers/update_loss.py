@@ -89,7 +89,7 @@ class UpdateLoss:
             loss = loss - self.algorithm.entropy_coefficient * self._aggregated(distribution.entropy_N, segments)
         kl = self.algorithm.kl
         if kl.coefficient and kl.placement is KlPlacement.LOSS:
-            kl_R = kl_estimate(logprobs_R, columns[REF_LOGPROBS], kl.estimator)
+            kl_R = kl_estimate(logprobs_R, columns[REF_LOGPROBS], kl.estimator, straight_through=kl.straight_through)
             loss = loss + kl.coefficient * self._aggregated(kl_R, segments)
             self.sums.add_kl(kl_R.detach())
         with torch.no_grad():

@@ -1,0 +1,127 @@
+"""Policy losses that treat tokens with a high covariance of log-probability and advantage in another way: these are the
+ones that lower the policy's entropy (Cui et al. 2025, arXiv 2505.22617, section 3).
+
+A token's covariance is (A - mean A) (logprob - mean logprob) with means over the mini-batch of all workers, before the
+update; verl 0.9.1 takes means and shares of a micro-batch. Which tokens are chosen is found out in a pass over the
+mini-batch: one more forward pass for each update.
+
+Legend: N response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.algorithms.interfaces import ROLLOUT_LOGPROBS, LossInputs, Reduce, TokenLosses, WholeInputs
+from rljob_trainer.algorithms.kl import absolute_with_slopes
+from rljob_trainer.algorithms.policy_losses import KL_SUM, MAX_LOG_RATIO, clipped_surrogate
+from rljob_trainer.algorithms.selection import drawn_keys, largest, nth_largest, ordered_keys
+from rljob_trainer.algorithms.slopes import with_slopes
+
+IS_CHOSEN = "is_chosen"
+"""What the pass gives: float32, 1 for the tokens that are treated in another way, else 0."""
+CHOSEN_SUM = "pg_cov_frac"
+"""Tokens that were chosen."""
+
+
+def choose_to_clip(
+    inputs: WholeInputs,
+    reduce: Reduce,
+    *,
+    token_share: float,
+    covariance_low: float,
+    covariance_high: float,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+) -> Mapping[str, Tensor]:
+    """Collective. IS_CHOSEN for Clip-Cov: `token_share` of the mini-batch's tokens, at least one, of those whose
+    covariance is between the bounds and whose ratio is not clipped anyway. They are drawn by `drawn_keys`."""
+    covariances_N, num_tokens = _covariances(inputs, reduce)
+    costs_N = -inputs.advantages_N
+    ratio_N = (inputs.logprobs_N - inputs.old_logprobs_N).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp_()
+    is_unclipped_N = ratio_N.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(costs_N) <= ratio_N.mul_(costs_N)
+    may_be_N = (covariances_N > covariance_low) & (covariances_N < covariance_high) & is_unclipped_N
+    drawn_C = drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments)[may_be_N]
+    bound = nth_largest(drawn_C, _num_chosen(num_tokens, token_share), reduce)
+    is_chosen_N = torch.zeros_like(covariances_N)
+    is_chosen_N[may_be_N] = (drawn_C >= bound.key).to(is_chosen_N.dtype)
+    return {IS_CHOSEN: is_chosen_N}
+
+
+def choose_to_penalise(inputs: WholeInputs, reduce: Reduce, *, token_share: float) -> Mapping[str, Tensor]:
+    """Collective. IS_CHOSEN for KL-Cov: `token_share` of the mini-batch's tokens, at least one, with the largest
+    covariances; of equal ones those that `drawn_keys` says."""
+    covariances_N, num_tokens = _covariances(inputs, reduce)
+
+    def draw() -> Tensor:
+        return drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments)
+
+    is_chosen_N = largest(ordered_keys(covariances_N), _num_chosen(num_tokens, token_share), reduce, draw)
+    return {IS_CHOSEN: is_chosen_N.to(covariances_N.dtype)}
+
+
+def clipped_without_chosen(inputs: LossInputs, *, clip_ratio_low: float, clip_ratio_high: float) -> TokenLosses:
+    """The clipped surrogate without dual clip; tokens of IS_CHOSEN have loss and derivative 0, and count.
+
+    Source: Clip-Cov, Cui et al. 2025, arXiv 2505.22617, section 4.
+    """
+    is_chosen_N = inputs.whole[IS_CHOSEN]
+    # Without an advantage a token has neither loss nor slope, and meets no bound.
+    kept_N = inputs.advantages_N * (1.0 - is_chosen_N)
+    found = clipped_surrogate(
+        inputs.logprobs_N,
+        inputs.old_logprobs_N,
+        kept_N,
+        clip_ratio_low=clip_ratio_low,
+        clip_ratio_high=clip_ratio_high,
+        dual_clip_ratio=None,
+    )
+    return TokenLosses(found.losses_N, {**found.sums, CHOSEN_SUM: is_chosen_N.sum()})
+
+
+def ratio_with_penalty(inputs: LossInputs, *, coefficient: float) -> TokenLosses:
+    """-A ratio, and for tokens of IS_CHOSEN + `coefficient` |log-ratio|, [N].
+
+    Source: KL-Cov, Cui et al. 2025, arXiv 2505.22617, section 4, in the authors' form. For the ratio log-ratios
+    are held within +-20; the penalty pulls from any distance. Where old and new policy are the same, as in the first
+    update of a step, it has no gradient (`kl.ROUNDING`).
+    """
+    is_chosen_N = inputs.whole[IS_CHOSEN]
+    with torch.no_grad():
+        log_ratio_N = inputs.logprobs_N - inputs.old_logprobs_N
+        kl_sum = -log_ratio_N.sum(dtype=torch.float64)
+        penalties_N, slopes_N = absolute_with_slopes(log_ratio_N)
+        held_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        flows_N = log_ratio_N.eq_(held_N)
+        surrogate_N = held_N.exp_().mul_(inputs.advantages_N).neg_()
+        weights_N = is_chosen_N * coefficient
+        slopes_N = slopes_N.mul_(weights_N).addcmul_(flows_N, surrogate_N)
+        losses_N = surrogate_N.addcmul_(penalties_N, weights_N)
+    return TokenLosses(
+        with_slopes(inputs.logprobs_N, losses_N, slopes_N), {CHOSEN_SUM: is_chosen_N.sum(), KL_SUM: kl_sum}
+    )
+
+
+def _covariances(inputs: WholeInputs, reduce: Reduce) -> tuple[Tensor, int]:
+    """[N], and the number of tokens of all workers."""
+    num_mine = inputs.segments.num_values
+    sums = reduce.sum(
+        torch.stack(
+            [
+                inputs.advantages_N.sum(dtype=torch.float64),
+                inputs.logprobs_N.sum(dtype=torch.float64),
+                torch.tensor(float(num_mine), dtype=torch.float64, device=inputs.logprobs_N.device),
+            ]
+        )
+    )
+    advantage_sum, logprob_sum, num_tokens = sums.tolist()
+    count = max(num_tokens, 1.0)
+    deviations_N = inputs.logprobs_N - logprob_sum / count
+    return deviations_N.mul_(inputs.advantages_N - advantage_sum / count), int(num_tokens)
+
+
+def _num_chosen(num_tokens: int, token_share: float) -> int:
+    return max(1, int(token_share * num_tokens))

@@ -1,0 +1,87 @@
+"""Policy losses with one ratio for a whole response.
+
+Every token of a response has the response's loss. The derivative by a token's own log-probability is given as if that
+token alone moved the ratio, by its full amount rather than by 1 / length: so for any weights that the tokens of a
+response have in common, as in every aggregation, the gradient of the response's weighted sum is the exact one.
+SequenceMeanTokenMean gives what the papers write, one loss for each response; TokenMean weighs responses by their
+lengths. Where weights differ within a response (rollout correction), or advantages in GSPO, each token's are those of
+its own gradient: GSPO-token, arXiv 2507.18071, section 4.3.
+
+Legend: B rows, N response tokens of all rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.algorithms.interfaces import TokenLosses
+from rljob_trainer.algorithms.policy_losses import CLIPPED_SUM, KL_SUM, MAX_LOG_RATIO, by_sign
+from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.slopes import with_slopes
+
+MAX_MEAN_LOG_RATIO = 10.0
+"""Of a response."""
+
+
+def clipped_sequence_ratio(
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    segments: Segments,
+    *,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+) -> TokenLosses:
+    """max(-A s, -A clip(s, 1 - low, 1 + high)), [N], with s = exp(mean of the response's log-ratios).
+
+    Source: GSPO, Zheng et al. 2025, arXiv 2507.18071, sections 4.1 and 4.3. The mean is held below 10, and no gradient
+    flows beyond.
+    """
+    with torch.no_grad():
+        log_ratio_sums_B = segments.sum(logprobs_N - old_logprobs_N)
+        means_B = log_ratio_sums_B / segments.lengths_B.clamp(min=1)
+        held_B = means_B.clamp(max=MAX_MEAN_LOG_RATIO)
+        flows_N = segments.spread(means_B.eq_(held_B))
+        ratio_N = segments.spread(held_B.exp_())
+        costs_N = -advantages_N
+        unclipped_N = costs_N * ratio_N
+        clipped_N = ratio_N.clamp_(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(costs_N)
+        losses_N = torch.maximum(unclipped_N, clipped_N)
+        num_clipped = clipped_N.gt_(unclipped_N).sum()
+        slopes_N = flows_N.mul_(unclipped_N.eq_(losses_N)).mul_(losses_N)
+    sums = {CLIPPED_SUM: num_clipped, KL_SUM: -log_ratio_sums_B.sum(dtype=torch.float64)}
+    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), sums)
+
+
+def clipped_geometric_mean(
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    segments: Segments,
+    *,
+    clip_log_ratio_low: float,
+    clip_log_ratio_high: float,
+) -> TokenLosses:
+    """-A exp(mean of the response's clipped log-ratios), [N], with the response's mean advantage as A. A token's
+    log-ratio is clipped above at `high` where its advantage is positive, below at -`low` where it is negative, and
+    counts as 0 where it is 0.
+
+    Source: GMPO, Zhao et al. 2025, arXiv 2507.20673, whose objective is this loss by SequenceMeanTokenMean. verl 0.9.1
+    takes the mean over the rows of a micro-batch, whatever the job's aggregation is. Log-ratios are held within +-20
+    first.
+    """
+    with torch.no_grad():
+        log_ratio_N = logprobs_N - old_logprobs_N
+        held_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        kl_sum = -held_N.sum(dtype=torch.float64)
+        flows_N = log_ratio_N.eq_(held_N)
+        signs_N = advantages_N.sign()
+        pushed_N = held_N.mul_(signs_N)
+        capped_N = torch.minimum(pushed_N, by_sign(advantages_N, clip_log_ratio_high, clip_log_ratio_low))
+        stays_N = pushed_N.eq_(capped_N)
+        num_clipped = len(stays_N) - stays_N.sum()
+        means_B = segments.mean(capped_N.mul_(signs_N))
+        losses_N = segments.spread(means_B.exp_().mul_(segments.mean(advantages_N)).neg_())
+        slopes_N = flows_N.mul_(stays_N).mul_(signs_N.square_()).mul_(losses_N)
+    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), {CLIPPED_SUM: num_clipped, KL_SUM: kl_sum})
