@@ -42,7 +42,8 @@ def test_types_agree_as_the_mode_says(protocol: type, worker: type) -> None:
         is_per_worker = registration.dispatch in (Dispatch.ONE_TO_ALL, Dispatch.ALL_TO_ALL)
         is_split = registration.dispatch == Dispatch.ALL_TO_ALL
         returned = inspect.signature(getattr(protocol, name)).return_annotation
-        assert returned == (f"list[{result}]" if is_per_worker else result), name
+        whole = f"list[{result}]" if is_per_worker else result
+        assert returned == (whole if registration.blocking else f"Awaited[{whole}]"), name
         for parameter in list(seen)[1:]:
             taken = str(of_worker[parameter].annotation)
             assert seen[parameter].annotation == (f"list[{taken}]" if is_split else taken), (name, parameter)

@@ -48,11 +48,7 @@ RESPONSE_LENGTHS = "response_lengths"
 IS_TRUNCATED = "is_truncated"
 """[B] bool: the response ended at the limit of new tokens."""
 SCORES = "scores"
-"""[B] float64: what the reward gave."""
-IS_REWARD_ERROR = "is_reward_error"
-"""[B] bool: the reward failed on the response."""
-IS_REWARD_TIMEOUT = "is_reward_timeout"
-"""[B] bool: the reward took too long."""
+"""[B] float64: the weighted sum of what the rewards gave."""
 KL_SUMS = "kl_sums"
 """[B] float32: KL estimate of old to reference policy, summed over the response."""
 CORRECTION_WEIGHTS = "correction_weights"
@@ -66,6 +62,17 @@ GROUPS = "groups"
 """[B] int64: equal for responses to the same prompt; for estimators that work on tokens."""
 IS_LEARNED = "is_learned"
 """[B] bool: whether the response takes part in the update. What does not costs no pass and is not counted."""
+
+
+def score_column(reward: str) -> str:
+    """[B] float64: what the reward of that name gave, before its weight."""
+    return f"score/{reward}"
+
+
+def status_column(reward: str) -> str:
+    """[B] uint8: what became of scoring the response by the reward of that name, by its place in `RewardStatus`. Absent
+    for rewards that cannot fail."""
+    return f"reward_status/{reward}"
 
 
 def token_batch(batch: DataProto, columns: Sequence[str] = ()) -> TokenBatch:

@@ -6,7 +6,7 @@ A worker group has these methods once it is built for the worker class of the sa
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pydantic import JsonValue
 
@@ -14,6 +14,15 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import Metrics
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Awaited(Protocol[T_co]):
+    """What a method gives that is not waited for."""
+
+    def result(self) -> T_co:
+        """Waits; the same each time. Raises what the method has raised."""
 
 
 class ActorGroup(Protocol):
@@ -76,8 +85,12 @@ class ReferenceGroup(Protocol):
 class RewardGroup(Protocol):
     """All ranks of `RewardWorker`."""
 
-    def compute_scores(self, batch: DataProto) -> DataProto:
-        """See RewardWorker.compute_scores."""
+    def start_scoring(self, batch: DataProto) -> Awaited[DataProto]:
+        """See RewardWorker.start_scoring."""
+        ...
+
+    def finish_scoring(self, started: DataProto) -> DataProto:
+        """See RewardWorker.finish_scoring."""
         ...
 
     def response_texts(self, batch: DataProto) -> DataProto:
