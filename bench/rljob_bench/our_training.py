@@ -159,11 +159,13 @@ class OurTraining:
                 "training": {
                     "model": {"source": str(case.model), "dtype": dtype},
                     "dataset": _file_dataset(case.prompts) | {"shuffle": False},
-                    "reward": {
-                        "type": "Function",
-                        "function": {"path": "rljob_bench.step_reward:score"},
-                        "timeoutSeconds": 86_400,
-                    },
+                    "rewards": [
+                        {
+                            "type": "Function",
+                            "function": {"path": "rljob_bench.step_reward:score"},
+                            "timeoutSeconds": 86_400,
+                        }
+                    ],
                     "optimizer": {"learningRate": LEARNING_RATE},
                     "rollout": {"groupSize": GROUP_SIZE, "maxNewTokens": NEW_TOKENS, **details.rollout},
                     "evaluation": {

@@ -15,7 +15,6 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.moved_fields import MOVED_FIELDS
 from rljob_api.v1alpha1.policy_loss import LossType
 
-
 JOB = """\
 apiVersion: rljob.dev/v1alpha1
 kind: RLJob
@@ -29,7 +28,7 @@ spec:
     dataset:
       type: File
       file: {path: train.jsonl}
-    reward: {type: MathAnswer}
+    rewards: [{type: MathAnswer}]
     steps: 10
     optimizer:
       learningRate: 1e-6
@@ -98,6 +97,12 @@ def test_every_problem_is_reported_with_its_place_in_the_order_of_the_file() -> 
         ("source: owner/model", "source: 3", "must be text (seen: 3); put it in quotes"),
         ("source: owner/model", "source: ''",
          'must have at least 1 character(s) (seen: ""); write something or remove the field'),
+        ("[{type: MathAnswer}]", "[]", "must have at least 1 entry (seen: a list of 0); add one"),
+        ("{type: MathAnswer}", "{type: MathAnswer, name: a/b}",
+         'must look like ^[A-Za-z][A-Za-z0-9_-]*$ (seen: "a/b"); correct it'),
+        ("{type: MathAnswer}", "{type: Format, format: {pattern: '<think>(.*'}}",
+         "must be a regular expression of Python's `re`, and is none: missing ), unterminated subpattern at position 7"
+         ' (seen: "<think>(.*"); correct it'),
         ("v1alpha1", "v1",
          'must be one of rljob.dev/v1alpha1 (seen: "rljob.dev/v1"); did you mean rljob.dev/v1alpha1?'),
         ("learningRate", "learning_rate", "is not a known field; did you mean learningRate?"),
@@ -115,9 +120,10 @@ def test_messages_say_what_is_wrong_the_value_and_what_to_do(old: str, new: str,
 
 def test_a_field_that_resembles_nothing_gets_the_known_names() -> None:
     _, _, path, message = only_problem(JOB.replace("{type: MathAnswer}", "{type: MathAnswer, zzz: 1}"))
-    assert path == "spec.training.reward.zzz"
+    assert path == "spec.training.rewards[0].zzz"
     assert message == (
-        "is not a known field; known are errorScore, function, numProcesses, onError, onTimeout, timeoutSeconds, type"
+        "is not a known field; known are errorScore, format, function, name, numProcesses, onError, onTimeout,"
+        " overlong, timeoutSeconds, type, weight"
     )
 
 
@@ -145,6 +151,16 @@ def test_a_field_that_has_moved_is_told_its_new_place() -> None:
         (24, 7, at + "dualClipRatio", f"has moved (seen: null); write it as 0 at {at}loss.clipped.dualClipRatio"),
         (25, 7, at + "lossAggregation", f'has moved (seen: "TokenMean"); write it at {at}aggregation'),
     ]  # fmt: skip
+
+
+def test_a_single_reward_is_told_how_it_is_written_as_an_entry_of_the_list() -> None:
+    text = JOB.replace("rewards: [{type: MathAnswer}]", "reward: {type: MathAnswer, nonsense: 1}")
+    line, _, path, message = only_problem(text)
+    assert (line, path) == (13, "spec.training.reward")
+    assert message == (
+        "has moved (seen: a mapping); write it as an entry of a list, `rewards: [{type: MathAnswer}]`, at"
+        " spec.training.rewards"
+    )
 
 
 def test_every_new_place_of_a_moved_field_is_there_and_every_old_one_is_not() -> None:
@@ -206,6 +222,7 @@ def test_the_resolved_text_is_a_job_file_with_nothing_left_open() -> None:
           dualClipRatio: 0.0
       aggregation: SequenceMeanTokenSumNorm
       dropZeroVarianceGroups: false
+      maskTruncatedResponses: false
       entropyCoefficient: 0.0
       kl:
         coefficient: 0.0

@@ -28,7 +28,7 @@ spec:
     batchSize: 48
     model: {{source: some/model}}
     dataset: {{type: File, file: {{path: rows.jsonl}}}}
-    reward: {{type: MathAnswer}}
+    rewards: [{{type: MathAnswer}}]
 {training}
 """
     )

@@ -23,7 +23,7 @@ spec:
   training:
     model: {source: package://rljob_trainer/assets/sort_digits/model}
     dataset: {type: File, file: {path: rows.jsonl}, maxPromptTokens: 8}
-    reward: {type: Function, function: {path: "my_rewards:score"}, numProcesses: 1}
+    rewards: [{type: Function, function: {path: "my_rewards:score"}, numProcesses: 1}]
     rollout: {engine: HuggingFace, groupSize: 4, maxNewTokens: 8}
     steps: 40
     batchSize: 4

@@ -34,7 +34,7 @@ def test_the_starter_file_trains_as_the_example_that_was_measured(workplace: Wor
     finish(workplace.command("init", "mine.yaml"))
     mine = load_job_file(workplace.folder / "mine.yaml").spec.training
     example = load_job_file(REPOSITORY / "examples" / "smollm2-arithmetic.yaml").spec.training
-    for part in ("model", "dataset", "reward", "optimizer", "steps", "batch_size"):
+    for part in ("model", "dataset", "rewards", "optimizer", "steps", "batch_size"):
         assert mine.model_dump()[part] == example.model_dump()[part]
     assert mine.rollout.group_size == example.rollout.group_size
 

@@ -23,7 +23,7 @@ spec:
   training:
     model: {source: owner/model}
     dataset: {type: File, file: {path: "[bold]train.jsonl"}}
-    reward: {type: MathAnswer}
+    rewards: [{type: MathAnswer}]
     steps: 10
     batchSize: 72
 """
@@ -47,10 +47,10 @@ def test_every_problem_is_shown_with_its_line(tmp_path: Path) -> None:
     accepted, output = validated(path)
     assert not accepted
     assert output == (
-        f"{path}:10:5: spec.training.reward.function: the block `function` must be given if `type` is Function, and"
-        " only then; write the block that `type` names and no other\n"
-        "   10 |     reward: {type: Function}\n"
-        "            ^\n"
+        f"{path}:10:15: spec.training.rewards[0].function: the block `function` must be given if `type` is Function,"
+        " and only then; write the block that `type` names and no other\n"
+        "   10 |     rewards: [{type: Function}]\n"
+        "                      ^\n"
         f"{path}:12:16: spec.training.batchSize: batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode"
         " of the pool / roles.actor.sequenceParallel (seen: 64); change one of them, so that every GPU trains on as"
         " many responses as the others\n"

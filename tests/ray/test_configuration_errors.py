@@ -12,7 +12,7 @@ import pytest
 
 from rljob_cli.run_folder import RunFolder
 from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, LocalRun, small_job
+from rljob_testing.training_runs import Document, LocalRun, function_reward, small_job
 from rljob_trainer.controller import build_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -51,8 +51,8 @@ CASES: dict[str, tuple[Document, str]] = {
         r"model\.lora\.targets: no linear layer .* is called 'query'; name some of down_proj, .*, v_proj, or",
     ),
     "missing reward function": (
-        small_job(reward={"function": {"path": "json:no_such_function"}}),
-        r"spec\.training\.reward\.function\.path: .*no_such_function",
+        small_job(rewards=[function_reward("json:no_such_function", name="style")]),
+        r"spec\.training\.rewards\[0\]\.function\.path \(reward style\): .*no_such_function",
     ),
 }
 

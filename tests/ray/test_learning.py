@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, RunFiles, held_out, small_job
+from rljob_testing.training_runs import Document, RunFiles, function_reward, held_out, small_job
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -34,7 +34,7 @@ def noise(prompt, response, answer, row):
 
 def job(reward: str) -> Document:
     return small_job(
-        reward={"function": {"path": f"my_rewards:{reward}"}},
+        rewards=[function_reward(f"my_rewards:{reward}")],
         algorithm={"dropZeroVarianceGroups": True},
         optimizer={"learningRate": 6.0e-4, "warmupSteps": 3},
         rollout={"groupSize": 16, "maxNumSequences": 512},

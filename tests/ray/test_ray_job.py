@@ -20,7 +20,7 @@ from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
 from rljob_testing.ray_cluster import pod_cluster
 from rljob_testing.ray_jobs import Document, RayCluster, RayJob
-from rljob_testing.training_runs import RunFiles, small_job
+from rljob_testing.training_runs import RunFiles, function_reward, small_job
 from rljob_trainer.pod.await_workers import worker_processes
 from rljob_trainer.pod.driver_log import DriverLogs
 from rljob_trainer.pod.ray_jobs import RayJobs
@@ -76,8 +76,8 @@ def spec_of(folder: Path, job: Document) -> str:
 
 
 def job(function: str = "score", **training: object) -> Document:
-    reward = {"function": {"path": f"my_rewards:{function}"}, "numProcesses": 2}
-    document = small_job(reward=reward, checkpoint={"everySteps": 2}, **{"steps": 1000, **training})  # type: ignore[arg-type]
+    rewards = [function_reward(f"my_rewards:{function}", numProcesses=2)]
+    document = small_job(rewards=rewards, checkpoint={"everySteps": 2}, **{"steps": 1000, **training})  # type: ignore[arg-type]
     assert isinstance(document["spec"], dict)
     document["spec"]["pools"] = [{"name": "main", "nodes": 2, "gpusPerNode": 1}]
     document["spec"]["env"] = [{"name": "OMP_NUM_THREADS", "value": "1"}]

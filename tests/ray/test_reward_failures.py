@@ -9,7 +9,7 @@ import pytest
 from pydantic import JsonValue
 
 from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, small_job
+from rljob_testing.training_runs import Document, function_reward, small_job
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -40,7 +40,7 @@ def job(folder: Path, first_digits: str, function: str, **reward: JsonValue) -> 
     rows = [json.dumps({"prompt": f"{digit}0>", "answer": f"0{digit}"}) for digit in first_digits]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     return small_job(
-        reward={"function": {"path": f"my_rewards:{function}"}, **reward},
+        rewards=[function_reward(f"my_rewards:{function}", **reward)],
         dataset={"file": {"path": "rows.jsonl"}, "shuffle": False},
         steps=2,
     )
@@ -60,11 +60,12 @@ def test_a_reward_that_fails_ends_the_run_and_is_quoted(
     assert state.error is not None
     assert state.error.kind == "RewardError"
     for text in (run.terminal, state.error.message):
-        assert f"spec.training.reward: my_rewards:{function}" in text
+        assert f"spec.training.rewards[0] (reward score): my_rewards:{function}" in text
         assert said in text
         assert "prompt: " in text
         assert (
-            "16 of 16 responses failed like this; mend the reward, or set spec.training.reward.onError: Score" in text
+            "16 of 16 responses failed like this; mend the reward, or set spec.training.rewards[0].onError: Score"
+            in text
         )
     # The step before is not lost, although its save was still under way.
     assert run.files.training_steps() == [1]

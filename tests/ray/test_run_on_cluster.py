@@ -13,7 +13,7 @@ import pytest
 from rljob_testing.command_line import Workplace
 from rljob_testing.ray_cluster import pod_cluster
 from rljob_testing.settings import inherited_environment
-from rljob_testing.training_runs import Document, RunFiles, small_job
+from rljob_testing.training_runs import Document, RunFiles, function_reward, small_job
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -39,7 +39,7 @@ def job_with_code(folder: Path) -> Document:
     (folder / "helpers" / "__init__.py").touch()
     (folder / "helpers" / "scores.py").write_text("GOOD = 0.75\n")
     (folder / "weights.json").write_text("{}")
-    return small_job(num_workers=2, steps=2, reward={"function": {"path": "my_rewards:score"}, "numProcesses": 2})
+    return small_job(num_workers=2, steps=2, rewards=[function_reward("my_rewards:score", numProcesses=2)])
 
 
 def test_rewards_are_scored_by_a_copy_of_the_folder(tmp_path: Path, cluster: str) -> None:

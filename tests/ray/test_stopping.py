@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, LocalRun, small_job
+from rljob_testing.training_runs import Document, LocalRun, function_reward, small_job
 from rljob_trainer.checkpoints.fencing import announce_start
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -84,7 +84,7 @@ def stopping_job(folder: Path) -> Document:
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
     held_out: Document = {"type": "File", "file": {"path": "held_out.jsonl"}}
     return small_job(
-        reward={"function": {"path": "stopping_reward:score"}},
+        rewards=[function_reward("stopping_reward:score")],
         dataset={"file": {"path": "rows.jsonl"}, "shuffle": False},
         evaluation={"dataset": held_out, "numPrompts": 2, "everySteps": 1},
     )

@@ -33,12 +33,13 @@ def test_a_step_that_is_named_gets_a_timeline(run_trainer: RunTrainer, cluster: 
     assert rows == {0: "controller", 1: f"main, rank 0, {address}", 2: f"main, rank 1, {address}"}
     spans = [event for event in events if event["ph"] == "X"]
     names = {pid: [event["name"] for event in spans if event["pid"] == pid] for pid in rows}
-    assert names[0] == ["rollout", "reward", "ref", "update_actor"]
+    assert names[0] == ["rollout", "reward", "ref", "reward", "update_actor"]
     for pid in (1, 2):
         assert [name for name in names[pid] if "." in name] == [
             "hybrid.generate_sequences",
-            "reward.compute_scores",
+            "reward.start_scoring",
             "ref.compute_ref_logprobs",
+            "reward.finish_scoring",
             "actor.update_policy",
         ]
         assert {"weight_sync", "generate", "forward_backward", "optimizer_step", "read arguments"} <= set(names[pid])

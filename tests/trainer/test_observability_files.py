@@ -103,7 +103,9 @@ def test_tensorboard_forgets_an_attempt_that_left_no_checkpoint(tmp_path: Path) 
 
 def test_samples_are_logged_and_shown_without_control_characters(tmp_path: Path) -> None:
     log = SampleLog(tmp_path, None)
-    sample = Sample(3, SampleKind.GREEDY, "[red]prompt[/red]", "\x1b[2Jwiped\n" + "x" * 500, "1", 0.5)
+    sample = Sample(
+        3, SampleKind.GREEDY, "[red]prompt[/red]", "\x1b[2Jwiped\n" + "x" * 500, "1", 0.5, {"a": 0.75, "b": -2.5}
+    )
     log.write([sample])
     log.close()
     assert list(read_rows(tmp_path / "samples.jsonl")) == [
@@ -114,6 +116,7 @@ def test_samples_are_logged_and_shown_without_control_characters(tmp_path: Path)
             "response": sample.response,
             "answer": "1",
             "score": 0.5,
+            "rewards": {"a": 0.75, "b": -2.5},
         }
     ]
     console = Console(width=400, record=True, file=(tmp_path / "console").open("w"))
@@ -122,6 +125,9 @@ def test_samples_are_logged_and_shown_without_control_characters(tmp_path: Path)
     assert "[red]prompt[/red]" in shown
     assert "\\x1b[2Jwiped\\n" in shown
     assert "more characters" in shown
+    header, row = (line for line in shown.splitlines() if "score" in line or "prompt[" in line)
+    assert header.replace("┃", " ").split()[-3:] == ["score", "a", "b"]
+    assert row.replace("│", " ").split()[-3:] == ["0.5", "0.75", "-2.5"]
 
 
 def test_plots_are_drawn_from_metrics_alone(tmp_path: Path) -> None:

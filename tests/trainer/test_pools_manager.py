@@ -22,7 +22,7 @@ spec:
   training:
     model: {source: some/model}
     dataset: {type: File, file: {path: a.jsonl}, promptField: prompt}
-    reward: {type: Function, function: {path: "rewards:score"}}
+    rewards: [{type: Function, function: {path: "rewards:score"}}]
     steps: 1
     batchSize: 8
 """

@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset, ReasoningGymDataset
-from rljob_api.v1alpha1.reward import FunctionReward, Reward, RewardType
+from rljob_api.v1alpha1.reward import FormatReward, FunctionReward, OverlongPenalty, Reward, RewardType
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.base import RewardRequest
+from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.loading import scorer_spec
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
+from rljob_trainer.rewards.overlong import overlong_scores
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
 
+WHERE = "spec.training.rewards[2].function.path (reward style)"
 FILE_DATASET = Dataset(type=DatasetType.FILE, file=FileDataset(path="x.jsonl"))
 
 
@@ -38,8 +41,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_function_gets_its_arguments_by_name(module: str) -> None:
     request = RewardRequest("ab", "x", "x", {"weight": 5})
-    assert FunctionScorer(f"{module}:exact").load()(request) == 10
-    assert FunctionScorer(f"{module}:loose").load()(request) == 1
+    assert FunctionScorer(f"{module}:exact", WHERE).load()(request) == 10
+    assert FunctionScorer(f"{module}:loose", WHERE).load()(request) == 1
 
 
 @pytest.mark.parametrize(
@@ -57,24 +60,62 @@ def test_a_function_gets_its_arguments_by_name(module: str) -> None:
 )
 def test_a_function_that_cannot_be_used_is_refused(module: str, path: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message.replace("{module}", module)) as caught:
-        FunctionScorer(path.replace("{module}", module)).load()
-    assert str(caught.value).startswith("spec.training.reward.function.path: ")
+        FunctionScorer(path.replace("{module}", module), WHERE).load()
+    assert str(caught.value).startswith(f"{WHERE}: ")
 
 
 def test_each_reward_type_gives_its_scorer() -> None:
     gym = ReasoningGymDataset(task="basic_arithmetic", config={"max_terms": 2})
     gym_dataset = Dataset(type=DatasetType.REASONING_GYM, reasoning_gym=gym)
-    function = Reward(type=RewardType.FUNCTION, function=FunctionReward(path="a.b:c"))
-    assert scorer_spec(function, FILE_DATASET) == FunctionScorer("a.b:c")
-    assert scorer_spec(Reward(type=RewardType.MATH_ANSWER), FILE_DATASET) == MathAnswerScorer()
-    assert scorer_spec(Reward(type=RewardType.REASONING_GYM), gym_dataset) == ReasoningGymScorer(
-        "basic_arithmetic", {"max_terms": 2}
+    function = Reward(name="style", type=RewardType.FUNCTION, function=FunctionReward(path="a.b:c"))
+    assert scorer_spec(function, "rewards[2]", FILE_DATASET) == FunctionScorer(
+        "a.b:c", "rewards[2].function.path (reward style)"
     )
+    math = Reward(type=RewardType.MATH_ANSWER)
+    assert scorer_spec(math, "rewards[0]", FILE_DATASET) == MathAnswerScorer("rewards[0].type (reward score)")
+    task = Reward(name="task", type=RewardType.REASONING_GYM)
+    assert scorer_spec(task, "rewards[0]", gym_dataset) == ReasoningGymScorer(
+        "basic_arithmetic", {"max_terms": 2}, "rewards[0].type (reward task)"
+    )
+    form = Reward(name="form", type=RewardType.FORMAT, format=FormatReward(pattern="a+"))
+    assert scorer_spec(form, "rewards[1]", FILE_DATASET) == FormatScorer(
+        "a+", "rewards[1].format.pattern (reward form)"
+    )
+    penalty = Reward(type=RewardType.OVERLONG, overlong=OverlongPenalty(buffer_tokens=1))
+    assert scorer_spec(penalty, "rewards[1]", FILE_DATASET) is None
 
 
 def test_reasoning_gym_needs_its_dataset() -> None:
-    with pytest.raises(ConfigurationError, match=r"ReasoningGym scores only .* \(dataset\.type is File\)"):
-        scorer_spec(Reward(type=RewardType.REASONING_GYM), FILE_DATASET)
+    with pytest.raises(ConfigurationError, match=r"rewards\[1\]\.type \(reward score\): ReasoningGym scores only"):
+        scorer_spec(Reward(type=RewardType.REASONING_GYM), "spec.training.rewards[1]", FILE_DATASET)
+
+
+@pytest.mark.parametrize(
+    ("response", "score"),
+    [
+        ("<think>two\nlines</think><answer>4</answer>", 1.0),
+        ("  <think></think><answer>4</answer>\n", 1.0),
+        ("<think>a</think><answer>4</answer> and more", 0.0),
+        ("Well: <think>a</think><answer>4</answer>", 0.0),
+        ("<answer>4</answer>", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_a_form_is_of_the_whole_response(response: str, score: float) -> None:
+    scorer = FormatScorer("<think>.*</think><answer>.*</answer>", WHERE).load()
+    assert scorer(RewardRequest("", response, None, {})) == score
+
+
+def test_a_pattern_of_another_python_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"\(reward style\): '\(a' is no regular expression .*missing \)"):
+        FormatScorer("(a", WHERE).load()
+
+
+@pytest.mark.parametrize(("num_tokens", "score"), [(0, 0.0), (70, 0.0), (80, 0.0), (81, -0.1), (90, -1.0), (100, -2.0)])
+def test_the_overlong_penalty_grows_through_its_buffer(num_tokens: int, score: float) -> None:
+    # By hand: of 100 tokens the last 20 are the buffer, in which a token costs 2 / 20.
+    [found] = overlong_scores(OverlongPenalty(buffer_tokens=20, penalty_factor=2.0), [num_tokens], 100)
+    assert found == pytest.approx(score, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -91,16 +132,16 @@ def test_reasoning_gym_needs_its_dataset() -> None:
     ],
 )
 def test_mathematical_answers(response: str, answer: object, score: float) -> None:
-    assert MathAnswerScorer().load()(RewardRequest("", response, answer, {})) == score
+    assert MathAnswerScorer(WHERE).load()(RewardRequest("", response, answer, {})) == score
 
 
 def test_a_row_without_a_mathematical_answer_is_an_error_of_the_data() -> None:
     with pytest.raises(ValueError, match="the row's answer is no mathematical expression"):
-        MathAnswerScorer().load()(RewardRequest("", "5", "", {}))
+        MathAnswerScorer(WHERE).load()(RewardRequest("", "5", "", {}))
 
 
 def test_reasoning_gym_scores_by_the_task_of_the_row() -> None:
-    scorer = ReasoningGymScorer("basic_arithmetic", {"min_terms": 2, "max_terms": 2}).load()
+    scorer = ReasoningGymScorer("basic_arithmetic", {"min_terms": 2, "max_terms": 2}, WHERE).load()
     row = {"question": "88 + 94", "answer": "182", "metadata": {"source_dataset": "basic_arithmetic"}}
     assert scorer(RewardRequest("", "88 + 94 = 182\nand 7", "182", row)) == 1.0
     assert scorer(RewardRequest("", "88 + 94 = 181", "182", row)) == 0.0
@@ -121,4 +162,4 @@ def test_reasoning_gym_scores_by_the_task_of_the_row() -> None:
 )
 def test_unknown_tasks_and_settings_are_refused(task: str, config: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        ReasoningGymScorer(task, config).load()
+        ReasoningGymScorer(task, config, WHERE).load()

@@ -100,7 +100,8 @@ def make_pool(
     start_timeout_seconds: float = 60.0,
 ) -> ScorerPool:
     return ScorerPool(
-        FunctionScorer(path),
+        FunctionScorer(path, "spec.training.rewards[0].function.path (reward score)"),
+        name="score",
         num_processes=num_processes,
         timeout_seconds=timeout_seconds,
         start_timeout_seconds=start_timeout_seconds,

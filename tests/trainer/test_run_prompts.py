@@ -21,7 +21,7 @@ def training(path: Path, reward: str) -> Training:
         {
             "model": {"source": str(MODEL)},
             "dataset": dataset,
-            "reward": {"type": reward, **function},
+            "rewards": [{"type": reward, **function}],
             "evaluation": {"dataset": dataset, "numPrompts": 1},
             "steps": 1,
         }

@@ -12,7 +12,13 @@ from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
 from rljob_api.v1alpha1.job import RULE_ERROR
-from rljob_api.v1alpha1.moved_fields import MOVED_FIELDS, NULL_IS_NOW, was_a_block
+from rljob_api.v1alpha1.moved_fields import (
+    ENTRY_IS_NOW,
+    MOVED_FIELDS,
+    NULL_IS_NOW,
+    is_told_its_new_name,
+    was_a_block,
+)
 from rljob_api.yaml_text import Path, wire_path
 
 _LONGEST_SHOWN = 60
@@ -66,8 +72,13 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
 
 
 def spread_out(errors: Iterable[ErrorDetails]) -> Iterator[ErrorDetails]:
-    """The errors, with one for each field of a block that is gone because its fields have moved."""
+    """The errors, with one for each field of a block that is gone because its fields have moved, and none for a field
+    that is missing because it is written in its old place."""
+    errors = list(errors)
+    refused = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
     for error in errors:
+        if error["type"] == "missing" and is_told_its_new_name(error["loc"], refused):
+            continue
         fields = error["input"]
         if error["type"] == "extra_forbidden" and was_a_block(error["loc"]) and isinstance(fields, dict) and fields:
             for name, value in fields.items():
@@ -108,8 +119,10 @@ def _moved_field(error: ErrorDetails) -> str | None:
     place = tuple(str(part) for part in error["loc"])
     if place not in MOVED_FIELDS:
         return None
-    value = f" as {NULL_IS_NOW[place]}" if error["input"] is None and place in NULL_IS_NOW else ""
-    return f"has moved (seen: {_seen(error['input'])}); write it{value} at {wire_path(MOVED_FIELDS[place])}"
+    form = f" {ENTRY_IS_NOW[place]}" if place in ENTRY_IS_NOW else ""
+    if error["input"] is None and place in NULL_IS_NOW:
+        form = f" as {NULL_IS_NOW[place]}"
+    return f"has moved (seen: {_seen(error['input'])}); write it{form} at {wire_path(MOVED_FIELDS[place])}"
 
 
 def _unknown_field(loc: Path, root: type[WireModel]) -> str:

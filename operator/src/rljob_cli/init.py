@@ -48,11 +48,13 @@ spec:
       # type: HuggingFace
       # huggingFace: {path: openai/gsm8k, subset: main, split: train}
 
-    reward:                       # scores each response, in a process of its own with a time limit
-      type: ReasoningGym          # the task's own scorer; `MathAnswer` compares final mathematical answers
+    rewards:                      # score each response, in processes of their own with a time limit
+      - type: ReasoningGym        # the task's own scorer; `MathAnswer` compares final mathematical answers
       # Your own function instead, `score(prompt, response, answer, row) -> float` in my_rewards.py beside this file:
-      # type: Function
-      # function: {path: "my_rewards:score"}
+      # - type: Function
+      #   function: {path: "my_rewards:score"}
+      # Of several the weighted sum is learned from; give each further one a name:
+      # - {name: length, weight: 0.5, type: Overlong, overlong: {bufferTokens: 4}}
 
     algorithm:
       type: GRPO                  # a recipe, as DrGRPO is; `rljob validate --resolved FILE` prints what it stands for

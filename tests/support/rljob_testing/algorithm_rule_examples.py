@@ -23,7 +23,13 @@ _BLOCKS = {
     "optimalTokenBaseline": ("OptimalTokenBaseline", {"zeroTail": False}),
 }
 """Of an advantage: the type that each belongs to, and something that it says."""
-_COMPARING = ("GroupRelativePassAtK", "GDPO", "LeaveOneOut", "ReinforcePlusPlusBaseline", "OPO", "GPG")
+_COMPARING = ("GroupRelativePassAtK", "LeaveOneOut", "ReinforcePlusPlusBaseline", "OPO", "GPG")
+_TWO_REWARDS = {
+    _T + "rewards": [
+        {"name": "right", "type": "MathAnswer"},
+        {"name": "form", "type": "Format", "format": {"pattern": "a"}},
+    ]
+}
 _KL_IN_REWARD = {"coefficient": 0.1, "placement": "Reward"}
 _CLIPPED: tuple[Mapping[str, object], ...] = (
     {"clipped": {}},
@@ -55,8 +61,9 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         ]
         for block, (variant, said) in _BLOCKS.items()
     },
+    "Training.gdpoRewards": [{_T + "algorithm.advantage.type": "GDPO", **_TWO_REWARDS}],
     "Algorithm.gdpoKl": [
-        {_T + "algorithm": {"advantage": {"type": "GDPO"}, "kl": {"coefficient": 0.1}}},
+        {_T + "algorithm": {"advantage": {"type": "GDPO"}, "kl": {"coefficient": 0.1}}, **_TWO_REWARDS},
         {_T + "algorithm": {"advantage": {"type": "OPO"}, "kl": _KL_IN_REWARD}},
     ],
     "Algorithm.loss.clipped": [
@@ -171,10 +178,11 @@ BAD: dict[str, list[Bad]] = {
         ]
         for block, (_, said) in _BLOCKS.items()
     },
+    "Training.gdpoRewards": [Bad(_T + "rewards", {_T + "algorithm.advantage.type": "GDPO"})],
     "Algorithm.gdpoKl": [
         Bad(
             _T + "algorithm.kl.placement",
-            {_T + "algorithm": {"advantage": {"type": "GDPO"}, "kl": _KL_IN_REWARD}},
+            {_T + "algorithm": {"advantage": {"type": "GDPO"}, "kl": _KL_IN_REWARD}, **_TWO_REWARDS},
         ),
     ],
     "Algorithm.loss.clipped": [

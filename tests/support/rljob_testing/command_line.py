@@ -21,7 +21,7 @@ spec:
     batchSize: 4
     model: {source: some/model}
     dataset: {type: File, file: {path: rows.jsonl}}
-    reward: {type: MathAnswer}
+    rewards: [{type: MathAnswer}]
     rollout: {groupSize: 2}
 """
 

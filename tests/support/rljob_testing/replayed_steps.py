@@ -24,11 +24,11 @@ from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
-from rljob_testing.joined_groups import JoinedActor, JoinedCritic, JoinedReference, JoinedTrained
+from rljob_testing.joined_groups import Done, JoinedActor, JoinedCritic, JoinedReference, JoinedTrained
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.save import begin_save, commit
-from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout
+from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -43,8 +43,6 @@ from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.weights.buckets import whole_tensors
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.columns import (
-    IS_REWARD_ERROR,
-    IS_REWARD_TIMEOUT,
     IS_TRUNCATED,
     POLICY_VERSIONS,
     RESPONSE_LENGTHS,
@@ -52,6 +50,7 @@ from rljob_trainer.workers.columns import (
     ROLLOUT_LOGPROBS,
     SCORES,
     TOKENS,
+    score_column,
 )
 from rljob_trainer.workers.critic import CriticSettings, CriticWorker
 from rljob_trainer.workers.reference import ReferenceWorker
@@ -168,12 +167,12 @@ class Replay:
 
 
 class ReplayedRollouts(RolloutPhase):
-    """In the place of generator and reward: responses and scores that follow from the seeds alone."""
+    """In the place of generator and rewards: responses and scores that follow from the seeds alone."""
 
     def __init__(self) -> None:
         """Needs nothing of what a rollout needs."""
 
-    def run(
+    def begin(
         self,
         prompts: Sequence[PromptRow],
         num_responses: int,
@@ -181,9 +180,11 @@ class ReplayedRollouts(RolloutPhase):
         seeds: torch.Tensor,
         *,
         syncs: bool = True,
-    ) -> ScoredRollout:
+        with_greedy: bool = False,
+    ) -> UnscoredRollout:
         """Scores 0 and 1; those of every other prompt's responses are all equal. All by weights of step 0."""
         del sampling, syncs
+        assert not with_greedy
         generator = torch.Generator().manual_seed(int(seeds[0]))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
         lengths_B = torch.randint(1, LONGEST_RESPONSE + 1, (len(repeated),), generator=generator)
@@ -197,20 +198,20 @@ class ReplayedRollouts(RolloutPhase):
         is_mixed_B = torch.arange(len(repeated)) // num_responses % 2 == 0
         versions = [torch.zeros(len(row), dtype=torch.int32) for row in rows[TOKENS]]
         scores_B = torch.where(is_mixed_B, torch.arange(len(repeated)) % num_responses < 2, True).double()
-        nothing_B = torch.zeros(len(repeated), dtype=torch.bool)
         batch = DataProto(
             {
                 RESPONSE_LENGTHS: lengths_B,
                 IS_TRUNCATED: lengths_B == LONGEST_RESPONSE,
-                SCORES: scores_B,
-                IS_REWARD_ERROR: nothing_B,
-                IS_REWARD_TIMEOUT: nothing_B,
             },
             ragged={
                 name: RaggedColumn.from_rows(column) for name, column in {**rows, POLICY_VERSIONS: versions}.items()
             },
         )
-        return ScoredRollout(repeated, batch)
+        return UnscoredRollout(repeated, batch, Done(DataProto({SCORES: scores_B, score_column("score"): scores_B})))
+
+    def scored(self, rollout: UnscoredRollout) -> ScoredRollout:
+        """With what `begin` has drawn."""
+        return ScoredRollout(rollout.prompts, rollout.batch.union(rollout.scoring.result()), {"score": 1.0})
 
 
 @dataclass(frozen=True)

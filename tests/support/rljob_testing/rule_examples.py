@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rljob_testing import algorithm_rule_examples, critic_rule_examples, offload_rule_examples
+from rljob_testing import (
+    algorithm_rule_examples,
+    critic_rule_examples,
+    offload_rule_examples,
+    reward_rule_examples,
+)
 from rljob_testing.bad_job import Bad
 
 _T = "spec.training."
@@ -25,6 +30,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     **algorithm_rule_examples.GOOD,
     **critic_rule_examples.GOOD,
     **offload_rule_examples.GOOD,
+    **reward_rule_examples.GOOD,
     "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "a-0"}],
     "RLJobSpec.pools.name": [{}],
     "RLJobSpec.env.name": [{_ENV: [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}],
@@ -122,7 +128,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Dataset.file": [{}],
     "Dataset.huggingFace": [{_T + "dataset": {"type": "HuggingFace", "huggingFace": {"path": "owner/data"}}}],
     "Dataset.reasoningGym": [{_T + "dataset": _GYM}],
-    "Reward.function": [{_T + "reward": {"type": "Function", "function": {"path": "rewards.mine:score"}}}],
     "Model.revision": [
         {_T + "model": {"source": "owner/model", "revision": "main"}},
         {_T + "model": {"source": "/models/mine"}},
@@ -134,11 +139,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Dataset.promptTemplate": [
         {_T + "dataset.promptTemplate": "Question: {prompt}\nAnswer:"},
         {_T + "dataset.promptTemplate": "{ {prompt} {other}"},
-    ],
-    "Training.reasoningGymReward": [{_T + "dataset": _GYM, _T + "reward": {"type": "ReasoningGym"}}],
-    "Training.reasoningGymEvaluation": [
-        {_T + "dataset": _GYM, _T + "reward": {"type": "ReasoningGym"}, _T + "evaluation.dataset": _GYM},
-        {_T + "evaluation.dataset": _GYM},
     ],
     "Training.miniBatchSize": [{_T + "miniBatchSize": 4}, {_T + "miniBatchSize": 8}],
     "Model.gradientCheckpointingEveryNthLayer": [
@@ -171,6 +171,7 @@ BAD: dict[str, list[Bad]] = {
     **algorithm_rule_examples.BAD,
     **critic_rule_examples.BAD,
     **offload_rule_examples.BAD,
+    **reward_rule_examples.BAD,
     "Metadata.name": [
         Bad("metadata.name", {"metadata.name": "a" * 47}),
         Bad("metadata.name", {"metadata.name": "a.b"}),
@@ -336,10 +337,6 @@ BAD: dict[str, list[Bad]] = {
     "Dataset.reasoningGym": [
         Bad(_T + "evaluation.dataset.reasoningGym", {_T + "evaluation.dataset": {"type": "ReasoningGym"}}),
     ],
-    "Reward.function": [
-        Bad(_T + "reward.function", {_T + "reward": {"type": "Function"}}),
-        Bad(_T + "reward.function", {_T + "reward.function": {"path": "rewards:score"}}),
-    ],
     "Model.revision": [
         Bad(_T + "model.revision", {_T + "model": {"source": "./mine", "revision": "main"}}),
         Bad(_T + "model.revision", {_T + "model": {"source": "package://my_models/small", "revision": "main"}}),
@@ -353,17 +350,6 @@ BAD: dict[str, list[Bad]] = {
     "Dataset.promptTemplate": [
         Bad(_T + "dataset.promptTemplate", {_T + "dataset.promptTemplate": "Question:"}),
         Bad(_T + "dataset.promptTemplate", {_T + "dataset.promptTemplate": "{prompt}{prompt}"}),
-    ],
-    "Training.reasoningGymReward": [Bad(_T + "reward.type", {_T + "reward.type": "ReasoningGym"})],
-    "Training.reasoningGymEvaluation": [
-        Bad(
-            _T + "evaluation.dataset.type",
-            {
-                _T + "dataset": _GYM,
-                _T + "reward": {"type": "ReasoningGym"},
-                _T + "evaluation.dataset": {"type": "File", "file": {"path": "held_out.jsonl"}},
-            },
-        )
     ],
     "Training.miniBatchSize": [Bad(_T + "miniBatchSize", {_T + "miniBatchSize": 6})],
     "Model.gradientCheckpointingEveryNthLayer": [

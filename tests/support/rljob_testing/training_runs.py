@@ -36,11 +36,7 @@ def small_job(*, num_workers: int = 1, checkpoint: Document | None = None, **tra
     base: Document = {
         "model": {"source": f"{ASSETS}/model"},
         "dataset": {"type": "File", "file": {"path": f"{ASSETS}/train.jsonl"}, "maxPromptTokens": 8},
-        "reward": {
-            "type": "Function",
-            "function": {"path": "rljob_trainer.rewards.exact_match:exact_match"},
-            "numProcesses": 1,
-        },
+        "rewards": [function_reward("rljob_trainer.rewards.exact_match:exact_match")],
         "optimizer": {"learningRate": 3.0e-4},
         "rollout": {"engine": "HuggingFace", "groupSize": 4, "maxNewTokens": 8},
         "loggers": ["Console"],
@@ -53,6 +49,11 @@ def small_job(*, num_workers: int = 1, checkpoint: Document | None = None, **tra
         "checkpoint": merged({"everySteps": 1, "keep": 3, "exportDtype": "Float32"}, checkpoint or {}),
     }
     return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "small"}, "spec": spec}
+
+
+def function_reward(path: str, **fields: JsonValue) -> Document:
+    """An entry of `rewards`, scored in one process."""
+    return {"type": "Function", "function": {"path": path}, "numProcesses": 1, **fields}
 
 
 def held_out(num_prompts: int, every_steps: int) -> Document:

@@ -31,7 +31,7 @@ def valid_job() -> Wire:
             "training": {
                 "model": {"source": "owner/model"},
                 "dataset": {"type": "File", "file": {"path": "train.jsonl"}, "maxPromptTokens": 64},
-                "reward": {"type": "MathAnswer"},
+                "rewards": [{"type": "MathAnswer"}],
                 "rollout": {"groupSize": 4, "maxNewTokens": 64},
                 "steps": 10,
                 "batchSize": 8,

@@ -19,7 +19,7 @@ _COPIED = (
     *("type", "format", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength"),
     *("minItems", "maxItems", "maxProperties", "required", "x-kubernetes-int-or-string"),
 )
-_LISTS_BY_NAME = ("Pool", "EnvVar", "Volume", "PoolStatus", "Condition")
+_LISTS_BY_NAME = ("Pool", "EnvVar", "Volume", "Reward", "PoolStatus", "Condition")
 _LIST_KEYS = {"Condition": "type"}
 
 

@@ -74,4 +74,13 @@ ADVANTAGE_RULES = (
         advice="write `placement: Loss`",
         holds=_takes_kl_off_rewards,
     ),
+    rule(
+        Training,
+        "Training.gdpoRewards",
+        field=".rewards",
+        cel=f"{chosen_cel('self.algorithm', 'advantage')} != 'GDPO' || self.rewards.size() >= 2",
+        wrong="GDPO normalises each of several rewards by itself, and there is one",
+        advice="add another reward, or choose GroupRelative advantages",
+        holds=lambda t: advantage_type(t.algorithm) is not AdvantageType.GDPO or len(t.rewards) >= 2,
+    ),
 )

@@ -62,6 +62,10 @@ class Algorithm(WireModel):
     """Leave out groups whose scores are all equal: group-relative advantages are 0 there, and with this they do not
     enter the denominators either. A KL term does not pull on them, in the reward or in the loss. The recipe's when
     unset."""
+    mask_truncated_responses: Flag = False
+    """Do not learn from responses that rollout.maxNewTokens cut off (the overlong filtering of DAPO, arXiv 2503.14476,
+    section 3.4): they are not in the denominators of the loss either, and no KL term pulls on them. Advantages
+    on responses still compare the others of their group with them. Their share is `response_length/clip_ratio`."""
     entropy_coefficient: Number = 0.0
     """Weight of the entropy bonus (subtracted from the loss)."""
     kl: Kl = Field(default_factory=Kl)

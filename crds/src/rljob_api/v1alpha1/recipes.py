@@ -34,6 +34,7 @@ class ResolvedAlgorithm:
     drop_zero_variance_groups: bool
     entropy_coefficient: float
     kl: Kl
+    mask_truncated_responses: bool = False
     rollout_correction: ResolvedRolloutCorrection = NO_CORRECTION
 
     @property
@@ -51,6 +52,7 @@ class ResolvedAlgorithm:
             drop_zero_variance_groups=self.drop_zero_variance_groups,
             entropy_coefficient=self.entropy_coefficient,
             kl=self.kl,
+            mask_truncated_responses=self.mask_truncated_responses,
             rollout_correction=self.rollout_correction.as_written(),
         )
 
@@ -118,6 +120,7 @@ def resolve_algorithm(algorithm: Algorithm) -> ResolvedAlgorithm:
         drop_zero_variance_groups=recipe.drop_zero_variance_groups if drops is None else drops,
         entropy_coefficient=algorithm.entropy_coefficient,
         kl=algorithm.kl,
+        mask_truncated_responses=algorithm.mask_truncated_responses,
         rollout_correction=resolve_correction(algorithm.rollout_correction),
     )
 

@@ -1,11 +1,30 @@
-"""How a completed response is scored. Every scorer runs in a process of its own with a hard time limit."""
+"""How a completed response is scored: each entry gives every response a number, and their weighted sum is learned from.
+
+Every scorer that reads texts runs in processes of its own with a hard time limit.
+"""
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StrictStr
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import FunctionPath, Number, PositiveCount, PositiveNumber
+
+
+def _compiled(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"must be a regular expression of Python's `re`, and is none: {error}") from None
+    return pattern
+
+
+RewardName = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+RegularExpression = Annotated[StrictStr, Field(min_length=1, max_length=1024), AfterValidator(_compiled)]
 
 
 class RewardType(StrEnum):
@@ -16,6 +35,10 @@ class RewardType(StrEnum):
     """1 if the response's final mathematical answer equals the row's, else 0 (math-verify)."""
     REASONING_GYM = "ReasoningGym"
     """The task's own scorer, 0 to 1; only with a ReasoningGym dataset."""
+    FORMAT = "Format"
+    """1 if the whole response has a form, else 0."""
+    OVERLONG = "Overlong"
+    """A penalty, 0 or below, for responses near rollout.maxNewTokens; needs no process."""
 
 
 class FunctionReward(WireModel):
@@ -24,19 +47,42 @@ class FunctionReward(WireModel):
     path: FunctionPath
 
 
+class FormatReward(WireModel):
+    """The form of a response."""
+
+    pattern: RegularExpression
+    """A regular expression of Python's `re` that the whole response must match, without white space around it. `.`
+    stands for line ends, too."""
+
+
+class OverlongPenalty(WireModel):
+    """The soft overlong punishment of DAPO (arXiv 2503.14476, section 3.4): 0 up to rollout.maxNewTokens - bufferTokens
+    tokens, from there linearly down to -penaltyFactor at rollout.maxNewTokens."""
+
+    buffer_tokens: PositiveCount
+    """Tokens at the end of rollout.maxNewTokens in which the penalty grows."""
+    penalty_factor: PositiveNumber = 1.0
+
+
 class ErrorPolicy(StrEnum):
     """What a scorer that fails does to the job."""
 
     FAIL = "Fail"
     SCORE = "Score"
-    """The sample gets `errorScore`; counted in `reward/error_rate` or `reward/timeout_rate`."""
+    """The sample gets `errorScore` from this reward; counted in `reward/error_rate` or `reward/timeout_rate`."""
 
 
 class Reward(WireModel):
-    """The scorer and its limits."""
+    """A scorer, its weight and its limits."""
 
+    name: RewardName = "score"
+    """What metrics and samples call it; one of several needs a name of its own."""
+    weight: Number = 1.0
+    """Its factor in the sum that is learned from. Below 0 it takes away; with 0 it is measured only."""
     type: RewardType
     function: FunctionReward | None = None
+    format: FormatReward | None = None
+    overlong: OverlongPenalty | None = None
     timeout_seconds: PositiveNumber = 10.0
     """For one response, on the wall clock; the process is killed then."""
     num_processes: PositiveCount = 2
@@ -46,3 +92,4 @@ class Reward(WireModel):
     on_timeout: ErrorPolicy = ErrorPolicy.SCORE
     """What a scorer that runs longer than `timeoutSeconds` does to the job."""
     error_score: Number = 0.0
+    """Before the weight."""

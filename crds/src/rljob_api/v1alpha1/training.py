@@ -31,7 +31,8 @@ class Training(WireModel):
 
     model: Model
     dataset: Dataset
-    reward: Reward
+    rewards: Annotated[tuple[Reward, ...], Field(min_length=1, max_length=16)]
+    """What a response is worth: the sum of weight x score."""
     algorithm: Algorithm = Field(default_factory=Algorithm)
     optimizer: Optimizer = Field(default_factory=Optimizer)
     critic: Critic | None = None

@@ -1,13 +1,12 @@
-"""Rules on what is trained: data, reward and model."""
+"""Rules on what is trained: data and model. Those on rewards are in reward_rules.py."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-from rljob_api.v1alpha1.dataset import Dataset, DatasetType, HuggingFaceDataset
+from rljob_api.v1alpha1.dataset import Dataset, HuggingFaceDataset
 from rljob_api.v1alpha1.model import LoraSync, Model
-from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_api.v1alpha1.rule import ContractT, Rule, cel_text, rule, union_rules
 from rljob_api.v1alpha1.training import Training
@@ -34,13 +33,6 @@ def _revision_rule(on: type[ContractT], field: str, read: Callable[[ContractT], 
     )
 
 
-def _rewards_match(training: Training) -> bool:
-    evaluation = training.evaluation
-    if training.reward.type is not RewardType.REASONING_GYM or evaluation is None:
-        return True
-    return evaluation.dataset.type is DatasetType.REASONING_GYM
-
-
 def _engine_takes_adapters(training: Training) -> bool:
     lora = training.model.lora
     wants_adapter = lora is not None and lora.sync is LoraSync.ADAPTER
@@ -56,7 +48,6 @@ UNION_RULES = (
             ("ReasoningGym", "reasoning_gym", lambda dataset: (dataset.type, dataset.reasoning_gym)),
         ),
     ),
-    *union_rules(Reward, (("Function", "function", lambda reward: (reward.type, reward.function)),)),
 )
 
 SOURCE_RULES = (
@@ -84,25 +75,6 @@ SOURCE_RULES = (
 )
 
 TRAINING_RULES = (
-    rule(
-        Training,
-        "Training.reasoningGymReward",
-        field=".reward.type",
-        cel="self.reward.type != 'ReasoningGym' || self.dataset.type == 'ReasoningGym'",
-        wrong="the ReasoningGym reward needs a ReasoningGym dataset",
-        advice="change the reward, or the type of training.dataset",
-        holds=lambda t: t.reward.type is not RewardType.REASONING_GYM or t.dataset.type is DatasetType.REASONING_GYM,
-    ),
-    rule(
-        Training,
-        "Training.reasoningGymEvaluation",
-        field=".evaluation.dataset.type",
-        cel="self.reward.type != 'ReasoningGym' || !has(self.evaluation)"
-        " || self.evaluation.dataset.type == 'ReasoningGym'",
-        wrong="the ReasoningGym reward also scores the evaluation and needs a ReasoningGym dataset there",
-        advice="change the reward, or the type of this dataset",
-        holds=_rewards_match,
-    ),
     rule(
         Training,
         "Training.warmupSteps",

@@ -56,7 +56,7 @@ from rljob_trainer.pools.pool_manager import (
 )
 from rljob_trainer.pools.resource_pool import ResourcePool
 from rljob_trainer.rewards.loading import scorer_spec
-from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
+from rljob_trainer.rewards.process_pool import scorer_environment
 from rljob_trainer.settings import NUM_THREADS_VARIABLE, Settings, worker_environment
 from rljob_trainer.source_paths import looks_local
 from rljob_trainer.workers.factories import (
@@ -75,7 +75,7 @@ from rljob_trainer.workers.protocols import (
     RewardGroup,
     TrainedGroup,
 )
-from rljob_trainer.workers.reward import RewardSettings, RewardWorker
+from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings
 
 log = logging.getLogger(__name__)
 
@@ -155,8 +155,9 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
     engine = select_engine(chosen_engine(job.spec, kept))
     check_algorithm(job.spec)
     with ExitStack() as stack:
+        # One process of each reward here: what cannot be loaded is found before a device is taken.
         reward = reward_settings(job, settings)
-        check = stack.enter_context(_reward_check(reward))
+        checks = [stack.enter_context(reward.start_pool(scorer, 1, 0)) for scorer in reward.scorers]
         log.info("model: %s", training.model.source)
         is_local = looks_local(training.model.source, settings.job_folder)
         wanted = training.model if is_local else at_kept_commit(training.model, kept)
@@ -181,8 +182,9 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
             len(prompts.held_out),
             prompts.num_removed,
         )
-        check.wait_until_ready()
-        check.close()
+        for check in checks:
+            check.wait_until_ready()
+            check.close()
         device_type = stack.enter_context(_ray(job, settings))
         choices = settle(job.spec, device_type, kept, hub_model, local_model, has_experts=has_experts)
         job = job.model_copy(update={"spec": settled_spec(job.spec, choices)})
@@ -191,25 +193,22 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
 
 
 def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
-    """The reward as every worker builds it: the job's scoring processes are spread over the workers."""
-    training = job.spec.training
+    """The rewards as every worker builds them: the job's scoring processes are spread over the workers."""
+    training, num_workers = job.spec.training, num_workers_of(job.spec, REWARD)
+    scorers, penalties = [], []
+    for index, each in enumerate(training.rewards):
+        where = f"spec.training.rewards[{index}]"
+        scorer = scorer_spec(each, where, training.dataset)
+        if scorer is None:
+            penalties.append(each)
+        else:
+            scorers.append(ScorerSettings(each, where, scorer, -(-each.num_processes // num_workers)))
     return RewardSettings(
-        spec=training.reward,
-        scorer=scorer_spec(training.reward, training.dataset),
-        num_processes=-(-training.reward.num_processes // num_workers_of(job.spec, REWARD)),
+        scorers=tuple(scorers),
+        penalties=tuple(penalties),
+        max_new_tokens=training.rollout.max_new_tokens,
         log_folder=settings.run_folder / LOG_FOLDER,
         environment=scorer_environment(settings.environment, [variable.name for variable in job.spec.env]),
-    )
-
-
-def _reward_check(reward: RewardSettings) -> ScorerPool:
-    """One scoring process here: a reward that cannot be loaded is found before a device is taken."""
-    return ScorerPool(
-        reward.scorer,
-        num_processes=1,
-        timeout_seconds=reward.spec.timeout_seconds,
-        log_folder=reward.log_folder,
-        environment=reward.environment,
     )
 
 
@@ -310,9 +309,10 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
             training.evaluation.dataset, tokenizer, job_folder, "spec.training.evaluation.dataset"
         )
         held_out = tuple(evaluation_rows[: training.evaluation.num_prompts])
+    needs_answers = any(reward.type is RewardType.MATH_ANSWER for reward in training.rewards)
     for where, prompts in (("dataset", rows), ("evaluation.dataset", held_out)):
         unanswered = sum(row.answer is None for row in prompts)
-        if unanswered and (unanswered < len(prompts) or training.reward.type is RewardType.MATH_ANSWER):
+        if unanswered and (unanswered < len(prompts) or needs_answers):
             raise DatasetError(
                 f"spec.training.{where}.answerField: {unanswered} of {len(prompts)} rows have no answer to score "
                 "against; name the column that holds it, or leave these rows out"

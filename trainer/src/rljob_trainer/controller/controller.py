@@ -83,7 +83,8 @@ class Controller:
         self.cursor = PromptCursor(
             run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle, digest=run.prompts.digest
         )
-        self.rollout = RolloutPhase(run.workers.hybrid, run.workers.reward, self.timer, stop)
+        weights = {reward.name: reward.weight for reward in training.rewards}
+        self.rollout = RolloutPhase(run.workers.hybrid, run.workers.reward, weights, self.timer, stop)
         self.training_step = TrainingStep(
             step_plan(job), self.rollout, run.workers.actor, run.workers.reference, run.workers.critic, self.timer
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from rljob_api.v1alpha1.evaluation import Evaluation as EvaluationSpec
-from rljob_trainer.controller.rollout_phase import RolloutPhase, sample_seeds
+from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, sample_seeds
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED
@@ -49,12 +49,21 @@ class Evaluation:
         with self.timer.phase("eval"):
             seeds_B = torch.zeros(len(self.prompts), dtype=torch.int64)
             greedy = self.rollout.run(self.prompts, 1, self.greedy, seeds_B)
-            metrics = {EVAL_GREEDY: float(greedy.rewards_B.mean())}
+            metrics = mean_scores(greedy, EVAL_GREEDY)
             samples = self.rollout.samples(greedy, step, SampleKind.GREEDY)
             if self.spec.num_samples:
                 num_responses = len(self.prompts) * self.spec.num_samples
                 seeds_B = sample_seeds(self.seed, EVALUATION_STREAM, 0, num_responses)
                 sampled = self.rollout.run(self.prompts, self.spec.num_samples, self.sampled, seeds_B)
-                metrics[EVAL_SAMPLED] = float(sampled.rewards_B.mean())
+                metrics |= mean_scores(sampled, EVAL_SAMPLED)
                 samples += self.rollout.samples(sampled, step, SampleKind.SAMPLED)
         return metrics, samples
+
+
+def mean_scores(rollout: ScoredRollout, metric: str) -> dict[str, float]:
+    """The mean of the weighted sums under the metric's name, and below it those of several rewards, by theirs."""
+    named = rollout.named_rewards_B if len(rollout.weights) > 1 else {}
+    return {
+        metric: float(rollout.rewards_B.mean()),
+        **{f"{metric}/{name}": float(rewards_B.mean()) for name, rewards_B in named.items()},
+    }

@@ -1,4 +1,5 @@
-"""From prompts to scored responses: one call of the rollout engine and one of the reward.
+"""From prompts to scored responses: one call of the rollout engine, and two of the rewards, which begin and end their
+scoring. Others may use the workers between these two.
 
 The responses stay with the workers that made them; what comes here is one number per response.
 
@@ -7,7 +8,7 @@ Legend: B responses (prompts x group size).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,21 +22,24 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import RewardError
 from rljob_trainer.groups.object_store import stored
 from rljob_trainer.observability.metrics import (
+    ERROR_RATE,
+    NAMED_REWARD_PREFIX,
     PROMPT_LENGTH_MEAN,
     RESPONSE_CLIP_RATIO,
     RESPONSE_LENGTH_PREFIX,
     REWARD_ERROR_RATE,
     REWARD_PREFIX,
     REWARD_TIMEOUT_RATE,
+    TIMEOUT_RATE,
     spread,
 )
 from rljob_trainer.observability.samples import Sample, SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.rewards.base import RewardStatus
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
-    IS_REWARD_ERROR,
-    IS_REWARD_TIMEOUT,
+    IS_GREEDY,
     IS_TRUNCATED,
     PROMPT_TEXTS,
     PROMPT_TOKEN_IDS,
@@ -43,25 +47,23 @@ from rljob_trainer.workers.columns import (
     RESPONSE_TEXTS,
     SAMPLE_SEEDS,
     SCORES,
+    score_column,
+    status_column,
 )
-from rljob_trainer.workers.protocols import HybridGroup, RewardGroup
+from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGroup
+from rljob_trainer.workers.reward import STATUSES
 
 MAX_SEED = 2**31
 REWARD_COLUMNS = (PROMPT_TEXTS, ANSWERS, DATASET_ROWS)
 
 
 @dataclass(frozen=True)
-class ScoredRollout:
-    """Responses and what they are worth; row i of every part belongs together."""
+class Rollout:
+    """Responses; row i of every part belongs together."""
 
     prompts: tuple[PromptRow, ...]
     batch: DataProto
-    """Columns of a rollout and of its scores (see workers/columns); those with one number per response are here."""
-
-    @property
-    def rewards_B(self) -> torch.Tensor:
-        """[B] float32: the scores."""
-        return self.batch[SCORES].float()
+    """Columns of a rollout (see workers/columns); those with one number per response are here."""
 
     @property
     def lengths_B(self) -> torch.Tensor:
@@ -69,33 +71,87 @@ class ScoredRollout:
         prompts_B = torch.tensor([len(prompt.token_ids) for prompt in self.prompts], dtype=torch.int64)
         return prompts_B + self.batch[RESPONSE_LENGTHS]
 
-    def metrics(self) -> dict[str, float]:
-        """Rewards, lengths and failures of the reward."""
-        num_rows = len(self.prompts)
-        return {
-            **spread(REWARD_PREFIX, self.rewards_B.tolist()),
-            **spread(RESPONSE_LENGTH_PREFIX, self.batch[RESPONSE_LENGTHS].double().tolist()),
-            RESPONSE_CLIP_RATIO: float(self.batch[IS_TRUNCATED].float().mean()),
-            PROMPT_LENGTH_MEAN: sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
-            REWARD_ERROR_RATE: float(self.batch[IS_REWARD_ERROR].sum()) / num_rows,
-            REWARD_TIMEOUT_RATE: float(self.batch[IS_REWARD_TIMEOUT].sum()) / num_rows,
-        }
-
     def num_tokens(self) -> int:
         """Prompt and response tokens."""
         return int(self.lengths_B.sum())
 
 
-class RolloutPhase:
-    """Generates and scores."""
+@dataclass(frozen=True)
+class UnscoredRollout(Rollout):
+    """Responses that are being scored."""
 
-    def __init__(self, hybrid: HybridGroup, reward: RewardGroup, timer: PhaseTimer, stop: StopRequest) -> None:
+    scoring: PendingResult[DataProto]
+    """Of all rows, and of a greedy response to each prompt where those were asked for."""
+
+
+@dataclass(frozen=True)
+class ScoredRollout(Rollout):
+    """Responses and what they are worth. `batch` has the columns of their scores, too."""
+
+    weights: Mapping[str, float]
+    """Of the rewards, by name."""
+    greedy_rewards_B: torch.Tensor | None = None
+    """float32: what the greedy response to the row's prompt is worth; None where there is none."""
+
+    @property
+    def rewards_B(self) -> torch.Tensor:
+        """[B] float32: the weighted sums of what the rewards gave."""
+        return self.batch[SCORES].float()
+
+    @property
+    def named_rewards_B(self) -> dict[str, torch.Tensor]:
+        """[B] float32 each: what the rewards gave, by name, before their weights."""
+        return {name: self.batch[score_column(name)].float() for name in self.weights}
+
+    def metrics(self) -> dict[str, float]:
+        """Rewards, together and each by its name, lengths, and failures of the rewards."""
+        num_rows = len(self.prompts)
+        found: dict[str, float] = {}
+        has_failed = dict.fromkeys((RewardStatus.ERROR, RewardStatus.TIMEOUT), torch.zeros(num_rows, dtype=torch.bool))
+        for name in self.weights:
+            prefix = f"{NAMED_REWARD_PREFIX}/{name}"
+            found |= spread(prefix, self.batch[score_column(name)].tolist())
+            if status_column(name) not in self.batch:
+                continue
+            for status, metric in ((RewardStatus.ERROR, ERROR_RATE), (RewardStatus.TIMEOUT, TIMEOUT_RATE)):
+                has_failed_B = self.batch[status_column(name)] == STATUSES.index(status)
+                has_failed[status] = has_failed[status] | has_failed_B
+                found[f"{prefix}/{metric}"] = float(has_failed_B.sum()) / num_rows
+        return {
+            **spread(REWARD_PREFIX, self.rewards_B.tolist()),
+            **spread(RESPONSE_LENGTH_PREFIX, self.batch[RESPONSE_LENGTHS].double().tolist()),
+            RESPONSE_CLIP_RATIO: float(self.batch[IS_TRUNCATED].float().mean()),
+            PROMPT_LENGTH_MEAN: sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
+            REWARD_ERROR_RATE: float(has_failed[RewardStatus.ERROR].sum()) / num_rows,
+            REWARD_TIMEOUT_RATE: float(has_failed[RewardStatus.TIMEOUT].sum()) / num_rows,
+            **found,
+        }
+
+
+class RolloutPhase:
+    """Generates and scores. `weights` are those of the rewards, by name."""
+
+    def __init__(
+        self,
+        hybrid: HybridGroup,
+        reward: RewardGroup,
+        weights: Mapping[str, float],
+        timer: PhaseTimer,
+        stop: StopRequest,
+    ) -> None:
         self.hybrid = hybrid
         self.reward = reward
+        self.weights = weights
         self.timer = timer
         self.stop = stop
 
     def run(
+        self, prompts: Sequence[PromptRow], num_responses: int, sampling: SamplingSettings, seeds: torch.Tensor
+    ) -> ScoredRollout:
+        """`begin` and `scored`, for whoever has nothing else to do meanwhile."""
+        return self.scored(self.begin(prompts, num_responses, sampling, seeds))
+
+    def begin(
         self,
         prompts: Sequence[PromptRow],
         num_responses: int,
@@ -103,20 +159,45 @@ class RolloutPhase:
         seeds: torch.Tensor,
         *,
         syncs: bool = True,
-    ) -> ScoredRollout:
+        with_greedy: bool = False,
+    ) -> UnscoredRollout:
         """So many responses to each prompt, those of one prompt side by side, by the present weights, or where it does
-        not sync by those that the rollout engine has. `seeds` is [B] int64.
-
-        Raises RewardError when the reward fails and the job says so, StepAbandonedError when a stop was asked for
-        meanwhile."""
-        asked = stored(prompt_batch(prompts)).repeat(num_responses)
-        request = asked.only([PROMPT_TOKEN_IDS]).with_columns({SAMPLE_SEEDS: seeds})
+        not sync by those that the rollout engine has; with one more for each prompt that is greedy, of which the score
+        alone is kept. `seeds` is [B] int64. Their scoring has begun; one rollout at a time can be scored."""
+        once = stored(prompt_batch(prompts))
+        asked = once.repeat(num_responses)
+        columns = {SAMPLE_SEEDS: seeds}
+        if with_greedy:
+            asked = DataProto.concat([asked, once])
+            is_greedy_B = torch.arange(len(asked)) >= len(seeds)
+            columns = {SAMPLE_SEEDS: seeds.new_zeros(len(asked)), IS_GREEDY: is_greedy_B}
+            columns[SAMPLE_SEEDS][: len(seeds)] = seeds
+        request = asked.only([PROMPT_TOKEN_IDS]).with_columns(columns)
         with self.timer.phase("rollout"):
             batch = self.hybrid.generate_sequences(request, sampling, syncs)
         with self.timer.phase("reward"):
-            scores = self._score(batch.only([RESPONSE_TEXTS]).union(asked.only(REWARD_COLUMNS)))
+            responses = batch.only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).union(asked.only(REWARD_COLUMNS))
+            scoring = self.reward.start_scoring(responses)
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
-        return ScoredRollout(repeated, batch.union(scores))
+        return UnscoredRollout(repeated, batch.slice(0, len(repeated)) if with_greedy else batch, scoring)
+
+    def scored(self, rollout: UnscoredRollout) -> ScoredRollout:
+        """The rollout with its scores, once they are there.
+
+        Raises RewardError when a reward fails and the job says so, StepAbandonedError when a stop was asked for
+        meanwhile."""
+        with self.timer.phase("reward"):
+            scores = self._scores(rollout.scoring)
+        totals_B = torch.zeros(len(scores), dtype=torch.float64)
+        for name, weight in self.weights.items():
+            totals_B += weight * scores[score_column(name)]
+        num_rows, greedy_B = len(rollout.prompts), None
+        if len(scores) > num_rows:
+            num_prompts = len(scores) - num_rows
+            greedy_B = totals_B[num_rows:].float().repeat_interleave(num_rows // num_prompts)
+            scores, totals_B = scores.slice(0, num_rows), totals_B[:num_rows]
+        batch = rollout.batch.union(scores).with_columns({SCORES: totals_B})
+        return ScoredRollout(rollout.prompts, batch, self.weights, greedy_B)
 
     def samples(
         self, rollout: ScoredRollout, step: int, kind: SampleKind, max_samples: int | None = None
@@ -124,16 +205,25 @@ class RolloutPhase:
         """One sample per response, or of the first ones. A worker picks their texts out; the others stay there."""
         prompts = rollout.prompts[:max_samples]
         picked = self.reward.response_texts(rollout.batch.slice(0, len(prompts)).only([RESPONSE_TEXTS]))
-        scores = rollout.batch[SCORES].tolist()[: len(prompts)]
+        scores = rollout.batch[SCORES].tolist()
+        by_name = {name: rollout.batch[score_column(name)].tolist() for name in rollout.weights}
         return [
-            Sample(step, kind, prompt.prompt, str(text), str(prompt.answer), score)
-            for prompt, text, score in zip(prompts, picked.object_column(RESPONSE_TEXTS), scores, strict=True)
+            Sample(
+                step,
+                kind,
+                prompt.prompt,
+                str(text),
+                str(prompt.answer),
+                scores[index],
+                {name: named[index] for name, named in by_name.items()},
+            )
+            for index, (prompt, text) in enumerate(zip(prompts, picked.object_column(RESPONSE_TEXTS), strict=True))
         ]
 
-    def _score(self, responses: DataProto) -> DataProto:
-        """Scores are not trusted once a stop was asked for: what the reward has started may have been signalled."""
+    def _scores(self, scoring: PendingResult[DataProto]) -> DataProto:
+        """Scores are not trusted once a stop was asked for: what a reward has started may have been signalled."""
         try:
-            scores = self.reward.compute_scores(responses)
+            scores = self.reward.finish_scoring(scoring.result())
         except RewardError as error:
             if self.stop.is_requested:
                 raise StepAbandonedError from error

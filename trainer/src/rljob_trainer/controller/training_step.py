@@ -1,12 +1,15 @@
 """One training step: the data flow as plain calls on worker groups.
 
-    prompts -> rollout -> reward -> what is learned from -> log-probs (old, reference), values
+    prompts -> rollout -> what is learned from -> log-probs (old, reference), values -> scores
             -> advantages -> updates (critic, actor)
 
+Scores are computed while the passes for log-probabilities and values are made; where they say what is learned from,
+they are waited for before.
+
 What has a value per token stays with the workers; here are a few numbers per response. Where they are enough for the
-advantages, those are computed here, else by the workers. Responses that are not learned from cost nothing after the
-reward, and the others are dealt out so that the work of all workers is alike. Calls that do not depend on each other
-are not waited for one by one: on different pools they run at the same time, on one pool one after the other.
+advantages, those are computed here, else by the workers. Responses that are not learned from cost no pass but where
+their KL counts, and the others are dealt out so that the work of all workers is alike. Calls that do not depend on
+each other are not waited for one by one: on different pools they run at the same time, on one pool one after the other.
 
 Legend: B responses (prompts x group size).
 """
@@ -22,16 +25,17 @@ from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.algorithms.functions import in_step
-from rljob_trainer.algorithms.interfaces import ResponseInputs
+from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, NAMED_REWARDS, ResponseInputs
 from rljob_trainer.algorithms.kl import kl_in_reward
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.balanced_order import balanced_order, imbalance
-from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, sample_seeds
+from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout, sample_seeds
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import (
     ADVANTAGE_MEAN,
     KL_LOSS,
+    LEARNED_FRACTION,
     TOKEN_IMBALANCE,
     TOKEN_IMBALANCE_BEFORE,
     Metrics,
@@ -41,6 +45,7 @@ from rljob_trainer.workers.columns import (
     ADVANTAGES,
     GROUPS,
     IS_LEARNED,
+    IS_TRUNCATED,
     KL_SUMS,
     OLD_LOGPROBS,
     POLICY_VERSIONS,
@@ -125,23 +130,28 @@ class TrainingStep:
         algorithm, group_size = self.plan.algorithm, self.plan.group_size
         seeds_B = sample_seeds(self.plan.seed, TRAINING_STREAM, step, len(prompts) * group_size)
         syncs = step % self.plan.sync_every_steps == 0
-        rollout = self.rollout.run(prompts, group_size, self.plan.sampling, seeds_B, syncs=syncs)
-        groups_B = torch.arange(len(rollout.prompts)) // group_size
-        is_learned_B = torch.ones(len(groups_B), dtype=torch.bool)
-        if algorithm.drop_zero_variance_groups:
-            is_learned_B = ~zero_variance_mask(rollout.rewards_B, groups_B)
-        lengths_B = rollout.lengths_B.where(is_learned_B, 0)
+        with_greedy = GREEDY_REWARDS in self.advantages.needs
+        sampling = self.plan.sampling
+        unscored = self.rollout.begin(prompts, group_size, sampling, seeds_B, syncs=syncs, with_greedy=with_greedy)
+        groups_B = torch.arange(len(unscored.prompts)) // group_size
+        rollout, is_kept_B = self._with_kept_groups(unscored, groups_B)
+        is_learned_B = is_kept_B & ~self._is_masked(unscored)
+        lengths_B = unscored.lengths_B.where(is_learned_B, 0)
         order_B = balanced_order(lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
-        batch = rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_LEARNED: is_learned_B})
-        batch = self._scored(batch.reorder(order_B) if self.plan.num_data_ranks > 1 else batch)
+        # A masked response counts in its group's mean, and so does its KL, which takes a pass.
+        is_read_B = is_kept_B if algorithm.has_kl_in_reward else is_learned_B
+        batch = unscored.batch.only(TOKEN_COLUMNS).with_columns({IS_LEARNED: is_read_B})
+        batch = self._with_passes(batch.reorder(order_B) if self.plan.num_data_ranks > 1 else batch)
+        rollout = rollout or self.rollout.scored(unscored)
         response_lengths_B = rollout.batch[RESPONSE_LENGTHS]
         kl_B = self._kl_for_reward(batch)[order_B.argsort()]
+        batch = batch.with_columns({IS_LEARNED: is_learned_B[order_B]})
         if self.advantages.for_responses is not None:
             rewards_B = kl_in_reward(rollout.rewards_B, kl_B, algorithm.kl.coefficient)
             advantages_B = torch.zeros_like(rewards_B)
-            if is_learned_B.any():
-                inputs_B = (each[is_learned_B] for each in (rewards_B, groups_B, response_lengths_B))
-                advantages_B[is_learned_B] = self.advantages.for_responses(ResponseInputs(*inputs_B)).float()
+            if is_kept_B.any():
+                inputs = self._inputs(rollout, rewards_B, groups_B, is_kept_B)
+                advantages_B[is_kept_B] = self.advantages.for_responses(inputs).float()
             batch = batch.with_columns({ADVANTAGES: advantages_B[order_B]})
         else:
             columns_B = {REWARDS: rollout.rewards_B[order_B], GROUPS: groups_B[order_B]}
@@ -151,16 +161,47 @@ class TrainingStep:
         if self.advantages.for_responses is not None and is_learned_B.any():
             others[ADVANTAGE_MEAN] = float(advantages_B[is_learned_B].mean())
         if algorithm.has_kl_in_reward and is_learned_B.any():
-            others[KL_LOSS] = float(kl_B.sum() / response_lengths_B[is_learned_B].sum())
+            others[KL_LOSS] = float(kl_B[is_learned_B].sum() / response_lengths_B[is_learned_B].sum())
         return rollout, {
             **rollout.metrics(),
             **metrics,
             **others,
+            LEARNED_FRACTION: float(is_learned_B.double().mean()),
             TOKEN_IMBALANCE: imbalance(lengths_B[order_B], self.plan.num_data_ranks),
             TOKEN_IMBALANCE_BEFORE: imbalance(lengths_B, self.plan.num_data_ranks),
         }
 
-    def _scored(self, batch: DataProto) -> DataProto:
+    def _inputs(
+        self, rollout: ScoredRollout, rewards_B: torch.Tensor, groups_B: torch.Tensor, is_kept_B: torch.Tensor
+    ) -> ResponseInputs:
+        """What an estimator on one number per response is given, of the responses that are kept."""
+        greedy_B, needs = rollout.greedy_rewards_B, self.advantages.needs
+        named = rollout.named_rewards_B if NAMED_REWARDS in needs else {}
+        return ResponseInputs(
+            rewards_B[is_kept_B],
+            groups_B[is_kept_B],
+            rollout.batch[RESPONSE_LENGTHS][is_kept_B],
+            greedy_rewards_B=None if greedy_B is None else greedy_B[is_kept_B],
+            named_rewards={name: each_B[is_kept_B] for name, each_B in named.items()},
+            reward_weights=rollout.weights if named else {},
+        )
+
+    def _with_kept_groups(
+        self, rollout: UnscoredRollout, groups_B: torch.Tensor
+    ) -> tuple[ScoredRollout | None, torch.Tensor]:
+        """Which responses' groups are kept, [B] bool. What is left out for its scores costs no pass, so that they are
+        waited for then; else they may come while passes are made."""
+        if not self.plan.algorithm.drop_zero_variance_groups:
+            return None, torch.ones(len(groups_B), dtype=torch.bool)
+        scored = self.rollout.scored(rollout)
+        return scored, ~zero_variance_mask(scored.rewards_B, groups_B)
+
+    def _is_masked(self, rollout: UnscoredRollout) -> torch.Tensor:
+        """[B] bool: cut off at the limit of new tokens, where the job does not learn from such responses."""
+        is_truncated_B = rollout.batch[IS_TRUNCATED]
+        return is_truncated_B if self.plan.algorithm.mask_truncated_responses else torch.zeros_like(is_truncated_B)
+
+    def _with_passes(self, batch: DataProto) -> DataProto:
         """The batch with the log-probabilities and values that are needed."""
         asked, calls = batch.only(SCORED_COLUMNS), dict[str, PendingResult[DataProto]]()
         if self.needs_old_logprobs:

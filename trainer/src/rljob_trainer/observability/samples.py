@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -38,6 +38,9 @@ class Sample:
     response: str
     answer: str
     score: float
+    """The weighted sum that is learned from."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """What each reward gave, by name."""
 
 
 class SampleLog:
@@ -68,12 +71,17 @@ class SampleLog:
 
 
 def sample_table(title: str, samples: Sequence[Sample]) -> Table:
-    """The samples as a table; their text can neither move the cursor nor be taken for markup."""
+    """The samples as a table, with a column for each of several rewards; their text can neither move the cursor nor be
+    taken for markup."""
     table = Table(title=title, title_justify="left", show_lines=False)
     for name in ("prompt", "response", "answer"):
         table.add_column(name, overflow="fold")
     table.add_column("score", justify="right")
+    names = list(samples[0].rewards) if samples and len(samples[0].rewards) > 1 else []
+    for name in names:
+        table.add_column(name, justify="right")
     for sample in samples:
         texts = (sample.prompt, sample.response, sample.answer)
-        table.add_row(*(Text(printable(text, MAX_CELL_CHARS)) for text in texts), f"{sample.score:g}")
+        scores = (f"{score:.4g}" for score in (sample.score, *(sample.rewards[name] for name in names)))
+        table.add_row(*(Text(printable(text, MAX_CELL_CHARS)) for text in texts), *scores)
     return table

@@ -17,7 +17,7 @@ class FunctionScorer:
     """`function(prompt=..., response=..., answer=..., row=...)`: by name, so that no order can be got wrong."""
 
     path: str
-    where: str = "spec.training.reward.function.path"
+    where: str
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""From the job's reward block to a scorer."""
+"""From an entry of the job's rewards to a scorer."""
 
 from __future__ import annotations
 
@@ -6,29 +6,41 @@ from rljob_api.v1alpha1.dataset import Dataset
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.base import ScorerSpec
+from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
 
 
-def scorer_spec(reward: Reward, dataset: Dataset) -> ScorerSpec:
-    """The scorer that the job asks for. Nothing is imported yet; the scoring processes do that and report.
+def scorer_spec(reward: Reward, where: str, dataset: Dataset) -> ScorerSpec | None:
+    """The scorer of the reward at `where`, such as `spec.training.rewards[0]`; None for one that needs no processes.
+    Nothing is imported yet; the scoring processes do that and report.
 
     Raises ConfigurationError where the blocks do not fit together.
     """
+    of_reward = f"(reward {reward.name})"
     match reward.type:
         case RewardType.FUNCTION:
             if reward.function is None:
                 raise ConfigurationError(
-                    "spec.training.reward.function: missing for type Function; add `function: {path: module:function}`"
+                    f"{where}.function {of_reward}: missing for type Function; add `function: {{path: mine:score}}`"
                 )
-            return FunctionScorer(reward.function.path)
+            return FunctionScorer(reward.function.path, f"{where}.function.path {of_reward}")
         case RewardType.MATH_ANSWER:
-            return MathAnswerScorer()
+            return MathAnswerScorer(f"{where}.type {of_reward}")
         case RewardType.REASONING_GYM:
             if dataset.reasoning_gym is None:
                 raise ConfigurationError(
-                    f"spec.training.reward.type: ReasoningGym scores only rows of a ReasoningGym dataset (dataset.type "
+                    f"{where}.type {of_reward}: ReasoningGym scores only rows of a ReasoningGym dataset (dataset.type "
                     f"is {dataset.type}); use such a dataset, or another reward"
                 )
-            return ReasoningGymScorer(dataset.reasoning_gym.task, dict(dataset.reasoning_gym.config))
+            task = dataset.reasoning_gym
+            return ReasoningGymScorer(task.task, dict(task.config), f"{where}.type {of_reward}")
+        case RewardType.FORMAT:
+            if reward.format is None:
+                raise ConfigurationError(
+                    f"{where}.format {of_reward}: missing for type Format; add `format: {{pattern: ...}}`"
+                )
+            return FormatScorer(reward.format.pattern, f"{where}.format.pattern {of_reward}")
+        case RewardType.OVERLONG:
+            return None

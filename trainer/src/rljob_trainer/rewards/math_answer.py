@@ -18,7 +18,7 @@ class MathAnswerScorer:
     behind the last `####` counts.
     """
 
-    where: str = "spec.training.reward.type"
+    where: str
     name: str = "MathAnswer"
 
     def load(self) -> Scorer:

@@ -86,6 +86,7 @@ class ScorerPool:
         self,
         spec: ScorerSpec,
         *,
+        name: str,
         num_processes: int,
         first_number: int = 0,
         timeout_seconds: float,
@@ -93,9 +94,10 @@ class ScorerPool:
         environment: Mapping[str, str],
         start_timeout_seconds: float = START_TIMEOUT_SECONDS,
     ) -> None:
-        """Begins to start the processes and returns. What scorers print goes to `log_folder`/reward-<n>.log, n from
-        `first_number`."""
+        """Begins to start the processes and returns. What scorers print goes to `log_folder`/reward-<name>-<n>.log, n
+        from `first_number`."""
         self._spec = spec
+        self._name = name
         self._num_processes = num_processes
         self._first_number = first_number
         self._timeout_seconds = timeout_seconds
@@ -212,7 +214,7 @@ class ScorerPool:
         return min(DEATH_CHECK_SECONDS, max(0.0, min(deadlines) - time.monotonic()))
 
     def _start(self, number: int) -> _Slot:
-        child = ScoringChild(self._spec, self._log_folder / f"reward-{number}.log", self._environment)
+        child = ScoringChild(self._spec, self._log_folder / f"reward-{self._name}-{number}.log", self._environment)
         slot = _Slot(child, number, time.monotonic() + self._start_timeout_seconds)
         self._selector.register(child.connection, selectors.EVENT_READ, slot)
         return slot

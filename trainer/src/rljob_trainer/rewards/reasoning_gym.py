@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from rljob_trainer.rewards.base import RewardRequest, Scorer
@@ -27,8 +27,8 @@ class ReasoningGymScorer:
     """
 
     task: str
-    config: Mapping[str, object] = field(default_factory=dict)
-    where: str = "spec.training.reward.type"
+    config: Mapping[str, object]
+    where: str
 
     @property
     def name(self) -> str:

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.base import RewardRequest, Scorer, ScorerSpec, as_score
+from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
@@ -26,7 +27,7 @@ from rljob_trainer.rewards.wire import decode
 
 MAX_DETAIL_CHARACTERS = 4000
 NUM_TRACEBACK_LINES = 8
-SCORERS = {scorer.__name__: scorer for scorer in (FunctionScorer, MathAnswerScorer, ReasoningGymScorer)}
+SCORERS = {scorer.__name__: scorer for scorer in (FormatScorer, FunctionScorer, MathAnswerScorer, ReasoningGymScorer)}
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def _make_spec(frame: bytes) -> ScorerSpec:
         case [str() as name, dict() as fields] if name in SCORERS:
             spec: ScorerSpec = SCORERS[name](**fields)
             return spec
-    raise ConfigurationError(f"spec.training.reward: no scorer is called {frame!r:.200}")
+    raise ConfigurationError(f"spec.training.rewards: no scorer is called {frame!r:.200}")
 
 
 def _make_request(frame: bytes) -> RewardRequest:

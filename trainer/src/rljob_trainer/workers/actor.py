@@ -52,6 +52,7 @@ from rljob_trainer.workers.columns import (
     RETURNS,
     REWARDS,
     ROLLOUT_LOGPROBS,
+    SQUARES,
     learned_mask,
     token_batch,
 )
@@ -110,12 +111,16 @@ class ActorWorker(TrainedWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_logprobs(self, batch: DataProto) -> DataProto:
-        """Column OLD_LOGPROBS for a batch with TOKENS and RESPONSE_MASK, by the weights as they are now; 0 for rows
-        that IS_LEARNED leaves out."""
+        """Column OLD_LOGPROBS for a batch with TOKENS and RESPONSE_MASK, by the weights as they are now, and SQUARES
+        where the advantage needs them; 0 for rows that IS_LEARNED leaves out."""
         tokens = token_batch(batch)
-        found = self.engine.forward(tokens, self.settings.temperature)
+        with_squares = SQUARES in self.advantages.needs
+        found = self.engine.forward(tokens, self.settings.temperature, with_squares=with_squares)
         MEMORY.mark(Boundary.OLD_LOGPROBS)
-        return DataProto(ragged={OLD_LOGPROBS: in_rows(found.logprobs_N, tokens.response_mask)})
+        columns = {OLD_LOGPROBS: in_rows(found.logprobs_N, tokens.response_mask)}
+        if found.squares_N is not None:
+            columns[SQUARES] = in_rows(found.squares_N, tokens.response_mask)
+        return DataProto(ragged=columns)
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_kl_sums(self, batch: DataProto) -> DataProto:

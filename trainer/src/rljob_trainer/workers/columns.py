@@ -27,6 +27,9 @@ DATASET_ROWS = "dataset_rows"
 SAMPLE_SEEDS = "sample_seeds"
 """[B] int64: seed of each response."""
 
+IS_GREEDY = "is_greedy"
+"""[B] bool: the response is to be the greedy one, whatever the sampling settings say."""
+
 TOKENS = "tokens"
 """Ragged int64: prompt, then response."""
 RESPONSE_MASK = "response_mask"
@@ -48,11 +51,7 @@ RESPONSE_LENGTHS = "response_lengths"
 IS_TRUNCATED = "is_truncated"
 """[B] bool: the response ended at the limit of new tokens."""
 SCORES = "scores"
-"""[B] float64: what the reward gave."""
-IS_REWARD_ERROR = "is_reward_error"
-"""[B] bool: the reward failed on the response."""
-IS_REWARD_TIMEOUT = "is_reward_timeout"
-"""[B] bool: the reward took too long."""
+"""[B] float64: the weighted sum of what the rewards gave."""
 KL_SUMS = "kl_sums"
 """[B] float32: KL estimate of old to reference policy, summed over the response."""
 CORRECTION_WEIGHTS = "correction_weights"
@@ -60,6 +59,9 @@ CORRECTION_WEIGHTS = "correction_weights"
 the old log-probabilities are those of the update's own forward pass."""
 ADVANTAGES = "advantages"
 """[B] float32: advantage of each token of the response; ragged float32 where the estimator works on tokens."""
+SQUARES = "squared_probabilities"
+"""Ragged float32: sum of the squared probabilities of all tokens of the vocabulary, by the training engine before this
+step's updates."""
 VALUES = "values"
 """Ragged float32: what the critic expected before this step's updates, by the token before each response token."""
 RETURNS = "returns"
@@ -70,6 +72,17 @@ GROUPS = "groups"
 """[B] int64: equal for responses to the same prompt; for estimators that work on tokens."""
 IS_LEARNED = "is_learned"
 """[B] bool: whether the response takes part in the update. What does not costs no pass and is not counted."""
+
+
+def score_column(reward: str) -> str:
+    """[B] float64: what the reward of that name gave, before its weight."""
+    return f"score/{reward}"
+
+
+def status_column(reward: str) -> str:
+    """[B] uint8: what became of scoring the response by the reward of that name, by its place in `RewardStatus`. Absent
+    for rewards that cannot fail."""
+    return f"reward_status/{reward}"
 
 
 def token_batch(batch: DataProto, columns: Sequence[str] = ()) -> TokenBatch:

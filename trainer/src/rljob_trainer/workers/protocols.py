@@ -99,8 +99,12 @@ class ReferenceGroup(Protocol):
 class RewardGroup(Protocol):
     """All ranks of `RewardWorker`."""
 
-    def compute_scores(self, batch: DataProto) -> DataProto:
-        """See RewardWorker.compute_scores."""
+    def start_scoring(self, batch: DataProto) -> PendingResult[DataProto]:
+        """See RewardWorker.start_scoring."""
+        ...
+
+    def finish_scoring(self, started: DataProto) -> DataProto:
+        """See RewardWorker.finish_scoring."""
         ...
 
     def response_texts(self, batch: DataProto) -> DataProto:

@@ -1,8 +1,13 @@
-"""The reward, where the responses are: every worker process has scoring processes of its own."""
+"""The rewards, where the responses are: every worker process has scoring processes of its own.
+
+Scoring is begun by one call and ended by another. Between them the calls of other roles run in this process, while the
+scoring processes work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,65 +19,118 @@ from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.errors import RewardError
-from rljob_trainer.rewards.base import RewardRequest, RewardStatus, ScorerSpec
+from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
 from rljob_trainer.rewards.error_policy import settle
+from rljob_trainer.rewards.overlong import overlong_scores
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
-    IS_REWARD_ERROR,
-    IS_REWARD_TIMEOUT,
     PROMPT_TEXTS,
+    RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
-    SCORES,
+    score_column,
+    status_column,
 )
+
+STATUSES = tuple(RewardStatus)
+"""By the numbers that stand for them in a column."""
+
+
+@dataclass(frozen=True)
+class ScorerSettings:
+    """A reward that is scored in processes, `num_processes` of one worker process."""
+
+    reward: Reward
+    where: str
+    """Its place in the job."""
+    scorer: ScorerSpec
+    num_processes: int
 
 
 @dataclass(frozen=True)
 class RewardSettings:
-    """What a reward worker is built from. `num_processes` are those of one worker process."""
+    """What a reward worker is built from."""
 
-    spec: Reward
-    scorer: ScorerSpec
-    num_processes: int
+    scorers: tuple[ScorerSettings, ...]
+    penalties: tuple[Reward, ...]
+    """Those that are computed from lengths."""
+    max_new_tokens: int
     log_folder: Path
     environment: Mapping[str, str]
 
+    def start_pool(self, scorer: ScorerSettings, num_processes: int, first_number: int) -> ScorerPool:
+        """Begins to start so many of a reward's processes."""
+        return ScorerPool(
+            scorer.scorer,
+            name=scorer.reward.name,
+            num_processes=num_processes,
+            first_number=first_number,
+            timeout_seconds=scorer.reward.timeout_seconds,
+            log_folder=self.log_folder,
+            environment=self.environment,
+        )
+
+
+@dataclass(frozen=True)
+class _Scoring:
+    """Responses that are being scored."""
+
+    requests: Sequence[RewardRequest]
+    outcomes: Sequence[Future[list[RewardOutcome]]]
+    """By scorer."""
+
 
 class RewardWorker(Worker):
-    """Scores this rank's responses. Its processes load the scorer while the roles after it are built."""
+    """Scores this rank's responses by all rewards at once. Its processes load their scorers while the roles after it
+    are built."""
 
     def __init__(self, context: WorkerContext, settings: RewardSettings) -> None:
         super().__init__(context)
         self.settings = settings
-        self.pool = ScorerPool(
-            settings.scorer,
-            num_processes=settings.num_processes,
-            first_number=context.rank * settings.num_processes,
-            timeout_seconds=settings.spec.timeout_seconds,
-            log_folder=settings.log_folder,
-            environment=settings.environment,
-        )
+        self.pools = [
+            settings.start_pool(scorer, scorer.num_processes, context.rank * scorer.num_processes)
+            for scorer in settings.scorers
+        ]
+        self.scoring: _Scoring | None = None
 
-    @register(Dispatch.DP_COMPUTE_PROTO)
-    def compute_scores(self, batch: DataProto) -> DataProto:
-        """SCORES, IS_REWARD_ERROR and IS_REWARD_TIMEOUT of RESPONSE_TEXTS; needs PROMPT_TEXTS, ANSWERS, DATASET_ROWS.
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def start_scoring(self, batch: DataProto) -> DataProto:
+        """Hands the responses to the scoring processes and returns; what was being scored before is given up. Needs
+        RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, ANSWERS and DATASET_ROWS. Gives what `finish_scoring` takes:
+        RESPONSE_LENGTHS.
 
-        Raises RewardError when the reward fails and the job says so."""
+        Raises RewardError for a row that cannot be handed to a scorer."""
         columns = [batch.object_column(name) for name in (PROMPT_TEXTS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)]
         requests = [
             RewardRequest(str(prompt), str(response), answer, _mapping(row))
             for prompt, response, answer, row in zip(*columns, strict=True)
         ]
-        outcomes = self.pool.submit(requests).result()
-        scores = settle(self.settings.spec, self.settings.scorer.name, requests, outcomes)
-        return DataProto(
-            {
-                SCORES: torch.tensor(scores.scores, dtype=torch.float64),
-                IS_REWARD_ERROR: torch.tensor([outcome.status is RewardStatus.ERROR for outcome in outcomes]),
-                IS_REWARD_TIMEOUT: torch.tensor([outcome.status is RewardStatus.TIMEOUT for outcome in outcomes]),
-            }
-        )
+        self.scoring = _Scoring(requests, [pool.submit(requests) for pool in self.pools])
+        return batch.only([RESPONSE_LENGTHS])
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def finish_scoring(self, started: DataProto) -> DataProto:
+        """Waits for the scores of what `start_scoring` was given last. A `score_column` for each reward, and a
+        `status_column` for each that is scored in processes.
+
+        Raises RewardError when a reward fails and the job says so."""
+        assert self.scoring is not None, "start first"
+        scoring, self.scoring = self.scoring, None
+        lengths = started[RESPONSE_LENGTHS].tolist()
+        assert len(lengths) == len(scoring.requests), "another batch was started"
+        columns: dict[str, torch.Tensor] = {}
+        for each, pending in zip(self.settings.scorers, scoring.outcomes, strict=True):
+            outcomes = pending.result()
+            scores = settle(each.reward, each.where, each.scorer.name, scoring.requests, outcomes)
+            statuses = [STATUSES.index(outcome.status) for outcome in outcomes]
+            columns[score_column(each.reward.name)] = torch.tensor(scores, dtype=torch.float64)
+            columns[status_column(each.reward.name)] = torch.tensor(statuses, dtype=torch.uint8)
+        for reward in self.settings.penalties:
+            assert reward.overlong is not None
+            scores = overlong_scores(reward.overlong, lengths, self.settings.max_new_tokens)
+            columns[score_column(reward.name)] = torch.tensor(scores, dtype=torch.float64)
+        return DataProto(columns)
 
     @register(Dispatch.RANK_ZERO)
     def response_texts(self, batch: DataProto) -> DataProto:

@@ -6,6 +6,7 @@ Legend: B responses of this worker's share.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -23,6 +24,7 @@ from rljob_trainer.engines.rollout.base import (
 )
 from rljob_trainer.observability.memory import MEMORY, Bytes, Owner
 from rljob_trainer.workers.columns import (
+    IS_GREEDY,
     IS_TRUNCATED,
     POLICY_VERSIONS,
     PROMPT_TOKEN_IDS,
@@ -71,7 +73,8 @@ class RolloutWorker(Worker):
         )
 
     def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
-        """One response per row. Needs PROMPT_TOKEN_IDS and SAMPLE_SEEDS; gives the columns of a rollout."""
+        """One response per row. Needs PROMPT_TOKEN_IDS and SAMPLE_SEEDS, takes IS_GREEDY; gives the columns of a
+        rollout."""
         prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
         seeds: list[int | None] = batch[SAMPLE_SEEDS].tolist()
         if not self.per_request_seeds and seeds:
@@ -79,9 +82,11 @@ class RolloutWorker(Worker):
             # and one for ranks that act as one.
             torch.manual_seed(int(batch[SAMPLE_SEEDS][0]))
             seeds = [None] * len(seeds)
+        greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
+        are_greedy: list[bool] = batch[IS_GREEDY].tolist() if IS_GREEDY in batch.tensors else [False] * len(prompts)
         requests = [
-            GenerationRequest(str(row), prompt, sampling, seed)
-            for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+            GenerationRequest(str(row), prompt, greedy if is_greedy else sampling, seed)
+            for row, (prompt, is_greedy, seed) in enumerate(zip(prompts, are_greedy, seeds, strict=True))
         ]
         finished = self.engine.generate(requests)
         return rollout_columns(prompts, [finished[str(row)] for row in range(len(prompts))])

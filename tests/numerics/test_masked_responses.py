@@ -1,0 +1,95 @@
+"""What `maskTruncatedResponses` leaves out of an update, beside a plain loop over responses.
+
+The first update of a step is compared: its old log-probabilities are its own, and its ratios are all 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.kl import Kl, KlPlacement
+from rljob_testing.one_rank import only_rank
+from rljob_testing.plain_grpo import clipped_losses, first_update, group_advantages, plain_model, rows_of
+from rljob_testing.replayed_steps import LONGEST_RESPONSE, Pass, Replay, prompts_of, replayed_run, watched_passes
+from rljob_testing.same_numbers import RELATIVE, difference
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.engine import NAME_PREFIX
+from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, LEARNED_FRACTION, RESPONSE_CLIP_RATIO
+
+MASKING = Algorithm(mask_truncated_responses=True)
+REPLAY = Replay(MASKING, num_steps=1)
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
+    with only_rank(tmp_path_factory.mktemp("rank")) as context:
+        yield context
+
+
+def is_cut_off(tokens_R: Tensor) -> bool:
+    return len(tokens_R) == LONGEST_RESPONSE
+
+
+def test_responses_that_were_cut_off_are_neither_learned_from_nor_counted(context: WorkerContext) -> None:
+    rows = rows_of(REPLAY, 0)
+    advantages = group_advantages(rows, REPLAY.group_size)
+    model = plain_model()
+    learned = [
+        (row.logprobs_R(model, 1.0), advantage)
+        for row, advantage in zip(rows, advantages, strict=True)
+        if not is_cut_off(row.tokens_T[row.is_response_T])
+    ]
+    assert 0 < len(learned) < len(rows)
+    num_tokens = sum(len(new_R) for new_R, _ in learned)
+    loss = torch.stack([clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in learned]).sum()
+    (loss / num_tokens).backward()  # type: ignore[no-untyped-call]
+    right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    _, found = first_update(REPLAY, context)
+    assert difference(found, right) < RELATIVE
+    _, unmasked = first_update(replace(REPLAY, algorithm=Algorithm()), context)
+    assert difference(unmasked, right) > 0.01
+    metrics = replayed_run(REPLAY, context).step(0)
+    assert metrics[LEARNED_FRACTION] == len(learned) / len(rows)
+    assert metrics[RESPONSE_CLIP_RATIO] == pytest.approx(1 - len(learned) / len(rows))
+    assert metrics[ADVANTAGE_MEAN] == pytest.approx(sum(advantage for _, advantage in learned) / len(learned), abs=1e-6)
+    assert replayed_run(replace(REPLAY, algorithm=Algorithm()), context).step(0)[LEARNED_FRACTION] == 1.0
+
+
+@pytest.mark.parametrize("placement", list(KlPlacement))
+def test_masked_responses_cost_a_pass_where_their_kl_counts(context: WorkerContext, placement: KlPlacement) -> None:
+    algorithm = MASKING.model_copy(update={"kl": Kl(coefficient=0.1, placement=placement)})
+    run = replayed_run(replace(REPLAY, algorithm=algorithm), context)
+    assert run.reference is not None
+    with watched_passes(run.reference.engine) as referred, watched_passes(run.actor.engine) as passes:
+        run.step(0)
+    rows = rows_of(REPLAY, 0)
+    lengths = [len(row.tokens_T) - 1 for row in rows]
+    learned = [
+        length for length, row in zip(lengths, rows, strict=True) if not is_cut_off(row.tokens_T[row.is_response_T])
+    ]
+    update = Pass(sum(learned), len(learned))
+    if placement is KlPlacement.LOSS:
+        assert (referred, passes) == ([update], [update])
+    else:
+        all_rows = Pass(sum(lengths), len(rows))
+        assert (referred, passes) == ([all_rows], [all_rows, update])
+
+
+def test_a_step_of_which_everything_was_cut_off_changes_nothing(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = replayed_run(REPLAY, context)
+    monkeypatch.setattr(run.training_step, "_is_masked", lambda rollout: torch.ones(len(rollout.prompts)).bool())
+    before = run.weights()
+    metrics = run.training_step.run(prompts_of(0, REPLAY.batch_size), 0)[1]
+    assert metrics[LEARNED_FRACTION] == 0.0
+    assert ADVANTAGE_MEAN not in metrics
+    after = run.weights()
+    # Adam's moments are 0 after gradients of 0.
+    assert all(torch.equal(before[name], after[name]) for name in before)

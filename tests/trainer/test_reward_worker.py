@@ -1,0 +1,214 @@
+"""Several rewards of one worker: by name, side by side, while the process does something else. Real processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from rljob_api.v1alpha1.reward import ErrorPolicy, FormatReward, FunctionReward, OverlongPenalty, Reward, RewardType
+from rljob_testing.joined_groups import Done
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout
+from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.errors import RewardError
+from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.observability.samples import SampleKind
+from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.rewards.format import FormatScorer
+from rljob_trainer.rewards.function import FunctionScorer
+from rljob_trainer.rewards.process_pool import scorer_environment
+from rljob_trainer.workers.columns import (
+    ANSWERS,
+    DATASET_ROWS,
+    IS_TRUNCATED,
+    PROMPT_TEXTS,
+    RESPONSE_LENGTHS,
+    RESPONSE_TEXTS,
+    SCORES,
+    score_column,
+)
+from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings
+
+USER_CODE = """
+import time
+
+def length(prompt, response, answer, row):
+    if response == "bad":
+        raise ValueError("cannot score")
+    return len(response) / 4
+
+def slow(prompt, response, answer, row):
+    time.sleep(5.0 if response == "hang" else 0.4)
+    return 1.0
+"""
+CONTEXT = WorkerContext(0, 1, 0, 0, "127.0.0.1", 0, "cpu", 1)
+TEXTS = ("ab", "abcd", "x1", "abcdef")
+LENGTHS = (2, 4, 7, 8)
+WEIGHTS = {"length": 1.0, "form": -0.5, "brief": 0.25}
+
+
+def function(name: str, **limits: object) -> ScorerSettings:
+    reward = Reward.model_validate(
+        {"name": name, "type": RewardType.FUNCTION, "function": FunctionReward(path=f"several:{name}"), **limits}
+    )
+    where = f"spec.training.rewards[{name}]"
+    return ScorerSettings(reward, where, FunctionScorer(f"several:{name}", f"{where}.function.path"), 2)
+
+
+FORM = ScorerSettings(
+    Reward(name="form", type=RewardType.FORMAT, format=FormatReward(pattern="[a-z]+")),
+    "spec.training.rewards[1]",
+    FormatScorer("[a-z]+", "spec.training.rewards[1].format.pattern"),
+    1,
+)
+BRIEF = Reward(name="brief", type=RewardType.OVERLONG, overlong=OverlongPenalty(buffer_tokens=4))
+
+
+@contextmanager
+def worker_of(folder: Path, *scorers: ScorerSettings) -> Iterator[RewardWorker]:
+    (folder / "several.py").write_text(USER_CODE)
+    environment = scorer_environment(os.environ, [], [folder])
+    worker = RewardWorker(CONTEXT, RewardSettings(scorers, (BRIEF,), 8, folder / "logs", environment))
+    try:
+        for pool in worker.pools:
+            pool.wait_until_ready()
+        yield worker
+    finally:
+        for pool in worker.pools:
+            pool.close()
+
+
+def responses(*texts: str) -> DataProto:
+    rows = [{"prompt": "p"}] * len(texts)
+    columns = {PROMPT_TEXTS: ("p",) * len(texts), RESPONSE_TEXTS: texts, ANSWERS: ("",) * len(texts)}
+    return DataProto({RESPONSE_LENGTHS: torch.tensor(LENGTHS[: len(texts)])}, {**columns, DATASET_ROWS: tuple(rows)})
+
+
+class OneWorker:
+    """A group of one RewardWorker, and a generator whose responses are there already."""
+
+    def __init__(self, worker: RewardWorker, *texts: str) -> None:
+        self.worker, self.texts = worker, texts
+
+    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
+        del batch, sampling, syncs
+        columns = {IS_TRUNCATED: torch.tensor(LENGTHS) == 8}
+        return responses(*self.texts).only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).with_columns(columns)
+
+    def start_scoring(self, batch: DataProto) -> Done[DataProto]:
+        return Done(self.worker.start_scoring(batch))
+
+    def finish_scoring(self, started: DataProto) -> DataProto:
+        return self.worker.finish_scoring(started)
+
+    def response_texts(self, batch: DataProto) -> DataProto:
+        return self.worker.response_texts(batch)
+
+    def take_seconds(self) -> Metrics:
+        return {}
+
+    def take_memory(self) -> Metrics:
+        return {}
+
+
+@pytest.fixture
+def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no object store."""
+    monkeypatch.setattr("rljob_trainer.controller.rollout_phase.stored", lambda batch: batch)
+
+
+def phase_of(group: OneWorker, stop: StopRequest | None = None) -> RolloutPhase:
+    return RolloutPhase(group, group, WEIGHTS, PhaseTimer(time.perf_counter), stop or StopRequest())
+
+
+def begun(phase: RolloutPhase) -> UnscoredRollout:
+    prompts = [PromptRow(index, "p", "p", (1, 2), "", {"prompt": "p"}) for index in range(2)]
+    return phase.begin(prompts, 2, SamplingSettings(1.0, 1.0, 0, 8, ()), torch.zeros(4, dtype=torch.int64))
+
+
+@pytest.mark.usefixtures("in_place")
+def test_rewards_are_columns_metrics_and_samples_by_name_and_their_weighted_sum_is_the_score(tmp_path: Path) -> None:
+    with worker_of(tmp_path, function("length"), FORM) as worker:
+        phase = phase_of(OneWorker(worker, *TEXTS))
+        rollout: ScoredRollout = phase.scored(begun(phase))
+        samples = phase.samples(rollout, 3, SampleKind.TRAIN, max_samples=3)
+    # By hand: a quarter of the characters; letters only or not; 4 of 8 tokens are free, then a quarter for each.
+    named = {"length": [0.5, 1.0, 0.5, 1.5], "form": [1.0, 1.0, 0.0, 1.0], "brief": [0.0, 0.0, -0.75, -1.0]}
+    totals = [0.5 - 0.5, 1.0 - 0.5, 0.5 - 0.1875, 1.5 - 0.5 - 0.25]
+    assert {name: each.tolist() for name, each in rollout.named_rewards_B.items()} == named
+    assert rollout.weights == WEIGHTS
+    assert list(rollout.named_rewards_B) == list(WEIGHTS)
+    assert rollout.batch[SCORES].tolist() == totals
+    assert rollout.rewards_B.dtype == torch.float32
+    metrics = rollout.metrics()
+    assert metrics["critic/rewards/mean"] == sum(totals) / 4
+    for name, values in named.items():
+        assert metrics[f"reward/{name}/mean"] == sum(values) / 4
+        assert metrics[f"reward/{name}/max"] == max(values)
+        assert metrics[f"reward/{name}/min"] == min(values)
+    assert "reward/brief/error_rate" not in metrics
+    assert metrics["reward/form/error_rate"] == metrics["reward/error_rate"] == 0.0
+    assert [sample.score for sample in samples] == totals[:3]
+    assert samples[2].rewards == {"length": 0.5, "form": 0.0, "brief": -0.75}
+
+
+@pytest.mark.usefixtures("in_place")
+def test_failures_are_counted_for_each_reward(tmp_path: Path) -> None:
+    tolerant = function("length", on_error=ErrorPolicy.SCORE, error_score=-2.0)
+    slow = function("slow", timeout_seconds=1.0)
+    with worker_of(tmp_path, tolerant, FORM, slow) as worker:
+        phase = phase_of(OneWorker(worker, "bad", "hang", "a", "bad"))
+        phase.weights = {**WEIGHTS, "slow": 1.0}
+        metrics = phase.scored(begun(phase)).metrics()
+    assert metrics["reward/length/error_rate"] == 0.5
+    assert metrics["reward/length/min"] == -2.0
+    assert metrics["reward/slow/timeout_rate"] == 0.25
+    assert (metrics["reward/slow/error_rate"], metrics["reward/form/error_rate"]) == (0.0, 0.0)
+    assert (metrics["reward/error_rate"], metrics["reward/timeout_rate"]) == (0.5, 0.25)
+
+
+@pytest.mark.usefixtures("in_place")
+def test_a_failure_that_is_not_tolerated_names_its_reward_unless_a_stop_was_asked_for(tmp_path: Path) -> None:
+    stop = StopRequest()
+    with worker_of(tmp_path, function("length"), FORM) as worker:
+        phase = phase_of(OneWorker(worker, "bad", "a", "a", "a"), stop)
+        with pytest.raises(RewardError, match=r"rewards\[length\] \(reward length\): several:length raised ValueError"):
+            phase.scored(begun(phase))
+        unscored = begun(phase)
+        stop.is_requested = True
+        with pytest.raises(StepAbandonedError):
+            phase.scored(unscored)
+        # What was given up is not in the way.
+        stop.is_requested = False
+        phase = phase_of(OneWorker(worker, *TEXTS))
+        begun(phase)
+        assert phase.scored(begun(phase)).named_rewards_B["form"].tolist() == [1.0, 1.0, 0.0, 1.0]
+
+
+def test_rewards_are_scored_side_by_side_while_the_process_works(tmp_path: Path) -> None:
+    """Two rewards that sleep 0.4 s for each of two responses, in two processes each: 0.4 s in all, in none of which the
+    worker's process waits."""
+    again = function("slow")
+    other = ScorerSettings(again.reward.model_copy(update={"name": "other"}), again.where, again.scorer, 2)
+    with worker_of(tmp_path, again, other) as worker:
+        batch = responses("a", "b")
+        started = time.monotonic()
+        receipt = worker.start_scoring(batch)
+        begun_after = time.monotonic() - started
+        time.sleep(0.5)
+        worked_until = time.monotonic() - started
+        scores = worker.finish_scoring(receipt)
+        waited = time.monotonic() - started - worked_until
+    assert scores[score_column("slow")].tolist() == scores[score_column("other")].tolist() == [1.0, 1.0]
+    # One after the other, or begun only when they are waited for, would take 0.4 s and more after the work.
+    assert begun_after < 0.2
+    assert waited < 0.3
