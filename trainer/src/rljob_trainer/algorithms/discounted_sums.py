@@ -85,7 +85,8 @@ class _Blocks:
 
     def closed(self) -> Integers:
         """Blocks whose last value is the last of its row."""
-        return self.end_blocks[self.end_places == WIDTH - 1]
+        closed: Integers = self.end_blocks[self.end_places == WIDTH - 1]
+        return closed
 
 
 def _sums_in_place(room: Tensor, lengths: Integers, factor: float) -> Tensor:
