@@ -1,6 +1,8 @@
 """Every advantage against numbers that verl 0.9.1 computed; `test_golden_vectors` says what the file holds.
 
-verl pads, and its masks may have holes, which do not exist here. Where it differs on purpose, the test says so.
+verl pads, and its masks may have holes, which do not exist here. Where it differs on purpose, the test says so. The
+numbers for `squares` were computed later, because no distribution has probabilities of 0.9 whose squares add up to 0.4
+(`sum_pi_squared`).
 
 Legend: B rows, T columns of a table, N tokens that are not masked.
 """
