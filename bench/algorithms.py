@@ -7,21 +7,26 @@ Advantages come as a value per token; on our side the segments are made in every
 in Python; its `grpo_vectorized`, which does not, is shown beside it. The floor is a copy of as many bytes as inputs and
 results have. One thread on both sides.
 
+Clip-Cov and KL-Cov choose their tokens in a pass over the mini-batch: the choice is measured, the model's pass is not.
+verl chooses within the loss, of a micro-batch.
+
 Legend: B rows, N response tokens of all rows, row after row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.algorithm import LossAggregation
+from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
 from rljob_api.v1alpha1.kl import KlEstimator
+from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_bench.command_line import DEFAULT, measuring, read_options
+from rljob_bench.loss_case import LOSS_CASES
 from rljob_bench.peer_process import PeerProcess
 from rljob_bench.report import FLOOR, OURS, Bar, Measurement, ratio
 from rljob_bench.rounds import Turn, interleaved, timed_calls
@@ -40,8 +45,16 @@ from rljob_bench.token_case import (
 )
 from rljob_trainer.algorithms.advantages import group_relative_advantages
 from rljob_trainer.algorithms.aggregation import aggregate_loss, count_denominators
-from rljob_trainer.algorithms.interfaces import OneWorker
+from rljob_trainer.algorithms.interfaces import (
+    ROLLOUT_LOGPROBS,
+    LossInputs,
+    OneWorker,
+    PolicyLoss,
+    TokenLosses,
+    WholeInputs,
+)
 from rljob_trainer.algorithms.kl import kl_estimate
+from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.algorithms.policy_losses import clipped_surrogate
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.algorithms.whitening import whitened
@@ -83,6 +96,10 @@ class Tokens:
         """One call of an operation, with its gradient where it is a loss; gives the loss or the values."""
         if operation == WHITENING:
             return partial(whitened, self.advantages_N, OneWorker())
+        if operation in LOSS_CASES:
+            case = LOSS_CASES[operation]
+            loss = policy_loss(resolve_algorithm(Algorithm.from_wire({"loss": case.wire})))
+            return partial(self._named_loss, loss, case.by_sequence)
         return self._group_relative if operation in ADVANTAGES else partial(self._loss, operation)
 
     def num_moved(self, operation: str) -> int:
@@ -113,18 +130,30 @@ class Tokens:
             clip_ratio_high=0.2,
             dual_clip_ratio=3.0,
         )
-        loss = self._aggregated(found.losses_N, segments, operation)
+        by_sequence = operation == CLIPPED_BY_SEQUENCE
+        loss = self._aggregated(found.losses_N, segments, by_sequence)
         if operation == CLIPPED_WITH_KL:
             kl_N = kl_estimate(self.logprobs_N, self.reference_logprobs_N, KlEstimator.K3)
-            loss = loss + KL_COEFFICIENT * self._aggregated(kl_N, segments, operation)
+            loss = loss + KL_COEFFICIENT * self._aggregated(kl_N, segments, by_sequence)
+        return self._with_gradient(loss, found)
+
+    def _named_loss(self, loss: PolicyLoss, by_sequence: bool) -> Tensor:
+        segments = Segments.of(self.lengths, CPU)
+        tokens = (self.old_logprobs_N, self.advantages_N, {ROLLOUT_LOGPROBS: self.old_logprobs_N})
+        whole: Mapping[str, Tensor] = {}
+        if loss.whole_pass is not None:
+            whole = loss.whole_pass(WholeInputs(segments, self.logprobs_N.detach(), *tokens), OneWorker())
+        found = loss.compute(LossInputs(segments, self.logprobs_N, *tokens, whole=whole))
+        return self._with_gradient(self._aggregated(found.losses_N, segments, by_sequence), found)
+
+    def _with_gradient(self, loss: Tensor, found: TokenLosses) -> Tensor:
         self.logprobs_N.grad = None
         torch.autograd.backward(loss)
         for value in found.sums.values():
             value.item()
         return loss.detach()
 
-    def _aggregated(self, values_N: Tensor, segments: Segments, operation: str) -> Tensor:
-        by_sequence = operation == CLIPPED_BY_SEQUENCE
+    def _aggregated(self, values_N: Tensor, segments: Segments, by_sequence: bool) -> Tensor:
         aggregation = LossAggregation.SEQUENCE_MEAN_TOKEN_MEAN if by_sequence else LossAggregation.TOKEN_MEAN
         return aggregate_loss(values_N, segments, aggregation, count_denominators(segments), 1, self.max_new_tokens)
 
@@ -143,7 +172,7 @@ def measure(title: str, case: TokenCase, running: dict[str, PeerProcess], num_ro
     rows: dict[str, tuple[float | None, ...]] = {}
     seconds: dict[str, tuple[float, ...]] = {}
     ratios = []
-    for operation in OPERATIONS:
+    for operation in (*OPERATIONS, *LOSS_CASES):
         copied = torch.zeros(tokens.num_moved(operation) // 2)
         turns: dict[str, Turn] = {
             FLOOR: partial(timed_calls, partial(torch.zeros_like(copied).copy_, copied), CALLS_PER_TURN),
@@ -152,7 +181,8 @@ def measure(title: str, case: TokenCase, running: dict[str, PeerProcess], num_ro
         if DEFAULT in running:
             asked = {"operation": operation, "case": asdict(case)}
             theirs = running[DEFAULT].ask("algorithm", **asked, num_calls=1)["answer"]
-            check_alike(operation, tokens.answer(operation), theirs)
+            if operation not in LOSS_CASES or not LOSS_CASES[operation].is_drawn:
+                check_alike(operation, tokens.answer(operation), theirs)
             turns[DEFAULT] = partial(running[DEFAULT].seconds, "algorithm", **asked, num_calls=CALLS_PER_TURN)
         timings = interleaved(turns, num_rounds)
         of_peer = ratio(timings, OURS, DEFAULT)

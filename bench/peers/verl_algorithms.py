@@ -11,11 +11,14 @@ from verl.trainer.ppo.core_algos import (
     compute_grpo_outcome_advantage,
     compute_grpo_vectorized_outcome_advantage,
     compute_policy_loss_vanilla,
+    get_policy_loss_fn,
     kl_penalty,
 )
 from verl.utils.torch_functional import masked_whiten
 from verl.workers.config import ActorConfig
+from verl.workers.config.actor import PolicyLossConfig
 
+from rljob_bench.loss_case import LOSS_CASES, LossCase
 from rljob_bench.token_case import (
     ADVANTAGES,
     CLIPPED_BY_SEQUENCE,
@@ -49,10 +52,8 @@ class Tokens:
         last_B = tables.mask_BT.sum(dim=1) - 1
         self.rewards_BT[torch.arange(case.num_rows), last_B] = tables.rewards_B
         self.groups = np.array([f"prompt {group}" for group in tables.groups_B.tolist()], dtype=object)
-        self.config = ActorConfig(strategy="fsdp", rollout_n=8, use_dynamic_bsz=True)
-        self.config.global_batch_info.update(
-            dp_size=1, batch_num_tokens=int(self.mask_BT.sum()), global_batch_size=case.num_rows
-        )
+        self.config = self._config(LossCase({}, "vanilla"))
+        self.configs = {name: self._config(each) for name, each in LOSS_CASES.items()}
 
     def call(self, operation: str) -> Callable[[], object]:
         """One call of an operation, with its gradient where it is a loss; gives the loss or the values."""
@@ -60,6 +61,8 @@ class Tokens:
             return lambda: masked_whiten(self.tables.advantages_BT, self.mask_BT)
         if operation in ESTIMATORS:
             return lambda: ESTIMATORS[operation](self.rewards_BT, self.mask_BT, self.groups)[0]
+        if operation in LOSS_CASES:
+            return lambda: self._named_loss(operation)
         return lambda: self._loss(operation)
 
     def answer(self, operation: str) -> Answer:
@@ -69,6 +72,29 @@ class Tokens:
             values_N = found[self.tables.mask_BT]
             return answer(float(values_N.sum()), values_N)
         return answer(float(found), self.logprobs_BT.grad[self.tables.mask_BT])
+
+    def _config(self, case: LossCase) -> ActorConfig:
+        policy_loss = PolicyLossConfig(**case.policy_loss)
+        config = ActorConfig(strategy="fsdp", rollout_n=8, use_dynamic_bsz=True, policy_loss=policy_loss, **case.actor)
+        config.global_batch_info.update(
+            dp_size=1, batch_num_tokens=int(self.mask_BT.sum()), global_batch_size=len(self.mask_BT)
+        )
+        return config
+
+    def _named_loss(self, operation: str) -> torch.Tensor:
+        case, tables = LOSS_CASES[operation], self.tables
+        mode = "seq-mean-token-mean" if case.by_sequence else "token-mean"
+        loss, _ = get_policy_loss_fn(case.mode)(
+            tables.old_logprobs_BT,
+            self.logprobs_BT,
+            tables.advantages_BT,
+            self.mask_BT,
+            mode,
+            self.configs[operation],
+        )
+        self.logprobs_BT.grad = None
+        loss.backward()
+        return loss.detach()
 
     def _loss(self, operation: str) -> torch.Tensor:
         mode = "seq-mean-token-mean" if operation == CLIPPED_BY_SEQUENCE else "token-mean"

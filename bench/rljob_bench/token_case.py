@@ -73,7 +73,8 @@ def made_tables(case: TokenCase) -> Tables:
     rewards_B = (normal(case.num_rows) > 0).float() + 0.1 * normal(case.num_rows)
     return Tables(
         mask_BT,
-        (old_BT + 0.15 * normal(*shape)) * mask_BT,
+        # A probability is at most 1.
+        (old_BT + 0.15 * normal(*shape)).clamp(max=0.0) * mask_BT,
         old_BT * mask_BT,
         (old_BT + 0.3 * normal(*shape)) * mask_BT,
         normal(case.num_rows, 1) * mask_BT,

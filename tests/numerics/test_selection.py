@@ -15,6 +15,12 @@ from rljob_testing.token_rows import on_workers, rows_of
 from rljob_trainer.algorithms.interfaces import OneWorker, Reduce
 from rljob_trainer.algorithms.selection import Threshold, drawn_keys, largest, nth_largest, ordered_keys
 
+
+def drawn(logprobs_N: Tensor, *lengths: int) -> Tensor:
+    """For all tokens."""
+    return drawn_keys(logprobs_N, rows_of(*lengths), torch.arange(len(logprobs_N)))
+
+
 KEY = st.one_of(st.integers(0, 2**32 - 1), st.integers(2**31 - 3, 2**31 + 3), st.integers(0, 3))
 WORKERS = st.lists(st.lists(KEY, max_size=6), min_size=1, max_size=3)
 
@@ -36,24 +42,24 @@ def test_the_nth_largest_is_that_of_all_sorted(workers: list[list[int]], nth: in
 def test_exactly_so_many_are_taken_and_ties_are_drawn(workers: list[list[int]], num_wanted: int) -> None:
     # Draws that all differ, and do not go by the worker.
     draws = iter((place * 7919) % 1009 for place in range(1, 99))
-    parts = [[(key, next(draws)) for key in keys] for keys in workers]
+    parts = [[(key % 1000, next(draws)) for key in keys] for keys in workers]
 
     def taken(part: list[tuple[int, int]], reduce: Reduce) -> list[tuple[int, int]]:
-        keys_N, draws_N = (torch.tensor([each[place] for each in part], dtype=torch.int64) for place in range(2))
-        is_taken_N = largest(keys_N, num_wanted, reduce, lambda: draws_N)
-        return [each for each, is_taken in zip(part, is_taken_N.tolist(), strict=True) if is_taken]
+        values_N, draws_N = (torch.tensor([each[place] for each in part], dtype=torch.int64) for place in range(2))
+        places_C = largest(values_N.float(), num_wanted, reduce, lambda places_C: draws_N[places_C])
+        return [part[place] for place in places_C.tolist()]
 
     found = sorted(each for mine in on_workers(parts, taken) for each in mine)
     assert found == sorted((each for part in parts for each in part), reverse=True)[:num_wanted][::-1]
 
 
 def test_nothing_is_drawn_where_there_is_no_tie() -> None:
-    def draw() -> Tensor:
+    def draw(_: Tensor) -> Tensor:
         raise AssertionError
 
-    keys_N = torch.tensor([5, 9, 9, 7])
-    assert largest(keys_N, 2, OneWorker(), draw).tolist() == [False, True, True, False]
-    assert largest(keys_N, 9, OneWorker(), draw).tolist() == [True] * 4
+    values_N = torch.tensor([5.0, 9.0, 9.0, 7.0])
+    assert sorted(largest(values_N, 2, OneWorker(), draw).tolist()) == [1, 2]
+    assert sorted(largest(values_N, 9, OneWorker(), draw).tolist()) == [0, 1, 2, 3]
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=8))
@@ -69,22 +75,22 @@ def test_draws_go_by_the_response_alone() -> None:
     lengths = (40, 1, 0, 300, 40)
     logprobs_N = -torch.rand(sum(lengths), generator=torch.Generator().manual_seed(3))
     rows = torch.split_with_sizes(logprobs_N, list(lengths))
-    together = torch.split_with_sizes(drawn_keys(logprobs_N, rows_of(*lengths)), list(lengths))
+    together = torch.split_with_sizes(drawn(logprobs_N, *lengths), list(lengths))
     for row, length, keys in zip(rows, lengths, together, strict=True):
-        assert torch.equal(drawn_keys(row, rows_of(length)), keys)
+        assert torch.equal(drawn(row, length), keys)
     reordered = torch.cat([rows[3], rows[0]])
-    assert torch.equal(drawn_keys(reordered, rows_of(300, 40)), torch.cat([together[3], together[0]]))
+    assert torch.equal(drawn(reordered, 300, 40), torch.cat([together[3], together[0]]))
 
 
 def test_tokens_of_equal_numbers_draw_differently_and_a_last_token_changes_all() -> None:
     same_N = torch.full((50,), -0.5)
-    keys_N = drawn_keys(same_N, rows_of(50))
+    keys_N = drawn(same_N, 50)
     assert len(set(keys_N.tolist())) == 50
-    other_N = drawn_keys(torch.cat([same_N[:-1], torch.tensor([-0.25])]), rows_of(50))
+    other_N = drawn(torch.cat([same_N[:-1], torch.tensor([-0.25])]), 50)
     assert not bool((keys_N == other_N).any())
     # Two that are swapped are another response.
     swapped_N = torch.tensor([-0.25, -0.5, -1.0])
-    assert not torch.equal(drawn_keys(swapped_N, rows_of(3)), drawn_keys(swapped_N.flip(0), rows_of(3)).flip(0))
+    assert not torch.equal(drawn(swapped_N, 3), drawn(swapped_N.flip(0), 3).flip(0))
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -92,7 +98,7 @@ def test_draws_are_even(place: int) -> None:
     """Of the upper bits, of all, and from token to token."""
     num_tokens = 200_000
     logprobs_N = -torch.rand(num_tokens, generator=torch.Generator().manual_seed(7)).round(decimals=2)
-    keys_N = drawn_keys(logprobs_N, rows_of(*[200] * 1000))
+    keys_N = drawn(logprobs_N, *[200] * 1000)
     if place == 2:
         keys_N = (keys_N[1:] - keys_N[:-1]) % 2**32
     bins_N = (keys_N >> 24 if place == 0 else keys_N & 0xFF) if place < 2 else keys_N >> 24

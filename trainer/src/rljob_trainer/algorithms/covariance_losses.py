@@ -11,6 +11,7 @@ Legend: N response tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,13 +19,30 @@ from torch import Tensor
 from rljob_trainer.algorithms.interfaces import ROLLOUT_LOGPROBS, LossInputs, Reduce, TokenLosses, WholeInputs
 from rljob_trainer.algorithms.kl import absolute_with_slopes
 from rljob_trainer.algorithms.policy_losses import KL_SUM, MAX_LOG_RATIO, clipped_surrogate
-from rljob_trainer.algorithms.selection import drawn_keys, largest, nth_largest, ordered_keys
-from rljob_trainer.algorithms.slopes import with_slopes
+from rljob_trainer.algorithms.selection import drawn_keys, largest, nth_largest
+from rljob_trainer.algorithms.slopes import Columns, Sloped, by_chunks, in_chunks
 
 IS_CHOSEN = "is_chosen"
 """What the pass gives: float32, 1 for the tokens that are treated in another way, else 0."""
 CHOSEN_SUM = "pg_cov_frac"
 """Tokens that were chosen."""
+
+
+@dataclass(frozen=True)
+class _Means:
+    """Of the mini-batch over all workers."""
+
+    logprob: float
+    advantage: float
+    num_tokens: int
+
+    def covariances(self, logprobs_N: Tensor, advantages_N: Tensor) -> Tensor:
+        """[N]."""
+        return (logprobs_N - self.logprob).mul_(advantages_N - self.advantage)
+
+    def num_chosen(self, token_share: float) -> int:
+        """Tokens that such a share of the mini-batch has, at least one."""
+        return max(1, int(token_share * self.num_tokens))
 
 
 def choose_to_clip(
@@ -39,28 +57,43 @@ def choose_to_clip(
 ) -> Mapping[str, Tensor]:
     """Collective. IS_CHOSEN for Clip-Cov: `token_share` of the mini-batch's tokens, at least one, of those whose
     covariance is between the bounds and whose ratio is not clipped anyway. They are drawn by `drawn_keys`."""
-    covariances_N, num_tokens = _covariances(inputs, reduce)
-    costs_N = -inputs.advantages_N
-    ratio_N = (inputs.logprobs_N - inputs.old_logprobs_N).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp_()
-    is_unclipped_N = ratio_N.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(costs_N) <= ratio_N.mul_(costs_N)
-    may_be_N = (covariances_N > covariance_low) & (covariances_N < covariance_high) & is_unclipped_N
-    drawn_C = drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments)[may_be_N]
-    bound = nth_largest(drawn_C, _num_chosen(num_tokens, token_share), reduce)
-    is_chosen_N = torch.zeros_like(covariances_N)
-    is_chosen_N[may_be_N] = (drawn_C >= bound.key).to(is_chosen_N.dtype)
+    means = _means(inputs, reduce)
+
+    def formula(columns: Columns) -> Sloped:
+        """In the place of slopes: 1 for the tokens that may be chosen, else 0."""
+        logprobs_N, old_N, advantages_N = columns
+        covariances_N = means.covariances(logprobs_N, advantages_N)
+        may_be_N = covariances_N.gt(covariance_low).to(covariances_N.dtype).mul_(covariances_N.lt_(covariance_high))
+        ratio_N = (logprobs_N - old_N).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp_()
+        clipped_N = ratio_N.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(advantages_N)
+        return Sloped(may_be_N.mul_(clipped_N.ge_(ratio_N.mul_(advantages_N))))
+
+    may_be_N = by_chunks(formula, (inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N)).slopes_N
+    places_C = may_be_N.nonzero().squeeze(1)
+    drawn_C = drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments, places_C)
+    bound = nth_largest(drawn_C, means.num_chosen(token_share), reduce)
+    is_chosen_N = may_be_N.zero_()
+    is_chosen_N[places_C[drawn_C >= bound.key]] = 1.0
     return {IS_CHOSEN: is_chosen_N}
 
 
 def choose_to_penalise(inputs: WholeInputs, reduce: Reduce, *, token_share: float) -> Mapping[str, Tensor]:
     """Collective. IS_CHOSEN for KL-Cov: `token_share` of the mini-batch's tokens, at least one, with the largest
     covariances; of equal ones those that `drawn_keys` says."""
-    covariances_N, num_tokens = _covariances(inputs, reduce)
+    means = _means(inputs, reduce)
 
-    def draw() -> Tensor:
-        return drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments)
+    def formula(columns: Columns) -> Sloped:
+        """In the place of slopes: the covariances."""
+        return Sloped(means.covariances(*columns))
 
-    is_chosen_N = largest(ordered_keys(covariances_N), _num_chosen(num_tokens, token_share), reduce, draw)
-    return {IS_CHOSEN: is_chosen_N.to(covariances_N.dtype)}
+    def draw(places_C: Tensor) -> Tensor:
+        return drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments, places_C)
+
+    covariances_N = by_chunks(formula, (inputs.logprobs_N, inputs.advantages_N)).slopes_N
+    places_C = largest(covariances_N, means.num_chosen(token_share), reduce, draw)
+    is_chosen_N = covariances_N.zero_()
+    is_chosen_N[places_C] = 1.0
+    return {IS_CHOSEN: is_chosen_N}
 
 
 def clipped_without_chosen(inputs: LossInputs, *, clip_ratio_low: float, clip_ratio_high: float) -> TokenLosses:
@@ -89,39 +122,30 @@ def ratio_with_penalty(inputs: LossInputs, *, coefficient: float) -> TokenLosses
     are held within +-20; the penalty pulls from any distance. Where old and new policy are the same, as in the first
     update of a step, it has no gradient (`kl.ROUNDING`).
     """
-    is_chosen_N = inputs.whole[IS_CHOSEN]
-    with torch.no_grad():
-        log_ratio_N = inputs.logprobs_N - inputs.old_logprobs_N
+
+    def formula(columns: Columns) -> Sloped:
+        new_logprobs_N, old_N, advantages_N, is_chosen_N = columns
+        log_ratio_N = new_logprobs_N - old_N
         kl_sum = -log_ratio_N.sum(dtype=torch.float64)
         penalties_N, slopes_N = absolute_with_slopes(log_ratio_N)
         held_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         flows_N = log_ratio_N.eq_(held_N)
-        surrogate_N = held_N.exp_().mul_(inputs.advantages_N).neg_()
-        weights_N = is_chosen_N * coefficient
-        slopes_N = slopes_N.mul_(weights_N).addcmul_(flows_N, surrogate_N)
-        losses_N = surrogate_N.addcmul_(penalties_N, weights_N)
+        surrogate_N = held_N.exp_().mul_(advantages_N).neg_()
+        slopes_N = slopes_N.mul_(is_chosen_N).mul_(coefficient).addcmul_(flows_N, surrogate_N)
+        losses_N = surrogate_N.addcmul_(penalties_N, is_chosen_N, value=coefficient)
+        return Sloped(slopes_N, losses_N, {CHOSEN_SUM: is_chosen_N.sum(), KL_SUM: kl_sum})
+
     return TokenLosses(
-        with_slopes(inputs.logprobs_N, losses_N, slopes_N), {CHOSEN_SUM: is_chosen_N.sum(), KL_SUM: kl_sum}
+        *in_chunks(formula, inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N, inputs.whole[IS_CHOSEN])
     )
 
 
-def _covariances(inputs: WholeInputs, reduce: Reduce) -> tuple[Tensor, int]:
-    """[N], and the number of tokens of all workers."""
-    num_mine = inputs.segments.num_values
-    sums = reduce.sum(
-        torch.stack(
-            [
-                inputs.advantages_N.sum(dtype=torch.float64),
-                inputs.logprobs_N.sum(dtype=torch.float64),
-                torch.tensor(float(num_mine), dtype=torch.float64, device=inputs.logprobs_N.device),
-            ]
-        )
-    )
-    advantage_sum, logprob_sum, num_tokens = sums.tolist()
+def _means(inputs: WholeInputs, reduce: Reduce) -> _Means:
+    sums = [
+        inputs.logprobs_N.sum(dtype=torch.float64),
+        inputs.advantages_N.sum(dtype=torch.float64),
+        torch.tensor(float(inputs.segments.num_values), dtype=torch.float64, device=inputs.logprobs_N.device),
+    ]
+    logprob_sum, advantage_sum, num_tokens = reduce.sum(torch.stack(sums)).tolist()
     count = max(num_tokens, 1.0)
-    deviations_N = inputs.logprobs_N - logprob_sum / count
-    return deviations_N.mul_(inputs.advantages_N - advantage_sum / count), int(num_tokens)
-
-
-def _num_chosen(num_tokens: int, token_share: float) -> int:
-    return max(1, int(token_share * num_tokens))
+    return _Means(logprob_sum / count, advantage_sum / count, int(num_tokens))

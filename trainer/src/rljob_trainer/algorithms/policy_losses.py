@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rljob_api.v1alpha1.policy_loss import Divergence
 from rljob_trainer.algorithms.interfaces import TokenLosses
-from rljob_trainer.algorithms.slopes import with_slopes
+from rljob_trainer.algorithms.slopes import Columns, Sloped, in_chunks
 
 MAX_LOG_RATIO = 20.0
 
@@ -48,13 +48,12 @@ def clipped_surrogate(
 
     The derivative is -A ratio, which is the loss itself, where no bound was met, else 0.
     """
-    with torch.no_grad():
-        log_ratio_N = logprobs_N - old_logprobs_N
-        held_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+    def formula(columns: Columns) -> Sloped:
+        log_ratio_N, held_N, kl_sum = _held_log_ratio(columns)
         flows_N = log_ratio_N.eq_(held_N)
-        kl_sum = -held_N.sum(dtype=torch.float64)
         ratio_N = held_N.exp_()
-        costs_N = -advantages_N.to(ratio_N.dtype)
+        costs_N = -columns[2].to(ratio_N.dtype)
         unclipped_N = costs_N * ratio_N
         clipped_N = ratio_N.clamp_(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(costs_N)
         losses_N = torch.maximum(unclipped_N, clipped_N)
@@ -66,8 +65,11 @@ def clipped_surrogate(
             unbounded_N, losses_N = losses_N, torch.minimum(losses_N, bounds_N)
             num_dual_clipped = unbounded_N.gt_(bounds_N).sum()
         slopes_N = flows_N.mul_(unclipped_N.eq_(losses_N)).mul_(losses_N)
-    sums = {CLIPPED_SUM: num_clipped, DUAL_CLIPPED_SUM: num_dual_clipped, KL_SUM: kl_sum}
-    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), sums)
+        return Sloped(
+            slopes_N, losses_N, {CLIPPED_SUM: num_clipped, DUAL_CLIPPED_SUM: num_dual_clipped, KL_SUM: kl_sum}
+        )
+
+    return TokenLosses(*in_chunks(formula, logprobs_N, old_logprobs_N, advantages_N))
 
 
 def clipped_weight(
@@ -83,14 +85,16 @@ def clipped_weight(
     Source: CISPO, MiniMax 2025, arXiv 2506.13585, equations 4 and 5. A ratio is above 0, so `clip_ratio_low` from 1 on
     is no bound. The derivative is -w A for every token; beyond +-20, where w is a bound, too.
     """
-    with torch.no_grad():
-        held_N, kl_sum = _held_log_ratio(logprobs_N, old_logprobs_N)
+
+    def formula(columns: Columns) -> Sloped:
+        _, held_N, kl_sum = _held_log_ratio(columns)
         ratio_N = held_N.exp_()
         weights_N = ratio_N.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high)
         num_clipped = ratio_N.ne_(weights_N).sum()
-        slopes_N = weights_N.mul_(advantages_N).neg_()
-        losses_N = slopes_N * logprobs_N
-    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), {CLIPPED_SUM: num_clipped, KL_SUM: kl_sum})
+        slopes_N = weights_N.mul_(columns[2]).neg_()
+        return Sloped(slopes_N, sums={CLIPPED_SUM: num_clipped, KL_SUM: kl_sum})
+
+    return TokenLosses(*in_chunks(formula, logprobs_N, old_logprobs_N, advantages_N))
 
 
 def policy_gradient(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor) -> TokenLosses:
@@ -98,11 +102,12 @@ def policy_gradient(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Te
 
     Source: Chu et al. 2025, GPG, arXiv 2504.02546, its objective; REINFORCE, Williams 1992.
     """
-    with torch.no_grad():
-        kl_sum = old_logprobs_N.sum(dtype=torch.float64) - logprobs_N.sum(dtype=torch.float64)
-        slopes_N = -advantages_N
-        losses_N = slopes_N * logprobs_N
-    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), {KL_SUM: kl_sum})
+
+    def formula(columns: Columns) -> Sloped:
+        kl_sum = (columns[1] - columns[0]).sum(dtype=torch.float64)
+        return Sloped(-columns[2], sums={KL_SUM: kl_sum})
+
+    return TokenLosses(*in_chunks(formula, logprobs_N, old_logprobs_N, advantages_N))
 
 
 def soft_gate(
@@ -118,16 +123,18 @@ def soft_gate(
     Source: SAPO, Gao et al. 2025, arXiv 2511.20347, its objective and gate. The derivative is
     -4 sigmoid (1 - sigmoid) ratio A: the policy gradient's at ratio 1.
     """
-    with torch.no_grad():
-        held_N, kl_sum = _held_log_ratio(logprobs_N, old_logprobs_N)
+
+    def formula(columns: Columns) -> Sloped:
+        _, held_N, kl_sum = _held_log_ratio(columns)
         # The gate is shut long before 20: the slope is 0 there without being told.
         ratio_N = held_N.exp_()
-        temperatures_N = by_sign(advantages_N, temperature_positive, temperature_negative)
-        gates_N = ratio_N.sub(1.0).mul_(temperatures_N).sigmoid_()
-        costs_N = advantages_N * -4.0
-        slopes_N = ratio_N.mul_(gates_N).mul_(1.0 - gates_N).mul_(costs_N)
-        losses_N = costs_N.mul_(gates_N).div_(temperatures_N)
-    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), {KL_SUM: kl_sum})
+        temperatures = by_sign(columns[2], temperature_positive, temperature_negative)
+        gates_N = (ratio_N - 1.0).mul_(temperatures).sigmoid_()
+        losses_N = (columns[2] * -4.0).mul_(gates_N)
+        slopes_N = ratio_N.mul_(losses_N).addcmul_(ratio_N, gates_N, value=-1.0)
+        return Sloped(slopes_N, losses_N.div_(temperatures), {KL_SUM: kl_sum})
+
+    return TokenLosses(*in_chunks(formula, logprobs_N, old_logprobs_N, advantages_N))
 
 
 def within_divergence(
@@ -145,27 +152,31 @@ def within_divergence(
 
     Source: DPPO, Qi et al. 2026, arXiv 2602.04879, its mask and binary approximations. With the old
     probability q: TV is |p - q|, KL is q log(q / p) + (1 - q) log((1 - q) / (1 - p)). The threshold is
-    `threshold_high` where A > 0, and p > q is out; else `threshold_low`, and p < q is.
+    `threshold_high` where A > 0, and p > q is out; `threshold_low` where A < 0, and p < q is.
     """
-    with torch.no_grad():
-        held_N, kl_sum = _held_log_ratio(logprobs_N, old_logprobs_N)
-        new_N, old_N = logprobs_N.exp(), old_logprobs_N.exp()
-        pushed_N = by_sign(advantages_N, 1.0, -1.0).mul_(new_N - old_N)
-        thresholds_N = by_sign(advantages_N, threshold_high, threshold_low)
+
+    def formula(columns: Columns) -> Sloped:
+        new_logprobs_N, old_N, advantages_N = columns
+        _, held_N, kl_sum = _held_log_ratio(columns)
+        new_probabilities_N, old_probabilities_N = new_logprobs_N.exp(), old_N.exp()
+        pushed_N = advantages_N.sign().mul_(new_probabilities_N - old_probabilities_N)
+        thresholds = by_sign(advantages_N, threshold_high, threshold_low)
         match divergence:
             case Divergence.TV:
-                is_out_N = pushed_N.gt_(thresholds_N)
+                is_out_N = pushed_N.gt_(thresholds)
             case Divergence.KL:
-                distances_N = _binary_kl(logprobs_N, old_logprobs_N, old_N)
-                is_out_N = pushed_N.gt_(0.0).mul_(distances_N.gt_(thresholds_N))
+                rests_N = _log_rests(new_probabilities_N, old_probabilities_N)
+                distances_N = rests_N.addcmul_(old_probabilities_N, held_N, value=-1.0)
+                is_out_N = pushed_N.gt_(0.0).mul_(distances_N.gt_(thresholds))
+        num_out = is_out_N.sum()
+        stays_N = is_out_N.neg_().add_(1.0)
         ratio_N = held_N.exp_()
         weights_N = ratio_N.clamp(max=max_ratio)
-        stays_N = 1.0 - is_out_N
         num_bounded = ratio_N.gt_(max_ratio).mul_(stays_N).sum()
         slopes_N = weights_N.mul_(stays_N).mul_(advantages_N).neg_()
-        losses_N = slopes_N * logprobs_N
-    sums = {CLIPPED_SUM: is_out_N.sum(), BOUNDED_SUM: num_bounded, KL_SUM: kl_sum}
-    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), sums)
+        return Sloped(slopes_N, sums={CLIPPED_SUM: num_out, BOUNDED_SUM: num_bounded, KL_SUM: kl_sum})
+
+    return TokenLosses(*in_chunks(formula, logprobs_N, old_logprobs_N, advantages_N))
 
 
 def quadratic_penalty(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, *, beta: float) -> TokenLosses:
@@ -174,31 +185,35 @@ def quadratic_penalty(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: 
     Source: DRO, Richemond et al. 2024, arXiv 2405.19107, its policy objective: the squared error
     (r - V - beta log-ratio)^2 / 2 has this gradient, times beta, with A = r - V.
     """
-    with torch.no_grad():
-        log_ratio_N = logprobs_N - old_logprobs_N
+
+    def formula(columns: Columns) -> Sloped:
+        new_logprobs_N, old_N, advantages_N = columns
+        log_ratio_N = new_logprobs_N - old_N
         kl_sum = -log_ratio_N.sum(dtype=torch.float64)
-        pulls_N = log_ratio_N * beta
-        losses_N = log_ratio_N.mul_(pulls_N).div_(2).addcmul_(advantages_N, logprobs_N, value=-1)
-        slopes_N = pulls_N.sub_(advantages_N)
-    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), {KL_SUM: kl_sum})
+        slopes_N = torch.sub(log_ratio_N.mul_(beta), advantages_N)
+        losses_N = log_ratio_N.square_().div_(2.0 * beta).addcmul_(advantages_N, new_logprobs_N, value=-1.0)
+        return Sloped(slopes_N, losses_N, {KL_SUM: kl_sum})
+
+    return TokenLosses(*in_chunks(formula, logprobs_N, old_logprobs_N, advantages_N))
 
 
 def by_sign(advantages_N: Tensor, positive: float, otherwise: float) -> Tensor:
-    """[N], to be overwritten: `positive` where A > 0, else `otherwise`, both exact."""
-    is_positive_N = advantages_N.clone().gt_(0.0)
-    if otherwise == -positive:
-        return is_positive_N.sub_(0.5).mul_(2.0 * positive)
-    return is_positive_N * positive + (1.0 - is_positive_N) * otherwise
+    """`positive` where A > 0, else `otherwise`, to rounding; 0-d where they are equal, else [N]."""
+    if positive == otherwise:
+        return advantages_N.new_full((), positive)
+    return advantages_N.clone().gt_(0.0).mul_(positive - otherwise).add_(otherwise)
 
 
-def _held_log_ratio(logprobs_N: Tensor, old_logprobs_N: Tensor) -> tuple[Tensor, Tensor]:
-    """[N], to be overwritten, and KL_SUM."""
-    held_N = (logprobs_N - old_logprobs_N).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return held_N, -held_N.sum(dtype=torch.float64)
+def _held_log_ratio(columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-ratio, [N], and held within bounds, to be overwritten both; KL_SUM."""
+    log_ratio_N = columns[0] - columns[1]
+    held_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return log_ratio_N, held_N, -held_N.sum(dtype=torch.float64)
 
 
-def _binary_kl(logprobs_N: Tensor, old_logprobs_N: Tensor, old_N: Tensor) -> Tensor:
-    """[N], of the token against all others."""
-    rest_N, old_rest_N = -torch.expm1(logprobs_N), -torch.expm1(old_logprobs_N)
-    rests_N = ((old_rest_N + LEAST_REST) / (rest_N + LEAST_REST)).log_().mul_(old_rest_N)
-    return rests_N.addcmul_(old_N, old_logprobs_N - logprobs_N)
+def _log_rests(probabilities_N: Tensor, old_probabilities_N: Tensor) -> Tensor:
+    """[N]: (1 - q) log((1 - q) / (1 - p)) for old q and new p, to be overwritten."""
+    # Rounding may put a probability above 1.
+    rests_N, old_rests_N = ((1.0 - each_N).clamp_(min=0.0) for each_N in (probabilities_N, old_probabilities_N))
+    logs_N = (old_rests_N + LEAST_REST).div_(rests_N.add_(LEAST_REST)).log_()
+    return logs_N.mul_(old_rests_N)

@@ -18,7 +18,7 @@ from torch import Tensor
 from rljob_trainer.algorithms.interfaces import TokenLosses
 from rljob_trainer.algorithms.policy_losses import CLIPPED_SUM, KL_SUM, MAX_LOG_RATIO, by_sign
 from rljob_trainer.algorithms.segments import Segments
-from rljob_trainer.algorithms.slopes import with_slopes
+from rljob_trainer.algorithms.slopes import Columns, Sloped, by_chunks, in_chunks, with_slopes
 
 MAX_MEAN_LOG_RATIO = 10.0
 """Of a response."""
@@ -39,19 +39,24 @@ def clipped_sequence_ratio(
     flows beyond.
     """
     with torch.no_grad():
-        log_ratio_sums_B = segments.sum(logprobs_N - old_logprobs_N)
+        log_ratio_sums_B = segments.sum(logprobs_N.detach() - old_logprobs_N)
         means_B = log_ratio_sums_B / segments.lengths_B.clamp(min=1)
         held_B = means_B.clamp(max=MAX_MEAN_LOG_RATIO)
         flows_N = segments.spread(means_B.eq_(held_B))
         ratio_N = segments.spread(held_B.exp_())
-        costs_N = -advantages_N
-        unclipped_N = costs_N * ratio_N
-        clipped_N = ratio_N.clamp_(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(costs_N)
-        losses_N = torch.maximum(unclipped_N, clipped_N)
-        num_clipped = clipped_N.gt_(unclipped_N).sum()
-        slopes_N = flows_N.mul_(unclipped_N.eq_(losses_N)).mul_(losses_N)
-    sums = {CLIPPED_SUM: num_clipped, KL_SUM: -log_ratio_sums_B.sum(dtype=torch.float64)}
-    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), sums)
+
+    def formula(columns: Columns) -> Sloped:
+        _, advantages_N, ratio_N, flows_N = columns
+        gains_N = advantages_N * ratio_N
+        clipped_N = ratio_N.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(advantages_N)
+        losses_N = torch.minimum(gains_N, clipped_N).neg_()
+        is_clipped_N = gains_N.gt_(clipped_N)
+        num_clipped = is_clipped_N.sum()
+        slopes_N = is_clipped_N.neg_().add_(1.0).mul_(flows_N).mul_(losses_N)
+        return Sloped(slopes_N, losses_N, {CLIPPED_SUM: num_clipped})
+
+    losses_N, sums = in_chunks(formula, logprobs_N, advantages_N, ratio_N, flows_N)
+    return TokenLosses(losses_N, {**sums, KL_SUM: -log_ratio_sums_B.sum(dtype=torch.float64)})
 
 
 def clipped_geometric_mean(
@@ -71,17 +76,26 @@ def clipped_geometric_mean(
     takes the mean over the rows of a micro-batch, whatever the job's aggregation is. Log-ratios are held within +-20
     first.
     """
-    with torch.no_grad():
-        log_ratio_N = logprobs_N - old_logprobs_N
+
+    def capped(columns: Columns) -> Sloped:
+        """The clipped log-ratios, and in the place of slopes 1 for the tokens that have one, else 0."""
+        log_ratio_N = columns[0] - columns[1]
         held_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         kl_sum = -held_N.sum(dtype=torch.float64)
         flows_N = log_ratio_N.eq_(held_N)
-        signs_N = advantages_N.sign()
+        signs_N = columns[2].sign()
         pushed_N = held_N.mul_(signs_N)
-        capped_N = torch.minimum(pushed_N, by_sign(advantages_N, clip_log_ratio_high, clip_log_ratio_low))
-        stays_N = pushed_N.eq_(capped_N)
-        num_clipped = len(stays_N) - stays_N.sum()
-        means_B = segments.mean(capped_N.mul_(signs_N))
-        losses_N = segments.spread(means_B.exp_().mul_(segments.mean(advantages_N)).neg_())
-        slopes_N = flows_N.mul_(stays_N).mul_(signs_N.square_()).mul_(losses_N)
-    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), {CLIPPED_SUM: num_clipped, KL_SUM: kl_sum})
+        capped_N = torch.minimum(pushed_N, by_sign(columns[2], clip_log_ratio_high, clip_log_ratio_low))
+        is_clipped_N = pushed_N.gt_(capped_N)
+        num_clipped = is_clipped_N.sum()
+        capped_N.mul_(signs_N)
+        slopes_N = is_clipped_N.neg_().add_(1.0).mul_(flows_N).mul_(signs_N.square_())
+        return Sloped(slopes_N, capped_N, {CLIPPED_SUM: num_clipped, KL_SUM: kl_sum})
+
+    with torch.no_grad():
+        found = by_chunks(capped, (logprobs_N.detach(), old_logprobs_N, advantages_N))
+        assert found.values_N is not None
+        ratio_B = segments.mean(found.values_N).exp_()
+        losses_N = segments.spread(ratio_B.mul_(segments.mean(advantages_N)).neg_())
+        slopes_N = found.slopes_N.mul_(losses_N)
+    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), found.sums)
