@@ -52,7 +52,8 @@ class OneWorker:
 
 @dataclass(frozen=True)
 class ResponseInputs:
-    """All responses of a step, without those that are not learned from; at least one."""
+    """All responses of a step, without those of groups that are left out; at least one. Responses that were cut off
+    are among them, also where they are not learned from."""
 
     rewards_B: Tensor
     """float32: score less the KL penalty, where the job puts that into the reward."""

@@ -77,9 +77,10 @@ class RunOutput:
         if len(self.scores) < 2:
             return None
         first, last = self.scores[min(self.scores)], self.scores[max(self.scores)]
-        parts = [
-            f"{label} {first[name]:.1%} -> {last[name]:.1%}"
-            for label, name in (("greedy", EVAL_GREEDY), ("sampled", EVAL_SAMPLED))
-            if name in first and name in last
-        ]
+        labels = {EVAL_GREEDY: "greedy", EVAL_SAMPLED: "sampled"}
+        found = {label: (first[name], last[name]) for name, label in labels.items() if name in first and name in last}
+        # Weighted sums are no shares of anything.
+        are_shares = all(0 <= score <= 1 for scores in found.values() for score in scores)
+        form = ".1%" if are_shares else ".3f"
+        parts = [f"{label} {before:{form}} -> {after:{form}}" for label, (before, after) in found.items()]
         return f"held-out score, step {min(self.scores)} -> {max(self.scores)}: {', '.join(parts)}"
