@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig
 
 from rljob_testing.tiny_models import ARCHITECTURES
+from rljob_trainer.controller.job_checks import check_tensor_parallel
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
 from rljob_trainer.errors import ConfigurationError
@@ -66,6 +69,31 @@ def test_models_that_do_not_divide_over_sequence_ranks_are_refused(
     with pytest.raises(ConfigurationError, match=message):
         check_layout(ParallelLayout.of(size, sequence_parallel=size), config)
     check_layout(ParallelLayout.of(size), config)
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "message"),
+    [
+        (heads(3, 1), 2, r"rollout\.tensorParallel must divide the model's heads of attention \(2 and 3\)"),
+        (heads(6, 3), 2, r"rollout\.tensorParallel must divide .* key and value heads or .* \(2 and 3\)"),
+        (heads(12, 3), 4, r"rollout\.tensorParallel must divide .* key and value heads or .* \(4 and 3\)"),
+    ],
+)
+def test_models_that_do_not_divide_over_tensor_ranks_are_refused(
+    tmp_path: Path, config: PreTrainedConfig, size: int, message: str
+) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match=message):
+        check_tensor_parallel(tmp_path, size)
+    check_tensor_parallel(tmp_path, 1)
+
+
+def test_models_that_divide_over_tensor_ranks_are_taken(tmp_path: Path) -> None:
+    for config in (heads(4, 2), ARCHITECTURES["gpt_oss"]()):
+        config.save_pretrained(tmp_path)
+        check_tensor_parallel(tmp_path, 2)
+    heads(8, 2).save_pretrained(tmp_path)
+    check_tensor_parallel(tmp_path, 4)
 
 
 @pytest.mark.parametrize(("num_heads", "num_key_value_heads", "size"), [(8, 8, 4), (8, 2, 4), (12, 3, 6), (8, 1, 8)])

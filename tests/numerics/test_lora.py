@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import FalconConfig, PhimoeConfig
 
 from rljob_api.v1alpha1.model import Lora
 from rljob_testing.lora_runs import CASES, LORA, SAME_AS_ONE, OfRank, everything
@@ -14,7 +15,7 @@ from rljob_testing.one_step import Outcome
 from rljob_testing.ranks import RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import MODEL
 from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_metrics, difference
-from rljob_testing.tiny_models import ARCHITECTURES
+from rljob_testing.tiny_models import ARCHITECTURES, COMMON
 from rljob_trainer.engines.train.lora import add_adapters, has_experts, is_adapter, linear_layers, target_layers
 from rljob_trainer.engines.train.model import build_on_meta
 from rljob_trainer.errors import ConfigurationError
@@ -155,6 +156,16 @@ def test_targets_are_linear_layers_of_the_decoder() -> None:
             match=rf"lora\.targets: no linear layer .* is called '{target}'; name some of {', '.join(LINEAR)}, or",
         ):
             target_layers(model, (target, "q_proj"))
+
+
+def test_routers_that_are_linear_layers_get_no_adapters(tmp_path: Path) -> None:
+    """A router that gives its choice, too, has no product that an adapter's could be added to."""
+    PhimoeConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2).save_pretrained(tmp_path)
+    model = build_on_meta(tmp_path)
+    assert isinstance(model.get_submodule("model.layers.0.mlp.router"), torch.nn.Linear)
+    assert {name.rpartition(".")[2] for name in linear_layers(model)} == {"k_proj", "o_proj", "q_proj", "v_proj"}
+    FalconConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, vocab_size=16).save_pretrained(tmp_path)
+    assert "transformer.h.0.self_attention.dense" in linear_layers(build_on_meta(tmp_path))
 
 
 def test_models_with_experts_are_known(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from rljob_testing.plain_grpo import (
     plain_model,
     rows_of,
 )
-from rljob_testing.replayed_steps import MODEL, SEED, Replay, prompts_of, replayed_run
+from rljob_testing.replayed_steps import MODEL, SEED, Replay, ReplayedRollouts, prompts_of, replayed_run
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_testing.token_rows import flat, rows_of_mask
 from rljob_trainer.algorithms.rollout_correction import correction_weights, is_kept
@@ -59,10 +59,10 @@ from rljob_trainer.observability.metrics import (
     STALENESS_MAX,
     STALENESS_MEAN,
 )
-from rljob_trainer.workers.columns import POLICY_VERSIONS, RESPONSE_MASK, ROLLOUT_LOGPROBS, SAMPLE_SEEDS
+from rljob_trainer.workers.columns import IS_LEARNED, POLICY_VERSIONS, RESPONSE_MASK, ROLLOUT_LOGPROBS, SAMPLE_SEEDS
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.rollout import RolloutWorker
-from rljob_trainer.workers.rollout_agreement import AgreementSums
+from rljob_trainer.workers.rollout_agreement import AgreementSums, without_rejected
 from rljob_trainer.workers.update_sums import UpdateSums
 
 TRUNCATED_TOKEN, TRUNCATED_SEQUENCE, MASKED_TOKEN, MASKED_SEQUENCE = (
@@ -270,6 +270,15 @@ def test_one_token_does_not_make_the_divergence_infinite(context: WorkerContext)
     found = agreement.reduced(engine)
     assert found[ROLLOUT_K3_KL] == pytest.approx((math.exp(20) - 21) / 2)
     assert found[LOGPROB_DIFF_MAX] == 200.0
+
+
+def test_nothing_is_rejected_where_nothing_is_learned_from(context: WorkerContext) -> None:
+    run = replayed_run(Replay(), context)
+    batch = ReplayedRollouts().run(prompts_of(0, 2), 2, run.replay.plan(1).sampling, torch.tensor([SEED])).batch
+    batch = batch.with_columns({IS_LEARNED: torch.zeros(4, dtype=torch.bool)})
+    batch = batch.union(run.actor.compute_logprobs(batch))
+    _, metrics = without_rejected(batch, REJECTIONS[next(iter(REJECTIONS))], run.actor.engine)
+    assert metrics == {REJECTED_FRACTION: 0.0}
 
 
 def test_one_hand_over_serves_several_steps(context: WorkerContext) -> None:

@@ -33,6 +33,7 @@ from rljob_trainer.controller.job_checks import (
     check_lora,
     check_recomputation,
     check_row_lengths,
+    check_tensor_parallel,
     check_vocabulary,
     needs_critic,
 )
@@ -176,6 +177,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         check_recomputation(model_folder, job.spec.training.model.gradient_checkpointing_every_nth_layer)
         if engine is RolloutEngine.VLLM:
             check_row_lengths(model_folder, prompts.longest + training.rollout.max_new_tokens)
+            check_tensor_parallel(model_folder, job.spec.roles.rollout.tensor_parallel)
         log.info(
             "data: %d training prompts, %d held out (%d training rows were among them and are left out)",
             len(prompts.training),

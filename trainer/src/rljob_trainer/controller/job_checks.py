@@ -16,7 +16,7 @@ from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS, VALUES
 from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.engines.train.attention import choose_attention
-from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
+from rljob_trainer.engines.train.layout import ParallelLayout, check_heads, check_layout
 from rljob_trainer.engines.train.lora import add_adapters, has_experts, target_layers
 from rljob_trainer.engines.train.model import build_on_meta, read_config
 from rljob_trainer.engines.train.recomputation import check_interval
@@ -103,6 +103,12 @@ def check_layouts(model_folder: Path, layouts: Iterable[ParallelLayout]) -> None
     config = read_config(model_folder)
     for layout in layouts:
         check_layout(layout, config)
+
+
+def check_tensor_parallel(model_folder: Path, tensor_parallel: int) -> None:
+    """For vLLM. Raises ConfigurationError for a model that cannot be read, or whose heads do not divide."""
+    if tensor_parallel > 1:
+        check_heads("spec.roles.rollout.tensorParallel", tensor_parallel, read_config(model_folder))
 
 
 def check_lora(model_folder: Path, lora: Lora | None) -> bool:

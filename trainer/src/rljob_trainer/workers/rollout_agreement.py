@@ -115,7 +115,7 @@ def without_rejected(
     counts = torch.tensor([kept_R.sum(), len(kept_R)], dtype=torch.float64)
     num_kept, num_tokens = engine.sum_over_ranks(counts).tolist()
     kept = DataProto(ragged={RESPONSE_MASK: RaggedColumn(values_L, mask.lengths)})
-    rejected = {REJECTED_FRACTION: 1.0 - num_kept / max(1.0, num_tokens)}
+    rejected = {REJECTED_FRACTION: (num_tokens - num_kept) / max(1.0, num_tokens)}
     return batch.without([RESPONSE_MASK]).union(kept), rejected
 
 

@@ -96,7 +96,7 @@ class VllmEngine(AdapterEngine):
         )
         try:
             self.engine = _built_engine(arguments)
-        except (ValueError, RuntimeError) as error:
+        except (AssertionError, RuntimeError, ValueError) as error:
             raise _start_error(error, settings) from error
         self.on_cpu = on_cpu
         self.keeps_weights_asleep = on_cpu or settings.keeps_weights_asleep
@@ -315,15 +315,17 @@ def _forget_packed_experts(model: torch.nn.Module) -> None:
 
 
 def _start_error(error: Exception, settings: VllmSettings) -> Exception:
-    text = str(error)
+    text = str(error) or type(error).__name__
     if "memory" in text.lower():
         return ResourceError(
             f"spec.training.rollout: vLLM found too little memory ({text}); change cpuKvCache on CPUs (now "
             f"{settings.cpu_kv_cache_bytes} bytes), gpuMemoryUtilization on GPUs (now "
             f"{settings.gpu_memory_utilization}), or lower maxNumSequences"
         )
-    if isinstance(error, ValueError):
-        advice = "" if settings.adapter_rank is None else "; if it is for the adapters, write model.lora.sync: Merged"
+    if isinstance(error, AssertionError | ValueError):
+        # Assertions are mostly of sizes that do not divide.
+        advice = "" if settings.tensor_parallel == 1 else "; with roles.rollout.tensorParallel 1 nothing is divided"
+        advice += "" if settings.adapter_rank is None else "; if it is for the adapters, write model.lora.sync: Merged"
         return ConfigurationError(
             f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text}){advice}"
         )

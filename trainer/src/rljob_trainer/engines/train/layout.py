@@ -134,16 +134,20 @@ def check_layout(layout: ParallelLayout, config: PreTrainedConfig) -> None:
             f"spec.roles: sequenceParallel {size} needs flat rows, and a '{config.model_type}' model gets padded ones "
             f"({attention.reason}); write 1"
         )
+    check_heads("spec.roles: sequenceParallel", size, config)
+
+
+def check_heads(field: str, size: int, config: PreTrainedConfig) -> None:
+    """Raises ConfigurationError where `size` ranks cannot share the heads of a model of this configuration."""
     text = config.get_text_config()
     num_heads: int = text.num_attention_heads
     num_key_heads: int = text.to_dict().get("num_key_value_heads") or num_heads
     if num_heads % size:
         raise ConfigurationError(
-            f"spec.roles: sequenceParallel must divide the model's heads of attention ({size} and {num_heads}); choose "
-            f"a divisor"
+            f"{field} must divide the model's heads of attention ({size} and {num_heads}); choose a divisor"
         )
     if num_key_heads % size and size % num_key_heads:
         raise ConfigurationError(
-            f"spec.roles: sequenceParallel must divide the model's key and value heads or be a multiple of them "
-            f"({size} and {num_key_heads}); choose another one"
+            f"{field} must divide the model's key and value heads or be a multiple of them ({size} and "
+            f"{num_key_heads}); choose another one"
         )

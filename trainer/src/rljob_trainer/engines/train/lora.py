@@ -75,7 +75,7 @@ def linear_layers(language_model: nn.Module) -> list[str]:
     return [
         name
         for name, module in language_model.named_modules()
-        if isinstance(module, nn.Linear) and name.startswith(prefixes)
+        if isinstance(module, nn.Linear) and name.startswith(prefixes) and _gives_a_product(module)
     ]
 
 
@@ -209,6 +209,20 @@ def lora_layers(language_model: PreTrainedModel) -> list[LoraLayer]:
     from peft.tuners.lora import LoraLayer
 
     return [module for module in language_model.modules() if isinstance(module, LoraLayer)]
+
+
+def _gives_a_product(linear: nn.Linear) -> bool:
+    """Whether it is called as an `nn.Linear` is, by a try without memory: some models' routers are of that class and
+    give what they have chosen."""
+    if type(linear).forward is nn.Linear.forward:
+        return True
+    weight = linear.weight
+    try:
+        with torch.device("meta"):
+            found = linear(torch.empty((2, weight.shape[1]), dtype=weight.dtype))
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        return False
+    return isinstance(found, Tensor) and found.shape == (2, weight.shape[0])
 
 
 def _is_target(name: str, target: str) -> bool:
