@@ -110,7 +110,7 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
         {"spec.training.rollout.stop": ["x"] * 17},
         {"spec.training.rewards": [{"type": "Function", "function": {"path": "no-colon"}}]},
         {"spec.training.rewards[0].type": "mathAnswer"},
-        {"spec.training.algorithm.type": "PPO"},
+        {"spec.training.algorithm.type": "A2C"},
         {"spec.training.algorithm.advantage.type": "GAE"},
         {"spec.pools": []},
         {"spec.pools[0].nodes": 1025},

@@ -73,7 +73,7 @@ def test_resolved_prints_a_job_file_and_the_rest_goes_to_standard_error(tmp_path
 
 def test_resolved_prints_no_job_where_there_is_a_problem(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text(JOB + "    algorithm: {type: PPO}\n")
+    path.write_text(JOB + "    algorithm: {type: A2C}\n")
     command = [sys.executable, "-m", "rljob_cli", "validate", "--resolved", str(path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")

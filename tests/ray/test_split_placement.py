@@ -1,4 +1,4 @@
-"""The reference policy on GPUs of its own computes what it computes beside the actor."""
+"""Reference policy and critic on GPUs of their own compute what they compute beside the actor."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ from rljob_trainer.controller.build_run import LOG_FOLDER
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 SERIES = ("actor/kl_loss", "actor/grad_norm", "critic/rewards/mean", "response_length/mean")
+CRITIC_SERIES = ("critic/vf_loss", "critic/grad_norm", "critic/vf_explained_var")
+RULES = {"Loss": "GRPO", "Reward": "PPO"}
+"""The recipe with each placement of the KL."""
 
 
 def job(placement: str, *, reference_pool: Document | None = None) -> Document:
-    """Two actors; three steps with a learning rate that takes the policy well away from the reference."""
+    """Two actors; three steps with a learning rate that takes the policy well away from the reference. Of PPO two
+    updates in each."""
+    rule = RULES[placement]
     document = small_job(
         num_workers=2,
-        algorithm={"kl": {"coefficient": 0.1, "estimator": "K3", "placement": placement}},
+        algorithm={"type": rule, "kl": {"coefficient": 0.1, "estimator": "K3", "placement": placement}},
         optimizer={"learningRate": 3.0e-3},
         steps=3,
+        **({"critic": {"optimizer": {"learningRate": 1.0e-3}}, "miniBatchSize": 2} if rule == "PPO" else {}),
     )
     if reference_pool is not None:
         spec = cast(Document, document["spec"])
@@ -31,15 +37,18 @@ def job(placement: str, *, reference_pool: Document | None = None) -> Document:
         if placement == "Reward":
             # Whole copies that share the tokens of rows: a run in another layout is the same run.
             spec["roles"]["actor"] = {"shardSize": 1, "sequenceParallel": 2}
+            spec["roles"]["critic"] = {"pool": reference_pool["name"]}
     return document
 
 
 @pytest.mark.parametrize("placement", ["Loss", "Reward"])
-def test_where_the_reference_runs_changes_nothing(placement: str, cluster: str, tmp_path: Path) -> None:
+def test_where_reference_and_critic_run_changes_nothing(placement: str, cluster: str, tmp_path: Path) -> None:
     together = ended_run(tmp_path / "together", job(placement), cluster)
-    # One reference for two actors: what they hold is split anew, and 16 rows come back to two.
+    # One reference, and one critic, for two actors: what they hold is split anew, and 16 rows come back to two.
     apart = ended_run(tmp_path / "apart", job(placement, reference_pool={"name": "judges", "gpusPerNode": 1}), cluster)
-    for name in SERIES:
+    critic = CRITIC_SERIES if RULES[placement] == "PPO" else ()
+    assert len(apart.series("critic/vf_loss")) == (3 if critic else 0)
+    for name in (*SERIES, *critic):
         assert apart.series(name) == pytest.approx(together.series(name), rel=1e-4, abs=1e-7), name
     assert apart.series("actor/kl_loss")[-1] > 1e-3
     logs = apart.folder / LOG_FOLDER

@@ -11,8 +11,10 @@ from pydantic import ValidationError
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
 from rljob_api.pydantic_messages import is_echo, plain_message, spread_out
+from rljob_api.v1alpha1.advantage import AdvantageType
+from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.recipes import advantage_type, resolve_algorithm
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_api.yaml_text import Document, Path, YamlProblem, read_yaml, to_yaml, wire_path
 
@@ -47,6 +49,8 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
     folder keeps its job."""
     algorithm = resolve_algorithm(spec.training.algorithm).as_algorithm()
     training = spec.training.model_copy(update={"algorithm": algorithm})
+    if training.critic is None and advantage_type(algorithm) is AdvantageType.GAE:
+        training = training.model_copy(update={"critic": Critic()})
     return to_yaml(
         {
             "apiVersion": f"{API_GROUP}/{API_VERSION}",
