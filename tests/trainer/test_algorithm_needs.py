@@ -90,6 +90,21 @@ def test_an_advantage_on_tokens_has_to_place_the_kl_in_the_reward() -> None:
             check_algorithm(spec)
 
 
+@pytest.mark.parametrize(
+    ("advantage", "needed"),
+    [
+        ("GAE", "values"),
+        ("ReMax", "greedy_rewards"),
+        ("GDPO", "named_rewards"),
+        ("OptimalTokenBaseline", "squared_probabilities"),
+    ],
+)
+def test_an_advantage_whose_inputs_nothing_computes_is_refused(advantage: str, needed: str) -> None:
+    spec = RLJob.from_wire(small_job(algorithm={"advantage": {"type": advantage}})).spec
+    with pytest.raises(ConfigurationError, match=rf"advantage\.type: {advantage} needs {needed}, which this version"):
+        check_algorithm(spec)
+
+
 def test_rows_that_would_change_the_rotary_frequencies_are_refused(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     LlamaConfig(max_position_embeddings=64, rope_parameters=rope).save_pretrained(tmp_path)

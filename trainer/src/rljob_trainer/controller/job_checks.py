@@ -13,7 +13,14 @@ from rljob_api.v1alpha1.rollout import Rollout
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
-from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS
+from rljob_trainer.algorithms.interfaces import (
+    GREEDY_REWARDS,
+    NAMED_REWARDS,
+    REF_LOGPROBS,
+    ROLLOUT_LOGPROBS,
+    SQUARES,
+    VALUES,
+)
 from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
@@ -22,6 +29,9 @@ from rljob_trainer.engines.train.model import build_on_meta, read_config
 from rljob_trainer.engines.train.recomputation import check_interval
 from rljob_trainer.errors import ConfigurationError
 
+NOT_PROVIDED = frozenset({VALUES, SQUARES, GREEDY_REWARDS, NAMED_REWARDS})
+"""What advantages may need and no step computes so far."""
+
 log = logging.getLogger(__name__)
 
 
@@ -29,6 +39,12 @@ def check_algorithm(spec: RLJobSpec) -> None:
     """Loads and tries the user's own parts of the algorithm. Raises ConfigurationError for what is wrong with them, for
     what they need and cannot get, and where the reference has a pool of its own that nothing needs."""
     needed = _needed_columns(spec)
+    if missing := sorted(needed & NOT_PROVIDED):
+        chosen = resolve_algorithm(spec.training.algorithm).advantage.type
+        raise ConfigurationError(
+            f"spec.training.algorithm.advantage.type: {chosen} needs {', '.join(missing)}, which this version does not "
+            "compute; choose another advantage"
+        )
     kl = spec.training.algorithm.kl
     if kl.coefficient > 0 and kl.placement is KlPlacement.LOSS and kl.estimator is KlEstimator.K1:
         log.warning(
