@@ -5,7 +5,8 @@
 Losses are measured with their metrics and their gradient by the log-probabilities; what both sides find is compared.
 Advantages come as a value per token; on our side the segments are made in every call. verl's `grpo` goes over the rows
 in Python; its `grpo_vectorized`, which does not, is shown beside it. The floor is a copy of as many bytes as inputs and
-results have. One thread on both sides.
+results have. One thread on both sides; what goes from token to token is also measured on a large batch with two threads
+on ours, where verl has one call of torch for each column.
 
 Clip-Cov and KL-Cov choose their tokens in a pass over the mini-batch: the choice is measured, the model's pass is not.
 verl chooses within the loss, of a micro-batch.
@@ -34,9 +35,14 @@ from rljob_bench.token_case import (
     ADVANTAGES,
     CLIPPED_BY_SEQUENCE,
     CLIPPED_WITH_KL,
+    GAE,
+    GAMMA,
     GROUP_RELATIVE_VECTORIZED,
     KL_COEFFICIENT,
+    LAMBDA,
+    ON_TOKENS,
     OPERATIONS,
+    REINFORCE_PLUS_PLUS,
     WHITENING,
     Answer,
     TokenCase,
@@ -46,10 +52,13 @@ from rljob_bench.token_case import (
 from rljob_trainer.algorithms.advantages import group_relative_advantages
 from rljob_trainer.algorithms.aggregation import aggregate_loss, count_denominators
 from rljob_trainer.algorithms.interfaces import (
+    KL_PENALTIES,
     ROLLOUT_LOGPROBS,
+    VALUES,
     LossInputs,
     OneWorker,
     PolicyLoss,
+    TokenInputs,
     TokenLosses,
     WholeInputs,
 )
@@ -57,6 +66,7 @@ from rljob_trainer.algorithms.kl import kl_estimate
 from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.algorithms.policy_losses import clipped_surrogate
 from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.token_advantages import generalized_advantages, reinforce_plus_plus_advantages
 from rljob_trainer.algorithms.whitening import whitened
 
 CASES = {
@@ -69,6 +79,12 @@ QUICK_CASES = {
     "16 rows of 64 tokens": TokenCase(16, 64, is_ragged=False),
     "16 rows of up to 64 tokens": TokenCase(16, 64, is_ragged=True),
 }
+LARGE_CASES = {
+    "a large batch: 1,024 rows of 4,096 tokens": TokenCase(1024, 4096, is_ragged=False),
+    "a large batch: 1,024 rows of up to 4,096 tokens": TokenCase(1024, 4096, is_ragged=True),
+}
+QUICK_LARGE_CASES = {"64 rows of 64 tokens": TokenCase(64, 64, is_ragged=False)}
+MAX_LARGE_MILLISECONDS = 40.0
 WITHOUT_BAR = (GROUP_RELATIVE_VECTORIZED,)
 """What verl does not do for GRPO unless told to: shown only."""
 MAX_OF_PEER = 0.5
@@ -89,6 +105,8 @@ class Tokens:
         self.old_logprobs_N = tables.old_logprobs_BT[mask_BT]
         self.reference_logprobs_N = tables.reference_logprobs_BT[mask_BT]
         self.advantages_N = tables.advantages_BT[mask_BT]
+        self.values_N = tables.values_BT[mask_BT]
+        self.penalties_N = torch.zeros_like(self.values_N)
         self.rewards_B = tables.rewards_B
         self.groups_B = tables.groups_B
 
@@ -100,13 +118,15 @@ class Tokens:
             case = LOSS_CASES[operation]
             loss = policy_loss(resolve_algorithm(Algorithm.from_wire({"loss": case.wire})))
             return partial(self._named_loss, loss, case.by_sequence)
+        if operation in ON_TOKENS:
+            return partial(self._on_tokens, operation)
         return self._group_relative if operation in ADVANTAGES else partial(self._loss, operation)
 
     def num_moved(self, operation: str) -> int:
         """Numbers that are read or written at the least."""
         num_tokens = len(self.logprobs_N)
         if operation in ADVANTAGES:
-            return num_tokens * (2 if operation == WHITENING else 1)
+            return num_tokens * {WHITENING: 2, GAE: 4, REINFORCE_PLUS_PLUS: 2}.get(operation, 1)
         return num_tokens * (5 if operation == CLIPPED_WITH_KL else 4)
 
     def answer(self, operation: str) -> Answer:
@@ -119,6 +139,13 @@ class Tokens:
 
     def _group_relative(self) -> Tensor:
         return Segments.of(self.lengths, CPU).spread(group_relative_advantages(self.rewards_B, self.groups_B))
+
+    def _on_tokens(self, operation: str) -> Tensor:
+        columns = {VALUES: self.values_N, KL_PENALTIES: self.penalties_N}
+        inputs = TokenInputs(self.rewards_B, self.groups_B, Segments.of(self.lengths, CPU), columns)
+        if operation == GAE:
+            return generalized_advantages(inputs, OneWorker(), gamma=GAMMA, lambda_=LAMBDA).advantages_N
+        return reinforce_plus_plus_advantages(inputs, OneWorker(), gamma=GAMMA).advantages_N
 
     def _loss(self, operation: str) -> Tensor:
         segments = Segments.of(self.lengths, CPU)
@@ -166,13 +193,20 @@ def check_alike(operation: str, ours: Answer, theirs: object) -> None:
         assert difference <= TOLERANCE * max(1.0, ours.norm), f"{operation}: {name} {value}, verl's {theirs[name]}"
 
 
-def measure(title: str, case: TokenCase, running: dict[str, PeerProcess], num_rounds: int) -> Measurement:
-    """All operations on one case."""
+def measure(
+    title: str,
+    case: TokenCase,
+    running: dict[str, PeerProcess],
+    num_rounds: int,
+    operations: tuple[str, ...] = (*OPERATIONS, *LOSS_CASES),
+    max_milliseconds: float | None = None,
+) -> Measurement:
+    """Operations on one case."""
     tokens = Tokens(case)
     rows: dict[str, tuple[float | None, ...]] = {}
     seconds: dict[str, tuple[float, ...]] = {}
     ratios = []
-    for operation in (*OPERATIONS, *LOSS_CASES):
+    for operation in operations:
         copied = torch.zeros(tokens.num_moved(operation) // 2)
         turns: dict[str, Turn] = {
             FLOOR: partial(timed_calls, partial(torch.zeros_like(copied).copy_, copied), CALLS_PER_TURN),
@@ -191,11 +225,15 @@ def measure(title: str, case: TokenCase, running: dict[str, PeerProcess], num_ro
         medians = [1e3 * timings[name].median if name in timings else None for name in (FLOOR, OURS, DEFAULT)]
         rows[operation] = (*medians, ratio(timings, OURS, FLOOR), of_peer)
         seconds |= {f"{operation}: {name}": each.seconds for name, each in timings.items()}
+    bars = [Bar(f"at most {MAX_OF_PEER:g} of verl's time, the worst case", max(ratios, default=None), MAX_OF_PEER)]
+    if max_milliseconds is not None:
+        slowest = max(row[1] for row in rows.values() if row[1] is not None)
+        bars.append(Bar(f"at most {max_milliseconds:g} ms, the slower one", slowest, max_milliseconds))
     return Measurement(
         f"{title}, {len(tokens.logprobs_N):,} in all",
         ("floor, ms", f"{OURS}, ms", f"{DEFAULT}, ms", f"{OURS} / floor", f"{OURS} / {DEFAULT}"),
         rows,
-        (Bar(f"at most {MAX_OF_PEER:g} of verl's time, the worst case", max(ratios, default=None), MAX_OF_PEER),),
+        tuple(bars),
         seconds,
     )
 
@@ -207,6 +245,10 @@ def main() -> None:
     with measuring(options, "bench/algorithms.py", (DEFAULT,)) as (running, report):
         for title, case in (QUICK_CASES if options.is_quick else CASES).items():
             report.add(measure(title, case, running, 2 if options.is_quick else 12))
+        torch.set_num_threads(2)
+        for title, case in (QUICK_LARGE_CASES if options.is_quick else LARGE_CASES).items():
+            rounds = 2 if options.is_quick else 8
+            report.add(measure(f"{title}, two threads", case, running, rounds, ON_TOKENS, MAX_LARGE_MILLISECONDS))
         report.write(options.json_path)
 
 

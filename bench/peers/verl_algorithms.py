@@ -6,12 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo.core_algos import (
     agg_loss,
+    compute_gae_advantage_return,
     compute_grpo_outcome_advantage,
     compute_grpo_vectorized_outcome_advantage,
     compute_policy_loss_vanilla,
     get_policy_loss_fn,
+    compute_reinforce_plus_plus_outcome_advantage,
     kl_penalty,
 )
 from verl.utils.torch_functional import masked_whiten
@@ -23,9 +26,13 @@ from rljob_bench.token_case import (
     ADVANTAGES,
     CLIPPED_BY_SEQUENCE,
     CLIPPED_WITH_KL,
+    GAE,
+    GAMMA,
     GROUP_RELATIVE,
     GROUP_RELATIVE_VECTORIZED,
     KL_COEFFICIENT,
+    LAMBDA,
+    REINFORCE_PLUS_PLUS,
     WHITENING,
     Answer,
     TokenCase,
@@ -59,6 +66,13 @@ class Tokens:
         """One call of an operation, with its gradient where it is a loss; gives the loss or the values."""
         if operation == WHITENING:
             return lambda: masked_whiten(self.tables.advantages_BT, self.mask_BT)
+        if operation == GAE:
+            return lambda: compute_gae_advantage_return(
+                self.rewards_BT, self.tables.values_BT, self.mask_BT, GAMMA, LAMBDA
+            )[0]
+        if operation == REINFORCE_PLUS_PLUS:
+            config = AlgoConfig(gamma=GAMMA)
+            return lambda: compute_reinforce_plus_plus_outcome_advantage(self.rewards_BT, self.mask_BT, config)[0]
         if operation in ESTIMATORS:
             return lambda: ESTIMATORS[operation](self.rewards_BT, self.mask_BT, self.groups)[0]
         if operation in LOSS_CASES:

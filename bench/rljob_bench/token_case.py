@@ -15,10 +15,14 @@ KL_COEFFICIENT = 0.001
 GROUP_RELATIVE = "group-relative advantages"
 GROUP_RELATIVE_VECTORIZED = "group-relative advantages, verl's grpo_vectorized"
 WHITENING = "whitened advantages"
+GAE = "generalized advantages (GAE)"
+REINFORCE_PLUS_PLUS = "REINFORCE++ advantages"
+GAMMA, LAMBDA = 0.99, 0.95
 CLIPPED = "clipped loss, token mean"
 CLIPPED_BY_SEQUENCE = "clipped loss, sequence mean"
 CLIPPED_WITH_KL = "clipped loss and KL term (k3), token mean"
-ADVANTAGES = (GROUP_RELATIVE, GROUP_RELATIVE_VECTORIZED, WHITENING)
+ON_TOKENS = (GAE, REINFORCE_PLUS_PLUS)
+ADVANTAGES = (GROUP_RELATIVE, GROUP_RELATIVE_VECTORIZED, WHITENING, *ON_TOKENS)
 OPERATIONS = (*ADVANTAGES, CLIPPED, CLIPPED_BY_SEQUENCE, CLIPPED_WITH_KL)
 
 
@@ -42,6 +46,7 @@ class Tables:
     old_logprobs_BT: Tensor
     reference_logprobs_BT: Tensor
     advantages_BT: Tensor
+    values_BT: Tensor
     rewards_B: Tensor
     groups_B: Tensor
     """int64."""
@@ -78,6 +83,7 @@ def made_tables(case: TokenCase) -> Tables:
         old_BT * mask_BT,
         (old_BT + 0.3 * normal(*shape)) * mask_BT,
         normal(case.num_rows, 1) * mask_BT,
+        normal(*shape) * mask_BT,
         rewards_B,
         torch.arange(case.num_rows) // GROUP_SIZE,
     )

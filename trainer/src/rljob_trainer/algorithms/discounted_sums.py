@@ -131,6 +131,8 @@ def _carry(values_CK: Tensor, totals_C: Tensor, blocks: _Blocks, factor: float) 
 
 def _sums_one_by_one(values_EK: Tensor, factors_EK: Tensor) -> Tensor:
     """[E, K]: the sums within blocks, with a factor for each value's successor."""
+    if not len(values_EK):
+        return values_EK
     sums_KE, factors_KE = values_EK.t().contiguous(), factors_EK.t().contiguous()
     for place in reversed(range(WIDTH - 1)):
         sums_KE[place].addcmul_(factors_KE[place], sums_KE[place + 1])
