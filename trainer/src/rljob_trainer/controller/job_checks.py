@@ -6,8 +6,10 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.kl import KlEstimator, KlPlacement
 from rljob_api.v1alpha1.model import Lora
+from rljob_api.v1alpha1.policy_loss import LossType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rollout import Rollout
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
@@ -28,7 +30,6 @@ log = logging.getLogger(__name__)
 def check_algorithm(spec: RLJobSpec) -> None:
     """Loads and tries the user's own parts of the algorithm. Raises ConfigurationError for what is wrong with them, for
     what they need and cannot get, and where the reference has a pool of its own that nothing needs."""
-    needed = _needed_columns(spec)
     kl = spec.training.algorithm.kl
     if (
         kl.coefficient > 0
@@ -52,7 +53,7 @@ def check_algorithm(spec: RLJobSpec) -> None:
             rollout.sync_every_steps - 1,
             advice,
         )
-    if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in needed:
+    if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in _needed_columns(spec, of_functions=True):
         raise ConfigurationError(
             f"spec.training.rollout: with topP {rollout.top_p:g} and topK {rollout.top_k} the generator's "
             "log-probabilities are of what the cut left, those of the policy of all tokens, and your function would "
@@ -125,7 +126,13 @@ def samples_all_tokens(rollout: Rollout) -> bool:
     return rollout.top_p == 1 and rollout.top_k == 0
 
 
-def _needed_columns(spec: RLJobSpec) -> frozenset[str]:
-    """What the advantage and the loss ask for."""
+def _needed_columns(spec: RLJobSpec, *, of_functions: bool = False) -> frozenset[str]:
+    """What the advantage and the loss ask for; of the user's own alone, which alone compare log-probabilities with the
+    generator's."""
     resolved = resolve_algorithm(spec.training.algorithm)
-    return advantage_estimator(resolved, spec.training.rollout.group_size).needs | policy_loss(resolved).needs
+    needed: frozenset[str] = frozenset()
+    if not of_functions or resolved.advantage.type is AdvantageType.FUNCTION:
+        needed |= advantage_estimator(resolved, spec.training.rollout.group_size).needs
+    if not of_functions or resolved.loss.type is LossType.FUNCTION:
+        needed |= policy_loss(resolved).needs
+    return needed
