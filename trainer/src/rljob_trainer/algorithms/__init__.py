@@ -1,8 +1,8 @@
 """The learning rules as pure functions on flat tensors: no Ray, no clock, no randomness, no state.
 
-Read `interfaces` first (what an advantage and a loss are), then `advantages`, `policy_losses`, `kl` and `aggregation`
-(the formulas), `segments` and `slopes` (what they are written with), `advantage_registry` and `loss_registry` (from a
-job to them), and `functions`, `function_results`, `function_trial`, `several_workers` (the user's own).
+Read `interfaces` first (what an advantage and a loss are), then `advantages`, `policy_losses`, `sequence_losses`,
+`covariance_losses`, `kl` and `aggregation` (the formulas), `segments`, `slopes` and `selection` (what they are written
+with), `advantage_registry` and `loss_registry` (from a job to them), and `functions`, `function_results`, `function_trial`, `several_workers` (the user's own).
 
 What the user's own functions import is here.
 """
