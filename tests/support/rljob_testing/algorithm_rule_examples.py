@@ -40,7 +40,9 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         for advantage in _GROUP_RELATIVE
     ],
     "Algorithm.loss.clipped": [
-        {_T + "algorithm": {"type": recipe, "loss": loss}} for recipe in ("GRPO", "DrGRPO") for loss in _CLIPPED
+        *({_T + "algorithm": {"type": recipe, "loss": loss}} for recipe in ("GRPO", "DrGRPO") for loss in _CLIPPED),
+        {_T + "algorithm": {"type": "GSPO", "loss": {"gspo": {}}}},
+        {_T + "algorithm": {"type": "CISPO", "loss": {"cispo": {"clipRatioHigh": 3}}}},
     ],
     **{
         f"Algorithm.loss.{block}": [
@@ -50,8 +52,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         ]
         for block, variant in _BLOCKS.items()
     },
-    "Algorithm.loss.gspo of the recipe": [{_T + "algorithm": {"type": "GSPO", "loss": {"gspo": {}}}}],
-    "Algorithm.loss.cispo of the recipe": [{_T + "algorithm": {"type": "CISPO", "loss": {"cispo": {}}}}],
     "Loss.dro": [{_T + "algorithm.loss": {"type": "DRO", "dro": {"beta": 0.1}}}, {_T + "algorithm.loss.type": "GPG"}],
     "ClipCov.covarianceHigh": [{_T + "algorithm.loss": {"type": "ClipCov", "clipCov": {"covarianceLow": -1}}}],
     "Clipped.dualClipRatio": [

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 def check_algorithm(spec: RLJobSpec) -> None:
     """Loads and tries the user's own parts of the algorithm. Raises ConfigurationError for what is wrong with them, for
     what they need and cannot get, and where the reference has a pool of its own that nothing needs."""
+    needed_by_functions = _needed_columns(spec, of_functions=True)
     kl = spec.training.algorithm.kl
     if (
         kl.coefficient > 0
@@ -53,7 +54,7 @@ def check_algorithm(spec: RLJobSpec) -> None:
             rollout.sync_every_steps - 1,
             advice,
         )
-    if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in _needed_columns(spec, of_functions=True):
+    if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in needed_by_functions:
         raise ConfigurationError(
             f"spec.training.rollout: with topP {rollout.top_p:g} and topK {rollout.top_k} the generator's "
             "log-probabilities are of what the cut left, those of the policy of all tokens, and your function would "
@@ -130,9 +131,9 @@ def _needed_columns(spec: RLJobSpec, *, of_functions: bool = False) -> frozenset
     """What the advantage and the loss ask for; of the user's own alone, which alone compare log-probabilities with the
     generator's."""
     resolved = resolve_algorithm(spec.training.algorithm)
-    needed: frozenset[str] = frozenset()
-    if not of_functions or resolved.advantage.type is AdvantageType.FUNCTION:
-        needed |= advantage_estimator(resolved, spec.training.rollout.group_size).needs
-    if not of_functions or resolved.loss.type is LossType.FUNCTION:
-        needed |= policy_loss(resolved).needs
-    return needed
+    by_advantage = advantage_estimator(resolved, spec.training.rollout.group_size).needs
+    by_loss = policy_loss(resolved).needs
+    if of_functions:
+        by_advantage = by_advantage if resolved.advantage.type is AdvantageType.FUNCTION else frozenset()
+        by_loss = by_loss if resolved.loss.type is LossType.FUNCTION else frozenset()
+    return by_advantage | by_loss
