@@ -89,6 +89,13 @@ def test_a_warning_of_k1_in_the_loss_unless_it_has_another_gradient(
     assert ("only adds noise" in caplog.text) is warns
 
 
+@pytest.mark.parametrize(("epochs", "warns"), [(1, True), (2, False)])
+def test_a_warning_of_a_penalty_without_a_gradient(epochs: int, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    job = small_job(algorithm={"loss": {"type": "KLCov"}}, numEpochsPerBatch=epochs)
+    check_algorithm(RLJob.from_wire(job).spec)
+    assert ("the penalty of KLCov has no gradient" in caplog.text) is warns
+
+
 def test_an_advantage_on_tokens_has_to_place_the_kl_in_the_reward() -> None:
     for name, placement, is_right in (
         ("returns", "Loss", True),

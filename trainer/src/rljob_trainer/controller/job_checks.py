@@ -10,7 +10,7 @@ from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.kl import KlEstimator, KlPlacement
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.policy_loss import LossType
-from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.recipes import loss_type, resolve_algorithm
 from rljob_api.v1alpha1.rollout import Rollout
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -41,6 +41,13 @@ def check_algorithm(spec: RLJobSpec) -> None:
         log.warning(
             "spec.training.algorithm.kl: the gradient of K1 in the loss has expectation 0 and only adds noise; write "
             "K2 or K3, straightThrough: true, or placement: Reward"
+        )
+    training = spec.training
+    has_single_update = training.mini_batch_size in (None, training.batch_size) and training.num_epochs_per_batch == 1
+    if has_single_update and loss_type(training.algorithm) is LossType.KL_COV:
+        log.warning(
+            "spec.training.algorithm.loss: with one update per step old and new policy are the same, and the penalty "
+            "of KLCov has no gradient; set miniBatchSize below batchSize, or numEpochsPerBatch above 1"
         )
     rollout, placed = spec.training.rollout, spec.placed_roles()
     correction = spec.training.algorithm.rollout_correction
