@@ -13,8 +13,8 @@ from verl.trainer.ppo.core_algos import (
     compute_grpo_outcome_advantage,
     compute_grpo_vectorized_outcome_advantage,
     compute_policy_loss_vanilla,
-    get_policy_loss_fn,
     compute_reinforce_plus_plus_outcome_advantage,
+    get_policy_loss_fn,
     kl_penalty,
 )
 from verl.utils.torch_functional import masked_whiten

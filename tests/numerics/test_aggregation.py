@@ -35,7 +35,7 @@ def test_by_hand_with_an_empty_row(aggregation: LossAggregation, expected: float
 
 
 @pytest.mark.parametrize("aggregation", list(LossAggregation))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(lengths=LENGTHS, dp_size=st.sampled_from([1, 2, 4]), micro_batch=st.integers(1, 8), seed=st.integers(0, 99))
 def test_value_and_gradient_do_not_depend_on_the_split(
     aggregation: LossAggregation, lengths: list[int], dp_size: int, micro_batch: int, seed: int

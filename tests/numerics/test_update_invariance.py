@@ -25,6 +25,7 @@ from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_met
 from rljob_testing.update_runs import (
     CASES,
     EXPERTS,
+    LOSSES,
     MORE_HEADS,
     NUM_STEPS,
     OTHER_AGGREGATIONS,
@@ -154,6 +155,17 @@ def test_a_loss_that_looks_at_the_whole_mini_batch_is_that_of_one_worker(seen: S
     assert difference(one.gradients[0], seen.steps["one"][0].gradients[0]) > 0.1
     for outcome in seen.steps[f"covariance, {other}"]:
         assert_same(outcome, one)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_more_than_a_token_are_those_of_one_worker(seen: Seen, name: str) -> None:
+    """In micro-batches, too. In the first update of the step the policies are the same, in the second they differ."""
+    [one] = seen.steps[name]
+    assert difference(one.gradients[1], seen.steps["one"][0].gradients[1]) > 0.1
+    for outcome in seen.steps[f"{name}, two workers"]:
+        assert_same(outcome, one)
+    if name.endswith("Cov"):
+        assert 0.05 < one.metrics["actor/pg_cov_frac"] <= 0.1
 
 
 def test_corrected_losses_are_those_of_one_worker(seen: Seen) -> None:

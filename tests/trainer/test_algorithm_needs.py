@@ -75,6 +75,27 @@ def test_log_probabilities_of_a_cut_distribution_are_given_to_no_loss(cut: Docum
         check_algorithm(RLJob.from_wire(small_job(algorithm=algorithm, rollout=cut)).spec)
 
 
+@pytest.mark.parametrize("loss", ["ClipCov", "KLCov"])
+def test_a_loss_that_only_tells_tokens_apart_by_them_may_have_them(loss: str) -> None:
+    check_algorithm(RLJob.from_wire(small_job(algorithm={"loss": {"type": loss}}, rollout={"topP": 0.9})).spec)
+
+
+@pytest.mark.parametrize(("is_straight", "warns"), [(False, True), (True, False)])
+def test_a_warning_of_k1_in_the_loss_unless_it_has_another_gradient(
+    is_straight: bool, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    kl = {"coefficient": 0.1, "estimator": "K1", "straightThrough": is_straight}
+    check_algorithm(RLJob.from_wire(small_job(algorithm={"kl": kl})).spec)
+    assert ("only adds noise" in caplog.text) is warns
+
+
+@pytest.mark.parametrize(("epochs", "warns"), [(1, True), (2, False)])
+def test_a_warning_of_a_penalty_without_a_gradient(epochs: int, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    job = small_job(algorithm={"loss": {"type": "KLCov"}}, numEpochsPerBatch=epochs)
+    check_algorithm(RLJob.from_wire(job).spec)
+    assert ("the penalty of KLCov has no gradient" in caplog.text) is warns
+
+
 def test_an_advantage_on_tokens_has_to_place_the_kl_in_the_reward() -> None:
     for name, placement, is_right in (
         ("returns", "Loss", True),

@@ -67,7 +67,9 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "algorithm": {"advantage": {"type": "OPO"}, "kl": _KL_IN_REWARD}},
     ],
     "Algorithm.loss.clipped": [
-        {_T + "algorithm": {"type": recipe, "loss": loss}} for recipe in ("GRPO", "DrGRPO") for loss in _CLIPPED
+        *({_T + "algorithm": {"type": recipe, "loss": loss}} for recipe in ("GRPO", "DrGRPO") for loss in _CLIPPED),
+        {_T + "algorithm": {"type": "GSPO", "loss": {"gspo": {}}}},
+        {_T + "algorithm": {"type": "CISPO", "loss": {"cispo": {"clipRatioHigh": 3}}}},
     ],
     **{
         f"Algorithm.loss.{block}": [

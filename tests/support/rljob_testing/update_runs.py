@@ -157,6 +157,20 @@ def corrected(num_prompts_per_update: int) -> Replay:
     return replace(REPLAY, algorithm=algorithm, mini_batch_size=num_prompts_per_update)
 
 
+def with_loss(wire: dict[str, object]) -> Replay:
+    """The loss by its paper's aggregation."""
+    aggregation = "TokenMean" if str(wire["type"]).endswith("Cov") else "SequenceMeanTokenMean"
+    algorithm = Algorithm.from_wire({"loss": wire, "aggregation": aggregation, "dropZeroVarianceGroups": True})
+    return replace(REPLAY, algorithm=algorithm)
+
+
+LOSSES = {
+    "GSPO": with_loss({"type": "GSPO"}),
+    "GMPO": with_loss({"type": "GMPO"}),
+    "Clip-Cov": with_loss({"type": "ClipCov", "clipCov": {"tokenShare": 0.1, "covarianceLow": 0.1}}),
+    "KL-Cov": with_loss({"type": "KLCov", "klCov": {"tokenShare": 0.1}}),
+}
+"""Those that look at more than a token. Of the two last so many tokens are chosen that one more or less would show."""
 OTHER_AGGREGATIONS = [each for each in LossAggregation if each is not REPLAY.resolved.aggregation]
 COVARIANCE_REPLAY = replace(REPLAY, algorithm=COVARIANCE)
 SAME_AS_ONE = {
@@ -193,6 +207,7 @@ ONE = {
     "advantage": Case(with_advantage(mixed_baseline.RESPONSES_PATH), step=1),
     "advantage, no KL": Case(with_advantage(mixed_baseline.RESPONSES_PATH, Kl()), step=1),
     **{f"{each} one": Case(aggregated(each)) for each in OTHER_AGGREGATIONS},
+    **{name: Case(replay) for name, replay in LOSSES.items()},
 }
 OTHERS = {
     **SAME_AS_ONE,
@@ -207,6 +222,7 @@ OTHERS = {
     "bfloat16, in tiles": Case(replace(REPLAY, compute_dtype=torch.bfloat16), 2, in_tiles=True),
     **{f"{each} micro": Case(micro(aggregated(each), 19)) for each in OTHER_AGGREGATIONS},
     **{f"{each} two": Case(aggregated(each), 2) for each in OTHER_AGGREGATIONS},
+    **{f"{name}, two workers": Case(micro(replay, 30), 2) for name, replay in LOSSES.items()},
 }
 CASES = ONE | OTHERS
 

@@ -40,7 +40,7 @@ class LossAggregation(StrEnum):
     """How per-token losses become one number. All denominators are those of the whole mini-batch on all workers;
     SequenceMeanTokenSumNorm divides each response's sum by rollout.maxNewTokens, whatever the response's length.
     TokenSum has no denominator: loss and gradient grow with the number of tokens in a mini-batch, and so does what a
-    learning rate means to an optimizer that does not normalise; maxGradNorm bounds nearly every update."""
+    learning rate means to an optimizer that does not normalise; maxGradientNorm bounds nearly every update."""
 
     TOKEN_MEAN = "TokenMean"
     TOKEN_SUM = "TokenSum"

@@ -1,8 +1,8 @@
 """The learning rules as pure functions on flat tensors: no Ray, no clock, no randomness, no state.
 
-Read `interfaces` first (what an advantage and a loss are), then `advantages`, `token_advantages`, `policy_losses`, `kl`
-and `aggregation` (the formulas), `segments`, `discounted_sums`, `whitening` and `slopes` (what they are written with),
-`advantage_registry` and `loss_registry` (from a job to them), and `functions`, `function_results`, `function_trial`,
+Read `interfaces` first (what an advantage and a loss are), then `advantages`, `token_advantages`, `policy_losses`,
+`sequence_losses`, `covariance_losses`, `value_losses`, `kl` and `aggregation` (the formulas), `segments`,
+`discounted_sums`, `whitening`, `slopes` and `selection` (what they are written with), `advantage_registry` and `loss_registry` (from a job to them), and `functions`, `function_results`, `function_trial`,
 `several_workers` (the user's own).
 
 What the user's own functions import is here.

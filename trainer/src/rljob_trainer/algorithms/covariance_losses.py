@@ -20,7 +20,7 @@ from rljob_trainer.algorithms.interfaces import ROLLOUT_LOGPROBS, LossInputs, Re
 from rljob_trainer.algorithms.kl import absolute_with_slopes
 from rljob_trainer.algorithms.policy_losses import KL_SUM, MAX_LOG_RATIO, clipped_surrogate
 from rljob_trainer.algorithms.selection import drawn_keys, largest, nth_largest
-from rljob_trainer.algorithms.slopes import Columns, Sloped, by_chunks, in_chunks
+from rljob_trainer.algorithms.slopes import Columns, Sloped, applied
 
 IS_CHOSEN = "is_chosen"
 """What the pass gives: float32, 1 for the tokens that are treated in another way, else 0."""
@@ -58,17 +58,11 @@ def choose_to_clip(
     """Collective. IS_CHOSEN for Clip-Cov: `token_share` of the mini-batch's tokens, at least one, of those whose
     covariance is between the bounds and whose ratio is not clipped anyway. They are drawn by `drawn_keys`."""
     means = _means(inputs, reduce)
-
-    def formula(columns: Columns) -> Sloped:
-        """In the place of slopes: 1 for the tokens that may be chosen, else 0."""
-        logprobs_N, old_N, advantages_N = columns
-        covariances_N = means.covariances(logprobs_N, advantages_N)
-        may_be_N = covariances_N.gt(covariance_low).to(covariances_N.dtype).mul_(covariances_N.lt_(covariance_high))
-        ratio_N = (logprobs_N - old_N).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp_()
-        clipped_N = ratio_N.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(advantages_N)
-        return Sloped(may_be_N.mul_(clipped_N.ge_(ratio_N.mul_(advantages_N))))
-
-    may_be_N = by_chunks(formula, (inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N)).slopes_N
+    covariances_N = means.covariances(inputs.logprobs_N, inputs.advantages_N)
+    may_be_N = covariances_N.gt(covariance_low).to(covariances_N.dtype).mul_(covariances_N.lt_(covariance_high))
+    ratio_N = (inputs.logprobs_N - inputs.old_logprobs_N).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp_()
+    clipped_N = ratio_N.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(inputs.advantages_N)
+    may_be_N.mul_(clipped_N.ge_(ratio_N.mul_(inputs.advantages_N)))
     places_C = may_be_N.nonzero().squeeze(1)
     drawn_C = drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments, places_C)
     bound = nth_largest(drawn_C, means.num_chosen(token_share), reduce)
@@ -81,15 +75,11 @@ def choose_to_penalise(inputs: WholeInputs, reduce: Reduce, *, token_share: floa
     """Collective. IS_CHOSEN for KL-Cov: `token_share` of the mini-batch's tokens, at least one, with the largest
     covariances; of equal ones those that `drawn_keys` says."""
     means = _means(inputs, reduce)
-
-    def formula(columns: Columns) -> Sloped:
-        """In the place of slopes: the covariances."""
-        return Sloped(means.covariances(*columns))
+    covariances_N = means.covariances(inputs.logprobs_N, inputs.advantages_N)
 
     def draw(places_C: Tensor) -> Tensor:
         return drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments, places_C)
 
-    covariances_N = by_chunks(formula, (inputs.logprobs_N, inputs.advantages_N)).slopes_N
     places_C = largest(covariances_N, means.num_chosen(token_share), reduce, draw)
     is_chosen_N = covariances_N.zero_()
     is_chosen_N[places_C] = 1.0
@@ -126,7 +116,7 @@ def ratio_with_penalty(inputs: LossInputs, *, coefficient: float) -> TokenLosses
     def formula(columns: Columns) -> Sloped:
         new_logprobs_N, old_N, advantages_N, is_chosen_N = columns
         log_ratio_N = new_logprobs_N - old_N
-        kl_sum = -log_ratio_N.sum(dtype=torch.float64)
+        kl_sum = -log_ratio_N.sum()
         penalties_N, slopes_N = absolute_with_slopes(log_ratio_N)
         held_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         flows_N = log_ratio_N.eq_(held_N)
@@ -136,7 +126,7 @@ def ratio_with_penalty(inputs: LossInputs, *, coefficient: float) -> TokenLosses
         return Sloped(slopes_N, losses_N, {CHOSEN_SUM: is_chosen_N.sum(), KL_SUM: kl_sum})
 
     return TokenLosses(
-        *in_chunks(formula, inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N, inputs.whole[IS_CHOSEN])
+        *applied(formula, inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N, inputs.whole[IS_CHOSEN])
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rljob_api.v1alpha1.policy_loss import Divergence
 from rljob_trainer.algorithms.interfaces import TokenLosses
-from rljob_trainer.algorithms.slopes import Columns, Sloped, in_chunks
+from rljob_trainer.algorithms.slopes import Columns, Sloped, applied
 
 MAX_LOG_RATIO = 20.0
 
@@ -69,7 +69,7 @@ def clipped_surrogate(
             slopes_N, losses_N, {CLIPPED_SUM: num_clipped, DUAL_CLIPPED_SUM: num_dual_clipped, KL_SUM: kl_sum}
         )
 
-    return TokenLosses(*in_chunks(formula, logprobs_N, old_logprobs_N, advantages_N))
+    return TokenLosses(*applied(formula, logprobs_N, old_logprobs_N, advantages_N))
 
 
 def clipped_weight(
@@ -94,7 +94,7 @@ def clipped_weight(
         slopes_N = weights_N.mul_(columns[2]).neg_()
         return Sloped(slopes_N, sums={CLIPPED_SUM: num_clipped, KL_SUM: kl_sum})
 
-    return TokenLosses(*in_chunks(formula, logprobs_N, old_logprobs_N, advantages_N))
+    return TokenLosses(*applied(formula, logprobs_N, old_logprobs_N, advantages_N))
 
 
 def policy_gradient(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor) -> TokenLosses:
@@ -104,10 +104,10 @@ def policy_gradient(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Te
     """
 
     def formula(columns: Columns) -> Sloped:
-        kl_sum = (columns[1] - columns[0]).sum(dtype=torch.float64)
+        kl_sum = (columns[1] - columns[0]).sum()
         return Sloped(-columns[2], sums={KL_SUM: kl_sum})
 
-    return TokenLosses(*in_chunks(formula, logprobs_N, old_logprobs_N, advantages_N))
+    return TokenLosses(*applied(formula, logprobs_N, old_logprobs_N, advantages_N))
 
 
 def soft_gate(
@@ -134,7 +134,7 @@ def soft_gate(
         slopes_N = ratio_N.mul_(losses_N).addcmul_(ratio_N, gates_N, value=-1.0)
         return Sloped(slopes_N, losses_N.div_(temperatures), {KL_SUM: kl_sum})
 
-    return TokenLosses(*in_chunks(formula, logprobs_N, old_logprobs_N, advantages_N))
+    return TokenLosses(*applied(formula, logprobs_N, old_logprobs_N, advantages_N))
 
 
 def within_divergence(
@@ -176,7 +176,7 @@ def within_divergence(
         slopes_N = weights_N.mul_(stays_N).mul_(advantages_N).neg_()
         return Sloped(slopes_N, sums={CLIPPED_SUM: num_out, BOUNDED_SUM: num_bounded, KL_SUM: kl_sum})
 
-    return TokenLosses(*in_chunks(formula, logprobs_N, old_logprobs_N, advantages_N))
+    return TokenLosses(*applied(formula, logprobs_N, old_logprobs_N, advantages_N))
 
 
 def quadratic_penalty(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, *, beta: float) -> TokenLosses:
@@ -189,12 +189,12 @@ def quadratic_penalty(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: 
     def formula(columns: Columns) -> Sloped:
         new_logprobs_N, old_N, advantages_N = columns
         log_ratio_N = new_logprobs_N - old_N
-        kl_sum = -log_ratio_N.sum(dtype=torch.float64)
+        kl_sum = -log_ratio_N.sum()
         slopes_N = torch.sub(log_ratio_N.mul_(beta), advantages_N)
         losses_N = log_ratio_N.square_().div_(2.0 * beta).addcmul_(advantages_N, new_logprobs_N, value=-1.0)
         return Sloped(slopes_N, losses_N, {KL_SUM: kl_sum})
 
-    return TokenLosses(*in_chunks(formula, logprobs_N, old_logprobs_N, advantages_N))
+    return TokenLosses(*applied(formula, logprobs_N, old_logprobs_N, advantages_N))
 
 
 def by_sign(advantages_N: Tensor, positive: float, otherwise: float) -> Tensor:
@@ -208,7 +208,7 @@ def _held_log_ratio(columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
     """The log-ratio, [N], and held within bounds, to be overwritten both; KL_SUM."""
     log_ratio_N = columns[0] - columns[1]
     held_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return log_ratio_N, held_N, -held_N.sum(dtype=torch.float64)
+    return log_ratio_N, held_N, -held_N.sum()
 
 
 def _log_rests(probabilities_N: Tensor, old_probabilities_N: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor
 from rljob_trainer.algorithms.interfaces import Reduce
 from rljob_trainer.algorithms.segments import Segments
 
-KEY_BITS, DIGIT_BITS = 32, 8
+DIGIT_BITS, NUM_PASSES = 11, 3
+"""Of keys with 32 bits."""
 NUM_DIGITS = 1 << DIGIT_BITS
 
 
@@ -36,7 +37,7 @@ def nth_largest(keys_C: Tensor, nth: int, reduce: Reduce) -> Threshold:
     # No other than the largest of each worker can be it. On the host, where these few cost least.
     candidates_C = keys_C[_largest_here(keys_C, nth)].cpu().numpy()
     key, num_above, num_equal = 0, 0, 0
-    for shift in range(KEY_BITS - DIGIT_BITS, -1, -DIGIT_BITS):
+    for shift in range(DIGIT_BITS * (NUM_PASSES - 1), -1, -DIGIT_BITS):
         digits_C = (candidates_C >> shift) & (NUM_DIGITS - 1)
         counts_D = reduce.sum(torch.from_numpy(np.bincount(digits_C, minlength=NUM_DIGITS))).numpy()
         num_at_least_D = counts_D[::-1].cumsum()

@@ -18,7 +18,7 @@ from torch import Tensor
 from rljob_trainer.algorithms.interfaces import TokenLosses
 from rljob_trainer.algorithms.policy_losses import CLIPPED_SUM, KL_SUM, MAX_LOG_RATIO, by_sign
 from rljob_trainer.algorithms.segments import Segments
-from rljob_trainer.algorithms.slopes import Columns, Sloped, by_chunks, in_chunks, with_slopes
+from rljob_trainer.algorithms.slopes import Columns, Sloped, applied, with_slopes
 
 MAX_MEAN_LOG_RATIO = 10.0
 """Of a response."""
@@ -55,7 +55,7 @@ def clipped_sequence_ratio(
         slopes_N = is_clipped_N.neg_().add_(1.0).mul_(flows_N).mul_(losses_N)
         return Sloped(slopes_N, losses_N, {CLIPPED_SUM: num_clipped})
 
-    losses_N, sums = in_chunks(formula, logprobs_N, advantages_N, ratio_N, flows_N)
+    losses_N, sums = applied(formula, logprobs_N, advantages_N, ratio_N, flows_N)
     return TokenLosses(losses_N, {**sums, KL_SUM: -log_ratio_sums_B.sum(dtype=torch.float64)})
 
 
@@ -76,26 +76,18 @@ def clipped_geometric_mean(
     takes the mean over the rows of a micro-batch, whatever the job's aggregation is. Log-ratios are held within +-20
     first.
     """
-
-    def capped(columns: Columns) -> Sloped:
-        """The clipped log-ratios, and in the place of slopes 1 for the tokens that have one, else 0."""
-        log_ratio_N = columns[0] - columns[1]
+    with torch.no_grad():
+        log_ratio_N = logprobs_N - old_logprobs_N
         held_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        kl_sum = -held_N.sum(dtype=torch.float64)
+        kl_sum = -held_N.sum()
         flows_N = log_ratio_N.eq_(held_N)
-        signs_N = columns[2].sign()
+        signs_N = advantages_N.sign()
         pushed_N = held_N.mul_(signs_N)
-        capped_N = torch.minimum(pushed_N, by_sign(columns[2], clip_log_ratio_high, clip_log_ratio_low))
+        capped_N = torch.minimum(pushed_N, by_sign(advantages_N, clip_log_ratio_high, clip_log_ratio_low))
         is_clipped_N = pushed_N.gt_(capped_N)
         num_clipped = is_clipped_N.sum()
-        capped_N.mul_(signs_N)
-        slopes_N = is_clipped_N.neg_().add_(1.0).mul_(flows_N).mul_(signs_N.square_())
-        return Sloped(slopes_N, capped_N, {CLIPPED_SUM: num_clipped, KL_SUM: kl_sum})
-
-    with torch.no_grad():
-        found = by_chunks(capped, (logprobs_N.detach(), old_logprobs_N, advantages_N))
-        assert found.values_N is not None
-        ratio_B = segments.mean(found.values_N).exp_()
+        ratio_B = segments.mean(capped_N.mul_(signs_N)).exp_()
         losses_N = segments.spread(ratio_B.mul_(segments.mean(advantages_N)).neg_())
-        slopes_N = found.slopes_N.mul_(losses_N)
-    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), found.sums)
+        has_slope_N = is_clipped_N.neg_().add_(1.0).mul_(flows_N).mul_(signs_N.square_())
+        slopes_N = has_slope_N.mul_(losses_N)
+    return TokenLosses(with_slopes(logprobs_N, losses_N, slopes_N), {CLIPPED_SUM: num_clipped, KL_SUM: kl_sum})

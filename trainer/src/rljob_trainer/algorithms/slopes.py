@@ -3,9 +3,6 @@
 A formula of many steps on single numbers, differentiated by autograd, reads and writes every intermediate result twice
 or more. Here value and derivative are worked out side by side without a graph, and the backward pass is one product.
 
-On CPUs long rows of numbers are worked through in chunks that fit a core's cache (`in_chunks`): whole ones would have
-each intermediate result written to memory and its pages mapped anew.
-
 Such formulas mark tokens with 1.0 and 0.0 rather than with bools: PyTorch's operations on CPUs are four to six times as
 slow where they read or write bools (torch 2.13).
 
@@ -21,56 +18,32 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-CPU_CHUNK_TOKENS = 1 << 15
-
 Columns = tuple[Tensor, ...]
 """[N] each."""
 
 
 @dataclass(frozen=True)
 class Sloped:
-    """What a formula gives for some of the tokens, without a graph."""
+    """What a formula gives, without a graph."""
 
     slopes_N: Tensor
     values_N: Tensor | None = None
     """None for the product of slopes and log-probabilities."""
     sums: Mapping[str, Tensor] = field(default_factory=dict)
-    """0-d, over these tokens."""
+    """0-d."""
 
 
-def in_chunks(
+def applied(
     formula: Callable[[Columns], Sloped], logprobs_N: Tensor, *others_N: Tensor
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Values as a function of `logprobs_N` with the slopes that the formula finds, and its sums over all tokens. The
-    formula is given the log-probabilities and the others, all of them or chunk by chunk; what it is given stays as it
-    is."""
-    columns = (logprobs_N.detach(), *others_N)
+    """Values as a function of `logprobs_N` with the slopes that the formula finds, and its sums. The formula is given
+    the log-probabilities and the others, which stay as they are."""
     with torch.no_grad():
-        found = by_chunks(formula, columns)
+        found = formula((logprobs_N.detach(), *others_N))
     if found.values_N is None:
         # One product is what autograd does best.
         return logprobs_N * found.slopes_N, found.sums
     return with_slopes(logprobs_N, found.values_N, found.slopes_N), found.sums
-
-
-def by_chunks(formula: Callable[[Columns], Sloped], columns: Columns) -> Sloped:
-    """What the formula gives for all tokens, worked out in chunks on CPUs. For use without a graph."""
-    first_N = columns[0]
-    if len(first_N) <= CPU_CHUNK_TOKENS or first_N.device.type != "cpu":
-        return formula(columns)
-    slopes_N, values_N = torch.empty_like(first_N), torch.empty_like(first_N)
-    has_values = True
-    sums: dict[str, Tensor] = {}
-    for start in range(0, len(first_N), CPU_CHUNK_TOKENS):
-        part = slice(start, start + CPU_CHUNK_TOKENS)
-        found = formula(tuple(each_N[part] for each_N in columns))
-        slopes_N[part] = found.slopes_N
-        if found.values_N is None:
-            has_values = False
-        else:
-            values_N[part] = found.values_N
-        sums = {name: sums[name] + value if sums else value for name, value in found.sums.items()}
-    return Sloped(slopes_N, values_N if has_values else None, sums)
 
 
 def with_slopes(logprobs_N: Tensor, values_N: Tensor, slopes_N: Tensor) -> Tensor:

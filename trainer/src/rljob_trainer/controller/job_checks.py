@@ -6,9 +6,11 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.kl import KlEstimator, KlPlacement
 from rljob_api.v1alpha1.model import Lora
-from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.policy_loss import LossType
+from rljob_api.v1alpha1.recipes import loss_type, resolve_algorithm
 from rljob_api.v1alpha1.rollout import Rollout
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 def check_algorithm(spec: RLJobSpec) -> None:
     """Loads and tries the user's own parts of the algorithm. Raises ConfigurationError for what is wrong with them, for
     what they need and cannot get, and where the reference has a pool of its own that nothing needs."""
-    needed = _needed_columns(spec)
+    needed_by_functions = _needed_columns(spec, of_functions=True)
     kl = spec.training.algorithm.kl
     if (
         kl.coefficient > 0
@@ -39,6 +41,13 @@ def check_algorithm(spec: RLJobSpec) -> None:
         log.warning(
             "spec.training.algorithm.kl: the gradient of K1 in the loss has expectation 0 and only adds noise; write "
             "K2 or K3, straightThrough: true, or placement: Reward"
+        )
+    training = spec.training
+    has_single_update = training.mini_batch_size in (None, training.batch_size) and training.num_epochs_per_batch == 1
+    if has_single_update and loss_type(training.algorithm) is LossType.KL_COV:
+        log.warning(
+            "spec.training.algorithm.loss: with one update per step old and new policy are the same, and the penalty "
+            "of KLCov has no gradient; set miniBatchSize below batchSize, or numEpochsPerBatch above 1"
         )
     rollout, placed = spec.training.rollout, spec.placed_roles()
     correction = spec.training.algorithm.rollout_correction
@@ -52,7 +61,7 @@ def check_algorithm(spec: RLJobSpec) -> None:
             rollout.sync_every_steps - 1,
             advice,
         )
-    if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in needed:
+    if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in needed_by_functions:
         raise ConfigurationError(
             f"spec.training.rollout: with topP {rollout.top_p:g} and topK {rollout.top_k} the generator's "
             "log-probabilities are of what the cut left, those of the policy of all tokens, and your function would "
@@ -145,7 +154,13 @@ def samples_all_tokens(rollout: Rollout) -> bool:
     return rollout.top_p == 1 and rollout.top_k == 0
 
 
-def _needed_columns(spec: RLJobSpec) -> frozenset[str]:
-    """What the advantage and the loss ask for."""
+def _needed_columns(spec: RLJobSpec, *, of_functions: bool = False) -> frozenset[str]:
+    """What the advantage and the loss ask for; of the user's own alone, which alone compare log-probabilities with the
+    generator's."""
     resolved = resolve_algorithm(spec.training.algorithm)
-    return advantage_estimator(resolved, spec.training.rollout.group_size).needs | policy_loss(resolved).needs
+    by_advantage = advantage_estimator(resolved, spec.training.rollout.group_size).needs
+    by_loss = policy_loss(resolved).needs
+    if of_functions:
+        by_advantage = by_advantage if resolved.advantage.type is AdvantageType.FUNCTION else frozenset()
+        by_loss = by_loss if resolved.loss.type is LossType.FUNCTION else frozenset()
+    return by_advantage | by_loss
