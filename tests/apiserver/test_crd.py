@@ -111,7 +111,7 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
         {"spec.training.rewards": [{"type": "Function", "function": {"path": "no-colon"}}]},
         {"spec.training.rewards[0].type": "mathAnswer"},
         {"spec.training.algorithm.type": "A2C"},
-        {"spec.training.algorithm.advantage.type": "GAE"},
+        {"spec.training.algorithm.advantage.type": "TD"},
         {"spec.pools": []},
         {"spec.pools[0].nodes": 1025},
         {"spec.pools[0].sharedMemory": "eight"},
@@ -167,7 +167,7 @@ def test_what_a_job_leaves_to_its_recipe_stays_unset_on_the_server(api: httpx.Cl
         "loss": {"clipped": {"clipRatioHigh": 0.28}},
         "maskTruncatedResponses": False,
         "entropyCoefficient": 0.0,
-        "kl": {"coefficient": 0.0, "estimator": "K3", "placement": "Loss"},
+        "kl": {"coefficient": 0.0, "estimator": "K3", "placement": "Loss", "straightThrough": False},
         "rolloutCorrection": {"type": "None"},
     }
 

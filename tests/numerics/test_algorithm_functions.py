@@ -171,7 +171,7 @@ BAD_ADVANTAGES = [
     ("{m}:huge", r"gave NaN or infinity for 12 of 12 responses"),
     ("{m}:sparse", r"gave a tensor of layout torch\.sparse_coo; give one advantage per response as a dense tensor"),
     ("{m}:Unsigned", r"{m}:Unsigned .*(does not say what it is called with|raised)"),
-    ("{m}:valued", r"{m}:valued needs 'values', which is not to be had; there are old_logprobs, rollout_logprobs, ref"),
+    ("{m}:valued", r"{m}:valued needs 'worth', which is not to be had; there are old_logprobs, rollout_logprobs, ref"),
     ("{m}:needs_rows", r"raised IndexError(?s:.)*\n\(tried for a worker without any token, which has to take part"),
 ]
 
@@ -283,7 +283,7 @@ def test_a_function_that_is_not_said_is_asked_for() -> None:
 
 def test_columns_have_the_workers_names() -> None:
     names = (columns.OLD_LOGPROBS, columns.ROLLOUT_LOGPROBS, columns.REF_LOGPROBS)
-    assert (*names, KL_PENALTIES) == ADVANTAGE_COLUMNS
+    assert (*names, KL_PENALTIES, columns.VALUES) == ADVANTAGE_COLUMNS
     assert (columns.ROLLOUT_LOGPROBS, columns.REF_LOGPROBS) == LOSS_COLUMNS
 
 

@@ -14,7 +14,7 @@ import pytest
 from rljob_testing.trainer_program import Ended, RunTrainer
 from rljob_testing.training_runs import Document, small_job
 from rljob_testing.watched_hybrid import NEVER, watched_hybrid
-from rljob_trainer.controller import build_run
+from rljob_trainer.controller import model_roles
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -63,7 +63,7 @@ class Watched:
 def watch(folder: Path, cluster: str, tensor_parallel: int, num_steps: int, stale_from: int) -> Watched:
     before = shared_memory()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_run, "make_hybrid", partial(watched_hybrid, stale_from))
+        patch.setattr(model_roles, "make_hybrid", partial(watched_hybrid, stale_from))
         run = RunTrainer(folder)(job(tensor_parallel, num_steps), cluster)
     assert run.exit_code == 0, run.terminal
     logs = [(run.files.folder / "logs" / f"worker-{rank}.log").read_text() for rank in (0, 1)]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
 
+from rljob_api.v1alpha1.critic_rules import may_need_critic
 from rljob_api.v1alpha1.job import RLJob, RLJobSpec
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.roles import RolloutRole, TrainRole
@@ -77,7 +78,12 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
     """Fewer workers hold a copy of the model, or share rows, where the pool has fewer here (`num_workers`, by pool).
     What is learned does not depend on it."""
     roles, pool_of = spec.roles, spec.placed_roles()
-    places: dict[str, TrainRole | RolloutRole] = {"actor": roles.actor, "rollout": roles.rollout, "ref": roles.ref}
+    places: dict[str, TrainRole | RolloutRole] = {
+        "actor": roles.actor,
+        "rollout": roles.rollout,
+        "ref": roles.ref,
+        "critic": roles.critic,
+    }
     notes: list[str] = []
     for role, place in places.items():
         workers = num_workers[pool_of[role]]
@@ -95,6 +101,8 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
 def _roles_by_pool(spec: RLJobSpec) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for role, pool in spec.placed_roles().items():
+        if role == "critic" and not may_need_critic(spec.training):
+            continue
         found[pool] = (*found.get(pool, ()), role)
     return found
 

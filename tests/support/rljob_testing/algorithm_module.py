@@ -30,9 +30,9 @@ def distance(inputs, reduce):
 def needs_rows(inputs, reduce):
     return inputs.segments.spread(inputs.rewards_B - inputs.rewards_B[0])
 
-@token_advantage(needs="values")
+@token_advantage(needs="worth")
 def valued(inputs, reduce):
-    return inputs.columns["values"]
+    return inputs.columns["worth"]
 
 def reinforce(inputs):
     return -inputs.advantages_N * inputs.logprobs_N
