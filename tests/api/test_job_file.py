@@ -123,7 +123,7 @@ def test_a_field_that_resembles_nothing_gets_the_known_names() -> None:
     assert path == "spec.training.rewards[0].zzz"
     assert message == (
         "is not a known field; known are errorScore, format, function, name, numProcesses, onError, onTimeout,"
-        " overlong, timeoutSeconds, type, weight"
+        " overlong, rewardModel, timeoutSeconds, type, weight"
     )
 
 

@@ -11,6 +11,7 @@ from rljob_testing import (
     algorithm_rule_examples,
     critic_rule_examples,
     offload_rule_examples,
+    reward_model_rule_examples,
     reward_rule_examples,
 )
 from rljob_testing.bad_job import Bad
@@ -31,6 +32,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     **critic_rule_examples.GOOD,
     **offload_rule_examples.GOOD,
     **reward_rule_examples.GOOD,
+    **reward_model_rule_examples.GOOD,
     "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "a-0"}],
     "RLJobSpec.pools.name": [{}],
     "RLJobSpec.env.name": [{_ENV: [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}],
@@ -172,6 +174,7 @@ BAD: dict[str, list[Bad]] = {
     **critic_rule_examples.BAD,
     **offload_rule_examples.BAD,
     **reward_rule_examples.BAD,
+    **reward_model_rule_examples.BAD,
     "Metadata.name": [
         Bad("metadata.name", {"metadata.name": "a" * 47}),
         Bad("metadata.name", {"metadata.name": "a.b"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rljob_api.v1alpha1.critic_rules import may_need_critic, may_need_critic_cel
 from rljob_api.v1alpha1.placement_rules import MAY_NEED_REFERENCE_CEL, may_need_reference
+from rljob_api.v1alpha1.reward_model_rules import has_reward_model, has_reward_model_cel
 from rljob_api.v1alpha1.roles import pool_of_cel, sequence_ranks_cel
 from rljob_api.v1alpha1.rule import rule
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -99,6 +100,16 @@ BATCH_SIZE_RULES = (
         "rollout.maxNewTokens tokens",
         advice="write that of the actor",
         holds=lambda spec: not may_need_critic(spec.training) or _longest_sequence_fits(spec, "critic"),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.rewardModel.maxTokensPerMicroBatch",
+        field=".roles.rewardModel.sequenceParallel",
+        cel=f"!({has_reward_model_cel('self.training')}) || {_longest_sequence_fits_cel('rewardModel')}",
+        wrong="times training.maxTokensPerMicroBatch must hold one longest sequence: dataset.maxPromptTokens + "
+        "rollout.maxNewTokens tokens",
+        advice="write that of the actor",
+        holds=lambda spec: not has_reward_model(spec.training) or _longest_sequence_fits(spec, "rewardModel"),
     ),
     rule(
         RLJobSpec,

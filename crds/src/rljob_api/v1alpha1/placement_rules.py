@@ -8,13 +8,19 @@ from collections.abc import Callable
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.critic_rules import may_need_critic, may_need_critic_cel
 from rljob_api.v1alpha1.policy_loss import LossType
+from rljob_api.v1alpha1.reward_model_rules import has_reward_model, has_reward_model_cel
 from rljob_api.v1alpha1.roles import TRAIN_ROLES, TrainRole, pool_of_cel
 from rljob_api.v1alpha1.rule import Rule, cel_text, rule, unique_rule, wire_name
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 
 MAX_NAME_LENGTH = 46
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-_ROLES = ("actor", "rollout", "ref", "critic")
+_ROLES = ("actor", "rollout", "ref", "critic", "rewardModel")
+_OPTIONAL_ROLES = {
+    "critic": may_need_critic_cel("self.training"),
+    "rewardModel": has_reward_model_cel("self.training"),
+}
+"""Those that only some jobs have, with the CEL that says which: their default pool does not count for others."""
 _FUNCTIONS = ("self.training.algorithm.advantage", "self.training.algorithm.loss")
 _PARALLEL = "self.roles.rollout.tensorParallel"
 
@@ -76,6 +82,12 @@ MAY_NEED_REFERENCE_CEL = " || ".join(
 )
 
 
+def absent_roles(spec: RLJobSpec) -> list[str]:
+    """Roles that only some jobs have, and this one has not."""
+    is_there = {"critic": may_need_critic(spec.training), "rewardModel": has_reward_model(spec.training)}
+    return [role for role, is_used in is_there.items() if not is_used]
+
+
 def _reference_is_used(spec: RLJobSpec) -> bool:
     placed = spec.placed_roles()
     return placed["ref"] == placed["actor"] or may_need_reference(spec)
@@ -83,8 +95,9 @@ def _reference_is_used(spec: RLJobSpec) -> bool:
 
 def _all_pools_have_roles(spec: RLJobSpec) -> bool:
     placed = spec.placed_roles()
-    if spec.roles.critic.pool is None and not may_need_critic(spec.training):
-        del placed["critic"]
+    for role in absent_roles(spec):
+        if spec.roles.train_role(role).pool is None:
+            del placed[role]
     return {pool.name for pool in spec.pools} <= set(placed.values())
 
 
@@ -126,9 +139,13 @@ PLACEMENT_RULES = (
         "RLJobSpec.noIdlePool",
         field=".pools",
         cel="self.pools.all(p, "
-        + " || ".join(f"p.name == {pool_of_cel(role)}" for role in _ROLES if role != "critic")
-        + f" || (has(self.roles.critic.pool) && p.name == self.roles.critic.pool)"
-        f" || (p.name == {pool_of_cel('critic')} && {may_need_critic_cel('self.training')}))",
+        + " || ".join(f"p.name == {pool_of_cel(role)}" for role in _ROLES if role not in _OPTIONAL_ROLES)
+        + "".join(
+            f" || (has(self.roles.{role}.pool) && p.name == self.roles.{role}.pool)"
+            f" || (p.name == {pool_of_cel(role)} && {is_used})"
+            for role, is_used in _OPTIONAL_ROLES.items()
+        )
+        + ")",
         wrong="there is a pool without a role, whose GPUs would stay idle",
         advice="remove it, or put a role there",
         holds=_all_pools_have_roles,

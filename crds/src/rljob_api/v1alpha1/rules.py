@@ -20,6 +20,7 @@ from rljob_api.v1alpha1.offload_rules import OFFLOAD_RULES
 from rljob_api.v1alpha1.placement_rules import METADATA_RULES, PLACEMENT_RULES, UNIQUE_RULES
 from rljob_api.v1alpha1.pod_rules import ENV_RULES, POOL_RULES, VOLUME_RULES
 from rljob_api.v1alpha1.policy_loss_rules import POLICY_LOSS_RULES
+from rljob_api.v1alpha1.reward_model_rules import REWARD_MODEL_RULES
 from rljob_api.v1alpha1.reward_rules import REWARD_RULES
 from rljob_api.v1alpha1.rollout_correction_rules import CORRECTION_RULES
 from rljob_api.v1alpha1.rule import Path, Rule, Violation, cel_property, wire_name
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     *SOURCE_RULES,
     *TRAINING_RULES,
     *REWARD_RULES,
+    *REWARD_MODEL_RULES,
     *ADVANTAGE_RULES,
     *POLICY_LOSS_RULES,
     *ALGORITHM_RULES,

@@ -84,7 +84,9 @@ class Controller:
             run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle, digest=run.prompts.digest
         )
         weights = {reward.name: reward.weight for reward in training.rewards}
-        self.rollout = RolloutPhase(run.workers.hybrid, run.workers.reward, weights, self.timer, stop)
+        self.rollout = RolloutPhase(
+            run.workers.hybrid, run.workers.reward, weights, self.timer, stop, run.workers.scoring_model
+        )
         self.training_step = TrainingStep(
             step_plan(job), self.rollout, run.workers.actor, run.workers.reference, run.workers.critic, self.timer
         )

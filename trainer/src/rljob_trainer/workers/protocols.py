@@ -89,6 +89,13 @@ class CriticGroup(TrainedGroup, Protocol):
         """See CriticWorker.update_critic."""
 
 
+class RewardModelGroup(Protocol):
+    """All ranks of `RewardModelWorker`."""
+
+    def compute_scores(self, batch: DataProto) -> PendingResult[DataProto]:
+        """See RewardModelWorker.compute_scores."""
+
+
 class ReferenceGroup(Protocol):
     """All ranks of `ReferenceWorker`."""
 
