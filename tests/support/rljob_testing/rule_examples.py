@@ -19,6 +19,14 @@ _T = "spec.training."
 _TOLERATIONS = "spec.pools[0].template.tolerations"
 _ENV = "spec.env"
 _GPUS = "spec.pools[0].gpusPerNode"
+_PARALLEL, _ENGINE = "spec.roles.rollout.tensorParallel", _T + "rollout.engine"
+_MAKES: dict[str, Mapping[str, object]] = {
+    "actor": {},
+    "ref": {_T + "algorithm.kl.coefficient": 0.1},
+    "critic": {_T + "algorithm.type": "PPO"},
+}
+"""What gives a job a role with a layout."""
+_LAYOUT_FIELDS = ("shardSize", "sequenceParallel")
 _SECRET = {"name": "credentials", "key": "token"}
 _GYM = {"type": "ReasoningGym", "reasoningGym": {"task": "basic_arithmetic"}}
 _CLAIM = {"name": "data", "mountPath": "/data", "type": "PersistentVolumeClaim"}
@@ -56,11 +64,22 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         ),
     ],
     "RLJobSpec.noIdlePool": [{"spec.pools[0].nodes": 2}],
-    "RLJobSpec.tensorParallel": [{"spec.roles.rollout.tensorParallel": 2}],
+    "RLJobSpec.tensorParallel": [{_PARALLEL: 2}],
+    "RLJobSpec.tensorParallelEngine": [{_PARALLEL: 2, _ENGINE: "VLLM"}, {_PARALLEL: 1, _ENGINE: "HuggingFace"}],
     **{
-        f"RLJobSpec.{role}.{field}": [{f"spec.roles.{role}.{field}": 2}, {f"spec.roles.{role}.{field}": 1}]
-        for role in ("actor", "ref", "critic")
-        for field in ("shardSize", "sequenceParallel")
+        f"RLJobSpec.{role}.{field}": [{**makes, f"spec.roles.{role}.{field}": number} for number in (2, 1)]
+        for role, makes in _MAKES.items()
+        for field in _LAYOUT_FIELDS
+    },
+    **{
+        f"RLJobSpec.{role}LayoutUsed": [
+            {f"spec.roles.{role}.pool": "main"},
+            {
+                _T + "algorithm.advantage": {"type": "Function", "function": {"path": "mine:function"}},
+                f"spec.roles.{role}.shardSize": 1,
+            },
+        ]
+        for role in ("ref", "critic")
     },
     "RLJobSpec.batchSize": [
         {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 4},
@@ -162,7 +181,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {
             _T + "maxTokensPerMicroBatch": 64,
             _T + "algorithm.kl.coefficient": 0.1,
-            **{f"spec.roles.{role}.sequenceParallel": 2 for role in ("actor", "ref", "critic")},
+            **{f"spec.roles.{role}.sequenceParallel": 2 for role in ("actor", "ref")},
         }
     ],
 }
@@ -210,10 +229,17 @@ BAD: dict[str, list[Bad]] = {
         Bad("spec.roles.rollout.tensorParallel", {"spec.roles.rollout.tensorParallel": 4, "spec.pools[0].nodes": 2}),
     ],
     **{
-        f"RLJobSpec.{role}.{field}": [Bad(f"spec.roles.{role}.{field}", {f"spec.roles.{role}.{field}": 3})]
-        for role in ("actor", "ref", "critic")
-        for field in ("shardSize", "sequenceParallel")
+        f"RLJobSpec.{role}.{field}": [Bad(f"spec.roles.{role}.{field}", {**makes, f"spec.roles.{role}.{field}": 3})]
+        for role, makes in _MAKES.items()
+        for field in _LAYOUT_FIELDS
     },
+    **{
+        f"RLJobSpec.{role}LayoutUsed": [
+            Bad(f"spec.roles.{role}", {f"spec.roles.{role}.{field}": 1}) for field in _LAYOUT_FIELDS
+        ]
+        for role in ("ref", "critic")
+    },
+    "RLJobSpec.tensorParallelEngine": [Bad(_PARALLEL, {_PARALLEL: 2, _ENGINE: "HuggingFace"})],
     "RLJobSpec.batchSize": [
         Bad(_T + "batchSize", {_T + "batchSize": 7, _T + "rollout.groupSize": 3}),
         Bad(_T + "batchSize", {"spec.pools[0].nodes": 3}),

@@ -16,6 +16,12 @@ def _has_one_replica(spec: RLJobSpec) -> bool:
     return shard_size is None or all(p.nodes * p.gpus_per_node <= shard_size for p in spec.pools if p.name == name)
 
 
+def _reference_is_the_actor(spec: RLJobSpec) -> bool:
+    placed, place = spec.placed_roles(), spec.roles.ref
+    is_beside = placed["ref"] == placed["actor"] and place.shard_size is None and place.sequence_parallel is None
+    return spec.training.model.lora is not None and is_beside
+
+
 OFFLOAD_RULES = (
     rule(
         RLJobSpec,
@@ -25,6 +31,16 @@ OFFLOAD_RULES = (
         wrong="there is no reference model with training.algorithm.kl.coefficient 0",
         advice="leave it out, set a coefficient above 0, or choose an advantage or loss of type Function that needs it",
         holds=lambda spec: not spec.training.model.offload.reference or may_need_reference(spec),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.offload.referenceOfAdapters",
+        field=".training.model.offload.reference",
+        cel=f"!{_OFFLOAD}.reference || !has(self.training.model.lora) || {pool_of_cel('ref')} != {pool_of_cel('actor')}"
+        " || has(self.roles.ref.shardSize) || has(self.roles.ref.sequenceParallel)",
+        wrong="with lora the reference is the actor's own model with its adapters off, and takes no memory",
+        advice="leave it out (parameters moves that model)",
+        holds=lambda spec: not spec.training.model.offload.reference or not _reference_is_the_actor(spec),
     ),
     rule(
         RLJobSpec,
