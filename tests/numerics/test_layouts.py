@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig
 
+from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.tiny_models import ARCHITECTURES
+from rljob_testing.training_runs import merged, small_job
 from rljob_trainer.controller.job_checks import check_layouts, check_tensor_parallel
+from rljob_trainer.controller.model_roles import layout_of
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
 from rljob_trainer.errors import ConfigurationError
@@ -107,3 +110,15 @@ def test_the_role_whose_layout_does_not_fit_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"^spec\.roles\.critic\.sequenceParallel: must divide .*\(seen: 3\);"):
         check_layouts(tmp_path, {"actor": actor, "critic": critic})
     check_layouts(tmp_path, {"actor": actor})
+
+
+def test_beside_adapters_the_reference_alone_takes_the_actors_layout() -> None:
+    job = small_job(
+        num_workers=4,
+        model={"lora": {}},
+        algorithm={"type": "PPO", "kl": {"coefficient": 0.1}},
+    )
+    asked = {"spec": {"roles": {"actor": {"shardSize": 2, "sequenceParallel": 2}}}}
+    spec = RLJob.from_wire(merged(job, asked)).spec
+    assert layout_of(spec, "ref") == layout_of(spec, "actor") == ParallelLayout(2, 2, 2)
+    assert layout_of(spec, "critic") == ParallelLayout(4)

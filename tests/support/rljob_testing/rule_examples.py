@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from rljob_testing import (
     algorithm_rule_examples,
     critic_rule_examples,
+    layout_rule_examples,
     offload_rule_examples,
     reward_rule_examples,
 )
@@ -19,14 +20,6 @@ _T = "spec.training."
 _TOLERATIONS = "spec.pools[0].template.tolerations"
 _ENV = "spec.env"
 _GPUS = "spec.pools[0].gpusPerNode"
-_PARALLEL, _ENGINE = "spec.roles.rollout.tensorParallel", _T + "rollout.engine"
-_MAKES: dict[str, Mapping[str, object]] = {
-    "actor": {},
-    "ref": {_T + "algorithm.kl.coefficient": 0.1},
-    "critic": {_T + "algorithm.type": "PPO"},
-}
-"""What gives a job a role with a layout."""
-_LAYOUT_FIELDS = ("shardSize", "sequenceParallel")
 _SECRET = {"name": "credentials", "key": "token"}
 _GYM = {"type": "ReasoningGym", "reasoningGym": {"task": "basic_arithmetic"}}
 _CLAIM = {"name": "data", "mountPath": "/data", "type": "PersistentVolumeClaim"}
@@ -37,6 +30,7 @@ _SCRATCH = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emp
 GOOD: dict[str, list[Mapping[str, object]]] = {
     **algorithm_rule_examples.GOOD,
     **critic_rule_examples.GOOD,
+    **layout_rule_examples.GOOD,
     **offload_rule_examples.GOOD,
     **reward_rule_examples.GOOD,
     "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "a-0"}],
@@ -64,23 +58,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         ),
     ],
     "RLJobSpec.noIdlePool": [{"spec.pools[0].nodes": 2}],
-    "RLJobSpec.tensorParallel": [{_PARALLEL: 2}],
-    "RLJobSpec.tensorParallelEngine": [{_PARALLEL: 2, _ENGINE: "VLLM"}, {_PARALLEL: 1, _ENGINE: "HuggingFace"}],
-    **{
-        f"RLJobSpec.{role}.{field}": [{**makes, f"spec.roles.{role}.{field}": number} for number in (2, 1)]
-        for role, makes in _MAKES.items()
-        for field in _LAYOUT_FIELDS
-    },
-    **{
-        f"RLJobSpec.{role}LayoutUsed": [
-            {f"spec.roles.{role}.pool": "main"},
-            {
-                _T + "algorithm.advantage": {"type": "Function", "function": {"path": "mine:function"}},
-                f"spec.roles.{role}.shardSize": 1,
-            },
-        ]
-        for role in ("ref", "critic")
-    },
     "RLJobSpec.batchSize": [
         {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 4},
         # 8 prompts of 4 responses over 16 GPUs: fewer prompts than GPUs.
@@ -182,13 +159,20 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
             _T + "maxTokensPerMicroBatch": 64,
             _T + "algorithm.kl.coefficient": 0.1,
             **{f"spec.roles.{role}.sequenceParallel": 2 for role in ("actor", "ref")},
-        }
+        },
+        {
+            _T + "maxTokensPerMicroBatch": 64,
+            _T + "algorithm.kl.coefficient": 0.1,
+            _T + "model.lora": {},
+            "spec.roles.actor.sequenceParallel": 2,
+        },
     ],
 }
 
 BAD: dict[str, list[Bad]] = {
     **algorithm_rule_examples.BAD,
     **critic_rule_examples.BAD,
+    **layout_rule_examples.BAD,
     **offload_rule_examples.BAD,
     **reward_rule_examples.BAD,
     "Metadata.name": [
@@ -224,22 +208,6 @@ BAD: dict[str, list[Bad]] = {
         Bad("spec.roles", {"spec.pools[1]": {"name": "second"}, "spec.roles.rollout.pool": "second"}),
     ],
     "RLJobSpec.noIdlePool": [Bad("spec.pools", {"spec.pools[1]": {"name": "second"}})],
-    "RLJobSpec.tensorParallel": [
-        Bad("spec.roles.rollout.tensorParallel", {"spec.roles.rollout.tensorParallel": 3}),
-        Bad("spec.roles.rollout.tensorParallel", {"spec.roles.rollout.tensorParallel": 4, "spec.pools[0].nodes": 2}),
-    ],
-    **{
-        f"RLJobSpec.{role}.{field}": [Bad(f"spec.roles.{role}.{field}", {**makes, f"spec.roles.{role}.{field}": 3})]
-        for role, makes in _MAKES.items()
-        for field in _LAYOUT_FIELDS
-    },
-    **{
-        f"RLJobSpec.{role}LayoutUsed": [
-            Bad(f"spec.roles.{role}", {f"spec.roles.{role}.{field}": 1}) for field in _LAYOUT_FIELDS
-        ]
-        for role in ("ref", "critic")
-    },
-    "RLJobSpec.tensorParallelEngine": [Bad(_PARALLEL, {_PARALLEL: 2, _ENGINE: "HuggingFace"})],
     "RLJobSpec.batchSize": [
         Bad(_T + "batchSize", {_T + "batchSize": 7, _T + "rollout.groupSize": 3}),
         Bad(_T + "batchSize", {"spec.pools[0].nodes": 3}),

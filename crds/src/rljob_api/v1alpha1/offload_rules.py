@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from rljob_api.v1alpha1.placement_rules import MAY_NEED_REFERENCE_CEL, may_need_reference
+from rljob_api.v1alpha1.placement_rules import (
+    MAY_NEED_REFERENCE_CEL,
+    REFERENCE_IS_THE_ACTOR_CEL,
+    may_need_reference,
+    reference_is_the_actor,
+)
 from rljob_api.v1alpha1.roles import pool_of_cel
 from rljob_api.v1alpha1.rule import rule
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -14,12 +19,6 @@ _SHARD_SIZE = "self.roles.actor.shardSize"
 def _has_one_replica(spec: RLJobSpec) -> bool:
     name, shard_size = spec.placed_roles()["actor"], spec.roles.actor.shard_size
     return shard_size is None or all(p.nodes * p.gpus_per_node <= shard_size for p in spec.pools if p.name == name)
-
-
-def _reference_is_the_actor(spec: RLJobSpec) -> bool:
-    placed, place = spec.placed_roles(), spec.roles.ref
-    is_beside = placed["ref"] == placed["actor"] and place.shard_size is None and place.sequence_parallel is None
-    return spec.training.model.lora is not None and is_beside
 
 
 OFFLOAD_RULES = (
@@ -36,11 +35,10 @@ OFFLOAD_RULES = (
         RLJobSpec,
         "RLJobSpec.offload.referenceOfAdapters",
         field=".training.model.offload.reference",
-        cel=f"!{_OFFLOAD}.reference || !has(self.training.model.lora) || {pool_of_cel('ref')} != {pool_of_cel('actor')}"
-        " || has(self.roles.ref.shardSize) || has(self.roles.ref.sequenceParallel)",
+        cel=f"!{_OFFLOAD}.reference || !({REFERENCE_IS_THE_ACTOR_CEL})",
         wrong="with lora the reference is the actor's own model with its adapters off, and takes no memory",
         advice="leave it out (parameters moves that model)",
-        holds=lambda spec: not spec.training.model.offload.reference or not _reference_is_the_actor(spec),
+        holds=lambda spec: not spec.training.model.offload.reference or not reference_is_the_actor(spec),
     ),
     rule(
         RLJobSpec,

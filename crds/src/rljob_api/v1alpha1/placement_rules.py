@@ -77,6 +77,19 @@ MAY_NEED_REFERENCE_CEL = " || ".join(
 )
 
 
+def reference_is_the_actor(spec: RLJobSpec) -> bool:
+    """Whether a reference is the actor's model with its adapters off, in the actor's layout."""
+    placed, place = spec.placed_roles(), spec.roles.ref
+    is_beside = placed["ref"] == placed["actor"] and place.shard_size is None and place.sequence_parallel is None
+    return spec.training.model.lora is not None and is_beside
+
+
+REFERENCE_IS_THE_ACTOR_CEL = (
+    f"has(self.training.model.lora) && {pool_of_cel('ref')} == {pool_of_cel('actor')}"
+    " && !has(self.roles.ref.shardSize) && !has(self.roles.ref.sequenceParallel)"
+)
+
+
 def _unused_layout_rule(
     role: str, *, is_there: Callable[[RLJobSpec], bool], is_there_cel: str, wrong: str, advice: str
 ) -> Rule:
