@@ -23,6 +23,7 @@ from rljob_trainer.controller.auto_settings import (
     at_kept_commit,
     chosen_engine,
     hub_model_of,
+    refuse_other_adapters,
     settle,
     settled_spec,
 )
@@ -166,6 +167,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         model_folder, model = controller_model(wanted, settings.cache_folder, settings.job_folder)
         hub_model = None if is_local else hub_model_of(training.model, model.model)
         local_model = fingerprint(model_folder) if is_local else None
+        refuse_other_adapters(job.spec, kept, hub_model, local_model)
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
         check_vocabulary(model_folder, prompts.largest_token)
         layouts = {role: layout_of(job.spec, role) for role in train_roles(job.spec)}
