@@ -112,7 +112,7 @@ def test_a_critic_with_other_tokens_is_refused(tmp_path: Path) -> None:
         ConfigurationError,
         match=r"spec\.training\.critic\.model\.source: .* has other tokens than the policy \(such as '[7x]'\)",
     ):
-        critic_model(spec, POLICY, 5, [ParallelLayout.of(1)], tmp_path, tmp_path)
+        critic_model(spec, POLICY, 5, ParallelLayout.of(1), tmp_path, tmp_path)
 
 
 class Group:

@@ -23,6 +23,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_R: [{"type": "RewardModel", "rewardModel": {"source": "./reward"}}]},
     ],
     "RLJobSpec.rewardModelUsed": [{**_JUDGED, **_APART}, {_POOL: "main"}],
+    "RLJobSpec.rewardModelLayoutUsed": [{**_JUDGED, f"{_PLACE}.shardSize": 1}, {f"{_PLACE}.pool": "main"}],
     "RLJobSpec.rewardModel.shardSize": [{**_JUDGED, **_APART, f"{_PLACE}.shardSize": 1}],
     "RLJobSpec.rewardModel.maxTokensPerMicroBatch": [
         {"spec.training.maxTokensPerMicroBatch": 64, "spec.roles.actor.sequenceParallel": 2},
@@ -53,6 +54,10 @@ BAD: dict[str, list[Bad]] = {
         )
     ],
     "RLJobSpec.rewardModelUsed": [Bad(_POOL, _APART)],
+    "RLJobSpec.rewardModelLayoutUsed": [
+        Bad(_PLACE, {f"{_PLACE}.shardSize": 1}),
+        Bad(_PLACE, {f"{_PLACE}.sequenceParallel": 1}),
+    ],
     "RLJobSpec.rewardModel.shardSize": [
         Bad(f"{_PLACE}.shardSize", {**_JUDGED, **_APART, f"{_PLACE}.shardSize": 3}),
     ],

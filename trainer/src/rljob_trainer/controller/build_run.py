@@ -23,10 +23,12 @@ from rljob_trainer.controller.auto_settings import (
     at_kept_commit,
     chosen_engine,
     hub_model_of,
+    refuse_other_adapters,
     settle,
     settled_spec,
 )
 from rljob_trainer.controller.critic_model import critic_model
+from rljob_trainer.controller.engine_settings import critic_of
 from rljob_trainer.controller.job_checks import (
     check_algorithm,
     check_layouts,
@@ -179,14 +181,16 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         model_folder, model = controller_model(wanted, settings.cache_folder, settings.job_folder)
         hub_model = None if is_local else hub_model_of(training.model, model.model)
         local_model = fingerprint(model_folder) if is_local else None
+        refuse_other_adapters(job.spec, kept, hub_model, local_model)
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
         check_vocabulary(model_folder, prompts.largest_token)
-        check_layouts(model_folder, [layout_of(job.spec, role) for role in train_roles(job.spec)])
+        layouts = {role: layout_of(job.spec, role) for role in train_roles(job.spec)}
+        critic_layout = layouts.pop(CRITIC) if needs_critic(job.spec) and critic_of(job.spec).model.source else None
+        check_layouts(model_folder, layouts)
         critic = None
-        if needs_critic(job.spec):
-            critic_layouts = [layout_of(job.spec, CRITIC)]
+        if critic_layout is not None:
             folders = (settings.cache_folder, settings.job_folder)
-            critic = critic_model(job.spec, model_folder, prompts.largest_token, critic_layouts, *folders)
+            critic = critic_model(job.spec, model_folder, prompts.largest_token, critic_layout, *folders)
         scored = scoring_model(
             job.spec,
             model_folder,

@@ -11,6 +11,7 @@ import torch
 from rljob_api.handover import TrainerJob
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.placement_rules import reference_is_the_actor
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -50,11 +51,10 @@ def num_workers_of(spec: RLJobSpec, role: str) -> int:
 
 
 def layout_of(spec: RLJobSpec, role: str) -> ParallelLayout:
-    """Of the actor, or of the reference: beside adapters that of the actor where the job names none, so that the actor
-    has the model."""
+    """Of one of the roles that are trained or scored with. A reference beside adapters that names none has that of the
+    actor, which then has the model."""
     place = spec.roles.train_role(role)
-    is_shared = spec.training.model.lora is not None and spec.placed_roles()[role] == spec.placed_roles()[ACTOR]
-    if is_shared and place.shard_size is None and place.sequence_parallel is None:
+    if role == REFERENCE and reference_is_the_actor(spec):
         place = spec.roles.actor
     return ParallelLayout.of(num_workers_of(spec, role), place.shard_size, place.num_sequence_ranks)
 

@@ -24,7 +24,7 @@ from rljob_trainer.errors import ConfigurationError, RewardError, about_field
 from rljob_trainer.models.source import ModelPlace, controller_model
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.source_paths import looks_local
-from rljob_trainer.workers.factories import POLICY_FIELD
+from rljob_trainer.workers.factories import POLICY_FIELD, REWARD_MODEL
 from rljob_trainer.workers.reward_model import RewardModelSettings, conversations
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def scoring_model(
         _check_labels(config, named.source)
         if looks_local(named.source, job_folder):
             _check_head(folder)
-        check_layouts(folder, [layout])
+        check_layouts(folder, {REWARD_MODEL: layout})
         policy, mine = Tokenizer(policy_folder), Tokenizer(folder)
         reads_tokens = policy.vocabulary() == mine.vocabulary() and policy.chat_template == mine.chat_template
         longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
