@@ -31,6 +31,8 @@ _TWO_REWARDS = {
     ]
 }
 _KL_IN_REWARD = {"coefficient": 0.1, "placement": "Reward"}
+_ADAPTIVE = {"type": "Adaptive", "adaptive": {"target": 0.1, "horizon": 100}}
+_KL_CONTROLLER = _T + "algorithm.kl.controller"
 _CLIPPED: tuple[Mapping[str, object], ...] = (
     {"clipped": {}},
     {"type": "Clipped", "clipped": {"clipRatioHigh": 0.28}},
@@ -102,6 +104,21 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Kl.placement": [
         {_T + "algorithm.kl": {"coefficient": 0.1, "placement": "Reward"}},
         {_T + "algorithm.kl.placement": "Loss"},
+    ],
+    "Kl.controller": [
+        {_T + "algorithm.kl": {"coefficient": 0.1, "controller": _ADAPTIVE}},
+        {_KL_CONTROLLER + ".type": "Fixed"},
+    ],
+    "KlController.adaptive": [{_T + "algorithm.kl": {"coefficient": 0.1, "controller": _ADAPTIVE}}],
+    "Training.klHorizon": [
+        {
+            _T + "batchSize": 8,
+            _T + "rollout.groupSize": 5,
+            _T + "algorithm.kl": {
+                "coefficient": 0.1,
+                "controller": _ADAPTIVE | {"adaptive": {"target": 1, "horizon": 9}},
+            },
+        },
     ],
     "RolloutCorrection.maxRatio": [
         {_C: {"type": "TokenTruncated", "maxRatio": 1.5}},
@@ -232,6 +249,30 @@ BAD: dict[str, list[Bad]] = {
     ],
     "Kl.placement": [
         Bad(_T + "algorithm.kl.placement", {_T + "algorithm.kl": {"coefficient": 0, "placement": "Reward"}})
+    ],
+    "Kl.controller": [
+        Bad(_KL_CONTROLLER, {_T + "algorithm.kl": {"controller": _ADAPTIVE}}),
+        Bad(_KL_CONTROLLER, {_T + "algorithm.kl": {"coefficient": 0, "controller": _ADAPTIVE}}),
+    ],
+    "KlController.adaptive": [
+        Bad(
+            _KL_CONTROLLER + ".adaptive",
+            {_T + "algorithm.kl": {"coefficient": 0.1, "controller": {"type": "Adaptive"}}},
+        ),
+        Bad(_KL_CONTROLLER + ".adaptive", {_KL_CONTROLLER + ".adaptive": {"target": 0.1}}),
+    ],
+    "Training.klHorizon": [
+        Bad(
+            _KL_CONTROLLER + ".adaptive.horizon",
+            {
+                _T + "batchSize": 8,
+                _T + "rollout.groupSize": 5,
+                _T + "algorithm.kl": {
+                    "coefficient": 0.1,
+                    "controller": _ADAPTIVE | {"adaptive": {"target": 1, "horizon": 8}},
+                },
+            },
+        ),
     ],
     "RolloutCorrection.maxRatio": [
         Bad(_C + ".maxRatio", {_C + ".maxRatio": 2}),
