@@ -31,6 +31,7 @@ _TWO_REWARDS = {
     ]
 }
 _KL_IN_REWARD = {"coefficient": 0.1, "placement": "Reward"}
+_FILTRATION = _T + "algorithm.policyFiltration"
 _ADAPTIVE = {"type": "Adaptive", "adaptive": {"target": 0.1, "horizon": 100}}
 _KL_CONTROLLER = _T + "algorithm.kl.controller"
 _CLIPPED: tuple[Mapping[str, object], ...] = (
@@ -119,6 +120,16 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
                 "controller": _ADAPTIVE | {"adaptive": {"target": 1, "horizon": 9}},
             },
         },
+    ],
+    "PolicyFiltration.exponent": [
+        {_FILTRATION: {"type": "Power", "exponent": 0.5}},
+        {_FILTRATION: {"type": "Power"}},
+        {_FILTRATION + ".type": "MaxMin"},
+    ],
+    "PolicyFiltration.scope": [{_FILTRATION: {"type": "MaxRandom", "scope": "Group"}}, {_FILTRATION + ".type": "None"}],
+    "Training.policyFiltration": [
+        {_FILTRATION: {"type": "MaxMin", "scope": "Batch"}, _T + "rollout.groupSize": 1, _T + "algorithm.type": "PPO"},
+        {_FILTRATION: {"type": "MaxMin", "scope": "Group"}},
     ],
     "RolloutCorrection.maxRatio": [
         {_C: {"type": "TokenTruncated", "maxRatio": 1.5}},
@@ -271,6 +282,21 @@ BAD: dict[str, list[Bad]] = {
                     "coefficient": 0.1,
                     "controller": _ADAPTIVE | {"adaptive": {"target": 1, "horizon": 8}},
                 },
+            },
+        ),
+    ],
+    "PolicyFiltration.exponent": [
+        Bad(_FILTRATION + ".exponent", {_FILTRATION + ".exponent": 2}),
+        Bad(_FILTRATION + ".exponent", {_FILTRATION: {"type": "MaxMin", "exponent": 2}}),
+    ],
+    "PolicyFiltration.scope": [Bad(_FILTRATION + ".scope", {_FILTRATION + ".scope": "Batch"})],
+    "Training.policyFiltration": [
+        Bad(
+            _FILTRATION + ".scope",
+            {
+                _FILTRATION: {"type": "MaxMin", "scope": "Group"},
+                _T + "rollout.groupSize": 1,
+                _T + "algorithm.advantage.type": "GAE",
             },
         ),
     ],

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from rljob_api.v1alpha1.kl import KlControllerType
+from rljob_api.v1alpha1.policy_filtration import PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.advantages import zero_variance_mask
@@ -30,11 +31,13 @@ from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, NAMED_REWARDS, R
 from rljob_trainer.algorithms.kl import kl_in_reward, next_coefficient
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.balanced_order import balanced_order, imbalance
+from rljob_trainer.controller.filtered_rows import filtered_rows
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout, sample_seeds
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import (
     ADVANTAGE_MEAN,
+    DISTINCT_FRACTION,
     KL_COEFFICIENT,
     KL_LOSS,
     LEARNED_FRACTION,
@@ -57,6 +60,7 @@ from rljob_trainer.workers.columns import (
     RETURNS,
     REWARDS,
     ROLLOUT_LOGPROBS,
+    SCORES,
     TOKENS,
     VALUES,
 )
@@ -172,8 +176,14 @@ class TrainingStep:
             columns_B = {REWARDS: rollout.rewards_B[order_B], GROUPS: groups_B[order_B]}
             asked = batch.without([TOKENS]).with_columns(columns_B)
             batch = batch.union(self.actor.compute_token_advantages(asked, self.kl_coefficient))
-        metrics = self._updated(batch, lengths_B, order_B, step)
         others: dict[str, float] = {}
+        if algorithm.policy_filtration.type is not PolicyFiltrationType.NONE and is_learned_B.any():
+            scores_B, seed = rollout.batch[SCORES], self.plan.seed
+            rows = filtered_rows(algorithm.policy_filtration, scores_B, groups_B, is_learned_B, seed, step)
+            places_B, lengths_B = order_B.argsort()[rows.drawn_B], lengths_B[rows.drawn_B]
+            order_B = balanced_order(lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
+            batch, others[DISTINCT_FRACTION] = batch.rows(places_B[order_B]), rows.distinct_fraction
+        metrics = self._updated(batch, lengths_B, order_B, step)
         if self.advantages.for_responses is not None and is_learned_B.any():
             others[ADVANTAGE_MEAN] = float(advantages_B[is_learned_B].mean())
         if algorithm.has_kl_in_reward and is_learned_B.any():

@@ -23,6 +23,8 @@ REWARD_ERROR_RATE: Final = "reward/error_rate"
 REWARD_TIMEOUT_RATE: Final = "reward/timeout_rate"
 LEARNED_FRACTION: Final = "actor/learned_fraction"
 """Share of responses that are learned from."""
+DISTINCT_FRACTION: Final = "actor/distinct_fraction"
+"""Share of different ones among the responses that were drawn by policy filtration."""
 ADVANTAGE_MEAN: Final = "critic/advantages/mean"
 
 POLICY_LOSS: Final = "actor/pg_loss"
