@@ -14,6 +14,7 @@ from rljob_api.v1alpha1.advantage import (
 )
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType, LossAggregation
 from rljob_api.v1alpha1.kl import Kl
+from rljob_api.v1alpha1.policy_filtration import PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.policy_loss import Cispo, Clipped, Divergence, Dppo, Dro, Gspo, Loss, LossType
 from rljob_api.v1alpha1.recipes import RECIPES, ResolvedAlgorithm, resolve_algorithm
 from rljob_api.v1alpha1.resolved_advantage import ResolvedAdvantage, ResolvedGroupRelative
@@ -131,6 +132,7 @@ def test_an_advantage_by_itself_has_its_block_and_no_other() -> None:
         *(Algorithm(loss=Loss(type=chosen)) for chosen in WITHOUT_NEED),
         Algorithm(loss=Loss(type=LossType.DRO, dro=Dro(beta=0.5)), kl=Kl(coefficient=0.1, straight_through=True)),
         Algorithm(type=AlgorithmType.GSPO, loss=Loss(type=LossType.DPPO, dppo=Dppo(threshold_low=0.3))),
+        *(Algorithm(policy_filtration=PolicyFiltration(type=each)) for each in PolicyFiltrationType),
         Algorithm(loss=Loss(type=LossType.FUNCTION, function=OWN), drop_zero_variance_groups=True),
         Algorithm(
             type=AlgorithmType.DR_GRPO,

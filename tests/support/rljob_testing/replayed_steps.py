@@ -27,6 +27,7 @@ from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
 from rljob_testing.joined_groups import Done, JoinedActor, JoinedCritic, JoinedReference, JoinedTrained
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.checkpoints.save import begin_save, commit
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
@@ -60,6 +61,8 @@ FIRST_TOKEN, END_TOKEN = 3, 13
 """Tokens of the rollouts are at least the first and below the second."""
 LONGEST_PROMPT, LONGEST_RESPONSE = 8, 12
 SEED = 5
+KL_COEFFICIENT = "klCoefficient"
+"""In the manifest of a replayed run's checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,7 @@ class ReplayedRun:
             records += group.finish_checkpoint()
             first_writer = len(records)
         if self.actor.context.rank == 0:
-            commit(root, folder, step, 1, records, {})
+            commit(root, folder, step, 1, records, {KL_COEFFICIENT: self.training_step.kept_kl_coefficient})
         dist.barrier()
         return folder
 
@@ -265,6 +268,9 @@ class ReplayedRun:
         """Collective. From a checkpoint of so many steps."""
         for group in self.groups:
             group.load_checkpoint(folder, step)
+        kept = read_manifest(folder)[0].extra[KL_COEFFICIENT]
+        assert kept is None or isinstance(kept, float)
+        self.training_step.restore_kl_coefficient(kept)
 
 
 def replayed_run(replay: Replay, context: WorkerContext) -> ReplayedRun:

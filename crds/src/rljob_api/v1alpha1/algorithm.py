@@ -13,6 +13,7 @@ from rljob_api.base import WireModel
 from rljob_api.scalars import Flag, Number
 from rljob_api.v1alpha1.advantage import Advantage
 from rljob_api.v1alpha1.kl import Kl
+from rljob_api.v1alpha1.policy_filtration import PolicyFiltration
 from rljob_api.v1alpha1.policy_loss import Loss
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrection
 
@@ -70,3 +71,4 @@ class Algorithm(WireModel):
     """Weight of the entropy bonus (subtracted from the loss)."""
     kl: Kl = Field(default_factory=Kl)
     rollout_correction: RolloutCorrection = Field(default_factory=RolloutCorrection)
+    policy_filtration: PolicyFiltration = Field(default_factory=PolicyFiltration)

@@ -13,11 +13,15 @@ from types import MappingProxyType
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType, LossAggregation
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
+from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.policy_loss import LossType
 from rljob_api.v1alpha1.resolved_advantage import ResolvedAdvantage, ResolvedGroupRelative, resolve_advantage
 from rljob_api.v1alpha1.resolved_correction import ResolvedRolloutCorrection, resolve_correction
 from rljob_api.v1alpha1.resolved_loss import ResolvedClipped, ResolvedLoss, resolve_loss
 
+FILTRATION_EXPONENT = 2.0
+"""With Power (verl: `weight_pow`)."""
+NO_FILTRATION = PolicyFiltration()
 NO_CORRECTION = ResolvedRolloutCorrection()
 BY_STD = ResolvedGroupRelative(normalize_by_std=True)
 DUAL_CLIPPED = ResolvedClipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=3.0)
@@ -36,6 +40,7 @@ class ResolvedAlgorithm:
     kl: Kl
     mask_truncated_responses: bool = False
     rollout_correction: ResolvedRolloutCorrection = NO_CORRECTION
+    policy_filtration: PolicyFiltration = NO_FILTRATION
 
     @property
     def has_kl_in_reward(self) -> bool:
@@ -54,6 +59,7 @@ class ResolvedAlgorithm:
             kl=self.kl,
             mask_truncated_responses=self.mask_truncated_responses,
             rollout_correction=self.rollout_correction.as_written(),
+            policy_filtration=self.policy_filtration,
         )
 
 
@@ -122,6 +128,7 @@ def resolve_algorithm(algorithm: Algorithm) -> ResolvedAlgorithm:
         kl=algorithm.kl,
         mask_truncated_responses=algorithm.mask_truncated_responses,
         rollout_correction=resolve_correction(algorithm.rollout_correction),
+        policy_filtration=_resolve_filtration(algorithm.policy_filtration),
     )
 
 
@@ -133,3 +140,11 @@ def advantage_type(algorithm: Algorithm) -> AdvantageType:
 def loss_type(algorithm: Algorithm) -> LossType:
     """The job's choice, else the recipe's."""
     return algorithm.loss.type or RECIPES[algorithm.type].loss
+
+
+def _resolve_filtration(written: PolicyFiltration) -> PolicyFiltration:
+    """With its values, where there is one."""
+    if written.type is PolicyFiltrationType.NONE:
+        return written
+    exponent = (written.exponent or FILTRATION_EXPONENT) if written.type is PolicyFiltrationType.POWER else None
+    return PolicyFiltration(type=written.type, exponent=exponent, scope=written.scope or FiltrationScope.BATCH)

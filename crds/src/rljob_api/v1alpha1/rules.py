@@ -19,6 +19,7 @@ from rljob_api.v1alpha1.critic_rules import CRITIC_RULES
 from rljob_api.v1alpha1.offload_rules import OFFLOAD_RULES
 from rljob_api.v1alpha1.placement_rules import METADATA_RULES, PLACEMENT_RULES, UNIQUE_RULES
 from rljob_api.v1alpha1.pod_rules import ENV_RULES, POOL_RULES, VOLUME_RULES
+from rljob_api.v1alpha1.policy_filtration_rules import POLICY_FILTRATION_RULES
 from rljob_api.v1alpha1.policy_loss_rules import POLICY_LOSS_RULES
 from rljob_api.v1alpha1.reward_model_rules import REWARD_MODEL_RULES
 from rljob_api.v1alpha1.reward_rules import REWARD_RULES
@@ -44,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *CRITIC_RULES,
     *CORRECTION_RULES,
+    *POLICY_FILTRATION_RULES,
     *BATCH_SIZE_RULES,
     *OFFLOAD_RULES,
 )

@@ -26,6 +26,7 @@ from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
+from rljob_trainer.controller.state import ControllerState
 from rljob_trainer.controller.step_timeline import StepTimeline
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
@@ -126,9 +127,14 @@ class Controller:
         self.saves.end()
         return True
 
+    def restore(self, state: ControllerState) -> None:
+        """Goes on from a checkpoint, whose tensors the workers have."""
+        self.cursor.restore(state.cursor)
+        self.training_step.restore_kl_coefficient(state.kl_coefficient)
+
     def save_on_stop(self) -> int:
         """A checkpoint of where the run is; the number of steps in it."""
-        return self.saves.save_on_request(self.cursor.state())
+        return self.saves.save_on_request(self.cursor.state(), self.training_step.kept_kl_coefficient)
 
     def export(self, folder: Path) -> Path | None:
         """The policy as a Hugging Face folder, from the checkpoint of the last step; where adapters were trained, with
@@ -175,7 +181,7 @@ class Controller:
         metrics[TOTAL_TOKENS] = float(num_tokens)
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
         try:
-            self.saves.begin_if_due(step + 1, self.cursor.state())
+            self.saves.begin_if_due(step + 1, self.cursor.state(), self.training_step.kept_kl_coefficient)
             metrics.update(self.run_parts.workers.hybrid.take_memory())
         finally:
             metrics.update(self.saves.take_seconds())

@@ -21,19 +21,24 @@ from dataclasses import dataclass
 
 import torch
 
+from rljob_api.v1alpha1.kl import KlControllerType
+from rljob_api.v1alpha1.policy_filtration import PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.algorithms.functions import in_step
 from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, NAMED_REWARDS, ResponseInputs
-from rljob_trainer.algorithms.kl import kl_in_reward
+from rljob_trainer.algorithms.kl import kl_in_reward, next_coefficient
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.balanced_order import balanced_order, imbalance
+from rljob_trainer.controller.filtered_rows import filtered_rows
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout, sample_seeds
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import (
     ADVANTAGE_MEAN,
+    DISTINCT_FRACTION,
+    KL_COEFFICIENT,
     KL_LOSS,
     LEARNED_FRACTION,
     TOKEN_IMBALANCE,
@@ -55,6 +60,7 @@ from rljob_trainer.workers.columns import (
     RETURNS,
     REWARDS,
     ROLLOUT_LOGPROBS,
+    SCORES,
     TOKENS,
     VALUES,
 )
@@ -112,6 +118,8 @@ class TrainingStep:
         self.reference = reference
         self.critic = critic
         self.timer = timer
+        self.kl_coefficient = plan.algorithm.kl.coefficient
+        """Of the next step."""
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
         self.needs_old_logprobs = (
             not plan.has_single_update
@@ -120,6 +128,17 @@ class TrainingStep:
             or plan.algorithm.has_kl_in_reward
             or plan.algorithm.rollout_correction.rejection is not None
         )
+
+    @property
+    def kept_kl_coefficient(self) -> float | None:
+        """What a checkpoint has to keep of the KL's controller."""
+        is_fixed = self.plan.algorithm.kl.controller.type is KlControllerType.FIXED
+        return None if is_fixed else self.kl_coefficient
+
+    def restore_kl_coefficient(self, kept: float | None) -> None:
+        """As a checkpoint has it. What another controller has made of it does not bind the job's own."""
+        if kept is not None and self.kept_kl_coefficient is not None:
+            self.kl_coefficient = kept
 
     def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
         """Step `step` (from 0) on these prompts; the rollout and the step's metrics."""
@@ -147,7 +166,7 @@ class TrainingStep:
         kl_B = self._kl_for_reward(batch)[order_B.argsort()]
         batch = batch.with_columns({IS_LEARNED: is_learned_B[order_B]})
         if self.advantages.for_responses is not None:
-            rewards_B = kl_in_reward(rollout.rewards_B, kl_B, algorithm.kl.coefficient)
+            rewards_B = kl_in_reward(rollout.rewards_B, kl_B, self.kl_coefficient)
             advantages_B = torch.zeros_like(rewards_B)
             if is_kept_B.any():
                 inputs = self._inputs(rollout, rewards_B, groups_B, is_kept_B)
@@ -155,17 +174,25 @@ class TrainingStep:
             batch = batch.with_columns({ADVANTAGES: advantages_B[order_B]})
         else:
             columns_B = {REWARDS: rollout.rewards_B[order_B], GROUPS: groups_B[order_B]}
-            batch = batch.union(self.actor.compute_token_advantages(batch.without([TOKENS]).with_columns(columns_B)))
-        metrics = self._updated(batch, lengths_B, order_B, step)
+            asked = batch.without([TOKENS]).with_columns(columns_B)
+            batch = batch.union(self.actor.compute_token_advantages(asked, self.kl_coefficient))
         others: dict[str, float] = {}
+        if algorithm.policy_filtration.type is not PolicyFiltrationType.NONE and is_learned_B.any():
+            scores_B, seed = rollout.batch[SCORES], self.plan.seed
+            rows = filtered_rows(algorithm.policy_filtration, scores_B, groups_B, is_learned_B, seed, step)
+            places_B, lengths_B = order_B.argsort()[rows.drawn_B], lengths_B[rows.drawn_B]
+            order_B = balanced_order(lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
+            batch, others[DISTINCT_FRACTION] = batch.rows(places_B[order_B]), rows.distinct_fraction
+        metrics = self._updated(batch, lengths_B, order_B, step)
         if self.advantages.for_responses is not None and is_learned_B.any():
             others[ADVANTAGE_MEAN] = float(advantages_B[is_learned_B].mean())
         if algorithm.has_kl_in_reward and is_learned_B.any():
             others[KL_LOSS] = float(kl_B[is_learned_B].sum() / response_lengths_B[is_learned_B].sum())
+        metrics |= others
+        metrics |= self._controlled_kl(metrics, int(is_learned_B.sum()), step)
         return rollout, {
             **rollout.metrics(),
             **metrics,
-            **others,
             LEARNED_FRACTION: float(is_learned_B.double().mean()),
             TOKEN_IMBALANCE: imbalance(lengths_B[order_B], self.plan.num_data_ranks),
             TOKEN_IMBALANCE_BEFORE: imbalance(lengths_B, self.plan.num_data_ranks),
@@ -225,13 +252,27 @@ class TrainingStep:
                 critics_B = balanced_order(lengths_B, self.plan.num_critic_ranks, self.plan.rows_per_update)
                 rows = rows.reorder(order_B.argsort()[critics_B])
             calls["update_critic"] = self.critic.update_critic(rows, step)
-        if self.critic is None or step >= self.plan.critic_warmup_steps:
-            calls["update_actor"] = self.actor.update_policy(batch, step)
+        if self._trains_actor(step):
+            calls["update_actor"] = self.actor.update_policy(batch, step, self.kl_coefficient)
         metrics: dict[str, float] = {}
         for phase, call in calls.items():
             with self.timer.phase(phase):
                 metrics.update(call.result())
         return metrics
+
+    def _trains_actor(self, step: int) -> bool:
+        return self.critic is None or step >= self.plan.critic_warmup_steps
+
+    def _controlled_kl(self, metrics: Metrics, num_learned: int, step: int) -> dict[str, float]:
+        """The coefficient that the step was made with, where there is a KL term; finds that of the next step. It stays
+        where the policy has learned nothing: there the KL does not say what the coefficient does."""
+        kl = self.plan.algorithm.kl
+        if not kl.coefficient:
+            return {}
+        used = self.kl_coefficient
+        if KL_LOSS in metrics and self._trains_actor(step):
+            self.kl_coefficient = next_coefficient(kl.controller, used, metrics[KL_LOSS], num_learned)
+        return {KL_COEFFICIENT: used}
 
     def _kl_for_reward(self, batch: DataProto) -> torch.Tensor:
         """[B]: KL of each of the batch's responses; zeros where the job puts none into the reward, and for what is not
