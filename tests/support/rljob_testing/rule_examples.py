@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from rljob_testing import (
     algorithm_rule_examples,
     critic_rule_examples,
+    dynamic_sampling_rule_examples,
     offload_rule_examples,
     reward_rule_examples,
 )
@@ -29,6 +30,7 @@ _SCRATCH = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emp
 GOOD: dict[str, list[Mapping[str, object]]] = {
     **algorithm_rule_examples.GOOD,
     **critic_rule_examples.GOOD,
+    **dynamic_sampling_rule_examples.GOOD,
     **offload_rule_examples.GOOD,
     **reward_rule_examples.GOOD,
     "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "a-0"}],
@@ -170,6 +172,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
 BAD: dict[str, list[Bad]] = {
     **algorithm_rule_examples.BAD,
     **critic_rule_examples.BAD,
+    **dynamic_sampling_rule_examples.BAD,
     **offload_rule_examples.BAD,
     **reward_rule_examples.BAD,
     "Metadata.name": [
