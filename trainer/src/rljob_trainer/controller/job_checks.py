@@ -10,12 +10,12 @@ from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.kl import KlEstimator, KlPlacement
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.policy_loss import LossType
-from rljob_api.v1alpha1.recipes import has_dynamic_sampling, loss_type, resolve_algorithm
+from rljob_api.v1alpha1.recipes import loss_type, resolve_algorithm
 from rljob_api.v1alpha1.rollout import Rollout
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
-from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, REF_LOGPROBS, ROLLOUT_LOGPROBS, VALUES
+from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS, VALUES
 from rljob_trainer.algorithms.loss_registry import policy_loss
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_heads, check_layout
@@ -31,12 +31,6 @@ def check_algorithm(spec: RLJobSpec) -> None:
     """Loads and tries the user's own parts of the algorithm. Raises ConfigurationError for what is wrong with them, for
     what they need and cannot get, and where the reference has a pool of its own that nothing needs."""
     needed_by_functions = _needed_columns(spec, of_functions=True)
-    if GREEDY_REWARDS in needed_by_functions and has_dynamic_sampling(spec.training.algorithm):
-        raise ConfigurationError(
-            "spec.training.algorithm.dynamicSampling: groups are replaced where their scores are equal, and your "
-            "advantage compares with a greedy response instead, from which equal scores can differ; write "
-            f"dynamicSampling: {{enabled: false}}, or do not need {GREEDY_REWARDS!r}"
-        )
     kl = spec.training.algorithm.kl
     if (
         kl.coefficient > 0
