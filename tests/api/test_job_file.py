@@ -222,6 +222,8 @@ def test_the_resolved_text_is_a_job_file_with_nothing_left_open() -> None:
           dualClipRatio: 0.0
       aggregation: SequenceMeanTokenSumNorm
       dropZeroVarianceGroups: false
+      dynamicSampling:
+        enabled: false
       maskTruncatedResponses: false
       entropyCoefficient: 0.0
       kl:

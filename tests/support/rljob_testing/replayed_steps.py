@@ -31,6 +31,7 @@ from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.checkpoints.save import begin_save, commit
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
+from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -273,8 +274,14 @@ class ReplayedRun:
         self.training_step.restore_kl_coefficient(kept)
 
 
-def replayed_run(replay: Replay, context: WorkerContext) -> ReplayedRun:
-    """Collective. A run before its first step."""
+def replayed_run(
+    replay: Replay,
+    context: WorkerContext,
+    cursor: PromptCursor[PromptRow] | None = None,
+    rollout: RolloutPhase | None = None,
+) -> ReplayedRun:
+    """Collective. A run before its first step; `cursor` is where dynamic sampling draws from, and `rollout` what
+    responds in the place of `ReplayedRollouts`."""
     actor = ActorWorker(context, replay.actor_settings(context.world_size))
     group = JoinedActor(actor)
     reference = None
@@ -286,11 +293,12 @@ def replayed_run(replay: Replay, context: WorkerContext) -> ReplayedRun:
     critics = JoinedCritic(critic) if critic else None
     training_step = TrainingStep(
         replay.plan(context.world_size),
-        ReplayedRollouts(),
+        rollout or ReplayedRollouts(),
         group,
         JoinedReference(reference) if reference else None,
         critics,
         PhaseTimer(time.perf_counter),
+        cursor,
     )
     return ReplayedRun(replay, actor, group, reference, critic, [group, critics] if critics else [group], training_step)
 

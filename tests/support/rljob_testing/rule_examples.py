@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from rljob_testing import (
     algorithm_rule_examples,
     critic_rule_examples,
+    dynamic_sampling_rule_examples,
     layout_rule_examples,
     offload_rule_examples,
     reward_model_rule_examples,
@@ -32,6 +33,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     **algorithm_rule_examples.GOOD,
     **critic_rule_examples.GOOD,
     **layout_rule_examples.GOOD,
+    **dynamic_sampling_rule_examples.GOOD,
     **offload_rule_examples.GOOD,
     **reward_rule_examples.GOOD,
     **reward_model_rule_examples.GOOD,
@@ -175,6 +177,7 @@ BAD: dict[str, list[Bad]] = {
     **algorithm_rule_examples.BAD,
     **critic_rule_examples.BAD,
     **layout_rule_examples.BAD,
+    **dynamic_sampling_rule_examples.BAD,
     **offload_rule_examples.BAD,
     **reward_rule_examples.BAD,
     **reward_model_rule_examples.BAD,

@@ -16,6 +16,7 @@ from rljob_api.v1alpha1.advantage_rules import ADVANTAGE_RULES
 from rljob_api.v1alpha1.algorithm_rules import ALGORITHM_RULES
 from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
 from rljob_api.v1alpha1.critic_rules import CRITIC_RULES
+from rljob_api.v1alpha1.dynamic_sampling_rules import DYNAMIC_SAMPLING_RULES
 from rljob_api.v1alpha1.offload_rules import OFFLOAD_RULES
 from rljob_api.v1alpha1.placement_rules import METADATA_RULES, PLACEMENT_RULES, UNIQUE_RULES
 from rljob_api.v1alpha1.pod_rules import ENV_RULES, POOL_RULES, VOLUME_RULES
@@ -43,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     *ADVANTAGE_RULES,
     *POLICY_LOSS_RULES,
     *ALGORITHM_RULES,
+    *DYNAMIC_SAMPLING_RULES,
     *CRITIC_RULES,
     *CORRECTION_RULES,
     *POLICY_FILTRATION_RULES,

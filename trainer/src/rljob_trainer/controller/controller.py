@@ -33,7 +33,7 @@ from rljob_trainer.controller.training_step import StepPlan, TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.lora import AdapterSettings
-from rljob_trainer.errors import AlgorithmFunctionError, CollectiveFunctionError, RewardError
+from rljob_trainer.errors import AlgorithmFunctionError, BatchNotFullError, CollectiveFunctionError, RewardError
 from rljob_trainer.groups.object_store import TRAFFIC
 from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
@@ -89,7 +89,13 @@ class Controller:
             run.workers.hybrid, run.workers.reward, weights, self.timer, stop, run.workers.scoring_model
         )
         self.training_step = TrainingStep(
-            step_plan(job), self.rollout, run.workers.actor, run.workers.reference, run.workers.critic, self.timer
+            step_plan(job),
+            self.rollout,
+            run.workers.actor,
+            run.workers.reference,
+            run.workers.critic,
+            self.timer,
+            self.cursor,
         )
         self.evaluation: Evaluation | None = None
         if training.evaluation is not None:
@@ -120,7 +126,7 @@ class Controller:
             return False
         except CollectiveFunctionError:
             raise
-        except (RewardError, AlgorithmFunctionError):
+        except (RewardError, AlgorithmFunctionError, BatchNotFullError):
             # The workers are sound, so what they are still writing becomes a checkpoint.
             self.saves.end()
             raise
