@@ -123,7 +123,7 @@ def test_a_field_that_resembles_nothing_gets_the_known_names() -> None:
     assert path == "spec.training.rewards[0].zzz"
     assert message == (
         "is not a known field; known are errorScore, format, function, name, numProcesses, onError, onTimeout,"
-        " overlong, timeoutSeconds, type, weight"
+        " overlong, rewardModel, timeoutSeconds, type, weight"
     )
 
 
@@ -222,6 +222,8 @@ def test_the_resolved_text_is_a_job_file_with_nothing_left_open() -> None:
           dualClipRatio: 0.0
       aggregation: SequenceMeanTokenSumNorm
       dropZeroVarianceGroups: false
+      dynamicSampling:
+        enabled: false
       maskTruncatedResponses: false
       entropyCoefficient: 0.0
       kl:

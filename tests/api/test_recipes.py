@@ -13,10 +13,13 @@ from rljob_api.v1alpha1.advantage import (
     ReinforcePlusPlus,
 )
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType, LossAggregation
+from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
 from rljob_api.v1alpha1.kl import Kl
+from rljob_api.v1alpha1.policy_filtration import PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.policy_loss import Cispo, Clipped, Divergence, Dppo, Dro, Gspo, Loss, LossType
 from rljob_api.v1alpha1.recipes import RECIPES, ResolvedAlgorithm, resolve_algorithm
 from rljob_api.v1alpha1.resolved_advantage import ResolvedAdvantage, ResolvedGroupRelative
+from rljob_api.v1alpha1.resolved_dynamic_sampling import ResolvedDynamicSampling
 from rljob_api.v1alpha1.resolved_loss import ResolvedClipped, ResolvedDppo, ResolvedLoss
 from rljob_api.v1alpha1.user_function import Function
 
@@ -39,6 +42,32 @@ def test_the_default_is_grpo() -> None:
         entropy_coefficient=0.0,
         kl=Kl(),
     )
+
+
+def test_dapo_clips_higher_and_samples_until_the_batch_is_full() -> None:
+    # arXiv 2503.14476, section 3 and 4.1; ten rounds as in verl's recipe.
+    assert resolved({"type": "DAPO"}) == ResolvedAlgorithm(
+        type=AlgorithmType.DAPO,
+        advantage=ResolvedAdvantage(AdvantageType.GROUP_RELATIVE, ResolvedGroupRelative(normalize_by_std=True)),
+        loss=ResolvedLoss(LossType.CLIPPED, ResolvedClipped(0.2, 0.28, None)),
+        aggregation=LossAggregation.TOKEN_MEAN,
+        drop_zero_variance_groups=True,
+        entropy_coefficient=0.0,
+        kl=Kl(),
+        dynamic_sampling=ResolvedDynamicSampling(10, MaxRoundsPolicy.FAIL, None),
+    )
+
+
+def test_dynamic_sampling_belongs_to_any_recipe_that_asks_for_it_and_can_be_turned_off() -> None:
+    asked = {"maxRounds": 3, "onMaxRounds": "TrainOnFewer", "reward": "right"}
+    rule = resolved({"dynamicSampling": asked})
+    assert rule.dynamic_sampling == ResolvedDynamicSampling(3, MaxRoundsPolicy.TRAIN_ON_FEWER, "right")
+    assert rule.drop_zero_variance_groups is True
+    assert rule.loss == resolved({}).loss
+    off = resolved({"type": "DAPO", "dynamicSampling": {"enabled": False}})
+    assert (off.dynamic_sampling, off.drop_zero_variance_groups) == (None, False)
+    for each in (rule, off):
+        assert resolve_algorithm(each.as_algorithm()) == each
 
 
 def test_dr_grpo_divides_by_neither_the_deviation_nor_the_length() -> None:
@@ -131,6 +160,7 @@ def test_an_advantage_by_itself_has_its_block_and_no_other() -> None:
         *(Algorithm(loss=Loss(type=chosen)) for chosen in WITHOUT_NEED),
         Algorithm(loss=Loss(type=LossType.DRO, dro=Dro(beta=0.5)), kl=Kl(coefficient=0.1, straight_through=True)),
         Algorithm(type=AlgorithmType.GSPO, loss=Loss(type=LossType.DPPO, dppo=Dppo(threshold_low=0.3))),
+        *(Algorithm(policy_filtration=PolicyFiltration(type=each)) for each in PolicyFiltrationType),
         Algorithm(loss=Loss(type=LossType.FUNCTION, function=OWN), drop_zero_variance_groups=True),
         Algorithm(
             type=AlgorithmType.DR_GRPO,

@@ -72,7 +72,8 @@ def test_tensor_parallel_peers_need_responses_of_their_own() -> None:
 def test_layouts_for_more_workers_than_are_here_become_smaller_ones() -> None:
     actor = "{shardSize: 4, sequenceParallel: 2, deferGradientReduction: true}"
     roles = f"  roles: {{rollout: {{tensorParallel: 4}}, actor: {actor}, ref: {{shardSize: 8}}}}"
-    plan = plan_for_machine(job(roles, "[{name: main, gpusPerNode: 8}]"), TWO_CORES, None)
+    kl = "    algorithm: {kl: {coefficient: 0.1}}"
+    plan = plan_for_machine(job(roles, "[{name: main, gpusPerNode: 8}]", kl), TWO_CORES, None)
     assert plan.spec.roles.rollout.tensor_parallel == 2
     assert (plan.spec.roles.actor.shard_size, plan.spec.roles.actor.sequence_parallel) == (2, 2)
     assert plan.spec.roles.actor.defer_gradient_reduction is True

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig
 
+from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.tiny_models import ARCHITECTURES
-from rljob_trainer.controller.job_checks import check_tensor_parallel
+from rljob_testing.training_runs import merged, small_job
+from rljob_trainer.controller.job_checks import check_layouts, check_tensor_parallel
+from rljob_trainer.controller.model_roles import layout_of
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
 from rljob_trainer.errors import ConfigurationError
@@ -35,8 +38,8 @@ def test_by_default_all_hold_the_model_together_and_have_rows_of_their_own() -> 
 @pytest.mark.parametrize(
     ("shard_size", "sequence_parallel", "message"),
     [
-        (4, 1, r"shardSize must divide the workers of the role \(4 of 6\)"),
-        (3, 5, r"sequenceParallel must .* \(5 of 6\)"),
+        (4, 1, r"spec\.roles: shardSize must divide the role's 6 workers \(seen: 4\);"),
+        (3, 5, r"sequenceParallel must .* 6 workers \(seen: 5\);"),
     ],
 )
 def test_what_does_not_divide_the_workers_is_refused(shard_size: int, sequence_parallel: int, message: str) -> None:
@@ -53,12 +56,12 @@ def heads(num_heads: int, num_key_value_heads: int) -> PreTrainedConfig:
 @pytest.mark.parametrize(
     ("config", "size", "message"),
     [
-        (heads(6, 6), 4, r"must divide the model's heads of attention \(4 and 6\)"),
-        (heads(12, 3), 2, r"must divide the model's key and value heads or be a multiple of them \(2 and 3\)"),
+        (heads(6, 6), 4, r"in spec\.roles: must divide the model's 6 heads of attention \(seen: 4\);"),
+        (heads(12, 3), 2, r"must divide the model's 3 key and value heads or be a multiple of them \(seen: 2\);"),
         (
             ARCHITECTURES["gemma2"](),
             2,
-            r"needs flat rows, and a 'gemma2' model gets padded ones \(its attention is soft",
+            r"needs flat rows, and a 'gemma2' model gets padded ones, because .* soft-capped \(seen: 2\);",
         ),
         (GptOssConfig(), 2, r"needs flat rows, and a 'gpt_oss' model gets padded ones"),
     ],
@@ -74,9 +77,9 @@ def test_models_that_do_not_divide_over_sequence_ranks_are_refused(
 @pytest.mark.parametrize(
     ("config", "size", "message"),
     [
-        (heads(3, 1), 2, r"rollout\.tensorParallel must divide the model's heads of attention \(2 and 3\)"),
-        (heads(6, 3), 2, r"rollout\.tensorParallel must divide .* key and value heads or .* \(2 and 3\)"),
-        (heads(12, 3), 4, r"rollout\.tensorParallel must divide .* key and value heads or .* \(4 and 3\)"),
+        (heads(3, 1), 2, r"rollout\.tensorParallel: must divide the model's 3 heads of attention \(seen: 2\);"),
+        (heads(6, 3), 2, r"rollout\.tensorParallel: must divide .* 3 key and value heads or .* \(seen: 2\);"),
+        (heads(12, 3), 4, r"rollout\.tensorParallel: must divide .* 3 key and value heads or .* \(seen: 4\);"),
     ],
 )
 def test_models_that_do_not_divide_over_tensor_ranks_are_refused(
@@ -99,3 +102,23 @@ def test_models_that_divide_over_tensor_ranks_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("num_heads", "num_key_value_heads", "size"), [(8, 8, 4), (8, 2, 4), (12, 3, 6), (8, 1, 8)])
 def test_models_that_divide_are_taken(num_heads: int, num_key_value_heads: int, size: int) -> None:
     check_layout(ParallelLayout.of(size, sequence_parallel=size), heads(num_heads, num_key_value_heads))
+
+
+def test_the_role_whose_layout_does_not_fit_is_named(tmp_path: Path) -> None:
+    heads(4, 4).save_pretrained(tmp_path)
+    actor, critic = ParallelLayout.of(4, sequence_parallel=2), ParallelLayout.of(3, sequence_parallel=3)
+    with pytest.raises(ConfigurationError, match=r"^spec\.roles\.critic\.sequenceParallel: must divide .*\(seen: 3\);"):
+        check_layouts(tmp_path, {"actor": actor, "critic": critic})
+    check_layouts(tmp_path, {"actor": actor})
+
+
+def test_beside_adapters_the_reference_alone_takes_the_actors_layout() -> None:
+    job = small_job(
+        num_workers=4,
+        model={"lora": {}},
+        algorithm={"type": "PPO", "kl": {"coefficient": 0.1}},
+    )
+    asked = {"spec": {"roles": {"actor": {"shardSize": 2, "sequenceParallel": 2}}}}
+    spec = RLJob.from_wire(merged(job, asked)).spec
+    assert layout_of(spec, "ref") == layout_of(spec, "actor") == ParallelLayout(2, 2, 2)
+    assert layout_of(spec, "critic") == ParallelLayout(4)

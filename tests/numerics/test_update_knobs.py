@@ -43,7 +43,7 @@ from rljob_testing.replayed_steps import (
 )
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_testing.training_runs import small_job
-from rljob_trainer.controller.build_run import model_roles
+from rljob_trainer.controller.build_run import Models, model_roles
 from rljob_trainer.controller.controller import step_plan
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
@@ -305,7 +305,7 @@ def test_the_workers_get_what_the_job_says(
     monkeypatch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
     monkeypatch.setattr(factories, "RolloutWorker", lambda *_, per_request_seeds: per_request_seeds)
     actor, reference, has_seeds = (
-        role.factory(context, {}) for role in model_roles(job, model, LONGEST_PROMPT)[:3] if role.factory
+        role.factory(context, {}) for role in model_roles(job, Models(model), LONGEST_PROMPT)[:3] if role.factory
     )
     assert has_seeds is (num_workers == 1)
     assert actor == replay.actor_settings(num_workers)

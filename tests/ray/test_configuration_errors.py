@@ -10,10 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
+from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_cli.run_folder import RunFolder
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, LocalRun, function_reward, small_job
 from rljob_trainer.controller import build_run
+from rljob_trainer.controller.auto_settings import AutoSettings
+from rljob_trainer.controller.build_run import built_run
+from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.settings import read_settings
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -72,6 +80,23 @@ def test_a_job_that_cannot_work_is_refused_before_ray(name: str, tmp_path: Path,
     assert state.error is not None
     for said in (run.terminal, state.error.message):
         assert re.search(text, said), said
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_adapters_that_do_not_go_on_are_refused_before_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = TrainerJob(name="small", spec=RLJob.from_wire(small_job(model={"lora": {"rank": 4}})).spec)
+    for name, value in {"SPEC": dump_job(job), "RUN_FOLDER": str(tmp_path), "DEVICE": "cpu"}.items():
+        monkeypatch.setenv(f"RLJOB_{name}", value)
+    kept = AutoSettings(
+        dtype=Dtype.FLOAT32,
+        rollout_engine=RolloutEngine.HUGGING_FACE,
+        lora=Lora(rank=8, sync=LoraSync.MERGED),
+    )
+    with (
+        pytest.raises(ConfigurationError, match=r"model\.lora: is rank 4, .* was trained with rank 8, "),
+        built_run(job, read_settings(), kept),
+    ):
+        pass
 
 
 HIDE_VLLM = """\

@@ -18,6 +18,7 @@ from rljob_testing.training_runs import Document, LocalRun, held_out, small_job
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 NUM_STEPS = 4
+ADAPTIVE = {"type": "Adaptive", "adaptive": {"target": 1.0, "horizon": 10000}}
 SECONDS_INTO_STEP = 0.2
 """After the save of a step: the next one is under way."""
 
@@ -29,6 +30,7 @@ def job() -> Document:
         batchSize=32,
         rollout={"groupSize": 16},
         optimizer={"warmupSteps": 3},
+        algorithm={"kl": {"coefficient": 0.01, "controller": ADAPTIVE}},
         evaluation=held_out(num_prompts=24, every_steps=4),
         steps=NUM_STEPS,
     )
@@ -121,10 +123,12 @@ def test_both_runs_saw_the_same_prompts_and_gave_the_same_responses(whole: Local
 
 
 def test_both_runs_report_the_same_numbers(whole: LocalRun, interrupted: Interrupted) -> None:
-    for name in ("critic/rewards/mean", "actor/pg_loss", "actor/grad_norm", "actor/lr", "eval/greedy_score"):
+    names = ("critic/rewards/mean", "actor/pg_loss", "actor/grad_norm", "actor/lr", "eval/greedy_score")
+    for name in (*names, "actor/kl_coefficient"):
         expected = whole.files.series(name)
         assert expected, name
         assert interrupted.second.files.series(name) == expected
+    assert len(set(whole.files.series("actor/kl_coefficient"))) == NUM_STEPS
 
 
 def test_every_save_is_booked_to_its_step(whole: LocalRun) -> None:

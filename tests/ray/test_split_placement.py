@@ -1,4 +1,4 @@
-"""Reference policy and critic on GPUs of their own compute what they compute beside the actor."""
+"""Reference policy, critic and reward model on GPUs of their own compute what they compute beside the actor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from rljob_testing.scoring_folder import save_scoring_model
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, RunFiles, small_job
 from rljob_trainer.controller.build_run import LOG_FOLDER
@@ -14,15 +15,22 @@ from rljob_trainer.controller.build_run import LOG_FOLDER
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 SERIES = ("actor/kl_loss", "actor/grad_norm", "critic/rewards/mean", "response_length/mean")
-CRITIC_SERIES = ("critic/vf_loss", "critic/grad_norm", "critic/vf_explained_var")
+PPO_SERIES = (
+    "critic/vf_loss",
+    "critic/grad_norm",
+    "critic/vf_explained_var",
+    "reward/liking/mean",
+    "reward/liking/std",
+)
 RULES = {"Loss": "GRPO", "Reward": "PPO"}
 """The recipe with each placement of the KL."""
 
 
-def job(placement: str, *, reference_pool: Document | None = None) -> Document:
+def job(placement: str, reward_model: Path, *, reference_pool: Document | None = None) -> Document:
     """Two actors; three steps with a learning rate that takes the policy well away from the reference. Of PPO two
-    updates in each."""
+    updates in each, and a reward model beside the function."""
     rule = RULES[placement]
+    liking = {"name": "liking", "weight": 0.1, "type": "RewardModel", "rewardModel": {"source": str(reward_model)}}
     document = small_job(
         num_workers=2,
         algorithm={"type": rule, "kl": {"coefficient": 0.1, "estimator": "K3", "placement": placement}},
@@ -30,25 +38,30 @@ def job(placement: str, *, reference_pool: Document | None = None) -> Document:
         steps=3,
         **({"critic": {"optimizer": {"learningRate": 1.0e-3}}, "miniBatchSize": 2} if rule == "PPO" else {}),
     )
+    spec = cast(Document, document["spec"])
+    if rule == "PPO":
+        training = cast(Document, spec["training"])
+        training["rewards"] = [*cast(list[Document], training["rewards"]), liking]
     if reference_pool is not None:
-        spec = cast(Document, document["spec"])
         spec["pools"] = [*cast(list[Document], spec["pools"]), reference_pool]
         spec["roles"] = {"ref": {"pool": reference_pool["name"]}}
         if placement == "Reward":
             # Whole copies that share the tokens of rows: a run in another layout is the same run.
             spec["roles"]["actor"] = {"shardSize": 1, "sequenceParallel": 2}
-            spec["roles"]["critic"] = {"pool": reference_pool["name"]}
+            spec["roles"]["critic"] = spec["roles"]["rewardModel"] = {"pool": reference_pool["name"]}
     return document
 
 
 @pytest.mark.parametrize("placement", ["Loss", "Reward"])
-def test_where_reference_and_critic_run_changes_nothing(placement: str, cluster: str, tmp_path: Path) -> None:
-    together = ended_run(tmp_path / "together", job(placement), cluster)
-    # One reference, and one critic, for two actors: what they hold is split anew, and 16 rows come back to two.
-    apart = ended_run(tmp_path / "apart", job(placement, reference_pool={"name": "judges", "gpusPerNode": 1}), cluster)
-    critic = CRITIC_SERIES if RULES[placement] == "PPO" else ()
-    assert len(apart.series("critic/vf_loss")) == (3 if critic else 0)
-    for name in (*SERIES, *critic):
+def test_where_judging_models_run_changes_nothing(placement: str, cluster: str, tmp_path: Path) -> None:
+    reward_model = save_scoring_model(tmp_path / "reward-model")
+    together = ended_run(tmp_path / "together", job(placement, reward_model), cluster)
+    # One of each for two actors: what they hold is split anew, and 16 rows come back to two.
+    judges: Document = {"name": "judges", "gpusPerNode": 1}
+    apart = ended_run(tmp_path / "apart", job(placement, reward_model, reference_pool=judges), cluster)
+    of_ppo = PPO_SERIES if RULES[placement] == "PPO" else ()
+    assert len(apart.series("critic/vf_loss")) == (3 if of_ppo else 0)
+    for name in (*SERIES, *of_ppo):
         assert apart.series(name) == pytest.approx(together.series(name), rel=1e-4, abs=1e-7), name
     assert apart.series("actor/kl_loss")[-1] > 1e-3
     logs = apart.folder / LOG_FOLDER

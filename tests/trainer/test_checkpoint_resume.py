@@ -142,3 +142,13 @@ def test_what_the_dtype_stood_for_is_noted(tmp_path: Path) -> None:
     point = start_of(tmp_path, 2).find()
     assert point is not None
     assert point.state.choices == choices
+
+
+def test_the_kl_coefficient_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
+    first, actor, coefficient = start_of(tmp_path, 1), LocalActor(value_of(0)), 0.1 * 1.02**7
+    assert first.find() is None
+    first.begin(1, cursor_at(1), [actor], coefficient)
+    first.finish([actor], wait=True, is_evaluated=True)
+    point = start_of(tmp_path, 2).find()
+    assert point is not None
+    assert point.state.kl_coefficient == coefficient

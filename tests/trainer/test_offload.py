@@ -95,6 +95,12 @@ def test_the_reference_is_away_unless_it_scores(runs: dict[int, list[OffloadRun]
         assert during - after >= run.num_parameter_bytes
 
 
+def test_checkpoints_leave_nothing_of_what_is_offloaded(runs: dict[int, list[OffloadRun]]) -> None:
+    for run in all_of(runs):
+        assert list(run.at_rest) == ["sizes", "save", "load", "step"]
+        assert all(each == {"actor's moments": 0, "critic": 0} for each in run.at_rest.values())
+
+
 def test_nothing_is_whole_when_generation_begins(runs: dict[int, list[OffloadRun]]) -> None:
     for run in all_of(runs):
         for marks in (run.step, run.plain_step):

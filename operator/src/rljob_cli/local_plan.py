@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
 
-from rljob_api.v1alpha1.critic_rules import may_need_critic
 from rljob_api.v1alpha1.job import RLJob, RLJobSpec
+from rljob_api.v1alpha1.placement_rules import absent_roles
 from rljob_api.v1alpha1.pools import Pool
-from rljob_api.v1alpha1.roles import RolloutRole, TrainRole
+from rljob_api.v1alpha1.roles import Roles, RolloutRole, TrainRole
 from rljob_api.v1alpha1.rule import wire_name
 from rljob_api.v1alpha1.rules import violations
 from rljob_api.v1alpha1.run_policy import RunPolicy
@@ -78,14 +78,10 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
     """Fewer workers hold a copy of the model, or share rows, where the pool has fewer here (`num_workers`, by pool).
     What is learned does not depend on it."""
     roles, pool_of = spec.roles, spec.placed_roles()
-    places: dict[str, TrainRole | RolloutRole] = {
-        "actor": roles.actor,
-        "rollout": roles.rollout,
-        "ref": roles.ref,
-        "critic": roles.critic,
-    }
+    places: dict[str, TrainRole | RolloutRole] = dict(roles)
     notes: list[str] = []
-    for role, place in places.items():
+    for name, place in places.items():
+        role = wire_name(Roles, name)
         workers = num_workers[pool_of[role]]
         # Of whole numbers alone: whether something is done (True, False) fits any number of workers.
         asked = {field: value for field, value in place if type(value) is int and workers % value}
@@ -94,16 +90,16 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
             f"roles.{role}.{wire_name(type(place), field)} {asked[field]}: {value} here, for {workers} workers"
             for field, value in fitting.items()
         )
-        places[role] = place.model_copy(update=fitting)
+        places[name] = place.model_copy(update=fitting)
     return spec.model_copy(update={"roles": roles.model_copy(update=places)}), tuple(notes)
 
 
 def _roles_by_pool(spec: RLJobSpec) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
+    absent = absent_roles(spec)
     for role, pool in spec.placed_roles().items():
-        if role == "critic" and not may_need_critic(spec.training):
-            continue
-        found[pool] = (*found.get(pool, ()), role)
+        if role not in absent:
+            found[pool] = (*found.get(pool, ()), role)
     return found
 
 

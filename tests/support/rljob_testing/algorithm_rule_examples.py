@@ -31,6 +31,9 @@ _TWO_REWARDS = {
     ]
 }
 _KL_IN_REWARD = {"coefficient": 0.1, "placement": "Reward"}
+_FILTRATION = _T + "algorithm.policyFiltration"
+_ADAPTIVE = {"type": "Adaptive", "adaptive": {"target": 0.1, "horizon": 100}}
+_KL_CONTROLLER = _T + "algorithm.kl.controller"
 _CLIPPED: tuple[Mapping[str, object], ...] = (
     {"clipped": {}},
     {"type": "Clipped", "clipped": {"clipRatioHigh": 0.28}},
@@ -102,6 +105,31 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Kl.placement": [
         {_T + "algorithm.kl": {"coefficient": 0.1, "placement": "Reward"}},
         {_T + "algorithm.kl.placement": "Loss"},
+    ],
+    "Kl.controller": [
+        {_T + "algorithm.kl": {"coefficient": 0.1, "controller": _ADAPTIVE}},
+        {_KL_CONTROLLER + ".type": "Fixed"},
+    ],
+    "KlController.adaptive": [{_T + "algorithm.kl": {"coefficient": 0.1, "controller": _ADAPTIVE}}],
+    "Training.klHorizon": [
+        {
+            _T + "batchSize": 8,
+            _T + "rollout.groupSize": 5,
+            _T + "algorithm.kl": {
+                "coefficient": 0.1,
+                "controller": _ADAPTIVE | {"adaptive": {"target": 1, "horizon": 9}},
+            },
+        },
+    ],
+    "PolicyFiltration.exponent": [
+        {_FILTRATION: {"type": "Power", "exponent": 0.5}},
+        {_FILTRATION: {"type": "Power"}},
+        {_FILTRATION + ".type": "MaxMin"},
+    ],
+    "PolicyFiltration.scope": [{_FILTRATION: {"type": "MaxRandom", "scope": "Group"}}, {_FILTRATION + ".type": "None"}],
+    "Training.policyFiltration": [
+        {_FILTRATION: {"type": "MaxMin", "scope": "Batch"}, _T + "rollout.groupSize": 1, _T + "algorithm.type": "PPO"},
+        {_FILTRATION: {"type": "MaxMin", "scope": "Group"}},
     ],
     "RolloutCorrection.maxRatio": [
         {_C: {"type": "TokenTruncated", "maxRatio": 1.5}},
@@ -232,6 +260,45 @@ BAD: dict[str, list[Bad]] = {
     ],
     "Kl.placement": [
         Bad(_T + "algorithm.kl.placement", {_T + "algorithm.kl": {"coefficient": 0, "placement": "Reward"}})
+    ],
+    "Kl.controller": [
+        Bad(_KL_CONTROLLER, {_T + "algorithm.kl": {"controller": _ADAPTIVE}}),
+        Bad(_KL_CONTROLLER, {_T + "algorithm.kl": {"coefficient": 0, "controller": _ADAPTIVE}}),
+    ],
+    "KlController.adaptive": [
+        Bad(
+            _KL_CONTROLLER + ".adaptive",
+            {_T + "algorithm.kl": {"coefficient": 0.1, "controller": {"type": "Adaptive"}}},
+        ),
+        Bad(_KL_CONTROLLER + ".adaptive", {_KL_CONTROLLER + ".adaptive": {"target": 0.1}}),
+    ],
+    "Training.klHorizon": [
+        Bad(
+            _KL_CONTROLLER + ".adaptive.horizon",
+            {
+                _T + "batchSize": 8,
+                _T + "rollout.groupSize": 5,
+                _T + "algorithm.kl": {
+                    "coefficient": 0.1,
+                    "controller": _ADAPTIVE | {"adaptive": {"target": 1, "horizon": 8}},
+                },
+            },
+        ),
+    ],
+    "PolicyFiltration.exponent": [
+        Bad(_FILTRATION + ".exponent", {_FILTRATION + ".exponent": 2}),
+        Bad(_FILTRATION + ".exponent", {_FILTRATION: {"type": "MaxMin", "exponent": 2}}),
+    ],
+    "PolicyFiltration.scope": [Bad(_FILTRATION + ".scope", {_FILTRATION + ".scope": "Batch"})],
+    "Training.policyFiltration": [
+        Bad(
+            _FILTRATION + ".scope",
+            {
+                _FILTRATION: {"type": "MaxMin", "scope": "Group"},
+                _T + "rollout.groupSize": 1,
+                _T + "algorithm.advantage.type": "GAE",
+            },
+        ),
     ],
     "RolloutCorrection.maxRatio": [
         Bad(_C + ".maxRatio", {_C + ".maxRatio": 2}),

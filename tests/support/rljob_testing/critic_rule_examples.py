@@ -18,6 +18,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "RLJobSpec.criticPool": [{**_PPO, **_APART}, {"spec.roles.critic.pool": "main"}],
     "Training.critic": [{**each, _T + "critic.valueClipRange": 0} for each in (_PPO, _GAE, _OWN)],
     "Training.criticWarmupSteps": [{**_PPO, _T + "critic.warmupSteps": 9}],
+    "Training.criticOptimizerWarmupSteps": [{**_PPO, _T + "critic.optimizer.warmupSteps": 10}, _PPO],
     "CriticModel.revision": [{**_PPO, _REVISION: "main", _SOURCE: "owner/critic"}, {**_PPO, _SOURCE: "./critic"}],
     "RLJobSpec.criticUsed": [
         {**_PPO, **_APART},
@@ -60,6 +61,9 @@ BAD: dict[str, list[Bad]] = {
         Bad(_T + "critic", {**_PPO, _T + "algorithm.advantage.type": "GroupRelative", _T + "critic.warmupSteps": 1}),
     ],
     "Training.criticWarmupSteps": [Bad(_T + "critic.warmupSteps", {**_PPO, _T + "critic.warmupSteps": 10})],
+    "Training.criticOptimizerWarmupSteps": [
+        Bad(_T + "critic.optimizer.warmupSteps", {**_PPO, _T + "critic.optimizer.warmupSteps": 11})
+    ],
     "CriticModel.revision": [
         Bad(_REVISION, {**_PPO, _REVISION: "main"}),
         Bad(_REVISION, {**_PPO, _REVISION: "main", _SOURCE: "./critic"}),

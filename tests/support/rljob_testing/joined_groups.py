@@ -128,8 +128,8 @@ class JoinedActor(JoinedTrained):
     def compute_kl_sums(self, batch: DataProto) -> DataProto:
         return cast(DataProto, self.call(self.worker.compute_kl_sums, batch))
 
-    def compute_token_advantages(self, batch: DataProto) -> DataProto:
-        return cast(DataProto, self.call(self.worker.compute_token_advantages, batch))
+    def compute_token_advantages(self, batch: DataProto, kl_coefficient: float | None = None) -> DataProto:
+        return cast(DataProto, self.call(self.worker.compute_token_advantages, batch, kl_coefficient))
 
-    def update_policy(self, batch: DataProto, step: int) -> Done[Metrics]:
-        return Done(cast(Metrics, self.call(self.worker.update_policy, batch, step)))
+    def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> Done[Metrics]:
+        return Done(cast(Metrics, self.call(self.worker.update_policy, batch, step, kl_coefficient)))

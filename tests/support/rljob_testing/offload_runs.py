@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
+from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.live_storages import num_live_bytes
@@ -68,6 +69,9 @@ class OffloadRun:
     """Bytes of them when each pass of the first step's updates begins, with everything offloaded; ..."""
     plain_gradients_in_passes: list[int]
     """... and with nothing."""
+    at_rest: dict[str, dict[str, int]]
+    """Bytes of moments and of the critic, of a run with a critic and everything offloaded: after checkpoints
+    were measured, saved and loaded, and after a step."""
     refusals: dict[str, str]
     deferred_peak: int
     """Bytes of all owners in the first step's passes: gradients reduced once per update; ..."""
@@ -93,6 +97,7 @@ def everything(root: Path, context: WorkerContext) -> OffloadRun:
         plain_gradients_in_passes=plain.gradients_in_passes,
         plain_peak=plain.peak,
         deferred_peak=peak_of_first_step(deferred),
+        at_rest=around_checkpoints(context, root),
         refusals=refusals(context),
     )
 
@@ -150,6 +155,31 @@ def steps_with_rollouts(run: ReplayedRun, live_bytes: list[int]) -> tuple[Marks,
         if isinstance(each, Counts) and each.track == MEMORY_TRACK
     ]
     return marks, MEMORY.take_metrics()
+
+
+def around_checkpoints(context: WorkerContext, root: Path) -> dict[str, dict[str, int]]:
+    """See OffloadRun.at_rest."""
+    run = replayed_run(
+        replace(REPLAY, algorithm=Algorithm(type=AlgorithmType.PPO), critic=Critic(), offloads=True), context
+    )
+    assert run.critic is not None
+    actor, critic = run.actor.engine.memory, run.critic.engine.memory
+
+    def now() -> dict[str, int]:
+        return {"actor's moments": actor.moments, "critic": critic.parameters + critic.moments}
+
+    run.step(0)
+    found = {}
+    sizes = [group.num_checkpoint_bytes() for group in run.groups]
+    assert sizes == [group.num_checkpoint_bytes() for group in run.groups]
+    found["sizes"] = now()
+    saved = run.save(root / "critic", 1)
+    found["save"] = now()
+    run.load(saved, 1)
+    found["load"] = now()
+    run.step(1)
+    found["step"] = now()
+    return found
 
 
 @contextmanager

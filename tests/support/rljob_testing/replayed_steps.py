@@ -27,9 +27,11 @@ from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
 from rljob_testing.joined_groups import Done, JoinedActor, JoinedCritic, JoinedReference, JoinedTrained
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.checkpoints.save import begin_save, commit
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
+from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -60,6 +62,8 @@ FIRST_TOKEN, END_TOKEN = 3, 13
 """Tokens of the rollouts are at least the first and below the second."""
 LONGEST_PROMPT, LONGEST_RESPONSE = 8, 12
 SEED = 5
+KL_COEFFICIENT = "klCoefficient"
+"""In the manifest of a replayed run's checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +261,7 @@ class ReplayedRun:
             records += group.finish_checkpoint()
             first_writer = len(records)
         if self.actor.context.rank == 0:
-            commit(root, folder, step, 1, records, {})
+            commit(root, folder, step, 1, records, {KL_COEFFICIENT: self.training_step.kept_kl_coefficient})
         dist.barrier()
         return folder
 
@@ -265,10 +269,19 @@ class ReplayedRun:
         """Collective. From a checkpoint of so many steps."""
         for group in self.groups:
             group.load_checkpoint(folder, step)
+        kept = read_manifest(folder)[0].extra[KL_COEFFICIENT]
+        assert kept is None or isinstance(kept, float)
+        self.training_step.restore_kl_coefficient(kept)
 
 
-def replayed_run(replay: Replay, context: WorkerContext) -> ReplayedRun:
-    """Collective. A run before its first step."""
+def replayed_run(
+    replay: Replay,
+    context: WorkerContext,
+    cursor: PromptCursor[PromptRow] | None = None,
+    rollout: RolloutPhase | None = None,
+) -> ReplayedRun:
+    """Collective. A run before its first step; `cursor` is where dynamic sampling draws from, and `rollout` what
+    responds in the place of `ReplayedRollouts`."""
     actor = ActorWorker(context, replay.actor_settings(context.world_size))
     group = JoinedActor(actor)
     reference = None
@@ -280,11 +293,12 @@ def replayed_run(replay: Replay, context: WorkerContext) -> ReplayedRun:
     critics = JoinedCritic(critic) if critic else None
     training_step = TrainingStep(
         replay.plan(context.world_size),
-        ReplayedRollouts(),
+        rollout or ReplayedRollouts(),
         group,
         JoinedReference(reference) if reference else None,
         critics,
         PhaseTimer(time.perf_counter),
+        cursor,
     )
     return ReplayedRun(replay, actor, group, reference, critic, [group, critics] if critics else [group], training_step)
 

@@ -12,6 +12,7 @@ _GYM = {"type": "ReasoningGym", "reasoningGym": {"task": "basic_arithmetic"}}
 _FUNCTION = {"type": "Function", "function": {"path": "rewards.mine:score"}}
 _FORMAT = {"type": "Format", "format": {"pattern": "<answer>.*</answer>"}}
 _OVERLONG = {"name": "length", "type": "Overlong", "overlong": {"bufferTokens": 16}}
+_MODEL = {"type": "RewardModel", "rewardModel": {"source": "owner/reward"}}
 _FILE = {"type": "File", "file": {"path": "held_out.jsonl"}}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
@@ -55,7 +56,7 @@ BAD: dict[str, list[Bad]] = {
         Bad(_R + "[0].overlong", {_R + "[0].overlong": {"bufferTokens": 1}}),
     ],
     "Reward.limits": [
-        Bad(_R + "[0]", {_R: [_OVERLONG | {name: value}]})
+        Bad(_R + "[0]", {_R: [reward | {name: value}]})
         for name, value in (
             ("timeoutSeconds", 9.0),
             ("numProcesses", 1),
@@ -63,6 +64,7 @@ BAD: dict[str, list[Bad]] = {
             ("onTimeout", "Fail"),
             ("errorScore", -1.0),
         )
+        for reward in (_OVERLONG, _MODEL)
     ],
     "Training.rewards.name": [
         Bad(_R, {_R + "[1]": _FUNCTION}),

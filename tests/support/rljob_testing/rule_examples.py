@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from rljob_testing import (
     algorithm_rule_examples,
     critic_rule_examples,
+    dynamic_sampling_rule_examples,
+    layout_rule_examples,
     offload_rule_examples,
+    reward_model_rule_examples,
     reward_rule_examples,
 )
 from rljob_testing.bad_job import Bad
@@ -29,8 +32,11 @@ _SCRATCH = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emp
 GOOD: dict[str, list[Mapping[str, object]]] = {
     **algorithm_rule_examples.GOOD,
     **critic_rule_examples.GOOD,
+    **layout_rule_examples.GOOD,
+    **dynamic_sampling_rule_examples.GOOD,
     **offload_rule_examples.GOOD,
     **reward_rule_examples.GOOD,
+    **reward_model_rule_examples.GOOD,
     "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "a-0"}],
     "RLJobSpec.pools.name": [{}],
     "RLJobSpec.env.name": [{_ENV: [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}],
@@ -56,12 +62,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         ),
     ],
     "RLJobSpec.noIdlePool": [{"spec.pools[0].nodes": 2}],
-    "RLJobSpec.tensorParallel": [{"spec.roles.rollout.tensorParallel": 2}],
-    **{
-        f"RLJobSpec.{role}.{field}": [{f"spec.roles.{role}.{field}": 2}, {f"spec.roles.{role}.{field}": 1}]
-        for role in ("actor", "ref", "critic")
-        for field in ("shardSize", "sequenceParallel")
-    },
     "RLJobSpec.batchSize": [
         {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 4},
         # 8 prompts of 4 responses over 16 GPUs: fewer prompts than GPUs.
@@ -162,16 +162,25 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {
             _T + "maxTokensPerMicroBatch": 64,
             _T + "algorithm.kl.coefficient": 0.1,
-            **{f"spec.roles.{role}.sequenceParallel": 2 for role in ("actor", "ref", "critic")},
-        }
+            **{f"spec.roles.{role}.sequenceParallel": 2 for role in ("actor", "ref")},
+        },
+        {
+            _T + "maxTokensPerMicroBatch": 64,
+            _T + "algorithm.kl.coefficient": 0.1,
+            _T + "model.lora": {},
+            "spec.roles.actor.sequenceParallel": 2,
+        },
     ],
 }
 
 BAD: dict[str, list[Bad]] = {
     **algorithm_rule_examples.BAD,
     **critic_rule_examples.BAD,
+    **layout_rule_examples.BAD,
+    **dynamic_sampling_rule_examples.BAD,
     **offload_rule_examples.BAD,
     **reward_rule_examples.BAD,
+    **reward_model_rule_examples.BAD,
     "Metadata.name": [
         Bad("metadata.name", {"metadata.name": "a" * 47}),
         Bad("metadata.name", {"metadata.name": "a.b"}),
@@ -205,15 +214,6 @@ BAD: dict[str, list[Bad]] = {
         Bad("spec.roles", {"spec.pools[1]": {"name": "second"}, "spec.roles.rollout.pool": "second"}),
     ],
     "RLJobSpec.noIdlePool": [Bad("spec.pools", {"spec.pools[1]": {"name": "second"}})],
-    "RLJobSpec.tensorParallel": [
-        Bad("spec.roles.rollout.tensorParallel", {"spec.roles.rollout.tensorParallel": 3}),
-        Bad("spec.roles.rollout.tensorParallel", {"spec.roles.rollout.tensorParallel": 4, "spec.pools[0].nodes": 2}),
-    ],
-    **{
-        f"RLJobSpec.{role}.{field}": [Bad(f"spec.roles.{role}.{field}", {f"spec.roles.{role}.{field}": 3})]
-        for role in ("actor", "ref", "critic")
-        for field in ("shardSize", "sequenceParallel")
-    },
     "RLJobSpec.batchSize": [
         Bad(_T + "batchSize", {_T + "batchSize": 7, _T + "rollout.groupSize": 3}),
         Bad(_T + "batchSize", {"spec.pools[0].nodes": 3}),

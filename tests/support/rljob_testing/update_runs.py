@@ -18,7 +18,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
 from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
-from rljob_api.v1alpha1.kl import Kl, KlPlacement
+from rljob_api.v1alpha1.kl import AdaptiveKl, Kl, KlController, KlControllerType, KlPlacement
 from rljob_api.v1alpha1.optimizer import Optimizer, Schedule
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.rollout_correction import (
@@ -45,9 +45,11 @@ from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.layout import REPLICATE
 from rljob_trainer.workers.columns import ADVANTAGES, IS_LEARNED
 
+ADAPTIVE = KlController(type=KlControllerType.ADAPTIVE, adaptive=AdaptiveKl(target=1e-3, horizon=32))
+"""A step of eight learned responses changes the coefficient by at most a twentieth."""
 ALGORITHM = Algorithm(
     entropy_coefficient=0.01,
-    kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS),
+    kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS, controller=ADAPTIVE),
     drop_zero_variance_groups=True,
 )
 WITHOUT_KL = ALGORITHM.model_copy(update={"kl": Kl()})
@@ -334,11 +336,11 @@ def resume(root: Path, context: WorkerContext) -> Resumed:
     [folder] = root.glob("step-*")
     replay = LONG_REPLAY if context.world_size != 4 else replace(LONG_REPLAY, shard_size=2, sequence_parallel=2)
     run = replayed_run(replay, context)
-    run.group.load_checkpoint(folder, SAVED_STEP)
+    run.load(folder, SAVED_STEP)
     if context.world_size == 4:
         again = run.save(root / "again", SAVED_STEP)
         run.steps(SAVED_STEP, SAVED_STEP + 1)
-        run.group.load_checkpoint(again, SAVED_STEP)
+        run.load(again, SAVED_STEP)
     loaded = run.state()
     num_steps = RESUMED_STEPS if context.world_size == 2 else 1
     return Resumed(loaded, run.steps(SAVED_STEP, SAVED_STEP + num_steps), run.state())

@@ -26,6 +26,11 @@ class RewardError(TrainerError):
     """The job's reward failed on a response, and the job's policy is to fail then."""
 
 
+class BatchNotFullError(ConfigurationError):
+    """Dynamic sampling has found too few groups to learn from, and the job's policy is to fail then; another attempt
+    would draw the same."""
+
+
 class AlgorithmFunctionError(TrainerError):
     """The job's own advantage or loss function failed, or gave what cannot be used."""
 

@@ -12,7 +12,9 @@ from pydantic import Field
 from rljob_api.base import WireModel
 from rljob_api.scalars import Flag, Number
 from rljob_api.v1alpha1.advantage import Advantage
+from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling
 from rljob_api.v1alpha1.kl import Kl
+from rljob_api.v1alpha1.policy_filtration import PolicyFiltration
 from rljob_api.v1alpha1.policy_loss import Loss
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrection
 
@@ -21,13 +23,15 @@ class AlgorithmType(StrEnum):
     """Recipes: an advantage, a loss, an aggregation and their settings under one name. GRPO has the
     advantages of Shao et al. 2024 (arXiv 2402.03300), with the token mean, the dual clip and no KL term, as is usual
     since; the paper's own form is `aggregation: SequenceMeanTokenMean`, `dualClipRatio: 0` and a KL coefficient. DrGRPO
-    is of Liu et al. 2025 (arXiv 2503.20783). RLOO (arXiv 2402.14740), ReinforcePlusPlus (arXiv 2501.03262) and ReMax
-    (arXiv 2310.10505) stand for their advantages in the same setting; docs/algorithms.md has the papers' own.
+    is of Liu et al. 2025 (arXiv 2503.20783), DAPO of Yu et al. 2025 (arXiv 2503.14476), whose penalty for length is a
+    reward (`type: Overlong`) and for the job to write. RLOO (arXiv 2402.14740), ReinforcePlusPlus (arXiv 2501.03262)
+    and ReMax (arXiv 2310.10505) stand for their advantages in the same setting; docs/algorithms.md has the papers' own.
     PPO (arXiv 1707.06347) has GAE, a critic and no dual clip. GSPO is of Zheng et al. 2025 (arXiv 2507.18071), CISPO
     of MiniMax 2025 (arXiv 2506.13585)."""
 
     GRPO = "GRPO"
     DR_GRPO = "DrGRPO"
+    DAPO = "DAPO"
     RLOO = "RLOO"
     REINFORCE_PLUS_PLUS = "ReinforcePlusPlus"
     REMAX = "ReMax"
@@ -60,8 +64,10 @@ class Algorithm(WireModel):
     """How per-token losses become one number. The recipe's when unset."""
     drop_zero_variance_groups: Flag | None = None
     """Leave out groups whose scores are all equal: group-relative advantages are 0 there, and with this they do not
-    enter the denominators either. A KL term does not pull on them, in the reward or in the loss. The recipe's when
-    unset."""
+    enter the denominators either. A KL term does not pull on them, in the reward or in the loss. When unset, true with
+    dynamicSampling, else false."""
+    dynamic_sampling: DynamicSampling | None = None
+    """Replace groups whose scores are all equal by those of fresh prompts. The recipe's when unset."""
     mask_truncated_responses: Flag = False
     """Do not learn from responses that rollout.maxNewTokens cut off (the overlong filtering of DAPO, arXiv 2503.14476,
     section 3.4): they are not in the denominators of the loss either, and no KL term pulls on them. Advantages
@@ -70,3 +76,4 @@ class Algorithm(WireModel):
     """Weight of the entropy bonus (subtracted from the loss)."""
     kl: Kl = Field(default_factory=Kl)
     rollout_correction: RolloutCorrection = Field(default_factory=RolloutCorrection)
+    policy_filtration: PolicyFiltration = Field(default_factory=PolicyFiltration)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
-from rljob_api.v1alpha1.rule import Rule, rule
+from rljob_api.v1alpha1.kl import Kl, KlController, KlControllerType, KlEstimator, KlPlacement
+from rljob_api.v1alpha1.rule import Rule, rule, union_rules
 from rljob_api.v1alpha1.training import Training
 
 
@@ -27,10 +27,21 @@ def _kl_rule(field: str, is_default: str, holds: Callable[[Kl], bool]) -> Rule:
     )
 
 
+def _coefficient_stays_above_zero(training: Training) -> bool:
+    adaptive = training.algorithm.kl.controller.adaptive
+    return adaptive is None or training.batch_size * training.rollout.group_size < 5 * adaptive.horizon
+
+
 ALGORITHM_RULES = (
+    *union_rules(KlController, (("Adaptive", "adaptive", lambda controller: (controller.type, controller.adaptive)),)),
     _kl_rule("estimator", f"self.estimator == '{KlEstimator.K3}'", lambda kl: kl.estimator is KlEstimator.K3),
     _kl_rule("placement", f"self.placement == '{KlPlacement.LOSS}'", lambda kl: kl.placement is KlPlacement.LOSS),
     _kl_rule("straightThrough", "!self.straightThrough", lambda kl: not kl.straight_through),
+    _kl_rule(
+        "controller",
+        f"self.controller.type == '{KlControllerType.FIXED}'",
+        lambda kl: kl.controller.type is KlControllerType.FIXED,
+    ),
     rule(
         Kl,
         "Kl.straightThroughInReward",
@@ -48,6 +59,17 @@ ALGORITHM_RULES = (
         wrong="changes nothing in K2, whose gradient it stands for",
         advice="remove it, or choose another estimator",
         holds=lambda kl: not kl.straight_through or kl.estimator is not KlEstimator.K2,
+    ),
+    rule(
+        Training,
+        "Training.klHorizon",
+        field=".algorithm.kl.controller.adaptive.horizon",
+        cel="!has(self.algorithm.kl.controller.adaptive)"
+        " || self.batchSize * self.rollout.groupSize < 5 * self.algorithm.kl.controller.adaptive.horizon",
+        wrong="must be more than a fifth of the responses of a step (batchSize * rollout.groupSize), or one step could "
+        "take the coefficient to 0",
+        advice="write several times as many as a step has",
+        holds=_coefficient_stays_above_zero,
     ),
     rule(
         Training,

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from rljob_api.v1alpha1.critic_rules import may_need_critic, may_need_critic_cel
-from rljob_api.v1alpha1.placement_rules import MAY_NEED_REFERENCE_CEL, may_need_reference
+from rljob_api.v1alpha1.placement_rules import (
+    MAY_NEED_REFERENCE_CEL,
+    REFERENCE_IS_THE_ACTOR_CEL,
+    may_need_reference,
+    reference_is_the_actor,
+)
+from rljob_api.v1alpha1.reward_model_rules import has_reward_model, has_reward_model_cel
 from rljob_api.v1alpha1.roles import pool_of_cel, sequence_ranks_cel
 from rljob_api.v1alpha1.rule import rule
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -64,11 +70,13 @@ BATCH_SIZE_RULES = (
         RLJobSpec,
         "RLJobSpec.ref.maxTokensPerMicroBatch",
         field=".roles.ref.sequenceParallel",
-        cel=f"!({MAY_NEED_REFERENCE_CEL}) || {_longest_sequence_fits_cel('ref')}",
+        cel=f"!({MAY_NEED_REFERENCE_CEL}) || ({REFERENCE_IS_THE_ACTOR_CEL}) || {_longest_sequence_fits_cel('ref')}",
         wrong="times training.maxTokensPerMicroBatch must hold one longest sequence: dataset.maxPromptTokens + "
         "rollout.maxNewTokens tokens",
         advice="write that of the actor",
-        holds=lambda spec: not may_need_reference(spec) or _longest_sequence_fits(spec, "ref"),
+        holds=lambda spec: (
+            not may_need_reference(spec) or reference_is_the_actor(spec) or _longest_sequence_fits(spec, "ref")
+        ),
     ),
     rule(
         RLJobSpec,
@@ -99,6 +107,16 @@ BATCH_SIZE_RULES = (
         "rollout.maxNewTokens tokens",
         advice="write that of the actor",
         holds=lambda spec: not may_need_critic(spec.training) or _longest_sequence_fits(spec, "critic"),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.rewardModel.maxTokensPerMicroBatch",
+        field=".roles.rewardModel.sequenceParallel",
+        cel=f"!({has_reward_model_cel('self.training')}) || {_longest_sequence_fits_cel('rewardModel')}",
+        wrong="times training.maxTokensPerMicroBatch must hold one longest sequence: dataset.maxPromptTokens + "
+        "rollout.maxNewTokens tokens",
+        advice="write that of the actor",
+        holds=lambda spec: not has_reward_model(spec.training) or _longest_sequence_fits(spec, "rewardModel"),
     ),
     rule(
         RLJobSpec,

@@ -57,6 +57,15 @@ CRITIC_RULES = (
         holds=lambda training: training.critic is None or training.critic.warmup_steps < training.steps,
     ),
     rule(
+        Training,
+        "Training.criticOptimizerWarmupSteps",
+        field=".critic.optimizer.warmupSteps",
+        cel="!has(self.critic) || self.critic.optimizer.warmupSteps <= self.steps",
+        wrong="must not be more than training.steps",
+        advice="lower it, or train for more steps",
+        holds=lambda training: training.critic is None or training.critic.optimizer.warmup_steps <= training.steps,
+    ),
+    rule(
         CriticModel,
         "CriticModel.revision",
         field=".revision",

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from rljob_api.v1alpha1.placement_rules import MAY_NEED_REFERENCE_CEL, may_need_reference
+from rljob_api.v1alpha1.placement_rules import (
+    MAY_NEED_REFERENCE_CEL,
+    REFERENCE_IS_THE_ACTOR_CEL,
+    may_need_reference,
+    reference_is_the_actor,
+)
 from rljob_api.v1alpha1.roles import pool_of_cel
 from rljob_api.v1alpha1.rule import rule
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -25,6 +30,15 @@ OFFLOAD_RULES = (
         wrong="there is no reference model with training.algorithm.kl.coefficient 0",
         advice="leave it out, set a coefficient above 0, or choose an advantage or loss of type Function that needs it",
         holds=lambda spec: not spec.training.model.offload.reference or may_need_reference(spec),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.offload.referenceOfAdapters",
+        field=".training.model.offload.reference",
+        cel=f"!{_OFFLOAD}.reference || !({REFERENCE_IS_THE_ACTOR_CEL})",
+        wrong="with lora the reference is the actor's own model with its adapters off, and takes no memory",
+        advice="leave it out (parameters moves that model)",
+        holds=lambda spec: not spec.training.model.offload.reference or not reference_is_the_actor(spec),
     ),
     rule(
         RLJobSpec,

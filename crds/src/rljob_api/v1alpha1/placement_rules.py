@@ -8,13 +8,20 @@ from collections.abc import Callable
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.critic_rules import may_need_critic, may_need_critic_cel
 from rljob_api.v1alpha1.policy_loss import LossType
+from rljob_api.v1alpha1.reward_model_rules import has_reward_model, has_reward_model_cel
 from rljob_api.v1alpha1.roles import TRAIN_ROLES, TrainRole, pool_of_cel
+from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_api.v1alpha1.rule import Rule, cel_text, rule, unique_rule, wire_name
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 
 MAX_NAME_LENGTH = 46
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-_ROLES = ("actor", "rollout", "ref", "critic")
+_ROLES = ("actor", "rollout", "ref", "critic", "rewardModel")
+_OPTIONAL_ROLES = {
+    "critic": may_need_critic_cel("self.training"),
+    "rewardModel": has_reward_model_cel("self.training"),
+}
+"""Those that only some jobs have, with the CEL that says which: their default pool does not count for others."""
 _FUNCTIONS = ("self.training.algorithm.advantage", "self.training.algorithm.loss")
 _PARALLEL = "self.roles.rollout.tensorParallel"
 
@@ -76,6 +83,46 @@ MAY_NEED_REFERENCE_CEL = " || ".join(
 )
 
 
+def absent_roles(spec: RLJobSpec) -> list[str]:
+    """Roles that only some jobs have, and this one has not."""
+    is_there = {"critic": may_need_critic(spec.training), "rewardModel": has_reward_model(spec.training)}
+    return [role for role, is_used in is_there.items() if not is_used]
+
+
+def reference_is_the_actor(spec: RLJobSpec) -> bool:
+    """Whether a reference is the actor's model with its adapters off, in the actor's layout."""
+    placed, place = spec.placed_roles(), spec.roles.ref
+    is_beside = placed["ref"] == placed["actor"] and place.shard_size is None and place.sequence_parallel is None
+    return spec.training.model.lora is not None and is_beside
+
+
+REFERENCE_IS_THE_ACTOR_CEL = (
+    f"has(self.training.model.lora) && {pool_of_cel('ref')} == {pool_of_cel('actor')}"
+    " && !has(self.roles.ref.shardSize) && !has(self.roles.ref.sequenceParallel)"
+)
+
+
+def _unused_layout_rule(
+    role: str, *, is_there: Callable[[RLJobSpec], bool], is_there_cel: str, wrong: str, advice: str
+) -> Rule:
+    """A layout of a role that the job does not have would be ignored."""
+    place = f"self.roles.{role}"
+
+    def holds(spec: RLJobSpec) -> bool:
+        asked = spec.roles.train_role(role)
+        return (asked.shard_size is None and asked.sequence_parallel is None) or is_there(spec)
+
+    return rule(
+        RLJobSpec,
+        f"RLJobSpec.{role}LayoutUsed",
+        field=f".roles.{role}",
+        cel=f"!has({place}.shardSize) && !has({place}.sequenceParallel) || {is_there_cel}",
+        wrong=wrong,
+        advice=advice,
+        holds=holds,
+    )
+
+
 def _reference_is_used(spec: RLJobSpec) -> bool:
     placed = spec.placed_roles()
     return placed["ref"] == placed["actor"] or may_need_reference(spec)
@@ -83,8 +130,9 @@ def _reference_is_used(spec: RLJobSpec) -> bool:
 
 def _all_pools_have_roles(spec: RLJobSpec) -> bool:
     placed = spec.placed_roles()
-    if spec.roles.critic.pool is None and not may_need_critic(spec.training):
-        del placed["critic"]
+    for role in absent_roles(spec):
+        if spec.roles.train_role(role).pool is None:
+            del placed[role]
     return {pool.name for pool in spec.pools} <= set(placed.values())
 
 
@@ -121,14 +169,39 @@ PLACEMENT_RULES = (
         advice="set a coefficient above 0, name a function that needs ref_logprobs, or remove the pool",
         holds=_reference_is_used,
     ),
+    _unused_layout_rule(
+        "ref",
+        is_there=may_need_reference,
+        is_there_cel=MAY_NEED_REFERENCE_CEL,
+        wrong="there is no reference model with training.algorithm.kl.coefficient 0, and its layout would be ignored",
+        advice="remove it, set a coefficient above 0, or name a function that needs ref_logprobs",
+    ),
+    _unused_layout_rule(
+        "critic",
+        is_there=lambda spec: may_need_critic(spec.training),
+        is_there_cel=may_need_critic_cel("self.training"),
+        wrong="the algorithm that the job chooses has no critic, and its layout would be ignored",
+        advice="remove it, or choose an advantage that needs a critic (algorithm.type: PPO)",
+    ),
+    _unused_layout_rule(
+        "rewardModel",
+        is_there=lambda spec: has_reward_model(spec.training),
+        is_there_cel=has_reward_model_cel("self.training"),
+        wrong="no reward is of type RewardModel, and the layout of its model would be ignored",
+        advice="remove it, or add such a reward to training.rewards",
+    ),
     rule(
         RLJobSpec,
         "RLJobSpec.noIdlePool",
         field=".pools",
         cel="self.pools.all(p, "
-        + " || ".join(f"p.name == {pool_of_cel(role)}" for role in _ROLES if role != "critic")
-        + f" || (has(self.roles.critic.pool) && p.name == self.roles.critic.pool)"
-        f" || (p.name == {pool_of_cel('critic')} && {may_need_critic_cel('self.training')}))",
+        + " || ".join(f"p.name == {pool_of_cel(role)}" for role in _ROLES if role not in _OPTIONAL_ROLES)
+        + "".join(
+            f" || (has(self.roles.{role}.pool) && p.name == self.roles.{role}.pool)"
+            f" || (p.name == {pool_of_cel(role)} && {is_used})"
+            for role, is_used in _OPTIONAL_ROLES.items()
+        )
+        + ")",
         wrong="there is a pool without a role, whose GPUs would stay idle",
         advice="remove it, or put a role there",
         holds=_all_pools_have_roles,
@@ -149,6 +222,17 @@ PLACEMENT_RULES = (
         wrong="must divide the gpusPerNode of the rollout's pool",
         advice="choose a divisor, so that one copy of the model stays within a node",
         holds=_tensor_parallel_fits,
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.tensorParallelEngine",
+        field=".roles.rollout.tensorParallel",
+        cel=f"{_PARALLEL} == 1 || self.training.rollout.engine != 'HuggingFace'",
+        wrong="the HuggingFace engine is not spread over GPUs: each would generate the same responses",
+        advice="write 1, or training.rollout.engine: VLLM",
+        holds=lambda spec: (
+            spec.roles.rollout.tensor_parallel == 1 or spec.training.rollout.engine is not RolloutEngine.HUGGING_FACE
+        ),
     ),
 )
 

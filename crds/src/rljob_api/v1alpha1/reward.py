@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StrictStr
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import FunctionPath, Number, PositiveCount, PositiveNumber
+from rljob_api.scalars import Flag, FunctionPath, LongText, Number, PositiveCount, PositiveNumber, ShortText
 
 
 def _compiled(pattern: str) -> str:
@@ -39,6 +39,9 @@ class RewardType(StrEnum):
     """1 if the whole response has a form, else 0."""
     OVERLONG = "Overlong"
     """A penalty, 0 or below, for responses near rollout.maxNewTokens; needs no process."""
+    REWARD_MODEL = "RewardModel"
+    """What a model that was trained on preferences gives to prompt and response; runs on GPUs, see roles.rewardModel.
+    At most one of the rewards."""
 
 
 class FunctionReward(WireModel):
@@ -64,6 +67,22 @@ class OverlongPenalty(WireModel):
     penalty_factor: PositiveNumber = 1.0
 
 
+class RewardModel(WireModel):
+    """A causal model that was trained as a sequence classifier with one label (`...ForSequenceClassification`), or
+    whose files hold the head of one (`score.weight`). The score is what its head gives at the last token.
+
+    With the policy's tokens and chat template it reads the tokens that were generated. Another one is given texts:
+    chats in its own chat template, with the response as the assistant's turn (as lines where it has none), other
+    prompts with the response after them."""
+
+    source: LongText
+    """As training.model.source."""
+    revision: ShortText | None = None
+    """As training.model.revision."""
+    offload: Flag = False
+    """Keep its parameters in the host's memory between its passes."""
+
+
 class ErrorPolicy(StrEnum):
     """What a scorer that fails does to the job."""
 
@@ -83,6 +102,7 @@ class Reward(WireModel):
     function: FunctionReward | None = None
     format: FormatReward | None = None
     overlong: OverlongPenalty | None = None
+    reward_model: RewardModel | None = None
     timeout_seconds: PositiveNumber = 10.0
     """For one response, on the wall clock; the process is killed then."""
     num_processes: PositiveCount = 2

@@ -7,6 +7,7 @@ from rljob_api.v1alpha1.reward import ErrorPolicy, Reward, RewardType
 from rljob_api.v1alpha1.rule import rule, union_rules, unique_rule
 from rljob_api.v1alpha1.training import Training
 
+_WITHOUT_PROCESSES = (RewardType.OVERLONG, RewardType.REWARD_MODEL)
 _NEEDS_GYM = "self.rewards.exists(reward, reward.type == 'ReasoningGym')"
 
 
@@ -42,18 +43,19 @@ REWARD_RULES = (
             ("Function", "function", lambda reward: (reward.type, reward.function)),
             ("Format", "format", lambda reward: (reward.type, reward.format)),
             ("Overlong", "overlong", lambda reward: (reward.type, reward.overlong)),
+            ("RewardModel", "reward_model", lambda reward: (reward.type, reward.reward_model)),
         ),
     ),
     rule(
         Reward,
         "Reward.limits",
         field="",
-        cel="self.type != 'Overlong' || (self.timeoutSeconds == 10.0 && self.numProcesses == 2"
+        cel="!(self.type in ['Overlong', 'RewardModel']) || (self.timeoutSeconds == 10.0 && self.numProcesses == 2"
         " && self.onError == 'Fail' && self.onTimeout == 'Score' && self.errorScore == 0.0)",
-        wrong="the reward Overlong is computed from lengths alone: timeoutSeconds, numProcesses, onError, onTimeout and"
-        " errorScore are ignored",
+        wrong="Overlong is computed from lengths and RewardModel on GPUs, not in processes: timeoutSeconds,"
+        " numProcesses, onError, onTimeout and errorScore are ignored",
         advice="remove them",
-        holds=lambda reward: reward.type is not RewardType.OVERLONG or _has_no_limits(reward),
+        holds=lambda reward: reward.type not in _WITHOUT_PROCESSES or _has_no_limits(reward),
     ),
     unique_rule(Training, "rewards", "name", lambda training: [reward.name for reward in training.rewards]),
     rule(

@@ -46,20 +46,22 @@ class RolloutRole(WireModel):
 
 
 class Roles(WireModel):
-    """Roles on one pool share its GPUs. Actor and rollout always do (hybrid engine); ref and critic may have pools of
-    their own, or one together."""
+    """Roles on one pool share its GPUs. Actor and rollout always do (hybrid engine); ref, critic and rewardModel may
+    have pools of their own, or one together."""
 
     actor: ActorRole = Field(default_factory=ActorRole)
     rollout: RolloutRole = Field(default_factory=RolloutRole)
     ref: TrainRole = Field(default_factory=TrainRole)
     critic: TrainRole = Field(default_factory=TrainRole)
+    reward_model: TrainRole = Field(default_factory=TrainRole)
 
     def train_role(self, name: str) -> TrainRole:
         """That of one of TRAIN_ROLES."""
-        return {"actor": self.actor, "ref": self.ref, "critic": self.critic}[name]
+        places = {"actor": self.actor, "ref": self.ref, "critic": self.critic, "rewardModel": self.reward_model}
+        return places[name]
 
 
-TRAIN_ROLES = ("actor", "ref", "critic")
+TRAIN_ROLES = ("actor", "ref", "critic", "rewardModel")
 
 
 def sequence_ranks_cel(role: str) -> str:

@@ -16,10 +16,13 @@ from rljob_api.v1alpha1.advantage_rules import ADVANTAGE_RULES
 from rljob_api.v1alpha1.algorithm_rules import ALGORITHM_RULES
 from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
 from rljob_api.v1alpha1.critic_rules import CRITIC_RULES
+from rljob_api.v1alpha1.dynamic_sampling_rules import DYNAMIC_SAMPLING_RULES
 from rljob_api.v1alpha1.offload_rules import OFFLOAD_RULES
 from rljob_api.v1alpha1.placement_rules import METADATA_RULES, PLACEMENT_RULES, UNIQUE_RULES
 from rljob_api.v1alpha1.pod_rules import ENV_RULES, POOL_RULES, VOLUME_RULES
+from rljob_api.v1alpha1.policy_filtration_rules import POLICY_FILTRATION_RULES
 from rljob_api.v1alpha1.policy_loss_rules import POLICY_LOSS_RULES
+from rljob_api.v1alpha1.reward_model_rules import REWARD_MODEL_RULES
 from rljob_api.v1alpha1.reward_rules import REWARD_RULES
 from rljob_api.v1alpha1.rollout_correction_rules import CORRECTION_RULES
 from rljob_api.v1alpha1.rule import Path, Rule, Violation, cel_property, wire_name
@@ -37,11 +40,14 @@ RULES: tuple[Rule, ...] = (
     *SOURCE_RULES,
     *TRAINING_RULES,
     *REWARD_RULES,
+    *REWARD_MODEL_RULES,
     *ADVANTAGE_RULES,
     *POLICY_LOSS_RULES,
     *ALGORITHM_RULES,
+    *DYNAMIC_SAMPLING_RULES,
     *CRITIC_RULES,
     *CORRECTION_RULES,
+    *POLICY_FILTRATION_RULES,
     *BATCH_SIZE_RULES,
     *OFFLOAD_RULES,
 )

@@ -53,6 +53,7 @@ class RLJobSpec(WireModel):
             "rollout": roles.rollout.pool,
             "ref": roles.ref.pool,
             "critic": roles.critic.pool,
+            "rewardModel": roles.reward_model.pool,
         }
         return {role: pool or self.pools[0].name for role, pool in named.items()}
 

@@ -18,6 +18,7 @@ from rljob_trainer.errors import AlgorithmFunctionError, TrainerError
 from rljob_trainer.observability.metrics import (
     ENTROPY,
     GRADIENT_NORM,
+    KL_COEFFICIENT,
     KL_LOSS,
     LEARNING_RATE,
     NUM_SKIPPED_UPDATES,
@@ -31,7 +32,7 @@ METRIC_PREFIX = "actor/"
 NOT_FINITE_SUM = "not_finite"
 """Added to the sums of a user's loss: tokens whose loss is NaN or infinite."""
 
-_TAKEN_METRICS = (POLICY_LOSS, ENTROPY, KL_LOSS, GRADIENT_NORM, LEARNING_RATE, NUM_SKIPPED_UPDATES)
+_TAKEN_METRICS = (POLICY_LOSS, ENTROPY, KL_LOSS, KL_COEFFICIENT, GRADIENT_NORM, LEARNING_RATE, NUM_SKIPPED_UPDATES)
 _SUM_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 

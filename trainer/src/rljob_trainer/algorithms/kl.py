@@ -6,13 +6,17 @@ http://joschu.net/blog/kl-approx.html, with d = logprob - reference logprob (Sch
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.kl import KlEstimator
+from rljob_api.v1alpha1.kl import KlController, KlEstimator
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.algorithms.slopes import with_slopes
 
+MAX_ERROR = 0.2
+"""Of an adaptive controller, on both sides."""
 MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
 
@@ -72,6 +76,20 @@ def kl_in_reward(scores_B: Tensor, kl_sums_B: Tensor, coefficient: float) -> Ten
     Source: Stiennon et al. 2020, arXiv 2009.01325, section 3.3.
     """
     return scores_B - coefficient * kl_sums_B
+
+
+def next_coefficient(controller: KlController, coefficient: float, measured_kl: float, num_responses: int) -> float:
+    """The coefficient after a step that was made with `coefficient`. `measured_kl` is the mean of the step's estimates
+    over its response tokens, `num_responses` what it has learned from. Unchanged by a KL that is no number.
+
+    Source: Ziegler et al. 2019, arXiv 1909.08593, section 2.2, with K_beta = responses / horizon, as in its program.
+    There the KL is that of a response; here it is per token, as in verl, which has the mean of the responses' means.
+    """
+    adaptive = controller.adaptive
+    if adaptive is None or not math.isfinite(measured_kl):
+        return coefficient
+    error = min(max(measured_kl / adaptive.target - 1, -MAX_ERROR), MAX_ERROR)
+    return coefficient * (1 + error * num_responses / adaptive.horizon)
 
 
 def _k3_with_slopes(difference_N: Tensor) -> tuple[Tensor, Tensor]:

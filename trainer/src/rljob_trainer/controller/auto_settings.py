@@ -81,9 +81,8 @@ def settle(
     elif kept and dtype is not kept.dtype:
         log.warning("spec.training.model.dtype is %s, and the checkpoint was trained in %s", dtype, kept.dtype)
     engine = select_engine(chosen_engine(spec, kept))
+    refuse_other_adapters(spec, kept, hub_model, local_model)
     lora = _settled_lora(spec, engine, device_type, kept, has_experts=has_experts)
-    if kept and lora:
-        _refuse_other_base(kept, hub_model, local_model)
     before = kept.hub_model if kept else None
     if before and (hub_model is None or hub_model.revision != before.revision):
         log.warning(
@@ -134,8 +133,6 @@ def _settled_lora(
     spec: RLJobSpec, engine: RolloutEngine, device_type: str, kept: AutoSettings | None, *, has_experts: bool
 ) -> Lora | None:
     wanted = spec.training.model.lora
-    if kept:
-        _refuse_other_adapters(wanted, kept.lora)
     if wanted is None:
         return None
     sync, reason = select_lora_sync(wanted.sync, engine, device_type, has_experts=has_experts)
@@ -146,14 +143,22 @@ def _settled_lora(
     return wanted.model_copy(update={"sync": sync})
 
 
-def _refuse_other_adapters(wanted: Lora | None, before: Lora | None) -> None:
-    """What decides the shapes of adapters and what they mean; the dropout may change."""
-    shown = [_adapters_shown(each) for each in (wanted, before)]
+def refuse_other_adapters(
+    spec: RLJobSpec, kept: AutoSettings | None, hub_model: HubModel | None, local_model: str | None
+) -> None:
+    """For arguments see `settle`. Raises ConfigurationError where the checkpoint has adapters that do not go on as the
+    job's: of other shapes or meaning (the dropout may change), or beside another model."""
+    if kept is None:
+        return
+    wanted = spec.training.model.lora
+    shown = [_adapters_shown(each) for each in (wanted, kept.lora)]
     if shown[0] != shown[1]:
         raise ConfigurationError(
             f"spec.training.model.lora: is {shown[0]}, and the checkpoint was trained with {shown[1]}; write that, or "
             "begin a new run"
         )
+    if wanted:
+        _refuse_other_base(kept, hub_model, local_model)
 
 
 def _adapters_shown(lora: Lora | None) -> str:

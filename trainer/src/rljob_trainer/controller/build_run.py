@@ -23,10 +23,12 @@ from rljob_trainer.controller.auto_settings import (
     at_kept_commit,
     chosen_engine,
     hub_model_of,
+    refuse_other_adapters,
     settle,
     settled_spec,
 )
 from rljob_trainer.controller.critic_model import critic_model
+from rljob_trainer.controller.engine_settings import critic_of
 from rljob_trainer.controller.job_checks import (
     check_algorithm,
     check_layouts,
@@ -37,7 +39,17 @@ from rljob_trainer.controller.job_checks import (
     check_vocabulary,
     needs_critic,
 )
-from rljob_trainer.controller.model_roles import layout_of, model_roles, num_workers_of, placed_roles, train_roles
+from rljob_trainer.controller.model_roles import (
+    Models,
+    layout_of,
+    model_roles,
+    num_data_ranks_of,
+    num_workers_of,
+    placed_roles,
+    train_roles,
+)
+from rljob_trainer.controller.reward_model import ScoringModel, scoring_model
+from rljob_trainer.controller.rollout_phase import ModelReward
 from rljob_trainer.datasets.contamination import without_held_out
 from rljob_trainer.datasets.prompts import PromptRow, load_prompts
 from rljob_trainer.engines.rollout.select import select_engine
@@ -66,6 +78,7 @@ from rljob_trainer.workers.factories import (
     HYBRID,
     REFERENCE,
     REWARD,
+    REWARD_MODEL,
     make_reward,
 )
 from rljob_trainer.workers.protocols import (
@@ -74,9 +87,11 @@ from rljob_trainer.workers.protocols import (
     HybridGroup,
     ReferenceGroup,
     RewardGroup,
+    RewardModelGroup,
     TrainedGroup,
 )
 from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings
+from rljob_trainer.workers.reward_model import TEXT_COLUMNS, TOKEN_COLUMNS
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +136,7 @@ class Workers:
     reward: RewardGroup
     reference: ReferenceGroup | None
     critic: CriticGroup | None
+    scoring_model: ModelReward | None
     num_devices: int
     processes: Mapping[str, WorkerProcesses]
     """By pool."""
@@ -165,14 +181,24 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         model_folder, model = controller_model(wanted, settings.cache_folder, settings.job_folder)
         hub_model = None if is_local else hub_model_of(training.model, model.model)
         local_model = fingerprint(model_folder) if is_local else None
+        refuse_other_adapters(job.spec, kept, hub_model, local_model)
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
         check_vocabulary(model_folder, prompts.largest_token)
-        check_layouts(model_folder, [layout_of(job.spec, role) for role in train_roles(job.spec)])
+        layouts = {role: layout_of(job.spec, role) for role in train_roles(job.spec)}
+        critic_layout = layouts.pop(CRITIC) if needs_critic(job.spec) and critic_of(job.spec).model.source else None
+        check_layouts(model_folder, layouts)
         critic = None
-        if needs_critic(job.spec):
-            critic_layouts = [layout_of(job.spec, CRITIC)]
+        if critic_layout is not None:
             folders = (settings.cache_folder, settings.job_folder)
-            critic = critic_model(job.spec, model_folder, prompts.largest_token, critic_layouts, *folders)
+            critic = critic_model(job.spec, model_folder, prompts.largest_token, critic_layout, *folders)
+        scored = scoring_model(
+            job.spec,
+            model_folder,
+            (*prompts.training, *prompts.held_out),
+            layout_of(job.spec, REWARD_MODEL),
+            settings.cache_folder,
+            settings.job_folder,
+        )
         has_experts = check_lora(model_folder, training.model.lora)
         check_recomputation(model_folder, job.spec.training.model.gradient_checkpointing_every_nth_layer)
         if engine is RolloutEngine.VLLM:
@@ -190,7 +216,8 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         device_type = stack.enter_context(_ray(job, settings))
         choices = settle(job.spec, device_type, kept, hub_model, local_model, has_experts=has_experts)
         job = job.model_copy(update={"spec": settled_spec(job.spec, choices)})
-        workers = stack.enter_context(_workers(job, settings, model, critic, reward, prompts.longest, device_type))
+        models = Models(model, critic, scored)
+        workers = stack.enter_context(_workers(job, settings, models, reward, prompts.longest, device_type))
         yield Run(job, choices, model_folder, model, prompts, workers)
 
 
@@ -201,9 +228,9 @@ def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
     for index, each in enumerate(training.rewards):
         where = f"spec.training.rewards[{index}]"
         scorer = scorer_spec(each, where, training.dataset)
-        if scorer is None:
+        if each.type is RewardType.OVERLONG:
             penalties.append(each)
-        else:
+        elif scorer is not None:
             scorers.append(ScorerSettings(each, where, scorer, -(-each.num_processes // num_workers)))
     return RewardSettings(
         scorers=tuple(scorers),
@@ -230,8 +257,7 @@ def _ray(job: TrainerJob, settings: Settings) -> Iterator[str]:
 def _workers(
     job: TrainerJob,
     settings: Settings,
-    model: ModelPlace,
-    critic: ModelPlace | None,
+    models: Models,
     reward: RewardSettings,
     longest_prompt: int,
     device_type: str,
@@ -246,7 +272,7 @@ def _workers(
             role.name: role
             for role in (
                 RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)),
-                *model_roles(job, model, longest_prompt, critic),
+                *model_roles(job, models, longest_prompt),
             )
         }
         # GPUs also where they are declared only and not computed on: they are what keeps workers off the head.
@@ -281,9 +307,20 @@ def _workers(
             reward=groups[REWARD].seen_as(RewardGroup),
             reference=groups[REFERENCE].seen_as(ReferenceGroup) if REFERENCE in groups else None,
             critic=groups[CRITIC].seen_as(CriticGroup) if CRITIC in groups else None,
+            scoring_model=_model_reward(job, models.reward, groups),
             num_devices=num_workers,
             processes={group.pool: processes for group, _, processes in started},
         )
+
+
+def _model_reward(
+    job: TrainerJob, scored: ScoringModel | None, groups: Mapping[str, WorkerGroup]
+) -> ModelReward | None:
+    if scored is None:
+        return None
+    columns = TOKEN_COLUMNS if scored.settings.reads_tokens else TEXT_COLUMNS
+    group = groups[REWARD_MODEL].seen_as(RewardModelGroup)
+    return ModelReward(group, columns, num_data_ranks_of(job.spec, REWARD_MODEL))
 
 
 def shipped_code(settings: Settings) -> ShippedCode | None:

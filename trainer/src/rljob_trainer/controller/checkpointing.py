@@ -109,8 +109,11 @@ class Checkpointing:
         """Whether to save after `step` steps of `num_steps`."""
         return step != self.last_begun_step and (step == num_steps or step % self.spec.every_steps == 0)
 
-    def begin(self, step: int, cursor: CursorState, groups: Sequence[TrainedGroup]) -> None:
-        """Begins to save the state after `step` steps; returns when it has been copied. No save may be under way.
+    def begin(
+        self, step: int, cursor: CursorState, groups: Sequence[TrainedGroup], kl_coefficient: float | None = None
+    ) -> None:
+        """Begins to save the state after `step` steps; returns when it has been copied. No save may be under way. For
+        `kl_coefficient` see ControllerState.
 
         Raises CheckpointError; the checkpoints before stay as they are."""
         assert self.pending is None, "finish the former save first"
@@ -121,6 +124,7 @@ class Checkpointing:
             step=step,
             cursor=cursor,
             random_states=tuple(groups[0].random_state()),
+            kl_coefficient=kl_coefficient,
             choices=self.choices,
         )
         first_writer = 0

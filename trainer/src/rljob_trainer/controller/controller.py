@@ -26,13 +26,14 @@ from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
+from rljob_trainer.controller.state import ControllerState
 from rljob_trainer.controller.step_timeline import StepTimeline
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.controller.training_step import StepPlan, TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.lora import AdapterSettings
-from rljob_trainer.errors import AlgorithmFunctionError, CollectiveFunctionError, RewardError
+from rljob_trainer.errors import AlgorithmFunctionError, BatchNotFullError, CollectiveFunctionError, RewardError
 from rljob_trainer.groups.object_store import TRAFFIC
 from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
@@ -84,9 +85,17 @@ class Controller:
             run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle, digest=run.prompts.digest
         )
         weights = {reward.name: reward.weight for reward in training.rewards}
-        self.rollout = RolloutPhase(run.workers.hybrid, run.workers.reward, weights, self.timer, stop)
+        self.rollout = RolloutPhase(
+            run.workers.hybrid, run.workers.reward, weights, self.timer, stop, run.workers.scoring_model
+        )
         self.training_step = TrainingStep(
-            step_plan(job), self.rollout, run.workers.actor, run.workers.reference, run.workers.critic, self.timer
+            step_plan(job),
+            self.rollout,
+            run.workers.actor,
+            run.workers.reference,
+            run.workers.critic,
+            self.timer,
+            self.cursor,
         )
         self.evaluation: Evaluation | None = None
         if training.evaluation is not None:
@@ -117,16 +126,21 @@ class Controller:
             return False
         except CollectiveFunctionError:
             raise
-        except (RewardError, AlgorithmFunctionError):
+        except (RewardError, AlgorithmFunctionError, BatchNotFullError):
             # The workers are sound, so what they are still writing becomes a checkpoint.
             self.saves.end()
             raise
         self.saves.end()
         return True
 
+    def restore(self, state: ControllerState) -> None:
+        """Goes on from a checkpoint, whose tensors the workers have."""
+        self.cursor.restore(state.cursor)
+        self.training_step.restore_kl_coefficient(state.kl_coefficient)
+
     def save_on_stop(self) -> int:
         """A checkpoint of where the run is; the number of steps in it."""
-        return self.saves.save_on_request(self.cursor.state())
+        return self.saves.save_on_request(self.cursor.state(), self.training_step.kept_kl_coefficient)
 
     def export(self, folder: Path) -> Path | None:
         """The policy as a Hugging Face folder, from the checkpoint of the last step; where adapters were trained, with
@@ -173,7 +187,7 @@ class Controller:
         metrics[TOTAL_TOKENS] = float(num_tokens)
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
         try:
-            self.saves.begin_if_due(step + 1, self.cursor.state())
+            self.saves.begin_if_due(step + 1, self.cursor.state(), self.training_step.kept_kl_coefficient)
             metrics.update(self.run_parts.workers.hybrid.take_memory())
         finally:
             metrics.update(self.saves.take_seconds())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 
 from rljob_api.v1alpha1.model import Model
@@ -14,7 +13,7 @@ from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.errors import ConfigurationError, about_field
 from rljob_trainer.models.source import ModelPlace, controller_model
 from rljob_trainer.models.tokenizer import Tokenizer
-from rljob_trainer.workers.factories import CRITIC_FIELD, POLICY_FIELD
+from rljob_trainer.workers.factories import CRITIC, CRITIC_FIELD, POLICY_FIELD
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ def critic_model(
     spec: RLJobSpec,
     policy_folder: Path,
     largest_token: int,
-    layouts: Iterable[ParallelLayout],
+    layout: ParallelLayout,
     cache_folder: Path,
     job_folder: Path,
 ) -> ModelPlace | None:
@@ -36,7 +35,7 @@ def critic_model(
     with about_field(CRITIC_FIELD, POLICY_FIELD):
         folder, place = controller_model(Model(source=named.source, revision=named.revision), cache_folder, job_folder)
         check_vocabulary(folder, largest_token)
-        check_layouts(folder, layouts)
+        check_layouts(folder, {CRITIC: layout})
         mine, theirs = Tokenizer(policy_folder).vocabulary(), Tokenizer(folder).vocabulary()
     if mine != theirs:
         differing = sorted({token for token, number in mine.items() if theirs.get(token) != number})

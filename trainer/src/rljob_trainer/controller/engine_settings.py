@@ -58,6 +58,12 @@ def critic_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -
     )
 
 
+def reward_model_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
+    """Of the model among the rewards."""
+    [offloads] = [each.reward_model.offload for each in spec.training.rewards if each.reward_model is not None]
+    return replace(reference_engine(spec, dtype, layout), head=Head.SCORE, offload=OffloadSettings(parameters=offloads))
+
+
 def critic_of(spec: RLJobSpec) -> Critic:
     """The job's critic; with every default where it says nothing."""
     return spec.training.critic or Critic()

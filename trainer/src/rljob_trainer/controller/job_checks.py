@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from rljob_api.v1alpha1.advantage import AdvantageType
@@ -107,11 +107,12 @@ def check_vocabulary(model_folder: Path, largest_token: int) -> None:
         )
 
 
-def check_layouts(model_folder: Path, layouts: Iterable[ParallelLayout]) -> None:
-    """Raises ConfigurationError for a model that cannot be read, or that does not divide over sequence ranks."""
+def check_layouts(model_folder: Path, layouts: Mapping[str, ParallelLayout]) -> None:
+    """Of the roles that have the model. Raises ConfigurationError for a model that cannot be read, or that does not
+    divide over sequence ranks."""
     config = read_config(model_folder)
-    for layout in layouts:
-        check_layout(layout, config)
+    for role, layout in layouts.items():
+        check_layout(layout, config, f"spec.roles.{role}.sequenceParallel")
 
 
 def check_tensor_parallel(model_folder: Path, tensor_parallel: int) -> None:

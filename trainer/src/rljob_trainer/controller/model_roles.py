@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -10,11 +11,13 @@ import torch
 from rljob_api.handover import TrainerJob
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.placement_rules import reference_is_the_actor
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, critic_of, reference_engine
 from rljob_trainer.controller.job_checks import needs_critic, needs_reference, samples_all_tokens
+from rljob_trainer.controller.reward_model import ScoringModel
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.models.source import ModelPlace
@@ -25,16 +28,19 @@ from rljob_trainer.workers.factories import (
     CRITIC,
     HYBRID,
     REFERENCE,
+    REWARD_MODEL,
     ROLLOUT,
     RolloutSettings,
     make_actor,
     make_critic,
     make_hybrid,
     make_reference,
+    make_reward_model,
     make_rollout,
 )
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
+from rljob_trainer.workers.reward_model import RewardModelWorker
 from rljob_trainer.workers.rollout import RolloutWorker
 
 
@@ -45,11 +51,10 @@ def num_workers_of(spec: RLJobSpec, role: str) -> int:
 
 
 def layout_of(spec: RLJobSpec, role: str) -> ParallelLayout:
-    """Of the actor, or of the reference: beside adapters that of the actor where the job names none, so that the actor
-    has the model."""
+    """Of one of the roles that are trained or scored with. A reference beside adapters that names none has that of the
+    actor, which then has the model."""
     place = spec.roles.train_role(role)
-    is_shared = spec.training.model.lora is not None and spec.placed_roles()[role] == spec.placed_roles()[ACTOR]
-    if is_shared and place.shard_size is None and place.sequence_parallel is None:
+    if role == REFERENCE and reference_is_the_actor(spec):
         place = spec.roles.actor
     return ParallelLayout.of(num_workers_of(spec, role), place.shard_size, place.num_sequence_ranks)
 
@@ -85,11 +90,20 @@ def critic_settings(spec: RLJobSpec, dtype: torch.dtype) -> CriticSettings:
     )
 
 
-def model_roles(
-    job: TrainerJob, model: ModelPlace, longest_prompt: int, critic_model: ModelPlace | None = None
-) -> list[RoleSpec]:
-    """The roles of the models, in the order in which they are built. `critic_model` is where a critic begins: None for
-    where the policy does."""
+@dataclass(frozen=True)
+class Models:
+    """What the roles of a job are built from."""
+
+    policy: ModelPlace
+    critic: ModelPlace | None = None
+    """Where a critic begins; None for where the policy does."""
+    reward: ScoringModel | None = None
+    """That among the rewards."""
+
+
+def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[RoleSpec]:
+    """The roles of the models, in the order in which they are built."""
+    model = models.policy
     training = job.spec.training
     rollout = training.rollout
     dtype = torch.bfloat16 if training.model.dtype is Dtype.BFLOAT16 else torch.float32
@@ -127,7 +141,10 @@ def model_roles(
         roles.append(RoleSpec(REFERENCE, ReferenceWorker, partial(make_reference, frozen, model, rollout.temperature)))
     if needs_critic(job.spec):
         critic = critic_settings(job.spec, dtype)
-        roles.append(RoleSpec(CRITIC, CriticWorker, partial(make_critic, critic, critic_model or model)))
+        roles.append(RoleSpec(CRITIC, CriticWorker, partial(make_critic, critic, models.critic or model)))
+    if (scoring := models.reward) is not None:
+        settings = replace(scoring.settings, engine=replace(scoring.settings.engine, compute_dtype=dtype))
+        roles.append(RoleSpec(REWARD_MODEL, RewardModelWorker, partial(make_reward_model, settings, scoring.place)))
     return [
         *roles,
         RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),

@@ -16,6 +16,7 @@ import torch
 
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.controller.balanced_order import balanced_order
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -41,6 +42,7 @@ from rljob_trainer.workers.columns import (
     DATASET_ROWS,
     IS_GREEDY,
     IS_TRUNCATED,
+    PROMPT_MESSAGES,
     PROMPT_TEXTS,
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
@@ -50,11 +52,13 @@ from rljob_trainer.workers.columns import (
     score_column,
     status_column,
 )
-from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGroup
+from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGroup, RewardModelGroup
 from rljob_trainer.workers.reward import STATUSES
 
 MAX_SEED = 2**31
 REWARD_COLUMNS = (PROMPT_TEXTS, ANSWERS, DATASET_ROWS)
+MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES)
+"""Of prompts, for rewards that are functions and for one that is a model."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +81,33 @@ class Rollout:
 
 
 @dataclass(frozen=True)
+class ModelReward:
+    """The model among the rewards."""
+
+    group: RewardModelGroup
+    columns: Sequence[str]
+    """What it reads of a response."""
+    num_data_ranks: int
+    """Parts that its batches are split into."""
+
+
+@dataclass(frozen=True)
+class ModelScoring:
+    """Its call, and the order of the rows in it."""
+
+    scores: PendingResult[DataProto]
+    order_B: torch.Tensor
+    """int64."""
+
+
+@dataclass(frozen=True)
 class UnscoredRollout(Rollout):
-    """Responses that are being scored."""
+    """Responses that are being scored: all rows, and a greedy response to each prompt where those were asked for."""
 
     scoring: PendingResult[DataProto]
-    """Of all rows, and of a greedy response to each prompt where those were asked for."""
+    """By processes, and from lengths."""
+    model_scoring: ModelScoring | None = None
+    """By the model among the rewards, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +164,11 @@ class RolloutPhase:
         weights: Mapping[str, float],
         timer: PhaseTimer,
         stop: StopRequest,
+        model_reward: ModelReward | None = None,
     ) -> None:
         self.hybrid = hybrid
         self.reward = reward
+        self.model_reward = model_reward
         self.weights = weights
         self.timer = timer
         self.stop = stop
@@ -178,8 +206,21 @@ class RolloutPhase:
         with self.timer.phase("reward"):
             responses = batch.only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).union(asked.only(REWARD_COLUMNS))
             scoring = self.reward.start_scoring(responses)
+            model_scoring = self._asked_model(batch.union(asked.only(MODEL_COLUMNS)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
-        return UnscoredRollout(repeated, batch.slice(0, len(repeated)) if with_greedy else batch, scoring)
+        kept = batch.slice(0, len(repeated)) if with_greedy else batch
+        return UnscoredRollout(repeated, kept, scoring, model_scoring)
+
+    def _asked_model(self, batch: DataProto) -> ModelScoring | None:
+        """The reward model's call: each of its workers has about as many tokens."""
+        if self.model_reward is None:
+            return None
+        order_B = torch.arange(len(batch))
+        num_ranks = self.model_reward.num_data_ranks
+        if num_ranks > 1 and len(batch) % num_ranks == 0:
+            order_B = balanced_order(batch[RESPONSE_LENGTHS], num_ranks, len(batch))
+            batch = batch.reorder(order_B)
+        return ModelScoring(self.model_reward.group.compute_scores(batch.only(self.model_reward.columns)), order_B)
 
     def scored(self, rollout: UnscoredRollout) -> ScoredRollout:
         """The rollout with its scores, once they are there.
@@ -188,6 +229,9 @@ class RolloutPhase:
         meanwhile."""
         with self.timer.phase("reward"):
             scores = self._scores(rollout.scoring)
+            if rollout.model_scoring is not None:
+                asked = rollout.model_scoring
+                scores = scores.union(asked.scores.result().reorder(asked.order_B.argsort()))
         totals_B = torch.zeros(len(scores), dtype=torch.float64)
         for name, weight in self.weights.items():
             totals_B += weight * scores[score_column(name)]
@@ -241,6 +285,7 @@ def prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:
             PROMPT_TEXTS: tuple(row.prompt for row in prompts),
             ANSWERS: tuple(row.answer for row in prompts),
             DATASET_ROWS: tuple(row.row for row in prompts),
+            PROMPT_MESSAGES: tuple(row.messages for row in prompts),
         },
     )
 

@@ -54,7 +54,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
         try:
             controller = Controller(job, run, output, reporter, checkpointing, stop)
             if point:
-                controller.cursor.restore(point.state.cursor)
+                controller.restore(point.state)
                 log.info("resumed from step %d (%s)", first_step, point.folder.name)
             stop.raise_if_requested()
             reporter.training_started(first_step, first_step if point else None)

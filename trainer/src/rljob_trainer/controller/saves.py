@@ -45,11 +45,12 @@ class Saves:
         """The step whose evaluation is due and not done; the controller says so."""
         self.in_newest_row: Metrics = {}
 
-    def begin_if_due(self, step: int, cursor: CursorState) -> None:
-        """After `step` steps, before their row is written. Raises CheckpointError."""
+    def begin_if_due(self, step: int, cursor: CursorState, kl_coefficient: float | None = None) -> None:
+        """After `step` steps, before their row is written. For `kl_coefficient` see ControllerState. Raises
+        CheckpointError."""
         self._finish(wait=False)
         if self.checkpointing.is_due(step, self.num_steps):
-            self._begin(step, cursor)
+            self._begin(step, cursor, kl_coefficient)
 
     def take_seconds(self) -> Metrics:
         """What saves took since the row before; for the row of the newest step."""
@@ -61,19 +62,19 @@ class Saves:
         self._finish(wait=True)
         self._write_late_seconds()
 
-    def save_on_request(self, cursor: CursorState) -> int:
+    def save_on_request(self, cursor: CursorState, kl_coefficient: float | None = None) -> int:
         """A checkpoint of where the run is, complete; the number of steps in it. Raises CheckpointError."""
         step = self.reporter.state.progress.step
         if step > 0 and step != self.checkpointing.last_begun_step:
-            self._begin(step, cursor)
+            self._begin(step, cursor, kl_coefficient)
         self.end()
         return step
 
-    def _begin(self, step: int, cursor: CursorState) -> None:
+    def _begin(self, step: int, cursor: CursorState, kl_coefficient: float | None) -> None:
         """Blocks for the copy, and for the save before if that is still being written."""
         self._finish(wait=True)
         with self.timer.phase("save"):
-            self.checkpointing.begin(step, cursor, self.groups)
+            self.checkpointing.begin(step, cursor, self.groups, kl_coefficient)
 
     def _finish(self, *, wait: bool) -> None:
         pending = self.checkpointing.pending

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import JsonValue, ValidationError
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Count, Flag
+from rljob_api.scalars import Count, Flag, NonNegativeNumber
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import Manifest
 from rljob_trainer.controller.auto_settings import AutoSettings
@@ -23,6 +23,8 @@ class ControllerState(WireModel):
     """One per worker; used where the number of workers is the same. All sampling is seeded by step anyway."""
     is_evaluated: Flag = True
     """Whether the evaluation that may be due after this step is done; a stop can come before it."""
+    kl_coefficient: NonNegativeNumber | None = None
+    """Of the next step, where a controller changes it; else the job's is."""
     choices: AutoSettings | None = None
     """What the job's `Auto` stood for."""
 

@@ -4,7 +4,7 @@
             -> advantages -> updates (critic, actor)
 
 Scores are computed while the passes for log-probabilities and values are made; where they say what is learned from,
-they are waited for before.
+they are waited for before, and with dynamic sampling as often as it takes to fill the batch.
 
 What has a value per token stays with the workers; here are a few numbers per response. Where they are enough for the
 advantages, those are computed here, else by the workers. Responses that are not learned from cost no pass but where
@@ -21,19 +21,26 @@ from dataclasses import dataclass
 
 import torch
 
+from rljob_api.v1alpha1.kl import KlControllerType
+from rljob_api.v1alpha1.policy_filtration import PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.algorithms.functions import in_step
 from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, NAMED_REWARDS, ResponseInputs
-from rljob_trainer.algorithms.kl import kl_in_reward
+from rljob_trainer.algorithms.kl import kl_in_reward, next_coefficient
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.balanced_order import balanced_order, imbalance
-from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout, sample_seeds
+from rljob_trainer.controller.dynamic_sampling import DynamicSampling, StepRollout
+from rljob_trainer.controller.filtered_rows import filtered_rows
+from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, ScoredRollout, UnscoredRollout, sample_seeds
+from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import (
     ADVANTAGE_MEAN,
+    DISTINCT_FRACTION,
+    KL_COEFFICIENT,
     KL_LOSS,
     LEARNED_FRACTION,
     TOKEN_IMBALANCE,
@@ -55,6 +62,7 @@ from rljob_trainer.workers.columns import (
     RETURNS,
     REWARDS,
     ROLLOUT_LOGPROBS,
+    SCORES,
     TOKENS,
     VALUES,
 )
@@ -95,7 +103,8 @@ class StepPlan:
 
 
 class TrainingStep:
-    """Runs steps. `reference` and `critic` are None where nothing needs them."""
+    """Runs steps. `reference` and `critic` are None where nothing needs them; `cursor`, the stream of the steps'
+    prompts, may be where there is no dynamic sampling."""
 
     def __init__(
         self,
@@ -105,6 +114,7 @@ class TrainingStep:
         reference: ReferenceGroup | None,
         critic: CriticGroup | None,
         timer: PhaseTimer,
+        cursor: PromptCursor[PromptRow] | None = None,
     ) -> None:
         self.plan = plan
         self.rollout = rollout
@@ -112,7 +122,15 @@ class TrainingStep:
         self.reference = reference
         self.critic = critic
         self.timer = timer
+        self.kl_coefficient = plan.algorithm.kl.coefficient
+        """Of the next step."""
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
+        self.dynamic_sampling: DynamicSampling | None = None
+        if plan.algorithm.dynamic_sampling is not None:
+            assert cursor is not None, "fresh prompts come from somewhere"
+            groups_per_update = plan.rows_per_update // plan.group_size
+            settings, sizes = plan.algorithm.dynamic_sampling, (plan.group_size, groups_per_update, plan.num_data_ranks)
+            self.dynamic_sampling = DynamicSampling(settings, cursor, *sizes)
         self.needs_old_logprobs = (
             not plan.has_single_update
             or plan.has_dropout
@@ -121,20 +139,28 @@ class TrainingStep:
             or plan.algorithm.rollout_correction.rejection is not None
         )
 
+    @property
+    def kept_kl_coefficient(self) -> float | None:
+        """What a checkpoint has to keep of the KL's controller."""
+        is_fixed = self.plan.algorithm.kl.controller.type is KlControllerType.FIXED
+        return None if is_fixed else self.kl_coefficient
+
+    def restore_kl_coefficient(self, kept: float | None) -> None:
+        """As a checkpoint has it. What another controller has made of it does not bind the job's own."""
+        if kept is not None and self.kept_kl_coefficient is not None:
+            self.kl_coefficient = kept
+
     def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
-        """Step `step` (from 0) on these prompts; the rollout and the step's metrics."""
+        """Step `step` (from 0) on these prompts, and with dynamic sampling on others after them; all that was
+        generated, and the step's metrics."""
         with in_step(step):
             return self._run(prompts, step)
 
     def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
-        algorithm, group_size = self.plan.algorithm, self.plan.group_size
-        seeds_B = sample_seeds(self.plan.seed, TRAINING_STREAM, step, len(prompts) * group_size)
-        syncs = step % self.plan.sync_every_steps == 0
-        with_greedy = GREEDY_REWARDS in self.advantages.needs
-        sampling = self.plan.sampling
-        unscored = self.rollout.begin(prompts, group_size, sampling, seeds_B, syncs=syncs, with_greedy=with_greedy)
-        groups_B = torch.arange(len(unscored.prompts)) // group_size
-        rollout, is_kept_B = self._with_kept_groups(unscored, groups_B)
+        algorithm = self.plan.algorithm
+        generated = self._generated(prompts, step)
+        unscored, is_kept_B = generated.rows, generated.is_kept_B
+        groups_B = torch.arange(len(is_kept_B)) // self.plan.group_size
         is_learned_B = is_kept_B & ~self._is_masked(unscored)
         lengths_B = unscored.lengths_B.where(is_learned_B, 0)
         order_B = balanced_order(lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
@@ -142,12 +168,12 @@ class TrainingStep:
         is_read_B = is_kept_B if algorithm.has_kl_in_reward else is_learned_B
         batch = unscored.batch.only(TOKEN_COLUMNS).with_columns({IS_LEARNED: is_read_B})
         batch = self._with_passes(batch.reorder(order_B) if self.plan.num_data_ranks > 1 else batch)
-        rollout = rollout or self.rollout.scored(unscored)
+        rollout = unscored if isinstance(unscored, ScoredRollout) else self.rollout.scored(unscored)
         response_lengths_B = rollout.batch[RESPONSE_LENGTHS]
         kl_B = self._kl_for_reward(batch)[order_B.argsort()]
         batch = batch.with_columns({IS_LEARNED: is_learned_B[order_B]})
         if self.advantages.for_responses is not None:
-            rewards_B = kl_in_reward(rollout.rewards_B, kl_B, algorithm.kl.coefficient)
+            rewards_B = kl_in_reward(rollout.rewards_B, kl_B, self.kl_coefficient)
             advantages_B = torch.zeros_like(rewards_B)
             if is_kept_B.any():
                 inputs = self._inputs(rollout, rewards_B, groups_B, is_kept_B)
@@ -155,17 +181,27 @@ class TrainingStep:
             batch = batch.with_columns({ADVANTAGES: advantages_B[order_B]})
         else:
             columns_B = {REWARDS: rollout.rewards_B[order_B], GROUPS: groups_B[order_B]}
-            batch = batch.union(self.actor.compute_token_advantages(batch.without([TOKENS]).with_columns(columns_B)))
-        metrics = self._updated(batch, lengths_B, order_B, step)
+            asked = batch.without([TOKENS]).with_columns(columns_B)
+            batch = batch.union(self.actor.compute_token_advantages(asked, self.kl_coefficient))
         others: dict[str, float] = {}
+        if algorithm.policy_filtration.type is not PolicyFiltrationType.NONE and is_learned_B.any():
+            scores_B, seed = rollout.batch[SCORES], self.plan.seed
+            rows = filtered_rows(algorithm.policy_filtration, scores_B, groups_B, is_learned_B, seed, step)
+            places_B, lengths_B = order_B.argsort()[rows.drawn_B], lengths_B[rows.drawn_B]
+            order_B = balanced_order(lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
+            batch, others[DISTINCT_FRACTION] = batch.rows(places_B[order_B]), rows.distinct_fraction
+        metrics = self._updated(batch, lengths_B, order_B, step)
         if self.advantages.for_responses is not None and is_learned_B.any():
             others[ADVANTAGE_MEAN] = float(advantages_B[is_learned_B].mean())
         if algorithm.has_kl_in_reward and is_learned_B.any():
             others[KL_LOSS] = float(kl_B[is_learned_B].sum() / response_lengths_B[is_learned_B].sum())
-        return rollout, {
-            **rollout.metrics(),
+        metrics |= others
+        metrics |= self._controlled_kl(metrics, int(is_learned_B.sum()), step)
+        everything = generated.everything or rollout
+        return everything, {
+            **everything.metrics(),
+            **generated.metrics,
             **metrics,
-            **others,
             LEARNED_FRACTION: float(is_learned_B.double().mean()),
             TOKEN_IMBALANCE: imbalance(lengths_B[order_B], self.plan.num_data_ranks),
             TOKEN_IMBALANCE_BEFORE: imbalance(lengths_B, self.plan.num_data_ranks),
@@ -186,17 +222,32 @@ class TrainingStep:
             reward_weights=rollout.weights if named else {},
         )
 
-    def _with_kept_groups(
-        self, rollout: UnscoredRollout, groups_B: torch.Tensor
-    ) -> tuple[ScoredRollout | None, torch.Tensor]:
-        """Which responses' groups are kept, [B] bool. What is left out for its scores costs no pass, so that they are
-        waited for then; else they may come while passes are made."""
+    def _generated(self, prompts: Sequence[PromptRow], step: int) -> StepRollout:
+        """The step's responses, and which of them are in groups that are kept. Where scores tell that, they are waited
+        for, and what is left out costs no pass; else they may come while passes are made."""
+        if self.dynamic_sampling is not None:
+            return self.dynamic_sampling.filled(
+                prompts, step, lambda fresh, num_drawn: self.rollout.scored(self._begun(fresh, step, num_drawn))
+            )
+        unscored = self._begun(prompts, step)
         if not self.plan.algorithm.drop_zero_variance_groups:
-            return None, torch.ones(len(groups_B), dtype=torch.bool)
-        scored = self.rollout.scored(rollout)
-        return scored, ~zero_variance_mask(scored.rewards_B, groups_B)
+            return StepRollout(unscored, torch.ones(len(unscored.prompts), dtype=torch.bool))
+        scored = self.rollout.scored(unscored)
+        groups_B = torch.arange(len(scored.prompts)) // self.plan.group_size
+        return StepRollout(scored, ~zero_variance_mask(scored.rewards_B, groups_B))
 
-    def _is_masked(self, rollout: UnscoredRollout) -> torch.Tensor:
+    def _begun(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> UnscoredRollout:
+        """Responses to these prompts, before which the step has drawn so many others. A prompt's seeds follow from its
+        number in the step, however prompts are dealt out to rounds."""
+        plan, first = self.plan, num_drawn * self.plan.group_size
+        seeds_B = sample_seeds(plan.seed, TRAINING_STREAM, step, first + len(prompts) * plan.group_size)[first:]
+        syncs = step % plan.sync_every_steps == 0
+        with_greedy = GREEDY_REWARDS in self.advantages.needs
+        return self.rollout.begin(
+            prompts, plan.group_size, plan.sampling, seeds_B, syncs=syncs, with_greedy=with_greedy
+        )
+
+    def _is_masked(self, rollout: Rollout) -> torch.Tensor:
         """[B] bool: cut off at the limit of new tokens, where the job does not learn from such responses."""
         is_truncated_B = rollout.batch[IS_TRUNCATED]
         return is_truncated_B if self.plan.algorithm.mask_truncated_responses else torch.zeros_like(is_truncated_B)
@@ -225,13 +276,27 @@ class TrainingStep:
                 critics_B = balanced_order(lengths_B, self.plan.num_critic_ranks, self.plan.rows_per_update)
                 rows = rows.reorder(order_B.argsort()[critics_B])
             calls["update_critic"] = self.critic.update_critic(rows, step)
-        if self.critic is None or step >= self.plan.critic_warmup_steps:
-            calls["update_actor"] = self.actor.update_policy(batch, step)
+        if self._trains_actor(step):
+            calls["update_actor"] = self.actor.update_policy(batch, step, self.kl_coefficient)
         metrics: dict[str, float] = {}
         for phase, call in calls.items():
             with self.timer.phase(phase):
                 metrics.update(call.result())
         return metrics
+
+    def _trains_actor(self, step: int) -> bool:
+        return self.critic is None or step >= self.plan.critic_warmup_steps
+
+    def _controlled_kl(self, metrics: Metrics, num_learned: int, step: int) -> dict[str, float]:
+        """The coefficient that the step was made with, where there is a KL term; finds that of the next step. It stays
+        where the policy has learned nothing: there the KL does not say what the coefficient does."""
+        kl = self.plan.algorithm.kl
+        if not kl.coefficient:
+            return {}
+        used = self.kl_coefficient
+        if KL_LOSS in metrics and self._trains_actor(step):
+            self.kl_coefficient = next_coefficient(kl.controller, used, metrics[KL_LOSS], num_learned)
+        return {KL_COEFFICIENT: used}
 
     def _kl_for_reward(self, batch: DataProto) -> torch.Tensor:
         """[B]: KL of each of the batch's responses; zeros where the job puts none into the reward, and for what is not

@@ -60,6 +60,14 @@ class PromptCursor(Generic[Row]):
             self._position = end
         return batch
 
+    def give_back(self, num_rows: int) -> None:
+        """Goes back: the last so many rows come again. As many must have been drawn."""
+        self._position -= num_rows
+        while self._position < 0:
+            assert self._epoch > 0, "more rows than were drawn"
+            self._epoch, self._position = self._epoch - 1, self._position + len(self._rows)
+            self._order = self._order_of_epoch()
+
     def state(self) -> CursorState:
         """To be saved with a checkpoint."""
         return CursorState(

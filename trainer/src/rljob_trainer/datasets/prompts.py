@@ -39,6 +39,8 @@ class PromptRow:
     """None where the data has no answer column."""
     row: Mapping[str, object]
     """All columns of the row, for the reward."""
+    messages: tuple[ChatMessage, ...] | None = None
+    """The chat of which `prompt` was made; None for a prompt that is plain text."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class _Text:
 
     prompt: str
     source_prompt: str
-    has_special_tokens: bool
-    """Whether the chat template has put them into the text already."""
+    messages: tuple[ChatMessage, ...] | None
+    """The chat template has made the text of them, with the special tokens in it; None for plain text."""
 
 
 def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, where: str) -> list[PromptRow]:
@@ -71,7 +73,15 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
             if _fits(len(token_ids), raw, dataset, where):
                 answer = _answer(raw, answer_field, dataset, where)
                 prompts.append(
-                    PromptRow(num_rows + offset, text.prompt, text.source_prompt, token_ids, answer, raw.columns)
+                    PromptRow(
+                        num_rows + offset,
+                        text.prompt,
+                        text.source_prompt,
+                        token_ids,
+                        answer,
+                        raw.columns,
+                        text.messages,
+                    )
                 )
         num_rows += len(chunk)
     if not prompts:
@@ -114,7 +124,7 @@ def _text(raw: RawRow, prompt_field: str, dataset: Dataset, tokenizer: Tokenizer
             "or a list of chat messages with role and content"
         )
     if messages is None and not dataset.apply_chat_template:
-        return _Text(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), False)
+        return _Text(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), None)
     if not tokenizer.has_chat_template:
         raise DatasetError(
             f"{where}.applyChatTemplate: the model's tokenizer has no chat template (needed for {raw.place}); use an "
@@ -123,7 +133,7 @@ def _text(raw: RawRow, prompt_field: str, dataset: Dataset, tokenizer: Tokenizer
     source_prompt = str(value) if messages is None else "\n".join(message["content"] for message in messages)
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
-    return _Text(tokenizer.render_chat(messages), source_prompt, True)
+    return _Text(tokenizer.render_chat(messages), source_prompt, tuple(messages))
 
 
 def _unicode(text: _Text, raw: RawRow) -> _Text:
@@ -164,7 +174,7 @@ def _messages(value: object) -> list[ChatMessage] | None:
 def _encode(texts: Sequence[_Text], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     token_ids: list[tuple[int, ...]] = [()] * len(texts)
     for has_special_tokens in (False, True):
-        places = [place for place, text in enumerate(texts) if text.has_special_tokens is has_special_tokens]
+        places = [place for place, text in enumerate(texts) if (text.messages is not None) is has_special_tokens]
         encoded = tokenizer.encode_all(
             [texts[place].prompt for place in places], add_special_tokens=not has_special_tokens
         )

@@ -89,6 +89,15 @@ class Tokenizer:
         """The text of some tokens."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def render_conversation(self, messages: Sequence[ChatMessage]) -> str:
+        """The whole conversation in the model's chat template; encode it as what `render_chat` gives."""
+        return self._backend.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=False)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template's own text."""
+        return self._backend.chat_template
+
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """The conversation in the model's chat template, up to where the assistant begins to answer.
 

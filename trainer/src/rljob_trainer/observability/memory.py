@@ -31,6 +31,7 @@ class Owner(StrEnum):
     REFERENCE = "reference"
     CRITIC = "critic"
     """Its shards, gradients and moments."""
+    REWARD_MODEL = "reward_model"
     OTHER = "other"
     """Gathered parameters; on GPUs activations and buckets, too."""
 
@@ -48,6 +49,8 @@ class Boundary(StrEnum):
     OLD_LOGPROBS = "old_logprobs"
     REF_LOGPROBS = "ref_logprobs"
     VALUES = "values"
+    REWARD_MODEL = "reward_model"
+    """The responses have its scores; it runs beside, or before, the passes for log-probabilities."""
     UPDATE_CRITIC = "update_critic"
     FORWARD_BACKWARD = "forward_backward"
     OPTIMIZER_STEP = "optimizer_step"

@@ -42,5 +42,5 @@ def scorer_spec(reward: Reward, where: str, dataset: Dataset) -> ScorerSpec | No
                     f"{where}.format {of_reward}: missing for type Format; add `format: {{pattern: ...}}`"
                 )
             return FormatScorer(reward.format.pattern, f"{where}.format.pattern {of_reward}")
-        case RewardType.OVERLONG:
+        case RewardType.OVERLONG | RewardType.REWARD_MODEL:
             return None

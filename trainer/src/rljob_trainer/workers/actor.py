@@ -131,19 +131,20 @@ class ActorWorker(TrainedWorker):
         return DataProto({KL_SUMS: kl_sums(kl_R, Segments.of(num_marked(mask), kl_R.device))})
 
     @register(Dispatch.DP_COMPUTE_PROTO)
-    def compute_token_advantages(self, batch: DataProto) -> DataProto:
+    def compute_token_advantages(self, batch: DataProto, kl_coefficient: float | None = None) -> DataProto:
         """Column ADVANTAGES with a value per token, by an estimator that works on tokens; RETURNS, where it gives some
         for a critic. Needs REWARDS, GROUPS,
         RESPONSE_MASK, IS_LEARNED, what the estimator names, and for KL_PENALTIES other than zeros OLD_LOGPROBS and
-        REF_LOGPROBS."""
+        REF_LOGPROBS. For `kl_coefficient` see `update_policy`."""
         assert self.advantages.for_tokens is not None, "this estimator works on one number per response"
         mask, is_learned_B = learned_mask(batch), batch[IS_LEARNED]
         lengths_B = torch.tensor(num_marked(mask), dtype=torch.int64)[is_learned_B]
+        coefficient = self._kl_coefficient(kl_coefficient)
         inputs = TokenInputs(
             rewards_B=batch[REWARDS][is_learned_B],
             groups_B=batch[GROUPS][is_learned_B],
             segments=Segments.of(lengths_B.tolist(), torch.device("cpu")),
-            columns={name: self._advantage_column(name, batch, mask) for name in self.advantages.needs},
+            columns={name: self._advantage_column(name, batch, mask, coefficient) for name in self.advantages.needs},
         )
         with _others_may_wait():
             found = self.advantages.for_tokens(inputs, RankReduce(self.engine))
@@ -153,8 +154,9 @@ class ActorWorker(TrainedWorker):
         return DataProto(ragged=columns)
 
     @register(Dispatch.DP_COMPUTE_METRIC, blocking=False)
-    def update_policy(self, batch: DataProto, step: int) -> Metrics:
-        """All updates of training step `step` (from 0) on this worker's share of the batch.
+    def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> Metrics:
+        """All updates of training step `step` (from 0) on this worker's share of the batch. `kl_coefficient` is that of
+        this step where the job has a KL term; None for the job's own.
 
         Needs TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS, ADVANTAGES, IS_LEARNED; OLD_LOGPROBS unless
         there is a single update and nothing to reject; REF_LOGPROBS where the loss has a KL term. Metrics are those of
@@ -173,7 +175,10 @@ class ActorWorker(TrainedWorker):
             batch, rejected = without_rejected(batch, rejection, self.engine)
             others |= rejected
         in_update = None if has_old_logprobs else agreement
-        norms = [self._update(mini_batch, rate, sums, in_update) for mini_batch in self._mini_batches(batch)]
+        coefficient = self._kl_coefficient(kl_coefficient)
+        norms = [
+            self._update(mini_batch, rate, coefficient, sums, in_update) for mini_batch in self._mini_batches(batch)
+        ]
         MEMORY.mark(Boundary.UPDATE)
         self.policy_version = step + 1
         metrics = sums.reduced(self.engine, len(norms)) | others | self.engine.take_routing()
@@ -189,15 +194,17 @@ class ActorWorker(TrainedWorker):
         """The weights are of this version now."""
         self.policy_version = policy_version
 
-    def _advantage_column(self, name: str, batch: DataProto, mask: RaggedColumn) -> Tensor:
+    def _kl_coefficient(self, in_use: float | None) -> float:
+        return self.settings.algorithm.kl.coefficient if in_use is None else in_use
+
+    def _advantage_column(self, name: str, batch: DataProto, mask: RaggedColumn, kl_coefficient: float) -> Tensor:
         """[R], of the marked tokens."""
         if name != KL_PENALTIES:
             return batch.ragged_column(name).values[mask.values]
-        kl = self.settings.algorithm.kl
         if not self.settings.algorithm.has_kl_in_reward:
             return torch.zeros(int(mask.values.sum()))
         old_R, ref_R = (batch.ragged_column(each).values[mask.values] for each in (OLD_LOGPROBS, REF_LOGPROBS))
-        return kl.coefficient * kl_estimate(old_R, ref_R, kl.estimator)
+        return kl_coefficient * kl_estimate(old_R, ref_R, self.settings.algorithm.kl.estimator)
 
     def _mini_batches(self, batch: DataProto) -> Iterator[TokenBatch]:
         names = {ADVANTAGES, ROLLOUT_LOGPROBS, *self.policy_loss.needs}
@@ -206,7 +213,14 @@ class ActorWorker(TrainedWorker):
             for rows in batch.split(self.settings.mini_batch_rows):
                 yield token_batch(rows, sorted(names))
 
-    def _update(self, mini_batch: TokenBatch, rate: float, sums: UpdateSums, agreement: AgreementSums | None) -> float:
+    def _update(
+        self,
+        mini_batch: TokenBatch,
+        rate: float,
+        kl_coefficient: float,
+        sums: UpdateSums,
+        agreement: AgreementSums | None,
+    ) -> float:
         """One optimizer update; returns the gradient norm. Without any token to learn from nothing changes."""
         denominators = token_denominators(mini_batch, self.engine)
         if denominators.num_tokens == 0:
@@ -217,6 +231,7 @@ class ActorWorker(TrainedWorker):
             algorithm,
             self.policy_loss,
             denominators,
+            kl_coefficient,
             gradient_divisor=self.engine.layout.gradient_divisor,
             max_new_tokens=self.settings.max_new_tokens,
             whole=whole,

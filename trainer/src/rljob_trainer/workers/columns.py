@@ -46,6 +46,8 @@ REF_LOGPROBS = "ref_logprobs"
 RESPONSE_TEXTS = "response_texts"
 """Object column: the response as text, without the stop text."""
 
+PROMPT_MESSAGES = "prompt_messages"
+"""The chat of which the prompt was made, as a list of messages; None for one that is no chat."""
 RESPONSE_LENGTHS = "response_lengths"
 """[B] int64: tokens of the response."""
 IS_TRUNCATED = "is_truncated"

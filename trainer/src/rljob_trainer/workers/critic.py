@@ -78,6 +78,10 @@ class CriticWorker(TrainedWorker):
             Owner.OTHER: memory.gathered,
         }
 
+    def leave_after_copy(self) -> None:
+        """Parameters, too: nobody else sends a critic's away before responses are generated."""
+        self.engine.leave_device()
+
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_values(self, batch: DataProto) -> DataProto:
         """Column VALUES for a batch with TOKENS and RESPONSE_MASK; 0 for rows that IS_LEARNED leaves out."""

@@ -23,11 +23,13 @@ from rljob_trainer.workers.critic import CriticSettings, CriticWorker
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
 from rljob_trainer.workers.reward import RewardSettings, RewardWorker
+from rljob_trainer.workers.reward_model import RewardModelSettings, RewardModelWorker
 from rljob_trainer.workers.rollout import RolloutWorker
 
 log = logging.getLogger(__name__)
 
 ACTOR, ROLLOUT, HYBRID, REFERENCE, REWARD, CRITIC = "actor", "rollout", "hybrid", "ref", "reward", "critic"
+REWARD_MODEL = "rewardModel"
 POLICY_FIELD, CRITIC_FIELD = "spec.training.model.", "spec.training.critic.model."
 
 
@@ -67,6 +69,16 @@ def make_critic(
     with about_field(CRITIC_FIELD, POLICY_FIELD):
         engine = replace(settings.engine, device=context.device, model_folder=model.folder())
         return CriticWorker(context, replace(settings, engine=engine))
+
+
+def make_reward_model(
+    settings: RewardModelSettings, model: ModelPlace, context: WorkerContext, _others: Mapping[str, Worker]
+) -> Worker:
+    """The model among the rewards."""
+    with about_field(settings.field, POLICY_FIELD):
+        folder = model.folder()
+        engine = replace(settings.engine, device=context.device, model_folder=folder)
+        return RewardModelWorker(context, replace(settings, engine=engine))
 
 
 def make_reference(

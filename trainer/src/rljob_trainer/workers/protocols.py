@@ -59,10 +59,10 @@ class ActorGroup(TrainedGroup, Protocol):
     def compute_kl_sums(self, batch: DataProto) -> DataProto:
         """See ActorWorker.compute_kl_sums."""
 
-    def compute_token_advantages(self, batch: DataProto) -> DataProto:
+    def compute_token_advantages(self, batch: DataProto, kl_coefficient: float | None = None) -> DataProto:
         """See ActorWorker.compute_token_advantages."""
 
-    def update_policy(self, batch: DataProto, step: int) -> PendingResult[Metrics]:
+    def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> PendingResult[Metrics]:
         """See ActorWorker.update_policy."""
 
 
@@ -87,6 +87,13 @@ class CriticGroup(TrainedGroup, Protocol):
 
     def update_critic(self, batch: DataProto, step: int) -> PendingResult[Metrics]:
         """See CriticWorker.update_critic."""
+
+
+class RewardModelGroup(Protocol):
+    """All ranks of `RewardModelWorker`."""
+
+    def compute_scores(self, batch: DataProto) -> PendingResult[DataProto]:
+        """See RewardModelWorker.compute_scores."""
 
 
 class ReferenceGroup(Protocol):

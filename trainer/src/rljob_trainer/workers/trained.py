@@ -48,6 +48,8 @@ class TrainedWorker(Worker):
         self.num_skipped_in_a_row = 0
         self.host_buffers = HostBuffers()
         self.pending_shard: PendingShard | None = None
+        self.num_state_bytes: int | None = None
+        """See `num_checkpoint_bytes`; None before it is asked for."""
 
     def mesh_position(self, mesh: str) -> MeshPosition:
         """By the layout of the engine."""
@@ -56,8 +58,13 @@ class TrainedWorker(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def num_checkpoint_bytes(self) -> int:
-        """What this rank's part of a checkpoint takes in storage."""
-        return num_shard_bytes(self._shards())
+        """What this rank's part of a checkpoint takes in storage: always the same.
+
+        Counted once, because that brings what is offloaded to the device: here of one model at a time."""
+        if self.num_state_bytes is None:
+            self.num_state_bytes = num_shard_bytes(self._shards())
+            self.leave_after_copy()
+        return self.num_state_bytes
 
     @register(Dispatch.ONE_TO_ALL)
     def begin_checkpoint(self, folder: Path, first_writer: int = 0) -> None:
@@ -67,7 +74,7 @@ class TrainedWorker(Worker):
         writer = first_writer + self.context.rank
         self.pending_shard = save_shard_async(folder, writer, self._shards(), self.host_buffers)
         MEMORY.mark(Boundary.SAVE)
-        self.engine.leave_moments()
+        self.leave_after_copy()
 
     @register(Dispatch.ONE_TO_ALL)
     def is_checkpoint_written(self) -> bool:
@@ -85,7 +92,7 @@ class TrainedWorker(Worker):
     def load_checkpoint(self, folder: Path, policy_version: int) -> None:
         """Fills weights and optimizer state, whatever the number of ranks was at the save. Raises CheckpointError."""
         load_into(self._named_state(), open_checkpoint(folder))
-        self.engine.leave_moments()
+        self.leave_after_copy()
         self.num_loads += 1
         self.checkpoint_loaded(policy_version)
 
@@ -98,6 +105,11 @@ class TrainedWorker(Worker):
     def restore_random_state(self, state: JsonValue) -> None:
         """Sets this process's random generators."""
         restore_random_state(state)
+
+    def leave_after_copy(self) -> None:
+        """Called when the whole state has been read or filled. Parameters stay here: those of a model in trainer mode
+        are on the device."""
+        self.engine.leave_moments()
 
     def checkpoint_loaded(self, policy_version: int) -> None:
         """Called when the weights are those of a checkpoint."""

@@ -33,6 +33,8 @@ class UpdateLoss:
     algorithm: ResolvedAlgorithm
     policy_loss: PolicyLoss
     denominators: Denominators
+    kl_coefficient: float
+    """In use; that of `algorithm` says only whether there is a KL term."""
     gradient_divisor: int
     """What gradients are averaged over."""
     max_new_tokens: int
@@ -90,7 +92,7 @@ class UpdateLoss:
         kl = self.algorithm.kl
         if kl.coefficient and kl.placement is KlPlacement.LOSS:
             kl_R = kl_estimate(logprobs_R, columns[REF_LOGPROBS], kl.estimator, straight_through=kl.straight_through)
-            loss = loss + kl.coefficient * self._aggregated(kl_R, segments)
+            loss = loss + self.kl_coefficient * self._aggregated(kl_R, segments)
             self.sums.add_kl(kl_R.detach())
         with torch.no_grad():
             self.sums.add(

@@ -50,7 +50,7 @@ class ParallelLayout:
         for name, value in (("shardSize", num_shards), ("sequenceParallel", sequence_parallel)):
             if num_ranks % value:
                 raise ConfigurationError(
-                    f"spec.roles: {name} must divide the workers of the role ({value} of {num_ranks}); choose a divisor"
+                    f"spec.roles: {name} must divide the role's {num_ranks} workers (seen: {value}); choose a divisor"
                 )
         return ParallelLayout(num_shards, num_ranks // num_shards, sequence_parallel)
 
@@ -123,18 +123,21 @@ def _meshes(layout: ParallelLayout, device_type: str, world: ProcessGroup) -> La
     return LayoutMeshes(layout, device_type)
 
 
-def check_layout(layout: ParallelLayout, config: PreTrainedConfig) -> None:
-    """Raises ConfigurationError where sequence ranks cannot share the tokens of a model of this configuration."""
+def check_layout(
+    layout: ParallelLayout, config: PreTrainedConfig, field: str = "sequenceParallel in spec.roles"
+) -> None:
+    """Raises ConfigurationError where sequence ranks cannot share the tokens of a model of this configuration; `field`
+    is where the job asks for them."""
     size = layout.num_sequence_ranks
     if size == 1:
         return
     attention = choose_attention(config)
     if not attention.is_flat:
         raise ConfigurationError(
-            f"spec.roles: sequenceParallel {size} needs flat rows, and a '{config.model_type}' model gets padded ones "
-            f"({attention.reason}); write 1"
+            f"{field}: needs flat rows, and a '{config.model_type}' model gets padded ones, because "
+            f"{attention.reason} (seen: {size}); write 1"
         )
-    check_heads("spec.roles: sequenceParallel", size, config)
+    check_heads(field, size, config)
 
 
 def check_heads(field: str, size: int, config: PreTrainedConfig) -> None:
@@ -144,10 +147,10 @@ def check_heads(field: str, size: int, config: PreTrainedConfig) -> None:
     num_key_heads: int = text.to_dict().get("num_key_value_heads") or num_heads
     if num_heads % size:
         raise ConfigurationError(
-            f"{field} must divide the model's heads of attention ({size} and {num_heads}); choose a divisor"
+            f"{field}: must divide the model's {num_heads} heads of attention (seen: {size}); choose a divisor"
         )
     if num_key_heads % size and size % num_key_heads:
         raise ConfigurationError(
-            f"{field} must divide the model's key and value heads or be a multiple of them ({size} and "
-            f"{num_key_heads}); choose another one"
+            f"{field}: must divide the model's {num_key_heads} key and value heads or be a multiple of them (seen: "
+            f"{size}); choose another one"
         )

@@ -25,10 +25,10 @@ RANDOM_IN_TRAINING = ("dropout", "pdrop", "dropout_prob", "layerdrop", "jitter_n
 def build_on_meta(folder: Path, head: Head = Head.TOKENS) -> PreTrainedModel:
     """The architecture that `config.json` in `folder` describes, in float32, without memory for its weights.
 
-    Its attention is that of `attention.choose_attention`. With `Head.VALUE` a value head stands in the place of the
+    Its attention is that of `attention.choose_attention`. But for `Head.TOKENS` a value head stands in the place of the
     output head. Raises ConfigurationError when the folder holds no causal language model."""
     config = without_dropout(read_config(folder))
-    if head is Head.VALUE:
+    if head is not Head.TOKENS:
         without_tied_head(config)
     register_flat_attention()
     try:
@@ -38,7 +38,7 @@ def build_on_meta(folder: Path, head: Head = Head.TOKENS) -> PreTrainedModel:
             )
     except (OSError, ValueError) as error:
         raise _no_language_model(folder, error) from error
-    if head is Head.VALUE:
+    if head is not Head.TOKENS:
         put_value_head(model)
     return model
 

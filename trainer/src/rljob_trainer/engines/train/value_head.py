@@ -22,7 +22,9 @@ class Head(enum.Enum):
     TOKENS = enum.auto()
     """The distribution of the next token."""
     VALUE = enum.auto()
-    """One number."""
+    """One number, at first 0 where the model's files have no head for it."""
+    SCORE = enum.auto()
+    """One number, by a head that the model's files have."""
 
 
 def without_tied_head(config: PreTrainedConfig) -> PreTrainedConfig:

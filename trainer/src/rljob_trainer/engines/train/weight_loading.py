@@ -52,7 +52,7 @@ def load_weights(
     """Copies weights from the safetensors files of `folder`.
 
     Parameter names of the model are those of its `language_model` after `name_prefix`; names and forms in the files are
-    transformers' own. Adapters are left alone. A value head that is in no file becomes zeros: it expects nothing.
+    transformers' own. Adapters are left alone. A head for values that is in no file becomes zeros: it expects nothing.
     Raises ConfigurationError for a missing tensor, one of another shape or dtype, a tied one that is not what it is
     tied to, and files that cannot be read."""
     tensors = {name.removeprefix(name_prefix): tensor for name, tensor in base_tensors(named_tensors(model))}
@@ -64,6 +64,11 @@ def load_weights(
             if head is Head.VALUE and VALUE_WEIGHT not in found:
                 log.info("%s has no value head: it begins with zeros", folder)
                 tensors.pop(VALUE_WEIGHT).zero_()
+            if head is Head.SCORE and VALUE_WEIGHT not in found:
+                raise ConfigurationError(
+                    f"{WHERE}: {folder} has no tensor '{VALUE_WEIGHT}', the head that gives scores; choose a model "
+                    "that was trained as a sequence classifier with one label"
+                )
             missing = next((name for name in tensors if name not in found), None)
             if missing is not None:
                 raise ConfigurationError(f"{WHERE}: {folder} has no tensor '{missing}'")
@@ -77,7 +82,7 @@ def load_weights(
         ) from error
     used = {name for group in groups for name in group.names}
     unused = sorted(files.names.keys() - used - second_names.keys())
-    if head is Head.VALUE:
+    if head is not Head.TOKENS:
         unused = [name for name in unused if name not in (OUTPUT_HEAD_WEIGHT, OUTPUT_HEAD_BIAS)]
     if unused:
         log.warning(

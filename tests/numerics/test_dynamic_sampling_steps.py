@@ -1,0 +1,131 @@
+"""Steps with dynamic sampling train on the groups that were taken, and on nothing else; a resumed run on the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_testing.one_rank import only_rank
+from rljob_testing.replayed_steps import Replay, ReplayedRollouts, ReplayedRun, prompts_of, replayed_run
+from rljob_trainer.controller.dynamic_sampling import DynamicSampling, StepRollout
+from rljob_trainer.controller.rollout_phase import ScoredRollout, UnscoredRollout
+from rljob_trainer.datasets.cursor import PromptCursor
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.observability.metrics import (
+    LEARNED_FRACTION,
+    REWARD_MEAN,
+    SAMPLING_PROMPTS,
+    SAMPLING_REWARD_PREFIX,
+    SAMPLING_ROUNDS,
+)
+
+DAPO = Algorithm.from_wire({"type": "DAPO"})
+PLAIN = Algorithm.from_wire({"type": "DAPO", "dynamicSampling": {"enabled": False}})
+REPLAY = Replay(DAPO, num_steps=3, mini_batch_size=2)
+PROMPTS = prompts_of(0, 18)
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
+    with only_rank(tmp_path_factory.mktemp("rank")) as context:
+        yield context
+
+
+class Taken(ReplayedRollouts):
+    """Gives what another run has taken, whatever is asked."""
+
+    def __init__(self, rollout: ScoredRollout) -> None:
+        self.rollout = rollout
+
+    def begin(
+        self,
+        prompts: Sequence[PromptRow],
+        num_responses: int,
+        sampling: SamplingSettings,
+        seeds: torch.Tensor,
+        *,
+        syncs: bool = True,
+        with_greedy: bool = False,
+    ) -> UnscoredRollout:
+        begun = super().begin(prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy)
+        return UnscoredRollout(self.rollout.prompts, self.rollout.batch, begun.scoring)
+
+    def scored(self, rollout: UnscoredRollout) -> ScoredRollout:
+        del rollout
+        return self.rollout
+
+
+def cursor() -> PromptCursor[PromptRow]:
+    return PromptCursor(PROMPTS, seed=0, shuffle=False)
+
+
+def step_of(run: ReplayedRun, stream: PromptCursor[PromptRow], number: int) -> dict[str, float]:
+    """As the controller does it."""
+    return run.training_step.run(stream.next_batch(run.replay.batch_size), number)[1]
+
+
+def same(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_step_learns_from_the_groups_that_were_taken(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[StepRollout] = []
+    fill = DynamicSampling.filled
+    monkeypatch.setattr(DynamicSampling, "filled", lambda *arguments: taken.append(fill(*arguments)) or taken[-1])
+    stream = cursor()
+    run = replayed_run(REPLAY, context, stream)
+    metrics = step_of(run, stream, 0)
+    [found] = taken
+    # Of the generator's rows, every other prompt's have equal scores of 1, the others' a mean of a half.
+    assert isinstance(found.rows, ScoredRollout)
+    assert found.rows.prompts[::4] == (PROMPTS[0], PROMPTS[2], PROMPTS[4], PROMPTS[6])
+    assert stream.next_batch(1) == [PROMPTS[7]]
+    assert (metrics[SAMPLING_ROUNDS], metrics[SAMPLING_PROMPTS], metrics[LEARNED_FRACTION]) == (2.0, 8.0, 1.0)
+    assert (metrics[REWARD_MEAN], metrics[f"{SAMPLING_REWARD_PREFIX}/mean"]) == (0.75, 0.5)
+    plain = replayed_run(replace(REPLAY, algorithm=PLAIN), context, rollout=Taken(found.rows))
+    plain.training_step.run(PROMPTS[:4], 0)
+    assert same(run.weights(), plain.weights())
+    untrained = replayed_run(REPLAY, context, cursor())
+    assert not same(run.weights(), untrained.weights())
+
+
+def test_groups_that_only_hold_places_are_not_learned_from(context: WorkerContext) -> None:
+    """One round, and what it leaves out: the same as leaving groups out without dynamic sampling."""
+    fewer = {"maxRounds": 1, "onMaxRounds": "TrainOnFewer"}
+    algorithm = Algorithm.from_wire({"type": "DAPO", "dynamicSampling": fewer})
+    dropping = PLAIN.model_copy(update={"drop_zero_variance_groups": True})
+    runs = []
+    for each in (algorithm, dropping):
+        stream = cursor()
+        run = replayed_run(Replay(each, num_steps=3), context, stream)
+        runs.append((step_of(run, stream, 0), run.weights(), stream.state()))
+    (metrics, weights, state), (dropped_metrics, dropped, dropped_state) = runs
+    assert metrics[LEARNED_FRACTION] == dropped_metrics[LEARNED_FRACTION] == 0.5
+    assert state == dropped_state
+    assert all(torch.allclose(weights[name], dropped[name], rtol=0, atol=1e-6) for name in weights)
+
+
+def test_a_resumed_run_learns_from_the_same_prompts(context: WorkerContext, tmp_path: Path) -> None:
+    stream = cursor()
+    whole = replayed_run(REPLAY, context, stream)
+    expected = [step_of(whole, stream, number) for number in range(3)]
+    before = cursor()
+    first = replayed_run(REPLAY, context, before)
+    step_of(first, before, 0)
+    folder, state = first.save(tmp_path, 1), before.state()
+    # 7 of 18 prompts are used: 8 were drawn.
+    assert (state.epoch, state.position) == (0, 7)
+    after = cursor()
+    after.restore(state)
+    resumed = replayed_run(REPLAY, context, after)
+    resumed.load(folder, 1)
+    assert [step_of(resumed, after, number) for number in (1, 2)] == expected[1:]
+    assert same(resumed.state(), whole.state())
+    assert after.state() == stream.state()

@@ -1,0 +1,126 @@
+"""The coefficient of the KL term from step to step: by hand, and in steps of the tiny model, where it has to reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.critic import Critic
+from rljob_api.v1alpha1.kl import KlController
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_testing.one_rank import only_rank
+from rljob_testing.replayed_steps import Replay, kept_gradients, replayed_run
+from rljob_testing.same_numbers import assert_bitwise, difference
+from rljob_trainer.algorithms.kl import next_coefficient
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.observability.metrics import KL_COEFFICIENT, KL_LOSS, LEARNED_FRACTION
+
+COEFFICIENT, OTHER_COEFFICIENT, TARGET, HORIZON = 0.5, 4.0, 9e-3, 64
+ADAPTIVE = {"type": "Adaptive", "adaptive": {"target": TARGET, "horizon": HORIZON}}
+NUM_RESPONSES = 16
+
+
+def replay(recipe: str, placement: str, coefficient: float = COEFFICIENT, *, is_adaptive: bool = True) -> Replay:
+    """Two updates per step: in the second the policy is not the reference any more."""
+    kl = {"coefficient": coefficient, "placement": placement, "controller": ADAPTIVE if is_adaptive else {}}
+    algorithm = Algorithm.from_wire({"type": recipe, "kl": kl})
+    critic = Critic(warmup_steps=1) if recipe == "PPO" else None
+    return Replay(algorithm, Optimizer(learning_rate=1e-4), num_steps=4, mini_batch_size=2, critic=critic)
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
+    with only_rank(tmp_path_factory.mktemp("rank")) as context:
+        yield context
+
+
+@pytest.mark.parametrize(
+    ("measured", "right"),
+    [
+        (0.1, 0.5),
+        (0.11, 0.51),
+        (0.095, 0.495),
+        # 0.2 above and below are the bounds.
+        (0.12, 0.52),
+        (7.0, 0.52),
+        (0.08, 0.48),
+        (0.0, 0.48),
+        (-3.0, 0.48),
+        (math.nan, 0.5),
+        (math.inf, 0.5),
+    ],
+)
+def test_a_fifth_of_the_horizon_moves_by_a_fifth_of_the_error(measured: float, right: float) -> None:
+    controller = KlController.from_wire({"type": "Adaptive", "adaptive": {"target": 0.1, "horizon": 100}})
+    assert next_coefficient(controller, 0.5, measured, 20) == pytest.approx(right, rel=1e-12)
+    assert next_coefficient(KlController(), 0.5, measured, 20) == 0.5
+
+
+@pytest.mark.parametrize("placement", ["Loss", "Reward"])
+def test_each_step_has_what_the_step_before_made_of_it(context: WorkerContext, placement: str) -> None:
+    metrics = replayed_run(replay("GRPO", placement), context).steps(0, 4)
+    right = COEFFICIENT
+    errors = []
+    for step in metrics:
+        assert step[KL_COEFFICIENT] == right
+        errors.append(step[KL_LOSS] / TARGET - 1)
+        right *= 1 + min(max(errors[-1], -0.2), 0.2) * NUM_RESPONSES / HORIZON
+    # From the reference itself to beyond the target, by way of what is within the bounds.
+    assert errors[0] < -0.2 < errors[1] < 0.2 < errors[2]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "placement"), [("GRPO", "Loss"), ("GRPO", "Reward"), ("ReinforcePlusPlus", "Reward")]
+)
+def test_the_coefficient_in_use_is_that_of_loss_and_rewards(
+    context: WorkerContext, recipe: str, placement: str
+) -> None:
+    """A run whose controller has come to a coefficient learns as one that is told it."""
+    found: list[list[dict[str, torch.Tensor]]] = []
+    for case in (
+        replay(recipe, placement),
+        replay(recipe, placement, OTHER_COEFFICIENT, is_adaptive=False),
+        replay(recipe, placement, is_adaptive=False),
+    ):
+        run = replayed_run(case, context)
+        with kept_gradients(run.actor.engine) as gradients:
+            for step in range(2):
+                run.training_step.restore_kl_coefficient(OTHER_COEFFICIENT)
+                is_told = case.algorithm.kl.coefficient == COEFFICIENT and run.training_step.kept_kl_coefficient is None
+                assert run.step(step)[KL_COEFFICIENT] == (COEFFICIENT if is_told else OTHER_COEFFICIENT)
+        found.append(gradients)
+    controlled, told, of_job = found
+    for mine, theirs in zip(controlled, told, strict=True):
+        assert_bitwise(mine, theirs)
+    assert difference(controlled[-1], of_job[-1]) > 0.01
+
+
+def test_a_step_that_learns_nothing_leaves_it(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    for placement in ("Loss", "Reward"):
+        run = replayed_run(replay("GRPO", placement), context)
+        monkeypatch.setattr(run.training_step, "_is_masked", lambda rollout: torch.ones(len(rollout.prompts)).bool())
+        metrics = run.step(0)
+        assert metrics[LEARNED_FRACTION] == 0
+        assert metrics[KL_COEFFICIENT] == run.training_step.kl_coefficient == COEFFICIENT
+
+
+@pytest.mark.parametrize("placement", ["Loss", "Reward"])
+def test_a_critic_that_learns_alone_leaves_it(context: WorkerContext, placement: str) -> None:
+    """In its steps the policy is the reference, and their KL of 0 would take the coefficient down."""
+    steps = replayed_run(replay("PPO", placement), context).steps(0, 3)
+    assert [step[KL_COEFFICIENT] for step in steps[:2]] == [COEFFICIENT] * 2
+    assert steps[2][KL_COEFFICIENT] != COEFFICIENT
+
+
+def test_a_checkpoint_has_it_only_where_it_changes(context: WorkerContext) -> None:
+    fixed = replayed_run(replay("GRPO", "Loss", is_adaptive=False), context).training_step
+    fixed.restore_kl_coefficient(OTHER_COEFFICIENT)
+    assert (fixed.kept_kl_coefficient, fixed.kl_coefficient) == (None, COEFFICIENT)
+    without = replayed_run(replace(replay("GRPO", "Loss"), algorithm=Algorithm()), context)
+    assert without.training_step.kept_kl_coefficient is None
+    assert KL_COEFFICIENT not in without.step(0)

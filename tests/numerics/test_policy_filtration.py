@@ -1,0 +1,157 @@
+"""Which responses policy filtration draws: by hand, against a slow loop, and what a step learns then.
+
+Legend: B responses, R response tokens of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_testing.one_rank import only_rank
+from rljob_testing.plain_grpo import clipped_losses, first_update, group_advantages, plain_model, rows_of
+from rljob_testing.replayed_steps import SEED, Replay, replayed_run
+from rljob_testing.same_numbers import RELATIVE, difference
+from rljob_trainer.algorithms.policy_filtration import drawn_rows, filtration_weights
+from rljob_trainer.controller.filtered_rows import filtered_rows
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.engine import NAME_PREFIX
+from rljob_trainer.observability.metrics import DISTINCT_FRACTION, LEARNED_FRACTION
+
+SCORES = [-1.0, 0.5, 0.0, 2.0, 2.0]
+DRAWING = [each for each in PolicyFiltrationType if each is not PolicyFiltrationType.NONE]
+
+
+def filtration(**wire: object) -> PolicyFiltration:
+    return resolve_algorithm(Algorithm.from_wire({"policyFiltration": wire})).policy_filtration
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
+    with only_rank(tmp_path_factory.mktemp("rank")) as context:
+        yield context
+
+
+@pytest.mark.parametrize(
+    ("wire", "right"),
+    [
+        ({"type": "Power"}, [0.25, 0.0625, 0, 1, 1]),
+        ({"type": "Power", "exponent": 1}, [0.5, 0.25, 0, 1, 1]),
+        ({"type": "MaxMin"}, [1, 0, 0, 1, 1]),
+        ({"type": "MaxRandom"}, [0.1, 0.1, 0.1, 0.4, 0.4]),
+    ],
+)
+def test_weights_by_hand(wire: dict[str, object], right: list[float]) -> None:
+    """Those of verl, by the largest score's for Power, and without its 1e-8."""
+    weights_B = filtration_weights(torch.tensor(SCORES), filtration(**wire))
+    assert weights_B.tolist() == pytest.approx(right, rel=1e-12)
+
+
+@pytest.mark.parametrize("chosen", DRAWING)
+def test_equal_scores_are_drawn_alike(chosen: PolicyFiltrationType) -> None:
+    for score in (0.0, -3.0, 1e200):
+        weights_B = filtration_weights(torch.full((4,), score, dtype=torch.float64), filtration(type=chosen))
+        assert len(set(weights_B.tolist())) == 1
+        assert 0 < weights_B[0] <= 1
+
+
+def test_rows_by_hand() -> None:
+    """Weights 0, 1/3, 1 of the rows that are learned from: the second up to a quarter of the chance, the fourth from
+    there on. The third is not learned from."""
+    scores_B = torch.tensor([0.0, 1.0, 9.0, 3.0])
+    is_learned_B = torch.tensor([True, True, False, True])
+    by_size = filtration(type="Power", exponent=1)
+    for uniform, row in ((0.0, 1), (0.249, 1), (0.251, 3), (1 - 2.0**-53, 3)):
+        uniform_B = torch.full((4,), uniform, dtype=torch.float64)
+        drawn_B = drawn_rows(scores_B, torch.zeros(4, dtype=torch.int64), is_learned_B, by_size, uniform_B)
+        assert drawn_B.tolist() == [row, row, 2, row]
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from([-2.0, 0.0, 0.5, 1.0]), st.integers(0, 2), st.booleans(), st.floats(0, 0.999)),
+        min_size=1,
+        max_size=12,
+    ),
+    chosen=st.sampled_from(DRAWING),
+    scope=st.sampled_from(FiltrationScope),
+)
+def test_draws_are_those_of_a_slow_loop(
+    rows: list[tuple[float, int, bool, float]], chosen: PolicyFiltrationType, scope: FiltrationScope
+) -> None:
+    how = filtration(type=chosen, scope=scope)
+    scores, groups, are_learned, uniform = (list(each) for each in zip(*rows, strict=True))
+    drawn = drawn_rows(
+        torch.tensor(scores, dtype=torch.float64),
+        torch.tensor(groups),
+        torch.tensor(are_learned),
+        how,
+        torch.tensor(uniform, dtype=torch.float64),
+    ).tolist()
+    for row, taken in enumerate(drawn):
+        if not are_learned[row]:
+            assert taken == row
+            continue
+        is_of_group = scope is FiltrationScope.GROUP
+        peers = [
+            each for each in range(len(rows)) if are_learned[each] and (not is_of_group or groups[each] == groups[row])
+        ]
+        weights = filtration_weights(torch.tensor([scores[each] for each in peers]), how).tolist()
+        left = uniform[row] * sum(weights)
+        # Where the chance is on the border between two, rounding may decide.
+        near = {peers[0]} if left < 1e-12 else set()
+        for peer, weight in zip(peers, weights, strict=True):
+            if weight and -1e-12 < left < weight + 1e-12:
+                near.add(peer)
+            left -= weight
+        assert taken in near
+        assert weights[peers.index(taken)] > 0
+
+
+def test_the_same_step_draws_the_same_and_another_draws_anew() -> None:
+    scores_B, groups_B = torch.arange(64.0), torch.zeros(64, dtype=torch.int64)
+    by_power = filtration(type="Power")
+
+    def drawn(seed: int, step: int) -> list[int]:
+        rows = filtered_rows(by_power, scores_B, groups_B, torch.ones(64, dtype=torch.bool), seed, step)
+        assert rows.distinct_fraction == len(set(rows.drawn_B.tolist())) / 64
+        return rows.drawn_B.tolist()
+
+    assert drawn(1, 2) == drawn(1, 2)
+    assert len({tuple(drawn(seed, step)) for seed in (1, 2) for step in (1, 2)}) == 4
+    # NumPy's promise of a stream, which a resumed run relies on.
+    assert drawn(1, 2)[:4] == [60, 60, 58, 50]
+
+
+@pytest.mark.parametrize("scope", ["Batch", "Group"])
+def test_a_step_learns_from_what_was_drawn_with_the_advantages_of_the_whole_batch(
+    context: WorkerContext, scope: str
+) -> None:
+    algorithm = Algorithm.from_wire({"policyFiltration": {"type": "MaxRandom", "scope": scope}})
+    replay = Replay(algorithm, num_steps=1)
+    rows = rows_of(replay, 0)
+    scores_B = torch.tensor([row.score for row in rows], dtype=torch.float64)
+    advantages = group_advantages(rows, replay.group_size)
+    groups_B = torch.arange(16) // 4
+    how, everything_B = replay.resolved.policy_filtration, torch.ones(16, dtype=torch.bool)
+    drawn = filtered_rows(how, scores_B, groups_B, everything_B, SEED, 0)
+    model = plain_model()
+    taken = [(rows[row].logprobs_R(model, 1.0), advantages[row]) for row in drawn.drawn_B.tolist()]
+    loss = torch.stack([clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in taken]).sum()
+    (loss / sum(len(new_R) for new_R, _ in taken)).backward()  # type: ignore[no-untyped-call]
+    right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    _, found = first_update(replay, context)
+    assert difference(found, right) < RELATIVE
+    _, undrawn = first_update(replace(replay, algorithm=Algorithm()), context)
+    assert difference(undrawn, right) > 0.01
+    metrics = replayed_run(replay, context).step(0)
+    assert metrics[DISTINCT_FRACTION] == len(set(drawn.drawn_B.tolist())) / 16 < 1
+    assert metrics[LEARNED_FRACTION] == 1

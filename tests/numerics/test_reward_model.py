@@ -1,0 +1,232 @@
+"""The reward model: its scores are those of transformers' own classifiers, however they are computed.
+
+Legend: B rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import (
+    Gemma2Config,
+    Gemma2ForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForSequenceClassification,
+)
+
+from rljob_testing.one_rank import only_rank
+from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.engines.train.value_head import VALUE_WEIGHT, Head
+from rljob_trainer.errors import ConfigurationError, RewardError
+from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.workers.columns import PROMPT_MESSAGES, PROMPT_TEXTS, RESPONSE_TEXTS, TOKENS, score_column
+from rljob_trainer.workers.reward_model import RewardModelSettings, RewardModelWorker, conversations
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "max_position_embeddings": 32,
+}
+NAME = "preference"
+LENGTHS = (9, 1, 23, 2, 14)
+TURNS = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+TEMPLATE = TURNS + "{% if add_generation_prompt %}a:{% endif %}"
+CHARACTERS = "abcdefgu:;\n?!"
+
+
+def random_model(kind: str, num_labels: int = 1) -> PreTrainedModel:
+    torch.manual_seed(0)
+    if kind == "gemma2":
+        config = Gemma2Config(**SIZES, sliding_window=4, attn_logit_softcapping=5.0, query_pre_attn_scalar=8)
+        config.num_labels = num_labels
+        return Gemma2ForSequenceClassification(config)
+    return Qwen3ForSequenceClassification(Qwen3Config(**SIZES, num_labels=num_labels, tie_word_embeddings=True))
+
+
+def rows() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(2, 64, (length,), generator=generator) for length in LENGTHS]
+
+
+def batch_of(token_rows: list[torch.Tensor]) -> DataProto:
+    return DataProto(ragged={TOKENS: RaggedColumn.from_rows(token_rows)})
+
+
+def settings_of(folder: Path, *, reads_tokens: bool = True, max_tokens: int | None = 32) -> RewardModelSettings:
+    engine = TrainEngineSettings(folder, torch.device("cpu"), torch.float32, False, 64, None, head=Head.SCORE)
+    return RewardModelSettings(engine, NAME, "spec.training.rewards[0].rewardModel.", reads_tokens, max_tokens)
+
+
+def scores_of(worker: RewardModelWorker, batch: DataProto) -> torch.Tensor:
+    """What the worker's process does for a call."""
+    return RewardModelWorker.compute_scores(worker, batch)[score_column(NAME)]
+
+
+def expected(folder: Path, token_rows: list[torch.Tensor]) -> torch.Tensor:
+    """[B]: transformers' own, one row at a time."""
+    right = type(random_model("gemma2" if "gemma2" in folder.name else "qwen3")).from_pretrained(
+        folder, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        return torch.stack([right.eval()(input_ids=row[None]).logits[0, 0] for row in token_rows]).double()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of the ranks, and the limit of a micro-batch."""
+
+    num_ranks: int
+    shard_size: int | None = None
+    sequence_parallel: int = 1
+    max_tokens: int = 64
+
+
+LAYOUTS = {
+    "one": Layout(1),
+    "small micro-batches": Layout(1, max_tokens=23),
+    "two ranks": Layout(2),
+    "two that share rows": Layout(2, sequence_parallel=2),
+    "two copies": Layout(2, shard_size=1),
+}
+
+
+def laid_out(folder: Path, layout: Layout, context: WorkerContext) -> torch.Tensor:
+    settings = settings_of(folder)
+    parallel = ParallelLayout.of(layout.num_ranks, layout.shard_size, layout.sequence_parallel)
+    engine = replace(settings.engine, layout=parallel, max_tokens_per_micro_batch=layout.max_tokens)
+    worker = RewardModelWorker(context, replace(settings, engine=engine))
+    # The first data rank has more rows than the second.
+    mine = rows()
+    if parallel.num_data_ranks == 2:
+        mine = mine[:3] if context.rank == 0 else mine[3:]
+    return scores_of(worker, batch_of(mine))
+
+
+@pytest.fixture(scope="module")
+def laid_out_scores(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    folder = tmp_path_factory.mktemp("qwen3")
+    random_model("qwen3").save_pretrained(folder)
+    runs = [RankedRun(partial(laid_out, folder, layout), layout.num_ranks) for layout in LAYOUTS.values()]
+    found = {}
+    for (name, layout), ranks in zip(LAYOUTS.items(), run_on_ranks(runs), strict=True):
+        parts = [each for each in ranks if isinstance(each, torch.Tensor)]
+        assert len(parts) == layout.num_ranks
+        if layout.sequence_parallel == 2:
+            assert torch.equal(*parts)
+            parts = parts[:1]
+        found[name] = torch.cat(parts)
+    return expected(folder, rows()), found
+
+
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_scores_are_those_of_a_sequence_classifier(
+    laid_out_scores: tuple[torch.Tensor, dict[str, torch.Tensor]], name: str
+) -> None:
+    right_B, found = laid_out_scores
+    torch.testing.assert_close(found[name], right_B, rtol=1e-5, atol=1e-6)
+    assert right_B.std() > 0.01
+
+
+def test_windows_and_capped_attention_are_those_of_the_model(tmp_path: Path) -> None:
+    folder = tmp_path / "gemma2"
+    random_model("gemma2").save_pretrained(folder)
+    (tmp_path / "group").mkdir()
+    with only_rank(tmp_path / "group") as context:
+        scores_B = scores_of(RewardModelWorker(context, settings_of(folder)), batch_of(rows()))
+    torch.testing.assert_close(scores_B, expected(folder, rows()), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "message"),
+    [(None, f"rewardModel.source: .* has no tensor '{VALUE_WEIGHT}'"), (2, f"'{VALUE_WEIGHT}' in .* has shape")],
+)
+def test_a_model_without_a_head_for_one_score_is_refused(tmp_path: Path, num_labels: int | None, message: str) -> None:
+    folder = tmp_path / "qwen3"
+    random_model("qwen3", num_labels or 1).save_pretrained(folder)
+    if num_labels is None:
+        file = folder / "model.safetensors"
+        save_file({name: each for name, each in load_file(file).items() if name != VALUE_WEIGHT}, file)
+    (tmp_path / "group").mkdir()
+    with only_rank(tmp_path / "group") as context, pytest.raises(ConfigurationError) as raised:
+        RewardModelWorker(context, settings_of(folder))
+    assert raised.match(message.replace("rewardModel.source", "spec.training.model.source"))
+
+
+def test_a_row_beyond_the_models_positions_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "qwen3"
+    random_model("qwen3").save_pretrained(folder)
+    (tmp_path / "group").mkdir()
+    with only_rank(tmp_path / "group") as context:
+        worker = RewardModelWorker(context, settings_of(folder, max_tokens=22))
+        with pytest.raises(RewardError, match=r"rewardModel\.source: .* have 23 .*, and it reads at most 22"):
+            scores_of(worker, batch_of(rows()))
+
+
+def save_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Tokenizer:
+    """One token for each character, and none in front."""
+    backend = Backend(WordLevel({"<pad>": 0, "<end>": 1} | {each: 2 + i for i, each in enumerate(CHARACTERS)}, "?"))
+    backend.pre_tokenizer = Split("", "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<end>")
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+    return Tokenizer(folder)
+
+
+PROMPTS = ("policy:ab", "cd")
+CHATS = ([{"role": "user", "content": "ab"}], None)
+ANSWERS = ("e", "fg")
+
+
+def ids(text: str) -> list[int]:
+    return [2 + CHARACTERS.index(each) for each in text]
+
+
+def test_a_chat_goes_through_the_reward_models_own_template(tmp_path: Path) -> None:
+    found = conversations(save_tokenizer(tmp_path), PROMPTS, CHATS, ANSWERS)
+    assert found == [ids("u:ab;a:e;"), ids("cdfg")]
+
+
+def test_without_a_template_a_chat_is_lines(tmp_path: Path) -> None:
+    found = conversations(save_tokenizer(tmp_path, template=None), PROMPTS, CHATS, ANSWERS)
+    assert found == [ids("ab\ne"), ids("cdfg")]
+
+
+def test_a_chat_that_the_template_does_not_take_is_named(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path, template="{{ raise_exception('only two turns') }}")
+    with pytest.raises(RewardError, match=r"does not take a chat of user, and the response .*only two turns"):
+        conversations(tokenizer, PROMPTS, CHATS, ANSWERS)
+
+
+def test_texts_are_scored_as_the_tokens_that_they_become(tmp_path: Path) -> None:
+    folder = tmp_path / "qwen3"
+    random_model("qwen3").save_pretrained(folder)
+    save_tokenizer(folder)
+    batch = DataProto(objects={PROMPT_TEXTS: PROMPTS, PROMPT_MESSAGES: CHATS, RESPONSE_TEXTS: ANSWERS})
+    (tmp_path / "group").mkdir()
+    with only_rank(tmp_path / "group") as context:
+        scores_B = scores_of(RewardModelWorker(context, settings_of(folder, reads_tokens=False)), batch)
+    right_B = expected(folder, [torch.tensor(ids("u:ab;a:e;")), torch.tensor(ids("cdfg"))])
+    torch.testing.assert_close(scores_B, right_B, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,95 @@
+"""The sums of squared probabilities cost a pass over the vocabulary: they are computed where somebody asks, and what is
+given is what the model says.
+
+Legend: R response tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_testing import covariance_loss
+from rljob_testing.one_rank import only_rank
+from rljob_testing.plain_grpo import plain_model, rollout_of, rows_of
+from rljob_testing.replayed_steps import Replay, ReplayedRun, replayed_run
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.workers.columns import SQUARES
+
+OTB: dict[str, object] = {"advantage": {"type": "OptimalTokenBaseline"}}
+WANTING: dict[str, object] = {"loss": {"type": "Function", "function": {"path": covariance_loss.PATH}}}
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
+    with only_rank(tmp_path_factory.mktemp("rank")) as context:
+        yield context
+
+
+def replay_of(wire: dict[str, object]) -> Replay:
+    """Two updates, so that old log-probabilities are computed whatever the advantage needs."""
+    return Replay(Algorithm.from_wire(wire), num_steps=1, mini_batch_size=2)
+
+
+@dataclass
+class Asked:
+    """Whether each pass was asked for squares."""
+
+    forward: list[bool] = field(default_factory=list)
+    updates: list[bool] = field(default_factory=list)
+
+
+def watched(run: ReplayedRun, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    engine, asked = run.actor.engine, Asked()
+    forward, forward_backward = engine.forward, engine.forward_backward
+
+    def noted_forward(*given: object, with_squares: bool = False) -> object:
+        asked.forward.append(with_squares)
+        return forward(*given, with_squares=with_squares)  # type: ignore[arg-type]
+
+    def noted_update(*given: object, with_squares: bool = False) -> object:
+        asked.updates.append(with_squares)
+        return forward_backward(*given, with_squares=with_squares)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "forward", noted_forward)
+    monkeypatch.setattr(engine, "forward_backward", noted_update)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("wire", "of_old", "of_updates"),
+    [({}, False, False), (OTB, True, False), (WANTING, False, True)],
+    ids=["nobody", "the advantage", "the loss"],
+)
+def test_passes_give_them_to_whom_asks(
+    context: WorkerContext,
+    monkeypatch: pytest.MonkeyPatch,
+    wire: dict[str, object],
+    of_old: bool,
+    of_updates: bool,
+) -> None:
+    run = replayed_run(replay_of(wire), context)
+    asked = watched(run, monkeypatch)
+    found = []
+    compute_logprobs = run.group.compute_logprobs
+    monkeypatch.setattr(run.group, "compute_logprobs", lambda batch: found.append(compute_logprobs(batch)) or found[-1])
+    run.step(0)
+    # The loss has a pass over each mini-batch before its update, which has no use for squares.
+    assert asked.forward == [of_old, *([False, False] if of_updates else [])]
+    assert asked.updates == [of_updates] * 2
+    assert (SQUARES in found[0].result().ragged) is of_old
+
+
+def test_they_are_those_of_the_model(context: WorkerContext) -> None:
+    replay = replace(replay_of(OTB), temperature=0.7)
+    run, model = replayed_run(replay, context), plain_model()
+    column = run.actor.compute_logprobs(rollout_of(replay, 0)).ragged_column(SQUARES)
+    for row, squares_T in zip(rows_of(replay, 0), column.row_tensors(), strict=True):
+        with torch.no_grad():
+            right_R = row.all_logprobs_RV(model, 0.7).exp().square().sum(dim=1)
+        torch.testing.assert_close(squares_T[row.is_response_T], right_R, rtol=1e-5, atol=1e-6)
+        assert not squares_T[~row.is_response_T].any()

@@ -1,0 +1,249 @@
+"""Dynamic sampling: which groups a step takes, where the stream of prompts stands after it, and a batch that is not
+full. Responses lie where nobody can fetch them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
+from rljob_api.v1alpha1.resolved_dynamic_sampling import ResolvedDynamicSampling
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.remote import RemoteBlock, ShardReference
+from rljob_trainer.controller.dynamic_sampling import DynamicSampling, StepRollout, num_fresh_prompts, spread_groups
+from rljob_trainer.controller.rollout_phase import ScoredRollout, sample_seeds
+from rljob_trainer.controller.stop_request import StepAbandonedError
+from rljob_trainer.datasets.cursor import CursorState, PromptCursor
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.errors import BatchNotFullError
+from rljob_trainer.workers.columns import RESPONSE_LENGTHS, SCORES, score_column
+
+GROUP_SIZE = 2
+NUMBERS = "number_in_step"
+FEWER = MaxRoundsPolicy.TRAIN_ON_FEWER
+
+
+@dataclass(frozen=True)
+class Nowhere(ShardReference):
+    """Tokens of a round, on a worker."""
+
+    number: int
+
+    @classmethod
+    def fetch_all(cls, references: Sequence[Self]) -> list[DataProto]:
+        """Always fails the test."""
+        raise AssertionError(f"fetched {references}")
+
+
+@dataclass
+class World:
+    """A dataset of which some prompts have groups that differ, its stream, and a generator of responses to it."""
+
+    num_prompts: int
+    differs: Callable[[int], bool]
+    """By the prompt's row: in the score. In the reward `right`, every third of these does not."""
+    shuffle: bool = False
+    rounds: list[list[int]] = field(default_factory=list)
+    """What was asked for, by rows."""
+
+    def __post_init__(self) -> None:
+        rows = [PromptRow(index, f"p{index}", "", (1,), None, {}) for index in range(self.num_prompts)]
+        self.cursor = PromptCursor(rows, seed=3, shuffle=self.shuffle)
+
+    def generate(self, prompts: Sequence[PromptRow], num_drawn: int) -> ScoredRollout:
+        """Scores 0 and 1 where a group differs, else 0; the tokens stay where they are."""
+        self.rounds.append([prompt.index for prompt in prompts])
+        rows = [prompt.index for prompt in prompts for _ in range(GROUP_SIZE)]
+        scores_B = torch.tensor([float(self.differs(row) and i % GROUP_SIZE) for i, row in enumerate(rows)])
+        right_B = torch.tensor([float(row % 3 > 0) for row in rows]) * scores_B
+        numbers_B = torch.arange(num_drawn, num_drawn + len(prompts)).repeat_interleave(GROUP_SIZE)
+        columns = {RESPONSE_LENGTHS: torch.ones(len(rows), dtype=torch.int64), SCORES: scores_B.double()}
+        columns |= {score_column("right"): right_B.double(), NUMBERS: numbers_B}
+        block = RemoteBlock.of_shard(Nowhere(len(self.rounds)), ["tokens"], len(rows))
+        repeated = tuple(prompt for prompt in prompts for _ in range(GROUP_SIZE))
+        return ScoredRollout(repeated, DataProto(columns, remote=(block,)), {"right": 1.0})
+
+    def filled(
+        self,
+        num_wanted: int,
+        max_rounds: int = 10,
+        policy: MaxRoundsPolicy = MaxRoundsPolicy.FAIL,
+        reward: str | None = None,
+        num_updates: int = 1,
+        num_workers: int = 1,
+    ) -> StepRollout:
+        """The next step's groups."""
+        settings = ResolvedDynamicSampling(max_rounds, policy, reward)
+        sampling = DynamicSampling(settings, self.cursor, GROUP_SIZE, num_wanted // num_updates, num_workers)
+        return sampling.filled(self.cursor.next_batch(num_wanted), 4, self.generate)
+
+
+def rows_of(rollout: ScoredRollout) -> list[int]:
+    """The prompts' rows, one for each group."""
+    found = [prompt.index for prompt in rollout.prompts]
+    assert found[::GROUP_SIZE] == found[1::GROUP_SIZE]
+    return found[::GROUP_SIZE]
+
+
+def test_the_first_groups_that_differ_are_taken_and_the_prompts_behind_them_come_again() -> None:
+    world = World(20, lambda row: row in (1, 4, 5, 6, 7, 11))
+    found = world.filled(4)
+    # One of four is kept; 1.25 x 3 x 4 prompts should do, and a round has at most four.
+    assert world.rounds == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert isinstance(found.rows, ScoredRollout)
+    assert found.everything is not None
+    assert rows_of(found.rows) == [1, 4, 5, 6]
+    assert rows_of(found.everything) == list(range(8))
+    assert found.is_kept_B.tolist() == [True] * 8
+    assert found.rows.batch[NUMBERS].tolist() == [1, 1, 4, 4, 5, 5, 6, 6]
+    assert found.rows.batch.is_remote("tokens")
+    [block] = found.rows.batch.remote
+    assert [block.shards[shard] for shard in block.shard_of_row] == [Nowhere(1)] * 2 + [Nowhere(2)] * 6
+    assert block.row_in_shard.tolist() == [2, 3, 0, 1, 2, 3, 4, 5]
+    assert found.metrics == {
+        "dynamic_sampling/rounds": 2.0,
+        "dynamic_sampling/prompts": 8.0,
+        "dynamic_sampling/kept_fraction": 5 / 8,
+        "dynamic_sampling/surplus_groups": 1.0,
+        "dynamic_sampling/returned_prompts": 1.0,
+        "dynamic_sampling/batch_rewards/mean": 0.5,
+        "dynamic_sampling/batch_rewards/max": 1.0,
+        "dynamic_sampling/batch_rewards/min": 0.0,
+    }
+    assert [row.index for row in world.cursor.next_batch(3)] == [7, 8, 9]
+
+
+def test_a_batch_that_is_full_at_once_takes_one_round() -> None:
+    world = World(8, lambda _row: True)
+    assert world.filled(4).metrics["dynamic_sampling/rounds"] == 1.0
+    assert world.rounds == [[0, 1, 2, 3]]
+    assert [row.index for row in world.cursor.next_batch(1)] == [4]
+
+
+@given(
+    differing=st.lists(st.booleans(), min_size=1, max_size=40).filter(any),
+    batch_sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    num_workers=st.sampled_from([1, 3, 8]),
+    shuffle=st.booleans(),
+)
+def test_a_step_takes_what_drawing_one_by_one_would_and_so_does_a_resumed_one(
+    differing: list[bool], batch_sizes: list[int], num_workers: int, shuffle: bool
+) -> None:
+    world = World(len(differing), lambda row: differing[row], shuffle)
+    slow = World(len(differing), lambda row: differing[row], shuffle)
+    for num_wanted in batch_sizes:
+        expected: list[tuple[int, int]] = []
+        number = 0
+        while len(expected) < num_wanted:
+            [row] = slow.cursor.next_batch(1)
+            expected += [(row.index, number)] if differing[row.index] else []
+            number += 1
+        text = world.cursor.state().model_dump_json(by_alias=True)
+        found = world.filled(num_wanted, max_rounds=10_000, num_workers=num_workers).rows
+        assert isinstance(found, ScoredRollout)
+        assert list(zip(rows_of(found), found.batch[NUMBERS].tolist()[::GROUP_SIZE], strict=True)) == expected
+        resumed = World(len(differing), lambda row: differing[row], shuffle)
+        resumed.cursor.restore(CursorState.model_validate_json(text))
+        again = resumed.filled(num_wanted, max_rounds=10_000, num_workers=1).rows
+        assert isinstance(again, ScoredRollout)
+        assert rows_of(again) == rows_of(found)
+    later = [[row.index for row in each.cursor.next_batch(50)] for each in (world, slow)]
+    assert later[0] == later[1]
+
+
+def test_a_reward_that_is_named_must_differ_too() -> None:
+    # Of `right` row 3 has equal scores; of the sums rows 1 and 2, whatever `right` says.
+    world = World(12, lambda row: row not in (1, 2))
+    found = world.filled(4, reward="right").rows
+    assert isinstance(found, ScoredRollout)
+    assert rows_of(found) == [4, 5, 7, 8]
+
+
+def test_a_batch_that_is_never_full_is_one_clear_error() -> None:
+    world = World(40, lambda row: row == 5)
+    with pytest.raises(BatchNotFullError) as error:
+        world.filled(4, max_rounds=3)
+    assert str(error.value) == (
+        "spec.training.algorithm.dynamicSampling.maxRounds: the batch of step 5 is not full after 3 rounds: 1 of 12 "
+        "groups can be learned from, 4 are needed; in the others all scores are equal (mean score of all responses: "
+        "0.04167, from 0 to 1); take prompts that the model solves now and then, or a reward that tells near misses "
+        "apart, raise rollout.groupSize or maxRounds, or write onMaxRounds: TrainOnFewer"
+    )
+    with pytest.raises(BatchNotFullError, match=r"in the others all scores, or all scores of 'right', are equal"):
+        World(4, lambda _row: False).filled(2, reward="right")
+
+
+def test_fewer_groups_are_spread_over_the_updates_and_others_only_hold_their_places() -> None:
+    world = World(40, lambda row: row in (2, 3, 9))
+    found = world.filled(4, max_rounds=3, policy=FEWER, num_updates=2)
+    assert isinstance(found.rows, ScoredRollout)
+    assert rows_of(found.rows) == [2, 9, 3, 0]
+    assert found.is_kept_B.tolist() == [True] * 6 + [False] * 2
+    assert found.metrics["dynamic_sampling/returned_prompts"] == 0.0
+    assert [row.index for row in world.cursor.next_batch(1)] == [12]
+    nothing = World(40, lambda _row: False).filled(4, max_rounds=2, policy=FEWER)
+    assert not nothing.is_kept_B.any()
+    assert nothing.metrics["dynamic_sampling/kept_fraction"] == 0.0
+
+
+@given(num_updates=st.integers(1, 5), groups_per_update=st.integers(1, 5), data=st.data())
+def test_updates_differ_by_one_kept_group_at_most(
+    num_updates: int, groups_per_update: int, data: st.DataObject
+) -> None:
+    num_wanted = num_updates * groups_per_update
+    num_kept = data.draw(st.integers(0, num_wanted))
+    is_kept_G = torch.zeros(num_wanted + data.draw(st.integers(0, 9)), dtype=torch.bool)
+    is_kept_G[torch.tensor(data.draw(st.permutations(range(len(is_kept_G))))[:num_kept], dtype=torch.int64)] = True
+    taken = spread_groups(is_kept_G, num_wanted, groups_per_update)
+    assert len(set(taken.tolist())) == num_wanted
+    by_update = is_kept_G[taken].view(num_updates, groups_per_update).sum(dim=1).tolist()
+    assert sum(by_update) == num_kept
+    assert max(by_update) - min(by_update) <= 1
+
+
+def test_a_stop_between_rounds_ends_the_step() -> None:
+    world = World(40, lambda row: row == 5)
+
+    def stops(prompts: Sequence[PromptRow], num_drawn: int) -> ScoredRollout:
+        if num_drawn:
+            raise StepAbandonedError
+        return world.generate(prompts, num_drawn)
+
+    sampling = DynamicSampling(ResolvedDynamicSampling(), world.cursor, GROUP_SIZE, 4, 1)
+    with pytest.raises(StepAbandonedError):
+        sampling.filled(world.cursor.next_batch(4), 0, stops)
+    assert len(world.rounds) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_wanted", "num_kept", "num_drawn", "multiple", "expected"),
+    [
+        (32, 0, 32, 1, 32),
+        (32, 1, 32, 1, 32),
+        (32, 24, 32, 1, 14),  # 8 are missing, 3 of 4 are kept: 10.7, and a quarter more 13.3
+        (32, 31, 32, 1, 2),
+        (32, 31, 64, 1, 3),
+        (32, 24, 32, 4, 16),
+        (6, 5, 6, 4, 4),
+        (6, 1, 6, 3, 6),
+    ],
+)
+def test_a_round_draws_what_should_fill_the_batch(
+    num_wanted: int, num_kept: int, num_drawn: int, multiple: int, expected: int
+) -> None:
+    assert num_fresh_prompts(num_wanted, num_kept, num_drawn, multiple) == expected
+
+
+@given(num_before=st.integers(0, 300), count=st.integers(1, 300), step=st.integers(0, 1000))
+def test_a_response_has_the_same_seed_in_whatever_round_it_is(num_before: int, count: int, step: int) -> None:
+    whole = sample_seeds(7, 0, step, num_before + count)
+    assert torch.equal(sample_seeds(7, 0, step, num_before), whole[:num_before])
+    # Of 600 numbers below 2^31 two are equal by chance in one of 12,000 draws; a second round's are no repetition.
+    assert len(set(whole.tolist())) >= math.floor(0.99 * len(whole))

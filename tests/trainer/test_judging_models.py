@@ -1,0 +1,176 @@
+"""Which critics and reward models a job is refused with before Ray is started, and how a reward model is asked."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from rljob_api.v1alpha1.job import RLJob
+from rljob_testing.joined_groups import Done
+from rljob_testing.scoring_folder import POLICY, change_json, save_scoring_model
+from rljob_testing.training_runs import small_job
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.critic_model import critic_model
+from rljob_trainer.controller.reward_model import scoring_model
+from rljob_trainer.controller.rollout_phase import ModelReward, RolloutPhase
+from rljob_trainer.controller.stop_request import StopRequest
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.workers.columns import (
+    IS_TRUNCATED,
+    PROMPT_MESSAGES,
+    PROMPT_TEXTS,
+    RESPONSE_LENGTHS,
+    RESPONSE_TEXTS,
+    SCORES,
+    TOKENS,
+    score_column,
+)
+
+CHAT = PromptRow(0, "1>", "1>", (3,), None, {}, ({"role": "user", "content": "1>"},))
+FIELD = r"spec\.training\.rewards\[0\]\.rewardModel\.source: "
+
+
+def with_other_token(folder: Path) -> Path:
+    """Its tokenizer has another text for one of the digits."""
+    file = folder / "tokenizer.json"
+    text = file.read_text()
+    assert '"7"' in text
+    file.write_text(text.replace('"7"', '"x"'))
+    return folder
+
+
+def reward_job(source: Path) -> RLJob:
+    reward = {"type": "RewardModel", "rewardModel": {"source": str(source)}}
+    return RLJob.from_wire(small_job(rewards=[reward]))
+
+
+def asked(source: Path, prompt: PromptRow = CHAT, longest: int = 8) -> bool:
+    """Whether it is given tokens."""
+    spec = reward_job(source).spec
+    rows = (prompt, PromptRow(1, "", "", (3,) * longest, None, {}))
+    found = scoring_model(spec, POLICY, rows, ParallelLayout.of(1), source.parent, source.parent)
+    assert found is not None
+    assert found.settings.reward == "score"
+    return found.settings.reads_tokens
+
+
+def test_a_model_with_the_policys_tokens_is_given_them(tmp_path: Path) -> None:
+    assert asked(save_scoring_model(tmp_path / "same"))
+    assert not asked(with_other_token(save_scoring_model(tmp_path / "other")))
+
+
+def test_a_causal_model_needs_only_a_head_in_its_files(tmp_path: Path) -> None:
+    classifier = save_scoring_model(
+        tmp_path / "a", architectures=["Qwen3ForSequenceClassification"], id2label={"0": "good"}
+    )
+    assert asked(classifier)
+    assert asked(save_scoring_model(tmp_path / "b", architectures=["Qwen3ForCausalLM"]))
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "config", "message"),
+    [
+        (2, {}, rf"{FIELD}the head of .* \(score\.weight\) gives 2 numbers, and a score is one; choose"),
+        (
+            1,
+            {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "a", "1": "b", "2": "c"}},
+            rf"{FIELD}.* is a classifier of 3 labels \(config\.json\), and a score is one number",
+        ),
+        (None, {}, rf"{FIELD}.* has no tensor 'score\.weight', the head that gives scores; choose a model"),
+        (1, {"model_type": "deberta-v2"}, rf"{FIELD}.* holds no causal language model"),
+        (1, {"max_position_embeddings": 15}, rf"{FIELD}with the longest prompt \(8 tokens\) .* 16 tokens, and .* 15"),
+    ],
+)
+def test_a_model_that_gives_no_score_is_refused_by_its_field(
+    tmp_path: Path, num_labels: int | None, config: dict[str, object], message: str
+) -> None:
+    folder = save_scoring_model(tmp_path / "model", num_labels=num_labels, **config)
+    with pytest.raises(ConfigurationError, match=message):
+        asked(folder)
+
+
+def test_a_template_that_does_not_take_the_prompts_is_refused(tmp_path: Path) -> None:
+    folder = with_other_token(save_scoring_model(tmp_path / "model"))
+    change_json(folder / "tokenizer_config.json", chat_template="{{ raise_exception('no system') }}")
+    with pytest.raises(ConfigurationError, match=rf"{FIELD}.*does not take a chat of user.*no system"):
+        asked(folder)
+
+
+def test_a_critic_with_other_tokens_is_refused(tmp_path: Path) -> None:
+    folder = with_other_token(save_scoring_model(tmp_path / "critic"))
+    critic = {"model": {"source": str(folder)}}
+    spec = RLJob.from_wire(small_job(algorithm={"type": "PPO"}, critic=critic)).spec
+    with pytest.raises(
+        ConfigurationError,
+        match=r"spec\.training\.critic\.model\.source: .* has other tokens than the policy \(such as '[7x]'\)",
+    ):
+        critic_model(spec, POLICY, 5, ParallelLayout.of(1), tmp_path, tmp_path)
+
+
+class Group:
+    """Four responses; functions give 1 to each, the model the first token of what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []
+
+    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
+        del sampling, syncs
+        lengths_B = torch.tensor([1, 6, 2, 5, 3][: len(batch)])
+        return DataProto(
+            {RESPONSE_LENGTHS: lengths_B, IS_TRUNCATED: lengths_B > 9, TOKENS: torch.arange(len(batch))},
+            objects={RESPONSE_TEXTS: tuple("abcde"[: len(batch)])},
+        )
+
+    def start_scoring(self, batch: DataProto) -> Done[DataProto]:
+        assert PROMPT_MESSAGES not in batch
+        return Done(batch.only([RESPONSE_LENGTHS]))
+
+    def finish_scoring(self, started: DataProto) -> DataProto:
+        return DataProto({score_column("one"): torch.ones(len(started), dtype=torch.float64)})
+
+    def response_texts(self, batch: DataProto) -> DataProto:
+        return batch
+
+    def compute_scores(self, batch: DataProto) -> Done[DataProto]:
+        assert set(batch.column_names()) == {TOKENS, PROMPT_TEXTS}
+        self.given.append(batch[TOKENS].tolist())
+        return Done(DataProto({score_column("model"): batch[TOKENS].double()}))
+
+    def take_seconds(self) -> Metrics:
+        return {}
+
+    def take_memory(self) -> Metrics:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_rows", "given"), [(1, 4, [0, 1, 2, 3]), (2, 4, [1, 0, 3, 2]), (2, 5, [0, 1, 2, 3, 4])]
+)
+def test_rows_are_dealt_out_evenly_and_scores_come_back_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, num_ranks: int, num_rows: int, given: list[int]
+) -> None:
+    """6 and 1, 5 and 2 tokens. Rows that do not divide go as they come."""
+    monkeypatch.setattr("rljob_trainer.controller.rollout_phase.stored", lambda batch: batch)
+    group = Group()
+    model = ModelReward(group, (TOKENS, PROMPT_TEXTS), num_ranks)
+    weights = {"one": 0.5, "model": 2.0}
+    phase = RolloutPhase(group, group, weights, PhaseTimer(time.perf_counter), StopRequest(), model)
+    prompts = [PromptRow(index, "p", "p", (1, 2), "", {}) for index in range(num_rows)]
+    seeds = torch.zeros(num_rows, dtype=torch.int64)
+    rollout = phase.run(prompts, 1, SamplingSettings(1.0, 1.0, 0, 8, ()), seeds)
+    assert sorted(group.given[0]) == list(range(num_rows))
+    if num_ranks == 2 and num_rows == 4:
+        halves = {frozenset(group.given[0][:2]), frozenset(group.given[0][2:])}
+        assert halves == {frozenset(given[:2]), frozenset(given[2:])}
+    else:
+        assert group.given[0] == given
+    assert rollout.batch[SCORES].tolist() == [0.5 + 2.0 * index for index in range(num_rows)]
+    assert rollout.named_rewards_B["model"].tolist() == list(range(num_rows))

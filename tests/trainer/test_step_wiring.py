@@ -1,0 +1,230 @@
+"""What a step asks of generator, rewards and actor, and which rows of it reach advantages and update: by hand.
+
+Nothing is generated or trained: the groups are fakes that note what they are given. Legend: B responses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_testing.joined_groups import Done
+from rljob_trainer.algorithms.interfaces import AdvantageEstimator, ResponseInputs
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.controller.rollout_phase import RolloutPhase
+from rljob_trainer.controller.stop_request import StopRequest
+from rljob_trainer.controller.training_step import StepPlan, TrainingStep
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, GenerationRequest, SamplingSettings
+from rljob_trainer.observability.metrics import REWARD_MAX, REWARD_MEAN, Metrics
+from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.workers.columns import (
+    ADVANTAGES,
+    ANSWERS,
+    IS_GREEDY,
+    IS_LEARNED,
+    PROMPT_TOKEN_IDS,
+    RESPONSE_LENGTHS,
+    SAMPLE_SEEDS,
+    TOKENS,
+    score_column,
+)
+from rljob_trainer.workers.rollout import RolloutWorker, rollout_columns
+
+SAMPLING = SamplingSettings(0.7, 0.9, 5, 8, ("stop",))
+PROMPTS = [PromptRow(index, f"p{index}", f"p{index}", (index, 9), f"answer {index}", {}) for index in range(3)]
+
+
+@dataclass
+class Generator:
+    """Responses of two tokens each; of row i the tokens are i."""
+
+    requests: list[DataProto] = field(default_factory=list)
+
+    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
+        assert sampling == SAMPLING
+        assert syncs
+        self.requests.append(batch)
+        prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
+        return rollout_columns(prompts, [finished(str(row), row) for row in range(len(prompts))])
+
+
+@dataclass
+class Rewards:
+    """Those that it was told, row by row."""
+
+    scores: dict[str, Sequence[float]]
+    asked: list[DataProto] = field(default_factory=list)
+
+    def start_scoring(self, batch: DataProto) -> Done[DataProto]:
+        self.asked.append(batch)
+        columns = {name: torch.tensor(each, dtype=torch.float64) for name, each in self.scores.items()}
+        return Done(DataProto({score_column(name): each for name, each in columns.items()}))
+
+    def finish_scoring(self, started: DataProto) -> DataProto:
+        return started
+
+
+@dataclass
+class Actor:
+    """Learns nothing."""
+
+    updates: list[DataProto] = field(default_factory=list)
+
+    def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> Done[Metrics]:
+        del step, kl_coefficient
+        self.updates.append(batch)
+        return Done({})
+
+
+def finished(request_id: str, token: int) -> FinishedSequence:
+    return FinishedSequence(request_id, (token, token), (-1.0, -1.0), (0, 0), f"text {token}", FinishReason.STOP)
+
+
+@dataclass
+class Step:
+    """A training step on the fakes."""
+
+    generator: Generator
+    rewards: Rewards
+    actor: Actor
+    step: TrainingStep
+
+
+def step_of(wire: dict[str, object], weights: dict[str, float], scores: dict[str, Sequence[float]]) -> Step:
+    """Two responses to each prompt."""
+    generator, rewards, actor, timer = Generator(), Rewards(scores), Actor(), PhaseTimer(time.perf_counter)
+    plan = StepPlan(
+        algorithm=resolve_algorithm(Algorithm.from_wire(wire)),
+        sampling=SAMPLING,
+        group_size=2,
+        has_single_update=True,
+        seed=0,
+        num_data_ranks=1,
+        num_critic_ranks=1,
+        critic_warmup_steps=0,
+        rows_per_update=2 * len(PROMPTS),
+        has_dropout=False,
+        sync_every_steps=1,
+    )
+    phase = RolloutPhase(generator, rewards, weights, timer, StopRequest())
+    return Step(generator, rewards, actor, TrainingStep(plan, phase, actor, None, None, timer))
+
+
+@pytest.fixture(autouse=True)
+def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no object store."""
+    monkeypatch.setattr("rljob_trainer.controller.rollout_phase.stored", lambda batch: batch)
+
+
+def test_remax_has_a_greedy_response_to_each_prompt_and_does_not_learn_from_it() -> None:
+    found = step_of({"type": "ReMax"}, {"score": 2.0}, {"score": [1, 2, 3, 4, 5, 6, 0.5, 1.5, 2.5]})
+    rollout, metrics = found.step.run(PROMPTS, 0)
+    [request] = found.generator.requests
+    assert [row.tolist() for row in request.ragged_column(PROMPT_TOKEN_IDS).row_tensors()] == [
+        *([[0, 9]] * 2 + [[1, 9]] * 2 + [[2, 9]] * 2),
+        *([0, 9], [1, 9], [2, 9]),
+    ]
+    assert request[IS_GREEDY].tolist() == [False] * 6 + [True] * 3
+    assert request[SAMPLE_SEEDS][6:].tolist() == [0, 0, 0]
+    assert len(set(request[SAMPLE_SEEDS][:6].tolist())) == 6
+    [asked] = found.rewards.asked
+    assert asked.object_column(ANSWERS)[6:] == ("answer 0", "answer 1", "answer 2")
+    assert len(rollout.prompts) == len(rollout.batch) == 6
+    assert rollout.greedy_rewards_B is not None
+    assert rollout.greedy_rewards_B.tolist() == [1, 1, 3, 3, 5, 5]
+    # Of the responses that are learned from alone.
+    assert (metrics[REWARD_MEAN], metrics[REWARD_MAX]) == (7, 12)
+    [update] = found.actor.updates
+    assert [row.tolist()[2:] for row in update.ragged_column(TOKENS).row_tensors()] == [[row, row] for row in range(6)]
+    assert update[ADVANTAGES].tolist() == [2 - 1, 4 - 1, 6 - 3, 8 - 3, 10 - 5, 12 - 5]
+
+
+def test_others_have_no_greedy_responses() -> None:
+    found = step_of({}, {"score": 1.0}, {"score": [0, 1] * 3})
+    rollout, _ = found.step.run(PROMPTS, 0)
+    [request] = found.generator.requests
+    assert IS_GREEDY not in request
+    assert len(request) == 6
+    assert rollout.greedy_rewards_B is None
+
+
+def test_the_generator_is_greedy_in_the_rows_that_say_so() -> None:
+    class Engine:
+        memory = None
+
+        def generate(self, requests: Sequence[GenerationRequest]) -> dict[str, FinishedSequence]:
+            self.requests = list(requests)
+            return {each.request_id: finished(each.request_id, 1) for each in self.requests}
+
+    engine = Engine()
+    worker = RolloutWorker(WorkerContext(0, 1, 0, 0, "", 0, "cpu", 1), lambda: engine, 1)  # type: ignore[arg-type,return-value]
+    rows = DataProto(
+        {SAMPLE_SEEDS: torch.tensor([3, 0]), IS_GREEDY: torch.tensor([False, True])},
+        ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows([[1], [1]], torch.int64)},
+    )
+    worker.generate(rows, SAMPLING)
+    assert [each.sampling for each in engine.requests] == [SAMPLING, SamplingSettings(0.0, 1.0, 0, 8, ("stop",))]
+    assert [each.seed for each in engine.requests] == [3, 0]
+
+
+# The second prompt's totals are equal, and its group is left out, though each of its rewards tells the two apart.
+NAMED = {"right": [1.0, 0.0, 0.5, 0.0, 0.0, 0.0], "form": [0.0, 1.0, 0.0, 1.0, 1.0, 0.0]}
+WEIGHTS = {"right": 1.0, "form": 0.5}
+GDPO: dict[str, object] = {"advantage": {"type": "GDPO"}, "dropZeroVarianceGroups": True}
+
+
+def test_gdpo_gets_each_reward_of_the_groups_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = step_of(GDPO, WEIGHTS, NAMED)
+    seen: list[ResponseInputs] = []
+
+    def watched(inputs: ResponseInputs) -> torch.Tensor:
+        seen.append(inputs)
+        return torch.zeros_like(inputs.rewards_B)
+
+    named = AdvantageEstimator("watched", for_responses=watched, needs=found.step.advantages.needs)
+    monkeypatch.setattr(found.step, "advantages", named)
+    found.step.run(PROMPTS, 0)
+    [inputs] = seen
+    assert inputs.rewards_B.tolist() == [1.0, 0.5, 0.5, 0.0]
+    assert inputs.groups_B.tolist() == [0, 0, 2, 2]
+    named_rewards = {name: each.tolist() for name, each in inputs.named_rewards.items()}
+    assert named_rewards == {"right": [1.0, 0.0, 0.0, 0.0], "form": [0.0, 1.0, 1.0, 0.0]}
+    assert inputs.reward_weights == WEIGHTS
+    assert inputs.lengths_B.tolist() == [2] * 4
+
+
+def test_gdpo_by_hand() -> None:
+    """Each reward of a group of two that tells them apart is 1 / sqrt(2) to both sides; so are the sums then, by their
+    weights 1 - 1/2 and 1/2: alike, and whitened over 8 tokens 1 / sqrt(8 / 7)."""
+    found = step_of(GDPO, WEIGHTS, NAMED)
+    rollout, _ = found.step.run(PROMPTS, 0)
+    assert rollout.rewards_B.tolist() == [1.0, 0.5, 0.5, 0.5, 0.5, 0.0]
+    [update] = found.actor.updates
+    size = (7 / 8) ** 0.5
+    assert update[ADVANTAGES].tolist() == pytest.approx([size, -size, 0, 0, size, -size], abs=1e-5)
+    assert update[IS_LEARNED].tolist() == [True, True, False, False, True, True]
+    assert rollout.batch[RESPONSE_LENGTHS].tolist() == [2] * 6
+
+
+def test_one_reward_is_not_given_by_name_to_whom_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = step_of({}, WEIGHTS, NAMED)
+    seen: list[ResponseInputs] = []
+    estimator = found.step.advantages.for_responses
+    assert estimator is not None
+
+    def watched(inputs: ResponseInputs) -> torch.Tensor:
+        seen.append(inputs)
+        return estimator(inputs)
+
+    monkeypatch.setattr(found.step, "advantages", AdvantageEstimator("watched", for_responses=watched))
+    found.step.run(PROMPTS, 0)
+    assert (seen[0].named_rewards, seen[0].reward_weights, seen[0].greedy_rewards_B) == ({}, {}, None)

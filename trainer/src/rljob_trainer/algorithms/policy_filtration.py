@@ -1,0 +1,56 @@
+"""Policy filtration: which responses are drawn for a step's updates, by their scores.
+
+Source: Zhang et al. 2024, arXiv 2409.06957, which compares responses to the same prompt (`scope: Group`). The weights
+are those of verl 0.9.1 (`compute_pf_ppo_reweight_data`), which compares all of a batch (`scope: Batch`).
+
+Legend: B responses of a step, S those that are compared with each other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
+
+HIGHEST_WEIGHT, OTHER_WEIGHT = 0.4, 0.1
+"""With MaxRandom."""
+
+
+def filtration_weights(scores_S: Tensor, filtration: PolicyFiltration) -> Tensor:
+    """[S] float64: how likely each is to be drawn, to any scale; not all 0. `scores_S` are at least one, `filtration`
+    is resolved."""
+    scores_S = scores_S.double()
+    is_highest_S = scores_S == scores_S.max()
+    match filtration.type:
+        case PolicyFiltrationType.NONE:
+            return torch.ones_like(scores_S)
+        case PolicyFiltrationType.POWER:
+            sizes_S = scores_S.abs()
+            if not sizes_S.any():
+                return torch.ones_like(scores_S)
+            # By the largest, so that nothing overflows. verl adds 1e-8 to every weight; here what is 0 is never drawn.
+            assert filtration.exponent is not None, "the resolved form has it"
+            return (sizes_S / sizes_S.max()).pow(filtration.exponent)
+        case PolicyFiltrationType.MAX_MIN:
+            return (is_highest_S | (scores_S == scores_S.min())).double()
+        case PolicyFiltrationType.MAX_RANDOM:
+            return torch.full_like(scores_S, OTHER_WEIGHT).masked_fill(is_highest_S, HIGHEST_WEIGHT)
+
+
+def drawn_rows(
+    scores_B: Tensor, groups_B: Tensor, is_learned_B: Tensor, filtration: PolicyFiltration, uniform_B: Tensor
+) -> Tensor:
+    """[B] int64: for each row the one that is learned from in its place. A row that is not learned from stays, and is
+    drawn for no other. `groups_B` are equal for responses to the same prompt; `uniform_B`, float64 from 0 to below 1,
+    is all the chance there is."""
+    drawn_B = torch.arange(len(scores_B))
+    scopes_B = groups_B if filtration.scope is FiltrationScope.GROUP else torch.zeros_like(groups_B)
+    for scope in scopes_B[is_learned_B].unique():
+        rows_S = (is_learned_B & (scopes_B == scope)).nonzero()[:, 0]
+        weights_S = filtration_weights(scores_B[rows_S], filtration)
+        is_possible_S = weights_S > 0
+        sums_P = weights_S[is_possible_S].cumsum(0)
+        found_S = torch.searchsorted(sums_P, uniform_B[rows_S] * sums_P[-1], right=True).clamp(max=len(sums_P) - 1)
+        drawn_B[rows_S] = rows_S[is_possible_S][found_S]
+    return drawn_B

@@ -1,0 +1,162 @@
+"""Dynamic sampling: groups whose scores are all equal are replaced by those of fresh prompts, in rounds, until the
+batch is full.
+
+A step takes the first groups with different scores, in the order in which their prompts stand in the data, and the
+prompts behind the last of them are given back to the stream. So what a step learns from, and where the stream stands
+after it, is as if prompts had been drawn one by one; how many are drawn in a round matters to the time alone.
+
+Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2 and equation 11.
+
+Legend: G groups (prompts) of all rounds of a step, B responses of the batch (batch size x group size).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
+from rljob_api.v1alpha1.resolved_dynamic_sampling import ResolvedDynamicSampling
+from rljob_trainer.algorithms.advantages import zero_variance_mask
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.rollout_phase import ScoredRollout, UnscoredRollout
+from rljob_trainer.datasets.cursor import PromptCursor
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.errors import BatchNotFullError
+from rljob_trainer.observability.metrics import (
+    SAMPLING_KEPT,
+    SAMPLING_PROMPTS,
+    SAMPLING_RETURNED,
+    SAMPLING_REWARD_PREFIX,
+    SAMPLING_ROUNDS,
+    SAMPLING_SURPLUS,
+    spread,
+)
+
+MARGIN = 1.25
+"""Of prompts in a further round over those that should do: without it about every other such round would fall short,
+and a round takes as long as its longest response, however few prompts it has."""
+
+Generate = Callable[[Sequence[PromptRow], int], ScoredRollout]
+"""Scored responses to these prompts, of which so many others were drawn before in the same step."""
+
+
+@dataclass(frozen=True)
+class StepRollout:
+    """What a step learns from."""
+
+    rows: UnscoredRollout | ScoredRollout
+    """B responses, those of a group side by side."""
+    is_kept_B: torch.Tensor
+    """bool: the response's group counts."""
+    everything: ScoredRollout | None = None
+    """With the groups that have no place in the batch; None where there are no others."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class DynamicSampling:
+    """Fills the batches of a run. `cursor` is the stream that the first prompts of a step come from."""
+
+    def __init__(
+        self,
+        settings: ResolvedDynamicSampling,
+        cursor: PromptCursor[PromptRow],
+        group_size: int,
+        groups_per_update: int,
+        num_data_ranks: int,
+    ) -> None:
+        self.settings = settings
+        self.cursor = cursor
+        self.group_size = group_size
+        self.groups_per_update = groups_per_update
+        self.multiple = num_data_ranks // math.gcd(num_data_ranks, group_size)
+        """Prompts whose responses spread evenly over the workers."""
+
+    def filled(self, prompts: Sequence[PromptRow], step: int, generate: Generate) -> StepRollout:
+        """As many groups with different scores as `prompts`, which are the first to be asked.
+
+        Raises BatchNotFullError where there are too few after the last round and the job says so; whatever `generate`
+        raises. Only where it returns does the stream stand where the next step begins."""
+        num_wanted, num_rounds = len(prompts), 1
+        everything = generate(prompts, 0)
+        is_kept_G = self._is_kept(everything)
+        while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < self.settings.max_rounds:
+            num_fresh = num_fresh_prompts(num_wanted, num_kept, len(is_kept_G), self.multiple)
+            found = generate(self.cursor.next_batch(num_fresh), len(is_kept_G))
+            everything = _joined(everything, found)
+            is_kept_G = torch.cat([is_kept_G, self._is_kept(found)])
+            num_rounds += 1
+        num_returned = 0
+        if num_kept >= num_wanted:
+            taken = is_kept_G.nonzero().flatten()[:num_wanted]
+            num_returned = len(is_kept_G) - 1 - int(taken[-1])
+            self.cursor.give_back(num_returned)
+        elif self.settings.on_max_rounds is MaxRoundsPolicy.FAIL:
+            raise BatchNotFullError(self._not_full(step, num_wanted, is_kept_G, everything))
+        else:
+            taken = spread_groups(is_kept_G, num_wanted, self.groups_per_update)
+        batch = _at_groups(everything, taken, self.group_size)
+        return StepRollout(
+            batch,
+            is_kept_G[taken].repeat_interleave(self.group_size),
+            everything,
+            {
+                SAMPLING_ROUNDS: float(num_rounds),
+                SAMPLING_PROMPTS: float(len(is_kept_G)),
+                SAMPLING_KEPT: num_kept / len(is_kept_G),
+                SAMPLING_SURPLUS: float(max(0, num_kept - num_wanted)),
+                SAMPLING_RETURNED: float(num_returned),
+                **spread(SAMPLING_REWARD_PREFIX, batch.rewards_B.tolist()),
+            },
+        )
+
+    def _is_kept(self, rollout: ScoredRollout) -> torch.Tensor:
+        """[groups of this rollout] bool: scores differ, and so do those of the reward that the job names."""
+        groups_B = torch.arange(len(rollout.prompts)) // self.group_size
+        is_equal_B = zero_variance_mask(rollout.rewards_B, groups_B)
+        if self.settings.reward is not None:
+            is_equal_B = is_equal_B | zero_variance_mask(rollout.named_rewards_B[self.settings.reward], groups_B)
+        return ~is_equal_B[:: self.group_size]
+
+    def _not_full(self, step: int, num_wanted: int, is_kept_G: torch.Tensor, everything: ScoredRollout) -> str:
+        by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""
+        return (
+            f"spec.training.algorithm.dynamicSampling.maxRounds: the batch of step {step + 1} is not full after "
+            f"{self.settings.max_rounds} rounds: {int(is_kept_G.sum())} of {len(is_kept_G)} groups can be learned "
+            f"from, {num_wanted} are needed; in the others all scores{by_name} are equal (mean score of all responses: "
+            f"{float(everything.rewards_B.mean()):.4g}, from {float(everything.rewards_B.min()):.4g} to "
+            f"{float(everything.rewards_B.max()):.4g}); take prompts that the model solves now and then, or a reward "
+            "that tells near misses apart, raise rollout.groupSize or maxRounds, or write onMaxRounds: TrainOnFewer"
+        )
+
+
+def num_fresh_prompts(num_wanted: int, num_kept: int, num_drawn: int, multiple: int) -> int:
+    """Prompts of the next round: as many as should fill a batch of `num_wanted` groups if the share that is kept stays
+    what it was, and a margin, rounded up to the multiple; at most as many as the batch has, and as many as that where
+    none was kept so far."""
+    if not num_kept:
+        return num_wanted
+    expected = math.ceil(MARGIN * (num_wanted - num_kept) * num_drawn / num_kept)
+    return min(num_wanted, -(-expected // multiple) * multiple)
+
+
+def spread_groups(is_kept_G: torch.Tensor, num_wanted: int, groups_per_update: int) -> torch.Tensor:
+    """[num_wanted] int64: all groups that are kept, and others in the places that are left, so that the numbers of kept
+    groups of any two updates differ by at most one. Every `groups_per_update` in a row are an update."""
+    taken = torch.cat([is_kept_G.nonzero().flatten(), (~is_kept_G).nonzero().flatten()])[:num_wanted]
+    return taken.view(groups_per_update, -1).T.flatten()
+
+
+def _joined(first: ScoredRollout, second: ScoredRollout) -> ScoredRollout:
+    return ScoredRollout(
+        (*first.prompts, *second.prompts), DataProto.concat([first.batch, second.batch]), first.weights
+    )
+
+
+def _at_groups(rollout: ScoredRollout, groups: torch.Tensor, group_size: int) -> ScoredRollout:
+    rows_B = (groups[:, None] * group_size + torch.arange(group_size)).flatten()
+    prompts = tuple(rollout.prompts[row] for row in rows_B.tolist())
+    return ScoredRollout(prompts, rollout.batch.rows(rows_B), rollout.weights)

@@ -1,0 +1,130 @@
+"""The model among a job's rewards: whether it can be used, and how it is asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig
+
+from rljob_api.v1alpha1.model import Model
+from rljob_api.v1alpha1.reward import Reward, RewardModel
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_trainer.controller.engine_settings import reward_model_engine
+from rljob_trainer.controller.job_checks import check_layouts, check_vocabulary
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.model import read_config
+from rljob_trainer.engines.train.value_head import VALUE_WEIGHT
+from rljob_trainer.engines.train.weight_loading import WeightFiles
+from rljob_trainer.errors import ConfigurationError, RewardError, about_field
+from rljob_trainer.models.source import ModelPlace, controller_model
+from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.source_paths import looks_local
+from rljob_trainer.workers.factories import POLICY_FIELD, REWARD_MODEL
+from rljob_trainer.workers.reward_model import RewardModelSettings, conversations
+
+log = logging.getLogger(__name__)
+
+CLASSIFIER = "ForSequenceClassification"
+"""End of the names of transformers' classes for such models."""
+
+
+@dataclass(frozen=True)
+class ScoringModel:
+    """A reward model as the workers need to know it."""
+
+    place: ModelPlace
+    settings: RewardModelSettings
+
+
+def model_reward(spec: RLJobSpec) -> tuple[str, Reward, RewardModel] | None:
+    """The reward of type RewardModel and its place in the job, if there is one."""
+    for index, reward in enumerate(spec.training.rewards):
+        if reward.reward_model is not None:
+            return f"spec.training.rewards[{index}].rewardModel.", reward, reward.reward_model
+    return None
+
+
+def scoring_model(
+    spec: RLJobSpec,
+    policy_folder: Path,
+    prompts: Sequence[PromptRow],
+    layout: ParallelLayout,
+    cache_folder: Path,
+    job_folder: Path,
+) -> ScoringModel | None:
+    """None for a job without one. Raises ConfigurationError for a model that cannot be read, has no head for scores or
+    one of several labels, does not divide over its GPUs, or has a chat template that does not take the prompts."""
+    found = model_reward(spec)
+    if found is None:
+        return None
+    field, reward, named = found
+    log.info("reward model: %s", named.source)
+    with about_field(field, POLICY_FIELD):
+        folder, place = controller_model(Model(source=named.source, revision=named.revision), cache_folder, job_folder)
+        config = read_config(folder)
+        _check_labels(config, named.source)
+        if looks_local(named.source, job_folder):
+            _check_head(folder)
+        check_layouts(folder, {REWARD_MODEL: layout})
+        policy, mine = Tokenizer(policy_folder), Tokenizer(folder)
+        reads_tokens = policy.vocabulary() == mine.vocabulary() and policy.chat_template == mine.chat_template
+        longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+        if reads_tokens:
+            check_vocabulary(folder, max(max(prompt.token_ids) for prompt in prompts))
+            _check_positions(spec, named.source, longest, max(len(prompt.token_ids) for prompt in prompts))
+        else:
+            log.info("reward model: its tokenizer or chat template is not the policy's; texts are tokenised anew")
+            _check_conversations(mine, prompts)
+    # The dtype is known once Auto is settled.
+    engine = reward_model_engine(spec, torch.float32, layout)
+    return ScoringModel(place, RewardModelSettings(engine, reward.name, field, reads_tokens, longest))
+
+
+def _check_positions(spec: RLJobSpec, source: str, limit: int | None, longest_prompt: int) -> None:
+    longest = longest_prompt + spec.training.rollout.max_new_tokens
+    if limit is not None and longest > limit:
+        raise ConfigurationError(
+            f"{POLICY_FIELD}source: with the longest prompt ({longest_prompt} tokens) and rollout.maxNewTokens a row "
+            f"may have {longest} tokens, and {source} reads at most {limit} (max_position_embeddings); shorten "
+            "prompts or responses, or choose another model"
+        )
+
+
+def _check_labels(config: PreTrainedConfig, source: str) -> None:
+    """Of a model that says it is a classifier; what another one has is seen in its files."""
+    architecture = next(iter(config.architectures or ()), "")
+    if architecture.endswith(CLASSIFIER) and config.num_labels != 1:
+        raise ConfigurationError(
+            f"{POLICY_FIELD}source: {source} is a classifier of {config.num_labels} labels (config.json), and a score "
+            "is one number; choose a model with one label"
+        )
+
+
+def _check_head(folder: Path) -> None:
+    with WeightFiles(folder) as files:
+        if VALUE_WEIGHT not in files.names:
+            raise ConfigurationError(
+                f"{POLICY_FIELD}source: {folder} has no tensor '{VALUE_WEIGHT}', the head that gives scores; choose a "
+                "model that was trained as a sequence classifier with one label"
+            )
+        num_labels = files.slice(VALUE_WEIGHT).get_shape()[0]
+        if num_labels != 1:
+            raise ConfigurationError(
+                f"{POLICY_FIELD}source: the head of {folder} ({VALUE_WEIGHT}) gives {num_labels} numbers, and a score "
+                "is one; choose a model with one label"
+            )
+
+
+def _check_conversations(tokenizer: Tokenizer, prompts: Sequence[PromptRow]) -> None:
+    """One prompt of each sequence of roles."""
+    tried = {tuple(message["role"] for message in row.messages or ()): row for row in prompts}
+    for row in tried.values():
+        try:
+            conversations(tokenizer, [row.prompt], [row.messages], ["text"])
+        except RewardError as error:
+            raise ConfigurationError(f"{POLICY_FIELD}source: {error}") from error

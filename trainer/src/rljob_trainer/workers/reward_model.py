@@ -1,0 +1,143 @@
+"""The reward model: a frozen model that says what a response is worth.
+
+Legend: B responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jinja2 import TemplateError
+from torch import Tensor
+
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.dispatch.mesh import MeshPosition
+from rljob_trainer.dispatch.modes import Dispatch
+from rljob_trainer.dispatch.register import register
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.engines.train.token_batch import TokenBatch
+from rljob_trainer.errors import RewardError
+from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
+from rljob_trainer.observability.memory import MEMORY, Boundary, Bytes, Owner
+from rljob_trainer.workers.columns import PROMPT_MESSAGES, PROMPT_TEXTS, RESPONSE_TEXTS, TOKENS, score_column
+
+TOKEN_COLUMNS = (TOKENS,)
+TEXT_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, RESPONSE_TEXTS)
+"""What `compute_scores` reads: of a model with the policy's tokens, and of another one."""
+
+
+@dataclass(frozen=True)
+class RewardModelSettings:
+    """What a reward model's worker is built from."""
+
+    engine: TrainEngineSettings
+    reward: str
+    """Its name among the job's rewards."""
+    field: str
+    """Its block in the job, for messages: such as `spec.training.rewards[0].rewardModel.`"""
+    reads_tokens: bool
+    """It has the policy's tokens and is given those that were generated; else texts, which become tokens anew."""
+    max_tokens: int | None
+    """Positions that the model knows."""
+
+
+class RewardModelWorker(Worker):
+    """Scores whole responses."""
+
+    def __init__(self, context: WorkerContext, settings: RewardModelSettings) -> None:
+        """Collective."""
+        super().__init__(context)
+        self.settings = settings
+        self.engine = TrainEngine(settings.engine)
+        self.tokenizer = None if settings.reads_tokens else Tokenizer(settings.engine.model_folder)
+        MEMORY.watch(self.memory)
+
+    def memory(self) -> Bytes:
+        """What this role has on the device now."""
+        return {Owner.REWARD_MODEL: self.engine.memory.parameters, Owner.OTHER: self.engine.memory.gathered}
+
+    def mesh_position(self, mesh: str) -> MeshPosition:
+        """By the layout of the engine."""
+        del mesh
+        return self.engine.layout.position(self.context.rank)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def compute_scores(self, batch: DataProto) -> DataProto:
+        """The reward's `score_column`, [B] float64, for a batch with TOKEN_COLUMNS or TEXT_COLUMNS: what the head gives
+        at the last token, as transformers' sequence classifiers do.
+
+        Raises RewardError for a text that is longer than the model can read."""
+        rows = self._token_rows(batch)
+        self._check_lengths(rows)
+        scores_B = self.engine.values(last_token_batch(rows))
+        MEMORY.mark(Boundary.REWARD_MODEL)
+        return DataProto({score_column(self.settings.reward): scores_B.double()})
+
+    def _token_rows(self, batch: DataProto) -> Sequence[Tensor]:
+        if self.tokenizer is None:
+            return batch.ragged_column(TOKENS).row_tensors()
+        columns = (batch.object_column(name) for name in TEXT_COLUMNS)
+        token_ids = conversations(self.tokenizer, *columns)
+        return [torch.tensor(row, dtype=torch.int64) for row in token_ids]
+
+    def _check_lengths(self, rows: Sequence[Tensor]) -> None:
+        longest = max(map(len, rows), default=0)
+        if self.settings.max_tokens is not None and longest > self.settings.max_tokens:
+            raise RewardError(
+                f"{self.settings.field}source: prompt and response have {longest} of this model's tokens, and it reads "
+                f"at most {self.settings.max_tokens} (max_position_embeddings); lower dataset.maxPromptTokens or "
+                "rollout.maxNewTokens, or choose another model"
+            )
+
+
+def conversations(
+    tokenizer: Tokenizer, prompts: Sequence[object], chats: Sequence[object], responses: Sequence[object]
+) -> list[list[int]]:
+    """Token ids of prompts with their responses. A prompt that is a chat (a list of messages) goes through the
+    tokenizer's chat template with the response as the assistant's turn; where there is no template, its messages and
+    the response are lines. Of a prompt that is none (None) the text is continued.
+
+    Raises RewardError for a chat that the template does not take."""
+    found: list[list[int]] = [[]] * len(prompts)
+    for is_chat in (False, True):
+        places = [place for place, chat in enumerate(chats) if (chat is not None) is is_chat]
+        texts = [_text(tokenizer, prompts[place], chats[place], str(responses[place])) for place in places]
+        # A rendered chat has the special tokens in its text.
+        has_special_tokens = is_chat and tokenizer.has_chat_template
+        encoded = tokenizer.encode_all(texts, add_special_tokens=not has_special_tokens)
+        for place, token_ids in zip(places, encoded, strict=True):
+            found[place] = token_ids
+    return found
+
+
+def _text(tokenizer: Tokenizer, prompt: object, chat: object, response: str) -> str:
+    if chat is None:
+        return f"{prompt}{response}"
+    assert isinstance(chat, list | tuple)
+    if not tokenizer.has_chat_template:
+        return "\n".join([*(message["content"] for message in chat), response])
+    answer: ChatMessage = {"role": "assistant", "content": response}
+    try:
+        return tokenizer.render_conversation([*chat, answer])
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in chat)
+        raise RewardError(
+            f"the reward model's chat template does not take a chat of {roles}, and the response as the assistant's "
+            f"turn ({error}); change the prompts, or choose another model"
+        ) from error
+
+
+def last_token_batch(rows: Sequence[Tensor]) -> TokenBatch:
+    """Rows of which the engine is asked what it says of the last token: it is asked about the token before a response
+    token, so that each row gets one more, which no model reads."""
+    extended = [torch.cat([row, row.new_zeros(1)]) for row in rows]
+    lengths_B = torch.tensor([len(row) for row in extended], dtype=torch.int64)
+    tokens_L = torch.cat(extended) if extended else torch.zeros(0, dtype=torch.int64)
+    mask_L = torch.zeros(len(tokens_L), dtype=torch.bool)
+    mask_L[lengths_B.cumsum(0) - 1] = True
+    return TokenBatch(RaggedColumn(tokens_L, lengths_B), RaggedColumn(mask_L, lengths_B), {})
