@@ -1,6 +1,6 @@
 """Every recipe, shown to learn the quick start's task as fast as GRPO, and to learn nothing from noise.
 
-    python proof/algorithms.py [--seeds 0 1 2] [--noise-seeds 0 1 2] [--folder FOLDER] [--picture PNG]
+    python proof/algorithms.py [--recipes NAMES] [--seeds 0 1 2] [--noise-seeds 0 1 2] [--folder FOLDER] [--picture PNG]
 
 All with the same model, prompts, responses per step and learning rate: two updates in each step, so that ratios and
 clipping matter, and a look at the held-out prompts every other step. The score to reach is the mean of GRPO's runs at
@@ -55,6 +55,8 @@ RECIPES = (
     Recipe("ReinforcePlusPlus", "#e09f3e"),
     Recipe("GSPO", "#3a7d44"),
     Recipe("CISPO", "#7b2d8b"),
+    # Beyond the others it draws prompts in place of those that teach nothing.
+    Recipe("DAPO", "#d62976", algorithm={"type": "DAPO", "dropZeroVarianceGroups": True}),
     Recipe("ReMax", "#1b9aaa"),
     Recipe("DrGRPO", "#8d99ae"),
 )
@@ -74,21 +76,24 @@ class Result:
 def main() -> int:
     """Exit code 1 where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = [recipe.name for recipe in RECIPES]
+    parser.add_argument("--recipes", nargs="+", default=names, choices=names, help="beside GRPO; all when left out")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--noise-seeds", type=int, nargs="*", default=[0, 1, 2], choices=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs" / "proof" / "algorithms")
     parser.add_argument("--picture", type=Path, help="curves.png in the folder when left out")
     options = parser.parse_args()
-    learned: dict[str, list[Result]] = {recipe.name: [] for recipe in RECIPES}
-    on_noise: dict[str, list[Result]] = {recipe.name: [] for recipe in RECIPES}
+    recipes = [recipe for recipe in RECIPES if recipe.name in (GRPO, *options.recipes)]
+    learned: dict[str, list[Result]] = {recipe.name: [] for recipe in recipes}
+    on_noise: dict[str, list[Result]] = {recipe.name: [] for recipe in recipes}
     with runs_below(options.folder) as runs:
         for seed in options.seeds:
-            for recipe in RECIPES:
+            for recipe in recipes:
                 learned[recipe.name].append(result(runs, recipe, seed, is_noise=False))
         for seed in options.noise_seeds:
-            for recipe in RECIPES:
+            for recipe in recipes:
                 on_noise[recipe.name].append(result(runs, recipe, seed, is_noise=True))
-    draw_both(learned, on_noise, options.picture or options.folder / "curves.png")
+    draw_both(recipes, learned, on_noise, options.picture or options.folder / "curves.png")
     are_fast = speed_table(learned)
     return 0 if noise_table(on_noise) and are_fast else 1
 
@@ -180,10 +185,15 @@ def noise_table(on_noise: Mapping[str, Sequence[Result]]) -> bool:
     return met
 
 
-def draw_both(learned: Mapping[str, Sequence[Result]], on_noise: Mapping[str, Sequence[Result]], path: Path) -> None:
+def draw_both(
+    recipes: Sequence[Recipe],
+    learned: Mapping[str, Sequence[Result]],
+    on_noise: Mapping[str, Sequence[Result]],
+    path: Path,
+) -> None:
     """Curves on the true reward, and those on noise, which have two points."""
     figure, panels = new_figure(2, "the true reward", "noise for a reward")
-    for recipe in RECIPES:
+    for recipe in recipes:
         for axes, results in zip(panels, (learned[recipe.name], on_noise[recipe.name]), strict=True):
             if results:
                 draw(axes, [each.greedy for each in results], recipe.name, recipe.colour)
