@@ -54,7 +54,7 @@ class Arrangement:
                 "algorithm": {"type": "PPO", "kl": {"coefficient": 0.001}},
                 "miniBatchSize": NUM_PROMPTS // 2,
             },
-            pools=[{"name": name, "nodes": 1, "gpusPerNode": count} for name, count in self.num_workers.items()],
+            num_workers=self.num_workers,
             roles=self.roles,
             options=options,
         )

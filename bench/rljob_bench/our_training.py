@@ -62,7 +62,8 @@ class OurDetails:
     """More settings of that block of the job."""
     training: Mapping[str, object] = field(default_factory=dict)
     """More fields of spec.training."""
-    pools: Sequence[Mapping[str, object]] = ({"name": "main", "nodes": 1, "gpusPerNode": 1},)
+    num_workers: Mapping[str, int] = field(default_factory=lambda: {"main": 1})
+    """By pool, the actor's first."""
     roles: Mapping[str, object] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     """More options of `rljob run`."""
@@ -157,15 +158,19 @@ class OurTraining:
     def _job(self, case: CaseFolder, dtype: str, details: OurDetails) -> dict[str, object]:
         """The job file; what it does not say is as the product has it."""
         held_out = self.folder / "held_out.jsonl"
-        [prompt] = drawn_prompts(case.model, 1, seed=1)
-        held_out.write_text(json.dumps({"prompt": prompt, TURNS_COLUMN: str(self._turns)}) + "\n")
+        # As many as there are workers, so that none is asked twice; the first one waits.
+        rows = [{"prompt": prompt} for prompt in drawn_prompts(case.model, next(iter(details.num_workers.values())), 1)]
+        rows[0][TURNS_COLUMN] = str(self._turns)
+        held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
         timeline_steps = [self._steps_per_turn * turn for turn in range(1, MAX_TIMELINES + 1)]
         return {
             "apiVersion": "rljob.dev/v1alpha1",
             "kind": "RLJob",
             "metadata": {"name": "training-step"},
             "spec": {
-                "pools": list(details.pools),
+                "pools": [
+                    {"name": name, "nodes": 1, "gpusPerNode": count} for name, count in details.num_workers.items()
+                ],
                 "roles": details.roles,
                 "training": {
                     "model": {"source": str(case.model), "dtype": dtype},
