@@ -182,13 +182,18 @@ LOSSES = {
 }
 """All but the clipped one. Bounds are so near that some tokens meet them; of the two last so many tokens are chosen
 that one more or less would show."""
+
+
+def with_token_advantage(wire: dict[str, object]) -> Replay:
+    kl = {"coefficient": 0.5, "placement": "Reward", "estimator": "K1"}
+    return replace(REPLAY, algorithm=Algorithm.from_wire({"dropZeroVarianceGroups": True, "kl": kl, **wire}))
+
+
 TOKEN_ADVANTAGES = {
-    name: replace(REPLAY, algorithm=Algorithm.from_wire({"dropZeroVarianceGroups": True, "kl": kl, **wire}))
-    for kl in ({"coefficient": 0.5, "placement": "Reward", "estimator": "K1"},)
-    for name, wire in {
-        "REINFORCE++": {"type": "ReinforcePlusPlus", "advantage": {"reinforcePlusPlus": {"gamma": 0.9}}},
-        "optimal token baseline": {"advantage": {"type": "OptimalTokenBaseline"}},
-    }.items()
+    "REINFORCE++": with_token_advantage(
+        {"type": "ReinforcePlusPlus", "advantage": {"reinforcePlusPlus": {"gamma": 0.9}}}
+    ),
+    "optimal token baseline": with_token_advantage({"advantage": {"type": "OptimalTokenBaseline"}}),
 }
 """With the KL of each token. GAE is with the critic (`test_critic`)."""
 FILTERED = {
