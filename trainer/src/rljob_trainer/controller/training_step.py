@@ -8,8 +8,9 @@ they are waited for before, and with dynamic sampling as often as it takes to fi
 
 What has a value per token stays with the workers; here are a few numbers per response. Where they are enough for the
 advantages, those are computed here, else by the workers. Responses that are not learned from cost no pass but where
-their KL counts, and the others are dealt out so that the work of all workers is alike. Calls that do not depend on
-each other are not waited for one by one: on different pools they run at the same time, on one pool one after the other.
+their KL counts, and the others are dealt out so that the work of all workers is alike. With policy filtration the
+rows of the updates are drawn from those that have their advantages. Calls that do not depend on each other are not
+waited for one by one: on different pools they run at the same time, on one pool one after the other.
 
 Legend: B responses (prompts x group size).
 """
