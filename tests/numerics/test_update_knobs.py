@@ -296,7 +296,7 @@ def test_the_workers_get_what_the_job_says(
     )
     spec = document["spec"]
     assert isinstance(spec, dict)
-    spec["roles"] = {"actor": place, "ref": place, "critic": place}
+    spec["roles"] = {"actor": place, "ref": place}
     job = TrainerJob(name="small", spec=RLJob.from_wire(document).spec)
     _, model = controller_model(job.spec.training.model, tmp_path, tmp_path)
     # More workers than there are processes here: what they would be built from, as far as their own folder and device.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
 from rljob_trainer.controller.engine_settings import critic_of
+from rljob_trainer.controller.job_checks import needs_critic
 from rljob_trainer.controller.model_roles import num_data_ranks_of
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.workers.factories import ACTOR, CRITIC
@@ -25,7 +26,7 @@ class StepPlan:
     num_data_ranks: int
     """Parts that the actor's batch is split into."""
     num_critic_ranks: int
-    """Parts that the critic's batch is split into."""
+    """Parts that the critic's batch is split into; where there is no critic, the same."""
     critic_warmup_steps: int
     """Steps in which the critic alone is trained."""
     rows_per_update: int
@@ -55,7 +56,7 @@ def step_plan(job: TrainerJob) -> StepPlan:
         has_single_update=mini_batch_size == training.batch_size and training.num_epochs_per_batch == 1,
         seed=training.seed,
         num_data_ranks=num_data_ranks_of(job.spec, ACTOR),
-        num_critic_ranks=num_data_ranks_of(job.spec, CRITIC),
+        num_critic_ranks=num_data_ranks_of(job.spec, CRITIC if needs_critic(job.spec) else ACTOR),
         critic_warmup_steps=critic_of(job.spec).warmup_steps,
         rows_per_update=mini_batch_size * rollout.group_size,
         has_dropout=training.model.lora is not None and training.model.lora.dropout > 0,
