@@ -60,6 +60,10 @@ class OurDetails:
 
     rollout: Mapping[str, str] = field(default_factory=dict)
     """More settings of that block of the job."""
+    training: Mapping[str, object] = field(default_factory=dict)
+    """More fields of spec.training."""
+    pools: Sequence[Mapping[str, object]] = ({"name": "main", "nodes": 1, "gpusPerNode": 1},)
+    roles: Mapping[str, object] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     """More options of `rljob run`."""
 
@@ -129,6 +133,12 @@ class OurTraining:
         """Seconds of a part of a step (METRICS, UPDATE_SPANS, BETWEEN_STEPS); None where it was not measured."""
         return self._parts.median([name])
 
+    @property
+    def timelines(self) -> list[Path]:
+        """Of the last step of each turn, the first one's, which warms up, only where there is no other."""
+        found = sorted((self._run / "timelines").glob("step-*.json"))
+        return found[1:] or found
+
     def close(self) -> None:
         """Asks the run to stop and waits for that; it is killed if it takes too long."""
         if self._process.poll() is None:
@@ -155,7 +165,8 @@ class OurTraining:
             "kind": "RLJob",
             "metadata": {"name": "training-step"},
             "spec": {
-                "pools": [{"name": "main", "nodes": 1, "gpusPerNode": 1}],
+                "pools": list(details.pools),
+                "roles": details.roles,
                 "training": {
                     "model": {"source": str(case.model), "dtype": dtype},
                     "dataset": _file_dataset(case.prompts) | {"shuffle": False},
@@ -176,6 +187,7 @@ class OurTraining:
                     "steps": UNREACHABLE_STEPS,
                     "batchSize": NUM_PROMPTS,
                     "timelineSteps": timeline_steps,
+                    **details.training,
                 },
                 "checkpoint": {"everySteps": UNREACHABLE_STEPS, "exportHuggingFace": "Never"},
             },

@@ -15,7 +15,7 @@ from rljob_testing.source_gates import Source
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE_FOLDERS = [REPOSITORY / place for place in ("crds/src", "operator/src", "trainer/src", "e2e/cluster")]
-PROGRAM_FOLDERS = [REPOSITORY / place for place in ("tests", "e2e", "bench", "examples", "tools")]
+PROGRAM_FOLDERS = [REPOSITORY / place for place in ("tests", "e2e", "bench", "proof", "examples", "tools")]
 PACKAGES = [source for folder in PACKAGE_FOLDERS for source in gates.sources_below(folder)]
 PROGRAMS = [source for folder in PROGRAM_FOLDERS for source in gates.sources_below(folder)]
 PLACES = {

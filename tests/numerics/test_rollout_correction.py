@@ -5,11 +5,9 @@ Legend: B rows, T columns of a table, N tokens that are not masked, R response t
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +25,8 @@ from rljob_api.v1alpha1.rollout_correction import (
     RolloutCorrectionType,
     RolloutRejection,
 )
+from rljob_testing.golden import ROWS, GoldenCase, check
+from rljob_testing.golden_corrections import CORRECTIONS, LOG_RATIOS_N, MASK_CASES, REJECTIONS, WEIGHT_CASES, WEIGHTS
 from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import (
     Row,
@@ -38,7 +38,6 @@ from rljob_testing.plain_grpo import (
 )
 from rljob_testing.replayed_steps import MODEL, SEED, Replay, ReplayedRollouts, prompts_of, replayed_run
 from rljob_testing.same_numbers import RELATIVE, difference
-from rljob_testing.token_rows import flat, rows_of_mask
 from rljob_trainer.algorithms.rollout_correction import correction_weights, is_kept
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.controller.rollout_phase import prompt_batch
@@ -71,25 +70,6 @@ TRUNCATED_TOKEN, TRUNCATED_SEQUENCE, MASKED_TOKEN, MASKED_SEQUENCE = (
     RolloutCorrectionType.TOKEN_MASKED,
     RolloutCorrectionType.SEQUENCE_MASKED,
 )
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "verl_core_algos.json").read_text())
-INPUTS, CASES = GOLDEN["inputs"], GOLDEN["rollout_correction"]
-MASK_BT = torch.tensor(INPUTS["mask"])
-ROWS = rows_of_mask(MASK_BT)
-LOG_RATIOS_N = flat(torch.tensor(INPUTS["log_prob"]) - torch.tensor(INPUTS["old_log_prob"]), MASK_BT)
-WEIGHTS = {
-    "token tis 2.0": ResolvedWeights(TRUNCATED_TOKEN, 2.0, None),
-    "sequence tis 2.0": ResolvedWeights(TRUNCATED_SEQUENCE, 2.0, None),
-    "token icepop 0.5_2.0": ResolvedWeights(MASKED_TOKEN, 2.0, 0.5),
-}
-REJECTIONS = {
-    "rs token_k1 0.5_2.0": ResolvedRejection(RejectionLevel.TOKEN, RejectionEstimator.K1, 2.0, 0.5),
-    "rs seq_mean_k3 0.1": ResolvedRejection(RejectionLevel.SEQUENCE_MEAN, RejectionEstimator.K3, 0.1, None),
-    "rs seq_mean_k1 0.8_1.25": ResolvedRejection(RejectionLevel.SEQUENCE_MEAN, RejectionEstimator.K1, 1.25, 0.8),
-    # verl bounds the inverse.
-    "rs token_k1 0.5_1.1": ResolvedRejection(RejectionLevel.TOKEN, RejectionEstimator.K1, 1 / 0.5, 1 / 1.1),
-    "rs seq_sum_k1 0.4_1.5": ResolvedRejection(RejectionLevel.SEQUENCE_SUM, RejectionEstimator.K1, 1 / 0.4, 1 / 1.5),
-    "rs seq_max_k2 0.2": ResolvedRejection(RejectionLevel.SEQUENCE_MAX, RejectionEstimator.K2, 0.2, None),
-}
 OPTIMIZER = Optimizer(learning_rate=1e-3, weight_decay=0.1, max_gradient_norm=0.5, epsilon=1e-6)
 ALGORITHM = Algorithm(
     rollout_correction=RolloutCorrection(
@@ -105,21 +85,17 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]
 
 
 def test_every_golden_case_is_looked_at() -> None:
-    assert set(CASES) == {*WEIGHTS, *REJECTIONS}
+    assert set(CORRECTIONS) == {*WEIGHTS, *REJECTIONS}
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_weights_are_verls(name: str) -> None:
-    weights_N = correction_weights(LOG_RATIOS_N, ROWS, WEIGHTS[name])
-    torch.testing.assert_close(weights_N, flat(torch.tensor(CASES[name]["weights"]), MASK_BT), rtol=1e-6, atol=2e-7)
+@pytest.mark.parametrize("case", WEIGHT_CASES, ids=str)
+def test_weights_are_verls(case: GoldenCase) -> None:
+    check(case)
 
 
-@pytest.mark.parametrize("name", REJECTIONS)
-def test_masks_are_verls(name: str) -> None:
-    is_kept_N = is_kept(LOG_RATIOS_N, ROWS, REJECTIONS[name])
-    torch.testing.assert_close(is_kept_N.float(), flat(torch.tensor(CASES[name]["mask"]), MASK_BT))
-    share = 1 - float(is_kept_N.double().mean())
-    assert share == pytest.approx(CASES[name]["metrics"][REJECTED_FRACTION], abs=1e-6)
+@pytest.mark.parametrize("case", MASK_CASES, ids=str)
+def test_masks_are_verls(case: GoldenCase) -> None:
+    check(case)
 
 
 def slow_weights(rows: list[list[float]], weights: ResolvedWeights) -> list[float]:
@@ -250,7 +226,7 @@ def test_losses_are_weighted_and_the_rejected_do_not_count(context: WorkerContex
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_what_is_reported_is_verls(context: WorkerContext, name: str) -> None:
     engine = replayed_run(Replay(), context).actor.engine
-    golden, weights = CASES[name]["metrics"], WEIGHTS[name]
+    golden, weights = CORRECTIONS[name]["metrics"], WEIGHTS[name]
     agreement, sums = AgreementSums(), UpdateSums()
     # In two parts, as in two micro-batches.
     for part in LOG_RATIOS_N.tensor_split(2):

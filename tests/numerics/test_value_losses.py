@@ -5,30 +5,19 @@ Legend: N response tokens.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-from rljob_testing.token_rows import flat
+from rljob_testing.golden import check
+from rljob_testing.golden_losses import VALUE_LOSS_CASE
 from rljob_trainer.algorithms.interfaces import OneWorker
 from rljob_trainer.algorithms.several_workers import on_workers
 from rljob_trainer.algorithms.value_losses import clipped_value_loss, explained_variance
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "verl_core_algos.json").read_text())
-MASK_BT = torch.tensor(GOLDEN["inputs"]["mask"])
-
 
 def test_the_clipped_loss_is_verls() -> None:
-    golden = GOLDEN["value_loss"]
-    values_N, returns_N = (flat(torch.tensor(golden[name]), MASK_BT) for name in ("vpreds", "returns"))
-    old_N = flat(torch.tensor(GOLDEN["inputs"]["values"]), MASK_BT)
-    found = clipped_value_loss(values_N, old_N, returns_N, golden["cliprange"])
-    assert found.losses_N.mean().item() == pytest.approx(golden["loss"], rel=1e-6)
-    assert found.sums["vf_clipfrac"].item() / len(values_N) == pytest.approx(golden["clipfrac"], rel=1e-6)
-    assert found.sums["vpred_mean"].item() == pytest.approx(values_N.sum().item())
+    check(VALUE_LOSS_CASE)
 
 
 @pytest.mark.parametrize("clip_range", [None, 0.25])

@@ -18,7 +18,7 @@ PROGRAMS = {
     "worker_start": 1,
 }
 """And how many tables each has with --quick."""
-LONG_PROGRAMS = ("algorithms", "token_logprobs", "training_step", "weight_sync")
+LONG_PROGRAMS = ("algorithms", "arrangements", "token_logprobs", "training_step", "weight_sync")
 """Minutes even with --quick: here they only start; `make bench` runs them."""
 ON_DEVICES = ("gpu_step",)
 """tests/trainer/test_few_libraries.py runs them."""

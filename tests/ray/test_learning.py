@@ -32,10 +32,20 @@ def noise(prompt, response, answer, row):
 """
 
 
-def job(reward: str) -> Document:
+RECIPES: dict[str, Document] = {
+    "GRPO": {"algorithm": {"dropZeroVarianceGroups": True}},
+    "PPO": {
+        "algorithm": {"type": "PPO", "advantage": {"gae": {"lambda": 0.95}}},
+        "critic": {"optimizer": {"learningRate": 1.0e-3}},
+    },
+}
+"""The others: `make proof PART=algorithms`."""
+
+
+def job(reward: str, recipe: str) -> Document:
     return small_job(
+        **RECIPES[recipe],
         rewards=[function_reward(f"my_rewards:{reward}")],
-        algorithm={"dropZeroVarianceGroups": True},
         optimizer={"learningRate": 6.0e-4, "warmupSteps": 3},
         rollout={"groupSize": 16, "maxNumSequences": 512},
         evaluation=held_out(num_prompts=256, every_steps=NUM_STEPS),
@@ -52,10 +62,12 @@ def accuracy(files: RunFiles, step: int) -> float:
     return sum(answers) / len(answers)
 
 
-@pytest.mark.parametrize("reward", ["true", "noise"])
-def test_only_the_true_reward_teaches(reward: str, run_trainer: RunTrainer, cluster: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("reward", "recipe"), [("true", "GRPO"), ("noise", "GRPO"), ("true", "PPO")])
+def test_only_the_true_reward_teaches(
+    reward: str, recipe: str, run_trainer: RunTrainer, cluster: str, tmp_path: Path
+) -> None:
     (tmp_path / "my_rewards.py").write_text(REWARDS)
-    run = run_trainer(job(reward), cluster)
+    run = run_trainer(job(reward, recipe), cluster)
     assert run.exit_code == 0, run.terminal
     before, after = accuracy(run.files, 0), accuracy(run.files, NUM_STEPS)
     if reward == "true":

@@ -1,0 +1,32 @@
+"""Rewards that have nothing to do with the answer: a coin per response, by a hash of the texts and a seed."""
+
+from __future__ import annotations
+
+import hashlib
+
+WIN_PROBABILITY = 0.3
+"""About what the model's responses are worth in the first steps of the quick start."""
+
+
+def seed_0(prompt: str, response: str, answer: object, row: dict[str, object]) -> float:
+    """1 or 0."""
+    del answer, row
+    return coin(0, prompt, response)
+
+
+def seed_1(prompt: str, response: str, answer: object, row: dict[str, object]) -> float:
+    """1 or 0."""
+    del answer, row
+    return coin(1, prompt, response)
+
+
+def seed_2(prompt: str, response: str, answer: object, row: dict[str, object]) -> float:
+    """1 or 0."""
+    del answer, row
+    return coin(2, prompt, response)
+
+
+def coin(seed: int, prompt: str, response: str) -> float:
+    """The same for the same texts."""
+    digest = hashlib.sha256(f"{seed} {prompt} {response}".encode()).digest()
+    return float(int.from_bytes(digest[:4]) < WIN_PROBABILITY * 2**32)

@@ -1,0 +1,63 @@
+"""Runs of the quick start, changed, one after the other in this process, on one Ray for all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from ruamel.yaml import YAML
+
+from rljob_api.constants import RUN_STATE_FILE_NAME
+from rljob_api.handover import load_run_state
+from rljob_api.run_state import RunPhase
+from rljob_testing.ray_cluster import ray_cluster
+from rljob_testing.trainer_program import RunTrainer
+from rljob_testing.training_runs import Document, RunFiles, merged
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NUM_CPUS = 3
+"""For Ray, which counts them only."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Each in a folder of its own below `folder`."""
+
+    folder: Path
+    ray_address: str
+
+    def ended(self, name: str, job: Document) -> RunFiles:
+        """What a run has written, which is made unless it is complete. Raises SystemExit where another job was run
+        there, and where the run fails."""
+        place = self.folder / name
+        trainer = RunTrainer(place)
+        job_file, state = place / "job.yaml", trainer.files.folder / RUN_STATE_FILE_NAME
+        if job_file.exists() and json.loads(job_file.read_text()) != job:
+            raise SystemExit(f"{job_file}: another job was run there; choose another --folder, or remove {place}")
+        if state.exists() and load_run_state(state.read_text(encoding="utf-8")).phase is RunPhase.COMPLETE:
+            return trainer.files
+        place.mkdir(parents=True, exist_ok=True)
+        ended = trainer(job, self.ray_address)
+        (place / "terminal.log").write_text(ended.terminal)
+        if ended.exit_code != 0:
+            raise SystemExit(f"{place}: exit code {ended.exit_code}; see terminal.log")
+        return trainer.files
+
+
+@contextmanager
+def runs_below(folder: Path) -> Iterator[Runs]:
+    """Those that are complete there are not made again, and one that was interrupted goes on from its checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ray_cluster(NUM_CPUS, folder / "ray.log") as address:
+        yield Runs(folder, address)
+
+
+def example_job(name: str, training: Document, *, checkpoint_every: int) -> Document:
+    """A file of examples/ with its spec.training changed; mappings are merged. Nothing is exported."""
+    job = cast(Document, YAML(typ="safe").load((REPOSITORY / "examples" / name).read_text()))
+    checkpoint: Document = {"everySteps": checkpoint_every, "exportHuggingFace": "Never"}
+    return merged(job, {"spec": {"training": training, "checkpoint": checkpoint}})
