@@ -70,8 +70,8 @@ bench: $(INSTALLED) ## Measurements of bench/, minutes, beside verl and TRL (BEN
 
 proof: export PYTHONPATH := $(CURDIR)/tests/support:$(CURDIR)/proof
 proof: export OMP_NUM_THREADS := 1
-proof: $(INSTALLED) ## Learning curves of many runs, half an hour, resumable, in runs/proof; PART=rollout-correction, algorithms or golden
-	@$(BIN)/python "proof/$(subst -,_,$(or $(PART),$(error which? PART=rollout-correction, algorithms or golden))).py" $(PROOF_ARGS)
+proof: $(INSTALLED) ## Learning curves of many runs, half an hour, resumable, in runs/proof; PART=rollout-correction, algorithms, reward-model or golden
+	@$(BIN)/python "proof/$(subst -,_,$(or $(PART),$(error which? PART=rollout-correction, algorithms, reward-model or golden))).py" $(PROOF_ARGS)
 
 bench-constraints: $(INSTALLED) ## Resolve bench/peers/*.txt again, at our versions wherever the peers take them
 	for peer in verl trl; do \

@@ -56,7 +56,7 @@ RECIPES = (
     Recipe("GSPO", "#3a7d44"),
     Recipe("CISPO", "#7b2d8b"),
     # Beyond the others it draws prompts in place of those that teach nothing.
-    Recipe("DAPO", "#d62976", algorithm={"type": "DAPO", "dropZeroVarianceGroups": True}),
+    Recipe("DAPO", "#d62976", algorithm={"type": "DAPO"}),
     Recipe("ReMax", "#1b9aaa"),
     Recipe("DrGRPO", "#8d99ae"),
 )

@@ -167,8 +167,15 @@ def test_what_a_job_leaves_to_its_recipe_stays_unset_on_the_server(api: httpx.Cl
         "loss": {"clipped": {"clipRatioHigh": 0.28}},
         "maskTruncatedResponses": False,
         "entropyCoefficient": 0.0,
-        "kl": {"coefficient": 0.0, "estimator": "K3", "placement": "Loss", "straightThrough": False},
+        "kl": {
+            "coefficient": 0.0,
+            "estimator": "K3",
+            "placement": "Loss",
+            "straightThrough": False,
+            "controller": {"type": "Fixed"},
+        },
         "rolloutCorrection": {"type": "None"},
+        "policyFiltration": {"type": "None"},
     }
 
 

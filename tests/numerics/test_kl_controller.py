@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from rljob_testing.one_rank import only_rank
 from rljob_testing.replayed_steps import Replay, kept_gradients, replayed_run
 from rljob_testing.same_numbers import assert_bitwise, difference
 from rljob_trainer.algorithms.kl import next_coefficient
+from rljob_trainer.controller.dynamic_sampling import StepRollout
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.observability.metrics import KL_COEFFICIENT, KL_LOSS, LEARNED_FRACTION
 
@@ -90,8 +92,8 @@ def test_the_coefficient_in_use_is_that_of_loss_and_rewards(
         run = replayed_run(case, context)
         with kept_gradients(run.actor.engine) as gradients:
             for step in range(2):
-                run.training_step.restore_kl_coefficient(OTHER_COEFFICIENT)
-                is_told = case.algorithm.kl.coefficient == COEFFICIENT and run.training_step.kept_kl_coefficient is None
+                run.training_step.kl_coefficient.restore(OTHER_COEFFICIENT)
+                is_told = case.algorithm.kl.coefficient == COEFFICIENT and run.training_step.kl_coefficient.kept is None
                 assert run.step(step)[KL_COEFFICIENT] == (COEFFICIENT if is_told else OTHER_COEFFICIENT)
         found.append(gradients)
     controlled, told, of_job = found
@@ -100,13 +102,19 @@ def test_the_coefficient_in_use_is_that_of_loss_and_rewards(
     assert difference(controlled[-1], of_job[-1]) > 0.01
 
 
+def without_rows(generate: Callable[..., StepRollout], *given: object) -> StepRollout:
+    generated = generate(*given)
+    return replace(generated, is_kept_B=torch.zeros_like(generated.is_kept_B))
+
+
 def test_a_step_that_learns_nothing_leaves_it(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
     for placement in ("Loss", "Reward"):
         run = replayed_run(replay("GRPO", placement), context)
-        monkeypatch.setattr(run.training_step, "_is_masked", lambda rollout: torch.ones(len(rollout.prompts)).bool())
+        generated = run.training_step._generated
+        monkeypatch.setattr(run.training_step, "_generated", partial(without_rows, generated))
         metrics = run.step(0)
         assert metrics[LEARNED_FRACTION] == 0
-        assert metrics[KL_COEFFICIENT] == run.training_step.kl_coefficient == COEFFICIENT
+        assert metrics[KL_COEFFICIENT] == run.training_step.kl_coefficient.value == COEFFICIENT
 
 
 @pytest.mark.parametrize("placement", ["Loss", "Reward"])
@@ -119,8 +127,8 @@ def test_a_critic_that_learns_alone_leaves_it(context: WorkerContext, placement:
 
 def test_a_checkpoint_has_it_only_where_it_changes(context: WorkerContext) -> None:
     fixed = replayed_run(replay("GRPO", "Loss", is_adaptive=False), context).training_step
-    fixed.restore_kl_coefficient(OTHER_COEFFICIENT)
-    assert (fixed.kept_kl_coefficient, fixed.kl_coefficient) == (None, COEFFICIENT)
+    fixed.kl_coefficient.restore(OTHER_COEFFICIENT)
+    assert (fixed.kl_coefficient.kept, fixed.kl_coefficient.value) == (None, COEFFICIENT)
     without = replayed_run(replace(replay("GRPO", "Loss"), algorithm=Algorithm()), context)
-    assert without.training_step.kept_kl_coefficient is None
+    assert without.training_step.kl_coefficient.kept is None
     assert KL_COEFFICIENT not in without.step(0)

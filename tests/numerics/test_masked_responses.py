@@ -5,8 +5,9 @@ The first update of a step is compared: its old log-probabilities are its own, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import clipped_losses, first_update, group_advantages, plain_model, rows_of
 from rljob_testing.replayed_steps import LONGEST_RESPONSE, Pass, Replay, prompts_of, replayed_run, watched_passes
 from rljob_testing.same_numbers import RELATIVE, difference
+from rljob_trainer.controller.dynamic_sampling import StepRollout
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX
 from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, LEARNED_FRACTION, RESPONSE_CLIP_RATIO
+from rljob_trainer.workers.columns import IS_TRUNCATED
 
 MASKING = Algorithm(mask_truncated_responses=True)
 REPLAY = Replay(MASKING, num_steps=1)
@@ -81,11 +84,18 @@ def test_masked_responses_cost_a_pass_where_their_kl_counts(context: WorkerConte
         assert (referred, passes) == ([all_rows], [all_rows, update])
 
 
+def all_cut_off(generate: Callable[..., StepRollout], *given: object) -> StepRollout:
+    generated = generate(*given)
+    is_truncated_B = torch.ones_like(generated.rows.batch[IS_TRUNCATED])
+    batch = generated.rows.batch.with_columns({IS_TRUNCATED: is_truncated_B})
+    return replace(generated, rows=replace(generated.rows, batch=batch))
+
+
 def test_a_step_of_which_everything_was_cut_off_changes_nothing(
     context: WorkerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = replayed_run(REPLAY, context)
-    monkeypatch.setattr(run.training_step, "_is_masked", lambda rollout: torch.ones(len(rollout.prompts)).bool())
+    monkeypatch.setattr(run.training_step, "_generated", partial(all_cut_off, run.training_step._generated))
     before = run.weights()
     metrics = run.training_step.run(prompts_of(0, REPLAY.batch_size), 0)[1]
     assert metrics[LEARNED_FRACTION] == 0.0

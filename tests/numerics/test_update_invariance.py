@@ -25,6 +25,7 @@ from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_met
 from rljob_testing.update_runs import (
     CASES,
     EXPERTS,
+    FILTERED,
     LOSSES,
     MORE_HEADS,
     NUM_STEPS,
@@ -33,6 +34,7 @@ from rljob_testing.update_runs import (
     RESUMED_STEPS,
     SAME_AS_ONE,
     SAVED_STEP,
+    TOKEN_ADVANTAGES,
     LongRun,
     OfRank,
     Replicas,
@@ -47,6 +49,8 @@ from rljob_trainer.engines.train.attention_kernels import Kernel
 from rljob_trainer.observability.metrics import (
     ADVANTAGE_MEAN,
     CORRECTION_BOUNDED,
+    DISTINCT_FRACTION,
+    KL_COEFFICIENT,
     KL_LOSS,
     LEARNING_RATE,
     POLICY_LOSS,
@@ -158,14 +162,33 @@ def test_a_loss_that_looks_at_the_whole_mini_batch_is_that_of_one_worker(seen: S
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_of_more_than_a_token_are_those_of_one_worker(seen: Seen, name: str) -> None:
-    """In micro-batches, too. In the first update of the step the policies are the same, in the second they differ."""
+def test_every_loss_is_that_of_one_worker(seen: Seen, name: str) -> None:
+    """In micro-batches, too, and with the rows in another order. In the first update of the step the policies are the
+    same, in the second they differ."""
     [one] = seen.steps[name]
     assert difference(one.gradients[1], seen.steps["one"][0].gradients[1]) > 0.1
     for outcome in seen.steps[f"{name}, two workers"]:
         assert_same(outcome, one)
     if name.endswith("Cov"):
         assert 0.05 < one.metrics["actor/pg_cov_frac"] <= 0.1
+
+
+@pytest.mark.parametrize("other", ["two workers", "two sequence ranks"])
+@pytest.mark.parametrize("name", TOKEN_ADVANTAGES)
+def test_every_advantage_on_tokens_is_that_of_one_worker(seen: Seen, name: str, other: str) -> None:
+    [one] = seen.steps[name]
+    # K1 has a sign.
+    assert abs(one.metrics[KL_LOSS]) > 1e-4
+    for outcome in seen.steps[f"{name}, {other}"]:
+        assert_same(outcome, one)
+
+
+@pytest.mark.parametrize("name", FILTERED)
+def test_two_workers_learn_from_the_responses_that_one_has_drawn(seen: Seen, name: str) -> None:
+    [one] = seen.steps[name]
+    assert 0.4 < one.metrics[DISTINCT_FRACTION] < 1
+    for outcome in seen.steps[f"{name}, two workers"]:
+        assert_same(outcome, one)
 
 
 def test_corrected_losses_are_those_of_one_worker(seen: Seen) -> None:
@@ -207,6 +230,8 @@ def test_half_precision_on_two_workers_is_near(seen: Seen, name: str) -> None:
 def test_twenty_steps_on_two_workers_are_those_of_one(seen: Seen) -> None:
     [one] = seen.long[1]
     assert len({step[LEARNING_RATE] for step in one.metrics}) > NUM_STEPS // 2
+    # The KL's coefficient follows what was measured.
+    assert len({step[KL_COEFFICIENT] for step in one.metrics}) == NUM_STEPS
     for rank in seen.long[2]:
         assert len(rank.metrics) == NUM_STEPS
         for found, right in zip(rank.metrics, one.metrics, strict=True):

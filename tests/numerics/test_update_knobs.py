@@ -44,7 +44,7 @@ from rljob_testing.replayed_steps import (
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_testing.training_runs import small_job
 from rljob_trainer.controller.build_run import Models, model_roles
-from rljob_trainer.controller.controller import step_plan
+from rljob_trainer.controller.step_plan import step_plan
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_logprobs import Entropy
@@ -296,7 +296,7 @@ def test_the_workers_get_what_the_job_says(
     )
     spec = document["spec"]
     assert isinstance(spec, dict)
-    spec["roles"] = {"actor": place, "ref": place, "critic": place}
+    spec["roles"] = {"actor": place, "ref": place}
     job = TrainerJob(name="small", spec=RLJob.from_wire(document).spec)
     _, model = controller_model(job.spec.training.model, tmp_path, tmp_path)
     # More workers than there are processes here: what they would be built from, as far as their own folder and device.

@@ -19,8 +19,9 @@ from rljob_trainer.algorithms.interfaces import AdvantageEstimator, ResponseInpu
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.rollout_phase import RolloutPhase
+from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.stop_request import StopRequest
-from rljob_trainer.controller.training_step import StepPlan, TrainingStep
+from rljob_trainer.controller.training_step import TrainingStep
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, GenerationRequest, SamplingSettings

@@ -30,7 +30,8 @@ from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.checkpoints.save import begin_save, commit
 from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout
-from rljob_trainer.controller.training_step import StepPlan, TrainingStep
+from rljob_trainer.controller.step_plan import StepPlan
+from rljob_trainer.controller.training_step import TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -261,7 +262,7 @@ class ReplayedRun:
             records += group.finish_checkpoint()
             first_writer = len(records)
         if self.actor.context.rank == 0:
-            commit(root, folder, step, 1, records, {KL_COEFFICIENT: self.training_step.kept_kl_coefficient})
+            commit(root, folder, step, 1, records, {KL_COEFFICIENT: self.training_step.kl_coefficient.kept})
         dist.barrier()
         return folder
 
@@ -271,7 +272,7 @@ class ReplayedRun:
             group.load_checkpoint(folder, step)
         kept = read_manifest(folder)[0].extra[KL_COEFFICIENT]
         assert kept is None or isinstance(kept, float)
-        self.training_step.restore_kl_coefficient(kept)
+        self.training_step.kl_coefficient.restore(kept)
 
 
 def replayed_run(

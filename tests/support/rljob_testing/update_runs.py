@@ -167,12 +167,42 @@ def with_loss(wire: dict[str, object]) -> Replay:
 
 
 LOSSES = {
+    "CISPO": with_loss({"type": "CISPO", "cispo": {"clipRatioHigh": 0.01}}),
+    "SAPO": with_loss({"type": "SAPO"}),
+    "GPG": with_loss({"type": "GPG"}),
+    "DPPO by TV": with_loss({"type": "DPPO", "dppo": {"thresholdLow": 0.001, "thresholdHigh": 0.001}}),
+    "DPPO by KL": with_loss(
+        {"type": "DPPO", "dppo": {"divergence": "KL", "thresholdLow": 1e-6, "thresholdHigh": 1e-6}}
+    ),
+    "DRO": with_loss({"type": "DRO", "dro": {"beta": 5}}),
     "GSPO": with_loss({"type": "GSPO"}),
     "GMPO": with_loss({"type": "GMPO"}),
     "Clip-Cov": with_loss({"type": "ClipCov", "clipCov": {"tokenShare": 0.1, "covarianceLow": 0.1}}),
     "KL-Cov": with_loss({"type": "KLCov", "klCov": {"tokenShare": 0.1}}),
 }
-"""Those that look at more than a token. Of the two last so many tokens are chosen that one more or less would show."""
+"""All but the clipped one. Bounds are so near that some tokens meet them; of the two last so many tokens are chosen
+that one more or less would show."""
+
+
+def with_token_advantage(wire: dict[str, object]) -> Replay:
+    kl = {"coefficient": 0.5, "placement": "Reward", "estimator": "K1"}
+    return replace(REPLAY, algorithm=Algorithm.from_wire({"dropZeroVarianceGroups": True, "kl": kl, **wire}))
+
+
+TOKEN_ADVANTAGES = {
+    "REINFORCE++": with_token_advantage(
+        {"type": "ReinforcePlusPlus", "advantage": {"reinforcePlusPlus": {"gamma": 0.9}}}
+    ),
+    "optimal token baseline": with_token_advantage({"advantage": {"type": "OptimalTokenBaseline"}}),
+}
+"""With the KL of each token. GAE is with the critic (`test_critic`)."""
+FILTERED = {
+    f"filtered by {scope}": replace(
+        REPLAY,
+        algorithm=Algorithm.from_wire({"policyFiltration": {"type": "MaxRandom", "scope": scope}}),
+    )
+    for scope in ("Batch", "Group")
+}
 OTHER_AGGREGATIONS = [each for each in LossAggregation if each is not REPLAY.resolved.aggregation]
 COVARIANCE_REPLAY = replace(REPLAY, algorithm=COVARIANCE)
 SAME_AS_ONE = {
@@ -209,7 +239,8 @@ ONE = {
     "advantage": Case(with_advantage(mixed_baseline.RESPONSES_PATH), step=1),
     "advantage, no KL": Case(with_advantage(mixed_baseline.RESPONSES_PATH, Kl()), step=1),
     **{f"{each} one": Case(aggregated(each)) for each in OTHER_AGGREGATIONS},
-    **{name: Case(replay) for name, replay in LOSSES.items()},
+    **{name: Case(replay) for name, replay in {**LOSSES, **FILTERED}.items()},
+    **{name: Case(replay, step=1) for name, replay in TOKEN_ADVANTAGES.items()},
 }
 OTHERS = {
     **SAME_AS_ONE,
@@ -224,7 +255,12 @@ OTHERS = {
     "bfloat16, in tiles": Case(replace(REPLAY, compute_dtype=torch.bfloat16), 2, in_tiles=True),
     **{f"{each} micro": Case(micro(aggregated(each), 19)) for each in OTHER_AGGREGATIONS},
     **{f"{each} two": Case(aggregated(each), 2) for each in OTHER_AGGREGATIONS},
-    **{f"{name}, two workers": Case(micro(replay, 30), 2) for name, replay in LOSSES.items()},
+    **{f"{name}, two workers": Case(micro(replay, 30), 2) for name, replay in {**LOSSES, **FILTERED}.items()},
+    **{f"{name}, two workers": Case(micro(replay, 30), 2, step=1) for name, replay in TOKEN_ADVANTAGES.items()},
+    **{
+        f"{name}, two sequence ranks": Case(replace(micro(replay, 20), sequence_parallel=2), 2, step=1)
+        for name, replay in TOKEN_ADVANTAGES.items()
+    },
 }
 CASES = ONE | OTHERS
 

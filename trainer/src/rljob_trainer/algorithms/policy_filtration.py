@@ -46,7 +46,7 @@ def drawn_rows(
     is all the chance there is."""
     drawn_B = torch.arange(len(scores_B))
     scopes_B = groups_B if filtration.scope is FiltrationScope.GROUP else torch.zeros_like(groups_B)
-    for scope in scopes_B[is_learned_B].unique():
+    for scope in sorted(set(scopes_B[is_learned_B].tolist())):
         rows_S = (is_learned_B & (scopes_B == scope)).nonzero()[:, 0]
         weights_S = filtration_weights(scores_B[rows_S], filtration)
         is_possible_S = weights_S > 0

@@ -12,26 +12,23 @@ from pathlib import Path
 
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
-from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
 from rljob_trainer.controller.agreement_watch import AgreementWatch
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing
-from rljob_trainer.controller.engine_settings import critic_of
 from rljob_trainer.controller.evaluation import Evaluation
-from rljob_trainer.controller.model_roles import num_data_ranks_of
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
 from rljob_trainer.controller.state import ControllerState
+from rljob_trainer.controller.step_plan import step_plan
 from rljob_trainer.controller.step_timeline import StepTimeline
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
-from rljob_trainer.controller.training_step import StepPlan, TrainingStep
+from rljob_trainer.controller.training_step import TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor
-from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.errors import AlgorithmFunctionError, BatchNotFullError, CollectiveFunctionError, RewardError
 from rljob_trainer.groups.object_store import TRAFFIC
@@ -47,7 +44,6 @@ from rljob_trainer.observability.metrics import (
 )
 from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.workers.factories import ACTOR, CRITIC
 from rljob_trainer.workers.trained import ADAPTER_PREFIX, MODEL_PREFIX
 
 log = logging.getLogger(__name__)
@@ -136,11 +132,11 @@ class Controller:
     def restore(self, state: ControllerState) -> None:
         """Goes on from a checkpoint, whose tensors the workers have."""
         self.cursor.restore(state.cursor)
-        self.training_step.restore_kl_coefficient(state.kl_coefficient)
+        self.training_step.kl_coefficient.restore(state.kl_coefficient)
 
     def save_on_stop(self) -> int:
         """A checkpoint of where the run is; the number of steps in it."""
-        return self.saves.save_on_request(self.cursor.state(), self.training_step.kept_kl_coefficient)
+        return self.saves.save_on_request(self.cursor.state(), self.training_step.kl_coefficient.kept)
 
     def export(self, folder: Path) -> Path | None:
         """The policy as a Hugging Face folder, from the checkpoint of the last step; where adapters were trained, with
@@ -187,7 +183,7 @@ class Controller:
         metrics[TOTAL_TOKENS] = float(num_tokens)
         metrics[THROUGHPUT] = num_tokens / seconds / self.run_parts.workers.num_devices
         try:
-            self.saves.begin_if_due(step + 1, self.cursor.state(), self.training_step.kept_kl_coefficient)
+            self.saves.begin_if_due(step + 1, self.cursor.state(), self.training_step.kl_coefficient.kept)
             metrics.update(self.run_parts.workers.hybrid.take_memory())
         finally:
             metrics.update(self.saves.take_seconds())
@@ -204,25 +200,3 @@ class Controller:
         self.output.evaluated(step, {**metrics, EVAL_SECONDS: seconds[EVAL_SECONDS]}, samples)
         self.reporter.evaluated(metrics)
         self.saves.unevaluated_step = None
-
-
-def step_plan(job: TrainerJob) -> StepPlan:
-    """What the job says about every step."""
-    training = job.spec.training
-    rollout = training.rollout
-    mini_batch_size = training.mini_batch_size or training.batch_size
-    return StepPlan(
-        algorithm=resolve_algorithm(training.algorithm),
-        sampling=SamplingSettings(
-            rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_new_tokens, rollout.stop
-        ),
-        group_size=rollout.group_size,
-        has_single_update=mini_batch_size == training.batch_size and training.num_epochs_per_batch == 1,
-        seed=training.seed,
-        num_data_ranks=num_data_ranks_of(job.spec, ACTOR),
-        num_critic_ranks=num_data_ranks_of(job.spec, CRITIC),
-        critic_warmup_steps=critic_of(job.spec).warmup_steps,
-        rows_per_update=mini_batch_size * rollout.group_size,
-        has_dropout=training.model.lora is not None and training.model.lora.dropout > 0,
-        sync_every_steps=rollout.sync_every_steps,
-    )

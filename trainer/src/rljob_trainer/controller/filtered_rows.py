@@ -42,4 +42,4 @@ def filtered_rows(
     uniform_B = torch.from_numpy((source.random_raw(len(scores_B)) >> np.uint64(11)) * 2.0**-53)
     drawn_B = drawn_rows(scores_B, groups_B, is_learned_B, filtration, uniform_B)
     learned_B = drawn_B[is_learned_B]
-    return FilteredRows(drawn_B, len(learned_B.unique()) / len(learned_B))
+    return FilteredRows(drawn_B, len(set(learned_B.tolist())) / len(learned_B))
