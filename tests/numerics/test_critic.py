@@ -82,6 +82,8 @@ class WarmUp:
     """Of actor and critic."""
     names: list[set[str]]
     """Of the metrics."""
+    versions: list[int]
+    """Of the policy, after each."""
 
 
 def state_of(run: ReplayedRun) -> dict[str, torch.Tensor]:
@@ -114,10 +116,11 @@ def resumed(root: Path, context: WorkerContext) -> Resumed:
 
 def warm_up(context: WorkerContext) -> WarmUp:
     run = replayed_run(replace(REPLAY, critic=CRITIC.model_copy(update={"warmup_steps": 1})), context)
-    found = WarmUp([], [])
+    found = WarmUp([], [], [])
     for step in range(2):
         before = run.state(), state_of(run)
         found.names.append(set(run.step(step)))
+        found.versions.append(run.actor.policy_version)
         after = run.state(), state_of(run)
         found.moved.append(
             tuple(any(not torch.equal(a[name], b[name]) for name in a) for a, b in zip(before, after, strict=True))  # type: ignore[arg-type]
@@ -180,6 +183,8 @@ def test_a_resumed_critic_is_the_same_to_the_last_bit(seen: Seen) -> None:
 def test_in_the_warm_up_the_critic_learns_alone(seen: Seen) -> None:
     assert seen.warm_up.moved == [(False, True), (True, True)]
     assert "actor/pg_loss" not in seen.warm_up.names[0]
+    # A run that is resumed after the first step begins with version 1, too.
+    assert seen.warm_up.versions == [1, 2]
     assert "actor/pg_loss" in seen.warm_up.names[1]
 
 

@@ -116,6 +116,17 @@ def test_a_template_that_does_not_take_the_prompts_is_refused(tmp_path: Path) ->
         asked(folder)
 
 
+def test_a_model_that_lacks_tokens_which_the_policy_may_generate_is_refused(tmp_path: Path) -> None:
+    """Their tokenizers are the same; the policy's embeddings are longer."""
+    folder = save_scoring_model(tmp_path / "model", vocab_size=63)
+    message = r"source: .* has 63 tokens \(vocab_size\), and the policy may generate 64; choose"
+    with pytest.raises(ConfigurationError, match=FIELD.removesuffix("source: ") + message):
+        asked(folder)
+    spec = RLJob.from_wire(small_job(algorithm={"type": "PPO"}, critic={"model": {"source": str(folder)}})).spec
+    with pytest.raises(ConfigurationError, match=r"spec\.training\.critic\.model\." + message):
+        critic_model(spec, POLICY, 5, ParallelLayout.of(1), tmp_path, tmp_path)
+
+
 def test_a_critic_with_other_tokens_is_refused(tmp_path: Path) -> None:
     folder = with_other_token(save_scoring_model(tmp_path / "critic"))
     critic = {"model": {"source": str(folder)}}

@@ -133,3 +133,7 @@ class JoinedActor(JoinedTrained):
 
     def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> Done[Metrics]:
         return Done(cast(Metrics, self.call(self.worker.update_policy, batch, step, kl_coefficient)))
+
+    def skip_update(self, step: int) -> list[None]:
+        self.worker.skip_update(step)
+        return [None]

@@ -8,8 +8,9 @@ from pathlib import Path
 from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.engine_settings import critic_of
-from rljob_trainer.controller.job_checks import check_layouts, check_vocabulary
+from rljob_trainer.controller.job_checks import check_layouts, check_vocabulary, check_vocabulary_size
 from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.model import read_config
 from rljob_trainer.errors import ConfigurationError, about_field
 from rljob_trainer.models.source import ModelPlace, controller_model
 from rljob_trainer.models.tokenizer import Tokenizer
@@ -35,6 +36,7 @@ def critic_model(
     with about_field(CRITIC_FIELD, POLICY_FIELD):
         folder, place = controller_model(Model(source=named.source, revision=named.revision), cache_folder, job_folder)
         check_vocabulary(folder, largest_token)
+        check_vocabulary_size(read_config(policy_folder), read_config(folder), named.source)
         check_layouts(folder, {CRITIC: layout})
         mine, theirs = Tokenizer(policy_folder).vocabulary(), Tokenizer(folder).vocabulary()
     if mine != theirs:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from transformers import PreTrainedConfig
+
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.kl import KlEstimator, KlPlacement
 from rljob_api.v1alpha1.model import Lora
@@ -104,6 +106,17 @@ def check_vocabulary(model_folder: Path, largest_token: int) -> None:
         raise ConfigurationError(
             f"spec.training.model.source: the tokenizer in {model_folder} gives token {largest_token}, and the model "
             f"has {vocabulary} tokens; is it the tokenizer of another model?"
+        )
+
+
+def check_vocabulary_size(policy: PreTrainedConfig, model: PreTrainedConfig, source: str) -> None:
+    """Raises ConfigurationError where the policy may generate tokens that the model does not have: embeddings are often
+    longer than the tokenizer's list, by another length in each size of a model."""
+    generated, known = (int(config.get_text_config().vocab_size) for config in (policy, model))
+    if known < generated:
+        raise ConfigurationError(
+            f"spec.training.model.source: {source} has {known} tokens (vocab_size), and the policy may generate "
+            f"{generated}; choose a model with as many, or pad its embeddings"
         )
 
 

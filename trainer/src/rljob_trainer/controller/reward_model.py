@@ -14,7 +14,7 @@ from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.reward import Reward, RewardModel
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.engine_settings import reward_model_engine
-from rljob_trainer.controller.job_checks import check_layouts, check_vocabulary
+from rljob_trainer.controller.job_checks import check_layouts, check_vocabulary, check_vocabulary_size
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.model import read_config
@@ -76,6 +76,7 @@ def scoring_model(
         reads_tokens = is_alike and _ends_with_response(mine, prompts)
         longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
         if reads_tokens:
+            check_vocabulary_size(read_config(policy_folder), config, named.source)
             check_vocabulary(folder, max(max(prompt.token_ids) for prompt in prompts))
             _check_positions(spec, named.source, longest, max(len(prompt.token_ids) for prompt in prompts))
         else:

@@ -226,6 +226,8 @@ class TrainingStep:
             calls["update_critic"] = self.critic.update_critic(rows.for_critic(batch.only(VALUE_COLUMNS)), step)
         if self.plan.trains_actor(step):
             calls["update_actor"] = self.actor.update_policy(batch, step, self.kl_coefficient.value)
+        else:
+            self.actor.skip_update(step)
         metrics: dict[str, float] = {}
         for phase, call in calls.items():
             with self.timer.phase(phase):

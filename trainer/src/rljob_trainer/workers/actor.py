@@ -190,6 +190,12 @@ class ActorWorker(TrainedWorker):
         metrics[NUM_SKIPPED_UPDATES] = float(sum(not math.isfinite(norm) for norm in norms))
         return metrics
 
+    @register(Dispatch.ONE_TO_ALL)
+    def skip_update(self, step: int) -> None:
+        """Training step `step` (from 0) leaves the weights as they are. They count as those after it: versions are
+        steps, in a resumed run as in one that was never interrupted."""
+        self.policy_version = step + 1
+
     def checkpoint_loaded(self, policy_version: int) -> None:
         """The weights are of this version now."""
         self.policy_version = policy_version

@@ -65,6 +65,9 @@ class ActorGroup(TrainedGroup, Protocol):
     def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> PendingResult[Metrics]:
         """See ActorWorker.update_policy."""
 
+    def skip_update(self, step: int) -> list[None]:
+        """See ActorWorker.skip_update."""
+
 
 class HybridGroup(Protocol):
     """All ranks of `HybridWorker`."""

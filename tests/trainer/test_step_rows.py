@@ -1,0 +1,67 @@
+"""How a step's rows reach the workers of actor and critic: whoever has how many, each row is learned from once, in the
+update that it belongs to."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.balanced_order import balanced_order
+from rljob_trainer.controller.step_plan import StepPlan
+from rljob_trainer.controller.step_rows import StepRows
+from rljob_trainer.engines.rollout.base import SamplingSettings
+
+NUM_UPDATES, ROWS_PER_UPDATE = 3, 8
+NUM_ROWS = NUM_UPDATES * ROWS_PER_UPDATE
+NAME = "number"
+SHARES = st.sampled_from([1, 2, 4, 8])
+
+
+def plan_of(num_ranks: int, num_critic_ranks: int) -> StepPlan:
+    return StepPlan(
+        algorithm=resolve_algorithm(Algorithm()),
+        sampling=SamplingSettings(1.0, 1.0, 0, 8, ()),
+        group_size=4,
+        has_single_update=False,
+        seed=0,
+        num_data_ranks=num_ranks,
+        num_critic_ranks=num_critic_ranks,
+        critic_warmup_steps=0,
+        rows_per_update=ROWS_PER_UPDATE,
+        has_dropout=False,
+        sync_every_steps=1,
+    )
+
+
+def updates_of(rows_B: torch.Tensor, num_ranks: int) -> list[list[int]]:
+    """The numbers that each update learns from, whoever computes them."""
+    by_rank = rows_B.view(num_ranks, NUM_UPDATES, -1)
+    return [sorted(by_rank[:, update].flatten().tolist()) for update in range(NUM_UPDATES)]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 50), min_size=NUM_ROWS, max_size=NUM_ROWS),
+    drawn=st.none() | st.lists(st.integers(0, NUM_ROWS - 1), min_size=NUM_ROWS, max_size=NUM_ROWS),
+    num_ranks=SHARES,
+    num_critic_ranks=SHARES,
+)
+def test_actor_and_critic_learn_from_the_same_rows_in_each_update(
+    lengths: list[int], drawn: list[int] | None, num_ranks: int, num_critic_ranks: int
+) -> None:
+    plan, lengths_B = plan_of(num_ranks, num_critic_ranks), torch.tensor(lengths)
+    everything_B = torch.ones(NUM_ROWS, dtype=torch.bool)
+    order_B = balanced_order(lengths_B, num_ranks, ROWS_PER_UPDATE)
+    rows = StepRows(plan, torch.arange(NUM_ROWS) // 4, everything_B, lengths_B > 0, lengths_B, order_B)
+    batch = DataProto({NAME: torch.arange(NUM_ROWS)[order_B]})
+    expected_B = torch.arange(NUM_ROWS)
+    if drawn is not None:
+        expected_B = torch.tensor(drawn)
+        batch, rows = rows.drawn(batch, expected_B)
+        assert torch.equal(rows.lengths_B, lengths_B[expected_B])
+    expected = [sorted(each.tolist()) for each in expected_B.split(ROWS_PER_UPDATE)]
+    assert updates_of(batch[NAME], num_ranks) == expected
+    assert updates_of(rows.for_critic(batch)[NAME], num_critic_ranks) == expected
