@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import settings
+
 
 def pytest_configure() -> None:
     """Ctrl-C reaches the tests and what they start. A shell makes what it starts in its background deaf to it, and all
     below that inherit the deafness."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("rljob", deadline=None)
+settings.load_profile("rljob")

@@ -171,6 +171,7 @@ BAD_ADVANTAGES = [
     ("{m}:huge", r"gave NaN or infinity for 12 of 12 responses"),
     ("{m}:sparse", r"gave a tensor of layout torch\.sparse_coo; give one advantage per response as a dense tensor"),
     ("{m}:Unsigned", r"{m}:Unsigned .*(does not say what it is called with|raised)"),
+    ("{m}:unfitted", r"{m}:unfitted .*needs 'values', and gives no returns, to which the critic is fitted; give"),
     ("{m}:valued", r"{m}:valued needs 'worth', which is not to be had; there are old_logprobs, rollout_logprobs, ref"),
     ("{m}:needs_rows", r"raised IndexError(?s:.)*\n\(tried for a worker without any token, which has to take part"),
 ]

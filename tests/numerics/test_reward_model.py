@@ -34,7 +34,14 @@ from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.value_head import VALUE_WEIGHT, Head
 from rljob_trainer.errors import ConfigurationError, RewardError
 from rljob_trainer.models.tokenizer import Tokenizer
-from rljob_trainer.workers.columns import PROMPT_MESSAGES, PROMPT_TEXTS, RESPONSE_TEXTS, TOKENS, score_column
+from rljob_trainer.workers.columns import (
+    IS_TRUNCATED,
+    PROMPT_MESSAGES,
+    PROMPT_TEXTS,
+    RESPONSE_TEXTS,
+    TOKENS,
+    score_column,
+)
 from rljob_trainer.workers.reward_model import RewardModelSettings, RewardModelWorker, conversations
 
 SIZES = {
@@ -92,6 +99,16 @@ def expected(folder: Path, token_rows: list[torch.Tensor]) -> torch.Tensor:
     )
     with torch.no_grad():
         return torch.stack([right.eval()(input_ids=row[None]).logits[0, 0] for row in token_rows]).double()
+
+
+def failure_of(folder: Path, context: WorkerContext) -> str:
+    """Of a rank, where the other one has a row that is too long; the next call finds both in step."""
+    worker = RewardModelWorker(context, settings_of(folder, max_tokens=22))
+    mine = rows()
+    with pytest.raises(RewardError) as raised:
+        scores_of(worker, batch_of(mine[:2] if context.rank == 0 else mine[2:]))
+    assert len(scores_of(worker, batch_of(mine[:2]))) == 2
+    return str(raised.value)
 
 
 @dataclass(frozen=True)
@@ -175,14 +192,41 @@ def test_a_model_without_a_head_for_one_score_is_refused(tmp_path: Path, num_lab
     assert raised.match(message.replace("rewardModel.source", "spec.training.model.source"))
 
 
-def test_a_row_beyond_the_models_positions_is_refused(tmp_path: Path) -> None:
+def test_a_row_beyond_the_models_positions_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    folder = tmp_path / "qwen3"
+    random_model("qwen3").save_pretrained(folder)
+    [messages] = run_on_ranks([RankedRun(partial(failure_of, folder), 2)])
+    assert len(messages) == 2
+    for message in messages:
+        assert "rewardModel.source: prompt and response have 23 of this model's tokens, and it reads at most 22" in str(
+            message
+        )
+
+
+def test_a_row_that_is_longer_than_a_micro_batch_goes_alone(tmp_path: Path) -> None:
+    """The job was checked by the policy's tokens, and this model's may be more."""
     folder = tmp_path / "qwen3"
     random_model("qwen3").save_pretrained(folder)
     (tmp_path / "group").mkdir()
+    settings = settings_of(folder)
+    settings = replace(settings, engine=replace(settings.engine, max_tokens_per_micro_batch=10))
     with only_rank(tmp_path / "group") as context:
-        worker = RewardModelWorker(context, settings_of(folder, max_tokens=22))
-        with pytest.raises(RewardError, match=r"rewardModel\.source: .* have 23 .*, and it reads at most 22"):
-            scores_of(worker, batch_of(rows()))
+        scores_B = scores_of(RewardModelWorker(context, settings), batch_of(rows()))
+    torch.testing.assert_close(scores_B, expected(folder, rows()), rtol=1e-5, atol=1e-6)
+
+
+def test_an_end_token_that_is_the_padding_is_not_the_last_token(tmp_path: Path) -> None:
+    """As transformers reads it: the score is that of the token before."""
+    folder = tmp_path / "qwen3"
+    model = random_model("qwen3")
+    model.config.pad_token_id = 1
+    model.save_pretrained(folder)
+    ended = [torch.cat([row, torch.tensor([1])]) for row in rows()]
+    (tmp_path / "group").mkdir()
+    with only_rank(tmp_path / "group") as context:
+        scores_B = scores_of(RewardModelWorker(context, settings_of(folder)), batch_of(ended))
+    torch.testing.assert_close(scores_B, expected(folder, ended), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(scores_B, expected(folder, rows()), rtol=1e-5, atol=1e-6)
 
 
 def save_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Tokenizer:
@@ -205,26 +249,29 @@ def ids(text: str) -> list[int]:
 
 
 def test_a_chat_goes_through_the_reward_models_own_template(tmp_path: Path) -> None:
-    found = conversations(save_tokenizer(tmp_path), PROMPTS, CHATS, ANSWERS)
-    assert found == [ids("u:ab;a:e;"), ids("cdfg")]
+    found = conversations(save_tokenizer(tmp_path), PROMPTS, CHATS, ANSWERS, (False, False))
+    assert found == [ids("u:ab;a:e;"), [*ids("cdfg"), 1]]
 
 
 def test_without_a_template_a_chat_is_lines(tmp_path: Path) -> None:
-    found = conversations(save_tokenizer(tmp_path, template=None), PROMPTS, CHATS, ANSWERS)
-    assert found == [ids("ab\ne"), ids("cdfg")]
+    found = conversations(save_tokenizer(tmp_path, template=None), PROMPTS, CHATS, ANSWERS, (False, True))
+    assert found == [[*ids("ab\ne"), 1], ids("cdfg")]
 
 
 def test_a_chat_that_the_template_does_not_take_is_named(tmp_path: Path) -> None:
     tokenizer = save_tokenizer(tmp_path, template="{{ raise_exception('only two turns') }}")
     with pytest.raises(RewardError, match=r"does not take a chat of user, and the response .*only two turns"):
-        conversations(tokenizer, PROMPTS, CHATS, ANSWERS)
+        conversations(tokenizer, PROMPTS, CHATS, ANSWERS, (False, False))
 
 
 def test_texts_are_scored_as_the_tokens_that_they_become(tmp_path: Path) -> None:
     folder = tmp_path / "qwen3"
     random_model("qwen3").save_pretrained(folder)
     save_tokenizer(folder)
-    batch = DataProto(objects={PROMPT_TEXTS: PROMPTS, PROMPT_MESSAGES: CHATS, RESPONSE_TEXTS: ANSWERS})
+    batch = DataProto(
+        {IS_TRUNCATED: torch.tensor([False, True])},
+        objects={PROMPT_TEXTS: PROMPTS, PROMPT_MESSAGES: CHATS, RESPONSE_TEXTS: ANSWERS},
+    )
     (tmp_path / "group").mkdir()
     with only_rank(tmp_path / "group") as context:
         scores_B = scores_of(RewardModelWorker(context, settings_of(folder, reads_tokens=False)), batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -52,11 +53,11 @@ def reward_job(source: Path) -> RLJob:
     return RLJob.from_wire(small_job(rewards=[reward]))
 
 
-def asked(source: Path, prompt: PromptRow = CHAT, longest: int = 8) -> bool:
+def asked(source: Path, prompt: PromptRow = CHAT, longest: int = 8, policy: Path = POLICY) -> bool:
     """Whether it is given tokens."""
     spec = reward_job(source).spec
     rows = (prompt, PromptRow(1, "", "", (3,) * longest, None, {}))
-    found = scoring_model(spec, POLICY, rows, ParallelLayout.of(1), source.parent, source.parent)
+    found = scoring_model(spec, policy, rows, ParallelLayout.of(1), source.parent, source.parent)
     assert found is not None
     assert found.settings.reward == "score"
     return found.settings.reads_tokens
@@ -65,6 +66,17 @@ def asked(source: Path, prompt: PromptRow = CHAT, longest: int = 8) -> bool:
 def test_a_model_with_the_policys_tokens_is_given_them(tmp_path: Path) -> None:
     assert asked(save_scoring_model(tmp_path / "same"))
     assert not asked(with_other_token(save_scoring_model(tmp_path / "other")))
+
+
+def test_a_template_that_goes_on_after_the_end_token_asks_for_texts(tmp_path: Path) -> None:
+    """The token that a score stands at would be another one than in training."""
+    policy, template = tmp_path / "policy", "{% for m in messages %}{{ m.content }}<eos>{% endfor %}"
+    for text, is_given_tokens in ((template, True), (template + "1", False)):
+        source = save_scoring_model(tmp_path / f"model-{is_given_tokens}")
+        shutil.copytree(source, policy, dirs_exist_ok=True)
+        for folder in (source, policy):
+            change_json(folder / "tokenizer_config.json", chat_template=text)
+        assert asked(source, policy=policy) is is_given_tokens
 
 
 def test_a_causal_model_needs_only_a_head_in_its_files(tmp_path: Path) -> None:

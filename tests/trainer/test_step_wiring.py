@@ -177,14 +177,15 @@ def test_the_generator_is_greedy_in_the_rows_that_say_so() -> None:
     assert [each.seed for each in engine.requests] == [3, 0]
 
 
-# The second prompt's totals are equal, and its group is left out, though each of its rewards tells the two apart.
+# The second prompt's totals are equal, though each of its rewards tells the two apart; the third's are equal in both.
 NAMED = {"right": [1.0, 0.0, 0.5, 0.0, 0.0, 0.0], "form": [0.0, 1.0, 0.0, 1.0, 1.0, 0.0]}
+WITH_EQUALS = {"right": [1.0, 0.0, 0.5, 0.0, 0.5, 0.5], "form": [0.0, 1.0, 0.0, 1.0, 1.0, 1.0]}
 WEIGHTS = {"right": 1.0, "form": 0.5}
 GDPO: dict[str, object] = {"advantage": {"type": "GDPO"}, "dropZeroVarianceGroups": True}
 
 
 def test_gdpo_gets_each_reward_of_the_groups_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = step_of(GDPO, WEIGHTS, NAMED)
+    found = step_of(GDPO, WEIGHTS, WITH_EQUALS)
     seen: list[ResponseInputs] = []
 
     def watched(inputs: ResponseInputs) -> torch.Tensor:
@@ -195,24 +196,24 @@ def test_gdpo_gets_each_reward_of_the_groups_that_are_kept(monkeypatch: pytest.M
     monkeypatch.setattr(found.step, "advantages", named)
     found.step.run(PROMPTS, 0)
     [inputs] = seen
-    assert inputs.rewards_B.tolist() == [1.0, 0.5, 0.5, 0.0]
-    assert inputs.groups_B.tolist() == [0, 0, 2, 2]
+    assert inputs.rewards_B.tolist() == [1.0, 0.5, 0.5, 0.5]
+    assert inputs.groups_B.tolist() == [0, 0, 1, 1]
     named_rewards = {name: each.tolist() for name, each in inputs.named_rewards.items()}
-    assert named_rewards == {"right": [1.0, 0.0, 0.0, 0.0], "form": [0.0, 1.0, 1.0, 0.0]}
+    assert named_rewards == {"right": [1.0, 0.0, 0.5, 0.0], "form": [0.0, 1.0, 0.0, 1.0]}
     assert inputs.reward_weights == WEIGHTS
     assert inputs.lengths_B.tolist() == [2] * 4
 
 
 def test_gdpo_by_hand() -> None:
     """Each reward of a group of two that tells them apart is 1 / sqrt(2) to both sides; so are the sums then, by their
-    weights 1 - 1/2 and 1/2: alike, and whitened over 8 tokens 1 / sqrt(8 / 7)."""
+    weights 1 - 1/2 and 1/2: alike, also where the totals are, and whitened over 12 tokens 1 / sqrt(12 / 11)."""
     found = step_of(GDPO, WEIGHTS, NAMED)
     rollout, _ = found.step.run(PROMPTS, 0)
     assert rollout.rewards_B.tolist() == [1.0, 0.5, 0.5, 0.5, 0.5, 0.0]
     [update] = found.actor.updates
-    size = (7 / 8) ** 0.5
-    assert update[ADVANTAGES].tolist() == pytest.approx([size, -size, 0, 0, size, -size], abs=1e-5)
-    assert update[IS_LEARNED].tolist() == [True, True, False, False, True, True]
+    size = (11 / 12) ** 0.5
+    assert update[ADVANTAGES].tolist() == pytest.approx([size, -size] * 3, abs=1e-5)
+    assert update[IS_LEARNED].tolist() == [True] * 6
     assert rollout.batch[RESPONSE_LENGTHS].tolist() == [2] * 6
 
 

@@ -30,6 +30,10 @@ def distance(inputs, reduce):
 def needs_rows(inputs, reduce):
     return inputs.segments.spread(inputs.rewards_B - inputs.rewards_B[0])
 
+@token_advantage(needs="values")
+def unfitted(inputs, reduce):
+    return inputs.columns["values"]
+
 @token_advantage(needs="worth")
 def valued(inputs, reduce):
     return inputs.columns["worth"]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rljob_trainer.algorithms.function_results import NOT_FINITE_SUM, NamedFunction
 from rljob_trainer.algorithms.interfaces import (
+    VALUES,
     AdvantageEstimator,
     LossInputs,
     OneWorker,
@@ -45,9 +46,15 @@ def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_siz
         once_B, again_B = (estimator.for_responses(_responses(group_size)) for _ in range(2))
         _refuse_unequal(once_B, again_B, named)
     if estimator.for_tokens is not None:
-        together_N, again_N = (
-            estimator.for_tokens(_token_inputs(group_size, estimator.needs), OneWorker()).advantages_N for _ in range(2)
+        together, again = (
+            estimator.for_tokens(_token_inputs(group_size, estimator.needs), OneWorker()) for _ in range(2)
         )
+        if VALUES in estimator.needs and together.returns_N is None:
+            raise named.error(
+                f"needs {VALUES!r}, and gives no returns, to which the critic is fitted; give "
+                "TokenAdvantages(advantages_N, returns_N)"
+            )
+        together_N, again_N = together.advantages_N, again.advantages_N
         _refuse_unequal(together_N, again_N, named)
         first, second, nothing = _dealt_out(_token_inputs(group_size, estimator.needs), group_size)
         with _hint_at(WITHOUT_TOKENS):

@@ -67,8 +67,12 @@ class DynamicSampling:
         group_size: int,
         groups_per_update: int,
         num_data_ranks: int,
+        *,
+        by_name: bool = False,
     ) -> None:
+        """For `by_name` see `ScoredRollout.differs`."""
         self.settings = settings
+        self.by_name = by_name
         self.cursor = cursor
         self.group_size = group_size
         self.groups_per_update = groups_per_update
@@ -116,10 +120,10 @@ class DynamicSampling:
     def _is_kept(self, rollout: ScoredRollout) -> torch.Tensor:
         """[groups of this rollout] bool: scores differ, and so do those of the reward that the job names."""
         groups_B = torch.arange(len(rollout.prompts)) // self.group_size
-        is_equal_B = zero_variance_mask(rollout.rewards_B, groups_B)
+        differs_B = rollout.differs(groups_B, by_name=self.by_name)
         if self.settings.reward is not None:
-            is_equal_B = is_equal_B | zero_variance_mask(rollout.named_rewards_B[self.settings.reward], groups_B)
-        return ~is_equal_B[:: self.group_size]
+            differs_B = differs_B & ~zero_variance_mask(rollout.named_rewards_B[self.settings.reward], groups_B)
+        return differs_B[:: self.group_size]
 
     def _not_full(self, step: int, num_wanted: int, is_kept_G: torch.Tensor, everything: ScoredRollout) -> str:
         by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""

@@ -72,13 +72,19 @@ def scoring_model(
             _check_head(folder)
         check_layouts(folder, {REWARD_MODEL: layout})
         policy, mine = Tokenizer(policy_folder), Tokenizer(folder)
-        reads_tokens = policy.vocabulary() == mine.vocabulary() and policy.chat_template == mine.chat_template
+        is_alike = policy.vocabulary() == mine.vocabulary() and policy.chat_template == mine.chat_template
+        reads_tokens = is_alike and _ends_with_response(mine, prompts)
         longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
         if reads_tokens:
             check_vocabulary(folder, max(max(prompt.token_ids) for prompt in prompts))
             _check_positions(spec, named.source, longest, max(len(prompt.token_ids) for prompt in prompts))
         else:
-            log.info("reward model: its tokenizer or chat template is not the policy's; texts are tokenised anew")
+            log.info(
+                "reward model: it is given texts, because %s",
+                "its chat template goes on after the response"
+                if is_alike
+                else "its tokenizer or chat template is not the policy's",
+            )
             _check_conversations(mine, prompts)
     # The dtype is known once Auto is settled.
     engine = reward_model_engine(spec, torch.float32, layout)
@@ -120,11 +126,21 @@ def _check_head(folder: Path) -> None:
             )
 
 
+def _ends_with_response(tokenizer: Tokenizer, prompts: Sequence[PromptRow]) -> bool:
+    """Whether the tokens of a response are the last that the model was trained to see: a chat template may go on after
+    the end token."""
+    chat = next((row.messages for row in prompts if row.messages is not None), None)
+    if chat is None:
+        return True
+    [token_ids] = conversations(tokenizer, [""], [list(chat)], ["text"], [False])
+    return token_ids[-1] in tokenizer.eos_token_ids
+
+
 def _check_conversations(tokenizer: Tokenizer, prompts: Sequence[PromptRow]) -> None:
     """One prompt of each sequence of roles."""
     tried = {tuple(message["role"] for message in row.messages or ()): row for row in prompts}
     for row in tried.values():
         try:
-            conversations(tokenizer, [row.prompt], [row.messages], ["text"])
+            conversations(tokenizer, [row.prompt], [row.messages], ["text"], [False])
         except RewardError as error:
             raise ConfigurationError(f"{POLICY_FIELD}source: {error}") from error

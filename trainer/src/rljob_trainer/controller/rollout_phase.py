@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.controller.balanced_order import balanced_order
@@ -128,6 +129,15 @@ class ScoredRollout(Rollout):
     def named_rewards_B(self) -> dict[str, torch.Tensor]:
         """[B] float32 each: what the rewards gave, by name, before their weights."""
         return {name: self.batch[score_column(name)].float() for name in self.weights}
+
+    def differs(self, groups_B: torch.Tensor, *, by_name: bool) -> torch.Tensor:
+        """[B] bool: the responses of the row's group are not all worth the same; with `by_name`, by any reward that
+        counts in the sum, for advantages that compare each for itself."""
+        named = [each_B for name, each_B in self.named_rewards_B.items() if self.weights[name] != 0]
+        is_equal_B = torch.ones(len(groups_B), dtype=torch.bool)
+        for each_B in named if by_name else [self.rewards_B]:
+            is_equal_B = is_equal_B & zero_variance_mask(each_B, groups_B)
+        return ~is_equal_B
 
     def metrics(self) -> dict[str, float]:
         """Rewards, together and each by its name, lengths, and failures of the rewards."""

@@ -23,7 +23,6 @@ import torch
 
 from rljob_api.v1alpha1.policy_filtration import PolicyFiltrationType
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
-from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.algorithms.functions import in_step
 from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, NAMED_REWARDS, ResponseInputs
 from rljob_trainer.algorithms.kl import kl_in_reward
@@ -84,12 +83,13 @@ class TrainingStep:
         self.timer = timer
         self.kl_coefficient = KlCoefficient(plan.algorithm.kl)
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
+        self.compares_by_name = NAMED_REWARDS in self.advantages.needs
         self.dynamic_sampling: DynamicSampling | None = None
         if plan.algorithm.dynamic_sampling is not None:
             assert cursor is not None, "fresh prompts come from somewhere"
             groups_per_update = plan.rows_per_update // plan.group_size
             settings, sizes = plan.algorithm.dynamic_sampling, (plan.group_size, groups_per_update, plan.num_data_ranks)
-            self.dynamic_sampling = DynamicSampling(settings, cursor, *sizes)
+            self.dynamic_sampling = DynamicSampling(settings, cursor, *sizes, by_name=self.compares_by_name)
         self.needs_old_logprobs = (
             not plan.has_single_update
             or plan.has_dropout
@@ -134,7 +134,7 @@ class TrainingStep:
             return StepRollout(unscored, torch.ones(len(unscored.prompts), dtype=torch.bool))
         scored = self.rollout.scored(unscored)
         groups_B = torch.arange(len(scored.prompts)) // self.plan.group_size
-        return StepRollout(scored, ~zero_variance_mask(scored.rewards_B, groups_B))
+        return StepRollout(scored, scored.differs(groups_B, by_name=self.compares_by_name))
 
     def _begun(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> UnscoredRollout:
         """Responses to these prompts, before which the step has drawn so many others. A prompt's seeds follow from its
@@ -191,8 +191,8 @@ class TrainingStep:
 
     def _inputs(self, rollout: ScoredRollout, rewards_B: torch.Tensor, rows: StepRows) -> ResponseInputs:
         """What an estimator on one number per response is given, of the responses that are kept."""
-        is_kept_B, greedy_B, needs = rows.is_kept_B, rollout.greedy_rewards_B, self.advantages.needs
-        named = rollout.named_rewards_B if NAMED_REWARDS in needs else {}
+        is_kept_B, greedy_B = rows.is_kept_B, rollout.greedy_rewards_B
+        named = rollout.named_rewards_B if self.compares_by_name else {}
         return ResponseInputs(
             rewards_B[is_kept_B],
             rows.groups_B[is_kept_B],

@@ -71,6 +71,11 @@ class Tokenizer:
         return tuple(dict.fromkeys(token for token in (*tokens, self._backend.eos_token_id) if token is not None))
 
     @property
+    def end_token_id(self) -> int | None:
+        """The tokenizer's own end token."""
+        return self._backend.eos_token_id
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` can be used."""
         return self._backend.chat_template is not None

@@ -24,10 +24,17 @@ from rljob_trainer.engines.train.token_batch import TokenBatch
 from rljob_trainer.errors import RewardError
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 from rljob_trainer.observability.memory import MEMORY, Boundary, Bytes, Owner
-from rljob_trainer.workers.columns import PROMPT_MESSAGES, PROMPT_TEXTS, RESPONSE_TEXTS, TOKENS, score_column
+from rljob_trainer.workers.columns import (
+    IS_TRUNCATED,
+    PROMPT_MESSAGES,
+    PROMPT_TEXTS,
+    RESPONSE_TEXTS,
+    TOKENS,
+    score_column,
+)
 
 TOKEN_COLUMNS = (TOKENS,)
-TEXT_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, RESPONSE_TEXTS)
+TEXT_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, RESPONSE_TEXTS, IS_TRUNCATED)
 """What `compute_scores` reads: of a model with the policy's tokens, and of another one."""
 
 
@@ -55,6 +62,7 @@ class RewardModelWorker(Worker):
         self.settings = settings
         self.engine = TrainEngine(settings.engine)
         self.tokenizer = None if settings.reads_tokens else Tokenizer(settings.engine.model_folder)
+        self.pad_token_id: int | None = self.engine.language_model.config.get_text_config().pad_token_id
         MEMORY.watch(self.memory)
 
     def memory(self) -> Bytes:
@@ -71,18 +79,28 @@ class RewardModelWorker(Worker):
         """The reward's `score_column`, [B] float64, for a batch with TOKEN_COLUMNS or TEXT_COLUMNS: what the head gives
         at the last token, as transformers' sequence classifiers do.
 
-        Raises RewardError for a text that is longer than the model can read."""
-        rows = self._token_rows(batch)
-        self._check_lengths(rows)
-        scores_B = self.engine.values(last_token_batch(rows))
+        Raises RewardError, on all ranks, for a text of any rank that is longer than the model can read, or that its
+        chat template does not take."""
+        rows, failures = list[Tensor](), list[str]()
+        try:
+            rows = self._token_rows(batch)
+            self._check_lengths(rows)
+        except RewardError as error:
+            failures.append(str(error))
+        # A rank that went on alone would meet the others in the collectives of another call.
+        if everywhere := self.engine.names_over_ranks(failures):
+            raise RewardError(everywhere[0])
+        scores_B = self.engine.values(last_token_batch(rows, self.pad_token_id))
         MEMORY.mark(Boundary.REWARD_MODEL)
         return DataProto({score_column(self.settings.reward): scores_B.double()})
 
-    def _token_rows(self, batch: DataProto) -> Sequence[Tensor]:
+    def _token_rows(self, batch: DataProto) -> list[Tensor]:
         if self.tokenizer is None:
-            return batch.ragged_column(TOKENS).row_tensors()
-        columns = (batch.object_column(name) for name in TEXT_COLUMNS)
-        token_ids = conversations(self.tokenizer, *columns)
+            return list(batch.ragged_column(TOKENS).row_tensors())
+        prompts, chats, responses = (
+            batch.object_column(name) for name in (PROMPT_TEXTS, PROMPT_MESSAGES, RESPONSE_TEXTS)
+        )
+        token_ids = conversations(self.tokenizer, prompts, chats, responses, batch[IS_TRUNCATED].tolist())
         return [torch.tensor(row, dtype=torch.int64) for row in token_ids]
 
     def _check_lengths(self, rows: Sequence[Tensor]) -> None:
@@ -96,11 +114,16 @@ class RewardModelWorker(Worker):
 
 
 def conversations(
-    tokenizer: Tokenizer, prompts: Sequence[object], chats: Sequence[object], responses: Sequence[object]
+    tokenizer: Tokenizer,
+    prompts: Sequence[object],
+    chats: Sequence[object],
+    responses: Sequence[object],
+    is_truncated: Sequence[bool],
 ) -> list[list[int]]:
     """Token ids of prompts with their responses. A prompt that is a chat (a list of messages) goes through the
     tokenizer's chat template with the response as the assistant's turn; where there is no template, its messages and
-    the response are lines. Of a prompt that is none (None) the text is continued.
+    the response are lines. Of a prompt that is none (None) the text is continued. What no template has made ends with
+    the tokenizer's end token, unless the response was cut off.
 
     Raises RewardError for a chat that the template does not take."""
     found: list[list[int]] = [[]] * len(prompts)
@@ -110,8 +133,9 @@ def conversations(
         # A rendered chat has the special tokens in its text.
         has_special_tokens = is_chat and tokenizer.has_chat_template
         encoded = tokenizer.encode_all(texts, add_special_tokens=not has_special_tokens)
+        end = [] if has_special_tokens or tokenizer.end_token_id is None else [tokenizer.end_token_id]
         for place, token_ids in zip(places, encoded, strict=True):
-            found[place] = token_ids
+            found[place] = token_ids if is_truncated[place] else [*token_ids, *end]
     return found
 
 
@@ -132,12 +156,18 @@ def _text(tokenizer: Tokenizer, prompt: object, chat: object, response: str) -> 
         ) from error
 
 
-def last_token_batch(rows: Sequence[Tensor]) -> TokenBatch:
+def last_token_batch(rows: Sequence[Tensor], pad_token_id: int | None) -> TokenBatch:
     """Rows of which the engine is asked what it says of the last token: it is asked about the token before a response
-    token, so that each row gets one more, which no model reads."""
-    extended = [torch.cat([row, row.new_zeros(1)]) for row in rows]
+    token, so that each row gets one more, which no model reads. The last token is the last that is no padding, as in
+    transformers, also where the end token is that for padding."""
+    extended = [torch.cat([row[: _num_read(row, pad_token_id)], row.new_zeros(1)]) for row in rows]
     lengths_B = torch.tensor([len(row) for row in extended], dtype=torch.int64)
     tokens_L = torch.cat(extended) if extended else torch.zeros(0, dtype=torch.int64)
     mask_L = torch.zeros(len(tokens_L), dtype=torch.bool)
     mask_L[lengths_B.cumsum(0) - 1] = True
     return TokenBatch(RaggedColumn(tokens_L, lengths_B), RaggedColumn(mask_L, lengths_B), {})
+
+
+def _num_read(row: Tensor, pad_token_id: int | None) -> int:
+    places = torch.arange(len(row)) if pad_token_id is None else (row != pad_token_id).nonzero()[:, 0]
+    return int(places[-1]) + 1 if len(places) else 1

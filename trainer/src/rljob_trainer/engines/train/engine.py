@@ -322,9 +322,13 @@ class TrainEngine:
                 f"spec.training.rollout.maxNewTokens: a sequence of {longest} tokens is beyond {limit}, from where on "
                 "this model's rotary frequencies follow the longest sequence of a pass; shorten prompts and responses"
             )
+        max_tokens = self.settings.max_tokens_per_micro_batch * self.layout.num_sequence_ranks
+        if self.settings.head is Head.SCORE:
+            # Its own tokens of a text may be more than the policy's, by which the job was checked.
+            max_tokens = max(max_tokens, *batch.read_lengths, 0)
         return plan_micro_batches(
             batch.read_lengths,
-            self.settings.max_tokens_per_micro_batch * self.layout.num_sequence_ranks,
+            max_tokens,
             lambda count: int(self._largest(count)),
             is_padded=not self.model.attention.is_flat,
         )
