@@ -37,7 +37,8 @@ def busy(timeline: Path) -> Busy:
     }
     calls: dict[str, list[Interval]] = {}
     for event in events:
-        if event["ph"] == "X" and event["cat"] in ROLES:
+        # The controller's row has its phases, of which some are called as roles are.
+        if event["ph"] == "X" and event["cat"] in ROLES and "." in event["name"]:
             calls.setdefault(pools[event["pid"]], []).append((event["ts"], event["ts"] + event["dur"]))
     everything = [interval for intervals in calls.values() for interval in intervals]
     return Busy(1e-6 * sum(map(covered, calls.values())), 1e-6 * covered(everything))
