@@ -34,7 +34,7 @@ def main() -> None:
     """The program."""
     parser = argparse.ArgumentParser(description="A reward model for the quick start's task.")
     parser.add_argument("--output", type=Path, required=True, help="folder for the model")
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--pairs", type=int, default=128, help="pairs per step")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
