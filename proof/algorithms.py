@@ -148,17 +148,22 @@ def steps_to(curve: Scores, score: float) -> int | None:
     return next((step for step in sorted(curve) if curve[step] >= score), None)
 
 
+def counted(steps: int | None) -> int:
+    """A run that never got there took longer than it lasted."""
+    return NUM_STEPS + 1 if steps is None else steps
+
+
 def speed_table(learned: Mapping[str, Sequence[Result]]) -> bool:
     """Prints it; whether the bar is met by all."""
     target = mean([last(each.greedy) for each in learned[GRPO]]) - MARGIN
-    of_grpo = mean([float(steps_to(each.greedy, target) or NUM_STEPS) for each in learned[GRPO]])
+    of_grpo = mean([float(counted(steps_to(each.greedy, target))) for each in learned[GRPO]])
     print(f"\nThe score to reach: {target:.1%}; GRPO's mean: {of_grpo:.1f} steps\n")
     print("| recipe | at the end, greedy | sampled | steps to it | times GRPO's, by seed | mean |")
     print("|---|---|---|---|---|---|")
     met = True
     for name, results in learned.items():
         steps = [steps_to(each.greedy, target) for each in results]
-        ratio = mean([NUM_STEPS + 1 if each is None else each for each in steps]) / of_grpo
+        ratio = mean([counted(each) for each in steps]) / of_grpo
         met = met and None not in steps and ratio <= MAX_RATIO
         cells = [
             ", ".join(f"{last(each.greedy):.1%}" for each in results),

@@ -3,7 +3,8 @@ batch is full.
 
 A step takes the first groups with different scores, in the order in which their prompts stand in the data, and the
 prompts behind the last of them are given back to the stream. So what a step learns from, and where the stream stands
-after it, is as if prompts had been drawn one by one; how many are drawn in a round matters to the time alone.
+after it, is as if prompts had been drawn one by one; how many are drawn in a round matters to the time alone
+(where requests have seeds of their own).
 
 Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2 and equation 11.
 
