@@ -17,7 +17,7 @@ from rljob_testing.training_runs import Document, LocalRun, small_job
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-NUM_STEPS = 6
+NUM_STEPS = 24
 SECONDS_TO_END = 30.0
 
 
