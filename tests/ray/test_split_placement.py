@@ -20,7 +20,7 @@ PPO_SERIES = (
     "critic/grad_norm",
     "critic/vf_explained_var",
     "reward/liking/mean",
-    "reward/liking/std",
+    "reward/liking/max",
 )
 RULES = {"Loss": "GRPO", "Reward": "PPO"}
 """The recipe with each placement of the KL."""
@@ -28,13 +28,13 @@ RULES = {"Loss": "GRPO", "Reward": "PPO"}
 
 def job(placement: str, reward_model: Path, *, reference_pool: Document | None = None) -> Document:
     """Two actors; three steps with a learning rate that takes the policy well away from the reference. Of PPO two
-    updates in each, and a reward model beside the function."""
+    updates in each, whose differences add up, and a reward model beside the function."""
     rule = RULES[placement]
     liking = {"name": "liking", "weight": 0.1, "type": "RewardModel", "rewardModel": {"source": str(reward_model)}}
     document = small_job(
         num_workers=2,
         algorithm={"type": rule, "kl": {"coefficient": 0.1, "estimator": "K3", "placement": placement}},
-        optimizer={"learningRate": 3.0e-3},
+        optimizer={"learningRate": 1.0e-3 if rule == "PPO" else 3.0e-3},
         steps=3,
         **({"critic": {"optimizer": {"learningRate": 1.0e-3}}, "miniBatchSize": 2} if rule == "PPO" else {}),
     )

@@ -17,7 +17,9 @@ Legend: B responses (prompts x group size).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -53,6 +55,8 @@ from rljob_trainer.workers.columns import (
     VALUES,
 )
 from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, PendingResult, ReferenceGroup
+
+Result = TypeVar("Result")
 
 TRAINING_STREAM = 0
 SCORED_COLUMNS = (TOKENS, RESPONSE_MASK, IS_LEARNED)
@@ -152,16 +156,15 @@ class TrainingStep:
 
     def _with_passes(self, batch: DataProto) -> DataProto:
         """The batch with the log-probabilities and values that are needed."""
-        asked, calls = batch.only(SCORED_COLUMNS), dict[str, PendingResult[DataProto]]()
+        asked, calls = batch.only(SCORED_COLUMNS), dict[str, Callable[[], PendingResult[DataProto]]]()
         if self.needs_old_logprobs:
-            calls["old_logprob"] = self.actor.compute_logprobs(asked)
+            calls["old_logprob"] = partial(self.actor.compute_logprobs, asked)
         if self.reference is not None:
-            calls["ref"] = self.reference.compute_ref_logprobs(asked)
+            calls["ref"] = partial(self.reference.compute_ref_logprobs, asked)
         if self.critic is not None:
-            calls["values"] = self.critic.compute_values(asked)
-        for phase, call in calls.items():
-            with self.timer.phase(phase):
-                batch = batch.union(call.result())
+            calls["values"] = partial(self.critic.compute_values, asked)
+        for found in self._results(calls):
+            batch = batch.union(found)
         return batch
 
     def _with_advantages(
@@ -221,18 +224,29 @@ class TrainingStep:
 
     def _updated(self, batch: DataProto, rows: StepRows, step: int) -> dict[str, float]:
         """Updates critic and actor; the metrics of both."""
-        calls = dict[str, PendingResult[Metrics]]()
+        calls = dict[str, Callable[[], PendingResult[Metrics]]]()
         if self.critic is not None:
-            calls["update_critic"] = self.critic.update_critic(rows.for_critic(batch.only(VALUE_COLUMNS)), step)
+            critics = rows.for_critic(batch.only(VALUE_COLUMNS))
+            calls["update_critic"] = partial(self.critic.update_critic, critics, step)
         if self.plan.trains_actor(step):
-            calls["update_actor"] = self.actor.update_policy(batch, step, self.kl_coefficient.value)
+            calls["update_actor"] = partial(self.actor.update_policy, batch, step, self.kl_coefficient.value)
         else:
             self.actor.skip_update(step)
         metrics: dict[str, float] = {}
-        for phase, call in calls.items():
-            with self.timer.phase(phase):
-                metrics.update(call.result())
+        for found in self._results(calls):
+            metrics.update(found)
         return metrics
+
+    def _results(self, calls: Mapping[str, Callable[[], PendingResult[Result]]]) -> list[Result]:
+        """All calls are begun before the first is waited for; each is waited for in the phase of its name, and the first
+        phase has the beginning of all."""
+        pending: list[PendingResult[Result]] = []
+        results: list[Result] = []
+        for place, phase in enumerate(calls):
+            with self.timer.phase(phase):
+                pending = pending or [begin() for begin in calls.values()]
+                results.append(pending[place].result())
+        return results
 
     def _controlled_kl(self, metrics: Metrics, rows: StepRows, step: int) -> dict[str, float]:
         """The coefficient that the step was made with, where there is a KL term; finds that of the next step. It stays
