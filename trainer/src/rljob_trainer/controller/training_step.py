@@ -238,7 +238,7 @@ class TrainingStep:
         return metrics
 
     def _results(self, calls: Mapping[str, Callable[[], PendingResult[Result]]]) -> list[Result]:
-        """All calls are begun before the first is waited for; each is waited for in the phase of its name, and the first
+        """All calls are begun before the first is waited for. Each is waited for in the phase of its name; the first
         phase has the beginning of all."""
         pending: list[PendingResult[Result]] = []
         results: list[Result] = []
