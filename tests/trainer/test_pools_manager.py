@@ -115,7 +115,13 @@ def test_a_role_that_is_asked_for_and_has_no_pool_is_named() -> None:
 def test_a_jobs_pools_and_roles(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     spec = load_job_file(tmp_path / "job.yaml").spec
-    assert spec.placed_roles() == {"actor": "main", "rollout": "main", "ref": "main", "critic": "main"}
+    assert spec.placed_roles() == {
+        "actor": "main",
+        "rollout": "main",
+        "ref": "main",
+        "critic": "main",
+        "rewardModel": "main",
+    }
     [settings] = pool_settings_of(spec, num_cpus_per_device=1, cluster_resources={"GPU": 8.0, "CPU": 64.0})
     assert (settings.name, settings.num_nodes, settings.num_devices_per_node) == ("main", 2, 4)
     assert (settings.use_gpu, settings.timeout_seconds) == (True, 77)
