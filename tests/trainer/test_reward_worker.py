@@ -39,7 +39,9 @@ from rljob_trainer.workers.columns import (
 from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings
 
 USER_CODE = """
+import os
 import time
+from pathlib import Path
 
 def length(prompt, response, answer, row):
     if response == "bad":
@@ -47,7 +49,15 @@ def length(prompt, response, answer, row):
     return len(response) / 4
 
 def slow(prompt, response, answer, row):
-    time.sleep(5.0 if response == "hang" else 0.4)
+    time.sleep(5.0 if response == "hang" else 0.0)
+    return 1.0
+
+def meets(prompt, response, answer, row):
+    # Four processes that score at the same time: none returns before all have begun.
+    folder = Path(__file__).with_name("met")
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < 4:
+        time.sleep(0.01)
     return 1.0
 """
 CONTEXT = WorkerContext(0, 1, 0, 0, "127.0.0.1", 0, "cpu", 1)
@@ -195,20 +205,15 @@ def test_a_failure_that_is_not_tolerated_names_its_reward_unless_a_stop_was_aske
 
 
 def test_rewards_are_scored_side_by_side_while_the_process_works(tmp_path: Path) -> None:
-    """Two rewards that sleep 0.4 s for each of two responses, in two processes each: 0.4 s in all, in none of which the
-    worker's process waits."""
-    again = function("slow")
+    """Two rewards of two processes each, which wait for each other, before anybody waits for their scores."""
+    (tmp_path / "met").mkdir()
+    again = function("meets", timeout_seconds=60.0)
     other = ScorerSettings(again.reward.model_copy(update={"name": "other"}), again.where, again.scorer, 2)
     with worker_of(tmp_path, again, other) as worker:
-        batch = responses("a", "b")
-        started = time.monotonic()
-        receipt = worker.start_scoring(batch)
-        begun_after = time.monotonic() - started
-        time.sleep(0.5)
-        worked_until = time.monotonic() - started
+        receipt = worker.start_scoring(responses("a", "b"))
+        give_up_at = time.monotonic() + 60
+        while len(list((tmp_path / "met").iterdir())) < 4:
+            assert time.monotonic() < give_up_at, "one waits for another"
+            time.sleep(0.01)
         scores = worker.finish_scoring(receipt)
-        waited = time.monotonic() - started - worked_until
-    assert scores[score_column("slow")].tolist() == scores[score_column("other")].tolist() == [1.0, 1.0]
-    # One after the other, or begun only when they are waited for, would take 0.4 s and more after the work.
-    assert begun_after < 0.2
-    assert waited < 0.3
+    assert scores[score_column("meets")].tolist() == scores[score_column("other")].tolist() == [1.0, 1.0]
