@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rljob_api.v1alpha1.critic_rules import may_need_critic, may_need_critic_cel
 from rljob_api.v1alpha1.placement_rules import (
     MAY_NEED_REFERENCE_CEL,
@@ -11,7 +13,7 @@ from rljob_api.v1alpha1.placement_rules import (
 )
 from rljob_api.v1alpha1.reward_model_rules import has_reward_model, has_reward_model_cel
 from rljob_api.v1alpha1.roles import pool_of_cel, sequence_ranks_cel
-from rljob_api.v1alpha1.rule import rule
+from rljob_api.v1alpha1.rule import Rule, rule
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 
@@ -41,6 +43,20 @@ def _responses_divide_cel(field: str, role: str = "actor") -> str:
         f"self.pools.all(p, p.name != {pool_of_cel(role)}"
         f" || {field} * self.training.rollout.groupSize * {sequence_ranks_cel(role)}"
         " % (p.nodes * p.gpusPerNode) == 0)"
+    )
+
+
+def _longest_sequence_rule(role: str, is_there: Callable[[Training], bool], is_there_cel: str) -> Rule:
+    """Of a role that only some jobs have."""
+    return rule(
+        RLJobSpec,
+        f"RLJobSpec.{role}.maxTokensPerMicroBatch",
+        field=f".roles.{role}.sequenceParallel",
+        cel=f"!({is_there_cel}) || {_longest_sequence_fits_cel(role)}",
+        wrong="times training.maxTokensPerMicroBatch must hold one longest sequence: dataset.maxPromptTokens + "
+        "rollout.maxNewTokens tokens",
+        advice="write that of the actor",
+        holds=lambda spec: not is_there(spec.training) or _longest_sequence_fits(spec, role),
     )
 
 
@@ -98,26 +114,8 @@ BATCH_SIZE_RULES = (
         advice="change one of them, so that every GPU trains on as many responses as the others",
         holds=lambda spec: _responses_divide(spec, spec.training.mini_batch_size),
     ),
-    rule(
-        RLJobSpec,
-        "RLJobSpec.critic.maxTokensPerMicroBatch",
-        field=".roles.critic.sequenceParallel",
-        cel=f"!({may_need_critic_cel('self.training')}) || {_longest_sequence_fits_cel('critic')}",
-        wrong="times training.maxTokensPerMicroBatch must hold one longest sequence: dataset.maxPromptTokens + "
-        "rollout.maxNewTokens tokens",
-        advice="write that of the actor",
-        holds=lambda spec: not may_need_critic(spec.training) or _longest_sequence_fits(spec, "critic"),
-    ),
-    rule(
-        RLJobSpec,
-        "RLJobSpec.rewardModel.maxTokensPerMicroBatch",
-        field=".roles.rewardModel.sequenceParallel",
-        cel=f"!({has_reward_model_cel('self.training')}) || {_longest_sequence_fits_cel('rewardModel')}",
-        wrong="times training.maxTokensPerMicroBatch must hold one longest sequence: dataset.maxPromptTokens + "
-        "rollout.maxNewTokens tokens",
-        advice="write that of the actor",
-        holds=lambda spec: not has_reward_model(spec.training) or _longest_sequence_fits(spec, "rewardModel"),
-    ),
+    _longest_sequence_rule("critic", may_need_critic, may_need_critic_cel("self.training")),
+    _longest_sequence_rule("rewardModel", has_reward_model, has_reward_model_cel("self.training")),
     rule(
         RLJobSpec,
         "RLJobSpec.critic.miniBatchSize",
