@@ -29,6 +29,7 @@ from rljob_testing.one_rank import only_rank
 from rljob_testing.ranks import RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import Replay, ReplayedRun, kept_gradients, replayed_run, whole
 from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_metrics, difference
+from rljob_testing.tiny_models import CLASSIFIER_SIZES
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.settings import TrainEngineSettings
@@ -194,24 +195,12 @@ def settings_of(folder: Path) -> TrainEngineSettings:
 
 def random_model(kind: str) -> PreTrainedModel:
     torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "pad_token_id": 0,
-        "bos_token_id": None,
-        "eos_token_id": 1,
-    }
     if kind == "gemma2":
         config = Gemma2Config(
-            **sizes, num_labels=1, sliding_window=4, attn_logit_softcapping=5.0, query_pre_attn_scalar=8
+            **CLASSIFIER_SIZES, num_labels=1, sliding_window=4, attn_logit_softcapping=5.0, query_pre_attn_scalar=8
         )
         return Gemma2ForTokenClassification(config)
-    return Qwen3ForTokenClassification(Qwen3Config(**sizes, num_labels=1, tie_word_embeddings=True))
+    return Qwen3ForTokenClassification(Qwen3Config(**CLASSIFIER_SIZES, num_labels=1, tie_word_embeddings=True))
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])

@@ -26,6 +26,7 @@ from transformers import (
 
 from rljob_testing.one_rank import only_rank
 from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.tiny_models import CLASSIFIER_SIZES
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -44,19 +45,7 @@ from rljob_trainer.workers.columns import (
 )
 from rljob_trainer.workers.reward_model import RewardModelSettings, RewardModelWorker, conversations
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "max_position_embeddings": 32,
-}
+SIZES = {**CLASSIFIER_SIZES, "max_position_embeddings": 32}
 NAME = "preference"
 LENGTHS = (9, 1, 23, 2, 14)
 TURNS = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"

@@ -151,6 +151,21 @@ PADDED: dict[str, Callable[[], PreTrainedConfig]] = {
 ARCHITECTURES = FLAT | PADDED
 
 
+CLASSIFIER_SIZES: dict[str, int | None] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+"""Of models with one number for a head."""
+
+
 def tiny_model(name: str) -> PreTrainedModel:
     """A model of an architecture of ARCHITECTURES; see `drawn_model`."""
     return drawn_model(ARCHITECTURES[name]())
