@@ -175,7 +175,7 @@ def test_watches_that_break_begin_anew(place: JobPlace, proxy: ApiProxy, watched
     proxy.cut()
     place.submit("second")
     place.wait_for("second", "Complete", "Succeeded")
-    assert num_restarts() == 2, "a connection that is cut is no reason"
+    assert num_restarts() == 2, f"a connection that is cut is no reason: {watched.log()}"
     assert watched.probe("/healthz") == 200
 
 

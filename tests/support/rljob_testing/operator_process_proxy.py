@@ -122,8 +122,9 @@ class ApiProxy:
             for upstream in self._upstreams:
                 upstream.is_cut = True
                 if upstream.sock is not None:
+                    # Not SSLSocket's own form: it forgets the encryption first, and what is read then is ciphertext.
                     with suppress(OSError):
-                        upstream.sock.shutdown(socket.SHUT_RDWR)
+                        socket.socket.shutdown(upstream.sock, socket.SHUT_RDWR)
             self._upstreams.clear()
 
     def pass_on(self, client: BaseHTTPRequestHandler, upstream: _Upstream) -> None:
