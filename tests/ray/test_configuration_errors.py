@@ -17,6 +17,7 @@ from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_cli.run_folder import RunFolder
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, LocalRun, function_reward, small_job
+from rljob_testing.valid_job import edited
 from rljob_trainer.controller import build_run
 from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.controller.build_run import built_run
@@ -80,6 +81,24 @@ def test_a_job_that_cannot_work_is_refused_before_ray(name: str, tmp_path: Path,
     assert state.error is not None
     for said in (run.terminal, state.error.message):
         assert re.search(text, said), said
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_an_engine_that_is_not_spread_over_devices_is_refused_before_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = edited(small_job(num_workers=2, rollout={"engine": "Auto"}), {"spec.roles.rollout.tensorParallel": 2})
+    job = TrainerJob(name="small", spec=RLJob.from_wire(wire).spec)
+    for name, value in {"SPEC": dump_job(job), "RUN_FOLDER": str(tmp_path), "DEVICE": "cpu"}.items():
+        monkeypatch.setenv(f"RLJOB_{name}", value)
+    kept = AutoSettings(dtype=Dtype.FLOAT32, rollout_engine=RolloutEngine.HUGGING_FACE)
+    with (
+        pytest.raises(
+            ConfigurationError, match=r"roles\.rollout\.tensorParallel: .* began with it \(seen: 2\); write 1"
+        ),
+        built_run(job, read_settings(), kept),
+    ):
+        pass
 
 
 @pytest.mark.usefixtures("no_ray")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,15 @@ from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync, Model
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training_runs import small_job
-from rljob_trainer.controller.auto_settings import AutoSettings, at_kept_commit, hub_model_of, settle, settled_spec
+from rljob_testing.valid_job import edited
+from rljob_trainer.controller.auto_settings import (
+    AutoSettings,
+    at_kept_commit,
+    hub_model_of,
+    selected_engine,
+    settle,
+    settled_spec,
+)
 from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE, select_lora_sync
 from rljob_trainer.errors import ConfigurationError
 
@@ -34,6 +44,46 @@ def spec(wanted: str = "Auto", engine: str = "VLLM", steps: int = MIN_STEPS_TO_C
 
 def kept(compiles: Compile, engine: RolloutEngine = RolloutEngine.VLLM) -> AutoSettings:
     return AutoSettings(dtype=Dtype.FLOAT32, rollout_engine=engine, rollout_compile=compiles)
+
+
+@pytest.fixture
+def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without vLLM."""
+    real = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name == "vllm" else real(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+
+
+def spread_spec(tensor_parallel: int, engine: str = "Auto") -> RLJobSpec:
+    """Of a job with two devices."""
+    return RLJob.from_wire(
+        edited(
+            small_job(num_workers=2, rollout={"engine": engine}),
+            {"spec.roles.rollout.tensorParallel": tensor_parallel},
+        )
+    ).spec
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.usefixtures("no_vllm")
+def test_tensor_parallelism_is_refused_where_auto_comes_to_an_engine_without(is_kept: bool) -> None:
+    before = kept(Compile.NEVER, RolloutEngine.HUGGING_FACE) if is_kept else None
+    assert selected_engine(spread_spec(1), before) is RolloutEngine.HUGGING_FACE
+    with pytest.raises(ConfigurationError) as caught:
+        selected_engine(spread_spec(2), before)
+    reason = "the run began with it" if is_kept else "vLLM is not installed"
+    assert str(caught.value) == (
+        "spec.roles.rollout.tensorParallel: the HuggingFace engine is not spread over GPUs, and "
+        f"training.rollout.engine: Auto has come to it because {reason} (seen: 2); write 1, or install the trainer's "
+        "`cpu` or `gpu` extra and write engine: VLLM"
+    )
+
+
+def test_tensor_parallelism_is_taken_by_vllm() -> None:
+    assert selected_engine(spread_spec(2, "VLLM"), None) is RolloutEngine.VLLM
 
 
 @pytest.mark.parametrize(

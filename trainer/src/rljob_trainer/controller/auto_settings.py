@@ -72,15 +72,15 @@ def settle(
     """The choices of this start. `kept` are those of the checkpoint that it goes on from; `hub_model` is the job's
     model, None for a local one, which `local_model` tells from others; `has_experts` counts for adapters alone.
 
-    Raises ConfigurationError for a rollout engine that is not installed, cannot compile or takes no adapters, and for
-    adapters that do not go on from those of the checkpoint."""
+    Raises ConfigurationError for a rollout engine that is not installed, cannot compile, takes no adapters or is not
+    spread over devices, and for adapters that do not go on from those of the checkpoint."""
     dtype = spec.training.model.dtype
     if dtype is Dtype.AUTO:
         chosen = Dtype.BFLOAT16 if device_type == "cuda" else Dtype.FLOAT32
         dtype = kept.dtype if kept else chosen
     elif kept and dtype is not kept.dtype:
         log.warning("spec.training.model.dtype is %s, and the checkpoint was trained in %s", dtype, kept.dtype)
-    engine = select_engine(chosen_engine(spec, kept))
+    engine = selected_engine(spec, kept)
     refuse_other_adapters(spec, kept, hub_model, local_model)
     lora = _settled_lora(spec, engine, device_type, kept, has_experts=has_experts)
     before = kept.hub_model if kept else None
@@ -112,6 +112,20 @@ def chosen_engine(spec: RLJobSpec, kept: AutoSettings | None) -> RolloutEngine:
     """What the job names or the checkpoint has kept; `Auto` where neither does."""
     engine = spec.training.rollout.engine
     return kept.rollout_engine if kept and engine is RolloutEngine.AUTO else engine
+
+
+def selected_engine(spec: RLJobSpec, kept: AutoSettings | None) -> RolloutEngine:
+    """`VLLM` or `HuggingFace`. Raises ConfigurationError for one that is not installed, and where `Auto` comes to one
+    that is not spread over devices as the job says."""
+    engine, tensor_parallel = select_engine(chosen_engine(spec, kept)), spec.roles.rollout.tensor_parallel
+    if engine is RolloutEngine.HUGGING_FACE and tensor_parallel > 1:
+        reason = "the run began with it" if kept else "vLLM is not installed"
+        raise ConfigurationError(
+            "spec.roles.rollout.tensorParallel: the HuggingFace engine is not spread over GPUs, and "
+            f"training.rollout.engine: Auto has come to it because {reason} (seen: {tensor_parallel}); write 1, or "
+            "install the trainer's `cpu` or `gpu` extra and write engine: VLLM"
+        )
+    return engine
 
 
 def _settled_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, kept: AutoSettings | None) -> Compile:

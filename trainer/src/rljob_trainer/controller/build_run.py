@@ -21,9 +21,9 @@ from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
     at_kept_commit,
-    chosen_engine,
     hub_model_of,
     refuse_other_adapters,
+    selected_engine,
     settle,
     settled_spec,
 )
@@ -52,7 +52,6 @@ from rljob_trainer.controller.reward_model import ScoringModel, scoring_model
 from rljob_trainer.controller.rollout_phase import ModelReward
 from rljob_trainer.datasets.contamination import without_held_out
 from rljob_trainer.datasets.prompts import PromptRow, load_prompts
-from rljob_trainer.engines.rollout.select import select_engine
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session
@@ -169,7 +168,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
     What can be wrong with the job is found before Ray is started and a device is taken. Raises ConfigurationError,
     DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
     training = job.spec.training
-    engine = select_engine(chosen_engine(job.spec, kept))
+    engine = selected_engine(job.spec, kept)
     check_algorithm(job.spec)
     with ExitStack() as stack:
         # One process of each reward here: what cannot be loaded is found before a device is taken.
