@@ -131,8 +131,8 @@ def test_too_little_memory_is_said_before_the_first_step(runs: dict[int, list[Of
     # 119 thousand parameters: moments of 0.9 MiB, gradients of half of that; on two ranks of one machine likewise.
     for run in (alone, first, second):
         assert (
-            "spec.training.model.offload: there is too little memory on the host for gradients, optimizer (on "
-            in (run.refusals["offload"])
+            "spec.training.model.offload: there is too little memory on the host for the actor's gradients and "
+            "optimizer (on " in (run.refusals["offload"])
         )
         assert ": 1.4 MiB needed, 1.0 MiB available); give the pool more memory" in run.refusals["offload"]
         assert (

@@ -29,6 +29,8 @@ def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout
         optimizer=None,
         layout=layout,
         offload=OffloadSettings(parameters=training.model.offload.reference),
+        role="reference",
+        offload_field="spec.training.model.offload.reference",
     )
 
 
@@ -39,6 +41,8 @@ def actor_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) ->
         reference_engine(spec, dtype, layout),
         optimizer=spec.training.optimizer,
         offload=OffloadSettings(offload.parameters, offload.gradients, offload.optimizer),
+        role="actor",
+        offload_field="spec.training.model.offload",
         adapters=AdapterSettings(lora, spec.training.seed) if lora else None,
         defers_reduction=spec.roles.actor.defer_gradient_reduction,
     )
@@ -55,13 +59,23 @@ def critic_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -
         gradient_checkpointing_every_nth_layer=1,
         optimizer=critic.optimizer,
         offload=OffloadSettings(offload.parameters, offload.gradients, offload.optimizer),
+        role="critic",
+        offload_field="spec.training.critic.model.offload",
     )
 
 
 def reward_model_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
     """Of the model among the rewards."""
-    [offloads] = [each.reward_model.offload for each in spec.training.rewards if each.reward_model is not None]
-    return replace(reference_engine(spec, dtype, layout), head=Head.SCORE, offload=OffloadSettings(parameters=offloads))
+    [(index, model)] = [
+        (index, each.reward_model) for index, each in enumerate(spec.training.rewards) if each.reward_model is not None
+    ]
+    return replace(
+        reference_engine(spec, dtype, layout),
+        head=Head.SCORE,
+        offload=OffloadSettings(parameters=model.offload),
+        role="reward model",
+        offload_field=f"spec.training.rewards[{index}].rewardModel.offload",
+    )
 
 
 def critic_of(spec: RLJobSpec) -> Critic:

@@ -118,7 +118,7 @@ class TrainEngine:
             self.max_gradient_norm = settings.optimizer.max_gradient_norm
         self.memory = EngineMemory(self.model, self.optimizer)
         self.offloading = Offloading(settings.offload, self.device, self.model, self.optimizer)
-        check_host_room(settings.offload, self.memory, self.device)
+        check_host_room(settings, self.memory)
         self.leave_device()
 
     @property

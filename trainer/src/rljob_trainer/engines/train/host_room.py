@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from rljob_trainer.engines.train.engine_memory import EngineMemory
 from rljob_trainer.engines.train.offload import NO_OFFLOAD, OffloadSettings
+from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.host_memory import available_host_bytes
 
@@ -16,22 +17,24 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 
-def check_host_room(settings: OffloadSettings, memory: EngineMemory, device: torch.device) -> None:
+def check_host_room(settings: TrainEngineSettings, memory: EngineMemory) -> None:
     """Collective. Raises ResourceError, on all ranks alike, where a machine's memory has no room for what its ranks
     would send there. On CPUs parameters need none: there they only move."""
-    if settings == NO_OFFLOAD:
+    offload = settings.offload
+    if offload == NO_OFFLOAD:
         return
     moments = memory.moments_to_come
     needed = {
-        "parameters": memory.parameters if settings.parameters and device.type == "cuda" else 0,
-        "gradients": moments // 2 if settings.gradients else 0,
-        "optimizer": moments if settings.optimizer else 0,
+        "parameters": memory.parameters if offload.parameters and settings.device.type == "cuda" else 0,
+        "gradients": moments // 2 if offload.gradients else 0,
+        "optimizer": moments if offload.optimizer else 0,
     }
     needed = {name: num_bytes for name, num_bytes in needed.items() if num_bytes}
     refuse_too_much(
         sum(needed.values()),
         available_host_bytes(),
-        f"spec.training.model.offload: there is too little memory on the host for {', '.join(needed)}",
+        f"{settings.offload_field}: there is too little memory on the host for the {settings.role}'s "
+        f"{' and '.join(needed)}",
         "give the pool more memory, or let less leave the device",
     )
 

@@ -31,6 +31,10 @@ class TrainEngineSettings:
     """What is trained in the place of the model's own weights."""
     gradient_checkpointing_every_nth_layer: int = 1
     offload: OffloadSettings = NO_OFFLOAD
+    role: str = "actor"
+    """Whose model it is, for messages."""
+    offload_field: str = "spec.training.model.offload"
+    """Where the job says what leaves the device, for messages."""
     head: Head = Head.TOKENS
     defers_reduction: bool = False
     """Gradients are reduced with the last micro-batch of an update alone; until then each rank has whole ones."""

@@ -1,0 +1,91 @@
+"""What is said where a machine has no room for what leaves the devices: whose it is, and where the job asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_testing.one_rank import only_rank
+from rljob_testing.valid_job import edited, valid_job
+from rljob_trainer.controller.engine_settings import (
+    actor_engine,
+    critic_engine,
+    reference_engine,
+    reward_model_engine,
+)
+from rljob_trainer.engines.train import host_room
+from rljob_trainer.engines.train.engine_memory import EngineMemory
+from rljob_trainer.engines.train.host_room import check_host_room
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.errors import ResourceError
+
+OFFLOADS = {"parameters": True, "optimizer": True}
+SPEC = RLJob.from_wire(
+    edited(
+        valid_job(),
+        {
+            "spec.training.algorithm": {"type": "PPO", "kl": {"coefficient": 0.1}},
+            "spec.training.model.offload": OFFLOADS | {"reference": True},
+            "spec.training.critic.model.offload": OFFLOADS,
+            "spec.training.rewards[1]": {
+                "name": "judge",
+                "type": "RewardModel",
+                "rewardModel": {"source": "owner/reward", "offload": True},
+            },
+        },
+    )
+).spec
+
+
+@pytest.fixture(autouse=True)
+def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Half a mebibyte is left."""
+    monkeypatch.setattr(host_room, "available_host_bytes", lambda: 2**19)
+    with only_rank(tmp_path):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("settings_of", "said"),
+    [
+        (
+            actor_engine,
+            "spec.training.model.offload: there is too little memory on the host for the actor's parameters",
+        ),
+        (
+            reference_engine,
+            "spec.training.model.offload.reference: there is too little memory on the host for the reference's "
+            "parameters (on ",
+        ),
+        (
+            critic_engine,
+            "spec.training.critic.model.offload: there is too little memory on the host for the critic's parameters",
+        ),
+        (
+            reward_model_engine,
+            "spec.training.rewards[1].rewardModel.offload: there is too little memory on the host for the reward "
+            "model's parameters (on ",
+        ),
+    ],
+)
+def test_the_role_and_its_field_are_named(
+    settings_of: Callable[[RLJobSpec, torch.dtype, ParallelLayout], TrainEngineSettings], said: str
+) -> None:
+    settings = replace(settings_of(SPEC, torch.float32, ParallelLayout.of(1)), device=torch.device("cuda"))
+    model = nn.Linear(1023, 256)
+    is_trained = settings.optimizer is not None
+    memory = EngineMemory(model, torch.optim.AdamW(model.parameters()) if is_trained else None)
+    with pytest.raises(ResourceError) as caught:
+        check_host_room(settings, memory)
+    assert str(caught.value).startswith(said)
+    assert (" and optimizer (on " in str(caught.value)) == is_trained
+    # 1,024 x 256 numbers of 4 bytes, with the bias; the moments are twice as many beside them.
+    assert f": {3 if is_trained else 1}.0 MiB needed, 0.5 MiB available); give the pool" in str(caught.value)
