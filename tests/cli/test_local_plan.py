@@ -48,10 +48,17 @@ spec:
 def test_workers_are_the_pool_or_the_devices_if_fewer(devices: Devices, num_workers: int | None, expected: int) -> None:
     mapping = plan_for_machine(job(), devices, num_workers)
     assert [(row.pool, row.roles, row.num_workers_asked, row.num_workers) for row in mapping.pools] == [
-        ("main", ("actor", "rollout", "ref"), 16, expected)
+        ("main", ("actor", "rollout"), 16, expected)
     ]
     assert [(pool.name, pool.nodes, pool.gpus_per_node) for pool in mapping.spec.pools] == [("main", 1, expected)]
     assert mapping.spec.training == job().spec.training
+
+
+def test_roles_that_only_some_jobs_have_are_shown_for_those() -> None:
+    with_kl = job(training="    algorithm: {type: PPO, kl: {coefficient: 0.1}}")
+    assert [row.roles for row in plan_for_machine(with_kl, TWO_CORES, None).pools] == [
+        ("actor", "rollout", "ref", "critic")
+    ]
 
 
 def test_batches_that_no_longer_divide_are_refused() -> None:

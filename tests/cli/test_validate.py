@@ -47,8 +47,8 @@ def test_every_problem_is_shown_with_its_line(tmp_path: Path) -> None:
     accepted, output = validated(path)
     assert not accepted
     assert output == (
-        f"{path}:10:15: spec.training.rewards[0].function: the block `function` must be given if `type` is Function,"
-        " and only then; write the block that `type` names and no other\n"
+        f"{path}:10:15: spec.training.rewards[0].function: `type: Function` needs this block; add it, or choose"
+        " another type\n"
         "   10 |     rewards: [{type: Function}]\n"
         "                      ^\n"
         f"{path}:12:16: spec.training.batchSize: batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode"

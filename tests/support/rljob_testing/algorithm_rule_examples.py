@@ -50,8 +50,6 @@ _LOSS_BLOCKS = {
 """Blocks of losses that may be left out."""
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
-    "Advantage.function": [{_T + "algorithm.advantage": _FUNCTION}, {_T + "algorithm.advantage.type": "GroupRelative"}],
-    "Loss.function": [{_T + "algorithm.loss": _FUNCTION}, {_T + "algorithm.loss.type": "Clipped"}],
     "Algorithm.advantage.groupRelative": [
         {_T + "algorithm": {"type": recipe, "advantage": advantage}}
         for recipe in ("GRPO", "DrGRPO")
@@ -82,7 +80,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         ]
         for block, variant in _LOSS_BLOCKS.items()
     },
-    "Loss.dro": [{_T + "algorithm.loss": {"type": "DRO", "dro": {"beta": 0.1}}}, {_T + "algorithm.loss.type": "GPG"}],
     "ClipCov.covarianceHigh": [{_T + "algorithm.loss": {"type": "ClipCov", "clipCov": {"covarianceLow": -1}}}],
     "Clipped.dualClipRatio": [
         {_T + "algorithm.loss.clipped.dualClipRatio": 1.001},
@@ -110,7 +107,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "algorithm.kl": {"coefficient": 0.1, "controller": _ADAPTIVE}},
         {_KL_CONTROLLER + ".type": "Fixed"},
     ],
-    "KlController.adaptive": [{_T + "algorithm.kl": {"coefficient": 0.1, "controller": _ADAPTIVE}}],
     "Training.klHorizon": [
         {
             _T + "batchSize": 8,
@@ -185,19 +181,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
 }
 
 BAD: dict[str, list[Bad]] = {
-    "Advantage.function": [
-        Bad(_T + "algorithm.advantage.function", {_T + "algorithm.advantage.type": "Function"}),
-        Bad(_T + "algorithm.advantage.function", {_T + "algorithm.advantage.function": {"path": "mine:own"}}),
-        Bad(
-            _T + "algorithm.advantage.function",
-            {_T + "algorithm.advantage": _FUNCTION | {"type": "GroupRelative"}},
-        ),
-    ],
-    "Loss.function": [
-        Bad(_T + "algorithm.loss.function", {_T + "algorithm.loss.type": "Function"}),
-        Bad(_T + "algorithm.loss.function", {_T + "algorithm.loss.function": {"path": "mine:own"}}),
-        Bad(_T + "algorithm.loss.function", {_T + "algorithm.loss": _FUNCTION | {"type": "Clipped"}}),
-    ],
     "Algorithm.advantage.groupRelative": [
         Bad(_T + "algorithm.advantage.groupRelative", {_T + "algorithm.advantage": _FUNCTION | {"groupRelative": {}}}),
     ],
@@ -228,10 +211,6 @@ BAD: dict[str, list[Bad]] = {
         ]
         for block in _LOSS_BLOCKS
     },
-    "Loss.dro": [
-        Bad(_T + "algorithm.loss.dro", {_T + "algorithm.loss.type": "DRO"}),
-        Bad(_T + "algorithm.loss.dro", {_T + "algorithm.loss": {"type": "GPG", "dro": {"beta": 0.1}}}),
-    ],
     "ClipCov.covarianceHigh": [
         Bad(
             _T + "algorithm.loss.clipCov.covarianceHigh",
@@ -264,13 +243,6 @@ BAD: dict[str, list[Bad]] = {
     "Kl.controller": [
         Bad(_KL_CONTROLLER, {_T + "algorithm.kl": {"controller": _ADAPTIVE}}),
         Bad(_KL_CONTROLLER, {_T + "algorithm.kl": {"coefficient": 0, "controller": _ADAPTIVE}}),
-    ],
-    "KlController.adaptive": [
-        Bad(
-            _KL_CONTROLLER + ".adaptive",
-            {_T + "algorithm.kl": {"coefficient": 0.1, "controller": {"type": "Adaptive"}}},
-        ),
-        Bad(_KL_CONTROLLER + ".adaptive", {_KL_CONTROLLER + ".adaptive": {"target": 0.1}}),
     ],
     "Training.klHorizon": [
         Bad(

@@ -14,3 +14,5 @@ class Bad:
     edits: Mapping[str, object]
     also: tuple[str, ...] = ()
     """Other rules that the same job cannot help breaking."""
+    places: tuple[str, ...] = ()
+    """Where pydantic shows it, which can say more than the API server: each entry of a list; `path` where empty."""

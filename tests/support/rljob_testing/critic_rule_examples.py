@@ -15,7 +15,7 @@ _OFFLOADED = {_T + "critic.model.offload.gradients": True}
 _REVISION, _SOURCE = _T + "critic.model.revision", _T + "critic.model.source"
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
-    "RLJobSpec.criticPool": [{**_PPO, **_APART}, {"spec.roles.critic.pool": "main"}],
+    "RLJobSpec.criticPool": [{**_PPO, **_APART}, {**_PPO, "spec.roles.critic.pool": "main"}],
     "Training.critic": [{**each, _T + "critic.valueClipRange": 0} for each in (_PPO, _GAE, _OWN)],
     "Training.criticWarmupSteps": [{**_PPO, _T + "critic.warmupSteps": 9}],
     "Training.criticOptimizerWarmupSteps": [{**_PPO, _T + "critic.optimizer.warmupSteps": 10}, _PPO],
@@ -23,7 +23,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "RLJobSpec.criticUsed": [
         {**_PPO, **_APART},
         {**_OWN, **_APART},
-        {"spec.roles.critic.pool": "main"},
         # The first pool is the default of a role that the job does not have.
         {
             "spec.pools[1]": {"name": "second"},
@@ -54,7 +53,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
 BAD: dict[str, list[Bad]] = {
     "RLJobSpec.criticPool": [
         Bad("spec.roles.critic.pool", {**_PPO, "spec.roles.critic.pool": "other"}),
-        Bad("spec.roles.critic.pool", {"spec.roles.critic.pool": "other"}, also=("RLJobSpec.criticUsed",)),
+        Bad("spec.roles.critic.pool", {"spec.roles.critic.pool": "other"}),
     ],
     "Training.critic": [
         Bad(_T + "critic", {_T + "critic": {}}),
@@ -68,7 +67,9 @@ BAD: dict[str, list[Bad]] = {
         Bad(_REVISION, {**_PPO, _REVISION: "main"}),
         Bad(_REVISION, {**_PPO, _REVISION: "main", _SOURCE: "./critic"}),
     ],
-    "RLJobSpec.criticUsed": [Bad("spec.roles.critic.pool", _APART)],
+    "RLJobSpec.criticUsed": [
+        Bad("spec.roles.critic.pool", each) for each in (_APART, {"spec.roles.critic.pool": "main"})
+    ],
     "RLJobSpec.critic.offload.gradientsOfReplicas": [
         Bad(_T + "critic.model.offload.gradients", {**_PPO, **_OFFLOADED, "spec.roles.critic.shardSize": 1})
     ],

@@ -26,7 +26,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     },
     **{
         f"RLJobSpec.{role}LayoutUsed": [
-            {f"spec.roles.{role}.pool": "main"},
+            {**_MAKES[role], f"spec.roles.{role}.pool": "main"},
             {
                 _T + "algorithm.advantage": {"type": "Function", "function": {"path": "mine:function"}},
                 f"spec.roles.{role}.shardSize": 1,

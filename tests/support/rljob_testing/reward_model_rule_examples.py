@@ -15,15 +15,14 @@ _APART = {"spec.pools[1]": {"name": "second", "nodes": 1, "gpusPerNode": 2}, _PO
 _PLACE = "spec.roles.rewardModel"
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
-    "Reward.rewardModel": [_JUDGED],
-    "RLJobSpec.rewardModelPool": [{**_JUDGED, **_APART}, {_POOL: "main"}],
+    "RLJobSpec.rewardModelPool": [{**_JUDGED, **_APART}, {**_JUDGED, _POOL: "main"}],
     "Training.oneRewardModel": [{_R: [_MODEL, {"name": "exact", "type": "MathAnswer"}]}],
     "RewardModel.revision": [
         {_R: [{"type": "RewardModel", "rewardModel": _SOURCE | {"revision": "main"}}]},
         {_R: [{"type": "RewardModel", "rewardModel": {"source": "./reward"}}]},
     ],
-    "RLJobSpec.rewardModelUsed": [{**_JUDGED, **_APART}, {_POOL: "main"}],
-    "RLJobSpec.rewardModelLayoutUsed": [{**_JUDGED, f"{_PLACE}.shardSize": 1}, {f"{_PLACE}.pool": "main"}],
+    "RLJobSpec.rewardModelUsed": [{**_JUDGED, **_APART}, {**_JUDGED, _POOL: "main"}],
+    "RLJobSpec.rewardModelLayoutUsed": [{**_JUDGED, f"{_PLACE}.shardSize": 1}, {**_JUDGED, f"{_PLACE}.pool": "main"}],
     "RLJobSpec.rewardModel.shardSize": [{**_JUDGED, **_APART, f"{_PLACE}.shardSize": 1}],
     "RLJobSpec.rewardModel.maxTokensPerMicroBatch": [
         {"spec.training.maxTokensPerMicroBatch": 64, "spec.roles.actor.sequenceParallel": 2},
@@ -38,13 +37,9 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
 }
 
 BAD: dict[str, list[Bad]] = {
-    "Reward.rewardModel": [
-        Bad(_R + "[0].rewardModel", {_R: [{"type": "RewardModel"}]}),
-        Bad(_R + "[0].rewardModel", {_R + "[0].rewardModel": _SOURCE}),
-    ],
     "RLJobSpec.rewardModelPool": [
         Bad(_POOL, {**_JUDGED, _POOL: "other"}),
-        Bad(_POOL, {_POOL: "other"}, also=("RLJobSpec.rewardModelUsed",)),
+        Bad(_POOL, {_POOL: "other"}),
     ],
     "Training.oneRewardModel": [Bad(_R, {_R: [_MODEL, _MODEL | {"name": "second"}]})],
     "RewardModel.revision": [
@@ -53,7 +48,7 @@ BAD: dict[str, list[Bad]] = {
             {_R: [{"type": "RewardModel", "rewardModel": {"source": "./reward", "revision": "main"}}]},
         )
     ],
-    "RLJobSpec.rewardModelUsed": [Bad(_POOL, _APART)],
+    "RLJobSpec.rewardModelUsed": [Bad(_POOL, each) for each in (_APART, {_POOL: "main"})],
     "RLJobSpec.rewardModelLayoutUsed": [
         Bad(_PLACE, {f"{_PLACE}.shardSize": 1}),
         Bad(_PLACE, {f"{_PLACE}.sequenceParallel": 1}),

@@ -16,9 +16,6 @@ _MODEL = {"type": "RewardModel", "rewardModel": {"source": "owner/reward"}}
 _FILE = {"type": "File", "file": {"path": "held_out.jsonl"}}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
-    "Reward.function": [{_R: [_FUNCTION]}],
-    "Reward.format": [{_R: [_FORMAT]}],
-    "Reward.overlong": [{_R: [_OVERLONG]}],
     "Reward.limits": [
         {_R: [_OVERLONG | {"weight": 0.5}]},
         {_R: [_FORMAT | {"timeoutSeconds": 1.0, "numProcesses": 1, "onError": "Score", "errorScore": -1.0}]},
@@ -43,18 +40,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
 }
 
 BAD: dict[str, list[Bad]] = {
-    "Reward.function": [
-        Bad(_R + "[0].function", {_R: [{"type": "Function"}]}),
-        Bad(_R + "[0].function", {_R + "[0].function": {"path": "rewards:score"}}),
-    ],
-    "Reward.format": [
-        Bad(_R + "[0].format", {_R: [{"type": "Format"}]}),
-        Bad(_R + "[1].format", {_R + "[1]": _FUNCTION | {"name": "b", "format": {"pattern": "a"}}}),
-    ],
-    "Reward.overlong": [
-        Bad(_R + "[0].overlong", {_R: [{"type": "Overlong"}]}),
-        Bad(_R + "[0].overlong", {_R + "[0].overlong": {"bufferTokens": 1}}),
-    ],
     "Reward.limits": [
         Bad(_R + "[0]", {_R: [reward | {name: value}]})
         for name, value in (
@@ -67,16 +52,20 @@ BAD: dict[str, list[Bad]] = {
         for reward in (_OVERLONG, _MODEL)
     ],
     "Training.rewards.name": [
-        Bad(_R, {_R + "[1]": _FUNCTION}),
-        Bad(_R, {_R: [_OVERLONG, _FUNCTION | {"name": "length"}, _FORMAT]}),
+        Bad(_R, {_R + "[1]": _FUNCTION}, places=(_R + "[0].name", _R + "[1].name")),
+        Bad(_R, {_R: [_FORMAT, _OVERLONG, _FORMAT]}, places=(_R + "[0].name", _R + "[2].name")),
     ],
     "Training.rewardWeights": [
         Bad(_R, {_R + "[0].weight": 0.0}),
         Bad(_R, {_R: [_FUNCTION | {"weight": 0.0}, _OVERLONG | {"weight": -0.0}]}),
     ],
     "Training.overlongBuffer": [
-        Bad(_R, {_R: [{"type": "MathAnswer"}, _OVERLONG | {"overlong": {"bufferTokens": 65}}]}),
-        Bad(_R, {_R: [_OVERLONG], _T + "rollout.maxNewTokens": 15}),
+        Bad(
+            _R,
+            {_R: [{"type": "MathAnswer"}, _OVERLONG | {"overlong": {"bufferTokens": 65}}]},
+            places=(_R + "[1].overlong.bufferTokens",),
+        ),
+        Bad(_R, {_R: [_OVERLONG], _T + "rollout.maxNewTokens": 15}, places=(_R + "[0].overlong.bufferTokens",)),
     ],
     "Training.reasoningGymReward": [
         Bad(_R, {_R + "[0].type": "ReasoningGym"}),

@@ -13,8 +13,10 @@ from rljob_testing import (
     dynamic_sampling_rule_examples,
     layout_rule_examples,
     offload_rule_examples,
+    placement_rule_examples,
     reward_model_rule_examples,
     reward_rule_examples,
+    union_rule_examples,
 )
 from rljob_testing.bad_job import Bad
 
@@ -26,7 +28,6 @@ _SECRET = {"name": "credentials", "key": "token"}
 _GYM = {"type": "ReasoningGym", "reasoningGym": {"task": "basic_arithmetic"}}
 _CLAIM = {"name": "data", "mountPath": "/data", "type": "PersistentVolumeClaim"}
 _CLAIMED = _CLAIM | {"persistentVolumeClaim": {"claimName": "data"}}
-_APART = {"actor": {"pool": "second"}, "rollout": {"pool": "second"}, "ref": {"pool": "main"}}
 _SCRATCH = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emptyDir": {}}
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
@@ -35,33 +36,14 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     **layout_rule_examples.GOOD,
     **dynamic_sampling_rule_examples.GOOD,
     **offload_rule_examples.GOOD,
+    **placement_rule_examples.GOOD,
     **reward_rule_examples.GOOD,
     **reward_model_rule_examples.GOOD,
+    **union_rule_examples.GOOD,
     "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "a-0"}],
-    "RLJobSpec.pools.name": [{}],
     "RLJobSpec.env.name": [{_ENV: [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}],
     "RLJobSpec.volumes.name": [{"spec.volumes": [_CLAIMED, _SCRATCH]}],
     "RLJobSpec.volumes.mountPath": [{"spec.volumes": [_CLAIMED, _SCRATCH]}],
-    "RLJobSpec.actorPool": [{"spec.roles.actor.pool": "main"}],
-    "RLJobSpec.rolloutPool": [{"spec.roles.rollout.pool": "main"}],
-    "RLJobSpec.refPool": [{"spec.roles.ref.pool": "main"}],
-    "RLJobSpec.actorWithRollout": [
-        {"spec.roles": {role: {"pool": "main"} for role in ("actor", "rollout", "ref")}},
-        {"spec.roles": {"actor": {"pool": "main"}}},
-        {"spec.pools[1]": {"name": "second"}, "spec.roles": _APART, _T + "algorithm.kl.coefficient": 0.1},
-    ],
-    "RLJobSpec.refUsed": [
-        {"spec.pools[1]": {"name": "second"}, "spec.roles.ref.pool": "second", _T + "algorithm.kl.coefficient": 1e-9},
-        *(
-            {
-                "spec.pools[1]": {"name": "second"},
-                "spec.roles.ref.pool": "second",
-                _T + f"algorithm.{part}": {"type": "Function", "function": {"path": "mine:function"}},
-            }
-            for part in ("advantage", "loss")
-        ),
-    ],
-    "RLJobSpec.noIdlePool": [{"spec.pools[0].nodes": 2}],
     "RLJobSpec.batchSize": [
         {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 4},
         # 8 prompts of 4 responses over 16 GPUs: fewer prompts than GPUs.
@@ -106,12 +88,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {"spec.code": {"persistentVolumeClaim": "code"}},
         {"spec.code": {"imagePath": "/opt/code"}},
     ],
-    "Volume.persistentVolumeClaim": [{"spec.volumes": [_CLAIMED]}],
-    "Volume.configMap": [
-        {"spec.volumes": [{"name": "c", "mountPath": "/c", "type": "ConfigMap", "configMap": {"name": "c"}}]}
-    ],
-    "Volume.secret": [{"spec.volumes": [{"name": "s", "mountPath": "/s", "type": "Secret", "secret": {"name": "s"}}]}],
-    "Volume.emptyDir": [{"spec.volumes": [_SCRATCH | {"emptyDir": {"sizeLimit": "1Gi"}}]}],
     "Volume.nameNotOwned": [{"spec.volumes": [_SCRATCH | {"name": "my-rljob-data"}]}],
     "Volume.mountPathNotOwned": [
         {"spec.volumes": [_SCRATCH | {"mountPath": path}]}
@@ -125,9 +101,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt", "subPath": "team/run"}},
         {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt"}},
     ],
-    "Dataset.file": [{}],
-    "Dataset.huggingFace": [{_T + "dataset": {"type": "HuggingFace", "huggingFace": {"path": "owner/data"}}}],
-    "Dataset.reasoningGym": [{_T + "dataset": _GYM}],
     "Model.revision": [
         {_T + "model": {"source": "owner/model", "revision": "main"}},
         {_T + "model": {"source": "/models/mine"}},
@@ -149,6 +122,9 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "Training.warmupSteps": [{_T + "optimizer.warmupSteps": 10}],
     # 64 prompt tokens and 64 new ones.
     "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
+    "Rollout.cpuKvCache": [
+        {_T + "rollout.cpuKvCache": memory} for memory in ("4Gi", "0.5Gi", "00.01Mi", 1, 1073741824, "1", "100k")
+    ],
     "Training.loraSync": [
         {_T + "model.lora": {"sync": "Adapter"}},
         {_T + "model.lora": {"sync": "Adapter"}, _T + "rollout.engine": "VLLM"},
@@ -179,41 +155,37 @@ BAD: dict[str, list[Bad]] = {
     **layout_rule_examples.BAD,
     **dynamic_sampling_rule_examples.BAD,
     **offload_rule_examples.BAD,
+    **placement_rule_examples.BAD,
     **reward_rule_examples.BAD,
     **reward_model_rule_examples.BAD,
+    **union_rule_examples.BAD,
     "Metadata.name": [
         Bad("metadata.name", {"metadata.name": "a" * 47}),
         Bad("metadata.name", {"metadata.name": "a.b"}),
         # Names of services begin with a letter.
         Bad("metadata.name", {"metadata.name": "8b"}),
     ],
-    "RLJobSpec.pools.name": [Bad("spec.pools", {"spec.pools[1]": {"name": "main", "gpusPerNode": 2}})],
-    "RLJobSpec.env.name": [Bad(_ENV, {_ENV: [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]})],
-    "RLJobSpec.volumes.name": [Bad("spec.volumes", {"spec.volumes": [_CLAIMED, _SCRATCH | {"name": "data"}]})],
-    "RLJobSpec.volumes.mountPath": [
-        Bad("spec.volumes", {"spec.volumes": [_CLAIMED, _SCRATCH | {"mountPath": "/data"}]})
-    ],
-    "RLJobSpec.actorPool": [
+    "RLJobSpec.env.name": [
         Bad(
-            "spec.roles.actor.pool",
-            {"spec.roles.actor.pool": "other"},
-            also=("RLJobSpec.actorWithRollout", "RLJobSpec.refUsed"),
+            _ENV,
+            {_ENV: [{"name": name, "value": "1"} for name in ("A", "B", "A")]},
+            places=(_ENV + "[0].name", _ENV + "[2].name"),
         )
     ],
-    "RLJobSpec.rolloutPool": [
-        Bad("spec.roles.rollout.pool", {"spec.roles.rollout.pool": "other"}, also=("RLJobSpec.actorWithRollout",))
+    "RLJobSpec.volumes.name": [
+        Bad(
+            "spec.volumes",
+            {"spec.volumes": [_CLAIMED, _SCRATCH | {"name": "data"}]},
+            places=("spec.volumes[0].name", "spec.volumes[1].name"),
+        )
     ],
-    "RLJobSpec.refPool": [
-        Bad("spec.roles.ref.pool", {"spec.roles.ref.pool": "other"}, also=("RLJobSpec.refUsed",)),
-        Bad("spec.roles.ref.pool", {"spec.roles.ref.pool": "other", _T + "algorithm.kl.coefficient": 0.1}),
+    "RLJobSpec.volumes.mountPath": [
+        Bad(
+            "spec.volumes",
+            {"spec.volumes": [_CLAIMED, _SCRATCH | {"mountPath": "/data"}]},
+            places=("spec.volumes[0].mountPath", "spec.volumes[1].mountPath"),
+        )
     ],
-    "RLJobSpec.refUsed": [
-        Bad("spec.roles.ref.pool", {"spec.pools[1]": {"name": "second"}, "spec.roles.ref.pool": "second"}),
-    ],
-    "RLJobSpec.actorWithRollout": [
-        Bad("spec.roles", {"spec.pools[1]": {"name": "second"}, "spec.roles.rollout.pool": "second"}),
-    ],
-    "RLJobSpec.noIdlePool": [Bad("spec.pools", {"spec.pools[1]": {"name": "second"}})],
     "RLJobSpec.batchSize": [
         Bad(_T + "batchSize", {_T + "batchSize": 7, _T + "rollout.groupSize": 3}),
         Bad(_T + "batchSize", {"spec.pools[0].nodes": 3}),
@@ -292,14 +264,6 @@ BAD: dict[str, list[Bad]] = {
         Bad("spec.code", {"spec.code": {}}),
         Bad("spec.code", {"spec.code": {"configMap": "a", "imagePath": "/a"}}),
     ],
-    "Volume.persistentVolumeClaim": [Bad("spec.volumes[0].persistentVolumeClaim", {"spec.volumes": [_CLAIM]})],
-    "Volume.configMap": [
-        Bad("spec.volumes[0].configMap", {"spec.volumes": [{"name": "c", "mountPath": "/c", "type": "ConfigMap"}]})
-    ],
-    "Volume.secret": [
-        Bad("spec.volumes[0].secret", {"spec.volumes": [_CLAIMED | {"secret": {"name": "s"}}]}),
-    ],
-    "Volume.emptyDir": [Bad("spec.volumes[0].emptyDir", {"spec.volumes": [_CLAIMED | {"emptyDir": {}}]})],
     "Volume.nameNotOwned": [Bad("spec.volumes[0].name", {"spec.volumes": [_SCRATCH | {"name": "rljob-storage"}]})],
     "Volume.mountPathNotOwned": [
         Bad("spec.volumes[0].mountPath", {"spec.volumes": [_SCRATCH | {"mountPath": path}]})
@@ -329,14 +293,6 @@ BAD: dict[str, list[Bad]] = {
             {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt", "subPath": "a/../.."}},
         )
     ],
-    "Dataset.file": [Bad(_T + "dataset.file", {_T + "dataset": {"type": "File"}})],
-    "Dataset.huggingFace": [
-        Bad(_T + "dataset.huggingFace", {_T + "dataset": {"type": "HuggingFace"}}),
-        Bad(_T + "dataset.huggingFace", {_T + "dataset.huggingFace": {"path": "owner/data"}}),
-    ],
-    "Dataset.reasoningGym": [
-        Bad(_T + "evaluation.dataset.reasoningGym", {_T + "evaluation.dataset": {"type": "ReasoningGym"}}),
-    ],
     "Model.revision": [
         Bad(_T + "model.revision", {_T + "model": {"source": "./mine", "revision": "main"}}),
         Bad(_T + "model.revision", {_T + "model": {"source": "package://my_models/small", "revision": "main"}}),
@@ -360,6 +316,10 @@ BAD: dict[str, list[Bad]] = {
     ],
     "Training.warmupSteps": [Bad(_T + "optimizer.warmupSteps", {_T + "optimizer.warmupSteps": 11})],
     "Training.timelineSteps": [Bad(_T + "timelineSteps", {_T + "timelineSteps": [11]})],
+    "Rollout.cpuKvCache": [
+        Bad(_T + "rollout.cpuKvCache", {_T + "rollout.cpuKvCache": memory})
+        for memory in ("0", 0, "0Gi", "0.00Mi", "00k", "0m", "100m", "0.5")
+    ],
     "Training.loraSync": [
         Bad(_T + "model.lora.sync", {_T + "model.lora": {"sync": "Adapter"}, _T + "rollout.engine": "HuggingFace"})
     ],

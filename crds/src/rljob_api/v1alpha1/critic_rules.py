@@ -78,18 +78,6 @@ CRITIC_RULES = (
     ),
     rule(
         RLJobSpec,
-        "RLJobSpec.criticUsed",
-        field=".roles.critic.pool",
-        cel=f"!has(self.roles.critic.pool) || self.roles.critic.pool == {pool_of_cel('actor')}"
-        f" || {may_need_critic_cel('self.training')}",
-        wrong="the algorithm that the job chooses has no critic, and its GPUs would stay idle",
-        advice="remove the pool, or choose an advantage that needs a critic (algorithm.type: PPO)",
-        holds=lambda spec: (
-            spec.roles.critic.pool in (None, spec.placed_roles()["actor"]) or may_need_critic(spec.training)
-        ),
-    ),
-    rule(
-        RLJobSpec,
         "RLJobSpec.critic.offload.gradientsOfReplicas",
         field=".training.critic.model.offload.gradients",
         cel=f"!has(self.training.critic) || !self.training.critic.model.offload.gradients || !has({_SHARD_SIZE}) || "

@@ -42,8 +42,10 @@ DYNAMIC_SAMPLING_RULES = (
         "Training.dynamicSamplingGroups",
         field=".algorithm.dynamicSampling",
         cel=f"!{_IS_ON_CEL} || {chosen_cel('self.algorithm', 'advantage')} in {[str(each) for each in _COMPARING]}",
-        wrong="the job's advantage does not compare responses to the same prompt, and learns from equal scores, too",
-        advice="write dynamicSampling: {enabled: false}, or choose an advantage that does, such as GroupRelative",
+        wrong="dynamicSampling replaces groups with equal scores, and the job's advantage (algorithm.advantage.type, or"
+        " that of the recipe algorithm.type) compares no groups: it learns from equal scores, too",
+        advice="remove it (with type: DAPO write dynamicSampling: {enabled: false}), or choose an advantage.type that"
+        " does, such as GroupRelative",
         holds=lambda t: not has_dynamic_sampling(t.algorithm) or advantage_type(t.algorithm) in _COMPARING,
     ),
     rule(

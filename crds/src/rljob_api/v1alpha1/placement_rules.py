@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.critic_rules import may_need_critic, may_need_critic_cel
@@ -11,17 +12,12 @@ from rljob_api.v1alpha1.policy_loss import LossType
 from rljob_api.v1alpha1.reward_model_rules import has_reward_model, has_reward_model_cel
 from rljob_api.v1alpha1.roles import TRAIN_ROLES, TrainRole, pool_of_cel
 from rljob_api.v1alpha1.rollout import RolloutEngine
-from rljob_api.v1alpha1.rule import Rule, cel_text, rule, unique_rule, wire_name
+from rljob_api.v1alpha1.rule import Path, Rule, cel_text, rule, unique_rule, wire_name
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 
 MAX_NAME_LENGTH = 46
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _ROLES = ("actor", "rollout", "ref", "critic", "rewardModel")
-_OPTIONAL_ROLES = {
-    "critic": may_need_critic_cel("self.training"),
-    "rewardModel": has_reward_model_cel("self.training"),
-}
-"""Those that only some jobs have, with the CEL that says which: their default pool does not count for others."""
 _FUNCTIONS = ("self.training.algorithm.advantage", "self.training.algorithm.loss")
 _PARALLEL = "self.roles.rollout.tensorParallel"
 
@@ -31,18 +27,26 @@ def _tensor_parallel_fits(spec: RLJobSpec) -> bool:
     return all(p.gpus_per_node % spec.roles.rollout.tensor_parallel == 0 for p in spec.pools if p.name == name)
 
 
-def _role_pool_rule(role: str) -> Rule:
-    def holds(spec: RLJobSpec) -> bool:
-        return spec.placed_roles()[role] in {pool.name for pool in spec.pools}
+def _are_there(spec: RLJobSpec, roles: Iterable[str]) -> bool:
+    """Whether there are the pools that these roles name; where not, that is said and nothing that follows from it."""
+    names, placed = {pool.name for pool in spec.pools}, spec.placed_roles()
+    return all(placed[role] in names for role in roles)
 
+
+def _is_there_cel(role: str) -> str:
+    return f"(!has(self.roles.{role}.pool) || self.pools.exists(p, p.name == self.roles.{role}.pool))"
+
+
+def _role_pool_rule(role: str) -> Rule:
     return rule(
         RLJobSpec,
         f"RLJobSpec.{role}Pool",
         field=f".roles.{role}.pool",
-        cel=f"!has(self.roles.{role}.pool) || self.pools.exists(p, p.name == self.roles.{role}.pool)",
+        cel=_is_there_cel(role),
         wrong="there is no pool of this name",
-        advice="name one of spec.pools, or leave it out for the first",
-        holds=holds,
+        advice="leave it out for the first, or name one of spec.pools",
+        holds=lambda spec: _are_there(spec, [role]),
+        choices=lambda spec: [pool.name for pool in spec.pools],
     )
 
 
@@ -83,10 +87,45 @@ MAY_NEED_REFERENCE_CEL = " || ".join(
 )
 
 
+@dataclass(frozen=True)
+class OptionalRole:
+    """A role that only some jobs have."""
+
+    name: str
+    is_there: Callable[[RLJobSpec], bool]
+    is_there_cel: str
+    wrong: str
+    advice: str
+
+
+OPTIONAL_ROLES = (
+    OptionalRole(
+        "ref",
+        may_need_reference,
+        MAY_NEED_REFERENCE_CEL,
+        "there is no reference model with training.algorithm.kl.coefficient 0",
+        "set a coefficient above 0 (or choose a function that needs ref_logprobs)",
+    ),
+    OptionalRole(
+        "critic",
+        lambda spec: may_need_critic(spec.training),
+        may_need_critic_cel("self.training"),
+        "the algorithm that the job chooses has no critic",
+        "choose an advantage that needs a critic (algorithm.type: PPO)",
+    ),
+    OptionalRole(
+        "rewardModel",
+        lambda spec: has_reward_model(spec.training),
+        has_reward_model_cel("self.training"),
+        "no reward is of type RewardModel",
+        "add such a reward to training.rewards",
+    ),
+)
+
+
 def absent_roles(spec: RLJobSpec) -> list[str]:
     """Roles that only some jobs have, and this one has not."""
-    is_there = {"critic": may_need_critic(spec.training), "rewardModel": has_reward_model(spec.training)}
-    return [role for role, is_used in is_there.items() if not is_used]
+    return [role.name for role in OPTIONAL_ROLES if not role.is_there(spec)]
 
 
 def reference_is_the_actor(spec: RLJobSpec) -> bool:
@@ -102,38 +141,66 @@ REFERENCE_IS_THE_ACTOR_CEL = (
 )
 
 
-def _unused_layout_rule(
-    role: str, *, is_there: Callable[[RLJobSpec], bool], is_there_cel: str, wrong: str, advice: str
-) -> Rule:
-    """A layout of a role that the job does not have would be ignored."""
-    place = f"self.roles.{role}"
+def _unused_pool_rule(role: OptionalRole) -> Rule:
+    """A pool for a role that the job does not have."""
+    name, pool = role.name, f"self.roles.{role.name}.pool"
 
     def holds(spec: RLJobSpec) -> bool:
-        asked = spec.roles.train_role(role)
-        return (asked.shard_size is None and asked.sequence_parallel is None) or is_there(spec)
+        return spec.roles.train_role(name).pool is None or role.is_there(spec) or not _are_there(spec, [name])
 
     return rule(
         RLJobSpec,
-        f"RLJobSpec.{role}LayoutUsed",
-        field=f".roles.{role}",
-        cel=f"!has({place}.shardSize) && !has({place}.sequenceParallel) || {is_there_cel}",
-        wrong=wrong,
-        advice=advice,
+        f"RLJobSpec.{name}Used",
+        field=f".roles.{name}.pool",
+        cel=f"!has({pool}) || {role.is_there_cel} || !{_is_there_cel(name)}",
+        wrong=f"{role.wrong}, and its pool would be ignored",
+        advice=f"remove it, or {role.advice}",
         holds=holds,
     )
 
 
-def _reference_is_used(spec: RLJobSpec) -> bool:
-    placed = spec.placed_roles()
-    return placed["ref"] == placed["actor"] or may_need_reference(spec)
+def _unused_layout_rule(role: OptionalRole) -> Rule:
+    """A layout of a role that the job does not have would be ignored."""
+    name, place = role.name, f"self.roles.{role.name}"
+
+    def holds(spec: RLJobSpec) -> bool:
+        asked = spec.roles.train_role(name)
+        return (asked.shard_size is None and asked.sequence_parallel is None) or role.is_there(spec)
+
+    return rule(
+        RLJobSpec,
+        f"RLJobSpec.{name}LayoutUsed",
+        field=f".roles.{name}",
+        cel=f"!has({place}.shardSize) && !has({place}.sequenceParallel) || {role.is_there_cel}",
+        wrong=f"{role.wrong}, and its layout would be ignored",
+        advice=f"remove it, or {role.advice}",
+        holds=holds,
+    )
 
 
-def _all_pools_have_roles(spec: RLJobSpec) -> bool:
-    placed = spec.placed_roles()
-    for role in absent_roles(spec):
-        if spec.roles.train_role(role).pool is None:
-            del placed[role]
-    return {pool.name for pool in spec.pools} <= set(placed.values())
+def _idle_pools(spec: RLJobSpec) -> list[Path]:
+    """The names of pools without a role, below `pools`."""
+    placed, absent = spec.placed_roles(), absent_roles(spec)
+    # A pool that a role names is that role's, although the job has no such role: that is another fault.
+    used = {pool for role, pool in placed.items() if role not in absent or spec.roles.train_role(role).pool is not None}
+    return [(index, "name") for index, pool in enumerate(spec.pools) if pool.name not in used]
+
+
+_ALL_IN_USE_CEL = (
+    "self.pools.all(p, "
+    + " || ".join(
+        (
+            f"p.name == {pool_of_cel('actor')}",
+            f"p.name == {pool_of_cel('rollout')}",
+            *(
+                f"(has(self.roles.{role.name}.pool) && p.name == self.roles.{role.name}.pool)"
+                f" || (p.name == {pool_of_cel(role.name)} && ({role.is_there_cel}))"
+                for role in OPTIONAL_ROLES
+            ),
+        )
+    )
+    + ")"
+)
 
 
 METADATA_RULES = (
@@ -155,56 +222,25 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.actorWithRollout",
         field=".roles",
-        cel=f"{pool_of_cel('actor')} == {pool_of_cel('rollout')}",
+        cel=f"{pool_of_cel('actor')} == {pool_of_cel('rollout')}"
+        f" || !{_is_there_cel('actor')} || !{_is_there_cel('rollout')}",
         wrong="actor and rollout must be on one pool, because they hand over weights within each GPU",
         advice="name the same pool for both, or none (ref and critic may have pools of their own)",
-        holds=lambda spec: spec.placed_roles()["actor"] == spec.placed_roles()["rollout"],
+        holds=lambda spec: (
+            spec.placed_roles()["actor"] == spec.placed_roles()["rollout"] or not _are_there(spec, ("actor", "rollout"))
+        ),
     ),
-    rule(
-        RLJobSpec,
-        "RLJobSpec.refUsed",
-        field=".roles.ref.pool",
-        cel=f"{pool_of_cel('ref')} == {pool_of_cel('actor')} || {MAY_NEED_REFERENCE_CEL}",
-        wrong="there is no reference model with training.algorithm.kl.coefficient 0, and its GPUs would stay idle",
-        advice="set a coefficient above 0, name a function that needs ref_logprobs, or remove the pool",
-        holds=_reference_is_used,
-    ),
-    _unused_layout_rule(
-        "ref",
-        is_there=may_need_reference,
-        is_there_cel=MAY_NEED_REFERENCE_CEL,
-        wrong="there is no reference model with training.algorithm.kl.coefficient 0, and its layout would be ignored",
-        advice="remove it, set a coefficient above 0, or name a function that needs ref_logprobs",
-    ),
-    _unused_layout_rule(
-        "critic",
-        is_there=lambda spec: may_need_critic(spec.training),
-        is_there_cel=may_need_critic_cel("self.training"),
-        wrong="the algorithm that the job chooses has no critic, and its layout would be ignored",
-        advice="remove it, or choose an advantage that needs a critic (algorithm.type: PPO)",
-    ),
-    _unused_layout_rule(
-        "rewardModel",
-        is_there=lambda spec: has_reward_model(spec.training),
-        is_there_cel=has_reward_model_cel("self.training"),
-        wrong="no reward is of type RewardModel, and the layout of its model would be ignored",
-        advice="remove it, or add such a reward to training.rewards",
-    ),
+    *(_unused_pool_rule(role) for role in OPTIONAL_ROLES),
+    *(_unused_layout_rule(role) for role in OPTIONAL_ROLES),
     rule(
         RLJobSpec,
         "RLJobSpec.noIdlePool",
         field=".pools",
-        cel="self.pools.all(p, "
-        + " || ".join(f"p.name == {pool_of_cel(role)}" for role in _ROLES if role not in _OPTIONAL_ROLES)
-        + "".join(
-            f" || (has(self.roles.{role}.pool) && p.name == self.roles.{role}.pool)"
-            f" || (p.name == {pool_of_cel(role)} && {is_used})"
-            for role, is_used in _OPTIONAL_ROLES.items()
-        )
-        + ")",
+        cel=f"{_ALL_IN_USE_CEL} || " + " || ".join(f"!{_is_there_cel(role)}" for role in _ROLES),
         wrong="there is a pool without a role, whose GPUs would stay idle",
         advice="remove it, or put a role there",
-        holds=_all_pools_have_roles,
+        holds=lambda spec: not _idle_pools(spec) or not _are_there(spec, _ROLES),
+        places=_idle_pools,
     ),
     *(
         _layout_rule(role, name, read)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 
 from rljob_api.v1alpha1.reward import RewardModel, RewardType
-from rljob_api.v1alpha1.roles import pool_of_cel
 from rljob_api.v1alpha1.rule import cel_text, rule
-from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 from rljob_api.v1alpha1.training_rules import LOCAL_SOURCE
 
@@ -40,17 +38,5 @@ REWARD_MODEL_RULES = (
         wrong="a revision means nothing for a local model",
         advice="remove it",
         holds=lambda model: model.revision is None or re.search(LOCAL_SOURCE, model.source) is None,
-    ),
-    rule(
-        RLJobSpec,
-        "RLJobSpec.rewardModelUsed",
-        field=".roles.rewardModel.pool",
-        cel=f"!has(self.roles.rewardModel.pool) || self.roles.rewardModel.pool == {pool_of_cel('actor')}"
-        f" || {has_reward_model_cel('self.training')}",
-        wrong="no reward is of type RewardModel, and the GPUs of its pool would stay idle",
-        advice="remove the pool, or add such a reward to training.rewards",
-        holds=lambda spec: (
-            spec.roles.reward_model.pool in (None, spec.placed_roles()["actor"]) or has_reward_model(spec.training)
-        ),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.v1alpha1.dataset import DatasetType
 from rljob_api.v1alpha1.reward import ErrorPolicy, Reward, RewardType
-from rljob_api.v1alpha1.rule import rule, union_rules, unique_rule
+from rljob_api.v1alpha1.rule import Path, rule, union_rules, unique_rule
 from rljob_api.v1alpha1.training import Training
 
 _WITHOUT_PROCESSES = (RewardType.OVERLONG, RewardType.REWARD_MODEL)
@@ -31,9 +31,14 @@ def _has_no_limits(reward: Reward) -> bool:
     )
 
 
-def _buffers_fit(training: Training) -> bool:
-    buffers = (reward.overlong.buffer_tokens for reward in training.rewards if reward.overlong is not None)
-    return all(tokens <= training.rollout.max_new_tokens for tokens in buffers)
+def _too_long_buffers(training: Training) -> list[Path]:
+    """Below `rewards`."""
+    limit = training.rollout.max_new_tokens
+    return [
+        (index, "overlong", "bufferTokens")
+        for index, reward in enumerate(training.rewards)
+        if reward.overlong is not None and reward.overlong.buffer_tokens > limit
+    ]
 
 
 REWARD_RULES = (
@@ -57,7 +62,13 @@ REWARD_RULES = (
         advice="remove them",
         holds=lambda reward: reward.type not in _WITHOUT_PROCESSES or _has_no_limits(reward),
     ),
-    unique_rule(Training, "rewards", "name", lambda training: [reward.name for reward in training.rewards]),
+    unique_rule(
+        Training,
+        "rewards",
+        "name",
+        lambda training: [reward.name for reward in training.rewards],
+        "give each a name of its own (without one an entry is called score)",
+    ),
     rule(
         Training,
         "Training.rewardWeights",
@@ -75,7 +86,8 @@ REWARD_RULES = (
         " || reward.overlong.bufferTokens <= self.rollout.maxNewTokens)",
         wrong="overlong.bufferTokens must not be more than rollout.maxNewTokens",
         advice="lower it, or raise maxNewTokens",
-        holds=_buffers_fit,
+        holds=lambda training: not _too_long_buffers(training),
+        places=_too_long_buffers,
     ),
     rule(
         Training,

@@ -22,6 +22,14 @@ _RESERVED = (
 )
 
 
+def _at_the_field(_: WireModel) -> Sequence[Path]:
+    return ((),)
+
+
+def _no_choices(_: WireModel) -> Sequence[str]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Rule:
     """One rule on one type."""
@@ -34,10 +42,14 @@ class Rule:
     wrong: str
     advice: str
     holds: Callable[[WireModel], bool]
+    places: Callable[[WireModel], Sequence[Path]] = _at_the_field
+    """Below `field`, where exactly the faults are; asked where the rule does not hold. The API server shows `field`."""
+    choices: Callable[[WireModel], Sequence[str]] = _no_choices
+    """What may be written instead, where it is names of the job; the API server prints the text without them."""
 
     @property
     def message(self) -> str:
-        """The text that both sides print."""
+        """The text that the API server prints."""
         return f"{self.wrong}; {self.advice}"
 
 
@@ -60,15 +72,34 @@ class Violation:
 
 
 def rule(
-    on: type[ContractT], name: str, *, field: str, cel: str, wrong: str, advice: str, holds: Callable[[ContractT], bool]
+    on: type[ContractT],
+    name: str,
+    *,
+    field: str,
+    cel: str,
+    wrong: str,
+    advice: str,
+    holds: Callable[[ContractT], bool],
+    places: Callable[[ContractT], Sequence[Path]] = _at_the_field,
+    choices: Callable[[ContractT], Sequence[str]] = _no_choices,
 ) -> Rule:
-    """A rule whose predicate is typed by the type that it stands on."""
+    """A rule whose functions are typed by the type that it stands on."""
+    return Rule(
+        name=name,
+        on=on,
+        field=field,
+        cel=cel,
+        wrong=wrong,
+        advice=advice,
+        holds=lambda value: holds(_seen_as(on, value)),
+        places=lambda value: places(_seen_as(on, value)),
+        choices=lambda value: choices(_seen_as(on, value)),
+    )
 
-    def checked(value: WireModel) -> bool:
-        assert isinstance(value, on)
-        return holds(value)
 
-    return Rule(name=name, on=on, field=field, cel=cel, wrong=wrong, advice=advice, holds=checked)
+def _seen_as(on: type[ContractT], value: WireModel) -> ContractT:
+    assert isinstance(value, on)
+    return value
 
 
 def cel_property(name: str) -> str:
@@ -88,30 +119,42 @@ def union_rules(
 ) -> tuple[Rule, ...]:
     """Kubernetes unions: `type`, where it is given, names the one block that is given. `blocks` are (value of type,
     Python name of the block, function that gives the object's type and that block)."""
-    return tuple(_union_rule(on, variant, field, read) for variant, field, read in blocks)
+    return tuple(make(on, *block) for block in blocks for make in (_has_block, _block_is_used))
 
 
-def _union_rule(
+def _has_block(
     on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
 ) -> Rule:
     wire = wire_name(on, field)
-    is_chosen = f"self.type == '{variant}'"
-    if not on.model_fields["type"].is_required():
-        is_chosen = f"has(self.type) && {is_chosen}"
-
-    def holds(value: ContractT) -> bool:
-        chosen, block = read(value)
-        return (chosen == variant) == (block is not None)
-
     return rule(
         on,
         f"{on.__name__}.{wire}",
         field=f".{wire}",
-        cel=f"({is_chosen}) == has(self.{cel_property(wire)})",
-        wrong=f"the block `{wire}` must be given if `type` is {variant}, and only then",
-        advice="write the block that `type` names and no other",
-        holds=holds,
+        cel=f"!({_is_chosen_cel(on, variant)}) || has(self.{cel_property(wire)})",
+        wrong=f"`type: {variant}` needs this block",
+        advice="add it, or choose another type",
+        holds=lambda value: read(value)[0] != variant or read(value)[1] is not None,
     )
+
+
+def _block_is_used(
+    on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
+) -> Rule:
+    wire = wire_name(on, field)
+    return rule(
+        on,
+        f"{on.__name__}.{wire}Used",
+        field=f".{wire}",
+        cel=f"!has(self.{cel_property(wire)}) || ({_is_chosen_cel(on, variant)})",
+        wrong=f"is ignored, because `type` is not {variant}",
+        advice=f"remove it, or write `type: {variant}`",
+        holds=lambda value: read(value)[1] is None or read(value)[0] == variant,
+    )
+
+
+def _is_chosen_cel(on: type[WireModel], variant: str) -> str:
+    is_chosen = f"self.type == '{variant}'"
+    return is_chosen if on.model_fields["type"].is_required() else f"has(self.type) && {is_chosen}"
 
 
 def exactly_one_rule(
@@ -126,22 +169,34 @@ def exactly_one_rule(
         field="",
         cel=f"{count} == 1",
         wrong="exactly one of " + ", ".join(f"`{name}`" for name in names) + " must be given",
-        advice="keep one of them",
+        advice="write one of them and no other",
         holds=lambda value: sum(item is not None for item in read(value)) == 1,
     )
 
 
-def unique_rule(on: type[ContractT], field: str, key: str, read: Callable[[ContractT], Sequence[str]]) -> Rule:
+def unique_rule(
+    on: type[ContractT],
+    field: str,
+    key: str,
+    read: Callable[[ContractT], Sequence[str]],
+    advice: str = "rename or remove one of them",
+) -> Rule:
     """No two entries of a list share the key. `field` is the list's Python name, `key` the wire name of the key."""
     wire = wire_name(on, field)
+
+    def places(value: ContractT) -> list[Path]:
+        keys = read(value)
+        return [(index, key) for index, each in enumerate(keys) if keys.count(each) > 1]
+
     return rule(
         on,
         f"{on.__name__}.{wire}.{key}",
         field=f".{wire}",
         cel=f"self.{wire}.all(a, self.{wire}.exists_one(b, b.{key} == a.{key}))",
         wrong=f"two entries have the same {key}",
-        advice="rename or remove one of them",
+        advice=advice,
         holds=lambda value: len(set(read(value))) == len(read(value)),
+        places=places,
     )
 
 

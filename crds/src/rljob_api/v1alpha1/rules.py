@@ -97,16 +97,19 @@ def violations(value: WireModel, path: Path = ()) -> tuple[Violation, ...]:
     """Every rule that the value, or anything within it, breaks. `path` is the place of the value in the job."""
     wire = value.model_dump(mode="json", by_alias=True)
     return tuple(
-        Violation(rule=rule.name, path=path + at, wrong=rule.wrong, advice=rule.advice, seen=_seen(wire, at))
-        for rule, at in _broken(value, ())
+        Violation(rule=rule.name, path=path + at, wrong=rule.wrong, advice=advice, seen=_seen(wire, at))
+        for rule, at, advice in _broken(value, ())
     )
 
 
-def _broken(value: WireModel, path: Path) -> Iterator[tuple[Rule, Path]]:
-    """The rules broken at this value and below, with the place of the fault."""
+def _broken(value: WireModel, path: Path) -> Iterator[tuple[Rule, Path, str]]:
+    """The rules broken at this value and below, with the places of the faults and what to do."""
     for rule in RULES:
         if rule.on is type(value) and not rule.holds(value):
-            yield rule, (*path, *rule.field.split(".")[1:])
+            choices = rule.choices(value)
+            advice = f"{rule.advice} ({', '.join(choices)})" if choices else rule.advice
+            for place in rule.places(value):
+                yield rule, (*path, *rule.field.split(".")[1:], *place), advice
     for name, item in value:
         at = (*path, wire_name(type(value), name))
         if isinstance(item, WireModel):

@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 from rljob_api.v1alpha1.dataset import Dataset, HuggingFaceDataset
 from rljob_api.v1alpha1.model import LoraSync, Model
-from rljob_api.v1alpha1.rollout import RolloutEngine
+from rljob_api.v1alpha1.rollout import Rollout, RolloutEngine
 from rljob_api.v1alpha1.rule import ContractT, Rule, cel_text, rule, union_rules
 from rljob_api.v1alpha1.training import Training
 
 LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://)"
 _PROMPT = "{prompt}"
+# A whole number of bytes that is not 0; with a unit no digit is too small.
+_SOME_MEMORY = r"^0*[1-9][0-9.]*$|[1-9].*[kMGTPE]"
 
 
 def _revision_rule(on: type[ContractT], field: str, read: Callable[[ContractT], tuple[str, str | None]]) -> Rule:
@@ -92,6 +94,15 @@ TRAINING_RULES = (
         wrong="must not be more than training.steps",
         advice="name steps that are done (the first is 1)",
         holds=lambda t: all(step <= t.steps for step in t.timeline_steps),
+    ),
+    rule(
+        Rollout,
+        "Rollout.cpuKvCache",
+        field=".cpuKvCache",
+        cel=f"!has(self.cpuKvCache) || string(self.cpuKvCache).matches({cel_text(_SOME_MEMORY)})",
+        wrong="must be above 0: an engine without a KV cache generates nothing",
+        advice="write some memory, such as 1Gi (the default), or leave it out",
+        holds=lambda rollout: re.search(_SOME_MEMORY, rollout.cpu_kv_cache) is not None,
     ),
     rule(
         Training,

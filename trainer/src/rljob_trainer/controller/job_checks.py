@@ -78,7 +78,7 @@ def check_algorithm(spec: RLJobSpec) -> None:
         raise ConfigurationError(
             f"spec.training.critic: nothing needs a critic; remove the block, or let your advantage need {VALUES!r}"
         )
-    if not needs_reference(spec) and placed["ref"] != placed["actor"]:
+    if not needs_reference(spec) and spec.roles.ref.pool is not None and placed["ref"] != placed["actor"]:
         raise ConfigurationError(
             f"spec.roles.ref.pool: nothing needs the reference model, and the GPUs of pool {placed['ref']!r} would "
             "stay idle; remove the pool, set training.algorithm.kl.coefficient above 0, or let your function need "

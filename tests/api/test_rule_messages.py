@@ -1,0 +1,85 @@
+"""What a person reads who wrote what a rule refuses: the entry and the value, and names of the job where some help."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api.errors import JobFileError
+from rljob_api.job_file import load_job_text
+from rljob_api.yaml_text import to_yaml
+from rljob_testing.valid_job import edited, valid_job
+
+T = "spec.training."
+SECOND = {"spec.pools[1]": {"name": "second"}}
+CASES: dict[str, tuple[dict[str, object], list[str]]] = {
+    "no KV cache": (
+        {T + "rollout.cpuKvCache": "0Gi"},
+        [
+            "spec.training.rollout.cpuKvCache: must be above 0: an engine without a KV cache generates nothing "
+            '(seen: "0Gi"); write some memory, such as 1Gi (the default), or leave it out'
+        ],
+    ),
+    "a buffer that is too long": (
+        {T + "rewards[1]": {"name": "length", "type": "Overlong", "overlong": {"bufferTokens": 65}}},
+        [
+            "spec.training.rewards[1].overlong.bufferTokens: overlong.bufferTokens must not be more than "
+            "rollout.maxNewTokens (seen: 65); lower it, or raise maxNewTokens"
+        ],
+    ),
+    "rewards without names": (
+        {T + "rewards[1]": {"type": "MathAnswer", "weight": 0.5}},
+        [
+            f'spec.training.rewards[{index}].name: two entries have the same name (seen: "score"); give each a name of '
+            "its own (without one an entry is called score)"
+            for index in (0, 1)
+        ],
+    ),
+    "a pool without a role": (
+        SECOND,
+        [
+            "spec.pools[1].name: there is a pool without a role, whose GPUs would stay idle"
+            ' (seen: "second"); remove it, or put a role there'
+        ],
+    ),
+    "a mistyped pool": (
+        {**SECOND, "spec.roles": {"critic": {"pool": "secnd"}}, T + "algorithm.type": "PPO"},
+        [
+            'spec.roles.critic.pool: there is no pool of this name (seen: "secnd"); leave it out for the first, or '
+            "name one of spec.pools (main, second)"
+        ],
+    ),
+    "dynamic sampling without groups": (
+        {T + "algorithm": {"type": "PPO", "dynamicSampling": {}}},
+        [
+            "spec.training.algorithm.dynamicSampling: dynamicSampling replaces groups with equal scores, and the job's "
+            "advantage (algorithm.advantage.type, or that of the recipe algorithm.type) compares no groups: it learns "
+            "from equal scores, too; remove it (with type: DAPO write dynamicSampling: {enabled: false}), or choose an "
+            "advantage.type that does, such as GroupRelative"
+        ],
+    ),
+    "another type's block": (
+        {T + "rewards[0]": {"type": "Function", "format": {"pattern": "a"}}},
+        [
+            "spec.training.rewards[0].function: `type: Function` needs this block; add it, or choose another type",
+            "spec.training.rewards[0].format: is ignored, because `type` is not Format; remove it, or write `type: "
+            "Format`",
+        ],
+    ),
+    "a place for no reference": (
+        {"spec.roles.ref.pool": "main"},
+        [
+            "spec.roles.ref.pool: there is no reference model with training.algorithm.kl.coefficient 0, and its pool "
+            'would be ignored (seen: "main"); remove it, or set a coefficient above 0 (or choose a function that needs '
+            "ref_logprobs)"
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_message(name: str) -> None:
+    edits, expected = CASES[name]
+    with pytest.raises(JobFileError) as caught:
+        load_job_text(to_yaml(edited(valid_job(), edits)))
+    found = [f"{problem.path}: {problem.message}" for problem in caught.value.problems]
+    assert sorted(found) == sorted(expected)
