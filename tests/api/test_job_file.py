@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from rljob_api.errors import ContractError, JobFileError, Problem
 from rljob_api.job_file import load_job_file, load_job_text, resolved_job_text
@@ -237,6 +238,28 @@ def test_the_resolved_text_is_a_job_file_with_nothing_left_open() -> None:
     again = load_job_text(text)
     assert resolved_job_text(again.metadata, again.spec) == text
     assert again.spec.model_copy(update={"training": job.spec.training}) == job.spec
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"), [("GRPO", {"actor", "rollout"}), ("PPO", {"actor", "rollout", "critic"})]
+)
+def test_the_resolved_text_has_the_roles_and_limits_that_count(algorithm: str, expected: set[str]) -> None:
+    rewards = "[{type: MathAnswer}, {name: length, type: Overlong, overlong: {bufferTokens: 8}}]"
+    job = load_job_text(JOB.replace("[{type: MathAnswer}]", rewards) + f"    algorithm: {{type: {algorithm}}}\n")
+    text = resolved_job_text(job.metadata, job.spec)
+    wire = YAML(typ="safe", pure=True).load(text)["spec"]
+    assert set(wire["roles"]) == expected
+    limits = {"timeoutSeconds": 10, "numProcesses": 2, "onError": "Fail", "onTimeout": "Score", "errorScore": 0}
+    answer, length = wire["training"]["rewards"]
+    assert answer == {"name": "score", "weight": 1, "type": "MathAnswer", **limits}
+    assert length == {
+        "name": "length",
+        "weight": 1,
+        "type": "Overlong",
+        "overlong": {"bufferTokens": 8, "penaltyFactor": 1},
+    }
+    again = load_job_text(text).spec
+    assert (again.roles, again.training.rewards) == (job.spec.roles, job.spec.training.rewards)
 
 
 def test_a_wrong_entry_does_not_make_its_list_too_short() -> None:

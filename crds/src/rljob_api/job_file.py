@@ -14,7 +14,9 @@ from rljob_api.pydantic_messages import is_echo, plain_message, spread_out
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.placement_rules import absent_roles
 from rljob_api.v1alpha1.recipes import advantage_type, resolve_algorithm
+from rljob_api.v1alpha1.reward_rules import LIMITS, WITHOUT_PROCESSES
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_api.yaml_text import Document, Path, YamlProblem, read_yaml, to_yaml, wire_path
 
@@ -45,8 +47,9 @@ def load_job_text(text: str, source: str = "job") -> RLJob:
 
 
 def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
-    """A job file that says the same with every default written out, those of the recipe too; the form in which a run
-    folder keeps its job."""
+    """A job file that says the same with every default written out, those of the recipe too, but of roles that the job
+    does not have, and of rewards without processes the limits of processes; the form in which a run folder keeps its
+    job."""
     algorithm = resolve_algorithm(spec.training.algorithm).as_algorithm()
     training = spec.training.model_copy(update={"algorithm": algorithm})
     if training.critic is None and advantage_type(algorithm) is AdvantageType.GAE:
@@ -56,9 +59,22 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
             "apiVersion": f"{API_GROUP}/{API_VERSION}",
             "kind": KIND,
             "metadata": metadata.to_full_wire(),
-            "spec": spec.model_copy(update={"training": training}).to_full_wire(),
+            "spec": _what_counts(spec.model_copy(update={"training": training})),
         }
     )
+
+
+def _what_counts(spec: RLJobSpec) -> dict[str, object]:
+    wire, absent, rewards = spec.to_full_wire(), absent_roles(spec), spec.training.rewards
+    places, training = wire["roles"], wire["training"]
+    assert isinstance(places, dict)
+    assert isinstance(training, dict)
+    wire["roles"] = {role: place for role, place in places.items() if role not in absent}
+    training["rewards"] = [
+        {name: each for name, each in entry.items() if reward.type not in WITHOUT_PROCESSES or name not in LIMITS}
+        for reward, entry in zip(rewards, training["rewards"], strict=True)
+    ]
+    return wire
 
 
 def _problems(error: ValidationError, document: Document) -> list[Problem]:

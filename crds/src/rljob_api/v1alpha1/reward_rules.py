@@ -7,7 +7,9 @@ from rljob_api.v1alpha1.reward import ErrorPolicy, Reward, RewardType
 from rljob_api.v1alpha1.rule import Path, rule, union_rules, unique_rule
 from rljob_api.v1alpha1.training import Training
 
-_WITHOUT_PROCESSES = (RewardType.OVERLONG, RewardType.REWARD_MODEL)
+WITHOUT_PROCESSES = (RewardType.OVERLONG, RewardType.REWARD_MODEL)
+LIMITS = ("timeoutSeconds", "numProcesses", "onError", "onTimeout", "errorScore")
+"""Fields that count for rewards in processes alone."""
 _NEEDS_GYM = "self.rewards.exists(reward, reward.type == 'ReasoningGym')"
 
 
@@ -60,7 +62,7 @@ REWARD_RULES = (
         wrong="Overlong is computed from lengths and RewardModel on GPUs, not in processes: timeoutSeconds,"
         " numProcesses, onError, onTimeout and errorScore are ignored",
         advice="remove them",
-        holds=lambda reward: reward.type not in _WITHOUT_PROCESSES or _has_no_limits(reward),
+        holds=lambda reward: reward.type not in WITHOUT_PROCESSES or _has_no_limits(reward),
     ),
     unique_rule(
         Training,
