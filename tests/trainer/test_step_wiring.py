@@ -32,8 +32,12 @@ from rljob_trainer.workers.columns import (
     ANSWERS,
     IS_GREEDY,
     IS_LEARNED,
+    KL_SUMS,
+    OLD_LOGPROBS,
     PROMPT_TOKEN_IDS,
+    REF_LOGPROBS,
     RESPONSE_LENGTHS,
+    RESPONSE_MASK,
     SAMPLE_SEEDS,
     TOKENS,
     score_column,
@@ -74,16 +78,45 @@ class Rewards:
         return started
 
 
+def zeros_of(batch: DataProto) -> RaggedColumn:
+    """A number for each response token."""
+    mask = batch.ragged_column(RESPONSE_MASK)
+    return RaggedColumn(torch.zeros(len(mask.values)), mask.lengths)
+
+
 @dataclass
 class Actor:
     """Learns nothing."""
 
     updates: list[DataProto] = field(default_factory=list)
+    num_passes: int = 0
+
+    def compute_logprobs(self, batch: DataProto) -> Done[DataProto]:
+        self.num_passes += 1
+        return Done(DataProto(ragged={OLD_LOGPROBS: zeros_of(batch)}))
+
+    def compute_kl_sums(self, batch: DataProto) -> DataProto:
+        return DataProto({KL_SUMS: torch.zeros(len(batch))})
+
+    def skip_update(self, step: int) -> list[None]:
+        del step
+        return []
 
     def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> Done[Metrics]:
         del step, kl_coefficient
         self.updates.append(batch)
         return Done({})
+
+
+@dataclass
+class Reference:
+    """Says nothing new."""
+
+    num_passes: int = 0
+
+    def compute_ref_logprobs(self, batch: DataProto) -> Done[DataProto]:
+        self.num_passes += 1
+        return Done(DataProto(ragged={REF_LOGPROBS: zeros_of(batch)}))
 
 
 def finished(request_id: str, token: int) -> FinishedSequence:
@@ -100,24 +133,32 @@ class Step:
     step: TrainingStep
 
 
-def step_of(wire: dict[str, object], weights: dict[str, float], scores: dict[str, Sequence[float]]) -> Step:
+def step_of(
+    wire: dict[str, object],
+    weights: dict[str, float],
+    scores: dict[str, Sequence[float]],
+    reference: Reference | None = None,
+    *,
+    critic_warmup_steps: int = 0,
+    has_single_update: bool = True,
+) -> Step:
     """Two responses to each prompt."""
     generator, rewards, actor, timer = Generator(), Rewards(scores), Actor(), PhaseTimer(time.perf_counter)
     plan = StepPlan(
         algorithm=resolve_algorithm(Algorithm.from_wire(wire)),
         sampling=SAMPLING,
         group_size=2,
-        has_single_update=True,
+        has_single_update=has_single_update,
         seed=0,
         num_data_ranks=1,
         num_critic_ranks=1,
-        critic_warmup_steps=0,
+        critic_warmup_steps=critic_warmup_steps,
         rows_per_update=2 * len(PROMPTS),
         has_dropout=False,
         sync_every_steps=1,
     )
     phase = RolloutPhase(generator, rewards, weights, timer, StopRequest())
-    return Step(generator, rewards, actor, TrainingStep(plan, phase, actor, None, None, timer))
+    return Step(generator, rewards, actor, TrainingStep(plan, phase, actor, reference, None, timer))
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +197,29 @@ def test_others_have_no_greedy_responses() -> None:
     assert IS_GREEDY not in request
     assert len(request) == 6
     assert rollout.greedy_rewards_B is None
+
+
+@pytest.mark.parametrize(
+    ("placement", "passes"),
+    [
+        # Of steps in which the critic learns alone, and of others.
+        ("Loss", [(0, 0), (0, 0), (1, 1)]),
+        ("Reward", [(1, 1), (2, 2), (3, 3)]),
+    ],
+)
+def test_what_an_update_reads_alone_is_not_computed_while_the_critic_learns_alone(
+    placement: str, passes: list[tuple[int, int]]
+) -> None:
+    reference = Reference()
+    algorithm: dict[str, object] = {"kl": {"coefficient": 0.1, "placement": placement}}
+    scores = {"score": [0, 1] * 3}
+    found = step_of(algorithm, {"score": 1.0}, scores, reference, critic_warmup_steps=2, has_single_update=False)
+    seen = []
+    for step in range(3):
+        found.step.run(PROMPTS, step)
+        seen.append((found.actor.num_passes, reference.num_passes))
+    assert seen == passes
+    assert len(found.actor.updates) == 1
 
 
 def test_the_generator_is_greedy_in_the_rows_that_say_so() -> None:

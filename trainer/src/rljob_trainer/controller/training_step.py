@@ -95,12 +95,11 @@ class TrainingStep:
             settings, sizes = plan.algorithm.dynamic_sampling, (plan.group_size, groups_per_update, plan.num_data_ranks)
             self.dynamic_sampling = DynamicSampling(settings, cursor, *sizes, by_name=self.compares_by_name)
         self.needs_old_logprobs = (
-            not plan.has_single_update
-            or plan.has_dropout
-            or OLD_LOGPROBS in self.advantages.needs
-            or plan.algorithm.has_kl_in_reward
-            or plan.algorithm.rollout_correction.rejection is not None
+            not plan.has_single_update or plan.has_dropout or plan.algorithm.rollout_correction.rejection is not None
         )
+        """For an update of the policy."""
+        in_reward = {OLD_LOGPROBS, REF_LOGPROBS} if plan.algorithm.has_kl_in_reward else set[str]()
+        self.needed_by_advantages = self.advantages.needs | in_reward
 
     def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
         """Step `step` (from 0) on these prompts, and with dynamic sampling on others after them; all that was
@@ -111,7 +110,7 @@ class TrainingStep:
     def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
         generated = self._generated(prompts, step)
         rows = StepRows.of(generated, self.plan)
-        batch = self._with_passes(rows.dealt_out(generated.rows.batch))
+        batch = self._with_passes(rows.dealt_out(generated.rows.batch), step)
         rollout = self._scored(generated.rows)
         batch, of_advantages = self._with_advantages(batch, rollout, rows)
         batch, rows, of_filtration = self._filtered(batch, rollout, rows, step)
@@ -154,12 +153,14 @@ class TrainingStep:
     def _scored(self, rows: UnscoredRollout | ScoredRollout) -> ScoredRollout:
         return rows if isinstance(rows, ScoredRollout) else self.rollout.scored(rows)
 
-    def _with_passes(self, batch: DataProto) -> DataProto:
-        """The batch with the log-probabilities and values that are needed."""
+    def _with_passes(self, batch: DataProto, step: int) -> DataProto:
+        """The batch with the log-probabilities and values that are needed: while the critic learns alone, by advantages
+        and rewards only."""
         asked, calls = batch.only(SCORED_COLUMNS), dict[str, Callable[[], PendingResult[DataProto]]]()
-        if self.needs_old_logprobs:
+        trains_actor = self.plan.trains_actor(step)
+        if (trains_actor and self.needs_old_logprobs) or OLD_LOGPROBS in self.needed_by_advantages:
             calls["old_logprob"] = partial(self.actor.compute_logprobs, asked)
-        if self.reference is not None:
+        if self.reference is not None and (trains_actor or REF_LOGPROBS in self.needed_by_advantages):
             calls["ref"] = partial(self.reference.compute_ref_logprobs, asked)
         if self.critic is not None:
             calls["values"] = partial(self.critic.compute_values, asked)
