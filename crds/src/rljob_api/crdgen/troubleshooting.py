@@ -34,6 +34,33 @@ same). A job goes through the conditions in this order:
 - *The operator does not start.* Its log names the setting or the right that is missing.
 """
 
+_FOOTER = """\
+## What the training says
+
+### The batch of a step is not full
+
+`spec.training.algorithm.dynamicSampling.maxRounds: the batch of step 31 is not full after 10 rounds: 5 of 320 groups can
+be learned from, 32 are needed; in the others all scores are equal (mean score of all responses: 0.98, from 0 to 1)`. A
+ConfigurationError: another attempt would draw the same.
+
+Dynamic sampling replaces groups whose responses all have the same score, because nothing can be learned from them, and
+after `maxRounds` rounds of fresh prompts too few were left. The scores in the message say why:
+
+- *The mean is near the highest score:* the policy solves nearly every prompt. The run has reached what these prompts can
+  teach.
+- *The mean is near the lowest score:* it solves nearly none. The prompts are too hard for the model, responses are cut
+  off by `rollout.maxNewTokens`, or the reward does not find the answer: `samples.jsonl` shows texts and scores.
+- *All scores are the same number:* the reward tells nothing apart; or its scorer failed on whole groups and they have
+  `errorScore` (`reward/error_rate`, `reward/timeout_rate`).
+- *The message names a reward (`all scores of 'accuracy'`):* groups must differ in that one, too
+  (`dynamicSampling.reward`), whatever the weighted sum says.
+
+**What to do:** Take prompts that the model solves now and then, or a reward that tells near misses apart. A larger
+`rollout.groupSize` makes groups differ more often; a larger `maxRounds` costs time in each such step
+(`dynamic_sampling/rounds`, `dynamic_sampling/kept_fraction` in the [metrics](metrics.md) show it coming). With
+`onMaxRounds: TrainOnFewer` a step learns from the groups that there are. The run goes on from its newest checkpoint.
+"""
+
 _WHAT = {
     ConditionType.SPEC_VALID: "the job can run on this cluster as it is written",
     ConditionType.CLUSTER_READY: "all its pods are ready and have joined Ray",
@@ -53,7 +80,7 @@ def troubleshooting_text() -> str:
         links = ", ".join(f"[{reason}](#{reason.lower()})" for reason in REASONS[kind])
         rows.append(f"| [{kind}](#reasons-of-{kind.lower()}) | {_WHAT[kind]} | {links} |")
     sections = [line for kind in ConditionType for line in _section(kind)]
-    return "\n".join([_HEADER.format(conditions="\n".join(rows)), *sections])
+    return "\n".join([_HEADER.format(conditions="\n".join(rows)), *sections, _FOOTER])
 
 
 def _section(kind: ConditionType) -> Iterator[str]:
