@@ -117,6 +117,8 @@ class Replay:
             layout=self.layout(num_ranks),
             adapters=AdapterSettings(self.lora, SEED) if self.lora and is_trained else None,
             offload=OffloadSettings(*[self.offloads] * (3 if is_trained else 1)),
+            role="actor" if is_trained else "reference",
+            offload_field="spec.training.model.offload" + ("" if is_trained else ".reference"),
             defers_reduction=is_trained and self.defers_reduction,
         )
 

@@ -39,15 +39,15 @@ _FOOTER = """\
 
 ### The batch of a step is not full
 
-`spec.training.algorithm.dynamicSampling.maxRounds: the batch of step 31 is not full after 10 rounds: 5 of 320 groups can
-be learned from, 32 are needed; in the others all scores are equal (mean score of all responses: 0.98, from 0 to 1)`. A
-ConfigurationError: another attempt would draw the same.
+`spec.training.algorithm.dynamicSampling.maxRounds: the batch of step 31 is not full after 10 rounds: 5 of 320 groups
+can be learned from, 32 are needed; in the others all scores are equal (mean score of all responses: 0.98, from 0 to
+1)`. A ConfigurationError: another attempt would draw the same.
 
 Dynamic sampling replaces groups whose responses all have the same score, because nothing can be learned from them, and
 after `maxRounds` rounds of fresh prompts too few were left. The scores in the message say why:
 
-- *The mean is near the highest score:* the policy solves nearly every prompt. The run has reached what these prompts can
-  teach.
+- *The mean is near the highest score:* the policy solves nearly every prompt. The run has reached what these prompts
+  can teach.
 - *The mean is near the lowest score:* it solves nearly none. The prompts are too hard for the model, responses are cut
   off by `rollout.maxNewTokens`, or the reward does not find the answer: `samples.jsonl` shows texts and scores.
 - *All scores are the same number:* the reward tells nothing apart; or its scorer failed on whole groups and they have
