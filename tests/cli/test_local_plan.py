@@ -14,7 +14,12 @@ TWO_CORES = Devices(DeviceType.CPU, 2)
 FOUR_GPUS = Devices(DeviceType.CUDA, 4)
 
 
-def job(spec: str = "", pools: str = "[{name: main, nodes: 2, gpusPerNode: 8}]", training: str = "") -> RLJob:
+def job(
+    spec: str = "",
+    pools: str = "[{name: main, nodes: 2, gpusPerNode: 8}]",
+    training: str = "",
+    model: str = "source: some/model",
+) -> RLJob:
     return load_job_text(
         f"""\
 apiVersion: rljob.dev/v1alpha1
@@ -26,7 +31,7 @@ spec:
   training:
     steps: 3
     batchSize: 48
-    model: {{source: some/model}}
+    model: {{{model}}}
     dataset: {{type: File, file: {{path: rows.jsonl}}}}
     rewards: [{{type: MathAnswer}}]
 {training}
@@ -90,6 +95,13 @@ def test_layouts_for_more_workers_than_are_here_become_smaller_ones() -> None:
         "roles.rollout.tensorParallel 4: 2 here, for 2 workers",
         "roles.ref.shardSize 8: 2 here, for 2 workers",
     )
+
+
+def test_a_copy_for_more_workers_than_are_here_takes_all_of_them() -> None:
+    pools, model = "[{name: main, gpusPerNode: 8}]", "source: some/model, offload: {gradients: true}"
+    plan = plan_for_machine(job("  roles: {actor: {shardSize: 8}}", pools, model=model), TWO_CORES, 3)
+    assert plan.spec.roles.actor.shard_size == 3
+    assert plan.notes == ("roles.actor.shardSize 8: 3 here, for 3 workers",)
 
 
 def test_more_workers_than_gpus_are_refused() -> None:

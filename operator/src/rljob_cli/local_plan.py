@@ -85,13 +85,18 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
         workers = num_workers[pool_of[role]]
         # Of whole numbers alone: whether something is done (True, False) fits any number of workers.
         asked = {field: value for field, value in place if type(value) is int and workers % value}
-        fitting = {field: gcd(value, workers) for field, value in asked.items()}
+        fitting = {field: _fitting(field, value, workers) for field, value in asked.items()}
         notes += (
             f"roles.{role}.{wire_name(type(place), field)} {asked[field]}: {value} here, for {workers} workers"
             for field, value in fitting.items()
         )
         places[name] = place.model_copy(update=fitting)
     return spec.model_copy(update={"roles": roles.model_copy(update=places)}), tuple(notes)
+
+
+def _fitting(field: str, asked: int, workers: int) -> int:
+    # As many as there are, where a copy of the model was to have more: replicas would take more memory, not less.
+    return workers if field == "shard_size" and asked > workers else gcd(asked, workers)
 
 
 def _roles_by_pool(spec: RLJobSpec) -> dict[str, tuple[str, ...]]:
