@@ -17,12 +17,11 @@ from rljob_testing.training_runs import small_job
 from rljob_testing.valid_job import edited
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
-    at_kept_commit,
-    hub_model_of,
     selected_engine,
     settle,
     settled_spec,
 )
+from rljob_trainer.controller.hub_models import at_kept_commit, hub_model_of
 from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE, select_lora_sync
 from rljob_trainer.errors import ConfigurationError
 
@@ -151,12 +150,12 @@ def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureF
         assert at_kept_commit(asked, None) == asked
         first = settle(spec("Never"), "cpu", None, hub_model_of(asked, hub_model("c1")))
         # The branch has moved on since.
-        assert at_kept_commit(asked, first) == hub_model("c1")
+        assert at_kept_commit(asked, first.hub_model) == hub_model("c1")
         assert settle(spec("Never"), "cpu", first, hub_model_of(asked, hub_model("c1"))) == first
         assert settled_spec(spec("Never"), first).training.model.revision == "c1"
         # What the job has come to name counts, and another repository has other commits.
-        assert at_kept_commit(hub_model("c2"), first) == hub_model("c2")
-        assert at_kept_commit(hub_model(None, "Qwen/Qwen3-8B"), first) == hub_model(None, "Qwen/Qwen3-8B")
+        assert at_kept_commit(hub_model("c2"), first.hub_model) == hub_model("c2")
+        assert at_kept_commit(hub_model(None, "Qwen/Qwen3-8B"), first.hub_model) == hub_model(None, "Qwen/Qwen3-8B")
     assert caplog.text == ""
     settle(spec("Never"), "cpu", first, hub_model_of(hub_model("c2"), hub_model("c2")))
     assert (

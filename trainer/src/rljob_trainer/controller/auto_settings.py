@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import logging
 
+from pydantic import Field
+
 from rljob_api.base import WireModel
-from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync, Model
+from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_trainer.controller.hub_models import HubJudges, HubModel, at_commits
 from rljob_trainer.engines.rollout.select import (
     missing_for_compilation,
     select_compile,
@@ -20,16 +23,6 @@ from rljob_trainer.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 
-class HubModel(WireModel):
-    """A model of the Hugging Face hub at one commit."""
-
-    source: str
-    requested: str | None = None
-    """The commit, tag or branch that the job names."""
-    revision: str
-    """The commit."""
-
-
 class AutoSettings(WireModel):
     """The choices; where a job names one itself, what it names."""
 
@@ -39,25 +32,12 @@ class AutoSettings(WireModel):
     """For vLLM. `AUTO` in checkpoints of earlier versions."""
     hub_model: HubModel | None = None
     """Of it come the reference's weights, the tokenizer and the prompts. None for local models."""
+    hub_judges: HubJudges = Field(default_factory=HubJudges)
+    """Empty in checkpoints of earlier versions."""
     local_model: str | None = None
     """Of a local model, instead: what tells it from others (`models.source.fingerprint`)."""
     lora: Lora | None = None
     """The adapters that are trained; their `sync` is not `AUTO`."""
-
-
-def at_kept_commit(model: Model, kept: AutoSettings | None) -> Model:
-    """The job's model of the hub: at the commit that the checkpoint's run took it at, unless the job has come to name
-    another model or revision."""
-    before = kept.hub_model if kept else None
-    if before is None or (before.source, before.requested) != (model.source, model.revision):
-        return model
-    return model.model_copy(update={"revision": before.revision})
-
-
-def hub_model_of(asked: Model, found: Model) -> HubModel:
-    """What is kept of a model of the hub; `found` names the commit."""
-    assert found.revision is not None, "the controller names a commit"
-    return HubModel(source=asked.source, requested=asked.revision, revision=found.revision)
 
 
 def settle(
@@ -203,7 +183,6 @@ def settled_spec(spec: RLJobSpec, choices: AutoSettings) -> RLJobSpec:
     """The spec that names them."""
     training = spec.training
     model = training.model.model_copy(update={"dtype": choices.dtype, "lora": choices.lora})
-    if choices.hub_model:
-        model = model.model_copy(update={"revision": choices.hub_model.revision})
     rollout = training.rollout.model_copy(update={"engine": choices.rollout_engine, "compile": choices.rollout_compile})
-    return spec.model_copy(update={"training": training.model_copy(update={"model": model, "rollout": rollout})})
+    spec = spec.model_copy(update={"training": training.model_copy(update={"model": model, "rollout": rollout})})
+    return at_commits(spec, choices.hub_model, choices.hub_judges)

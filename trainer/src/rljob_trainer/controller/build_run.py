@@ -20,8 +20,6 @@ from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
-    at_kept_commit,
-    hub_model_of,
     refuse_other_adapters,
     selected_engine,
     settle,
@@ -29,6 +27,14 @@ from rljob_trainer.controller.auto_settings import (
 )
 from rljob_trainer.controller.critic_model import critic_model
 from rljob_trainer.controller.engine_settings import critic_of
+from rljob_trainer.controller.hub_models import (
+    HubJudges,
+    at_kept_commit,
+    hub_judges_of,
+    hub_model_of,
+    judges_at_kept_commits,
+    tell_of_another_reward_model,
+)
 from rljob_trainer.controller.job_checks import (
     check_algorithm,
     check_layouts,
@@ -176,7 +182,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         checks = [stack.enter_context(reward.start_pool(scorer, 1, 0)) for scorer in reward.scorers]
         log.info("model: %s", training.model.source)
         is_local = looks_local(training.model.source, settings.job_folder)
-        wanted = training.model if is_local else at_kept_commit(training.model, kept)
+        wanted = training.model if is_local else at_kept_commit(training.model, kept.hub_model if kept else None)
         model_folder, model = controller_model(wanted, settings.cache_folder, settings.job_folder)
         hub_model = None if is_local else hub_model_of(training.model, model.model)
         local_model = fingerprint(model_folder) if is_local else None
@@ -186,18 +192,15 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         layouts = {role: layout_of(job.spec, role) for role in train_roles(job.spec)}
         critic_layout = layouts.pop(CRITIC) if needs_critic(job.spec) and critic_of(job.spec).model.source else None
         check_layouts(model_folder, layouts)
-        critic = None
+        kept_judges = kept.hub_judges if kept else HubJudges()
+        judged = judges_at_kept_commits(job.spec, kept_judges, partial(looks_local, base_folder=settings.job_folder))
+        critic, folders = None, (settings.cache_folder, settings.job_folder)
         if critic_layout is not None:
-            folders = (settings.cache_folder, settings.job_folder)
-            critic = critic_model(job.spec, model_folder, prompts.largest_token, critic_layout, *folders)
-        scored = scoring_model(
-            job.spec,
-            model_folder,
-            (*prompts.training, *prompts.held_out),
-            layout_of(job.spec, REWARD_MODEL),
-            settings.cache_folder,
-            settings.job_folder,
-        )
+            critic = critic_model(judged, model_folder, prompts.largest_token, critic_layout, *folders)
+        seen = (*prompts.training, *prompts.held_out)
+        scored = scoring_model(judged, model_folder, seen, layout_of(job.spec, REWARD_MODEL), *folders)
+        hub_judges = hub_judges_of(job.spec, critic, scored.place if scored else None)
+        tell_of_another_reward_model(kept_judges, hub_judges)
         has_experts = check_lora(model_folder, training.model.lora)
         check_recomputation(model_folder, job.spec.training.model.gradient_checkpointing_every_nth_layer)
         if engine is RolloutEngine.VLLM:
@@ -214,6 +217,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
             check.close()
         device_type = stack.enter_context(_ray(job, settings))
         choices = settle(job.spec, device_type, kept, hub_model, local_model, has_experts=has_experts)
+        choices = choices.model_copy(update={"hub_judges": hub_judges})
         job = job.model_copy(update={"spec": settled_spec(job.spec, choices)})
         models = Models(model, critic, scored)
         workers = stack.enter_context(_workers(job, settings, models, reward, prompts.longest, device_type))

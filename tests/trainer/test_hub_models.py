@@ -1,0 +1,97 @@
+"""A critic and a reward model of the hub stay at the commits at which a run took them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.model import Model
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_testing.training_runs import Document, small_job
+from rljob_trainer.controller.hub_models import (
+    HubJudges,
+    HubModel,
+    at_commits,
+    hub_judges_of,
+    judges_at_kept_commits,
+    tell_of_another_reward_model,
+)
+from rljob_trainer.models.source import ModelPlace
+
+CRITIC, JUDGE = "org/critic", "org/judge"
+
+
+def spec(critic: Document, judge: Document) -> RLJobSpec:
+    document = small_job(algorithm={"type": "PPO"}, critic={"model": critic})
+    training = cast(Document, cast(Document, document["spec"])["training"])
+    rewards = cast(list[Document], training["rewards"])
+    training["rewards"] = [*rewards, {"name": "liking", "type": "RewardModel", "rewardModel": judge}]
+    return RLJob.from_wire(document).spec
+
+
+def revisions(spec: RLJobSpec) -> tuple[str | None, str | None]:
+    assert spec.training.critic is not None
+    judge = spec.training.rewards[-1].reward_model
+    assert judge is not None
+    return spec.training.critic.model.revision, judge.revision
+
+
+def place(source: str, commit: str | None) -> ModelPlace:
+    return ModelPlace(Model(source=source, revision=commit), Path("cache"), Path("job"))
+
+
+def on_hub(_: str) -> bool:
+    return False
+
+
+def test_judges_of_the_hub_stay_at_their_first_commits() -> None:
+    asked = spec({"source": CRITIC}, {"source": JUDGE, "revision": "main"})
+    assert judges_at_kept_commits(asked, HubJudges(), on_hub) == asked
+    first = hub_judges_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1"))
+    assert first == HubJudges(
+        critic=HubModel(source=CRITIC, revision="c1"),
+        reward_model=HubModel(source=JUDGE, requested="main", revision="j1"),
+    )
+    # The branches have moved on since.
+    assert revisions(judges_at_kept_commits(asked, first, on_hub)) == ("c1", "j1")
+    assert revisions(at_commits(asked, None, first)) == ("c1", "j1")
+    assert hub_judges_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1")) == first
+
+
+@pytest.mark.parametrize(
+    ("critic", "judge", "is_local", "expected"),
+    [
+        ({"source": CRITIC, "revision": "c2"}, {"source": JUDGE}, on_hub, ("c2", None)),
+        ({"source": "org/other"}, {"source": "org/other", "revision": "main"}, on_hub, (None, "main")),
+        # A folder of that name has appeared.
+        ({"source": CRITIC}, {"source": JUDGE, "revision": "main"}, lambda source: source == JUDGE, ("c1", "main")),
+    ],
+)
+def test_what_the_job_has_come_to_name_counts(
+    critic: Document, judge: Document, is_local: Callable[[str], bool], expected: tuple[str | None, str | None]
+) -> None:
+    first = HubJudges(
+        critic=HubModel(source=CRITIC, revision="c1"),
+        reward_model=HubModel(source=JUDGE, requested="main", revision="j1"),
+    )
+    assert revisions(judges_at_kept_commits(spec(critic, judge), first, is_local)) == expected
+
+
+def test_local_judges_have_no_commit() -> None:
+    asked = spec({}, {"source": "/judge"})
+    found = hub_judges_of(asked, None, place("/judge", None))
+    assert found == HubJudges()
+    assert at_commits(asked, None, found) == asked
+
+
+def test_another_reward_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    was = HubJudges(reward_model=HubModel(source=JUDGE, revision="j1"))
+    tell_of_another_reward_model(was, was)
+    tell_of_another_reward_model(HubJudges(), was)
+    assert caplog.text == ""
+    tell_of_another_reward_model(was, HubJudges(reward_model=HubModel(source=JUDGE, revision="j2")))
+    assert f"the reward model is {JUDGE} at commit j2, and the checkpoint's run had {JUDGE} at commit j1" in caplog.text
