@@ -53,25 +53,12 @@ class Generated:
 
 def generated(folder: Path, context: WorkerContext) -> Generated:
     """Collective."""
-    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+    from rljob_testing.vllm_on_cpu import small_vllm_engine
     from rljob_trainer.weights.sync import sync_weights
 
     layout = ParallelLayout.of(context.world_size, shard_size=1)
     trained = TrainEngine(TrainEngineSettings(folder, CPU, torch.float32, False, 4096, Optimizer(), layout))
-    vllm = VllmEngine(
-        VllmSettings(
-            model_folder=folder,
-            device_type="cpu",
-            compiles=False,
-            dtype=torch.float32,
-            tensor_parallel=context.world_size,
-            max_model_length=64,
-            max_num_sequences=8,
-            gpu_memory_utilization=0.5,
-            cpu_kv_cache_bytes=16 * 2**20,
-            seed=0,
-        )
-    )
+    vllm = small_vllm_engine(folder, context.world_size)
     right = load_file(folder / "model.safetensors")
     given = weights_given_to(vllm)
     found = []

@@ -47,7 +47,7 @@ class Version:
 
 def versions(folder: Path, context: WorkerContext) -> list[Version]:
     """Collective. What each version of the adapters is generated with; the first is as they begin."""
-    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+    from rljob_testing.vllm_on_cpu import small_vllm_engine
     from rljob_trainer.weights.sync import sync_weights
 
     lora = Lora(rank=3, alpha=6.0, sync=LoraSync.ADAPTER)
@@ -56,21 +56,7 @@ def versions(folder: Path, context: WorkerContext) -> list[Version]:
     )
     merging = AdapterSettings(lora.model_copy(update={"sync": LoraSync.MERGED}), 7)
     trained = TrainEngine(settings)
-    vllm = VllmEngine(
-        VllmSettings(
-            model_folder=folder,
-            device_type="cpu",
-            compiles=False,
-            dtype=torch.float32,
-            tensor_parallel=context.world_size,
-            max_model_length=64,
-            max_num_sequences=8,
-            gpu_memory_utilization=0.5,
-            cpu_kv_cache_bytes=16 * 2**20,
-            seed=0,
-            adapter_rank=lora.rank,
-        )
-    )
+    vllm = small_vllm_engine(folder, context.world_size, adapter_rank=lora.rank)
     found = []
     for version in range(NUM_VERSIONS):
         if version == FIRST_MERGED:
