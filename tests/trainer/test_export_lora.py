@@ -12,6 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from rljob_api.v1alpha1.model import Model
 from rljob_testing.lora_runs import LORA, REPLAY
 from rljob_testing.one_rank import only_rank
 from rljob_testing.replayed_steps import MODEL, ReplayedRun, replayed_run
@@ -25,7 +26,7 @@ from rljob_trainer.engines.train.token_batch import TokenBatch
 from rljob_trainer.workers.trained import ADAPTER_PREFIX
 
 TOKENS_T = torch.tensor([4, 9, 5, 12, 7, 3, 8, 11])
-SOURCE = "owner/model"
+SOURCE = Model(source="owner/model", revision="0123abc")
 
 
 @pytest.fixture
@@ -76,7 +77,8 @@ def test_both_forms_are_the_trained_model(model: str, tmp_path: Path, context: W
     )
     torch.testing.assert_close(logprobs_of(beside.eval()), right, rtol=0, atol=1e-5)
     config = json.loads((export / ADAPTER_FOLDER / "adapter_config.json").read_text())
-    assert (config["base_model_name_or_path"], config["r"], config["lora_alpha"]) == (SOURCE, LORA.rank, LORA.alpha)
+    assert (config["base_model_name_or_path"], config["revision"]) == (SOURCE.source, SOURCE.revision)
+    assert (config["r"], config["lora_alpha"]) == (LORA.rank, LORA.alpha)
 
 
 def test_merging_is_done_before_rounding(tmp_path: Path, context: WorkerContext) -> None:

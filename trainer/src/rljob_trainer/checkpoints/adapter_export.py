@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from rljob_api.v1alpha1.model import Lora
+from rljob_api.v1alpha1.model import Lora, Model
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.export import write_huggingface
 from rljob_trainer.checkpoints.layout import TensorEntry
@@ -40,7 +40,7 @@ def write_merged_huggingface(
     adapters: CheckpointReader,
     prefix: str,
     settings: AdapterSettings,
-    base_model: str,
+    base_model: Model,
     dtype: torch.dtype,
 ) -> None:
     """As `write_huggingface`: the model in `source` with the adapters added, which are the checkpoint's tensors whose
@@ -123,7 +123,7 @@ def mistaken_for_experts(model: PreTrainedModel, names: Iterable[str]) -> list[s
     return sorted(layers & of_experts)
 
 
-def _write_durably(folder: Path, tensors: dict[str, torch.Tensor], lora: Lora, base_model: str) -> None:
+def _write_durably(folder: Path, tensors: dict[str, torch.Tensor], lora: Lora, base_model: Model) -> None:
     folder.mkdir()
     write_adapter(folder, tensors, lora, base_model)
     for path in folder.iterdir():

@@ -154,7 +154,7 @@ class Controller:
         else:
             adapters = AdapterSettings(model.lora, self.job.spec.training.seed)
             base = self.run_parts.model_place.folder()
-            write_merged_huggingface(folder, base, saved, ADAPTER_PREFIX, adapters, model.source, dtype)
+            write_merged_huggingface(folder, base, saved, ADAPTER_PREFIX, adapters, model, dtype)
         return folder
 
     def _step(self, step: int) -> None:

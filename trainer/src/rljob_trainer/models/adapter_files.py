@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from rljob_api.v1alpha1.model import Lora
+from rljob_api.v1alpha1.model import Lora, Model
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 SUFFIX = ".lora_A.weight"
 
 
-def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], lora: Lora, base_model: str | None) -> None:
+def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], lora: Lora, base_model: Model | None) -> None:
     """Writes both files into `folder`, which exists. `tensors` have the names of peft's files; `base_model` is where
     the model comes from that they belong to. Raises OSError."""
     from peft import LoraConfig
@@ -22,7 +22,8 @@ def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], lora: Lora,
     names = {name.removesuffix(SUFFIX).rpartition(".")[2] for name in tensors if name.endswith(SUFFIX)}
     config = LoraConfig(
         task_type="CAUSAL_LM",
-        base_model_name_or_path=base_model,
+        base_model_name_or_path=base_model.source if base_model else None,
+        revision=base_model.revision if base_model else None,
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # used as a number
         lora_dropout=lora.dropout,
