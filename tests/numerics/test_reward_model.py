@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     Gemma2Config,
     Gemma2ForSequenceClassification,
@@ -218,10 +219,12 @@ def test_an_end_token_that_is_the_padding_is_not_the_last_token(tmp_path: Path) 
     torch.testing.assert_close(scores_B, expected(folder, rows()), rtol=1e-5, atol=1e-6)
 
 
-def save_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Tokenizer:
-    """One token for each character, and none in front."""
+def save_tokenizer(folder: Path, *, template: str | None = TEMPLATE, ends_texts: bool = False) -> Tokenizer:
+    """One token for each character, and none in front; `ends_texts` with its end token by itself."""
     backend = Backend(WordLevel({"<pad>": 0, "<end>": 1} | {each: 2 + i for i, each in enumerate(CHARACTERS)}, "?"))
     backend.pre_tokenizer = Split("", "isolated")
+    if ends_texts:
+        backend.post_processor = TemplateProcessing(single="$A <end>", special_tokens=[("<end>", 1)])
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<end>")
     fast.chat_template = template
     fast.save_pretrained(folder)
@@ -245,6 +248,30 @@ def test_a_chat_goes_through_the_reward_models_own_template(tmp_path: Path) -> N
 def test_without_a_template_a_chat_is_lines(tmp_path: Path) -> None:
     found = conversations(save_tokenizer(tmp_path, template=None), PROMPTS, CHATS, ANSWERS, (False, True))
     assert found == [[*ids("ab\ne"), 1], ids("cdfg")]
+
+
+def test_a_tokenizer_that_ends_texts_by_itself_ends_those_that_were_not_cut_off_and_once(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path, template=None, ends_texts=True)
+    found = conversations(tokenizer, PROMPTS, CHATS, ANSWERS, (False, True))
+    assert found == [[*ids("ab\ne"), 1], ids("cdfg")]
+    chatting = save_tokenizer(tmp_path / "chatting", ends_texts=True)
+    assert conversations(chatting, PROMPTS, CHATS, ANSWERS, (False, False)) == [ids("u:ab;a:e;"), [*ids("cdfg"), 1]]
+
+
+def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
+    """Else its score would be that of the row before, or none."""
+    folder = tmp_path / "qwen3"
+    random_model("qwen3").save_pretrained(folder)
+    save_tokenizer(folder)
+    batch = DataProto(
+        {IS_TRUNCATED: torch.tensor([False, True])},
+        objects={PROMPT_TEXTS: ("a", ""), PROMPT_MESSAGES: (None, None), RESPONSE_TEXTS: ("b", "")},
+    )
+    (tmp_path / "group").mkdir()
+    with only_rank(tmp_path / "group") as context:
+        worker = RewardModelWorker(context, settings_of(folder, reads_tokens=False))
+        with pytest.raises(RewardError, match=r"rewardModel\.source: a prompt and its response have none of this"):
+            scores_of(worker, batch)
 
 
 def test_a_chat_that_the_template_does_not_take_is_named(tmp_path: Path) -> None:

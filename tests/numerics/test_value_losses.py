@@ -48,6 +48,9 @@ def test_explained_variance_is_that_of_all_workers() -> None:
     assert explained_variance(values_N, returns_N, OneWorker()) == pytest.approx(-0.5)
     assert explained_variance(returns_N - 7, returns_N, OneWorker()) == pytest.approx(1.0)
     assert explained_variance(values_N, torch.ones(4), OneWorker()) == 0.0
+    # What a sum of values in 32 bits leaves of ones; a spread of a thousandth is none of it.
+    assert explained_variance(values_N, torch.ones(4) + values_N * 2**-23, OneWorker()) == 0.0
+    assert explained_variance(values_N, torch.ones(4) + values_N * 1e-3, OneWorker()) < -9e5
     parts = [(values_N[:3], returns_N[:3]), (values_N[3:], returns_N[3:]), (values_N[:0], returns_N[:0])]
 
     def explained(part: tuple[Tensor, Tensor], reduce: OneWorker) -> float:

@@ -80,6 +80,20 @@ def test_a_state_of_other_data_is_refused(other: PromptCursor[int], message: str
         other.restore(cursor(10).state())
 
 
+@pytest.mark.parametrize("num_rows", [1, 4, 10, 24])
+def test_what_is_given_back_was_never_drawn(num_rows: int) -> None:
+    """Also for the state of a checkpoint: the first 20 rows end an epoch, and the next one has not begun."""
+    rows = cursor(10)
+    rows.next_batch(20)
+    before = rows.state()
+    again = rows.next_batch(num_rows)
+    rows.give_back(num_rows)
+    assert rows.state() == before
+    rows.give_back(0)
+    assert rows.state() == before
+    assert rows.next_batch(num_rows) == again
+
+
 def test_other_data_of_as_many_rows_is_told(caplog: pytest.LogCaptureFixture) -> None:
     def told(digest: str | None) -> PromptCursor[int]:
         return PromptCursor(range(10), seed=0, shuffle=True, digest=digest)

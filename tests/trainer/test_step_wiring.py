@@ -5,6 +5,7 @@ Nothing is generated or trained: the groups are fakes that note what they are gi
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from rljob_trainer.controller.training_step import TrainingStep
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, GenerationRequest, SamplingSettings
+from rljob_trainer.errors import RewardError
 from rljob_trainer.observability.metrics import REWARD_MAX, REWARD_MEAN, Metrics
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
@@ -188,6 +190,27 @@ def test_remax_has_a_greedy_response_to_each_prompt_and_does_not_learn_from_it()
     [update] = found.actor.updates
     assert [row.tolist()[2:] for row in update.ragged_column(TOKENS).row_tensors()] == [[row, row] for row in range(6)]
     assert update[ADVANTAGES].tolist() == [2 - 1, 4 - 1, 6 - 3, 8 - 3, 10 - 5, 12 - 5]
+
+
+@pytest.mark.parametrize(
+    ("weight", "score", "message"),
+    [
+        (1.0, math.nan, r"rewards\[0\] \(reward score\): nan for a response to 'p1', .* \(1 of 9 responses\); mend"),
+        (1.0, -1e39, r"rewards\[0\] \(reward score\): -1e\+39 for a response to 'p1'"),
+        (1e30, 1e9, r"rewards: the weighted sum of all rewards: \S+e\+3[89] for a response to 'p1'"),
+    ],
+)
+@pytest.mark.parametrize("place", [3, 7])
+def test_a_score_that_is_no_number_of_32_bits_is_refused_and_named(
+    weight: float, score: float, message: str, place: int
+) -> None:
+    """Of a model nobody else asks, and of a function 1e39 is finite in 64 bits. Row 7 is prompt 1's greedy response."""
+    scores = [0.0] * 9
+    scores[place] = score
+    found = step_of({"type": "ReMax"}, {"score": weight}, {"score": scores})
+    with pytest.raises(RewardError, match=rf"spec\.training\.{message}"):
+        found.step.run(PROMPTS, 0)
+    assert found.actor.updates == []
 
 
 def test_others_have_no_greedy_responses() -> None:

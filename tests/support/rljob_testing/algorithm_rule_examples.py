@@ -62,6 +62,10 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         ]
         for block, (variant, said) in _BLOCKS.items()
     },
+    "Training.topK": [
+        {_T + "rollout.topK": 2},
+        {_T + "rollout.topK": 1, _T + "algorithm.type": "ReinforcePlusPlus"},
+    ],
     "Training.gdpoRewards": [{_T + "algorithm.advantage.type": "GDPO", **_TWO_REWARDS}],
     "Algorithm.gdpoKl": [
         {_T + "algorithm": {"advantage": {"type": "GDPO"}, "kl": {"coefficient": 0.1}}, **_TWO_REWARDS},
@@ -191,7 +195,20 @@ BAD: dict[str, list[Bad]] = {
         ]
         for block, (_, said) in _BLOCKS.items()
     },
-    "Training.gdpoRewards": [Bad(_T + "rewards", {_T + "algorithm.advantage.type": "GDPO"})],
+    "Training.gdpoRewards": [
+        Bad(_T + "rewards", {_T + "algorithm.advantage.type": "GDPO"}),
+        Bad(
+            _T + "rewards",
+            {
+                _T + "algorithm.advantage.type": "GDPO",
+                _T + "rewards": [{"name": "right", "type": "MathAnswer"}, {"type": "MathAnswer", "weight": 0}],
+            },
+        ),
+    ],
+    "Training.topK": [
+        Bad(_T + "rollout.topK", {_T + "rollout.topK": 1}),
+        Bad(_T + "rollout.topK", {_T + "rollout.topK": 1, _T + "algorithm.type": "ReMax"}),
+    ],
     "Algorithm.gdpoKl": [
         Bad(
             _T + "algorithm.kl.placement",

@@ -189,6 +189,8 @@ BAD: dict[str, list[Bad]] = {
     "RLJobSpec.batchSize": [
         Bad(_T + "batchSize", {_T + "batchSize": 7, _T + "rollout.groupSize": 3}),
         Bad(_T + "batchSize", {"spec.pools[0].nodes": 3}),
+        # The critic is where the actor is, and nothing is to be said of it.
+        Bad(_T + "batchSize", {"spec.pools[0].nodes": 3, _T + "algorithm.type": "PPO"}),
         # 8 responses for 4 replicas of 4 GPUs: even over the replicas, but the 16 GPUs each train on rows of their own.
         Bad(
             _T + "batchSize",
@@ -325,6 +327,7 @@ BAD: dict[str, list[Bad]] = {
     ],
     "RLJobSpec.maxTokensPerMicroBatch": [
         Bad(_T + "maxTokensPerMicroBatch", {_T + "maxTokensPerMicroBatch": 127}),
+        Bad(_T + "maxTokensPerMicroBatch", {_T + "maxTokensPerMicroBatch": 127, _T + "algorithm.type": "PPO"}),
         Bad(
             _T + "maxTokensPerMicroBatch",
             {_T + "maxTokensPerMicroBatch": 63, "spec.roles.actor.sequenceParallel": 2},

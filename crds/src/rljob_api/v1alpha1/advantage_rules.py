@@ -25,6 +25,10 @@ COMPARING = (
 """What compares responses to the same prompt."""
 
 
+WITH_BASELINE = (*COMPARING, AdvantageType.REMAX)
+"""What compares a response with others to the same prompt, or with the greedy one."""
+
+
 def _block_rule(block: str, variant: AdvantageType, read: Callable[[Advantage], object]) -> Rule:
     return block_rule(
         f".advantage.{block}",
@@ -36,6 +40,10 @@ def _block_rule(block: str, variant: AdvantageType, read: Callable[[Advantage], 
 
 def _responses_are_compared(training: Training) -> bool:
     return advantage_type(training.algorithm) not in COMPARING or training.rollout.group_size >= 2
+
+
+def _responses_may_differ(training: Training) -> bool:
+    return training.rollout.top_k != 1 or advantage_type(training.algorithm) not in WITH_BASELINE
 
 
 def _takes_kl_off_rewards(algorithm: Algorithm) -> bool:
@@ -78,9 +86,23 @@ ADVANTAGE_RULES = (
         Training,
         "Training.gdpoRewards",
         field=".rewards",
-        cel=f"{chosen_cel('self.algorithm', 'advantage')} != 'GDPO' || self.rewards.size() >= 2",
-        wrong="GDPO normalises each of several rewards by itself, and there is one",
+        cel=f"{chosen_cel('self.algorithm', 'advantage')} != 'GDPO'"
+        " || self.rewards.filter(reward, reward.weight != 0.0).size() >= 2",
+        wrong="GDPO normalises each of several rewards by itself, and there is one whose weight is not 0",
         advice="add another reward, or choose GroupRelative advantages",
-        holds=lambda t: advantage_type(t.algorithm) is not AdvantageType.GDPO or len(t.rewards) >= 2,
+        holds=lambda t: (
+            advantage_type(t.algorithm) is not AdvantageType.GDPO or sum(each.weight != 0 for each in t.rewards) >= 2
+        ),
+    ),
+    rule(
+        Training,
+        "Training.topK",
+        field=".rollout.topK",
+        cel="self.rollout.topK != 1"
+        f" || !({chosen_cel('self.algorithm', 'advantage')} in {[str(each) for each in WITH_BASELINE]})",
+        wrong="every response is the greedy one to its prompt then, and the job's advantage, which compares it with "
+        "others or with that one, is always 0",
+        advice="write 0 to sample among all tokens, or 2 or more",
+        holds=_responses_may_differ,
     ),
 )

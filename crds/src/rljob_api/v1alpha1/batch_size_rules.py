@@ -31,6 +31,24 @@ def _longest_sequence_fits_cel(role: str) -> str:
     )
 
 
+def _is_cut_up_as_the_actor(spec: RLJobSpec, role: str) -> bool:
+    """What is wrong with such a role is wrong with the actor, and said there."""
+    mine, actors = (spec.roles.train_role(each).num_sequence_ranks for each in (role, "actor"))
+    return mine == actors
+
+
+def _is_cut_up_as_the_actor_cel(role: str) -> str:
+    return f"{sequence_ranks_cel(role)} == {sequence_ranks_cel('actor')}"
+
+
+def _is_where_the_actor_is(spec: RLJobSpec, role: str) -> bool:
+    return spec.placed_roles()[role] == spec.placed_roles()["actor"] and _is_cut_up_as_the_actor(spec, role)
+
+
+def _is_where_the_actor_is_cel(role: str) -> str:
+    return f"({pool_of_cel(role)} == {pool_of_cel('actor')} && {_is_cut_up_as_the_actor_cel(role)})"
+
+
 def _responses_divide(spec: RLJobSpec, num_prompts: int | None, role: str = "actor") -> bool:
     """Whether the responses to these prompts spread evenly over the role's GPUs; those that share rows are one."""
     name = spec.placed_roles()[role]
@@ -52,11 +70,13 @@ def _longest_sequence_rule(role: str, is_there: Callable[[Training], bool], is_t
         RLJobSpec,
         f"RLJobSpec.{role}.maxTokensPerMicroBatch",
         field=f".roles.{role}.sequenceParallel",
-        cel=f"!({is_there_cel}) || {_longest_sequence_fits_cel(role)}",
+        cel=f"!({is_there_cel}) || {_is_cut_up_as_the_actor_cel(role)} || {_longest_sequence_fits_cel(role)}",
         wrong="times training.maxTokensPerMicroBatch must hold one longest sequence: dataset.maxPromptTokens + "
         "rollout.maxNewTokens tokens",
         advice="write that of the actor",
-        holds=lambda spec: not is_there(spec.training) or _longest_sequence_fits(spec, role),
+        holds=lambda spec: (
+            not is_there(spec.training) or _is_cut_up_as_the_actor(spec, role) or _longest_sequence_fits(spec, role)
+        ),
     )
 
 
@@ -120,12 +140,14 @@ BATCH_SIZE_RULES = (
         RLJobSpec,
         "RLJobSpec.critic.miniBatchSize",
         field=".roles.critic",
-        cel=f"!({may_need_critic_cel('self.training')}) || (" + _responses_divide_cel(_MINI_BATCH_CEL, "critic") + ")",
+        cel=f"!({may_need_critic_cel('self.training')}) || {_is_where_the_actor_is_cel('critic')}"
+        f" || ({_responses_divide_cel(_MINI_BATCH_CEL, 'critic')})",
         wrong="the responses of an update (miniBatchSize, or batchSize, * rollout.groupSize) must be divisible by "
         "nodes * gpusPerNode of the critic's pool / roles.critic.sequenceParallel",
         advice="change one of them, so that every GPU trains on as many responses as the others",
         holds=lambda spec: (
             not may_need_critic(spec.training)
+            or _is_where_the_actor_is(spec, "critic")
             or _responses_divide(spec, spec.training.mini_batch_size or spec.training.batch_size, "critic")
         ),
     ),

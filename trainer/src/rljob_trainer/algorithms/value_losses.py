@@ -18,6 +18,9 @@ VALUE_CLIPPED_SUM = "vf_clipfrac"
 """Tokens whose value has moved out of the range about the old one, where that makes the larger loss."""
 VALUE_SUM = "vpred_mean"
 
+ROUNDING = 1e-12
+"""Of the mean square of returns and values: a variance below is that of rounding."""
+
 
 @dataclass(frozen=True)
 class ValueLosses:
@@ -54,11 +57,14 @@ def clipped_value_loss(
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor, reduce: Reduce) -> float:
-    """1 - Var(R - V) / Var(R) over the tokens of all workers; 0 where all returns are equal. Collective."""
+    """1 - Var(R - V) / Var(R) over the tokens of all workers; 0 where all returns are equal, but for rounding.
+    Collective."""
     returns_N, errors_N = returns_N.double(), returns_N.double() - values_N.double()
     count = returns_N.new_full((), len(returns_N))
     count, *sums = reduce.sum(torch.stack([count, returns_N.sum(), errors_N.sum()])).tolist()
     means = [each / max(count, 1.0) for each in sums]
     squares = [(each_N - mean).square().sum() for each_N, mean in zip((returns_N, errors_N), means, strict=True)]
-    total, unexplained = reduce.sum(torch.stack(squares)).tolist()
-    return 1.0 - unexplained / total if total else 0.0
+    squares += [returns_N.square().sum(), values_N.double().square().sum()]
+    total, unexplained, *sizes = reduce.sum(torch.stack(squares)).tolist()
+    # Returns are sums of values and rewards in 32 bits.
+    return 1.0 - unexplained / total if total > ROUNDING * sum(sizes) else 0.0

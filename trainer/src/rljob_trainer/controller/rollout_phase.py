@@ -37,7 +37,7 @@ from rljob_trainer.observability.metrics import (
 )
 from rljob_trainer.observability.samples import Sample, SampleKind
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.rewards.base import RewardStatus
+from rljob_trainer.rewards.base import RewardStatus, excerpt
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
@@ -57,6 +57,8 @@ from rljob_trainer.workers.protocols import HybridGroup, PendingResult, RewardGr
 from rljob_trainer.workers.reward import STATUSES
 
 MAX_SEED = 2**31
+MAX_PROMPT_CHARACTERS = 200
+"""Of a prompt in a message."""
 REWARD_COLUMNS = (PROMPT_TEXTS, ANSWERS, DATASET_ROWS)
 MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES)
 """Of prompts, for rewards that are functions and for one that is a model."""
@@ -235,8 +237,8 @@ class RolloutPhase:
     def scored(self, rollout: UnscoredRollout) -> ScoredRollout:
         """The rollout with its scores, once they are there.
 
-        Raises RewardError when a reward fails and the job says so, StepAbandonedError when a stop was asked for
-        meanwhile."""
+        Raises RewardError when a reward fails and the job says so, and for a score that is no finite number,
+        StepAbandonedError when a stop was asked for meanwhile."""
         with self.timer.phase("reward"):
             scores = self._scores(rollout.scoring)
             if rollout.model_scoring is not None:
@@ -245,6 +247,7 @@ class RolloutPhase:
         totals_B = torch.zeros(len(scores), dtype=torch.float64)
         for name, weight in self.weights.items():
             totals_B += weight * scores[score_column(name)]
+        _refuse_not_finite(rollout, scores, self.weights, totals_B)
         num_rows, greedy_B = len(rollout.prompts), None
         if len(scores) > num_rows:
             num_prompts = len(scores) - num_rows
@@ -285,6 +288,32 @@ class RolloutPhase:
         if self.stop.is_requested:
             raise StepAbandonedError
         return scores
+
+
+def _refuse_not_finite(
+    rollout: Rollout, scores: DataProto, weights: Mapping[str, float], totals_B: torch.Tensor
+) -> None:
+    """Raises RewardError for what is no finite number in 32 bits, in which it is learned from: a single one would make
+    the advantages of its group, or of the batch, such. Rows beyond those of the rollout are greedy ones."""
+    asked = [
+        *(
+            (f"spec.training.rewards[{index}] (reward {name})", scores[score_column(name)])
+            for index, name in enumerate(weights)
+        ),
+        ("spec.training.rewards: the weighted sum of all rewards", totals_B),
+    ]
+    for where, values_B in asked:
+        places = (~values_B.float().isfinite()).nonzero().flatten().tolist()
+        if places:
+            num_rows = len(rollout.prompts)
+            num_responses = num_rows // (len(values_B) - num_rows) if len(values_B) > num_rows else 1
+            first = places[0]
+            prompt = rollout.prompts[first if first < num_rows else (first - num_rows) * num_responses].prompt
+            raise RewardError(
+                f"{where}: {float(values_B[first])} for a response to {excerpt(prompt, MAX_PROMPT_CHARACTERS)!r}, "
+                f"which is no finite number of 32 bits ({len(places)} of {len(values_B)} responses); mend the reward, "
+                "or lower its weight"
+            )
 
 
 def prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:

@@ -61,9 +61,12 @@ class PromptCursor(Generic[Row]):
         return batch
 
     def give_back(self, num_rows: int) -> None:
-        """Goes back: the last so many rows come again. As many must have been drawn."""
+        """Goes back: the last so many rows come again. As many must have been drawn. The state is then what it would be
+        had they not been: at the end of an epoch, not at the beginning of the next."""
+        if not num_rows:
+            return
         self._position -= num_rows
-        while self._position < 0:
+        while self._position < 0 or (self._position == 0 and self._epoch > 0):
             assert self._epoch > 0, "more rows than were drawn"
             self._epoch, self._position = self._epoch - 1, self._position + len(self._rows)
             self._order = self._order_of_epoch()

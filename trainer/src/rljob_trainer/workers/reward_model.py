@@ -79,8 +79,8 @@ class RewardModelWorker(Worker):
         """The reward's `score_column`, [B] float64, for a batch with TOKEN_COLUMNS or TEXT_COLUMNS: what the head gives
         at the last token, as transformers' sequence classifiers do.
 
-        Raises RewardError, on all ranks, for a text of any rank that is longer than the model can read, or that its
-        chat template does not take."""
+        Raises RewardError, on all ranks, for a text of any rank that is longer than the model can read, that has none
+        of its tokens, or that its chat template does not take."""
         rows, failures = list[Tensor](), list[str]()
         try:
             rows = self._token_rows(batch)
@@ -104,6 +104,11 @@ class RewardModelWorker(Worker):
         return [torch.tensor(row, dtype=torch.int64) for row in token_ids]
 
     def _check_lengths(self, rows: Sequence[Tensor]) -> None:
+        if not all(map(len, rows)):
+            raise RewardError(
+                f"{self.settings.field}source: a prompt and its response have none of this model's tokens, and there "
+                "is nothing to score; take such prompts out, or choose another model"
+            )
         longest = max(map(len, rows), default=0)
         if self.settings.max_tokens is not None and longest > self.settings.max_tokens:
             raise RewardError(
@@ -123,7 +128,7 @@ def conversations(
     """Token ids of prompts with their responses. A prompt that is a chat (a list of messages) goes through the
     tokenizer's chat template with the response as the assistant's turn; where there is no template, its messages and
     the response are lines. Of a prompt that is none (None) the text is continued. What no template has made ends with
-    the tokenizer's end token, unless the response was cut off.
+    the tokenizer's end token, once, unless the response was cut off.
 
     Raises RewardError for a chat that the template does not take."""
     found: list[list[int]] = [[]] * len(prompts)
@@ -134,8 +139,11 @@ def conversations(
         has_special_tokens = is_chat and tokenizer.has_chat_template
         encoded = tokenizer.encode_all(texts, add_special_tokens=not has_special_tokens)
         end = [] if has_special_tokens or tokenizer.end_token_id is None else [tokenizer.end_token_id]
+        # Some tokenizers end every text with it, also one that was cut off.
+        num_own = len(end) if end and tokenizer.encode("text")[-1:] == end else 0
         for place, token_ids in zip(places, encoded, strict=True):
-            found[place] = token_ids if is_truncated[place] else [*token_ids, *end]
+            own_ids = token_ids[: len(token_ids) - num_own]
+            found[place] = own_ids if is_truncated[place] else [*own_ids, *end]
     return found
 
 

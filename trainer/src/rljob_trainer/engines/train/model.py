@@ -22,11 +22,12 @@ RANDOM_IN_TRAINING = ("dropout", "pdrop", "dropout_prob", "layerdrop", "jitter_n
 """Ends of the names of settings by which a model is another one in training."""
 
 
-def build_on_meta(folder: Path, head: Head = Head.TOKENS) -> PreTrainedModel:
+def build_on_meta(folder: Path, head: Head = Head.TOKENS, *, has_value_bias: bool = False) -> PreTrainedModel:
     """The architecture that `config.json` in `folder` describes, in float32, without memory for its weights.
 
     Its attention is that of `attention.choose_attention`. But for `Head.TOKENS` a value head stands in the place of the
-    output head. Raises ConfigurationError when the folder holds no causal language model."""
+    output head, with a bias where it `has_value_bias`. Raises ConfigurationError when the folder holds no causal
+    language model."""
     config = without_dropout(read_config(folder))
     if head is not Head.TOKENS:
         without_tied_head(config)
@@ -39,7 +40,7 @@ def build_on_meta(folder: Path, head: Head = Head.TOKENS) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise _no_language_model(folder, error) from error
     if head is not Head.TOKENS:
-        put_value_head(model)
+        put_value_head(model, has_bias=has_value_bias)
     return model
 
 

@@ -14,13 +14,16 @@ from rljob_trainer.engines.train.recomputation import recompute_activations
 from rljob_trainer.engines.train.router import asked_auxiliary_loss
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_model import TokenModel
+from rljob_trainer.engines.train.value_head import VALUE_BIAS, Head
+from rljob_trainer.engines.train.weight_loading import WeightFiles
 
 
 def sharded_model(
     settings: TrainEngineSettings, layout: ParallelLayout, mesh: DeviceMesh, compute_dtype: torch.dtype
 ) -> TokenModel:
     """Without memory for its weights; its passes run in `compute_dtype`. Raises ConfigurationError."""
-    language_model = build_on_meta(settings.model_folder, settings.head)
+    has_value_bias = settings.head is not Head.TOKENS and VALUE_BIAS in WeightFiles(settings.model_folder).names
+    language_model = build_on_meta(settings.model_folder, settings.head, has_value_bias=has_value_bias)
     check_layout(layout, language_model.config)
     if settings.adapters is not None:
         add_adapters(language_model, settings.adapters.lora)

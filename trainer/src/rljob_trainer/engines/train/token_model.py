@@ -16,7 +16,7 @@ from rljob_trainer.engines.train.output_head import output_head_of
 from rljob_trainer.engines.train.router import AuxiliaryLoss, ExpertLoad, RouterUse, router_use
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, OutputHead, token_distribution
-from rljob_trainer.engines.train.value_head import VALUE_WEIGHT
+from rljob_trainer.engines.train.value_head import VALUE_HEAD
 
 Outputs = tuple[Tensor | None, ...]
 Pass = Callable[["TokenModel"], Outputs]
@@ -131,8 +131,12 @@ class TokenModel(nn.Module):
     def _values(self, hidden_RD: Tensor, *, by_probe: bool) -> Tensor:
         # In 32 bits: the sum over hidden units is all there is between it and the value.
         hidden_RD = hidden_RD.float()
-        weight_D = _probe(hidden_RD) if by_probe else self.language_model.get_parameter(VALUE_WEIGHT)[0].float()
-        return hidden_RD @ weight_D
+        if by_probe:
+            return hidden_RD @ _probe(hidden_RD)
+        head = self.language_model.get_submodule(VALUE_HEAD)
+        assert isinstance(head, nn.Linear)
+        values_R = hidden_RD @ head.weight[0].float()
+        return values_R if head.bias is None else values_R + head.bias.float()
 
     def _decoded(self, micro_batch: MicroBatch, *, with_logits: bool = False) -> _Decoded:
         """What the layers make of the tokens; of those in this rank's piece, where there is one."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from rljob_trainer.engines.train.output_head import output_head_of
 
 VALUE_HEAD = "score"
-VALUE_WEIGHT = f"{VALUE_HEAD}.weight"
+VALUE_WEIGHT, VALUE_BIAS = f"{VALUE_HEAD}.weight", f"{VALUE_HEAD}.bias"
 
 
 class Head(enum.Enum):
@@ -34,8 +34,9 @@ def without_tied_head(config: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
-def put_value_head(language_model: PreTrainedModel) -> None:
-    """Replaces the output head; on the device and in the dtype of the head that was there.
+def put_value_head(language_model: PreTrainedModel, *, has_bias: bool) -> None:
+    """Replaces the output head; on the device and in the dtype of the head that was there. `has_bias` as in the files
+    of the model: that of a token classifier has one, that of a sequence classifier none.
 
     Raises ConfigurationError for a model whose head is no linear layer."""
     head, _ = output_head_of(language_model)
@@ -44,5 +45,5 @@ def put_value_head(language_model: PreTrainedModel) -> None:
     setattr(parent, name.rpartition(".")[2], nn.Identity())
     weight = head.weight
     language_model.add_module(
-        VALUE_HEAD, nn.Linear(weight.shape[1], 1, bias=False, device=weight.device, dtype=weight.dtype)
+        VALUE_HEAD, nn.Linear(weight.shape[1], 1, bias=has_bias, device=weight.device, dtype=weight.dtype)
     )
