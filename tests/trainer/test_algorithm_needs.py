@@ -62,6 +62,15 @@ def test_a_function_that_needs_the_reference_gets_one_wherever_it_is() -> None:
     check_algorithm(spec("near"))
 
 
+@pytest.mark.parametrize(("role", "column"), [("ref", "ref_logprobs"), ("critic", "values")])
+@pytest.mark.parametrize("field", ["shardSize", "sequenceParallel"])
+def test_a_layout_of_a_model_that_no_function_needs_is_refused(role: str, column: str, field: str) -> None:
+    algorithm: Document = {"loss": function("plain"), "advantage": function("returns")}
+    job = merged(small_job(algorithm=algorithm), {"spec": {"roles": {role: {field: 1}}}})
+    with pytest.raises(ConfigurationError, match=rf"spec\.roles\.{role}: nothing needs this model.*'{column}'"):
+        check_algorithm(RLJob.from_wire(job).spec)
+
+
 def test_gpus_for_a_reference_that_nothing_needs_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"spec\.roles\.ref\.pool: nothing needs .* 'second' .*ref_logprobs"):
         check_algorithm(spec("plain"))

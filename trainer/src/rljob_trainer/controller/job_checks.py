@@ -84,6 +84,21 @@ def check_algorithm(spec: RLJobSpec) -> None:
             "stay idle; remove the pool, set training.algorithm.kl.coefficient above 0, or let your function need "
             f"{REF_LOGPROBS}"
         )
+    _refuse_unused_layouts(spec)
+
+
+def _refuse_unused_layouts(spec: RLJobSpec) -> None:
+    """Of roles that the job's functions might have needed and do not."""
+    roles = spec.roles
+    for name, role, is_needed, column in (
+        ("critic", roles.critic, needs_critic(spec), VALUES),
+        ("ref", roles.ref, needs_reference(spec), REF_LOGPROBS),
+    ):
+        if not is_needed and (role.shard_size, role.sequence_parallel) != (None, None):
+            raise ConfigurationError(
+                f"spec.roles.{name}: nothing needs this model, and its layout would be ignored; remove it, or let your "
+                f"function need {column!r}"
+            )
 
 
 def check_row_lengths(model_folder: Path, longest: int) -> None:
