@@ -24,6 +24,7 @@ class Response:
     length: int
     greedy: float = 0.0
     style: float = 0.0
+    is_learned: bool = True
 
 
 WEIGHTS = {"accuracy": 1.0, "style": 0.25}
@@ -37,6 +38,7 @@ RESPONSES = st.lists(
         length=st.sampled_from([0, 1, 2, 3, 7, 500]),
         greedy=REWARD,
         style=REWARD,
+        is_learned=st.booleans(),
     ),
     min_size=1,
     max_size=16,
@@ -56,6 +58,7 @@ def advantages(responses: list[Response], dtype: torch.dtype = torch.float64, **
         rewards_B,
         torch.tensor([each.group for each in responses]),
         torch.tensor([each.length for each in responses]),
+        is_learned_B=torch.tensor([each.is_learned for each in responses]),
         greedy_rewards_B=column([each.greedy for each in responses]),
         named_rewards={"accuracy": rewards_B, "style": column([each.style for each in responses])},
         reward_weights=WEIGHTS,
@@ -80,8 +83,9 @@ def std_or_1(rewards: list[float]) -> float:
 
 
 def slow_whitened(values: list[float], responses: list[Response]) -> list[float]:
-    """Token by token."""
-    tokens = [value for value, each in zip(values, responses, strict=True) for _ in range(each.length)]
+    """Token by token, over those that are learned from."""
+    pairs = zip(values, responses, strict=True)
+    tokens = [value for value, each in pairs if each.is_learned for _ in range(each.length)]
     mean = statistics.fmean(tokens) if tokens else 0.0
     variance = statistics.variance(tokens) if len(tokens) > 1 else 0.0
     # A single token is centred, and has no variance.
@@ -204,6 +208,17 @@ def test_gdpo_sees_a_small_reward_beside_a_large_one() -> None:
 def test_the_baseline_of_opo_is_by_tokens() -> None:
     # (1 x 1 + 3 x 0) / 4 = 1/4.
     assert advantages([Response(1.0, 0, 1), Response(0.0, 0, 3)], type="OPO") == [0.75, -0.25]
+
+
+@pytest.mark.parametrize("estimator", ["ReinforcePlusPlusBaseline", "GDPO"])
+def test_what_is_learned_from_is_whitened(estimator: str) -> None:
+    """Long responses that were cut off, and are compared with the others only."""
+    cut_off = [Response(0.0, group, 4000, is_learned=False) for group in (0, 0, 1, 1)]
+    learned = [Response(1.0, 0, 10), Response(0.0, 0, 30), Response(1.0, 1, 20), Response(1.0, 1, 20)]
+    found = advantages([*cut_off, *learned], type=estimator)[len(cut_off) :]
+    tokens = [value for value, each in zip(found, learned, strict=True) for _ in range(each.length)]
+    assert statistics.fmean(tokens) == pytest.approx(0.0, abs=1e-6)
+    assert statistics.stdev(tokens) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_what_is_needed_beside_the_reward_is_declared() -> None:

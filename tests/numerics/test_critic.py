@@ -81,8 +81,7 @@ class WarmUp:
 
     moved: list[tuple[bool, bool]]
     """Of actor and critic."""
-    names: list[set[str]]
-    """Of the metrics."""
+    metrics: list[dict[str, float]]
     versions: list[int]
     """Of the policy, after each."""
 
@@ -116,11 +115,13 @@ def resumed(root: Path, context: WorkerContext) -> Resumed:
 
 
 def warm_up(context: WorkerContext) -> WarmUp:
-    run = replayed_run(replace(REPLAY, critic=CRITIC.model_copy(update={"warmup_steps": 1})), context)
+    optimizer = Optimizer(learning_rate=1e-3, warmup_steps=2)
+    critic = CRITIC.model_copy(update={"warmup_steps": 1})
+    run = replayed_run(replace(REPLAY, optimizer=optimizer, critic=critic), context)
     found = WarmUp([], [], [])
     for step in range(2):
         before = run.state(), state_of(run)
-        found.names.append(set(run.step(step)))
+        found.metrics.append(run.step(step))
         found.versions.append(run.actor.policy_version)
         after = run.state(), state_of(run)
         found.moved.append(
@@ -183,10 +184,12 @@ def test_a_resumed_critic_is_the_same_to_the_last_bit(seen: Seen) -> None:
 
 def test_in_the_warm_up_the_critic_learns_alone(seen: Seen) -> None:
     assert seen.warm_up.moved == [(False, True), (True, True)]
-    assert "actor/pg_loss" not in seen.warm_up.names[0]
+    assert "actor/pg_loss" not in seen.warm_up.metrics[0]
     # A run that is resumed after the first step begins with version 1, too.
     assert seen.warm_up.versions == [1, 2]
-    assert "actor/pg_loss" in seen.warm_up.names[1]
+    assert "actor/pg_loss" in seen.warm_up.metrics[1]
+    # The first of two steps of its own warm-up.
+    assert seen.warm_up.metrics[1]["actor/lr"] == pytest.approx(5e-4)
 
 
 def settings_of(folder: Path) -> TrainEngineSettings:

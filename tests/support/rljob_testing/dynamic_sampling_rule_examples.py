@@ -10,6 +10,7 @@ _A = "spec.training.algorithm"
 _D = _A + ".dynamicSampling"
 _SIZE = "spec.training.rollout.groupSize"
 _FUNCTION = {"type": "Function", "function": {"path": "mine:own"}}
+_PASS_AT_K = {"type": "GroupRelativePassAtK"}
 _OFF = {"enabled": False}
 _NOT_COMPARING = ("ReinforcePlusPlus", "ReMax", "PPO")
 
@@ -26,6 +27,12 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_A: {"advantage": _FUNCTION, "dynamicSampling": {}}},
         {_A: {"type": "DAPO", "advantage": {"type": "GAE"}, "dynamicSampling": _OFF}},
         *({_A: {"type": each, "dynamicSampling": _OFF}} for each in _NOT_COMPARING),
+    ],
+    "Training.dynamicSamplingPassAtK": [{_A: {"type": "DAPO", "advantage": _PASS_AT_K, "dynamicSampling": _OFF}}],
+    "Training.dropZeroVarianceGroupsCompared": [
+        {_A: {"dropZeroVarianceGroups": True, "advantage": _PASS_AT_K}},
+        {_A: {"type": "PPO", "dropZeroVarianceGroups": False}},
+        {_A: {"type": "PPO", "dropZeroVarianceGroups": True, "advantage": _FUNCTION}},
     ],
     "Training.dynamicSamplingGroupSize": [
         {_D: {}, _SIZE: 2},
@@ -53,6 +60,20 @@ BAD: dict[str, list[Bad]] = {
         *(Bad(_D, {_A: {"type": each, "dynamicSampling": {}}}) for each in _NOT_COMPARING),
         Bad(_D, {_A: {"type": "DAPO", "advantage": {"type": "GAE"}}}),
         Bad(_D, {_A: {"advantage": {"type": "ReMax"}, "dynamicSampling": {"maxRounds": 2}}}),
+    ],
+    "Training.dynamicSamplingPassAtK": [
+        Bad(_D, {_A: {"type": "DAPO", "advantage": _PASS_AT_K}}),
+        Bad(_D, {_A: {"advantage": _PASS_AT_K, "dynamicSampling": {}}}),
+    ],
+    "Training.dropZeroVarianceGroupsCompared": [
+        *(
+            Bad(_A + ".dropZeroVarianceGroups", {_A: {"type": each, "dropZeroVarianceGroups": True}})
+            for each in _NOT_COMPARING
+        ),
+        Bad(
+            _A + ".dropZeroVarianceGroups",
+            {_A: {"dropZeroVarianceGroups": True, "advantage": {"type": "ReMax"}}},
+        ),
     ],
     "Training.dynamicSamplingGroupSize": [
         Bad(_D, {_A: {"type": "DAPO", "advantage": _FUNCTION}, _SIZE: 1}),

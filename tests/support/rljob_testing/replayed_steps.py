@@ -135,6 +135,7 @@ class Replay:
             num_steps=self.num_steps,
             num_epochs_per_batch=self.num_epochs_per_batch,
             mini_batch_rows=self.mini_batch_size * self.group_size // self.layout(num_ranks).num_data_ranks,
+            first_step=self.critic.warmup_steps if self.critic else 0,
         )
 
     def critic_settings(self, num_ranks: int) -> CriticSettings:

@@ -119,7 +119,10 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "model.gradientCheckpointing": True},
         {_T + "model.gradientCheckpointingEveryNthLayer": 1},
     ],
-    "Training.warmupSteps": [{_T + "optimizer.warmupSteps": 10}],
+    "Training.warmupSteps": [
+        {_T + "optimizer.warmupSteps": 10},
+        {_T + "algorithm.type": "PPO", _T + "critic.warmupSteps": 4, _T + "optimizer.warmupSteps": 6},
+    ],
     # 64 prompt tokens and 64 new ones.
     "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
     "Rollout.cpuKvCache": [
@@ -316,7 +319,13 @@ BAD: dict[str, list[Bad]] = {
             {_T + "model.gradientCheckpointingEveryNthLayer": 2},
         )
     ],
-    "Training.warmupSteps": [Bad(_T + "optimizer.warmupSteps", {_T + "optimizer.warmupSteps": 11})],
+    "Training.warmupSteps": [
+        Bad(_T + "optimizer.warmupSteps", {_T + "optimizer.warmupSteps": 11}),
+        Bad(
+            _T + "optimizer.warmupSteps",
+            {_T + "algorithm.type": "PPO", _T + "critic.warmupSteps": 4, _T + "optimizer.warmupSteps": 7},
+        ),
+    ],
     "Training.timelineSteps": [Bad(_T + "timelineSteps", {_T + "timelineSteps": [11]})],
     "Rollout.cpuKvCache": [
         Bad(_T + "rollout.cpuKvCache", {_T + "rollout.cpuKvCache": memory})

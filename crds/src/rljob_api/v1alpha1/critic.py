@@ -36,7 +36,8 @@ class Critic(WireModel):
     model: CriticModel = Field(default_factory=CriticModel)
     optimizer: CriticOptimizer = Field(default_factory=CriticOptimizer)
     warmup_steps: Count = 0
-    """Steps at the beginning in which the critic alone is trained."""
+    """Steps at the beginning in which the critic alone is trained. The policy's learning rate takes its course over the
+    steps after them."""
     value_clip_range: NonNegativeNumber = 0.5
     """How far a value may move from that before the update before its loss is held (Huang et al. 2022, detail 9), in
     units of the reward; 0 for no bound."""

@@ -50,6 +50,30 @@ DYNAMIC_SAMPLING_RULES = (
     ),
     rule(
         Training,
+        "Training.dynamicSamplingPassAtK",
+        field=".algorithm.dynamicSampling",
+        cel=f"!{_IS_ON_CEL} || {chosen_cel('self.algorithm', 'advantage')} != 'GroupRelativePassAtK'",
+        wrong="dynamicSampling keeps groups whose scores differ, and GroupRelativePassAtK learns only from those in"
+        " which one response is better than all others",
+        advice="remove it (with type: DAPO write dynamicSampling: {enabled: false}), or choose GroupRelative",
+        holds=lambda t: (
+            not has_dynamic_sampling(t.algorithm)
+            or advantage_type(t.algorithm) is not AdvantageType.GROUP_RELATIVE_PASS_AT_K
+        ),
+    ),
+    rule(
+        Training,
+        "Training.dropZeroVarianceGroupsCompared",
+        field=".algorithm.dropZeroVarianceGroups",
+        cel="!has(self.algorithm.dropZeroVarianceGroups) || !self.algorithm.dropZeroVarianceGroups"
+        f" || {chosen_cel('self.algorithm', 'advantage')} in {[str(each) for each in _COMPARING]}",
+        wrong="the job's advantage (algorithm.advantage.type, or that of the recipe algorithm.type) compares no groups:"
+        " it learns from equal scores, too, and they would be lost",
+        advice="remove it, or choose an advantage.type that compares them, such as GroupRelative",
+        holds=lambda t: not t.algorithm.drop_zero_variance_groups or advantage_type(t.algorithm) in _COMPARING,
+    ),
+    rule(
+        Training,
         "Training.dynamicSamplingGroupSize",
         field=".algorithm.dynamicSampling",
         cel=f"!{_IS_ON_CEL} || self.rollout.groupSize >= 2",

@@ -81,10 +81,10 @@ TRAINING_RULES = (
         Training,
         "Training.warmupSteps",
         field=".optimizer.warmupSteps",
-        cel="self.optimizer.warmupSteps <= self.steps",
-        wrong="must not be more than training.steps",
+        cel="self.optimizer.warmupSteps <= self.steps - (has(self.critic) ? self.critic.warmupSteps : 0)",
+        wrong="must not be more than training.steps, less critic.warmupSteps where there are any",
         advice="lower it, or train for more steps",
-        holds=lambda t: t.optimizer.warmup_steps <= t.steps,
+        holds=lambda t: t.optimizer.warmup_steps <= t.steps - (t.critic.warmup_steps if t.critic else 0),
     ),
     rule(
         Training,

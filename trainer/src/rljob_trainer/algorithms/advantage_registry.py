@@ -103,11 +103,11 @@ def _response_advantages(chosen: ResolvedAdvantage, inputs: ResponseInputs) -> T
             return pass_at_k_advantages(rewards_B, groups_B, normalize_by_std=by_std)
         case AdvantageType.GDPO:
             assert inputs.named_rewards, "GDPO: no named rewards"
-            return gdpo_advantages(inputs.named_rewards, inputs.reward_weights, groups_B, lengths_B)
+            return gdpo_advantages(inputs.named_rewards, inputs.reward_weights, groups_B, inputs.learned_lengths_B)
         case AdvantageType.LEAVE_ONE_OUT:
             return leave_one_out_advantages(rewards_B, groups_B)
         case AdvantageType.REINFORCE_PLUS_PLUS_BASELINE:
-            return reinforce_plus_plus_baseline_advantages(rewards_B, groups_B, lengths_B)
+            return reinforce_plus_plus_baseline_advantages(rewards_B, groups_B, inputs.learned_lengths_B)
         case AdvantageType.REMAX:
             assert inputs.greedy_rewards_B is not None, "ReMax: no greedy rewards"
             return remax_advantages(rewards_B, inputs.greedy_rewards_B)

@@ -59,7 +59,8 @@ def gdpo_advantages(
 ) -> Tensor:
     """The weighted sum over rewards of their group-relative advantages, whitened over the tokens of the batch.
 
-    Every reward [B] counts by its place among the group's, however large its numbers are. Source: GDPO, arXiv
+    Every reward [B] counts by its place among the group's, however large its numbers are. `lengths_B`: tokens that are
+    learned from; a response without any counts in its group alone. Source: GDPO, arXiv
     2601.05242; whitened over tokens as verl does, so that a long response counts more there.
     """
     summed_B = torch.zeros(len(groups_B), dtype=torch.float64, device=groups_B.device)
@@ -81,7 +82,7 @@ def leave_one_out_advantages(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
 
 
 def reinforce_plus_plus_baseline_advantages(rewards_B: Tensor, groups_B: Tensor, lengths_B: Tensor) -> Tensor:
-    """A = r - mean of the group, whitened over the tokens of the batch.
+    """A = r - mean of the group, whitened over the tokens of the batch; `lengths_B` as in `gdpo_advantages`.
 
     Source: REINFORCE++ with a baseline, Hu 2025, arXiv 2501.03262.
     """
@@ -125,8 +126,9 @@ def gpg_advantages(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
 def zero_variance_mask(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
     """True [B] where a response belongs to a group of two or more whose rewards are all exactly equal.
 
-    Such a group's advantages are all 0: it carries no gradient, but it does count in the denominators of the loss
-    unless it is left out (DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2, samples until none is left).
+    Such a group's advantages are all 0 before any whitening: it carries no gradient, but it does count in the
+    denominators of the loss unless it is left out (DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2, samples until
+    none is left).
     """
     groups = _Groups.of(rewards_B, groups_B)
     lowest_G, highest_G = (groups.extreme(rewards_B, which) for which in ("amin", "amax"))

@@ -61,6 +61,8 @@ class ResponseInputs:
     """int64: equal for responses to the same prompt; otherwise any numbers."""
     lengths_B: Tensor
     """int64: response tokens."""
+    is_learned_B: Tensor | None = field(default=None, kw_only=True)
+    """bool: False for those that are not learned from; None where all are."""
     greedy_rewards_B: Tensor | None = field(default=None, kw_only=True)
     """float32: the score of the greedy response to the same prompt; None unless GREEDY_REWARDS is needed."""
     named_rewards: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
@@ -68,6 +70,11 @@ class ResponseInputs:
     needed."""
     reward_weights: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """Of `named_rewards`."""
+
+    @property
+    def learned_lengths_B(self) -> Tensor:
+        """int64: tokens that are learned from."""
+        return self.lengths_B if self.is_learned_B is None else self.lengths_B * self.is_learned_B
 
 
 @dataclass(frozen=True)

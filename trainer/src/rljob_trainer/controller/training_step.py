@@ -201,6 +201,7 @@ class TrainingStep:
             rewards_B[is_kept_B],
             rows.groups_B[is_kept_B],
             rollout.batch[RESPONSE_LENGTHS][is_kept_B],
+            is_learned_B=rows.is_learned_B[is_kept_B],
             greedy_rewards_B=None if greedy_B is None else greedy_B[is_kept_B],
             named_rewards={name: each_B[is_kept_B] for name, each_B in named.items()},
             reward_weights=rollout.weights if named else {},

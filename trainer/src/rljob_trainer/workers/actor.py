@@ -85,6 +85,8 @@ class ActorSettings:
     num_steps: int
     num_epochs_per_batch: int
     mini_batch_rows: int
+    first_step: int = 0
+    """Of its first update; a critic learns alone before."""
 
 
 class ActorWorker(TrainedWorker):
@@ -163,7 +165,8 @@ class ActorWorker(TrainedWorker):
         the whole batch, equal on all ranks.
         Raises NonFiniteUpdateError after several updates in a row whose gradients are not finite, and
         AlgorithmFunctionError where the user's own loss fails or gives what is no number."""
-        rate = learning_rate(self.settings.optimizer, step, self.settings.num_steps)
+        first = self.settings.first_step
+        rate = learning_rate(self.settings.optimizer, step - first, self.settings.num_steps - first)
         others = staleness(batch, self.policy_version, self.engine)
         agreement, sums = AgreementSums(), UpdateSums()
         has_old_logprobs = OLD_LOGPROBS in batch.ragged
