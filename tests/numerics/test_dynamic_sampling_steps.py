@@ -11,9 +11,10 @@ import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_testing.one_rank import only_rank
-from rljob_testing.replayed_steps import Replay, ReplayedRollouts, ReplayedRun, prompts_of, replayed_run
+from rljob_testing.replayed_steps import SEED, Replay, ReplayedRollouts, ReplayedRun, prompts_of, replayed_run
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling, StepRollout
-from rljob_trainer.controller.rollout_phase import ScoredRollout, UnscoredRollout
+from rljob_trainer.controller.rollout_phase import ScoredRollout, UnscoredRollout, sample_seeds
+from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -62,6 +63,26 @@ class Taken(ReplayedRollouts):
         return self.rollout
 
 
+class WithSeeds(ReplayedRollouts):
+    """Notes the seeds of each round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[int]] = []
+
+    def begin(
+        self,
+        prompts: Sequence[PromptRow],
+        num_responses: int,
+        sampling: SamplingSettings,
+        seeds: torch.Tensor,
+        *,
+        syncs: bool = True,
+        with_greedy: bool = False,
+    ) -> UnscoredRollout:
+        self.rounds.append(seeds.tolist())
+        return super().begin(prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy)
+
+
 def cursor() -> PromptCursor[PromptRow]:
     return PromptCursor(PROMPTS, seed=0, shuffle=False)
 
@@ -94,6 +115,17 @@ def test_a_step_learns_from_the_groups_that_were_taken(context: WorkerContext, m
     assert same(run.weights(), plain.weights())
     untrained = replayed_run(REPLAY, context, cursor())
     assert not same(run.weights(), untrained.weights())
+
+
+def test_the_seeds_of_all_rounds_are_those_of_one(context: WorkerContext) -> None:
+    """Responses of a later round are drawn anew, and as if all prompts had been asked at once."""
+    rollout = WithSeeds()
+    run = replayed_run(REPLAY, context, cursor(), rollout)
+    run.training_step.run(PROMPTS[:4], 1)
+    assert [len(seeds) for seeds in rollout.rounds] == [16, 16]
+    found = [seed for seeds in rollout.rounds for seed in seeds]
+    assert found == sample_seeds(SEED, TRAINING_STREAM, 1, 32).tolist()
+    assert len(set(found)) == 32
 
 
 def test_groups_that_only_hold_places_are_not_learned_from(context: WorkerContext) -> None:

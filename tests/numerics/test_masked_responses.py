@@ -8,25 +8,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import clipped_losses, first_update, group_advantages, plain_model, rows_of
-from rljob_testing.replayed_steps import LONGEST_RESPONSE, Pass, Replay, prompts_of, replayed_run, watched_passes
+from rljob_testing.replayed_steps import (
+    LONGEST_RESPONSE,
+    Pass,
+    Replay,
+    kept_gradients,
+    prompts_of,
+    replayed_run,
+    watched_passes,
+)
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_trainer.controller.dynamic_sampling import StepRollout
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX
-from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, LEARNED_FRACTION, RESPONSE_CLIP_RATIO
+from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_LOSS, LEARNED_FRACTION, RESPONSE_CLIP_RATIO
 from rljob_trainer.workers.columns import IS_TRUNCATED
 
 MASKING = Algorithm(mask_truncated_responses=True)
 REPLAY = Replay(MASKING, num_steps=1)
+KL_COEFFICIENT, KL_TARGET, KL_HORIZON = 0.5, 0.35, 64
+Moved = TypeVar("Moved", bound=nn.Module)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +93,51 @@ def test_masked_responses_cost_a_pass_where_their_kl_counts(context: WorkerConte
     else:
         all_rows = Pass(sum(lengths), len(rows))
         assert (referred, passes) == ([all_rows], [all_rows, update])
+
+
+def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContext) -> None:
+    """REINFORCE++ with the KL in its rewards, against a reference that is another model: what is whitened, what the KL
+    is a mean of and what the coefficient counts are the responses that are learned from."""
+    controller = {"type": "Adaptive", "adaptive": {"target": KL_TARGET, "horizon": KL_HORIZON}}
+    setting = {"coefficient": KL_COEFFICIENT, "estimator": "K2", "placement": "Reward", "controller": controller}
+    wire = {"type": "ReinforcePlusPlus", "maskTruncatedResponses": True, "kl": setting}
+    replay = replace(REPLAY, algorithm=Algorithm.from_wire(wire))
+    model, other = plain_model(), moved(plain_model())
+    rows = rows_of(replay, 0)
+    learned = [row for row in rows if not is_cut_off(row.tokens_T[row.is_response_T])]
+    new = [row.logprobs_R(model, 1.0) for row in learned]
+    with torch.no_grad():
+        kl = [(new_R - row.logprobs_R(other, 1.0)).square() / 2 for new_R, row in zip(new, learned, strict=True)]
+    returns = []
+    for row, kl_R in zip(learned, kl, strict=True):
+        rewards_R = -KL_COEFFICIENT * kl_R
+        rewards_R[-1] += row.score
+        returns.append(rewards_R.flip(0).cumsum(0).flip(0))
+    returns_N = torch.cat(returns)
+    advantages_N = (returns_N - returns_N.mean()) / returns_N.std()
+    # That of a ratio of 1 is that of its logarithm.
+    (-advantages_N * torch.cat(new)).mean().backward()  # type: ignore[no-untyped-call]
+    right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    run = replayed_run(replay, context)
+    assert run.reference is not None
+    moved(run.reference.engine.model)
+    with kept_gradients(run.actor.engine) as gradients:
+        metrics = run.step(0)
+    assert difference(gradients[0], right) < RELATIVE
+    measured = float(torch.cat(kl).mean())
+    assert metrics[KL_LOSS] == pytest.approx(measured, rel=RELATIVE)
+    error = measured / KL_TARGET - 1
+    assert 0.05 < abs(error) < 0.2
+    factor = 1 + error * len(learned) / KL_HORIZON
+    assert run.training_step.kl_coefficient.value == pytest.approx(KL_COEFFICIENT * factor, rel=1e-6)
+
+
+def moved(model: Moved) -> Moved:
+    """With other weights, which follow from its own."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    return model
 
 
 def all_cut_off(generate: Callable[..., StepRollout], *given: object) -> StepRollout:

@@ -1,6 +1,6 @@
 """Which responses policy filtration draws: by hand, against a slow loop, and what a step learns then.
 
-Legend: B responses, R response tokens of one.
+Legend: B responses, T tokens of a row, R response tokens of it, H hidden size.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import clipped_losses, first_update, group_advantages, plain_model, rows_of
-from rljob_testing.replayed_steps import SEED, Replay, replayed_run
+from rljob_testing.replayed_steps import SEED, Replay, kept_gradients, replayed_run
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_trainer.algorithms.policy_filtration import drawn_rows, filtration_weights
 from rljob_trainer.controller.filtered_rows import filtered_rows
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX
+from rljob_trainer.engines.train.value_head import VALUE_WEIGHT
 from rljob_trainer.observability.metrics import DISTINCT_FRACTION, LEARNED_FRACTION
 
 SCORES = [-1.0, 0.5, 0.0, 2.0, 2.0]
@@ -155,3 +157,35 @@ def test_a_step_learns_from_what_was_drawn_with_the_advantages_of_the_whole_batc
     metrics = replayed_run(replay, context).step(0)
     assert metrics[DISTINCT_FRACTION] == len(set(drawn.drawn_B.tolist())) / 16 < 1
     assert metrics[LEARNED_FRACTION] == 1
+
+
+def test_the_critic_learns_from_what_was_drawn(context: WorkerContext) -> None:
+    """A critic that expects nothing has the score of its response to learn at each token, and for now its head alone
+    has a gradient: the mean of -score x (what the head reads of the token)."""
+    algorithm = Algorithm.from_wire({"type": "PPO", "policyFiltration": {"type": "MaxRandom"}})
+    replay = Replay(algorithm, num_steps=1, critic=Critic())
+    rows = rows_of(replay, 0)
+    scores_B = torch.tensor([row.score for row in rows], dtype=torch.float64)
+    how, everything_B = replay.resolved.policy_filtration, torch.ones(16, dtype=torch.bool)
+    drawn_B = filtered_rows(how, scores_B, torch.arange(16) // 4, everything_B, SEED, 0).drawn_B
+    decoder = plain_model().get_decoder()
+
+    def head_gradient(taken: list[int]) -> dict[str, torch.Tensor]:
+        sums, num_tokens = torch.zeros(()), 0
+        for row in (rows[number] for number in taken):
+            with torch.no_grad():
+                hidden_TH = decoder(input_ids=row.tokens_T[None]).last_hidden_state[0]
+            hidden_RH = hidden_TH[:-1][row.is_response_T[1:]]
+            sums, num_tokens = sums - row.score * hidden_RH.sum(0), num_tokens + len(hidden_RH)
+        return {VALUE_WEIGHT: sums[None] / num_tokens}
+
+    run = replayed_run(replay, context)
+    assert run.critic is not None
+    with kept_gradients(run.critic.engine) as gradients:
+        run.step(0)
+    [update] = gradients
+    found = {VALUE_WEIGHT: update.pop(NAME_PREFIX + VALUE_WEIGHT)}
+    assert not any(each.any() for each in update.values())
+    right = head_gradient(drawn_B.tolist())
+    assert difference(found, right) < RELATIVE
+    assert difference(head_gradient(list(range(16))), right) > 0.01

@@ -6,161 +6,30 @@ Nothing is generated or trained: the groups are fakes that note what they are gi
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 
-from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_testing.joined_groups import Done
+from rljob_testing.noted_steps import PROMPTS, SAMPLING, Reference, finished, step_of
 from rljob_trainer.algorithms.interfaces import AdvantageEstimator, ResponseInputs
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.controller.rollout_phase import RolloutPhase
-from rljob_trainer.controller.step_plan import StepPlan
-from rljob_trainer.controller.stop_request import StopRequest
-from rljob_trainer.controller.training_step import TrainingStep
-from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, GenerationRequest, SamplingSettings
+from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
 from rljob_trainer.errors import RewardError
-from rljob_trainer.observability.metrics import REWARD_MAX, REWARD_MEAN, Metrics
-from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_COEFFICIENT, KL_LOSS, REWARD_MAX, REWARD_MEAN
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
     ANSWERS,
     IS_GREEDY,
     IS_LEARNED,
-    KL_SUMS,
-    OLD_LOGPROBS,
     PROMPT_TOKEN_IDS,
-    REF_LOGPROBS,
     RESPONSE_LENGTHS,
-    RESPONSE_MASK,
     SAMPLE_SEEDS,
     TOKENS,
-    score_column,
 )
-from rljob_trainer.workers.rollout import RolloutWorker, rollout_columns
-
-SAMPLING = SamplingSettings(0.7, 0.9, 5, 8, ("stop",))
-PROMPTS = [PromptRow(index, f"p{index}", f"p{index}", (index, 9), f"answer {index}", {}) for index in range(3)]
-
-
-@dataclass
-class Generator:
-    """Responses of two tokens each; of row i the tokens are i."""
-
-    requests: list[DataProto] = field(default_factory=list)
-
-    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
-        assert sampling == SAMPLING
-        assert syncs
-        self.requests.append(batch)
-        prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
-        return rollout_columns(prompts, [finished(str(row), row) for row in range(len(prompts))])
-
-
-@dataclass
-class Rewards:
-    """Those that it was told, row by row."""
-
-    scores: dict[str, Sequence[float]]
-    asked: list[DataProto] = field(default_factory=list)
-
-    def start_scoring(self, batch: DataProto) -> Done[DataProto]:
-        self.asked.append(batch)
-        columns = {name: torch.tensor(each, dtype=torch.float64) for name, each in self.scores.items()}
-        return Done(DataProto({score_column(name): each for name, each in columns.items()}))
-
-    def finish_scoring(self, started: DataProto) -> DataProto:
-        return started
-
-
-def zeros_of(batch: DataProto) -> RaggedColumn:
-    """A number for each response token."""
-    mask = batch.ragged_column(RESPONSE_MASK)
-    return RaggedColumn(torch.zeros(len(mask.values)), mask.lengths)
-
-
-@dataclass
-class Actor:
-    """Learns nothing."""
-
-    updates: list[DataProto] = field(default_factory=list)
-    num_passes: int = 0
-
-    def compute_logprobs(self, batch: DataProto) -> Done[DataProto]:
-        self.num_passes += 1
-        return Done(DataProto(ragged={OLD_LOGPROBS: zeros_of(batch)}))
-
-    def compute_kl_sums(self, batch: DataProto) -> DataProto:
-        return DataProto({KL_SUMS: torch.zeros(len(batch))})
-
-    def skip_update(self, step: int) -> list[None]:
-        del step
-        return []
-
-    def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> Done[Metrics]:
-        del step, kl_coefficient
-        self.updates.append(batch)
-        return Done({})
-
-
-@dataclass
-class Reference:
-    """Says nothing new."""
-
-    num_passes: int = 0
-
-    def compute_ref_logprobs(self, batch: DataProto) -> Done[DataProto]:
-        self.num_passes += 1
-        return Done(DataProto(ragged={REF_LOGPROBS: zeros_of(batch)}))
-
-
-def finished(request_id: str, token: int) -> FinishedSequence:
-    return FinishedSequence(request_id, (token, token), (-1.0, -1.0), (0, 0), f"text {token}", FinishReason.STOP)
-
-
-@dataclass
-class Step:
-    """A training step on the fakes."""
-
-    generator: Generator
-    rewards: Rewards
-    actor: Actor
-    step: TrainingStep
-
-
-def step_of(
-    wire: dict[str, object],
-    weights: dict[str, float],
-    scores: dict[str, Sequence[float]],
-    reference: Reference | None = None,
-    *,
-    critic_warmup_steps: int = 0,
-    has_single_update: bool = True,
-) -> Step:
-    """Two responses to each prompt."""
-    generator, rewards, actor, timer = Generator(), Rewards(scores), Actor(), PhaseTimer(time.perf_counter)
-    plan = StepPlan(
-        algorithm=resolve_algorithm(Algorithm.from_wire(wire)),
-        sampling=SAMPLING,
-        group_size=2,
-        has_single_update=has_single_update,
-        seed=0,
-        num_data_ranks=1,
-        num_critic_ranks=1,
-        critic_warmup_steps=critic_warmup_steps,
-        rows_per_update=2 * len(PROMPTS),
-        has_dropout=False,
-        sync_every_steps=1,
-    )
-    phase = RolloutPhase(generator, rewards, weights, timer, StopRequest())
-    return Step(generator, rewards, actor, TrainingStep(plan, phase, actor, reference, None, timer))
+from rljob_trainer.workers.rollout import RolloutWorker
 
 
 @pytest.fixture(autouse=True)
@@ -317,3 +186,22 @@ def test_one_reward_is_not_given_by_name_to_whom_does_not_ask(monkeypatch: pytes
     monkeypatch.setattr(found.step, "advantages", AdvantageEstimator("watched", for_responses=watched))
     found.step.run(PROMPTS, 0)
     assert (seen[0].named_rewards, seen[0].reward_weights, seen[0].greedy_rewards_B) == ({}, {}, None)
+
+
+def test_responses_that_were_cut_off_count_in_their_group_alone() -> None:
+    """Rewards less 0.5 x KL: 1 and -1, -2 and 0, 0 and 1, of which the third is not learned from; its KL of 6 is left
+    out of the step's, too. 5 of 10 responses of the horizon move the coefficient by half of the error, which is
+    (0 + 2 + 2 + 1 + 0) / 10 tokens by 0.625, less 1."""
+    kl = {"coefficient": 0.5, "placement": "Reward"}
+    kl["controller"] = {"type": "Adaptive", "adaptive": {"target": 0.625, "horizon": 10}}
+    advantage = {"type": "GroupRelative", "groupRelative": {"normalizeByStd": False}}
+    wire: dict[str, object] = {"kl": kl, "maskTruncatedResponses": True, "advantage": advantage}
+    found = step_of(wire, {"score": 1.0}, {"score": [1, 0, 1, 1, 0.5, 1]}, Reference())
+    found.generator.cut_off, found.actor.kl_sums = frozenset([2]), [0.0, 2.0, 6.0, 2.0, 1.0, 0.0]
+    _, metrics = found.step.run(PROMPTS, 0)
+    [update] = found.actor.updates
+    assert update[ADVANTAGES].tolist() == [1, -1, -1, 1, -0.5, 0.5]
+    assert update[IS_LEARNED].tolist() == [True, True, False, True, True, True]
+    assert (metrics[KL_LOSS], metrics[ADVANTAGE_MEAN]) == (0.5, pytest.approx(0.2))
+    assert metrics[KL_COEFFICIENT] == 0.5
+    assert found.step.kl_coefficient.value == pytest.approx(0.5 * (1 - 0.2 / 2), rel=1e-12)
