@@ -205,3 +205,15 @@ def test_responses_that_were_cut_off_count_in_their_group_alone() -> None:
     assert (metrics[KL_LOSS], metrics[ADVANTAGE_MEAN]) == (0.5, pytest.approx(0.2))
     assert metrics[KL_COEFFICIENT] == 0.5
     assert found.step.kl_coefficient.value == pytest.approx(0.5 * (1 - 0.2 / 2), rel=1e-12)
+
+
+def test_responses_that_were_cut_off_have_no_part_in_the_whitening() -> None:
+    """Less the means of their groups 1/2, -1/2, 1/2, -1/2, 0 and 0, of which the third is not learned from: the mean of
+    the others is -1/10, the variance over their ten tokens 2 (0.36 + 2 x 0.16 + 2 x 0.01) / 9."""
+    wire: dict[str, object] = {"advantage": {"type": "ReinforcePlusPlusBaseline"}, "maskTruncatedResponses": True}
+    found = step_of(wire, {"score": 1.0}, {"score": [1, 0, 1, 0, 0.5, 0.5]})
+    found.generator.cut_off = frozenset([2])
+    found.step.run(PROMPTS, 0)
+    [update] = found.actor.updates
+    learned = update[ADVANTAGES][update[IS_LEARNED]].tolist()
+    assert learned == pytest.approx([each / (1.4 / 9) ** 0.5 for each in (0.6, -0.4, -0.4, 0.1, 0.1)], abs=1e-5)
