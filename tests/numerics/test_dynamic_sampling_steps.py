@@ -63,26 +63,6 @@ class Taken(ReplayedRollouts):
         return self.rollout
 
 
-class WithSeeds(ReplayedRollouts):
-    """Notes the seeds of each round."""
-
-    def __init__(self) -> None:
-        self.rounds: list[list[int]] = []
-
-    def begin(
-        self,
-        prompts: Sequence[PromptRow],
-        num_responses: int,
-        sampling: SamplingSettings,
-        seeds: torch.Tensor,
-        *,
-        syncs: bool = True,
-        with_greedy: bool = False,
-    ) -> UnscoredRollout:
-        self.rounds.append(seeds.tolist())
-        return super().begin(prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy)
-
-
 def cursor() -> PromptCursor[PromptRow]:
     return PromptCursor(PROMPTS, seed=0, shuffle=False)
 
@@ -117,13 +97,21 @@ def test_a_step_learns_from_the_groups_that_were_taken(context: WorkerContext, m
     assert not same(run.weights(), untrained.weights())
 
 
-def test_the_seeds_of_all_rounds_are_those_of_one(context: WorkerContext) -> None:
+def test_the_seeds_of_all_rounds_are_those_of_one(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Responses of a later round are drawn anew, and as if all prompts had been asked at once."""
-    rollout = WithSeeds()
-    run = replayed_run(REPLAY, context, cursor(), rollout)
+    rounds: list[list[int]] = []
+    begin = ReplayedRollouts.begin
+
+    def noted(*arguments: object, **options: bool) -> UnscoredRollout:
+        *_, seeds = arguments
+        rounds.append(seeds.tolist())
+        return begin(*arguments, **options)
+
+    monkeypatch.setattr(ReplayedRollouts, "begin", noted)
+    run = replayed_run(REPLAY, context, cursor())
     run.training_step.run(PROMPTS[:4], 1)
-    assert [len(seeds) for seeds in rollout.rounds] == [16, 16]
-    found = [seed for seeds in rollout.rounds for seed in seeds]
+    assert [len(seeds) for seeds in rounds] == [16, 16]
+    found = [seed for seeds in rounds for seed in seeds]
     assert found == sample_seeds(SEED, TRAINING_STREAM, 1, 32).tolist()
     assert len(set(found)) == 32
 
