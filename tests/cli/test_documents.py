@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from rljob_api.constants import ExitCode
 from rljob_cli.__main__ import app
-from rljob_operator.reconcile.failure import _EXIT_REASONS
+from rljob_operator.reconcile.endings import _EXIT_REASONS
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, StandInKubelet, full_status, kubeconfig_text
 from rljob_trainer.algorithms.function_results import NOT_FINITE_SUM

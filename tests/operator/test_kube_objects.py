@@ -22,7 +22,7 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.merge_patch import merge_patch, without_nulls
 from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS
-from rljob_operator.kube.views import cluster_view, job_object
+from rljob_operator.kube.observed_objects import job_object, observed_cluster
 from rljob_testing.operator_process_jobs import cluster_job
 from rljob_testing.operator_process_proxy import SeenRequest, seen_request
 from rljob_testing.valid_job import edited
@@ -61,13 +61,13 @@ def job(**parts: object) -> Json:
 
 def test_a_job_is_read() -> None:
     read = job_object(job(status=STATUS))
-    view = read.view
-    assert (view.namespace, view.name, view.uid, view.generation) == ("team", "job", "u1", 3)
-    assert view.created == datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
-    assert (view.deleting, view.spec_error, read.resource_version) == (False, None, "77")
-    assert view.spec is not None
-    assert view.spec.pools[0].gpus_per_node == 2
-    assert view.status.attempts[0].submissions == 1
+    seen = read.observed
+    assert (seen.namespace, seen.name, seen.uid, seen.generation) == ("team", "job", "u1", 3)
+    assert seen.created == datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+    assert (seen.deleting, seen.spec_error, read.resource_version) == (False, None, "77")
+    assert seen.spec is not None
+    assert seen.spec.pools[0].gpus_per_node == 2
+    assert seen.status.attempts[0].submissions == 1
 
 
 def test_a_job_without_status_that_is_being_deleted() -> None:
@@ -75,9 +75,9 @@ def test_a_job_without_status_that_is_being_deleted() -> None:
     metadata = raw["metadata"]
     assert isinstance(metadata, dict)
     metadata["deletionTimestamp"] = "2026-01-31T12:00:00Z"
-    view = job_object(raw).view
-    assert view.deleting
-    assert view.status.conditions == ()
+    seen = job_object(raw).observed
+    assert seen.deleting
+    assert seen.status.conditions == ()
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_a_job_without_status_that_is_being_deleted() -> None:
 )
 def test_a_spec_that_cannot_be_read_says_why(path: str, value: object, message: str) -> None:
     raw = edited(job(status=STATUS), {path: value})
-    view = job_object(raw).view
-    assert view.spec is None
-    assert view.spec_error is not None
-    assert message in view.spec_error
-    assert view.status.attempts[0].cluster == "job-1"
+    seen = job_object(raw).observed
+    assert seen.spec is None
+    assert seen.spec_error is not None
+    assert message in seen.spec_error
+    assert seen.status.attempts[0].cluster == "job-1"
 
 
 def test_fields_of_a_newer_status_are_left_alone() -> None:
@@ -104,7 +104,7 @@ def test_fields_of_a_newer_status_are_left_alone() -> None:
     assert isinstance(conditions, list)
     conditions[0]["severity"] = "Info"
     read = job_object(job(status=newer))
-    assert read.view.status.phase == "Running"
+    assert read.observed.status.phase == "Running"
     assert read.status == STATUS
 
 
@@ -132,10 +132,10 @@ def test_a_cluster_is_read() -> None:
             ]
         },
     }
-    view = cluster_view(raw)
-    assert (view.name, view.uid, view.owner_uid, view.deleting) == ("job-1", "c1", "u1", False)
-    assert view.pod_creation_error == "FailedCreateHeadPod: exceeded quota"
-    assert cluster_view({"metadata": {"name": "x", "uid": "y"}}).owner_uid is None
+    seen = observed_cluster(raw)
+    assert (seen.name, seen.uid, seen.owner_uid, seen.deleting) == ("job-1", "c1", "u1", False)
+    assert seen.pod_creation_error == "FailedCreateHeadPod: exceeded quota"
+    assert observed_cluster({"metadata": {"name": "x", "uid": "y"}}).owner_uid is None
 
 
 def test_a_cluster_that_kuberay_does_not_take() -> None:
@@ -144,8 +144,8 @@ def test_a_cluster_that_kuberay_does_not_take() -> None:
         {"reason": "InvalidRayClusterSpec", "message": "new", "lastTimestamp": "2026-01-31T12:00:05Z"},
         {"reason": "CreatedHeadPod", "message": "fine", "lastTimestamp": "2026-01-31T12:00:09Z"},
     ]
-    assert cluster_view({"metadata": {"name": "x"}}, events).pod_creation_error == "new"
-    assert cluster_view({"metadata": {"name": "x"}}, events[2:]).pod_creation_error is None
+    assert observed_cluster({"metadata": {"name": "x"}}, events).pod_creation_error == "new"
+    assert observed_cluster({"metadata": {"name": "x"}}, events[2:]).pod_creation_error is None
 
 
 NAMED = {"name": "job"}

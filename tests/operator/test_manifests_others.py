@@ -10,7 +10,7 @@ from rljob_operator.manifests.network_policy import network_policy
 from rljob_operator.manifests.objects import JobIdentity
 from rljob_operator.manifests.secrets import derived_token, key_id, token_secret
 from rljob_operator.manifests.submission import submission
-from rljob_operator.reconcile.plan import SubmitJob
+from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_testing.operator_jobs import DEFAULTS, IDENTITY, spec
 
 OWNER = {

@@ -18,8 +18,8 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.ray import client
 from rljob_operator.ray.client import Dashboard, RayClient
 from rljob_operator.ray.errors import DashboardUnreachableError, RayRefusedError, TokenRejectedError
-from rljob_operator.ray.look import infeasible_groups, look
-from rljob_operator.reconcile.observed import Answer, RayJobStatus, RayNodeView, RayView
+from rljob_operator.ray.observe_dashboard import infeasible_groups, observe_dashboard
+from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
 from rljob_testing.apiserver import free_ports
 from rljob_testing.quiet_http import QuietHandler
 from rljob_testing.ray_cluster import pod_cluster
@@ -59,11 +59,11 @@ async def dashboard(port: int, *tokens: str) -> AsyncIterator[Dashboard]:
         yield client.dashboard(f"http://127.0.0.1:{port}", tokens)
 
 
-async def until(ask: Callable[[], Awaitable[RayView]], wanted: Callable[[RayView], bool]) -> RayView:
+async def until(ask: Callable[[], Awaitable[ObservedRay]], wanted: Callable[[ObservedRay], bool]) -> ObservedRay:
     """Looks again and again."""
-    while not wanted(view := await ask()):
+    while not wanted(seen := await ask()):
         await asyncio.sleep(0.3)
-    return view
+    return seen
 
 
 def submission(name: str, entrypoint: str, **variables: str) -> dict[str, object]:
@@ -74,19 +74,19 @@ def submission(name: str, entrypoint: str, **variables: str) -> dict[str, object
 def test_nodes_and_tokens(cluster: RayCluster) -> None:
     async def test() -> None:
         async with dashboard(cluster.port, TOKEN) as good:
-            view = await look(good, "nobody-1-1")
-            assert (view.answer, view.job, view.run_state) == (Answer.OK, None, None)
-            assert sorted(view.nodes, key=lambda node: node.is_head) == [
-                RayNodeView(is_head=False, num_gpus=1),
-                RayNodeView(is_head=False, num_gpus=1),
-                RayNodeView(is_head=True, num_gpus=0),
+            seen = await observe_dashboard(good, "nobody-1-1")
+            assert (seen.reachability, seen.job, seen.run_state) == (Reachability.OK, None, None)
+            assert sorted(seen.nodes, key=lambda node: node.is_head) == [
+                ObservedRayNode(is_head=False, num_gpus=1),
+                ObservedRayNode(is_head=False, num_gpus=1),
+                ObservedRayNode(is_head=True, num_gpus=0),
             ]
             await good.stop("nobody-1-1")
         async with dashboard(cluster.port, "b" * 64, TOKEN) as second_token:
-            assert (await look(second_token, None)).answer is Answer.OK
+            assert (await observe_dashboard(second_token, None)).reachability is Reachability.OK
         async with dashboard(cluster.port, "b" * 64) as bad:
-            view = await look(bad, None)
-            assert view.answer is Answer.REJECTED
+            seen = await observe_dashboard(bad, None)
+            assert seen.reachability is Reachability.REJECTED
             with pytest.raises(TokenRejectedError, match="does not accept"):
                 await bad.submit(submission("x", "true"))
 
@@ -109,20 +109,21 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: RayCluster, tmp_p
             with pytest.raises(RayRefusedError, match="already exists"):
                 await good.submit(submission("job-1-1", entrypoint))
             assert await good.job("job-1-1") is not None
-            view = await until(lambda: look(good, "job-1-1"), lambda view: view.run_state is not None)
-            assert view.job is not None
-            assert view.job.status is RayJobStatus.RUNNING
-            assert view.run_state is not None
-            assert (view.run_state.progress.step, view.log_tail) == (2, "")
+            seen = await until(lambda: observe_dashboard(good, "job-1-1"), lambda seen: seen.run_state is not None)
+            assert seen.job is not None
+            assert seen.job.status is RayJobStatus.RUNNING
+            assert seen.run_state is not None
+            assert (seen.run_state.progress.step, seen.log_tail) == (2, "")
             go_on.touch()
-            view = await until(
-                lambda: look(good, "job-1-1"), lambda view: view.job is not None and view.job.status in ENDED
+            seen = await until(
+                lambda: observe_dashboard(good, "job-1-1"),
+                lambda seen: seen.job is not None and seen.job.status in ENDED,
             )
-            assert view.job is not None
-            assert (view.job.status, view.job.exit_code) == (RayJobStatus.FAILED, 75)
-            assert view.job.error_type == "JOB_ENTRYPOINT_COMMAND_ERROR"
-            assert view.log_tail.splitlines()[-2:] == ["line 199", "line 200"]
-            assert len(view.log_tail.splitlines()) == 50
+            assert seen.job is not None
+            assert (seen.job.status, seen.job.exit_code) == (RayJobStatus.FAILED, 75)
+            assert seen.job.error_type == "JOB_ENTRYPOINT_COMMAND_ERROR"
+            assert seen.log_tail.splitlines()[-2:] == ["line 199", "line 200"]
+            assert len(seen.log_tail.splitlines()) == 50
             await good.stop("job-1-1")
 
     run(test)
@@ -135,14 +136,15 @@ def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: RayCluster,
         async with dashboard(cluster.port, TOKEN) as good:
             entrypoint = f"exec python {tmp_path}/place.py"
             await good.submit(submission("big-1-1", entrypoint, RAY_JOB_STOP_WAIT_TIME_S="5"))
-            view = await until(lambda: look(good, "big-1-1"), lambda view: view.infeasible_groups != ())
-            assert view.infeasible_groups == ("rollout: 2 x {CPU: 1, GPU: 8}",)
+            seen = await until(lambda: observe_dashboard(good, "big-1-1"), lambda seen: seen.infeasible_groups != ())
+            assert seen.infeasible_groups == ("rollout: 2 x {CPU: 1, GPU: 8}",)
             await good.stop("big-1-1")
-            view = await until(
-                lambda: look(good, "big-1-1"), lambda view: view.job is not None and view.job.status in ENDED
+            seen = await until(
+                lambda: observe_dashboard(good, "big-1-1"),
+                lambda seen: seen.job is not None and seen.job.status in ENDED,
             )
-            assert view.job is not None
-            assert view.job.status is RayJobStatus.STOPPED
+            assert seen.job is not None
+            assert seen.job.status is RayJobStatus.STOPPED
 
     run(test)
 
@@ -151,9 +153,9 @@ def test_nobody_there() -> None:
     async def test() -> None:
         (port,) = free_ports(1)
         async with dashboard(port, TOKEN) as nobody:
-            view = await look(nobody, None)
-            assert view.answer is Answer.UNREACHABLE
-            assert view.error
+            seen = await observe_dashboard(nobody, None)
+            assert seen.reachability is Reachability.UNREACHABLE
+            assert seen.error
             with pytest.raises(DashboardUnreachableError):
                 await nobody.submit(submission("x", "true"))
 
@@ -186,9 +188,9 @@ def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
         (port,) = free_ports(1)
         server = await asyncio.start_server(strange, "127.0.0.1", port)
         async with dashboard(port, TOKEN) as odd:
-            view = await look(odd, None)
-            assert view.answer is Answer.UNREACHABLE
-            assert error in (view.error or "")
+            seen = await observe_dashboard(odd, None)
+            assert seen.reachability is Reachability.UNREACHABLE
+            assert error in (seen.error or "")
         server.close()
 
     run(test)
@@ -216,9 +218,9 @@ def node(num_gpus: str) -> bytes:
 def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
     async def test() -> None:
         async with answering({"": answer}) as odd:
-            view = await look(odd, None)
-            assert view.answer is Answer.UNREACHABLE
-            assert error in (view.error or "")
+            seen = await observe_dashboard(odd, None)
+            assert seen.reachability is Reachability.UNREACHABLE
+            assert error in (seen.error or "")
 
     run(test)
 
@@ -254,13 +256,13 @@ def test_only_a_file_that_is_not_there_is_none() -> None:
             "/api/v0/logs": failed("A file is not found at: /tmp/ray/session_1/logs/x"),
         }
         async with answering(answers) as without_file:
-            view = await look(without_file, "job-1-1")
-            assert (view.answer, view.run_state) == (Answer.OK, None)
+            seen = await observe_dashboard(without_file, "job-1-1")
+            assert (seen.reachability, seen.run_state) == (Reachability.OK, None)
         answers["/api/v0/logs"] = failed("Agent for node id: head doesn't exist.")
         async with answering(answers) as without_agent:
-            view = await look(without_agent, "job-1-1")
-            assert (view.answer, view.error) == (
-                Answer.UNREACHABLE,
+            seen = await observe_dashboard(without_agent, "job-1-1")
+            assert (seen.reachability, seen.error) == (
+                Reachability.UNREACHABLE,
                 "HTTP 500: Agent for node id: head doesn't exist.",
             )
 
@@ -301,7 +303,7 @@ def test_no_answer_is_asked_for_in_another_encoding() -> None:
         (port,) = free_ports(1)
         server = await asyncio.start_server(note, "127.0.0.1", port)
         async with dashboard(port, TOKEN) as polite:
-            assert (await look(polite, None)).answer is Answer.OK
+            assert (await observe_dashboard(polite, None)).reachability is Reachability.OK
         server.close()
         assert [b"accept-encoding: identity" in request.lower() for request in requests] == [True]
 

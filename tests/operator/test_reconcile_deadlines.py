@@ -9,8 +9,8 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome, ConditionStatus
-from rljob_operator.reconcile.observed import Answer, Observed, RayJobStatus, RayView
-from rljob_operator.reconcile.plan import DeleteCluster, StopJob
+from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
+from rljob_operator.reconcile.plan_types import DeleteCluster, StopJob
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (
     CLUSTER_UID,
@@ -40,7 +40,7 @@ LIMITS = spec(
         }
     }
 )
-UNREACHABLE = RayView(Answer.UNREACHABLE, error="timeout")
+UNREACHABLE = ObservedRay(Reachability.UNREACHABLE, error="timeout")
 
 
 def pending(seconds_ago: float) -> Observed:
@@ -73,7 +73,7 @@ def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
         (ray(), "Ray job example-1-1 is being submitted"),
     ],
 )
-def test_the_deadline_names_what_was_missing(seen: RayView, text: str) -> None:
+def test_the_deadline_names_what_was_missing(seen: ObservedRay, text: str) -> None:
     ready = replace(pending(10), pods=ready_pods(), ray=seen)
     waited = after(ready, decide(ready))
     told = found(decide(waited, at(290)).status, C.FAILED)
@@ -243,4 +243,4 @@ def test_it_ends_as_it_told(
     ],
 )
 def test_the_operator_looks_again_in_time(seen: Observed, seconds: float | None) -> None:
-    assert decide(seen).look_again_seconds == seconds
+    assert decide(seen).requeue_after_seconds == seconds

@@ -10,8 +10,8 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome, ConditionStatus
-from rljob_operator.kube.views import cluster_view
-from rljob_operator.reconcile.observed import Observed, PodProblem, RayJobStatus, RayView
+from rljob_operator.kube.observed_objects import observed_cluster
+from rljob_operator.reconcile.observed import Observed, ObservedRay, PodProblem, RayJobStatus
 from rljob_testing.operator_jobs import IDENTITY
 from rljob_testing.operator_observed import (
     CLUSTER_UID,
@@ -149,9 +149,9 @@ def test_a_cluster_that_kuberay_saw_complete_gets_none_either() -> None:
         "status": {"conditions": [{"type": "RayClusterProvisioned", "status": "True"}]},
     }
     before_submission = provisioning()
-    assert failure(observed(before_submission, cluster_view(raw), (pod("w"),)))[0] == "HeadLost"
+    assert failure(observed(before_submission, observed_cluster(raw), (pod("w"),)))[0] == "HeadLost"
     raw["status"] = {"conditions": [{"type": "RayClusterProvisioned", "status": "False"}]}
-    assert found(decide(observed(before_submission, cluster_view(raw), (pod("w"),))).status, C.FAILED) is None
+    assert found(decide(observed(before_submission, observed_cluster(raw), (pod("w"),))).status, C.FAILED) is None
 
 
 def test_a_cluster_that_is_being_deleted_is_lost() -> None:
@@ -184,7 +184,7 @@ def test_a_last_word_that_cannot_be_read_is_looked_for_again(before: ConditionSt
     first = at_work(done, status=running(900, condition(C.PROGRESSING, before, seconds_ago=800)))
     plan = decide(first)
     assert found(plan.status, C.FAILED) is None
-    assert (plan.effects, plan.look_again_seconds) == ((), 4)
+    assert (plan.effects, plan.requeue_after_seconds) == ((), 4)
     told = "Ray says that the trainer has ended well; its last run state cannot be read yet"
     assert found(plan.status, C.PROGRESSING) == ("False", "DashboardUnreachable", told)
     later = after(first, plan)
@@ -227,4 +227,4 @@ def test_an_ending_seen_at_the_deadline_is_the_ending() -> None:
     asked = running(60, condition(C.PROGRESSING))
     done = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE), asked)
     assert found(decide(done).status, C.COMPLETE) is not None
-    assert isinstance(done.ray, RayView)
+    assert isinstance(done.ray, ObservedRay)

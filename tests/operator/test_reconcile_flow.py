@@ -11,15 +11,15 @@ from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, PoolStatus, RLJobStatus
 from rljob_operator.reconcile.observed import (
-    Answer,
     EffectFailure,
     EffectKind,
     Observed,
+    ObservedRay,
     PodProblem,
     RayJobStatus,
-    RayView,
+    Reachability,
 )
-from rljob_operator.reconcile.plan import CreateCluster, DeleteCluster, SubmitJob
+from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_testing.operator_jobs import DEFAULTS, spec
 from rljob_testing.operator_observed import (
@@ -54,7 +54,7 @@ def test_the_intent_is_written_before_the_cluster_is_made() -> None:
         Attempt(number=1, cluster="example-1", started="2026-03-01T12:00:00Z", submissions=0),
     )
     assert first.effects == ()
-    assert first.look_again_seconds == 0
+    assert first.requeue_after_seconds == 0
     second = decide(after(seen, first), at(1))
     assert second.effects == (CreateCluster(1),)
     assert second.status == first.status
@@ -89,7 +89,7 @@ def test_a_cluster_of_the_former_job_may_take_its_time_to_go() -> None:
 def test_without_kuberay_nothing_is_made() -> None:
     plan = decide(replace(observed(provisioning(seen=False)), kuberay_installed=False))
     assert plan.effects == ()
-    assert plan.look_again_seconds == 10
+    assert plan.requeue_after_seconds == 10
 
 
 def test_a_ready_cluster_gets_the_job_with_a_number_that_only_grows() -> None:
@@ -111,13 +111,13 @@ def test_a_ready_cluster_gets_the_job_with_a_number_that_only_grows() -> None:
     [
         ray(gpus=(1,)),
         ray(gpus=()),
-        RayView(Answer.UNREACHABLE, error="timeout"),
-        RayView(Answer.REJECTED, error="403"),
-        RayView(Answer.NOT_ASKED),
+        ObservedRay(Reachability.UNREACHABLE, error="timeout"),
+        ObservedRay(Reachability.REJECTED, error="403"),
+        ObservedRay(Reachability.NOT_ASKED),
     ],
     ids=["a GPU is missing", "a node is missing", "unreachable", "rejected", "not asked"],
 )
-def test_nothing_is_submitted_while_something_is_missing(seen: RayView) -> None:
+def test_nothing_is_submitted_while_something_is_missing(seen: ObservedRay) -> None:
     plan = decide(observed(provisioning(), cluster(), ready_pods(), seen))
     assert plan.effects == ()
     assert plan.status.attempts[0].submissions == 0
@@ -184,7 +184,7 @@ STARTED = running(60, condition(C.PROGRESSING, reason=Reason.TRAINING))
         (observed(provisioning(), cluster(), ready_pods(), ray()), "Starting"),
         (at_work(), "Starting"),
         (at_work(state=run_state()), "Running"),
-        (replace(at_work(status=STARTED), ray=RayView(Answer.UNREACHABLE, error="timeout")), "Running"),
+        (replace(at_work(status=STARTED), ray=ObservedRay(Reachability.UNREACHABLE, error="timeout")), "Running"),
         (at_work(state=run_state(RunPhase.STOPPING)), "Stopping"),
         (at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE)), "Complete"),
         (observed(COMPLETE), "Complete"),
@@ -204,7 +204,7 @@ def test_an_operator_that_cannot_read_a_running_job_leaves_it_alone() -> None:
     assert found(plan.status, C.SPEC_VALID) == ("False", "InvalidSpec", "later: is not a known field")
     assert found(plan.status, C.FAILED) is None
     assert plan.status.attempts == known.attempts
-    assert plan.look_again_seconds == 4
+    assert plan.requeue_after_seconds == 4
 
 
 def unread(seen: Observed) -> Observed:
@@ -226,7 +226,7 @@ def test_the_end_of_a_job_that_cannot_be_read_is_seen(seen: Observed, kind: Cond
     assert told is not None
     assert told[:2] == ("True", reason)
     assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
-    assert plan.look_again_seconds is None
+    assert plan.requeue_after_seconds is None
 
 
 def test_a_job_that_cannot_be_read_gets_neither_a_trainer_nor_an_end_before_it_runs() -> None:
@@ -261,16 +261,16 @@ def test_a_job_that_runs_needs_no_default_image_any_more() -> None:
 def test_a_job_that_is_deleted_is_left_to_the_garbage_collector() -> None:
     seen = at_work()
     plan = decide(replace(seen, job=replace(seen.job, deleting=True)))
-    assert (plan.status, plan.effects, plan.events, plan.look_again_seconds) == (seen.job.status, (), (), None)
+    assert (plan.status, plan.effects, plan.events, plan.requeue_after_seconds) == (seen.job.status, (), (), None)
 
 
 def test_while_the_trainer_runs_a_silent_dashboard_harms_neither_cluster_nor_job() -> None:
-    silent = replace(at_work(status=STARTED), ray=RayView(Answer.UNREACHABLE, error="timeout"))
+    silent = replace(at_work(status=STARTED), ray=ObservedRay(Reachability.UNREACHABLE, error="timeout"))
     plan = decide(silent)
     assert found(plan.status, C.CLUSTER_READY) == ("True", "Ready", "2 of 2 pods ready and in Ray")
     assert found(plan.status, C.JOB_SUBMITTED) is not None
     assert found(plan.status, C.FAILED) is None
-    assert plan.look_again_seconds == 4
+    assert plan.requeue_after_seconds == 4
 
 
 def test_a_job_of_another_submission_is_not_taken_for_this_one() -> None:
@@ -305,7 +305,7 @@ def test_a_cluster_is_removed_and_then_said_to_be_gone() -> None:
     assert end.effects == (DeleteCluster("example-1", CLUSTER_UID),)
     assert end.status.attempts[0].outcome is AttemptOutcome.SUCCEEDED
     assert end.status.attempts[0].ended == "2026-03-01T12:00:00Z"
-    assert end.look_again_seconds is None
+    assert end.requeue_after_seconds is None
     told = ("False", "Ended", "the job has ended; its cluster is being removed")
     assert found(end.status, C.CLUSTER_READY) == told
     going = replace(after(seen, end), cluster=cluster(deleting=True))

@@ -13,7 +13,7 @@ from rljob_api.conditions import ConditionType
 from rljob_api.crdgen.structural import root_schema
 from rljob_api.v1alpha1.status import Attempt, RLJobStatus
 from rljob_operator.reconcile.observed import Observed
-from rljob_operator.reconcile.plan import CreateCluster, DeleteCluster, Plan, StopJob, SubmitJob
+from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Plan, StopJob, SubmitJob
 from rljob_operator.reconcile.timestamps import seconds_since
 from rljob_testing.operator_jobs import IDENTITY
 from rljob_testing.operator_observed import NOW, after, at, decide, found
@@ -53,7 +53,7 @@ def test_an_ending_is_for_good_and_there_is_one(seen: Observed) -> None:
             assert found(plan.status, kind) == found(before, kind)
             assert plan.status.attempts == before.attempts
             assert plan.status.progress == before.progress
-            assert plan.look_again_seconds is None
+            assert plan.requeue_after_seconds is None
     if ended(plan.status):
         assert all(isinstance(effect, DeleteCluster) for effect in plan.effects)
 
@@ -153,10 +153,10 @@ def test_time_alone_changes_nothing_but_at_a_deadline(seen: Observed, seconds: i
 def test_the_operator_looks_again_as_long_as_the_job_has_not_ended(seen: Observed) -> None:
     plan = decide(seen)
     if ended(plan.status):
-        assert plan.look_again_seconds is None
+        assert plan.requeue_after_seconds is None
     else:
-        assert plan.look_again_seconds is not None
-        assert 0 <= plan.look_again_seconds <= 10
+        assert plan.requeue_after_seconds is not None
+        assert 0 <= plan.requeue_after_seconds <= 10
 
 
 @ANY_MOMENT

@@ -12,13 +12,13 @@ from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import ConditionStatus, RLJobStatus
 from rljob_operator.reconcile.observed import (
-    Answer,
     EffectFailure,
     EffectKind,
     Observed,
+    ObservedRay,
     PodProblem,
     RayJobStatus,
-    RayView,
+    Reachability,
 )
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (
@@ -44,8 +44,8 @@ C, R = ConditionType, Reason
 STEPS = "10 steps in all"
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 DEADLINE = "the trainer did not run within 1800 s: "
-UNREACHABLE = RayView(Answer.UNREACHABLE, error="connection refused")
-REJECTED = RayView(Answer.REJECTED, error="403")
+UNREACHABLE = ObservedRay(Reachability.UNREACHABLE, error="connection refused")
+REJECTED = ObservedRay(Reachability.REJECTED, error="403")
 DONE = ray_job(RayJobStatus.SUCCEEDED, 0)
 KEPT = spec({"runPolicy.cleanup": "KeepCluster"})
 ACTIVE = spec({"runPolicy.activeDeadlineSeconds": 600})
@@ -86,7 +86,7 @@ def ended(
     return at_work(ray_job(RayJobStatus.FAILED, code, error_type), state, log_tail=log_tail)
 
 
-def on_ready(seen: RayView, job_spec: Mapping[str, object] | None = None) -> Observed:
+def on_ready(seen: ObservedRay, job_spec: Mapping[str, object] | None = None) -> Observed:
     return observed(provisioning(), cluster(), ready_pods(), seen, spec(job_spec))
 
 

@@ -19,18 +19,18 @@ from rljob_api.v1alpha1.status import (
     RLJobStatus,
 )
 from rljob_operator.reconcile.observed import (
-    Answer,
-    ClusterView,
-    JobView,
     Observed,
+    ObservedCluster,
+    ObservedJob,
+    ObservedPod,
+    ObservedRay,
+    ObservedRayJob,
+    ObservedRayNode,
     PodProblem,
-    PodView,
     RayJobStatus,
-    RayJobView,
-    RayNodeView,
-    RayView,
+    Reachability,
 )
-from rljob_operator.reconcile.plan import Plan
+from rljob_operator.reconcile.plan_types import Plan
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.reconcile.timestamps import timestamp
 from rljob_testing.operator_jobs import DEFAULTS, IDENTITY, spec
@@ -46,9 +46,9 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def job(job_spec: RLJobSpec | None = None, status: RLJobStatus | None = None) -> JobView:
+def job(job_spec: RLJobSpec | None = None, status: RLJobStatus | None = None) -> ObservedJob:
     """The job `example`, by default the small one with nothing said about it yet."""
-    return JobView(
+    return ObservedJob(
         namespace=IDENTITY.namespace,
         name=IDENTITY.name,
         uid=IDENTITY.uid,
@@ -108,9 +108,9 @@ def cluster(
     deleting: bool = False,
     error: str | None = None,
     provisioned: bool = False,
-) -> ClusterView:
+) -> ObservedCluster:
     """The cluster of the first attempt."""
-    return ClusterView("example-1", uid, owner_uid, deleting, error, provisioned)
+    return ObservedCluster("example-1", uid, owner_uid, deleting, error, provisioned)
 
 
 def pod(
@@ -122,34 +122,34 @@ def pod(
     ended: bool = False,
     problem: PodProblem | None = None,
     overdue: bool = False,
-) -> PodView:
+) -> ObservedPod:
     """A pod; ready unless something is said against it."""
-    return PodView(name, group, ready and not ended and problem is None, deleting, ended, problem, overdue)
+    return ObservedPod(name, group, ready and not ended and problem is None, deleting, ended, problem, overdue)
 
 
-def ready_pods(num_workers: int = 1) -> tuple[PodView, ...]:
+def ready_pods(num_workers: int = 1) -> tuple[ObservedPod, ...]:
     """A head and workers of the pool `main`, all ready."""
     return (pod("head", HEAD_GROUP), *(pod(f"worker-{number}") for number in range(num_workers)))
 
 
 def ray(
-    run: RayJobView | None = None,
+    run: ObservedRayJob | None = None,
     state: RunState | None = None,
     *,
     gpus: Sequence[int] = (2,),
     infeasible: tuple[str, ...] = (),
     log_tail: str = "",
-) -> RayView:
+) -> ObservedRay:
     """A dashboard that answers: a head node, and a worker node for each number of GPUs."""
-    nodes = (RayNodeView(True, 0), *(RayNodeView(False, number) for number in gpus))
-    return RayView(Answer.OK, None, nodes, run, state, infeasible, log_tail)
+    nodes = (ObservedRayNode(True, 0), *(ObservedRayNode(False, number) for number in gpus))
+    return ObservedRay(Reachability.OK, None, nodes, run, state, infeasible, log_tail)
 
 
 def ray_job(
     status: RayJobStatus = RayJobStatus.RUNNING, exit_code: int | None = None, error_type: str | None = None
-) -> RayJobView:
+) -> ObservedRayJob:
     """The first submission."""
-    return RayJobView(SUBMISSION, status, "Ray's message", error_type, exit_code)
+    return ObservedRayJob(SUBMISSION, status, "Ray's message", error_type, exit_code)
 
 
 def run_state(
@@ -180,9 +180,9 @@ def run_state(
 
 def observed(
     status: RLJobStatus | None = None,
-    there: ClusterView | None = None,
-    pods: tuple[PodView, ...] = (),
-    seen: RayView | None = None,
+    there: ObservedCluster | None = None,
+    pods: tuple[ObservedPod, ...] = (),
+    seen: ObservedRay | None = None,
     job_spec: RLJobSpec | None = None,
 ) -> Observed:
     """One moment; without arguments that of a job that was just created."""
@@ -191,12 +191,12 @@ def observed(
         kuberay_installed=True,
         cluster=there,
         pods=pods,
-        ray=seen or RayView(Answer.NOT_ASKED),
+        ray=seen or ObservedRay(Reachability.NOT_ASKED),
     )
 
 
 def at_work(
-    run: RayJobView | None = None,
+    run: ObservedRayJob | None = None,
     state: RunState | None = None,
     status: RLJobStatus | None = None,
     *,

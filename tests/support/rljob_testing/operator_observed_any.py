@@ -13,18 +13,18 @@ from rljob_api.run_state import RunError, RunPhase, RunState
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Condition, ConditionStatus, RLJobStatus
 from rljob_operator.reconcile.observed import (
-    Answer,
-    ClusterView,
     EffectFailure,
     EffectKind,
-    JobView,
     Observed,
+    ObservedCluster,
+    ObservedJob,
+    ObservedPod,
+    ObservedRay,
+    ObservedRayJob,
+    ObservedRayNode,
     PodProblem,
-    PodView,
     RayJobStatus,
-    RayJobView,
-    RayNodeView,
-    RayView,
+    Reachability,
 )
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import SUBMISSION, attempt, cluster, condition, job, run_state
@@ -111,7 +111,7 @@ def _states() -> st.SearchStrategy[RunState | None]:
     return st.one_of(st.none(), made)
 
 
-def _pods() -> st.SearchStrategy[tuple[PodView, ...]]:
+def _pods() -> st.SearchStrategy[tuple[ObservedPod, ...]]:
     """Up to four pods in any state, the head among them or not."""
     problem = st.one_of(st.none(), st.builds(PodProblem, st.sampled_from(PROBLEMS), TEXTS))
     group = st.sampled_from([HEAD_GROUP, "main", "main"])
@@ -120,14 +120,14 @@ def _pods() -> st.SearchStrategy[tuple[PodView, ...]]:
     any_state = st.tuples(st.booleans(), st.booleans(), st.booleans(), problem, st.booleans())
     many = st.lists(st.tuples(group, st.one_of(well, any_state)), max_size=4)
     return many.map(
-        lambda found: tuple(PodView(f"pod-{number}", group, *state) for number, (group, state) in enumerate(found))
+        lambda found: tuple(ObservedPod(f"pod-{number}", group, *state) for number, (group, state) in enumerate(found))
     )
 
 
-def _rays() -> st.SearchStrategy[RayView]:
+def _rays() -> st.SearchStrategy[ObservedRay]:
     """What the dashboard may say."""
     jobs = st.builds(
-        RayJobView,
+        ObservedRayJob,
         st.sampled_from([SUBMISSION, SUBMISSION, SUBMISSION, "example-1-2"]),
         st.sampled_from(RayJobStatus),
         TEXTS,
@@ -135,16 +135,18 @@ def _rays() -> st.SearchStrategy[RayView]:
         st.sampled_from([None, 0, 1, 2, 75, 130, -9]),
     )
     nodes = st.sampled_from([(), (2,), (1,), (2, 2), (2, 2, 2)]).map(
-        lambda gpus: (RayNodeView(True, 0), *(RayNodeView(False, each) for each in gpus))
+        lambda gpus: (ObservedRayNode(True, 0), *(ObservedRayNode(False, each) for each in gpus))
     )
     groups = st.sampled_from([(), (), ("1 x {GPU: 9}",)])
     job_or_none = st.one_of(st.none(), jobs, jobs)
-    answer = st.builds(RayView, st.just(Answer.OK), st.none(), nodes, job_or_none, _states(), groups, TEXTS)
-    silence = st.builds(RayView, st.sampled_from([Answer.NOT_ASKED, Answer.UNREACHABLE, Answer.REJECTED]), TEXTS)
+    answer = st.builds(ObservedRay, st.just(Reachability.OK), st.none(), nodes, job_or_none, _states(), groups, TEXTS)
+    silence = st.builds(
+        ObservedRay, st.sampled_from([Reachability.NOT_ASKED, Reachability.UNREACHABLE, Reachability.REJECTED]), TEXTS
+    )
     return st.one_of(answer, answer, silence)
 
 
-def _clusters() -> st.SearchStrategy[ClusterView | None]:
+def _clusters() -> st.SearchStrategy[ObservedCluster | None]:
     """The job's own in most cases."""
     others = st.sampled_from([cluster(owner_uid=None), cluster(uid="c2"), cluster(deleting=True)])
     own = st.sampled_from([cluster(), cluster(provisioned=True)])
@@ -152,7 +154,11 @@ def _clusters() -> st.SearchStrategy[ClusterView | None]:
 
 
 def _observed(
-    view: JobView, there: ClusterView | None, found: tuple[PodView, ...], seen: RayView, failure: EffectFailure | None
+    view: ObservedJob,
+    there: ObservedCluster | None,
+    found: tuple[ObservedPod, ...],
+    seen: ObservedRay,
+    failure: EffectFailure | None,
 ) -> Observed:
     """The dashboard answers only where there is a cluster with a head, and knows only jobs that were submitted."""
     if not any(attempt.submissions for attempt in view.status.attempts):
@@ -164,12 +170,12 @@ def _observed(
         kuberay_installed=there is not None or len(found) % 2 == 0,
         cluster=there,
         pods=found,
-        ray=seen if has_head else RayView(Answer.NOT_ASKED),
+        ray=seen if has_head else ObservedRay(Reachability.NOT_ASKED),
         failure=failure,
     )
 
 
-def _job(number: int, status: RLJobStatus, text: str) -> JobView:
+def _job(number: int, status: RLJobStatus, text: str) -> ObservedJob:
     """With one of the specs, by number, or none that can be read."""
     if number < len(_specs()):
         return job(_specs()[number], status)

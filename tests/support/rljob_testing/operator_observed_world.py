@@ -15,18 +15,18 @@ from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import CheckpointStatus, RLJobStatus
 from rljob_operator.reconcile.observed import (
-    Answer,
-    ClusterView,
     EffectFailure,
     EffectKind,
     Observed,
+    ObservedCluster,
+    ObservedPod,
+    ObservedRay,
+    ObservedRayJob,
     PodProblem,
-    PodView,
     RayJobStatus,
-    RayJobView,
-    RayView,
+    Reachability,
 )
-from rljob_operator.reconcile.plan import CreateCluster, DeleteCluster, Effect, Plan, StopJob, SubmitJob
+from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Effect, Plan, StopJob, SubmitJob
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.reconcile.timestamps import timestamp
 from rljob_testing.operator_jobs import DEFAULTS, spec
@@ -83,13 +83,13 @@ class World:
         there = self._cluster()
         has_head = there is not None and any(each.group == HEAD_GROUP and each.ready for each in self._pods())
         silent = self.tick in self.scenario.silent_ticks
-        seen = RayView(Answer.UNREACHABLE, error="timeout") if silent else self._ray()
+        seen = ObservedRay(Reachability.UNREACHABLE, error="timeout") if silent else self._ray()
         return Observed(
             job=job(self.scenario.job_spec, status),
             kuberay_installed=True,
             cluster=there,
             pods=self._pods(),
-            ray=seen if has_head else RayView(Answer.NOT_ASKED),
+            ray=seen if has_head else ObservedRay(Reachability.NOT_ASKED),
             failure=failure,
         )
 
@@ -143,10 +143,10 @@ class World:
         self.reported_lost.add(kind)
         return EffectFailure(kind, reason, "timeout")
 
-    def _cluster(self) -> ClusterView | None:
+    def _cluster(self) -> ObservedCluster | None:
         return None if self.cluster_since is None else cluster(deleting=self.deleted_since is not None)
 
-    def _pods(self) -> tuple[PodView, ...]:
+    def _pods(self) -> tuple[ObservedPod, ...]:
         if self.cluster_since is None:
             return ()
         going = self.deleted_since is not None
@@ -158,23 +158,23 @@ class World:
     def _step(self) -> int:
         return 0 if self.job_since is None else min(STEPS, self.tick - self.job_since)
 
-    def _ray(self) -> RayView:
+    def _ray(self) -> ObservedRay:
         if self.job_since is None:
             return ray()
         scenario, step = self.scenario, self._step()
         failed = scenario.fails_at_step is not None and step >= scenario.fails_at_step
         if self.stop_since is not None and self.tick >= self.stop_since + 2:
             return ray(
-                RayJobView(SUBMISSION, RayJobStatus.STOPPED, "stopped", None, None), self._state(RunPhase.STOPPED)
+                ObservedRayJob(SUBMISSION, RayJobStatus.STOPPED, "stopped", None, None), self._state(RunPhase.STOPPED)
             )
         if failed or (step == STEPS and scenario.exit_code):
-            ended = RayJobView(SUBMISSION, RayJobStatus.FAILED, "failed", None, scenario.exit_code or 1)
+            ended = ObservedRayJob(SUBMISSION, RayJobStatus.FAILED, "failed", None, scenario.exit_code or 1)
             return ray(ended, self._state(RunPhase.FAILED))
         if step == STEPS:
-            done = RayJobView(SUBMISSION, RayJobStatus.SUCCEEDED, "done", None, 0)
+            done = ObservedRayJob(SUBMISSION, RayJobStatus.SUCCEEDED, "done", None, 0)
             return ray(done, self._state(RunPhase.COMPLETE))
         phase = RunPhase.STARTING if step < 2 else RunPhase.RUNNING
-        return ray(RayJobView(SUBMISSION, RayJobStatus.RUNNING, "", None, None), self._state(phase))
+        return ray(ObservedRayJob(SUBMISSION, RayJobStatus.RUNNING, "", None, None), self._state(phase))
 
     def _state(self, phase: RunPhase) -> RunState:
         scenario, step = self.scenario, self._step()
@@ -213,7 +213,7 @@ class Operator:
             except OperatorCrash:
                 failure = None
                 continue
-            if plan.look_again_seconds is None and not plan.effects and self.world.cluster_since is None:
+            if plan.requeue_after_seconds is None and not plan.effects and self.world.cluster_since is None:
                 return
         raise AssertionError(f"not at an end after {num_passes} passes: {self.status!r}")
 

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 
 from rljob_api.conditions import Reason
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
-from rljob_operator.controller.observe import Sight, identity
+from rljob_operator.controller.observe import Observation, identity
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.errors import KubeError, RefusedError, ResourceTypeMissingError, UnavailableError
 from rljob_operator.kube.merge_patch import merge_patch, without_nulls
 from rljob_operator.kube.objects import CLUSTERS, EVENTS, NETWORK_POLICIES, SECRETS, KubeObjects
-from rljob_operator.kube.views import JobObject
+from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.naming import cluster_name
@@ -26,8 +26,8 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.errors import DashboardUnreachableError, RayError, TokenRejectedError
-from rljob_operator.reconcile.observed import EffectFailure, EffectKind, JobView
-from rljob_operator.reconcile.plan import (
+from rljob_operator.reconcile.observed import EffectFailure, EffectKind, ObservedJob
+from rljob_operator.reconcile.plan_types import (
     CreateCluster,
     DeleteCluster,
     Effect,
@@ -76,28 +76,28 @@ class Actor:
 
     async def write_status(self, job: JobObject, plan: Plan) -> None:
         """Writes the plan's status where it differs. Raises ConflictError if the job was changed since it was read."""
-        if plan.status == job.view.status:
+        if plan.status == job.observed.status:
             return
         wanted = without_nulls(plan.status.to_wire())
         patch = merge_patch(job.status, wanted) if isinstance(wanted, dict) else {}
         if patch:
-            await self._objects.patch_job_status(job.view.namespace, job.view.name, patch, job.resource_version)
+            await self._objects.patch_job_status(job.observed.namespace, job.observed.name, patch, job.resource_version)
             self._metrics.status_writes.inc()
 
-    async def carry_out(self, plan: Plan, sight: Sight) -> EffectFailure | None:
+    async def carry_out(self, plan: Plan, observation: Observation) -> EffectFailure | None:
         """Does the effects in order, up to the first that fails. Raises KubeError where there is nothing to tell."""
         for effect in plan.effects:
-            failure = await self._carry_out(effect, sight)
+            failure = await self._carry_out(effect, observation)
             kind = kind_of(effect)
             self._metrics.effects.labels(kind.value, "failed" if failure else "done").inc()
-            job = f"{sight.observed.job.namespace}/{sight.observed.job.name}"
+            job = f"{observation.observed.job.namespace}/{observation.observed.job.name}"
             if failure is not None:
                 logger.warning("%s failed: %s: %s", kind, failure.reason, failure.message, extra=about(job))
                 return failure
             logger.info("%s", effect, extra=about(job))
         return None
 
-    async def post(self, plan: Plan, job: JobView) -> None:
+    async def post(self, plan: Plan, job: ObservedJob) -> None:
         """Posts the events. They are for people: one that cannot be posted is only logged."""
         for event in plan.events:
             try:
@@ -105,19 +105,19 @@ class Actor:
             except KubeError as error:
                 logger.warning("event %s: %s", event.reason, error, extra=about(f"{job.namespace}/{job.name}"))
 
-    async def _carry_out(self, effect: Effect, sight: Sight) -> EffectFailure | None:
+    async def _carry_out(self, effect: Effect, observation: Observation) -> EffectFailure | None:
         kind = kind_of(effect)
         try:
             match effect:
                 case CreateCluster():
-                    await self._create_cluster(effect, sight.observed.job)
+                    await self._create_cluster(effect, observation.observed.job)
                 case SubmitJob():
-                    await self._submit(effect, sight)
+                    await self._submit(effect, observation)
                 case StopJob():
                     async with self._slots.aside():
-                        await _reached(sight).stop(effect.submission_id)
+                        await _reached(observation).stop(effect.submission_id)
                 case DeleteCluster():
-                    await self._objects.delete_cluster(sight.observed.job.namespace, effect.name, effect.uid)
+                    await self._objects.delete_cluster(observation.observed.job.namespace, effect.name, effect.uid)
         except RefusedError as error:
             return EffectFailure(kind, Reason.CREATION_REFUSED, str(error))
         except UnavailableError as error:
@@ -136,7 +136,7 @@ class Actor:
             return EffectFailure(kind, Reason.SUBMISSION_FAILED, str(error))
         return None
 
-    async def _create_cluster(self, effect: CreateCluster, job: JobView) -> None:
+    async def _create_cluster(self, effect: CreateCluster, job: ObservedJob) -> None:
         """The RayCluster comes last: KubeRay starts when it sees it, and needs the Secret then."""
         spec = job.spec
         if spec is None:
@@ -151,9 +151,9 @@ class Actor:
         cluster = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key))
         await self._objects.create(CLUSTERS, job.namespace, cluster)
 
-    async def _submit(self, effect: SubmitJob, sight: Sight) -> None:
+    async def _submit(self, effect: SubmitJob, observation: Observation) -> None:
         """After any error Ray is asked whether it has the job: it may have started before the answer was lost."""
-        job, dashboard = sight.observed.job, _reached(sight)
+        job, dashboard = observation.observed.job, _reached(observation)
         if job.spec is None:
             raise OperatorError(f"RLJob {job.namespace}/{job.name}: a start was planned for a spec that is not valid")
         async with self._slots.aside():
@@ -163,7 +163,7 @@ class Actor:
                 if await dashboard.job(effect.submission_id) is None:
                     raise
 
-    def _event(self, event: EventRecord, job: JobView) -> JsonObject:
+    def _event(self, event: EventRecord, job: ObservedJob) -> JsonObject:
         """As `kubectl describe` shows it. Names must differ; nobody reads them."""
         time = self._now().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         digest = hashlib.sha256(f"{job.uid} {event.reason} {event.message} {time}".encode()).hexdigest()[:16]
@@ -189,7 +189,7 @@ class Actor:
         }
 
 
-def _reached(sight: Sight) -> Dashboard:
-    if sight.dashboard is None:
+def _reached(observation: Observation) -> Dashboard:
+    if observation.dashboard is None:
         raise DashboardUnreachableError("the job has no cluster of its own")
-    return sight.dashboard
+    return observation.dashboard

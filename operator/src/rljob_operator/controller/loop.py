@@ -14,12 +14,12 @@ from rljob_operator.controller.observe import Observer
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.errors import ConflictError, NotFoundError, UnavailableError
 from rljob_operator.kube.objects import JOBS, KubeObjects
-from rljob_operator.kube.views import JobObject, job_object
+from rljob_operator.kube.observed_objects import JobObject, job_object
 from rljob_operator.log import about
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
-from rljob_operator.reconcile.observed import Answer, EffectFailure
-from rljob_operator.reconcile.plan import Plan, StopJob
+from rljob_operator.reconcile.observed import EffectFailure, Reachability
+from rljob_operator.reconcile.plan_types import Plan, StopJob
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.workqueue import WorkQueue
 
@@ -103,21 +103,21 @@ class Controller:
 
     async def _pass(self, key: JobKey) -> None:
         job = await self._read(key)
-        if job is None or job.view.deleting:
+        if job is None or job.observed.deleting:
             self._forget(key)
             return
         held = self._held.get(key)
-        sight = await self._observer.observe(job, held.failure if held else None)
-        if sight.observed.ray.answer is not Answer.NOT_ASKED:
+        observation = await self._observer.observe(job, held.failure if held else None)
+        if observation.observed.ray.reachability is not Reachability.NOT_ASKED:
             self._asked[key] = asyncio.get_running_loop().time()
-        plan = reconcile(sight.observed, self._now(), self._defaults)
+        plan = reconcile(observation.observed, self._now(), self._defaults)
         await self._actor.write_status(job, plan)
         try:
             if not self._must_wait(plan, held):
-                self._note(key, await self._actor.carry_out(plan, sight))
+                self._note(key, await self._actor.carry_out(plan, observation))
         finally:
             # The status that they belong to is written; nobody would post them later.
-            await self._actor.post(plan, job.view)
+            await self._actor.post(plan, job.observed)
         self._plan_next(key, plan)
 
     async def _read(self, key: JobKey) -> JobObject | None:
@@ -143,8 +143,8 @@ class Controller:
 
     def _plan_next(self, key: JobKey, plan: Plan) -> None:
         """The earliest of all times wins, so each of these only brings the next pass forward."""
-        if plan.look_again_seconds is not None:
-            self._queue.add_after(key, plan.look_again_seconds)
+        if plan.requeue_after_seconds is not None:
+            self._queue.add_after(key, plan.requeue_after_seconds)
         if any(not isinstance(effect, StopJob) for effect in plan.effects):
             # What was made, started or removed shows soon; a trainer takes its time to stop.
             self._queue.add_after(key, AFTER_EFFECT_SECONDS)

@@ -11,45 +11,45 @@ from rljob_api.constants import ANNOTATION_TOKEN_KEY
 from rljob_api.v1alpha1.status import Attempt, ConditionStatus
 from rljob_operator.kube.errors import NotFoundError, ResourceTypeMissingError
 from rljob_operator.kube.objects import CLUSTERS, CORE_EVENTS, PODS, KubeObjects
-from rljob_operator.kube.pods import LABEL_CLUSTER, is_head, is_ready, needs_events, pod_view
-from rljob_operator.kube.views import JobObject, cluster_view, controller_uid, time_at
+from rljob_operator.kube.observed_objects import JobObject, controller_uid, observed_cluster, time_at
+from rljob_operator.kube.pod_problems import LABEL_CLUSTER, is_head, is_ready, needs_events, observed_pod
 from rljob_operator.manifests.naming import cluster_name, submission_id
 from rljob_operator.manifests.objects import JobIdentity
 from rljob_operator.manifests.secrets import derived_token, key_id
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import Dashboard, RayClient
-from rljob_operator.ray.look import look
+from rljob_operator.ray.observe_dashboard import observe_dashboard
 from rljob_operator.reconcile.observed import (
-    Answer,
-    ClusterView,
     EffectFailure,
-    JobView,
     Observed,
-    PodView,
-    RayView,
+    ObservedCluster,
+    ObservedJob,
+    ObservedPod,
+    ObservedRay,
+    Reachability,
 )
 from rljob_operator.settings import Settings, read_token_keys
 from rljob_operator.workqueue import Slots
 
 CLUSTER_PATIENCE = timedelta(seconds=5)
 """How long a RayCluster may be without pods before its events are read."""
-NOT_ASKED = RayView(Answer.NOT_ASKED)
+NOT_ASKED = ObservedRay(Reachability.NOT_ASKED)
 
 
 @dataclass(frozen=True)
-class Sight:
+class Observation:
     """What was seen, and the dashboard through which Ray can be told something; None where there is no cluster."""
 
     observed: Observed
     dashboard: Dashboard | None
 
 
-def identity(job: JobView) -> JobIdentity:
+def identity(job: ObservedJob) -> JobIdentity:
     """Who the job is, for its manifests."""
     return JobIdentity(job.namespace, job.name, job.uid)
 
 
-def is_finished(job: JobView) -> bool:
+def is_finished(job: ObservedJob) -> bool:
     """Whether it is Complete or Failed for good."""
     latched = (ConditionType.COMPLETE, ConditionType.FAILED)
     return any(each.type in latched and each.status is ConditionStatus.TRUE for each in job.status.conditions)
@@ -67,27 +67,27 @@ class Observer:
         self._slots = slots
         self._now = now
 
-    async def observe(self, job: JobObject, failure: EffectFailure | None) -> Sight:
+    async def observe(self, job: JobObject, failure: EffectFailure | None) -> Observation:
         """Everything `reconcile` asks for. Raises KubeError; what a dashboard does never raises."""
-        view = job.view
-        attempt = view.status.attempts[-1] if view.status.attempts else None
+        about = job.observed
+        attempt = about.status.attempts[-1] if about.status.attempts else None
         # Before the first attempt only whether KubeRay is there matters.
-        name = attempt.cluster if attempt is not None else cluster_name(view.name, 1)
+        name = attempt.cluster if attempt is not None else cluster_name(about.name, 1)
         try:
-            cluster = await self._cluster(view.namespace, name)
+            cluster = await self._cluster(about.namespace, name)
         except ResourceTypeMissingError:
-            return Sight(Observed(view, False, None, (), NOT_ASKED, failure), None)
+            return Observation(Observed(about, False, None, (), NOT_ASKED, failure), None)
         if attempt is None:
-            return Sight(Observed(view, True, None, (), NOT_ASKED, failure), None)
-        pods = await self._objects.list_all(PODS, view.namespace, labels=f"{LABEL_CLUSTER}={name}")
-        seen = await self._cluster_view(view.namespace, cluster, pods) if cluster is not None else None
-        pod_views = await self._pod_views(view.namespace, pods)
-        dashboard = self._dashboard(view, cluster) if cluster is not None and _is_ours(seen, view) else None
+            return Observation(Observed(about, True, None, (), NOT_ASKED, failure), None)
+        pods = await self._objects.list_all(PODS, about.namespace, labels=f"{LABEL_CLUSTER}={name}")
+        seen = await self._observed_cluster(about.namespace, cluster, pods) if cluster is not None else None
+        observed_pods = await self._observed_pods(about.namespace, pods)
+        dashboard = self._dashboard(about, cluster) if cluster is not None and _is_ours(seen, about) else None
         ray = NOT_ASKED
-        if dashboard is not None and seen is not None and not is_finished(view) and _has_ready_head(pods, seen.uid):
+        if dashboard is not None and seen is not None and not is_finished(about) and _has_ready_head(pods, seen.uid):
             async with self._slots.aside():
-                ray = await look(dashboard, _newest_submission(view, attempt))
-        return Sight(Observed(view, True, seen, pod_views, ray, failure), dashboard)
+                ray = await observe_dashboard(dashboard, _newest_submission(about, attempt))
+        return Observation(Observed(about, True, seen, observed_pods, ray, failure), dashboard)
 
     async def _cluster(self, namespace: str, name: str) -> JsonObject | None:
         try:
@@ -95,15 +95,15 @@ class Observer:
         except NotFoundError:
             return None
 
-    async def _cluster_view(self, namespace: str, raw: JsonObject, pods: Sequence[JsonObject]) -> ClusterView:
-        view = cluster_view(raw)
+    async def _observed_cluster(self, namespace: str, raw: JsonObject, pods: Sequence[JsonObject]) -> ObservedCluster:
+        found = observed_cluster(raw)
         created = time_at(raw, "metadata", "creationTimestamp")
-        if pods or view.pod_creation_error or created is None or self._now() - created < CLUSTER_PATIENCE:
-            return view
-        about = f"involvedObject.uid={view.uid}"
-        return cluster_view(raw, await self._objects.list_all(CORE_EVENTS, namespace, fields=about))
+        if pods or found.pod_creation_error or created is None or self._now() - created < CLUSTER_PATIENCE:
+            return found
+        about = f"involvedObject.uid={found.uid}"
+        return observed_cluster(raw, await self._objects.list_all(CORE_EVENTS, namespace, fields=about))
 
-    async def _pod_views(self, namespace: str, pods: Sequence[JsonObject]) -> tuple[PodView, ...]:
+    async def _observed_pods(self, namespace: str, pods: Sequence[JsonObject]) -> tuple[ObservedPod, ...]:
         now = self._now()
         unclear = {text_at(pod, "metadata", "uid") for pod in pods if needs_events(pod, now)}
         events: dict[str, list[JsonObject]] = {}
@@ -113,11 +113,11 @@ class Observer:
             for event in await self._objects.list_all(CORE_EVENTS, namespace, fields=about):
                 events.setdefault(text_at(event, "involvedObject", "uid"), []).append(event)
         return tuple(
-            pod_view(pod, now, events.get(uid, ()) if (uid := text_at(pod, "metadata", "uid")) in unclear else ())
+            observed_pod(pod, now, events.get(uid, ()) if (uid := text_at(pod, "metadata", "uid")) in unclear else ())
             for pod in pods
         )
 
-    def _dashboard(self, job: JobView, cluster: JsonObject) -> Dashboard:
+    def _dashboard(self, job: ObservedJob, cluster: JsonObject) -> Dashboard:
         """With the token of the key that the cluster was made with first, if the operator still has it."""
         name = text_at(cluster, "metadata", "name")
         made_with = text_at(cluster, "metadata", "annotations", ANNOTATION_TOKEN_KEY)
@@ -126,7 +126,7 @@ class Observer:
         return self._ray.dashboard(url, [derived_token(key, identity(job), name) for key in keys])
 
 
-def _is_ours(cluster: ClusterView | None, job: JobView) -> bool:
+def _is_ours(cluster: ObservedCluster | None, job: ObservedJob) -> bool:
     return cluster is not None and cluster.owner_uid == job.uid
 
 
@@ -135,7 +135,7 @@ def _has_ready_head(pods: Sequence[JsonObject], cluster_uid: str) -> bool:
     return any(is_head(pod) and is_ready(pod) and controller_uid(pod) == cluster_uid for pod in pods)
 
 
-def _newest_submission(job: JobView, attempt: Attempt) -> str | None:
+def _newest_submission(job: ObservedJob, attempt: Attempt) -> str | None:
     if attempt.submissions == 0:
         return None
     return submission_id(job.name, attempt.number, attempt.submissions)

@@ -21,7 +21,7 @@ STOP_MARGIN_SECONDS = 10
 
 
 class Start(Protocol):
-    """What is to be started; `reconcile.plan.SubmitJob` is one."""
+    """What is to be started; `reconcile.plan_types.SubmitJob` is one."""
 
     @property
     def submission_id(self) -> str:

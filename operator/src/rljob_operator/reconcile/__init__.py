@@ -6,6 +6,6 @@
 | ClusterReady | `cluster`, `cleanup` |
 | PlacementFeasible | `placement` |
 | JobSubmitted | `submission` |
-| Progressing, Checkpointed | `run` |
-| Complete, Failed | `attempts`, with reasons of `failure` and `deadline` |
+| Progressing, Checkpointed | `progress` |
+| Complete, Failed | `attempts`, with reasons of `endings` and `deadline` |
 """

@@ -8,15 +8,15 @@ from __future__ import annotations
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome
 from rljob_operator.manifests.naming import cluster_name
-from rljob_operator.reconcile.failure import Ending
-from rljob_operator.reconcile.observed import JobView
-from rljob_operator.reconcile.status import FALSE, TRUE, StatusDraft
+from rljob_operator.reconcile.endings import Ending
+from rljob_operator.reconcile.observed import ObservedJob
+from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
 from rljob_operator.reconcile.timestamps import timestamp
 
 _STOPPED = (Reason.ACTIVE_DEADLINE_EXCEEDED, Reason.STOPPED_OUTSIDE)
 
 
-def start_attempt(draft: StatusDraft, job: JobView) -> None:
+def start_attempt(draft: StatusDraft, job: ObservedJob) -> None:
     """Notes the intent to make the next cluster; the cluster follows once that is written."""
     number = len(draft.attempts) + 1
     draft.attempts.append(

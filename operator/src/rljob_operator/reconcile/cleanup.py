@@ -5,8 +5,8 @@ from __future__ import annotations
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.run_policy import Cleanup
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed
-from rljob_operator.reconcile.plan import DeleteCluster, Effect
-from rljob_operator.reconcile.status import FALSE, TRUE, StatusDraft
+from rljob_operator.reconcile.plan_types import DeleteCluster, Effect
+from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
 
 _GOING = "the job has ended; its cluster is being removed"
 _GONE = "the job has ended; its cluster was removed"

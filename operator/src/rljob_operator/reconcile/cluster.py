@@ -5,10 +5,10 @@ from __future__ import annotations
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import ConditionStatus
-from rljob_operator.reconcile.observed import Answer, ClusterView, EffectKind, Observed
+from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedCluster, Reachability
 from rljob_operator.reconcile.placement import missing_ray_nodes
-from rljob_operator.reconcile.pods import head_pod, not_ready, pool_statuses
-from rljob_operator.reconcile.status import FALSE, TRUE, StatusDraft
+from rljob_operator.reconcile.pod_readiness import head_pod, not_ready, pool_statuses
+from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
 
 Verdict = tuple[ConditionStatus, Reason, str]
 
@@ -26,7 +26,7 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
         draft.set(ConditionType.CLUSTER_READY, *verdict)
 
 
-def _our_cluster(draft: StatusDraft, observed: Observed) -> ClusterView | None:
+def _our_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | None:
     """The attempt's own cluster, if it is there to stay."""
     cluster = observed.cluster
     if cluster is None or cluster.deleting or cluster.owner_uid != observed.job.uid:
@@ -55,7 +55,9 @@ def _absent(draft: StatusDraft, observed: Observed) -> Verdict:
     return FALSE, Reason.CREATING, f"RayCluster {name} is being created"
 
 
-def _present(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, cluster: ClusterView) -> Verdict | None:
+def _present(
+    draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, cluster: ObservedCluster
+) -> Verdict | None:
     lost = _lost_head(draft, observed, cluster)
     if lost is not None:
         return FALSE, Reason.HEAD_LOST, lost
@@ -64,7 +66,7 @@ def _present(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, clu
     problem = not_ready(spec, observed.pods, cluster.pod_creation_error)
     if problem is not None:
         return FALSE, problem.reason, problem.message
-    if observed.ray.answer is Answer.OK:
+    if observed.ray.reachability is Reachability.OK:
         missing = missing_ray_nodes(spec, observed.ray)
         if missing is not None:
             return FALSE, Reason.RAY_NODES_MISSING, missing
@@ -75,7 +77,7 @@ def _present(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, clu
     return TRUE, Reason.READY, f"{num_pods} of {num_pods} pods ready and in Ray"
 
 
-def _lost_head(draft: StatusDraft, observed: Observed, cluster: ClusterView) -> str | None:
+def _lost_head(draft: StatusDraft, observed: Observed, cluster: ObservedCluster) -> str | None:
     """What is known of a head pod that will not come back: KubeRay replaces it only while the cluster has never been
     complete."""
     submitted, was_ready = draft.attempt.submissions > 0, draft.is_true(ConditionType.CLUSTER_READY)
@@ -93,8 +95,8 @@ def _lost_head(draft: StatusDraft, observed: Observed, cluster: ClusterView) -> 
 
 def _silent_dashboard(observed: Observed) -> Verdict:
     ray = observed.ray
-    if ray.answer is Answer.REJECTED:
+    if ray.reachability is Reachability.REJECTED:
         return FALSE, Reason.TOKEN_REJECTED, f"all pods are ready, but Ray refuses the operator's token: {ray.error}"
-    if ray.answer is Answer.NOT_ASKED:
+    if ray.reachability is Reachability.NOT_ASKED:
         return FALSE, Reason.DASHBOARD_UNREACHABLE, "all pods are ready; Ray's dashboard was not asked yet"
     return FALSE, Reason.DASHBOARD_UNREACHABLE, f"all pods are ready, but Ray's dashboard does not answer: {ray.error}"

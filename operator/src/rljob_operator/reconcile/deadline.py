@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.run_policy import RunPolicy
-from rljob_operator.reconcile.failure import Ending
-from rljob_operator.reconcile.observed import Answer, Observed
-from rljob_operator.reconcile.plan import Effect, StopJob
-from rljob_operator.reconcile.run import report_stop_request, seconds_since_last_word, was_asked_to_stop
-from rljob_operator.reconcile.status import StatusDraft
+from rljob_operator.reconcile.endings import Ending
+from rljob_operator.reconcile.observed import Observed, Reachability
+from rljob_operator.reconcile.plan_types import Effect, StopJob
+from rljob_operator.reconcile.progress import report_stop_request, seconds_since_last_word, was_asked_to_stop
+from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.submission import newest_submission
 from rljob_operator.reconcile.timestamps import seconds_since
 
@@ -34,7 +34,7 @@ def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> 
         reason = Reason.ACTIVE_DEADLINE_EXCEEDED
         draft.change_attempt(draft.attempt.model_copy(update={"reason": reason.value}))
         report_stop_request(draft, observed)
-    return (StopJob(newest_submission(draft, observed.job)),) if observed.ray.answer is Answer.OK else ()
+    return (StopJob(newest_submission(draft, observed.job)),) if observed.ray.reachability is Reachability.OK else ()
 
 
 def _stop_when_done(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> tuple[Effect, ...]:

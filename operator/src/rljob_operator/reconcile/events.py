@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.status import RLJobStatus
-from rljob_operator.reconcile.plan import EventRecord, EventType
+from rljob_operator.reconcile.plan_types import EventRecord, EventType
 
 MAX_BYTES = 1024
 """Of an event's note, as the API server counts it."""

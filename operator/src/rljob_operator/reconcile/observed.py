@@ -17,7 +17,7 @@ from rljob_api.v1alpha1.status import RLJobStatus
 
 
 @dataclass(frozen=True)
-class JobView:
+class ObservedJob:
     """The resource itself."""
 
     namespace: str
@@ -34,7 +34,7 @@ class JobView:
 
 
 @dataclass(frozen=True)
-class ClusterView:
+class ObservedCluster:
     """The RayCluster that has the name of the job's newest attempt, whoever owns it."""
 
     name: str
@@ -57,7 +57,7 @@ class PodProblem:
 
 
 @dataclass(frozen=True)
-class PodView:
+class ObservedPod:
     """A pod of the newest attempt's cluster."""
 
     name: str
@@ -72,7 +72,7 @@ class PodView:
     """It should have been gone a minute ago: nobody on its node carries the deletion out."""
 
 
-class Answer(StrEnum):
+class Reachability(StrEnum):
     """What became of asking Ray's dashboard."""
 
     NOT_ASKED = "NotAsked"
@@ -94,7 +94,7 @@ class RayJobStatus(StrEnum):
 
 
 @dataclass(frozen=True)
-class RayJobView:
+class ObservedRayJob:
     """The newest submission."""
 
     submission_id: str
@@ -106,7 +106,7 @@ class RayJobView:
 
 
 @dataclass(frozen=True)
-class RayNodeView:
+class ObservedRayNode:
     """One Ray node that is alive."""
 
     is_head: bool
@@ -114,14 +114,14 @@ class RayNodeView:
 
 
 @dataclass(frozen=True)
-class RayView:
-    """What the dashboard says. The fields after `error` mean something only where `answer` is OK."""
+class ObservedRay:
+    """What the dashboard says. The fields after `error` mean something only where `reachability` is OK."""
 
-    answer: Answer
+    reachability: Reachability
     error: str | None = None
     """Why it was unreachable or rejected."""
-    nodes: tuple[RayNodeView, ...] = ()
-    job: RayJobView | None = None
+    nodes: tuple[ObservedRayNode, ...] = ()
+    job: ObservedRayJob | None = None
     """None where Ray knows no job with the id of the newest submission."""
     run_state: RunState | None = None
     """Of the newest submission, read after `job`, so that of a job that has ended it is the last. None before the
@@ -155,11 +155,11 @@ class EffectFailure:
 class Observed:
     """Everything that `reconcile` knows."""
 
-    job: JobView
+    job: ObservedJob
     kuberay_installed: bool
-    cluster: ClusterView | None
-    pods: tuple[PodView, ...]
+    cluster: ObservedCluster | None
+    pods: tuple[ObservedPod, ...]
     """Pods with the label of the newest attempt's cluster, those that are going included. Where there is no cluster,
     they are of a former one of its name."""
-    ray: RayView
+    ray: ObservedRay
     failure: EffectFailure | None = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_operator.reconcile.observed import Answer, Observed, RayView
-from rljob_operator.reconcile.status import FALSE, TRUE, StatusDraft
+from rljob_operator.reconcile.observed import Observed, ObservedRay, Reachability
+from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
 
 
-def missing_ray_nodes(spec: RLJobSpec, ray: RayView) -> str | None:
+def missing_ray_nodes(spec: RLJobSpec, ray: ObservedRay) -> str | None:
     """Which pods have not joined Ray; None when all have."""
     num_workers = sum(pool.nodes for pool in spec.pools)
     num_joined = min(num_workers, sum(not node.is_head for node in ray.nodes))
@@ -22,7 +22,7 @@ def missing_ray_nodes(spec: RLJobSpec, ray: RayView) -> str | None:
 def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
     """Sets PlacementFeasible, once the cluster is ready; says nothing new while it is not."""
     ray = observed.ray
-    if not draft.is_true(ConditionType.CLUSTER_READY) or ray.answer is not Answer.OK:
+    if not draft.is_true(ConditionType.CLUSTER_READY) or ray.reachability is not Reachability.OK:
         return
     kind = ConditionType.PLACEMENT_FEASIBLE
     expected = sorted((pool.gpus_per_node for pool in spec.pools for _ in range(pool.nodes)), reverse=True)

@@ -12,14 +12,14 @@ from rljob_operator.reconcile.attempts import end_attempt, start_attempt
 from rljob_operator.reconcile.cleanup import clean_up
 from rljob_operator.reconcile.cluster import report_cluster
 from rljob_operator.reconcile.deadline import exceeded_deadline, seconds_to_deadline, stop_when_due
+from rljob_operator.reconcile.endings import Ending, ending_of_attempt
 from rljob_operator.reconcile.events import events_between
-from rljob_operator.reconcile.failure import Ending, ending_of_attempt
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.reconcile.placement import report_placement
-from rljob_operator.reconcile.plan import CreateCluster, Effect, Plan
-from rljob_operator.reconcile.run import report_run
+from rljob_operator.reconcile.plan_types import CreateCluster, Effect, Plan
+from rljob_operator.reconcile.progress import report_run
 from rljob_operator.reconcile.specification import spec_problem
-from rljob_operator.reconcile.status import FALSE, TRUE, StatusDraft
+from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
 from rljob_operator.reconcile.submission import report_submission, submit_when_ready
 
 RAY_POLL_SECONDS = 4.0
@@ -42,7 +42,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     if draft.ended:
         effects = clean_up(draft, observed)
     status = draft.status()
-    return Plan(status, effects, events_between(job.status, status), _look_again_seconds(draft, observed))
+    return Plan(status, effects, events_between(job.status, status), _requeue_after_seconds(draft, observed))
 
 
 def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tuple[Effect, ...]:
@@ -99,7 +99,7 @@ def _create_when_free(draft: StatusDraft, observed: Observed) -> tuple[Effect, .
     return (CreateCluster(draft.attempt.number),)
 
 
-def _look_again_seconds(draft: StatusDraft, observed: Observed) -> float | None:
+def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | None:
     spec = observed.job.spec
     if draft.ended:
         return None

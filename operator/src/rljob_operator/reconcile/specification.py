@@ -10,11 +10,11 @@ from rljob_api.yaml_text import wire_path
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.environment import spec_document
 from rljob_operator.manifests.objects import JobIdentity
-from rljob_operator.reconcile.failure import Ending
-from rljob_operator.reconcile.observed import JobView
+from rljob_operator.reconcile.endings import Ending
+from rljob_operator.reconcile.observed import ObservedJob
 
 
-def spec_problem(job: JobView, spec: RLJobSpec, defaults: Defaults) -> Ending | None:
+def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Ending | None:
     """Why the job cannot run here as it is written; None when it can."""
     found = cluster_violations(spec, has_default_image=defaults.trainer_image is not None)
     if found:

@@ -7,9 +7,9 @@ from rljob_api.constants import POD_STORAGE_FOLDER
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Progress
-from rljob_operator.reconcile.observed import Answer, Observed, RayJobStatus
-from rljob_operator.reconcile.pods import head_pod
-from rljob_operator.reconcile.status import FALSE, MAX_URI_LENGTH, TRUE, UNKNOWN, StatusDraft
+from rljob_operator.reconcile.observed import Observed, RayJobStatus, Reachability
+from rljob_operator.reconcile.pod_readiness import head_pod
+from rljob_operator.reconcile.status_draft import FALSE, MAX_URI_LENGTH, TRUE, UNKNOWN, StatusDraft
 from rljob_operator.reconcile.submission import ray_job
 from rljob_operator.reconcile.timestamps import seconds_since
 
@@ -42,7 +42,7 @@ def report_run(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -
 
 def report_stop_request(draft: StatusDraft, observed: Observed) -> None:
     """Progressing, from the moment when the attempt has a reason to be stopped."""
-    if observed.ray.answer is Answer.OK or was_asked_to_stop(draft):
+    if observed.ray.reachability is Reachability.OK or was_asked_to_stop(draft):
         message = _stop_request(draft)
     else:
         silence = "Ray's dashboard does not answer"
@@ -98,9 +98,9 @@ def _report_progressing(draft: StatusDraft, observed: Observed, state: RunState 
         report_stop_request(draft, observed)
     elif head is not None and head.deleting:
         draft.set(kind, FALSE, Reason.STOPPING, f"the head pod {head.name} is being removed")
-    elif ray.answer is Answer.REJECTED:
+    elif ray.reachability is Reachability.REJECTED:
         draft.set(kind, UNKNOWN, Reason.TOKEN_REJECTED, ray.error or "")
-    elif ray.answer is not Answer.OK:
+    elif ray.reachability is not Reachability.OK:
         draft.set(kind, UNKNOWN, Reason.DASHBOARD_UNREACHABLE, ray.error or "the head pod is not ready")
     elif state is None and _has_succeeded(draft, observed):
         draft.set(kind, FALSE, Reason.DASHBOARD_UNREACHABLE, END_WITHOUT_STATE)

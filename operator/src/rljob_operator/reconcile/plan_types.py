@@ -70,5 +70,5 @@ class Plan:
     status: RLJobStatus
     effects: tuple[Effect, ...] = ()
     events: tuple[EventRecord, ...] = ()
-    look_again_seconds: float | None = None
+    requeue_after_seconds: float | None = None
     """None where only a change of the outside can matter."""

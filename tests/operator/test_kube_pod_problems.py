@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rljob_api.conditions import Reason
-from rljob_operator.kube.pods import is_ready, needs_events, pod_view
+from rljob_operator.kube.pod_problems import is_ready, needs_events, observed_pod
 from rljob_operator.reconcile.observed import PodProblem
 
 Json = Mapping[str, object]
@@ -48,22 +48,22 @@ def with_memory_kill(name: str, finished: str) -> Json:
 
 
 def test_a_pod_that_is_well() -> None:
-    view = pod_view(pod("Running", conditions=[SCHEDULED, READY]), NOW)
-    assert (view.name, view.group) == ("job-1-main-abcde", "main")
-    assert (view.ready, view.deleting, view.ended, view.problem) == (True, False, False, None)
+    seen = observed_pod(pod("Running", conditions=[SCHEDULED, READY]), NOW)
+    assert (seen.name, seen.group) == ("job-1-main-abcde", "main")
+    assert (seen.ready, seen.deleting, seen.ended, seen.problem) == (True, False, False, None)
 
 
 def test_the_head_has_a_group_of_its_own() -> None:
     raw = pod()
     raw["metadata"] = {"name": "h", "labels": {"ray.io/node-type": "head", "ray.io/group": "headgroup"}}
-    assert pod_view(raw, NOW).group == "head"
+    assert observed_pod(raw, NOW).group == "head"
 
 
 def test_a_pod_on_its_way_out() -> None:
     raw = pod("Succeeded", conditions=[READY])
     raw["metadata"] = {"name": "p", "deletionTimestamp": "2026-01-31T12:00:00Z"}
-    view = pod_view(raw, NOW)
-    assert (view.ready, view.deleting, view.ended) == (False, True, True)
+    seen = observed_pod(raw, NOW)
+    assert (seen.ready, seen.deleting, seen.ended) == (False, True, True)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_pod_on_its_way_out() -> None:
 def test_a_pod_that_nobody_removes_is_overdue_after_a_minute(gone_by: str | None, overdue: bool) -> None:
     raw = pod("Running")
     raw["metadata"] = {"name": "p"} if gone_by is None else {"name": "p", "deletionTimestamp": gone_by}
-    assert pod_view(raw, NOW).overdue is overdue
+    assert observed_pod(raw, NOW).overdue is overdue
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
     ],
 )
 def test_problems(raw: Json, problem: PodProblem | None) -> None:
-    assert pod_view(raw, NOW).problem == problem
+    assert observed_pod(raw, NOW).problem == problem
 
 
 CREATING = [container(state=waiting("ContainerCreating"))]
@@ -204,9 +204,9 @@ def test_the_newest_telling_event_counts() -> None:
         {"reason": "FailedMount", "message": "new", "series": {"lastObservedTime": "2026-01-31T12:00:09.000000Z"}},
         {"reason": "Scheduled", "message": "fine", "lastTimestamp": "2026-01-31T12:00:20Z"},
     ]
-    assert pod_view(pod(), NOW, events).problem == PodProblem(Reason.VOLUME_MOUNT_FAILED, "FailedMount: new")
-    assert pod_view(pod(), NOW, events[2:]).problem is None
+    assert observed_pod(pod(), NOW, events).problem == PodProblem(Reason.VOLUME_MOUNT_FAILED, "FailedMount: new")
+    assert observed_pod(pod(), NOW, events[2:]).problem is None
     events.append({"reason": "FailedCreatePodSandBox", "message": "cni", "eventTime": "2026-01-31T12:00:25Z"})
-    assert pod_view(pod(), NOW, events).problem == PodProblem(
+    assert observed_pod(pod(), NOW, events).problem == PodProblem(
         Reason.INFRASTRUCTURE_ERROR, "FailedCreatePodSandBox: cni"
     )

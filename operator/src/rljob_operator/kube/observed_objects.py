@@ -23,7 +23,7 @@ from rljob_operator.raw_json import (
     optional_text_at,
     text_at,
 )
-from rljob_operator.reconcile.observed import ClusterView, JobView
+from rljob_operator.reconcile.observed import ObservedCluster, ObservedJob
 
 INVALID_CLUSTER_EVENTS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
 """How KubeRay says that it will not touch a RayCluster: by events only."""
@@ -33,20 +33,20 @@ INVALID_CLUSTER_EVENTS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", 
 class JobObject:
     """A job as read, with what is needed to write its status."""
 
-    view: JobView
+    observed: ObservedJob
     resource_version: str
     status: JsonObject
     """Its JSON, without fields that this version does not know: those are left alone."""
 
 
 def job_object(raw: JsonObject) -> JobObject:
-    """The job in an API object. A spec that cannot be read becomes the view's `spec_error`; a status that cannot be
+    """The job in an API object. A spec that cannot be read becomes `spec_error`; a status that cannot be
     read raises KubeError, for working on without it would do everything again."""
     metadata = object_at(raw, "metadata")
     namespace, name = text_at(metadata, "namespace"), text_at(metadata, "name")
     status, known = _status(object_at(raw, "status"), f"RLJob {namespace}/{name}")
     job, error = _checked(raw)
-    view = JobView(
+    observed = ObservedJob(
         namespace=namespace,
         name=name,
         uid=text_at(metadata, "uid"),
@@ -57,13 +57,13 @@ def job_object(raw: JsonObject) -> JobObject:
         spec_error=error,
         status=status,
     )
-    return JobObject(view, text_at(metadata, "resourceVersion"), known)
+    return JobObject(observed, text_at(metadata, "resourceVersion"), known)
 
 
-def cluster_view(raw: JsonObject, events: Iterable[JsonObject] = ()) -> ClusterView:
+def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> ObservedCluster:
     """A RayCluster. `events`: those about it, where it has no pods."""
     metadata = object_at(raw, "metadata")
-    return ClusterView(
+    return ObservedCluster(
         name=text_at(metadata, "name"),
         uid=text_at(metadata, "uid"),
         owner_uid=controller_uid(raw),

@@ -9,10 +9,10 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import ExitCode
 from rljob_api.run_state import RunPhase
 from rljob_operator.reconcile.messages import MAX_LENGTH, beginning_of, end_of
-from rljob_operator.reconcile.observed import Observed, RayJobStatus, RayJobView, RayView
-from rljob_operator.reconcile.pods import Pods, head_pod
-from rljob_operator.reconcile.run import seconds_since_last_word
-from rljob_operator.reconcile.status import StatusDraft
+from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus
+from rljob_operator.reconcile.pod_readiness import Pods, head_pod
+from rljob_operator.reconcile.progress import seconds_since_last_word
+from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.submission import ray_job
 from rljob_operator.reconcile.timestamps import seconds_since
 
@@ -71,7 +71,7 @@ def _ending_of_cluster(draft: StatusDraft) -> Ending | None:
     return None
 
 
-def _ending_of_job(draft: StatusDraft, observed: Observed, job: RayJobView, grace_seconds: int) -> Ending | None:
+def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, grace_seconds: int) -> Ending | None:
     if job.status is RayJobStatus.SUCCEEDED:
         return _ending_of_success(draft, observed.ray)
     if job.status is RayJobStatus.FAILED:
@@ -84,7 +84,7 @@ def _ending_of_job(draft: StatusDraft, observed: Observed, job: RayJobView, grac
     return _ending_by_run_state(draft, observed.ray, job)
 
 
-def _ending_of_failure(draft: StatusDraft, ray: RayView, job: RayJobView) -> Ending:
+def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
     stop_reason = draft.attempt.reason
     if stop_reason is not None:
         return Ending(Reason(stop_reason), _stopped_on_request(draft))
@@ -96,7 +96,7 @@ def _ending_of_failure(draft: StatusDraft, ray: RayView, job: RayJobView) -> End
     return Ending(reason, _told(f"the trainer ended with {_exit(job.exit_code)}", ray, job))
 
 
-def _ending_of_stop(draft: StatusDraft, observed: Observed, job: RayJobView) -> Ending:
+def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob) -> Ending:
     """A trainer that had told how it ended, and was stopped since its process did not end, ended as it told."""
     state, stop_reason = observed.ray.run_state, draft.attempt.reason
     if state is not None and state.phase is RunPhase.COMPLETE:
@@ -109,7 +109,7 @@ def _ending_of_stop(draft: StatusDraft, observed: Observed, job: RayJobView) -> 
     return _ending_by_run_state(draft, observed.ray, job)
 
 
-def _ending_by_run_state(draft: StatusDraft, ray: RayView, job: RayJobView) -> Ending:
+def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
     """Of a trainer that has no exit code of its own."""
     state, stop_reason = ray.run_state, draft.attempt.reason
     if state is not None and state.phase is RunPhase.COMPLETE:
@@ -121,7 +121,7 @@ def _ending_by_run_state(draft: StatusDraft, ray: RayView, job: RayJobView) -> E
     return Ending(Reason.STOPPED_OUTSIDE, "the trainer was stopped through Ray, and not by the operator")
 
 
-def _ending_of_success(draft: StatusDraft, ray: RayView) -> Ending | None:
+def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
     """A run state that cannot be read at first sight is looked for again, from when Progressing says so."""
     state = ray.run_state
     told = draft.condition(ConditionType.PROGRESSING)
@@ -156,7 +156,7 @@ def _exit(code: int) -> str:
         return f"signal {-code}"
 
 
-def _told(what: str, ray: RayView, job: RayJobView) -> str:
+def _told(what: str, ray: ObservedRay, job: ObservedRayJob) -> str:
     """The best account there is: the trainer's own error, else the last lines of its log, else Ray's message."""
     start = f"{what}: "
     error = ray.run_state.error if ray.run_state is not None else None

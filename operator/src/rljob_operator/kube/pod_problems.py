@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 
 from rljob_api.conditions import Reason
 from rljob_api.constants import HEAD_GROUP, RAY_CONTAINER
-from rljob_operator.kube.views import event_time, time_at
+from rljob_operator.kube.observed_objects import event_time, time_at
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, objects_at, optional_text_at, text_at
-from rljob_operator.reconcile.observed import PodProblem, PodView
+from rljob_operator.reconcile.observed import ObservedPod, PodProblem
 
 LABEL_CLUSTER = "ray.io/cluster"
 LABEL_GROUP = "ray.io/group"
@@ -40,11 +40,11 @@ EVENT_REASONS = {
 }
 
 
-def pod_view(raw: JsonObject, now: datetime, events: Iterable[JsonObject] = ()) -> PodView:
+def observed_pod(raw: JsonObject, now: datetime, events: Iterable[JsonObject] = ()) -> ObservedPod:
     """A pod of a RayCluster. `events`: those about it, where `needs_events` says so."""
     gone_by = time_at(raw, "metadata", "deletionTimestamp")
     labels = object_at(raw, "metadata", "labels")
-    return PodView(
+    return ObservedPod(
         name=text_at(raw, "metadata", "name"),
         group=HEAD_GROUP if is_head(raw) else text_at(labels, LABEL_GROUP),
         ready=is_ready(raw),

@@ -7,7 +7,7 @@ from datetime import datetime
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.status import Attempt, Condition, ConditionStatus, RLJobStatus
 from rljob_operator.reconcile.messages import beginning_of
-from rljob_operator.reconcile.observed import JobView
+from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.timestamps import timestamp
 
 MAX_URI_LENGTH = 4096
@@ -17,7 +17,7 @@ TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionSta
 class StatusDraft:
     """Begins as the status observed; what a pass does not touch stays."""
 
-    def __init__(self, job: JobView, now: datetime) -> None:
+    def __init__(self, job: ObservedJob, now: datetime) -> None:
         self.now = now
         self.attempts = list(job.status.attempts)
         self.pools = job.status.pools

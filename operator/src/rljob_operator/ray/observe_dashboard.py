@@ -13,10 +13,10 @@ from rljob_api.run_state import RunPhase, RunState
 from rljob_operator.raw_json import JsonObject, flag_at, integer_at, number_at, object_at, objects_at, text_at
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.errors import DashboardUnreachableError, TokenRejectedError
-from rljob_operator.reconcile.observed import Answer, RayJobStatus, RayJobView, RayNodeView, RayView
+from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, ObservedRayNode, RayJobStatus, Reachability
 
-LOOK_SECONDS = 10.0
-"""For all requests of one look."""
+OBSERVE_SECONDS = 10.0
+"""For all requests of one observation."""
 NUM_LOG_LINES = 50
 MAX_LOG_CHARACTERS = 16_000
 ENDED = (RayJobStatus.STOPPED, RayJobStatus.SUCCEEDED, RayJobStatus.FAILED)
@@ -24,34 +24,34 @@ ENDED = (RayJobStatus.STOPPED, RayJobStatus.SUCCEEDED, RayJobStatus.FAILED)
 logger = logging.getLogger(__name__)
 
 
-async def look(dashboard: Dashboard, submission_id: str | None) -> RayView:
-    """The nodes, and the submission where there is one. Never raises: what went wrong is in the answer."""
+async def observe_dashboard(dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
+    """The nodes, and the submission where there is one. Never raises: what went wrong is in what is returned."""
     try:
-        async with asyncio.timeout(LOOK_SECONDS):
-            return await _look(dashboard, submission_id)
+        async with asyncio.timeout(OBSERVE_SECONDS):
+            return await _observe(dashboard, submission_id)
     except TimeoutError:
-        return RayView(Answer.UNREACHABLE, error=f"not all answers within {LOOK_SECONDS:g} s")
+        return ObservedRay(Reachability.UNREACHABLE, error=f"not all answers within {OBSERVE_SECONDS:g} s")
     except DashboardUnreachableError as error:
-        return RayView(Answer.UNREACHABLE, error=str(error))
+        return ObservedRay(Reachability.UNREACHABLE, error=str(error))
     except TokenRejectedError as error:
-        return RayView(Answer.REJECTED, error=str(error))
+        return ObservedRay(Reachability.REJECTED, error=str(error))
     except (ValueError, OverflowError, RecursionError) as error:
-        return RayView(Answer.UNREACHABLE, error=f"its answer makes no sense: {error}")
+        return ObservedRay(Reachability.UNREACHABLE, error=f"its answer makes no sense: {error}")
 
 
-async def _look(dashboard: Dashboard, submission_id: str | None) -> RayView:
+async def _observe(dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
     nodes = [node for node in await dashboard.nodes() if text_at(node, "state") == "ALIVE"]
-    views = tuple(RayNodeView(flag_at(node, "is_head_node"), int(_num_gpus(node))) for node in nodes)
+    alive = tuple(ObservedRayNode(flag_at(node, "is_head_node"), int(_num_gpus(node))) for node in nodes)
     found = await dashboard.job(submission_id) if submission_id is not None else None
     if found is None or submission_id is None:
-        return RayView(Answer.OK, nodes=views)
-    job = ray_job_view(submission_id, found)
+        return ObservedRay(Reachability.OK, nodes=alive)
+    job = observed_ray_job(submission_id, found)
     driver_node = text_at(found, "driver_node_id") or _head_id(nodes)
     state = await _run_state(dashboard, driver_node, submission_id)
     starting = job.status not in ENDED and (state is None or state.phase is RunPhase.STARTING)
-    return RayView(
-        Answer.OK,
-        nodes=views,
+    return ObservedRay(
+        Reachability.OK,
+        nodes=alive,
         job=job,
         run_state=state,
         infeasible_groups=infeasible_groups(await dashboard.placement_groups()) if starting else (),
@@ -59,12 +59,12 @@ async def _look(dashboard: Dashboard, submission_id: str | None) -> RayView:
     )
 
 
-def ray_job_view(submission_id: str, found: JsonObject) -> RayJobView:
+def observed_ray_job(submission_id: str, found: JsonObject) -> ObservedRayJob:
     """A job as the Jobs API describes it. Raises DashboardUnreachableError for a status that Ray does not have."""
     status = text_at(found, "status")
     if status not in RayJobStatus.__members__:
         raise DashboardUnreachableError(f"its answer holds no status of a job (seen: {status!r})")
-    return RayJobView(
+    return ObservedRayJob(
         submission_id=submission_id,
         status=RayJobStatus(status),
         message=text_at(found, "message")[-MAX_LOG_CHARACTERS:],
@@ -120,7 +120,7 @@ async def _log_tail(dashboard: Dashboard, node_id: str, submission_id: str) -> s
     return (text or "")[-MAX_LOG_CHARACTERS:]
 
 
-def _went_wrong(job: RayJobView, state: RunState | None) -> bool:
+def _went_wrong(job: ObservedRayJob, state: RunState | None) -> bool:
     if job.status is RayJobStatus.SUCCEEDED:
         return state is None or state.phase is not RunPhase.COMPLETE
     return job.status in ENDED

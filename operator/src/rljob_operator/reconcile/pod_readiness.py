@@ -8,9 +8,9 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import PoolStatus
-from rljob_operator.reconcile.observed import PodProblem, PodView
+from rljob_operator.reconcile.observed import ObservedPod, PodProblem
 
-Pods = tuple[PodView, ...]
+Pods = tuple[ObservedPod, ...]
 
 _MOST_TELLING_FIRST = (
     Reason.OUT_OF_MEMORY,
@@ -30,7 +30,7 @@ def pool_statuses(spec: RLJobSpec, pods: Pods) -> tuple[PoolStatus, ...]:
     )
 
 
-def head_pod(pods: Pods) -> PodView | None:
+def head_pod(pods: Pods) -> ObservedPod | None:
     """The head pod that is alive, or else one that has ended or is going."""
     heads = sorted(
         (pod for pod in pods if pod.group == HEAD_GROUP), key=lambda pod: (pod.ended, pod.deleting, pod.name)
