@@ -16,6 +16,10 @@ class ConditionType(StrEnum):
     JOB_SUBMITTED = "JobSubmitted"
     PROGRESSING = "Progressing"
     CHECKPOINTED = "Checkpointed"
+    SUSPENDED = "Suspended"
+    RETRYING = "Retrying"
+    FINISHED = "Finished"
+    """Complete or Failed, so that one can wait for either."""
     COMPLETE = "Complete"
     FAILED = "Failed"
 
@@ -26,6 +30,7 @@ class Reason(StrEnum):
     VALID = "Valid"
     INVALID_SPEC = "InvalidSpec"
     STORAGE_MISSING = "StorageMissing"
+    TRAINER_IMAGE_INCOMPATIBLE = "TrainerImageIncompatible"
 
     CREATING = "Creating"
     PODS_PENDING = "PodsPending"
@@ -33,6 +38,8 @@ class Reason(StrEnum):
     CREATION_REFUSED = "CreationRefused"
     NAME_CONFLICT = "NameConflict"
     KUBERAY_UNAVAILABLE = "KubeRayUnavailable"
+    KUBERAY_TOO_OLD = "KubeRayTooOld"
+    READ_FORBIDDEN = "ReadForbidden"
     POD_CREATION_FAILED = "PodCreationFailed"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
@@ -42,8 +49,11 @@ class Reason(StrEnum):
     RAY_NODES_MISSING = "RayNodesMissing"
     DASHBOARD_UNREACHABLE = "DashboardUnreachable"
     TOKEN_REJECTED = "TokenRejected"
+    AUTHENTICATION_MISSING = "AuthenticationMissing"
     CLUSTER_LOST = "ClusterLost"
     HEAD_LOST = "HeadLost"
+    WAITING_FOR_NEXT_ATTEMPT = "WaitingForNextAttempt"
+    NEXT_ATTEMPT_STARTED = "NextAttemptStarted"
     REMOVED = "Removed"
     KEPT = "Kept"
 
@@ -59,10 +69,16 @@ class Reason(StrEnum):
     STARTING = "Starting"
     TRAINING = "Training"
     STOPPING = "Stopping"
+    RUN_STATE_UNREADABLE = "RunStateUnreadable"
+    STALLED = "Stalled"
     ENDED = "Ended"
 
     NO_CHECKPOINT_YET = "NoCheckpointYet"
     SAVED = "Saved"
+
+    SUSPENDED = "Suspended"
+    SUSPENDING = "Suspending"
+    RESUMED = "Resumed"
 
     SUCCEEDED = "Succeeded"
     PROVISIONING_DEADLINE_EXCEEDED = "ProvisioningDeadlineExceeded"
@@ -72,12 +88,45 @@ class Reason(StrEnum):
     INFRASTRUCTURE_ERROR = "InfrastructureError"
     OUT_OF_MEMORY = "OutOfMemory"
     STOPPED_OUTSIDE = "StoppedOutside"
+    STOPPED_BY_USER = "StoppedByUser"
     ENDED_WITHOUT_RESULT = "EndedWithoutResult"
 
 
+_ENDINGS = (
+    Reason.INVALID_SPEC,
+    Reason.STORAGE_MISSING,
+    Reason.NAME_CONFLICT,
+    Reason.CLUSTER_LOST,
+    Reason.HEAD_LOST,
+    Reason.SUBMISSION_FAILED,
+    Reason.DRIVER_LOST,
+    Reason.PROVISIONING_DEADLINE_EXCEEDED,
+    Reason.ACTIVE_DEADLINE_EXCEEDED,
+    Reason.CONFIGURATION_ERROR,
+    Reason.APPLICATION_ERROR,
+    Reason.INFRASTRUCTURE_ERROR,
+    Reason.OUT_OF_MEMORY,
+    Reason.STOPPED_OUTSIDE,
+    Reason.ENDED_WITHOUT_RESULT,
+    Reason.TRAINER_IMAGE_INCOMPATIBLE,
+    Reason.AUTHENTICATION_MISSING,
+    Reason.READ_FORBIDDEN,
+    Reason.KUBERAY_TOO_OLD,
+    Reason.DASHBOARD_UNREACHABLE,
+    Reason.TOKEN_REJECTED,
+    Reason.RUN_STATE_UNREADABLE,
+    Reason.STALLED,
+    Reason.STOPPED_BY_USER,
+)
+"""Why an attempt, or the job, fails."""
+
 REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
     {
-        ConditionType.SPEC_VALID: (Reason.VALID, Reason.INVALID_SPEC, Reason.STORAGE_MISSING),
+        ConditionType.SPEC_VALID: (
+            Reason.VALID,
+            Reason.INVALID_SPEC,
+            Reason.STORAGE_MISSING,
+        ),
         ConditionType.CLUSTER_READY: (
             Reason.CREATING,
             Reason.PODS_PENDING,
@@ -85,6 +134,8 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.CREATION_REFUSED,
             Reason.NAME_CONFLICT,
             Reason.KUBERAY_UNAVAILABLE,
+            Reason.KUBERAY_TOO_OLD,
+            Reason.READ_FORBIDDEN,
             Reason.POD_CREATION_FAILED,
             Reason.UNSCHEDULABLE,
             Reason.IMAGE_PULL_FAILED,
@@ -96,8 +147,11 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.RAY_NODES_MISSING,
             Reason.DASHBOARD_UNREACHABLE,
             Reason.TOKEN_REJECTED,
+            Reason.AUTHENTICATION_MISSING,
             Reason.CLUSTER_LOST,
             Reason.HEAD_LOST,
+            Reason.WAITING_FOR_NEXT_ATTEMPT,
+            Reason.SUSPENDED,
             Reason.ENDED,
             Reason.REMOVED,
             Reason.KEPT,
@@ -106,6 +160,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.FEASIBLE,
             Reason.INSUFFICIENT_GPUS,
             Reason.PLACEMENT_GROUP_INFEASIBLE,
+            Reason.NEXT_ATTEMPT_STARTED,
         ),
         ConditionType.JOB_SUBMITTED: (
             Reason.SUBMITTING,
@@ -114,6 +169,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.DASHBOARD_UNREACHABLE,
             Reason.TOKEN_REJECTED,
             Reason.DRIVER_LOST,
+            Reason.NEXT_ATTEMPT_STARTED,
         ),
         ConditionType.PROGRESSING: (
             Reason.STARTING,
@@ -121,27 +177,17 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.STOPPING,
             Reason.DASHBOARD_UNREACHABLE,
             Reason.TOKEN_REJECTED,
+            Reason.RUN_STATE_UNREADABLE,
+            Reason.STALLED,
+            Reason.NEXT_ATTEMPT_STARTED,
             Reason.ENDED,
         ),
         ConditionType.CHECKPOINTED: (Reason.NO_CHECKPOINT_YET, Reason.SAVED),
+        ConditionType.SUSPENDED: (Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED),
+        ConditionType.RETRYING: (*_ENDINGS, Reason.NEXT_ATTEMPT_STARTED, Reason.ENDED),
+        ConditionType.FINISHED: (Reason.SUCCEEDED, *_ENDINGS),
         ConditionType.COMPLETE: (Reason.SUCCEEDED,),
-        ConditionType.FAILED: (
-            Reason.INVALID_SPEC,
-            Reason.STORAGE_MISSING,
-            Reason.NAME_CONFLICT,
-            Reason.CLUSTER_LOST,
-            Reason.HEAD_LOST,
-            Reason.SUBMISSION_FAILED,
-            Reason.DRIVER_LOST,
-            Reason.PROVISIONING_DEADLINE_EXCEEDED,
-            Reason.ACTIVE_DEADLINE_EXCEEDED,
-            Reason.CONFIGURATION_ERROR,
-            Reason.APPLICATION_ERROR,
-            Reason.INFRASTRUCTURE_ERROR,
-            Reason.OUT_OF_MEMORY,
-            Reason.STOPPED_OUTSIDE,
-            Reason.ENDED_WITHOUT_RESULT,
-        ),
+        ConditionType.FAILED: _ENDINGS,
     }
 )
 """The reasons that each condition may give."""

@@ -59,6 +59,11 @@ LABEL_POOL = "rljob.dev/pool"
 ANNOTATION_TOKEN_KEY = "rljob.dev/token-key"
 """On a RayCluster: which of the operator's keys its token was derived from."""
 
+ANNOTATION_STOP = "rljob.dev/stop-requested-at"
+"""On an RLJob: a new value asks the operator to stop the job with a checkpoint, for good."""
+ANNOTATION_RETRY = "rljob.dev/retry-requested-at"
+"""On an RLJob: a new value asks for another attempt, now, with all retries given back; of one that has failed, too."""
+
 POD_CODE_FOLDER = "/rljob/code"
 """The job's `code`, on PYTHONPATH of all pods, and what relative paths in the job start from."""
 POD_STORAGE_FOLDER = "/rljob/storage"

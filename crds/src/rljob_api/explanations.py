@@ -45,6 +45,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
                 "the pods have no other folder in common."
             ),
         ),
+        Reason.TRAINER_IMAGE_INCOMPATIBLE: Explanation(
+            means="The trainer in the image cannot be driven by this operator: their versions are too far apart.",
+            advice="Use an image and an operator of the same or of neighbouring versions.",
+        ),
         Reason.CREATING: Explanation(
             means="The job's RayCluster is about to be made, or pods of a former one of its name have not ended yet.",
             advice="Wait; KubeRay is making the pods. If nothing happens, look at KubeRay's own log.",
@@ -74,6 +78,16 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.KUBERAY_UNAVAILABLE: Explanation(
             means="The API server knows no RayClusters (`ray.io/v1`).",
             advice="Install KubeRay; the job goes on by itself, unless its provisioningDeadlineSeconds are over.",
+        ),
+        Reason.KUBERAY_TOO_OLD: Explanation(
+            means="The API server's RayClusters lack a field that the operator needs; the message names it.",
+            advice=(
+                "Update KubeRay and its CustomResourceDefinitions; docs/install.md names the oldest version that works."
+            ),
+        ),
+        Reason.READ_FORBIDDEN: Explanation(
+            means="The API server does not let the operator read what it must; a training that runs goes on.",
+            advice="Give the operator back the role of its Helm chart; the message names what it may not do.",
         ),
         Reason.POD_CREATION_FAILED: Explanation(
             means="KubeRay wants to make a pod, and the API server refuses it.",
@@ -139,16 +153,34 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
                 "the job again."
             ),
         ),
+        Reason.AUTHENTICATION_MISSING: Explanation(
+            means=(
+                "Ray's dashboard answers requests without a token, so anybody who reaches it could run what they like."
+                " Nothing was submitted."
+            ),
+            advice=(
+                "Use KubeRay and Ray of at least the versions in docs/install.md, both in the image and in"
+                " spec.rayVersion."
+            ),
+        ),
         Reason.CLUSTER_LOST: Explanation(
             means="The RayCluster was there and has been deleted, not by the operator.",
-            advice="Create the job again; it resumes from its last checkpoint.",
+            advice="Nothing to do while retries are left; then `rljob retry` lets it go on from its newest checkpoint.",
         ),
         Reason.HEAD_LOST: Explanation(
             means="The head pod has ended or is gone after the cluster had been complete.",
             advice=(
-                "The message says what is known (node lost, evicted, out of memory). Create the job again; it resumes "
-                "from its last checkpoint."
+                "The message says what is known (node lost, evicted, out of memory). Nothing to do while retries are "
+                "left; then `rljob retry` lets it go on from its newest checkpoint."
             ),
+        ),
+        Reason.WAITING_FOR_NEXT_ATTEMPT: Explanation(
+            means="An attempt has ended, and the next one begins after a pause, when nothing of the former is left.",
+            advice="Wait; Retrying says why the attempt ended and when the next one begins.",
+        ),
+        Reason.NEXT_ATTEMPT_STARTED: Explanation(
+            means="Another attempt has begun; what was known of the one before no longer holds.",
+            advice="Nothing to do.",
         ),
         Reason.REMOVED: Explanation(
             means=(
@@ -188,8 +220,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.DRIVER_LOST: Explanation(
             means="Ray knew the trainer's job and no longer does.",
             advice=(
-                "The head was restarted under it: look at the head pod's last state (memory above all). Create the job "
-                "again; it resumes from its last checkpoint."
+                "The head was restarted under it: look at the head pod's last state (memory above all). Nothing to do "
+                "while retries are left; then `rljob retry` lets it go on from its newest checkpoint."
             ),
         ),
         Reason.STARTING: Explanation(
@@ -204,6 +236,17 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             means="The trainer was asked to stop, by the operator, by the end of its pod, or through Ray.",
             advice="Wait; it saves a checkpoint.",
         ),
+        Reason.RUN_STATE_UNREADABLE: Explanation(
+            means="The trainer writes its state in a form that this operator cannot read, so nothing is known of it.",
+            advice="Use an image and an operator of neighbouring versions; the message says what cannot be read.",
+        ),
+        Reason.STALLED: Explanation(
+            means="The trainer has shown no progress for `runPolicy.stallDeadlineSeconds`.",
+            advice=(
+                "The message says where it stood. Look at the logs in the job's storage; raise the deadline if a step"
+                " of this job takes that long."
+            ),
+        ),
         Reason.ENDED: Explanation(
             means="The trainer has ended; its cluster is being removed, unless it is kept.",
             advice="Nothing to do; Complete or Failed says how the job ended.",
@@ -216,12 +259,24 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             means="There is a complete checkpoint.",
             advice="Nothing to do.",
         ),
+        Reason.SUSPENDING: Explanation(
+            means="The job is to be suspended: its trainer saves a checkpoint, then its cluster is removed.",
+            advice="Wait, for at most `runPolicy.gracePeriodSeconds`.",
+        ),
+        Reason.SUSPENDED: Explanation(
+            means="The job is suspended (`spec.suspend`) and holds no nodes.",
+            advice="`rljob resume` lets it go on from its newest checkpoint.",
+        ),
+        Reason.RESUMED: Explanation(
+            means="The job was suspended and goes on.",
+            advice="Nothing to do.",
+        ),
         Reason.SUCCEEDED: Explanation(
             means="All steps are done, and the trainer has said so.",
             advice="Nothing to do; the model is at status.exportUri, the newest checkpoint at status.checkpoint.uri.",
         ),
         Reason.PROVISIONING_DEADLINE_EXCEEDED: Explanation(
-            means="The trainer was not running `runPolicy.provisioningDeadlineSeconds` after the attempt began.",
+            means="The trainer was not running `runPolicy.provisioningDeadlineSeconds` after its cluster was made.",
             advice=(
                 "The message says what the job was waiting for. Remove that cause or raise the deadline, then create "
                 "the job again."
@@ -229,12 +284,11 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.ACTIVE_DEADLINE_EXCEEDED: Explanation(
             means=(
-                "The job was not done `runPolicy.activeDeadlineSeconds` after its first attempt began. A trainer that "
+                "The job was not done after `runPolicy.activeDeadlineSeconds` of all its attempts. A trainer that "
                 "ran was asked to stop first, and had `runPolicy.gracePeriodSeconds` to save."
             ),
             advice=(
-                "Create the job again with a longer deadline; it goes on from its last checkpoint, which the message "
-                "names."
+                "Raise the deadline, then `rljob retry`: it goes on from its last checkpoint, which the message names."
             ),
         ),
         Reason.CONFIGURATION_ERROR: Explanation(
@@ -253,7 +307,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
                 "The trainer ended with exit code 75, was killed, or Ray lost it; for a pod: it was evicted, preempted,"
                 " lost with its node, or has no network."
             ),
-            advice="Nothing is wrong with the job. If it has failed, create it again; it goes on from its checkpoint.",
+            advice="Nothing is wrong with the job. If it has failed, `rljob retry` lets it go on from its checkpoint.",
         ),
         Reason.OUT_OF_MEMORY: Explanation(
             means="The kernel killed a container of the job because it used more memory than its limit (`OOMKilled`).",
@@ -264,7 +318,11 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.STOPPED_OUTSIDE: Explanation(
             means="The trainer was stopped, and not by the operator.",
-            advice="Somebody used Ray's own interface. Create the job again; it resumes from its last checkpoint.",
+            advice="Somebody used Ray's own interface. `rljob retry` lets it go on from its newest checkpoint.",
+        ),
+        Reason.STOPPED_BY_USER: Explanation(
+            means="Somebody asked for it (`rljob stop`); the trainer had `runPolicy.gracePeriodSeconds` to save.",
+            advice="`rljob retry` lets it go on from its newest checkpoint.",
         ),
         Reason.ENDED_WITHOUT_RESULT: Explanation(
             means="The trainer ended with exit code 0, but its run state does not say that the training is complete.",

@@ -13,13 +13,19 @@ PLURAL = "rljobs"
 _HEADER = "# Generated from the types in rljob_api by `python -m rljob_api.crdgen`; do not edit.\n"
 
 _COLUMNS = (
-    ("Phase", "string", ".status.phase"),
-    ("Step", "integer", ".status.progress.step"),
-    ("Reward", "number", ".status.progress.rewardMean"),
-    ("Ckpt", "integer", ".status.checkpoint.step"),
-    ("Attempt", "integer", ".status.attempts[-1:].number"),
-    ("Age", "date", ".metadata.creationTimestamp"),
+    ("Phase", "string", ".status.phase", 0),
+    ("Reason", "string", ".status.reason", 0),
+    ("Step", "integer", ".status.progress.step", 0),
+    ("Reward", "number", ".status.progress.rewardMean", 0),
+    ("Ckpt", "integer", ".status.checkpoint.step", 0),
+    ("Attempt", "integer", ".status.counters.attempts", 0),
+    ("GPUs", "integer", ".status.gpus", 0),
+    ("Total", "integer", ".status.progress.totalSteps", 1),
+    ("Failures", "integer", ".status.counters.failedAttempts", 1),
+    ("Cluster", "string", ".status.attempts[-1:].cluster", 1),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
 )
+"""Name, type, place, and priority: columns of priority 1 are shown by `kubectl get -o wide` only."""
 
 
 def custom_resource_definition() -> Schema:
@@ -46,7 +52,8 @@ def custom_resource_definition() -> Schema:
                     "storage": True,
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path} for name, kind, path in _COLUMNS
+                        {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
+                        for name, kind, path, priority in _COLUMNS
                     ],
                     "schema": {"openAPIV3Schema": root_schema()},
                 }

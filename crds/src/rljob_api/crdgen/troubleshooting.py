@@ -68,8 +68,11 @@ _WHAT = {
     ConditionType.JOB_SUBMITTED: "Ray has accepted the trainer",
     ConditionType.PROGRESSING: "the trainer loads or trains",
     ConditionType.CHECKPOINTED: "there is a complete checkpoint",
+    ConditionType.SUSPENDED: "the job is suspended, and nothing of it runs",
+    ConditionType.RETRYING: "an attempt has failed, and another one follows",
+    ConditionType.FINISHED: "the job has ended; Complete or Failed says how",
     ConditionType.COMPLETE: "all steps are done; stays",
-    ConditionType.FAILED: "the job has ended otherwise; stays",
+    ConditionType.FAILED: "the job has ended otherwise; stays until `rljob retry`",
 }
 
 

@@ -52,9 +52,9 @@ RULES: tuple[Rule, ...] = (
     *OFFLOAD_RULES,
 )
 
-MUTABLE_SPEC_FIELDS = ("run_policy",)
+MUTABLE_SPEC_FIELDS = ("suspend", "run_policy")
 _FIXED_WRONG = "cannot be changed while the job exists"
-_FIXED_ADVICE = "create a job of another name (only runPolicy may change)"
+_FIXED_ADVICE = "create a job of another name (only suspend and runPolicy may change)"
 _LONGEST_SHOWN = 80
 
 

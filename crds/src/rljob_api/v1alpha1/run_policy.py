@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Seconds
+from rljob_api.scalars import Count, Seconds
 
 
 class Cleanup(StrEnum):
@@ -18,11 +18,21 @@ class Cleanup(StrEnum):
 class RunPolicy(WireModel):
     """May be changed while the job exists."""
 
+    max_app_retries: Count = 2
+    """How often the job goes on from its last checkpoint after its training or its own code has failed; counted anew
+    once a later checkpoint has been saved."""
+    max_infra_retries: Count = 10
+    """The same after a pod, a node, memory or the network has failed."""
     provisioning_deadline_seconds: Seconds = 1800
-    """From the beginning of an attempt until its trainer runs; the job fails after that."""
+    """From when an attempt's cluster is there until its trainer runs; the job fails after that."""
     active_deadline_seconds: Seconds | None = None
-    """From the beginning of the first attempt, waiting for pods included; then the job is stopped with a checkpoint and
-    fails."""
+    """Of all attempts together, from when their clusters are there, waiting for pods included; time between attempts
+    and suspension do not count. Then the job is stopped with a checkpoint and fails."""
+    stall_deadline_seconds: Seconds = 3600
+    """How long a trainer may show no progress (a step, a phase, an evaluation), or cannot be asked; then the attempt
+    ends as a failure of the infrastructure."""
+    ttl_seconds_after_finished: Count | None = None
+    """So long after its end the job is deleted, with all but its files; never when unset."""
     cleanup: Cleanup = Cleanup.DELETE_CLUSTER
     grace_period_seconds: Seconds = 120
     """Time to write a checkpoint when the job is stopped."""

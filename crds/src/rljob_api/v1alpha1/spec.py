@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, StrictStr
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import AbsolutePath, DnsLabel, DnsName, LongText, ShortText
+from rljob_api.scalars import AbsolutePath, DnsLabel, DnsName, Flag, LongText, ShortText
 from rljob_api.v1alpha1.checkpoint import Checkpoint
 from rljob_api.v1alpha1.pools import EnvFrom, EnvVar, Head, LocalObjectReference, Pool, Volume
 from rljob_api.v1alpha1.roles import Roles
@@ -26,7 +26,10 @@ class Code(WireModel):
 
 
 class RLJobSpec(WireModel):
-    """What is wanted. Immutable once created, except `runPolicy`."""
+    """What is wanted. Immutable once created, except `suspend` and `runPolicy`."""
+
+    suspend: Flag = False
+    """Stops the trainer with a checkpoint and frees its nodes; false again, and the job goes on from there."""
 
     image: LongText | None = None
     """Trainer image; the operator's default when unset."""

@@ -31,21 +31,27 @@ class ObservedJob:
     """None where it cannot be read; then `spec_error` says why."""
     spec_error: str | None
     status: RLJobStatus
+    unknown_fields: tuple[str, ...] = ()
+    """Places in the spec of fields that a newer version has and this one does not know; they are ignored."""
+    stop_request: str | None = None
+    """Value of `constants.ANNOTATION_STOP`."""
+    retry_request: str | None = None
+    """Value of `constants.ANNOTATION_RETRY`."""
 
 
 @dataclass(frozen=True)
 class ObservedCluster:
-    """The RayCluster that has the name of the job's newest attempt, whoever owns it."""
+    """A RayCluster that carries the job's UID."""
 
     name: str
     uid: str
-    owner_uid: str | None
-    """UID of the controlling owner."""
     deleting: bool
     pod_creation_error: str | None
     """KubeRay's words when it could not create a pod."""
     provisioned: bool = False
     """All its pods have been ready at one time; from then on KubeRay makes no new head."""
+    authenticated: bool = True
+    """Whether its spec still holds what makes Ray ask for a token: a KubeRay that is too old drops it."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,11 @@ class PodProblem:
 
 @dataclass(frozen=True)
 class ObservedPod:
-    """A pod of the newest attempt's cluster."""
+    """A pod that carries the job's UID, or that of a RayCluster of the job."""
 
     name: str
+    cluster: str
+    """Name of its RayCluster."""
     group: str
     """Name of the pool, or `constants.HEAD_GROUP`."""
     ready: bool
@@ -70,6 +78,11 @@ class ObservedPod:
     problem: PodProblem | None
     overdue: bool = False
     """It should have been gone a minute ago: nobody on its node carries the deletion out."""
+    node: str = ""
+    """Name of its node; empty before it has one."""
+    node_silent_seconds: float = 0.0
+    """How long its node has not been heard of: since it is NotReady, or since its kubelet was last seen to renew its
+    lease, where that was looked at."""
 
 
 class Reachability(StrEnum):
@@ -81,6 +94,8 @@ class Reachability(StrEnum):
     UNREACHABLE = "Unreachable"
     REJECTED = "Rejected"
     """The token was not accepted (401 or 403)."""
+    OPEN = "Open"
+    """It answers without a token: anybody who reaches it may run what they like."""
 
 
 class RayJobStatus(StrEnum):
@@ -120,13 +135,17 @@ class ObservedRay:
     reachability: Reachability
     error: str | None = None
     """Why it was unreachable or rejected."""
+    silent_seconds: float = 0.0
+    """How long this process has asked in vain, where it is not OK; a single slow answer is not worth a word."""
     nodes: tuple[ObservedRayNode, ...] = ()
     job: ObservedRayJob | None = None
     """None where Ray knows no job with the id of the newest submission."""
     run_state: RunState | None = None
     """Of the newest submission, read after `job`, so that of a job that has ended it is the last. None before the
-    trainer has written it, and for one that is damaged or of another version; where the request for it failed, the
-    dashboard counts as unreachable."""
+    trainer has written it, and for one that cannot be read; where the request for it failed, the dashboard counts as
+    unreachable."""
+    run_state_error: str | None = None
+    """Why there is a run state that cannot be read."""
     infeasible_groups: tuple[str, ...] = ()
     """Placement groups that no set of nodes can hold, with what they ask for."""
     log_tail: str = ""
@@ -153,13 +172,23 @@ class EffectFailure:
 
 @dataclass(frozen=True)
 class Observed:
-    """Everything that `reconcile` knows."""
+    """Everything that `reconcile` knows. Clusters and pods are all those that carry the job's UID, whichever attempt
+    they belong to, those that are going included."""
 
     job: ObservedJob
     kuberay_installed: bool
-    cluster: ObservedCluster | None
+    clusters: tuple[ObservedCluster, ...]
     pods: tuple[ObservedPod, ...]
-    """Pods with the label of the newest attempt's cluster, those that are going included. Where there is no cluster,
-    they are of a former one of its name."""
     ray: ObservedRay
+    """Of the cluster of the attempt under way."""
     failure: EffectFailure | None = None
+    forbidden: str | None = None
+    """What the operator may not read, in the API server's words; what is above is then older, or empty."""
+
+    def cluster(self, name: str) -> ObservedCluster | None:
+        """The cluster of this name; None where there is none."""
+        return next((cluster for cluster in self.clusters if cluster.name == name), None)
+
+    def pods_of(self, name: str) -> tuple[ObservedPod, ...]:
+        """The pods of the cluster of this name."""
+        return tuple(pod for pod in self.pods if pod.cluster == name)
