@@ -71,12 +71,12 @@ def _spec(edits: dict[str, object]) -> RLJobSpec:
     return RLJob.from_wire(edited(valid_job(), edits)).spec
 
 
-def test_only_run_policy_may_change() -> None:
+def test_only_suspend_and_run_policy_may_change() -> None:
     old = _spec({})
-    assert immutable_changes(old, _spec({"spec.runPolicy.cleanup": "KeepCluster"})) == ()
+    assert immutable_changes(old, _spec({"spec.runPolicy.cleanup": "KeepCluster", "spec.suspend": True})) == ()
     changed = immutable_changes(old, _spec({"spec.training.steps": 11, "spec.image": "x", "spec.code.imagePath": "/c"}))
     assert [wire_path(found.path) for found in changed] == ["spec.image", "spec.code", "spec.training"]
-    assert MUTABLE_SPEC_FIELDS == ("run_policy",)
+    assert MUTABLE_SPEC_FIELDS == ("suspend", "run_policy")
 
 
 def test_a_default_written_out_is_no_change() -> None:

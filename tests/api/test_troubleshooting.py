@@ -34,7 +34,7 @@ def test_the_page_has_one_heading_for_each_reason_and_no_link_that_leads_nowhere
 def test_a_reason_of_two_conditions_names_both() -> None:
     page = troubleshooting_text()
     memory = page[page.index("### OutOfMemory") : page.index("### InfrastructureError")]
-    assert "(`OOMKilled`). Also a reason of Failed.\n" in memory
+    assert "(`OOMKilled`). Also a reason of Retrying, Finished, Failed.\n" in memory
     failed = page[page.index("## Reasons of Failed") :]
     assert "[OutOfMemory](#outofmemory)" in failed
     assert "### OutOfMemory" not in failed

@@ -1,12 +1,15 @@
-"""Names of what belongs to a job. Job names have at most 46 characters and attempts at most 2 digits, so that KubeRay,
+"""Names of what belongs to a job. Job names have at most 46 characters and these add at most 3 digits, so that KubeRay,
 which cuts names of more than 50, cuts none of these."""
 
 from __future__ import annotations
 
+NUM_NAMES = 1000
+
 
 def cluster_name(job: str, attempt: int) -> str:
-    """The RayCluster of an attempt."""
-    return f"{job}-{attempt}"
+    """The RayCluster that an attempt makes. After 999 attempts names come again: the cluster that had the name is long
+    gone, and what it left would be seen before another one is made."""
+    return f"{job}-{attempt if attempt < NUM_NAMES else attempt % NUM_NAMES}"
 
 
 def companion_name(cluster: str, job_uid: str) -> str:

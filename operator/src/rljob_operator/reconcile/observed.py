@@ -158,7 +158,9 @@ class EffectKind(StrEnum):
     CREATE_CLUSTER = "CreateCluster"
     SUBMIT_JOB = "SubmitJob"
     STOP_JOB = "StopJob"
+    APPLY_NETWORK_POLICY = "ApplyNetworkPolicy"
     DELETE_CLUSTER = "DeleteCluster"
+    DELETE_JOB = "DeleteJob"
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,13 @@ from rljob_api.v1alpha1.status import RLJobStatus
 
 @dataclass(frozen=True)
 class CreateCluster:
-    """Secret, network policy and RayCluster of an attempt; those that exist already are left as they are."""
+    """Secret, network policy and RayCluster of an attempt; those that exist already are left as they are. Only where
+    nothing is left of any other cluster of the job, nor of another one of this name: that is looked at on the API
+    server itself before it is done."""
 
     attempt: int
+    cluster: str
+    """Its name."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,14 @@ class StopJob:
 
 
 @dataclass(frozen=True)
+class ApplyNetworkPolicy:
+    """Lets this operator in to the dashboard of a cluster that was made by one of another namespace. Done again after
+    a minute at the earliest."""
+
+    cluster: str
+
+
+@dataclass(frozen=True)
 class DeleteCluster:
     """Deletes the RayCluster of this UID; one of another UID is left alone."""
 
@@ -41,7 +53,14 @@ class DeleteCluster:
     uid: str
 
 
-Effect = CreateCluster | SubmitJob | StopJob | DeleteCluster
+@dataclass(frozen=True)
+class DeleteJob:
+    """Deletes the RLJob of this UID, and with it everything that it owns."""
+
+    uid: str
+
+
+Effect = CreateCluster | SubmitJob | StopJob | ApplyNetworkPolicy | DeleteCluster | DeleteJob
 
 
 class EventType(StrEnum):
