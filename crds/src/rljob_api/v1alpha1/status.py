@@ -80,8 +80,10 @@ class AttemptState(StrEnum):
 
     PROVISIONING = "Provisioning"
     """Its cluster is made, or made ready, and Ray does not know its trainer yet."""
+    STARTING = "Starting"
+    """Its trainer loads the model and builds its workers."""
     RUNNING = "Running"
-    """Ray knows its trainer."""
+    """Its trainer does steps."""
     STOPPING = "Stopping"
     """Its trainer is to save and end."""
     ENDED = "Ended"
@@ -134,7 +136,9 @@ class Attempt(WireModel):
     running_since: Timestamp | None = None
     """When Ray was first seen to know the trainer."""
     progressed_at: Timestamp | None = None
-    """When the trainer was last seen to have got further."""
+    """When the trainer was last seen to have got further, to a minute."""
+    run_state_at: Timestamp | None = None
+    """What the trainer's clock said then; only compared for equality."""
     silent_since: Timestamp | None = None
     """Since when nothing could be learned of the trainer; unset while it can."""
     ending_seen_at: Timestamp | None = None

@@ -18,6 +18,8 @@ class CreateCluster:
     attempt: int
     cluster: str
     """Its name."""
+    lost_pods: tuple[str, ...] = ()
+    """Names of pods that are still listed though their nodes are lost; they are not waited for."""
 
 
 @dataclass(frozen=True)
