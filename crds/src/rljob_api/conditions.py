@@ -184,7 +184,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
         ),
         ConditionType.CHECKPOINTED: (Reason.NO_CHECKPOINT_YET, Reason.SAVED),
         ConditionType.SUSPENDED: (Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED),
-        ConditionType.RETRYING: (*_ENDINGS, Reason.NEXT_ATTEMPT_STARTED, Reason.ENDED),
+        ConditionType.RETRYING: (*_ENDINGS, Reason.NEXT_ATTEMPT_STARTED, Reason.SUSPENDED, Reason.ENDED),
         ConditionType.FINISHED: (Reason.SUCCEEDED, *_ENDINGS),
         ConditionType.COMPLETE: (Reason.SUCCEEDED,),
         ConditionType.FAILED: _ENDINGS,
