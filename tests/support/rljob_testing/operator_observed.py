@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
@@ -44,6 +45,7 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 CREATED = NOW - timedelta(seconds=100)
 CLUSTER_UID = "c1"
 SUBMISSION = "example-1-1"
+NOTHING: Mapping[str, object] = MappingProxyType({})
 START_NUMBER = int(CREATED.timestamp()) + 1
 
 
@@ -68,9 +70,15 @@ def job(job_spec: RLJobSpec | None = None, status: RLJobStatus | None = None) ->
 
 
 def attempt(
-    *, seconds_ago: float = 60, seen: bool = True, submissions: int = 0, number: int = 1, **more: object
+    *,
+    seconds_ago: float = 60,
+    seen: bool = True,
+    submissions: int = 0,
+    number: int = 1,
+    record: Mapping[str, object] = NOTHING,
 ) -> Attempt:
-    """An attempt, by default the first; `seen`: its cluster has been there. One that was submitted runs since then."""
+    """An attempt, by default the first; `seen`: its cluster has been there. One that was submitted runs since then.
+    `record`: what else its record holds."""
     since = timestamp(at(-seconds_ago))
     found = Attempt(
         number=number,
@@ -85,7 +93,7 @@ def attempt(
         running_since=since if submissions else None,
         progressed_at=timestamp(NOW) if submissions else None,
     )
-    return found.model_copy(update=more)
+    return found.model_copy(update=record)
 
 
 def condition(
@@ -99,15 +107,17 @@ def condition(
     return Condition(type=kind.value, status=status, reason=reason.value, last_transition_time=since)
 
 
-def provisioning(*, seconds_ago: float = 60, seen: bool = True, **more: object) -> RLJobStatus:
+def provisioning(*, seconds_ago: float = 60, seen: bool = True, record: Mapping[str, object] = NOTHING) -> RLJobStatus:
     """Of a job whose first attempt is under way and not submitted."""
-    return RLJobStatus(attempts=(attempt(seconds_ago=seconds_ago, seen=seen, **more),), counters=Counters(attempts=1))
-
-
-def running(seconds_ago: float = 60, *told: Condition, **more: object) -> RLJobStatus:
-    """Of a job whose trainer was submitted; `more`: fields of the attempt's record."""
     return RLJobStatus(
-        attempts=(attempt(seconds_ago=seconds_ago, submissions=1, **more),),
+        attempts=(attempt(seconds_ago=seconds_ago, seen=seen, record=record),), counters=Counters(attempts=1)
+    )
+
+
+def running(seconds_ago: float = 60, *told: Condition, record: Mapping[str, object] = NOTHING) -> RLJobStatus:
+    """Of a job whose trainer was submitted; `record`: what else the attempt's record holds."""
+    return RLJobStatus(
+        attempts=(attempt(seconds_ago=seconds_ago, submissions=1, record=record),),
         counters=Counters(attempts=1, start_number=START_NUMBER),
         conditions=(
             condition(ConditionType.CLUSTER_READY),
@@ -119,18 +129,17 @@ def running(seconds_ago: float = 60, *told: Condition, **more: object) -> RLJobS
 
 
 def ended(
-    reason: Reason = Reason.APPLICATION_ERROR, found: FailureClass = FailureClass.APPLICATION, **more: object
+    reason: Reason = Reason.APPLICATION_ERROR, found: FailureClass = FailureClass.APPLICATION, *, number: int = 1
 ) -> Attempt:
-    """The first attempt, ended a moment ago."""
-    return attempt(
-        submissions=1,
-        state=AttemptState.ENDED,
-        ended=timestamp(NOW),
-        outcome=AttemptOutcome.FAILED,
-        reason=reason,
-        failure_class=found,
-        **more,
-    )
+    """An attempt that ended a moment ago."""
+    record = {
+        "state": AttemptState.ENDED.value,
+        "ended": timestamp(NOW),
+        "outcome": AttemptOutcome.FAILED.value,
+        "reason": reason.value,
+        "failure_class": found.value,
+    }
+    return attempt(submissions=1, number=number, record=record)
 
 
 def waiting(seconds: float = 10, *, same_cluster: bool = False, attempts: tuple[Attempt, ...] = ()) -> RLJobStatus:
