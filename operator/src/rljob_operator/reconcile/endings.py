@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rljob_api.conditions import Reason
@@ -42,8 +43,11 @@ _EXIT_REASONS = {
 }
 """Every other exit code is the application's own."""
 
-_FATAL = (Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
-"""Of a cluster: it will not get better."""
+_FATAL = (
+    *(Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST),
+    *(Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING),
+)
+"""Of a cluster, or of what was submitted to it: it will not get better."""
 
 _MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 
@@ -57,16 +61,14 @@ class Ending:
 
 
 def ending_of_attempt(
-    draft: StatusDraft, observed: Observed, cluster: Verdict | None, driver_lost: str | None, grace_seconds: int
+    draft: StatusDraft, observed: Observed, verdicts: Sequence[Verdict | None], grace_seconds: int
 ) -> Ending | None:
-    """None while the attempt goes on. `cluster`: what is known of ClusterReady; `driver_lost`: how Ray lost the
-    trainer."""
+    """None while the attempt goes on. `verdicts`: what this pass says of the cluster and of the submission."""
     job = ray_job(draft, observed)
     ending = _ending_of_job(draft, observed, job, grace_seconds) if job is not None else None
-    if ending is None and cluster is not None and cluster.reason in _FATAL:
-        ending = Ending(cluster.reason, cluster.message)
-    if ending is None and driver_lost is not None:
-        ending = Ending(Reason.DRIVER_LOST, driver_lost)
+    for verdict in verdicts:
+        if ending is None and verdict is not None and verdict.reason in _FATAL:
+            ending = Ending(verdict.reason, verdict.message)
     if ending is not None and ending.reason in _MEMORY_MAY_BE_THE_CAUSE:
         return _with_memory(ending, observed.pods_of(draft.attempt.cluster))
     return ending

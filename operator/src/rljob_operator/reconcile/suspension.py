@@ -67,7 +67,6 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
     else:
         if draft.suspended_at is None:
             draft.suspended_at = timestamp(draft.now)
-        draft.next_attempt = None
         draft.set_if_told(ConditionType.RETRYING, FALSE, Reason.SUSPENDED, "the job is suspended")
         draft.set(kind, TRUE, Reason.SUSPENDED, _where_it_goes_on(draft))
 
