@@ -100,6 +100,17 @@ def test_a_leader_that_comes_back_late_does_no_harm(name: str) -> None:
         check(late, name, f"paused at point {point} for {passes} passes")
 
 
+def test_a_cluster_that_is_made_late_is_removed() -> None:
+    """The leader is paused before it makes the first cluster, and comes back at any moment of the job's life."""
+    num_clusters = set()
+    for point in range(1, 8):
+        for passes in range(2, 30):
+            late = ran(SCENARIOS["the head is lost"][0], pause=point, pause_passes=passes)
+            check(late, "the head is lost", f"paused at point {point} for {passes} passes")
+            num_clusters.add(late.world.num_clusters)
+    assert num_clusters == {2, 3}
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(SCENARIOS)), st.frozensets(st.integers(1, 150), max_size=12))
 def test_the_end_is_the_same_after_many_crashes(name: str, crashes: frozenset[int]) -> None:
