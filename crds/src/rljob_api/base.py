@@ -64,6 +64,12 @@ class WireModel(BaseModel):
         """The JSON form: camelCase names, unset fields left out (so that an older reader sees no unknown name)."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
+    def to_wire_without_defaults(self) -> dict[str, object]:
+        """The JSON form without fields that equal their default, written or not: what a newer API server has filled in
+        for a field that an older reader does not have does not reach that reader. The reader fills in its own defaults,
+        so a default is as much part of the contract's version as a name."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
     def to_full_wire(self) -> dict[str, object]:
         """The JSON form with every default written out; fields that are unset by default are left out."""
         return _without_unset(self, self.model_dump(mode="json", by_alias=True))
