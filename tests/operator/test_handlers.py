@@ -16,7 +16,7 @@ from rljob_operator.handlers import leadership
 from rljob_operator.handlers.health import Parts, health_pages
 from rljob_operator.handlers.http_pages import Reply, serving
 from rljob_operator.handlers.leadership import Leadership, LeadershipLostError
-from rljob_operator.handlers.watches import JobVersions
+from rljob_operator.handlers.news import JobVersions
 from rljob_operator.kube.client import KubeClient
 from rljob_operator.kube.connection import load_connection
 from rljob_operator.kube.lease import read_lease
