@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rljob_api.conditions import Reason
 from rljob_api.constants import ExitCode
 from rljob_api.run_state import RunPhase
+from rljob_api.v1alpha1.status import StopRequest
 from rljob_operator.reconcile.cluster import Verdict
 from rljob_operator.reconcile.messages import MAX_LENGTH, beginning_of, end_of
 from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus
@@ -74,6 +75,12 @@ def ending_of_attempt(
     return ending
 
 
+def reason_of_stop(stop: StopRequest) -> Reason:
+    """Why an attempt was to stop. A reason of a newer operator's is taken for a suspension: after a roll-back the job
+    goes on, and is not suspended where its spec does not say so."""
+    return Reason(stop.reason) if stop.reason in set(Reason) else Reason.SUSPENDED
+
+
 def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, grace_seconds: int) -> Ending | None:
     if job.status is RayJobStatus.SUCCEEDED:
         return _ending_of_success(draft, observed.ray)
@@ -90,7 +97,7 @@ def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, 
 def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
     stop = draft.attempt.stop
     if stop is not None:
-        return Ending(Reason(stop.reason), _stopped_on_request(draft))
+        return Ending(reason_of_stop(stop), _stopped_on_request(draft))
     if job.error_type in _CANNOT_START:
         return Ending(Reason.SUBMISSION_FAILED, f"{job.error_type}: {job.message}")
     if job.error_type in _NOT_STARTED:
@@ -107,7 +114,7 @@ def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob)
     if state is not None and state.phase is RunPhase.COMPLETE:
         return _ending_by_run_state(draft, observed.ray, job)
     if stop is not None:
-        return Ending(Reason(stop.reason), _stopped_on_request(draft))
+        return Ending(reason_of_stop(stop), _stopped_on_request(draft))
     head = head_pod(observed.pods_of(draft.attempt.cluster))
     if head is not None and head.deleting:
         return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was removed while the trainer ran")
@@ -120,7 +127,7 @@ def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJ
     if state is not None and state.phase is RunPhase.COMPLETE:
         return Ending(Reason.SUCCEEDED, f"{state.progress.step} of {state.progress.total_steps} steps are done")
     if stop is not None:
-        return Ending(Reason(stop.reason), _stopped_on_request(draft))
+        return Ending(reason_of_stop(stop), _stopped_on_request(draft))
     if state is not None and state.phase is RunPhase.FAILED:
         return Ending(Reason.APPLICATION_ERROR, _told("the trainer failed, and its process did not end", ray, job))
     return Ending(Reason.STOPPED_OUTSIDE, "the trainer was stopped through Ray, and not by the operator")

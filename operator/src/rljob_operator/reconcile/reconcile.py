@@ -11,7 +11,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.reconcile.attempts import end_attempt
 from rljob_operator.reconcile.between_attempts import is_well, seconds_to_start, wait_or_start
-from rljob_operator.reconcile.cleanup import clean_up, delete_unowned, is_lost, seconds_to_deletion
+from rljob_operator.reconcile.cleanup import clean_up, delete_unowned, is_cleared, is_lost, seconds_to_deletion
 from rljob_operator.reconcile.cluster import Verdict, report_cluster
 from rljob_operator.reconcile.deadline import exceeded_deadline, seconds_to_deadline
 from rljob_operator.reconcile.endings import Ending, ending_of_attempt
@@ -148,8 +148,8 @@ def _ignored_fields(observed: Observed) -> str:
 
 
 def _create(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Makes the cluster of an attempt that is written down."""
-    if not observed.kuberay_installed or observed.forbidden is not None:
+    """Makes the cluster of an attempt that is written down. A pod that was lost when the attempt began may be back."""
+    if not observed.kuberay_installed or observed.forbidden is not None or not is_cleared(observed):
         return ()
     lost = tuple(sorted(pod.name for pod in observed.pods if is_lost(pod)))
     return (CreateCluster(draft.attempt.number, draft.attempt.cluster, lost),)
