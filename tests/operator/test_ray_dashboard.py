@@ -7,7 +7,7 @@ import gzip
 import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,9 +16,10 @@ import pytest
 from rljob_api.constants import run_state_file_name
 from rljob_operator.metrics import Metrics
 from rljob_operator.ray import client
+from rljob_operator.ray.answers import infeasible_groups
 from rljob_operator.ray.client import Dashboard, RayClient
 from rljob_operator.ray.errors import DashboardUnreachableError, RayRefusedError, TokenRejectedError
-from rljob_operator.ray.observe_dashboard import infeasible_groups, observe_dashboard
+from rljob_operator.ray.observe_dashboard import observe_dashboard
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
 from rljob_testing.apiserver import free_ports
 from rljob_testing.quiet_http import QuietHandler
@@ -149,6 +150,21 @@ def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: RayCluster,
     run(test)
 
 
+def guarded(
+    answer: Callable[[bytes, asyncio.StreamWriter], Awaitable[None]],
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """A server that refuses requests without token, and hangs up after it has answered another one."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while b"authorization:" not in (request := await reader.readuntil(b"\r\n\r\n")).lower():
+            writer.write(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
+        await answer(request, writer)
+        await writer.drain()
+        writer.close()
+
+    return serve
+
+
 def test_nobody_there() -> None:
     async def test() -> None:
         (port,) = free_ports(1)
@@ -179,14 +195,11 @@ def test_nobody_there() -> None:
 )
 def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
     async def test() -> None:
-        async def strange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
+        async def strange(_: bytes, writer: asyncio.StreamWriter) -> None:
             writer.write(answer)
-            await writer.drain()
-            writer.close()
 
         (port,) = free_ports(1)
-        server = await asyncio.start_server(strange, "127.0.0.1", port)
+        server = await asyncio.start_server(guarded(strange), "127.0.0.1", port)
         async with dashboard(port, TOKEN) as odd:
             seen = await observe_dashboard(odd, None)
             assert seen.reachability is Reachability.UNREACHABLE
@@ -231,6 +244,9 @@ async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
 
     class Handler(QuietHandler):
         def do_GET(self) -> None:
+            if "Authorization" not in self.headers:
+                self.wfile.write(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
+                return
             self.wfile.write(next(found for start, found in answers.items() if self.path.startswith(start)))
 
     # A thread of its own: asyncio holds a stream only as long as somebody reads from it.
@@ -273,16 +289,14 @@ def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(client, "SUBMIT_TIMEOUT_SECONDS", 0.5)
 
     async def test() -> None:
-        async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
+        async def drip(_: bytes, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-            for _ in range(20):
+            for _number in range(20):
                 writer.write(b" ")
                 await asyncio.sleep(0.1)
-            writer.close()
 
         (port,) = free_ports(1)
-        server = await asyncio.start_server(drip, "127.0.0.1", port)
+        server = await asyncio.start_server(guarded(drip), "127.0.0.1", port)
         async with dashboard(port, TOKEN) as slow:
             with pytest.raises(DashboardUnreachableError, match=r"no answer within 0\.5 s"):
                 await slow.submit(submission("x", "true"))
@@ -295,17 +309,70 @@ def test_no_answer_is_asked_for_in_another_encoding() -> None:
     async def test() -> None:
         requests: list[bytes] = []
 
-        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            requests.append(await reader.readuntil(b"\r\n\r\n"))
+        async def note(request: bytes, writer: asyncio.StreamWriter) -> None:
+            requests.append(request)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-            writer.close()
 
         (port,) = free_ports(1)
-        server = await asyncio.start_server(note, "127.0.0.1", port)
+        server = await asyncio.start_server(guarded(note), "127.0.0.1", port)
         async with dashboard(port, TOKEN) as polite:
             assert (await observe_dashboard(polite, None)).reachability is Reachability.OK
         server.close()
         assert [b"accept-encoding: identity" in request.lower() for request in requests] == [True]
+
+    run(test)
+
+
+def test_nothing_of_an_answer_goes_along_with_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no proxy of the environment sees a token."""
+    (nowhere,) = free_ports(1)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{nowhere}")
+    monkeypatch.setenv("no_proxy", "")
+
+    async def test() -> None:
+        requests: list[str] = []
+
+        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(asyncio.IncompleteReadError):
+                while len(requests) < 2:
+                    requests.append((await reader.readuntil(b"\r\n\r\n")).decode().lower())
+                    writer.write(b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\n{}")
+            writer.close()
+
+        (port,) = free_ports(1)
+        server = await asyncio.start_server(note, "127.0.0.1", port)
+        async with dashboard(port, TOKEN) as sticky:
+            for _ in range(2):
+                assert await sticky.job("job-1-1") == {}
+        server.close()
+        assert ["cookie" in request for request in requests] == [False, False]
+
+    run(test)
+
+
+def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None:
+    async def test() -> None:
+        connections: list[list[int]] = []
+        answers = iter((200, 403, 403, 200, 200, 200, 200))
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.append([])
+            request = ""
+            with suppress(asyncio.IncompleteReadError):
+                while "connection: close" not in request and len(connections[-1]) < 3:
+                    request = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                    connections[-1].append(status := next(answers))
+                    last = "Connection: close\r\n" if "connection: close" in request else ""
+                    writer.write(f"HTTP/1.1 {status} X\r\n{last}Content-Length: 2\r\n\r\n{{}}".encode())
+            writer.close()
+
+        (port,) = free_ports(1)
+        server = await asyncio.start_server(serve, "127.0.0.1", port)
+        async with dashboard(port, "b" * 64, TOKEN) as fickle:
+            for _ in range(5):
+                assert await fickle.job("job-1-1") == {}
+        server.close()
+        assert connections == [[200, 403, 403], [200, 200, 200], [200]]
 
     run(test)
 

@@ -142,6 +142,17 @@ def ended(
     return attempt(submissions=1, number=number, record=record)
 
 
+def ended_well() -> Attempt:
+    """The first attempt, which did all there was to do."""
+    record = {
+        "state": AttemptState.ENDED.value,
+        "ended": timestamp(NOW),
+        "outcome": AttemptOutcome.SUCCEEDED.value,
+        "reason": Reason.SUCCEEDED.value,
+    }
+    return attempt(submissions=1, record=record)
+
+
 def waiting(seconds: float = 10, *, same_cluster: bool = False, attempts: tuple[Attempt, ...] = ()) -> RLJobStatus:
     """Of a job between two attempts; `seconds`: until the next one may begin."""
     return RLJobStatus(
@@ -277,6 +288,15 @@ def at_work(
     """A submitted job on a healthy cluster."""
     seen = ray(run or ray_job(), state, log_tail=log_tail)
     return observed(status or running(), cluster(), ready_pods(), seen, job_spec)
+
+
+def without_retries(seen: Observed) -> Observed:
+    """The same, of a job that allows none: every failure is the end."""
+    spec_seen = seen.job.spec
+    if spec_seen is None:
+        return seen
+    policy = spec_seen.run_policy.model_copy(update={"max_app_retries": 0, "max_infra_retries": 0})
+    return replace(seen, job=replace(seen.job, spec=spec_seen.model_copy(update={"run_policy": policy})))
 
 
 def decide(seen: Observed, now: datetime = NOW) -> Plan:

@@ -15,6 +15,8 @@ from rljob_api.constants import (
     ENV_DEVICE,
     ENV_GRACE_SECONDS,
     ENV_JOB_FOLDER,
+    ENV_NODE_NAME,
+    ENV_POD_NAME,
     ENV_RUN_FOLDER,
     ENV_RUN_STATE_FILE,
     ENV_SHIPPED_CODE,
@@ -104,6 +106,11 @@ def read_settings() -> Settings:
         is_ray_job="RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ,
         environment=dict(os.environ),
     )
+
+
+def pod_and_node() -> tuple[str | None, str | None]:
+    """The names that Kubernetes knows this process's pod and node by; None elsewhere."""
+    return os.environ.get(ENV_POD_NAME) or None, os.environ.get(ENV_NODE_NAME) or None
 
 
 def told_run_state() -> tuple[Path, int] | None:

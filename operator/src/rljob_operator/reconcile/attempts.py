@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass
+from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState
 from rljob_operator.manifests.naming import cluster_name
 from rljob_operator.reconcile.endings import Ending
 from rljob_operator.reconcile.failure_classes import FAILURE_CLASSES
-from rljob_operator.reconcile.messages import beginning_of
+from rljob_operator.reconcile.messages import both_ends_of
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.status_draft import FALSE, StatusDraft
 from rljob_operator.reconcile.timestamps import seconds_since, timestamp
@@ -16,7 +16,7 @@ MAX_MESSAGE = 512
 """Characters of an attempt's message, as its schema says."""
 
 _OF_ONE_ATTEMPT = (ConditionType.PLACEMENT_FEASIBLE, ConditionType.JOB_SUBMITTED, ConditionType.PROGRESSING)
-_STOPPED = (FailureClass.FREE, FailureClass.FINAL)
+_STOPPED = (*(Reason.SUSPENDED, Reason.ACTIVE_DEADLINE_EXCEEDED, Reason.STOPPED_BY_USER, Reason.STOPPED_OUTSIDE),)
 _NEXT = "another attempt has begun"
 
 
@@ -55,9 +55,9 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
     draft.change_attempt(
         state=AttemptState.ENDED.value,
         ended=timestamp(draft.now),
-        outcome=_outcome(ending.reason, found),
+        outcome=_outcome(ending.reason),
         reason=ending.reason.value,
-        message=beginning_of(ending.message, MAX_MESSAGE),
+        message=both_ends_of(ending.message, MAX_MESSAGE),
         failure_class=found.value if found is not None else None,
         silent_since=None,
     )
@@ -65,7 +65,7 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
         draft.set(ConditionType.PROGRESSING, FALSE, Reason.ENDED, "")
 
 
-def _outcome(reason: Reason, found: FailureClass | None) -> str:
+def _outcome(reason: Reason) -> str:
     if reason is Reason.SUCCEEDED:
         return AttemptOutcome.SUCCEEDED.value
-    return AttemptOutcome.STOPPED.value if found in _STOPPED else AttemptOutcome.FAILED.value
+    return AttemptOutcome.STOPPED.value if reason in _STOPPED else AttemptOutcome.FAILED.value

@@ -18,6 +18,7 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     if stop_between_attempts(draft, observed):
         return ()
     if is_suspended(observed):
+        draft.next_attempt = None
         report_suspension(draft, observed)
         _report_cluster(draft, observed, Reason.SUSPENDED, "the job is suspended")
         return delete_unowned(draft, observed)
@@ -30,7 +31,7 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
         start_attempt(draft, observed.job, on_same_cluster=True)
     elif is_time and observed.forbidden is None and is_cleared(observed):
         start_attempt(draft, observed.job)
-    else:
+    elif not reusable:
         _report_cluster(draft, observed, Reason.WAITING_FOR_NEXT_ATTEMPT, "another attempt follows")
     return delete_unowned(draft, observed)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rljob_api.conditions import Reason
 from rljob_api.constants import ExitCode
 from rljob_api.run_state import RunPhase
+from rljob_api.v1alpha1.status import StopRequest
 from rljob_operator.reconcile.cluster import Verdict
 from rljob_operator.reconcile.messages import MAX_LENGTH, beginning_of, end_of
 from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus
@@ -42,8 +44,11 @@ _EXIT_REASONS = {
 }
 """Every other exit code is the application's own."""
 
-_FATAL = (Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
-"""Of a cluster: it will not get better."""
+_FATAL = (
+    *(Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST),
+    *(Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING),
+)
+"""Of a cluster, or of what was submitted to it: it will not get better."""
 
 _MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 
@@ -57,19 +62,23 @@ class Ending:
 
 
 def ending_of_attempt(
-    draft: StatusDraft, observed: Observed, cluster: Verdict | None, driver_lost: str | None, grace_seconds: int
+    draft: StatusDraft, observed: Observed, verdicts: Sequence[Verdict | None], grace_seconds: int
 ) -> Ending | None:
-    """None while the attempt goes on. `cluster`: what is known of ClusterReady; `driver_lost`: how Ray lost the
-    trainer."""
+    """None while the attempt goes on. `verdicts`: what this pass says of the cluster and of the submission."""
     job = ray_job(draft, observed)
     ending = _ending_of_job(draft, observed, job, grace_seconds) if job is not None else None
-    if ending is None and cluster is not None and cluster.reason in _FATAL:
-        ending = Ending(cluster.reason, cluster.message)
-    if ending is None and driver_lost is not None:
-        ending = Ending(Reason.DRIVER_LOST, driver_lost)
+    for verdict in verdicts:
+        if ending is None and verdict is not None and verdict.reason in _FATAL:
+            ending = Ending(verdict.reason, verdict.message)
     if ending is not None and ending.reason in _MEMORY_MAY_BE_THE_CAUSE:
         return _with_memory(ending, observed.pods_of(draft.attempt.cluster))
     return ending
+
+
+def reason_of_stop(stop: StopRequest) -> Reason:
+    """Why an attempt was to stop. A reason of a newer operator's is taken for a suspension: after a roll-back the job
+    goes on, and is not suspended where its spec does not say so."""
+    return Reason(stop.reason) if stop.reason in set(Reason) else Reason.SUSPENDED
 
 
 def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, grace_seconds: int) -> Ending | None:
@@ -88,7 +97,7 @@ def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, 
 def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
     stop = draft.attempt.stop
     if stop is not None:
-        return Ending(Reason(stop.reason), _stopped_on_request(draft))
+        return Ending(reason_of_stop(stop), _stopped_on_request(draft))
     if job.error_type in _CANNOT_START:
         return Ending(Reason.SUBMISSION_FAILED, f"{job.error_type}: {job.message}")
     if job.error_type in _NOT_STARTED:
@@ -105,7 +114,7 @@ def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob)
     if state is not None and state.phase is RunPhase.COMPLETE:
         return _ending_by_run_state(draft, observed.ray, job)
     if stop is not None:
-        return Ending(Reason(stop.reason), _stopped_on_request(draft))
+        return Ending(reason_of_stop(stop), _stopped_on_request(draft))
     head = head_pod(observed.pods_of(draft.attempt.cluster))
     if head is not None and head.deleting:
         return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was removed while the trainer ran")
@@ -118,7 +127,7 @@ def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJ
     if state is not None and state.phase is RunPhase.COMPLETE:
         return Ending(Reason.SUCCEEDED, f"{state.progress.step} of {state.progress.total_steps} steps are done")
     if stop is not None:
-        return Ending(Reason(stop.reason), _stopped_on_request(draft))
+        return Ending(reason_of_stop(stop), _stopped_on_request(draft))
     if state is not None and state.phase is RunPhase.FAILED:
         return Ending(Reason.APPLICATION_ERROR, _told("the trainer failed, and its process did not end", ray, job))
     return Ending(Reason.STOPPED_OUTSIDE, "the trainer was stopped through Ray, and not by the operator")

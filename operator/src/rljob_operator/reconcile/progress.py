@@ -92,6 +92,7 @@ def _report_progressing(
         asked = "the trainer was asked to stop" if stop.told_at is not None else "the trainer is to stop"
         draft.set(kind, FALSE, Reason.STOPPING, f"{asked} ({stop.reason}){cannot}")
     elif head is not None and head.deleting:
+        draft.change_attempt(state=AttemptState.STOPPING.value)
         draft.set(kind, FALSE, Reason.STOPPING, f"the head pod {head.name} is being removed")
     elif blind is not None:
         draft.set(kind, UNKNOWN, *blind)
@@ -103,6 +104,7 @@ def _report_progressing(
     elif state is None or state.phase is RunPhase.STARTING:
         draft.set(kind, TRUE, Reason.STARTING, "the trainer loads the model and builds its workers")
     elif state.phase is RunPhase.STOPPING:
+        draft.change_attempt(state=AttemptState.STOPPING.value)
         draft.set(kind, FALSE, Reason.STOPPING, "the trainer was asked to stop")
     elif state.phase is RunPhase.RUNNING:
         if draft.attempt.state == AttemptState.STARTING:

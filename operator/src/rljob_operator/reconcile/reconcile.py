@@ -11,7 +11,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.reconcile.attempts import end_attempt
 from rljob_operator.reconcile.between_attempts import is_well, seconds_to_start, wait_or_start
-from rljob_operator.reconcile.cleanup import clean_up, delete_unowned, is_lost, seconds_to_deletion
+from rljob_operator.reconcile.cleanup import clean_up, delete_unowned, is_cleared, is_lost, seconds_to_deletion
 from rljob_operator.reconcile.cluster import Verdict, report_cluster
 from rljob_operator.reconcile.deadline import exceeded_deadline, seconds_to_deadline
 from rljob_operator.reconcile.endings import Ending, ending_of_attempt
@@ -61,26 +61,23 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     if draft.result is not None:
         return ()
     if not draft.is_under_way:
-        unowned = wait_or_start(draft, observed) if spec is not None else delete_unowned(draft, observed)
-        if draft.is_under_way:
-            # What is to be done about it waits until it is written down.
-            report_cluster(draft, observed, spec)
-        return unowned
+        return _between(draft, observed, spec)
     policy = _WITHOUT_LIMITS if spec is None else spec.run_policy
     cluster = report_cluster(draft, observed, spec)
     ready = cluster is not None and cluster.holds
     misplaced = report_placement(draft, observed, spec, cluster_ready=ready) if spec is not None else None
-    driver_lost = report_submission(draft, observed)
+    submission = report_submission(draft, observed)
     blind = _report_trainer(draft, observed, spec, policy)
     report_suspension(draft, observed)
-    open_point = _open_point(cluster, misplaced)
+    open_point = _open_point(cluster, misplaced, submission)
     ending = (
-        ending_of_attempt(draft, observed, cluster, driver_lost, policy.grace_period_seconds)
+        ending_of_attempt(draft, observed, (cluster, submission), policy.grace_period_seconds)
         or ending_by_stop(draft, policy, open_point)
         or (exceeded_deadline(draft, observed, policy, open_point, blind) if spec is not None else None)
     )
     if ending is not None:
-        return _end(draft, observed, ending, policy)
+        _end(draft, observed, ending, policy)
+        return _between(draft, observed, spec) if draft.result is None else ()
     unowned = delete_unowned(draft, observed)
     if draft.attempt.running_since is not None:
         return (*unowned, *stop_when_due(draft, observed, policy), *_let_us_in(draft))
@@ -91,6 +88,16 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     if ready and misplaced is None and observed.ray.reachability is Reachability.OK:
         return (*unowned, submit(draft, observed))
     return unowned
+
+
+def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> tuple[Effect, ...]:
+    """Waits for the next attempt, or begins it; what is to be done about it waits until it is written down."""
+    if spec is None:
+        return delete_unowned(draft, observed)
+    effects = wait_or_start(draft, observed)
+    if draft.is_under_way:
+        report_cluster(draft, observed, spec)
+    return effects
 
 
 def _report_trainer(
@@ -107,7 +114,7 @@ def _report_trainer(
     return blind
 
 
-def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPolicy) -> tuple[Effect, ...]:
+def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPolicy) -> None:
     """Ends the attempt; what follows from that is another matter."""
     well = is_well(draft, observed)
     end_attempt(draft, ending)
@@ -115,8 +122,6 @@ def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPoli
         end_job(draft, ending)
     else:
         follow_ending(draft, ending, policy, observed.job.uid, cluster_is_well=well)
-    report_suspension(draft, observed)
-    return delete_unowned(draft, observed) if draft.result is None else ()
 
 
 def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) -> RLJobSpec | None:
@@ -143,8 +148,8 @@ def _ignored_fields(observed: Observed) -> str:
 
 
 def _create(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Makes the cluster of an attempt that is written down."""
-    if not observed.kuberay_installed or observed.forbidden is not None:
+    """Makes the cluster of an attempt that is written down. A pod that was lost when the attempt began may be back."""
+    if not observed.kuberay_installed or observed.forbidden is not None or not is_cleared(observed):
         return ()
     lost = tuple(sorted(pod.name for pod in observed.pods if is_lost(pod)))
     return (CreateCluster(draft.attempt.number, draft.attempt.cluster, lost),)
@@ -156,11 +161,11 @@ def _let_us_in(draft: StatusDraft) -> tuple[Effect, ...]:
     return (ApplyNetworkPolicy(attempt.cluster),) if attempt.silent_since is not None else ()
 
 
-def _open_point(cluster: Verdict | None, misplaced: str | None) -> str:
+def _open_point(cluster: Verdict | None, misplaced: str | None, submission: Verdict | None) -> str:
     """What the attempt still waits for."""
     if cluster is not None and not cluster.holds:
         return cluster.message
-    return misplaced or "it was about to be submitted"
+    return misplaced or (submission.message if submission is not None else "it was about to be submitted")
 
 
 def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | None:

@@ -11,7 +11,7 @@ from rljob_api.v1alpha1.status import AttemptOutcome, FailureClass, JobResult, N
 from rljob_operator.reconcile.attempts import MAX_MESSAGE
 from rljob_operator.reconcile.endings import Ending
 from rljob_operator.reconcile.failure_classes import FAILURE_CLASSES
-from rljob_operator.reconcile.messages import beginning_of
+from rljob_operator.reconcile.messages import beginning_of, both_ends_of
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
 from rljob_operator.reconcile.timestamps import timestamp
 
@@ -42,15 +42,15 @@ def follow_ending(
     _give_back_after_progress(draft)
     field, used, allowed = _budget(draft, found, policy)
     if used >= allowed:
-        text = f"{ending.message}; no retry is left (runPolicy.{field} is {allowed})"
-        end_job(draft, Ending(ending.reason, text))
+        after = f"after {used} of {allowed} retries (runPolicy.{field}): " if allowed else ""
+        end_job(draft, Ending(ending.reason, after + ending.message))
         return
     counter = "application_retries" if found is FailureClass.APPLICATION else "infrastructure_retries"
     draft.change_counters(**{counter: used + 1})
     seconds = _pause_seconds(draft, job_uid)
     draft.next_attempt = NextAttempt(
         reason=ending.reason.value,
-        message=beginning_of(ending.message, MAX_MESSAGE),
+        message=both_ends_of(ending.message, MAX_MESSAGE),
         failure_class=found.value,
         not_before=timestamp(draft.now + timedelta(seconds=seconds)),
         same_cluster=found is FailureClass.APPLICATION and cluster_is_well,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
-from rljob_operator.reconcile.endings import Ending
+from rljob_operator.reconcile.endings import Ending, reason_of_stop
 from rljob_operator.reconcile.observed import Observed, Reachability
 from rljob_operator.reconcile.plan_types import Effect, StopJob
 from rljob_operator.reconcile.progress import ENDED_IN_RAY
@@ -36,7 +36,7 @@ def ending_by_stop(draft: StatusDraft, policy: RunPolicy, open_point: str) -> En
     stop = draft.attempt.stop
     if stop is None:
         return None
-    reason = Reason(stop.reason)
+    reason = reason_of_stop(stop)
     if draft.attempt.running_since is None:
         return Ending(reason, f"the attempt was to stop before its trainer ran: {open_point}")
     grace = policy.grace_period_seconds

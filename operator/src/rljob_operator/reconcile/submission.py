@@ -5,6 +5,7 @@ from __future__ import annotations
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.status import AttemptState
 from rljob_operator.manifests.naming import submission_id
+from rljob_operator.reconcile.cluster import Verdict
 from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedJob, ObservedRayJob, Reachability
 from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
@@ -24,26 +25,15 @@ def ray_job(draft: StatusDraft, observed: Observed) -> ObservedRayJob | None:
     return job if job.submission_id == newest_submission(draft, observed.job) else None
 
 
-def report_submission(draft: StatusDraft, observed: Observed) -> str | None:
-    """Sets JobSubmitted: True from the moment that Ray knows the job. Returns how the driver was lost, if it was."""
-    if draft.attempt.submissions == 0:
+def report_submission(draft: StatusDraft, observed: Observed) -> Verdict | None:
+    """Sets JobSubmitted: True from the moment that Ray knows the job. None where there is nothing new to say."""
+    verdict = _verdict(draft, observed)
+    if verdict is None:
         return None
-    kind, name = ConditionType.JOB_SUBMITTED, newest_submission(draft, observed.job)
-    failure = observed.failure
-    if ray_job(draft, observed) is not None:
-        draft.set(kind, TRUE, Reason.SUBMITTED, f"Ray job {name}")
-        if draft.attempt.running_since is None:
-            draft.change_attempt(running_since=timestamp(draft.now), state=AttemptState.STARTING.value)
-    elif draft.attempt.running_since is not None:
-        if observed.ray.reachability is Reachability.OK:
-            lost = f"Ray no longer knows job {name}; its head was restarted"
-            draft.set(kind, FALSE, Reason.DRIVER_LOST, lost)
-            return lost
-    elif failure is not None and failure.kind is EffectKind.SUBMIT_JOB:
-        draft.set(kind, FALSE, failure.reason, failure.message)
-    else:
-        draft.set(kind, FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")
-    return None
+    draft.set(ConditionType.JOB_SUBMITTED, verdict.status, verdict.reason, verdict.message)
+    if verdict.holds and draft.attempt.running_since is None:
+        draft.change_attempt(running_since=timestamp(draft.now), state=AttemptState.STARTING.value)
+    return verdict
 
 
 def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
@@ -58,3 +48,18 @@ def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
         report_submission(draft, observed)
     number = draft.attempt.start_number or draft.counters.start_number
     return SubmitJob(newest_submission(draft, observed.job), draft.attempt.number, number)
+
+
+def _verdict(draft: StatusDraft, observed: Observed) -> Verdict | None:
+    if draft.attempt.submissions == 0:
+        return None
+    name, failure = newest_submission(draft, observed.job), observed.failure
+    if ray_job(draft, observed) is not None:
+        return Verdict(TRUE, Reason.SUBMITTED, f"Ray job {name}")
+    if draft.attempt.running_since is not None:
+        if observed.ray.reachability is not Reachability.OK:
+            return None
+        return Verdict(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows job {name}; its head was restarted")
+    if failure is not None and failure.kind is EffectKind.SUBMIT_JOB:
+        return Verdict(FALSE, failure.reason, failure.message)
+    return Verdict(FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.status import AttemptOutcome
 from rljob_operator.reconcile.endings import Ending
@@ -9,6 +11,9 @@ from rljob_operator.reconcile.observed import Observed
 from rljob_operator.reconcile.retries import end_job, give_back_all, reopen_job
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
 from rljob_operator.reconcile.timestamps import timestamp
+
+MAX_REQUEST_LENGTH = 253
+"""Characters of a request in `status.handledRequests`, as its schema says."""
 
 _STOPPED = "somebody asked for it while nothing of the job ran"
 
@@ -21,19 +26,19 @@ def is_suspended(observed: Observed) -> bool:
 
 def wants_to_be_stopped(draft: StatusDraft, observed: Observed) -> bool:
     """Whether there is a request to stop that has not been seen to."""
-    request = observed.job.stop_request
+    request = _noted(observed.job.stop_request)
     return request is not None and request != draft.handled.stop
 
 
 def note_stop(draft: StatusDraft, observed: Observed) -> None:
     """The request to stop has been seen to."""
-    draft.handled = draft.handled.model_copy(update={"stop": observed.job.stop_request})
+    draft.handled = draft.handled.model_copy(update={"stop": _noted(observed.job.stop_request)})
 
 
 def heed_retry(draft: StatusDraft, observed: Observed) -> None:
     """Sees to a request for another attempt: takes back the end of a failed job, or ends the pause before the next
     attempt. What runs, is suspended or is complete is left as it is."""
-    request = observed.job.retry_request
+    request = _noted(observed.job.retry_request)
     if request is None or request == draft.handled.retry:
         return
     draft.handled = draft.handled.model_copy(update={"retry": request})
@@ -67,9 +72,15 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
     else:
         if draft.suspended_at is None:
             draft.suspended_at = timestamp(draft.now)
-        draft.next_attempt = None
         draft.set_if_told(ConditionType.RETRYING, FALSE, Reason.SUSPENDED, "the job is suspended")
         draft.set(kind, TRUE, Reason.SUSPENDED, _where_it_goes_on(draft))
+
+
+def _noted(request: str | None) -> str | None:
+    """A request as it fits a status: an annotation may be empty, or as long as anybody likes."""
+    if request is None or 0 < len(request) <= MAX_REQUEST_LENGTH:
+        return request
+    return hashlib.sha256(request.encode()).hexdigest()
 
 
 def _where_it_goes_on(draft: StatusDraft) -> str:
