@@ -19,7 +19,7 @@ from rljob_operator.ray.run_watcher import RunWatcher
 from rljob_operator.reconcile.observed import ObservedRay, Reachability
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy
 from rljob_operator.settings import Settings, parse_settings
-from rljob_testing.api_in_memory import ControllerInMemory, Json
+from rljob_testing.api_in_memory import ControllerInMemory
 
 CREATED = ["create secrets", "create networkpolicies", "create rayclusters"]
 LIVE = ["get rljobs", "list rayclusters", "list pods"]
@@ -66,9 +66,9 @@ async def with_cluster(world: ControllerInMemory) -> None:
     assert world.condition("job", "ClusterReady") == "PodsPending"
 
 
-def pod(world: ControllerInMemory, name: str, **labels: str) -> Json:
-    found = {label.replace("__", "/").replace("_", "-"): value for label, value in labels.items()}
-    return world.api.put(PODS, {"metadata": {"name": name, "labels": found}, "status": {"phase": "Running"}})
+def pod(world: ControllerInMemory, name: str, *, cluster: str, job_uid: str) -> None:
+    labels = {"ray.io/cluster": cluster, "rljob.dev/job-uid": job_uid}
+    world.api.put(PODS, {"metadata": {"name": name, "labels": labels}, "status": {"phase": "Running"}})
 
 
 def writes(calls: list[str]) -> list[str]:
@@ -113,7 +113,7 @@ def test_a_cluster_that_only_the_cache_has_lost_is_not_lost(settings: Settings) 
         world.cache.note(CLUSTERS, "DELETED", world.api.put(CLUSTERS, cluster))
         del world.api.objects[CLUSTERS, "job-1"]
         assert "patch rljobs" in await world.passes(KEY, 1)
-        assert world.condition("job", "ClusterReady") == "ClusterLost"
+        assert world.condition("job", "Retrying") == "ClusterLost"
 
     run(settings, test)
 
@@ -131,21 +131,18 @@ def test_a_cluster_that_the_cache_does_not_have_yet_is_not_made_again(settings: 
 def test_a_cluster_waits_for_all_pods_of_former_ones(settings: Settings) -> None:
     async def test(world: ControllerInMemory) -> None:
         await written_down(world)
-        pod(world, "of-a-former-job", ray_io__cluster="job-1", rljob_dev__job_uid="former")
-        labels = {"ray.io/cluster": "job-0", "rljob.dev/job-uid": "uid-of-job"}
-        world.api.put(PODS, {"metadata": {"name": "of-a-former-attempt", "labels": labels}})
-        labels = {"ray.io/cluster": "other-1", "rljob.dev/job-uid": "other"}
-        world.api.put(PODS, {"metadata": {"name": "of-another-job", "labels": labels}})
-        world.api.objects[PODS, "of-a-former-job"]["metadata"] |= {  # type: ignore[operator]
-            "labels": {"ray.io/cluster": "job-1", "rljob.dev/job-uid": "former"}
-        }
-        assert writes(await world.passes(KEY, 1)) == []
-        await world.passes(KEY, 1)
-        assert "(2)" in message(world, "ClusterReady")
-        del world.api.objects[PODS, "of-a-former-job"]
+        pod(world, "of-a-former-attempt", cluster="job-0", job_uid="uid-of-job")
+        pod(world, "of-a-former-job", cluster="job-1", job_uid="former")
+        pod(world, "of-another-job", cluster="other-1", job_uid="other")
+        assert not set(CREATED) & set(await world.passes(KEY, 2)), "only the API server knows of the pods"
         del world.api.objects[PODS, "of-a-former-attempt"]
-        await asyncio.sleep(0.6)
-        assert set(CREATED) <= set(await world.passes(KEY, 1))
+        await world.relist()
+        assert not set(CREATED) & set(await world.passes(KEY, 2))
+        assert message(world, "ClusterReady") == "pods of a former RayCluster have not ended yet (1)"
+        del world.api.objects[PODS, "of-a-former-job"]
+        async with asyncio.timeout(10):
+            while not set(CREATED) <= set(await world.passes(KEY, 1)):
+                await asyncio.sleep(0.02)
 
     run(settings, test)
 
