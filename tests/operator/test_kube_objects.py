@@ -25,7 +25,7 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.merge_patch import lost_fields, merge_patch, without_nulls
 from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS
-from rljob_operator.kube.observed_objects import controller_uid, job_object, observed_cluster
+from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster
 from rljob_testing.operator_process_jobs import cluster_job
 from rljob_testing.operator_process_proxy import SeenRequest, seen_request
 from rljob_testing.valid_job import edited
@@ -60,6 +60,22 @@ def job(**parts: object) -> Json:
         "managedFields": [{"manager": "kubectl"}],
     }
     return {**cluster_job("job"), "metadata": metadata, **parts}
+
+
+def job_object(raw: Json) -> JobObject:
+    return JobReader().read(raw)
+
+
+def test_a_spec_is_checked_again_only_where_it_has_changed() -> None:
+    reader = JobReader()
+    first = reader.read(job()).observed.spec
+    assert reader.read(job(status=STATUS)).observed.spec is first
+    changed = reader.read(edited(job(), {"spec.training.steps": 9})).observed.spec
+    assert changed is not None
+    assert changed.training.steps == 9
+    assert reader.read(edited(job(), {"spec.training.steps": 0})).observed.spec is None
+    reader.forget("team", "job")
+    assert reader.read(job()).observed.spec is not first
 
 
 def test_a_job_is_read() -> None:

@@ -14,7 +14,7 @@ from rljob_operator.controller.observe import Observation, Observer
 from rljob_operator.controller.surroundings import Surroundings
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.errors import ConflictError, DefinitionOutdatedError, NotFoundError, UnavailableError
-from rljob_operator.kube.observed_objects import JobObject, job_object
+from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
 from rljob_operator.reconcile.observed import EffectFailure, Reachability
 from rljob_operator.reconcile.plan_types import (
@@ -176,8 +176,7 @@ class Controller:
                 return None
             memory.is_outdated = False
             return job
-        raw = self._cache.job(*key)
-        return job_object(raw) if raw is not None else None
+        return self._observer.known_job(*key)
 
     def _name_unknown_fields(self, key: JobKey, memory: _Memory, job: JobObject) -> None:
         found = job.observed.unknown_fields

@@ -47,31 +47,24 @@ class JobObject:
     """Whether an older operator wrote the status, so that the one observed differs from what is stored."""
 
 
-def job_object(raw: JsonObject) -> JobObject:
-    """The job in an API object. A spec that cannot be read becomes `spec_error`; a status that cannot be
-    read raises KubeError, for working on without it would do everything again."""
-    metadata = object_at(raw, "metadata")
-    namespace, name = text_at(metadata, "namespace"), text_at(metadata, "name")
-    created = time_at(metadata, "creationTimestamp") or datetime.fromtimestamp(0, UTC)
-    status, stored = _status(object_at(raw, "status"), f"RLJob {namespace}/{name}")
-    is_upgraded = is_without_records(status)
-    reading = _checked(raw)
-    annotations = object_at(metadata, "annotations")
-    observed = ObservedJob(
-        namespace=namespace,
-        name=name,
-        uid=text_at(metadata, "uid"),
-        generation=integer_at(metadata, "generation") or 0,
-        created=created,
-        deleting=optional_text_at(metadata, "deletionTimestamp") is not None,
-        spec=reading.value.spec if reading.value is not None else None,
-        spec_error=_words(reading.errors) or None,
-        status=with_records(status, created) if is_upgraded else status,
-        unknown_fields=reading.unknown_fields,
-        stop_request=optional_text_at(annotations, ANNOTATION_STOP),
-        retry_request=optional_text_at(annotations, ANNOTATION_RETRY),
-    )
-    return JobObject(observed, text_at(metadata, "resourceVersion"), stored, is_upgraded)
+class JobReader:
+    """Reads jobs. A spec takes most of the time and seldom changes: of each job the last one read is kept."""
+
+    def __init__(self) -> None:
+        self._readings: dict[tuple[str, str], tuple[object, TolerantReading[RLJob]]] = {}
+
+    def read(self, raw: JsonObject) -> JobObject:
+        """The job in an API object. A spec that cannot be read becomes `spec_error`; a status that cannot be
+        read raises KubeError, for working on without it would do everything again."""
+        place, spec = _place(raw), raw.get("spec")
+        kept = self._readings.get(place)
+        if kept is None or kept[0] != spec:
+            kept = self._readings[place] = (spec, _checked(raw))
+        return _job_object(raw, kept[1])
+
+    def forget(self, namespace: str, name: str) -> None:
+        """The job is gone."""
+        self._readings.pop((namespace, name), None)
 
 
 def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> ObservedCluster:
@@ -107,6 +100,34 @@ def time_at(value: object, *path: str) -> datetime | None:
         return datetime.fromisoformat(text_at(value, *path)).astimezone(UTC)
     except ValueError:
         return None
+
+
+def _job_object(raw: JsonObject, reading: TolerantReading[RLJob]) -> JobObject:
+    metadata = object_at(raw, "metadata")
+    namespace, name = _place(raw)
+    created = time_at(metadata, "creationTimestamp") or datetime.fromtimestamp(0, UTC)
+    status, stored = _status(object_at(raw, "status"), f"RLJob {namespace}/{name}")
+    is_upgraded = is_without_records(status)
+    annotations = object_at(metadata, "annotations")
+    observed = ObservedJob(
+        namespace=namespace,
+        name=name,
+        uid=text_at(metadata, "uid"),
+        generation=integer_at(metadata, "generation") or 0,
+        created=created,
+        deleting=optional_text_at(metadata, "deletionTimestamp") is not None,
+        spec=reading.value.spec if reading.value is not None else None,
+        spec_error=_words(reading.errors) or None,
+        status=with_records(status, created) if is_upgraded else status,
+        unknown_fields=reading.unknown_fields,
+        stop_request=optional_text_at(annotations, ANNOTATION_STOP),
+        retry_request=optional_text_at(annotations, ANNOTATION_RETRY),
+    )
+    return JobObject(observed, text_at(metadata, "resourceVersion"), stored, is_upgraded)
+
+
+def _place(raw: JsonObject) -> tuple[str, str]:
+    return text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name")
 
 
 def _checked(raw: JsonObject) -> TolerantReading[RLJob]:
