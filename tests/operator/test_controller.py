@@ -12,7 +12,7 @@ import pytest
 from rljob_operator.controller import loop
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.kube.errors import ForbiddenError, UnknownFieldError
-from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS
+from rljob_operator.kube.objects import CLUSTERS, JOBS, LEASES, PODS
 from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.run_watcher import RunWatcher
@@ -24,6 +24,7 @@ from rljob_testing.api_in_memory import ControllerInMemory
 CREATED = ["create secrets", "create networkpolicies", "create rayclusters"]
 LIVE = ["get rljobs", "list rayclusters", "list pods"]
 KEY = JobKey("team", "job")
+PROVISIONED = {"type": "RayClusterProvisioned", "status": "True"}
 
 
 @pytest.fixture
@@ -360,4 +361,36 @@ def ready_head(world: ControllerInMemory, job: str, cluster_uid: str) -> None:
     owners = [{"uid": cluster_uid, "controller": True}]
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     metadata = {"name": f"{job}-head", "labels": labels, "ownerReferences": owners}
-    world.api.put(PODS, {"metadata": metadata, "status": status})
+    world.api.put(PODS, {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": status})
+
+
+@pytest.mark.parametrize(("is_renewed", "reason"), [(False, "HeadLost"), (True, "")])
+def test_a_head_that_neither_dashboard_nor_kubelet_speak_for_is_lost_after_a_minute(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, is_renewed: bool, reason: str
+) -> None:
+    seconds = 0.0
+
+    async def silent(_: RunWatcher, __: str, ___: Dashboard, ____: str | None) -> ObservedRay:
+        return ObservedRay(Reachability.UNREACHABLE, error="no answer", silent_seconds=seconds)
+
+    monkeypatch.setattr(RunWatcher, "observe", silent)
+    monkeypatch.setattr(loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
+
+    async def test(world: ControllerInMemory) -> None:
+        nonlocal seconds
+        await with_cluster(world)
+        cluster = world.api.objects[CLUSTERS, "job-1"]
+        world.api.put(CLUSTERS, cluster | {"status": {"conditions": [PROVISIONED]}})
+        ready_head(world, "job", text_at(cluster, "metadata", "uid"))
+        await world.relist()
+        for number in range(6):
+            renewed = f"2026-01-31T12:0{number if is_renewed else 0}:00.000000Z"
+            world.api.put(LEASES, {"metadata": {"name": "node-1"}, "spec": {"renewTime": renewed}})
+            assert "get leases" in await world.passes(KEY, 1)
+            assert world.condition("job", "Retrying") == "", f"after {seconds} s"
+            world.clock.pass_by(10.0)
+            seconds += 10.0
+        await world.passes(KEY, 1)
+        assert world.condition("job", "Retrying") == reason
+
+    run(settings, test)

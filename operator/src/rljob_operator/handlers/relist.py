@@ -21,7 +21,8 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 
 RELIST_SECONDS = 60.0
-MISSING_KIND_SECONDS = 5.0
+INCOMPLETE_SECONDS = 5.0
+"""Where a kind is not installed, or may not be listed."""
 AFTER_FAILURE_SECONDS = 5.0
 FIRST_FAILURE_SECONDS = 1.0
 """Nothing is worked on before everything was listed once."""
@@ -58,7 +59,7 @@ class Relist:
         while True:
             try:
                 await self.once()
-                await asyncio.sleep(MISSING_KIND_SECONDS if self._missing else RELIST_SECONDS)
+                await asyncio.sleep(INCOMPLETE_SECONDS if self._missing or self._forbidden else RELIST_SECONDS)
             except KubeError as error:
                 logger.warning("relist: %s", error)
                 await asyncio.sleep(AFTER_FAILURE_SECONDS if self._cache.is_complete else FIRST_FAILURE_SECONDS)
