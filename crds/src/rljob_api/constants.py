@@ -30,6 +30,8 @@ ENV_ATTEMPT = "RLJOB_ATTEMPT"
 ENV_START_NUMBER = "RLJOB_START_NUMBER"
 """Grows with every start of a trainer on the same checkpoint folder, over jobs that were deleted and made again too:
 the newest start fences all older ones. The attempt when unset."""
+ENV_POOL_NODES = "RLJOB_POOL_NODES"
+"""Numbers of nodes, by pools, as a JSON object: of an attempt that runs on fewer than the job asks for."""
 ENV_JOB_FOLDER = "RLJOB_JOB_FOLDER"
 """Folder that relative paths in the job (datasets, models) start from: locally that of the job file."""
 ENV_SHIPPED_CODE = "RLJOB_SHIPPED_CODE"

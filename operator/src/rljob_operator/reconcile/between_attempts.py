@@ -5,6 +5,7 @@ from __future__ import annotations
 from rljob_api.conditions import ConditionType, Reason
 from rljob_operator.reconcile.attempts import start_attempt
 from rljob_operator.reconcile.cleanup import delete_unowned, hold_nothing, is_cleared
+from rljob_operator.reconcile.elastic import spec_of_attempt
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.reconcile.plan_types import Effect
 from rljob_operator.reconcile.pod_readiness import not_ready
@@ -37,12 +38,14 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
 
 
 def is_well(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether the cluster of the newest attempt is there with all its pods ready."""
+    """Whether the cluster of the newest attempt is there with all pods ready that the attempt used, or that the next
+    one will."""
     spec, attempt = observed.job.spec, draft.attempt
     cluster = observed.cluster(attempt.cluster)
     if spec is None or cluster is None or cluster.deleting or cluster.uid != attempt.cluster_uid:
         return False
-    return not_ready(spec, observed.pods_of(cluster.name), None) is None
+    used = spec if attempt.reason == Reason.RESIZED else spec_of_attempt(spec, attempt)
+    return not_ready(used, observed.pods_of(cluster.name), None) is None
 
 
 def seconds_to_start(draft: StatusDraft) -> float | None:

@@ -30,6 +30,8 @@ class SubmitJob:
     attempt: int
     start_number: int
     """See `constants.ENV_START_NUMBER`."""
+    nodes: tuple[tuple[str, int], ...] = ()
+    """Names of pools and their numbers of nodes, where these are fewer than the job asks for."""
 
 
 @dataclass(frozen=True)

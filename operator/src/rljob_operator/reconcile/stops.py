@@ -5,6 +5,7 @@ from __future__ import annotations
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
+from rljob_operator.reconcile.elastic import should_grow
 from rljob_operator.reconcile.endings import Ending, reason_of_stop
 from rljob_operator.reconcile.observed import Observed, Reachability
 from rljob_operator.reconcile.plan_types import Effect, StopJob
@@ -80,4 +81,6 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
     runs = draft.attempt.running_since is not None and draft.attempt.silent_since is None
     if runs and seconds_without_progress(draft) >= policy.stall_deadline_seconds:
         return Reason.STALLED
+    if runs and should_grow(draft):
+        return Reason.RESIZED
     return None
