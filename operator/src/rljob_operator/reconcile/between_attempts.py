@@ -23,6 +23,8 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
         report_suspension(draft, observed)
         _report_cluster(draft, observed, Reason.SUSPENDED, "the job is suspended")
         return delete_unowned(draft, observed)
+    # Resumed: what is left to wait for is looked at again and again.
+    draft.suspended_at = None
     waits = draft.next_attempt
     reusable = waits is not None and waits.same_cluster and is_well(draft, observed)
     if waits is not None and waits.same_cluster and not reusable:
