@@ -10,7 +10,13 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.controller.observe import Observation, identity
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.cache import job_uid
-from rljob_operator.kube.errors import AlreadyExistsError, ForbiddenError, UnavailableError, UnknownFieldError
+from rljob_operator.kube.errors import (
+    AlreadyExistsError,
+    ForbiddenError,
+    NotFoundError,
+    UnavailableError,
+    UnknownFieldError,
+)
 from rljob_operator.kube.objects import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS, KubeObjects
 from rljob_operator.kube.observed_objects import asks_for_a_token, controller_uid
 from rljob_operator.kube.pod_problems import LABEL_CLUSTER
@@ -84,7 +90,10 @@ class ClusterCreation:
             return EffectFailure(KIND, Reason.READ_FORBIDDEN, str(error))
         is_there = observed.cluster(name) is not None
         left = [pod.name for pod in observed.pods if not (is_there and pod.cluster == name)]
-        left += [text_at(pod, "metadata", "name") for pod in of_name if job_uid(pod) != job.uid]
+        strange = [text_at(pod, "metadata", "name") for pod in of_name if job_uid(pod) != job.uid]
+        if strange and await self._is_taken(name, job):
+            return _conflict(name)
+        left += strange
         num_left = len(set(left) - set(effect.lost_pods))
         if num_left:
             message = f"pods of a former RayCluster have not ended yet ({num_left})"
@@ -94,10 +103,15 @@ class ClusterCreation:
     async def _found(self, effect: CreateCluster, job: ObservedJob) -> EffectFailure | None:
         """Somebody was faster: this operator before a crash, or a stranger."""
         found = await self._objects.get(CLUSTERS, job.namespace, effect.cluster)
-        if controller_uid(found) == job.uid:
-            return await self._checked(found, job)
-        message = f"there is a RayCluster {effect.cluster} already that does not belong to this job"
-        return EffectFailure(KIND, Reason.NAME_CONFLICT, message)
+        return await self._checked(found, job) if controller_uid(found) == job.uid else _conflict(effect.cluster)
+
+    async def _is_taken(self, name: str, job: ObservedJob) -> bool:
+        """Whether a cluster of somebody else has the name."""
+        try:
+            found = await self._objects.get(CLUSTERS, job.namespace, name)
+        except NotFoundError:
+            return False
+        return controller_uid(found) != job.uid and not text_at(found, "metadata", "deletionTimestamp")
 
     async def _checked(self, cluster: JsonObject, job: ObservedJob) -> EffectFailure | None:
         """A cluster of which what makes Ray ask for a token was dropped is removed at once."""
@@ -110,3 +124,8 @@ class ClusterCreation:
             " Ray ask for a token, and was removed again; install KubeRay 1.6 or later with its definitions"
         )
         return EffectFailure(KIND, Reason.KUBERAY_TOO_OLD, message)
+
+
+def _conflict(cluster: str) -> EffectFailure:
+    message = f"there is a RayCluster {cluster} already that does not belong to this job"
+    return EffectFailure(KIND, Reason.NAME_CONFLICT, message)
