@@ -11,9 +11,11 @@ API_VERSION = "v1alpha1"
 KIND = "RLJob"
 
 CONTRACT_VERSION = 1
-"""Version of the spec handed to the trainer, of RunState and of the checkpoint manifest. Readers take N and N-1."""
+"""Version of the spec handed to the trainer, of RunState and of the checkpoint manifest. Readers take N, N-1
+and N+1; of the last, what they understand."""
 
 OLDEST_READABLE_CONTRACT_VERSION = 1
+NEWEST_READABLE_CONTRACT_VERSION = CONTRACT_VERSION + 1
 
 ENV_SPEC = "RLJOB_SPEC"
 """The whole job as one JSON document (see `handover.TrainerJob`), at most `MAX_SPEC_BYTES`."""
@@ -28,6 +30,8 @@ ENV_ATTEMPT = "RLJOB_ATTEMPT"
 ENV_START_NUMBER = "RLJOB_START_NUMBER"
 """Grows with every start of a trainer on the same checkpoint folder, over jobs that were deleted and made again too:
 the newest start fences all older ones. The attempt when unset."""
+ENV_POOL_NODES = "RLJOB_POOL_NODES"
+"""Numbers of nodes, by pools, as a JSON object: of an attempt that runs on fewer than the job asks for."""
 ENV_JOB_FOLDER = "RLJOB_JOB_FOLDER"
 """Folder that relative paths in the job (datasets, models) start from: locally that of the job file."""
 ENV_SHIPPED_CODE = "RLJOB_SHIPPED_CODE"
@@ -43,6 +47,11 @@ ENV_CACHE = "RLJOB_CACHE"
 """Folder for converted models, kept between runs where there is room for it."""
 ENV_GRACE_SECONDS = "RLJOB_GRACE_SECONDS"
 """How long the stop hooks of a pod may wait for the trainer to save and end."""
+
+ENV_POD_NAME = "RLJOB_POD_NAME"
+"""Name of the pod that a process runs in; unset outside of Kubernetes."""
+ENV_NODE_NAME = "RLJOB_NODE_NAME"
+"""Name of the node that the pod runs on; unset outside of Kubernetes."""
 
 POOL_RESOURCE_PREFIX = "rljob-pool-"
 """Before a pool's name: the Ray resource of which each node of the pool has one per GPU, so that no other pool's

@@ -126,7 +126,7 @@ def _shown(value: object) -> str:
 
 def _other_job(file: Path, stored: StoredJob, shown: list[str]) -> str:
     lines = [
-        f"{file}: {stored.where} exists already with another spec, and only suspend and runPolicy may change while it exists;"
+        f"{file}: {stored.where} exists already with another spec, and only runPolicy may change while it exists;"
         " give the file another metadata.name, or delete the job first (`rljob delete`). Stored -> in the file:",
         *(f"  {line}" for line in shown[:_MAX_DIFFERENCES]),
     ]

@@ -18,6 +18,8 @@ class CreateCluster:
     attempt: int
     cluster: str
     """Its name."""
+    lost_pods: tuple[str, ...] = ()
+    """Names of pods that are still listed though their nodes are lost; they are not waited for."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class SubmitJob:
     attempt: int
     start_number: int
     """See `constants.ENV_START_NUMBER`."""
+    nodes: tuple[tuple[str, int], ...] = ()
+    """Names of pools and their numbers of nodes, where these are fewer than the job asks for."""
 
 
 @dataclass(frozen=True)
