@@ -39,6 +39,10 @@ ENV_SHIPPED_CODE = "RLJOB_SHIPPED_CODE"
 ENV_DEVICE = "RLJOB_DEVICE"
 """What the workers compute on: `cuda` or `cpu`. Found out by the trainer when unset."""
 
+ENV_POD_NAME = "RLJOB_POD_NAME"
+"""On a cluster: the pod that a process runs in, so that messages can name it."""
+ENV_NODE_NAME = "RLJOB_NODE_NAME"
+"""On a cluster: the Kubernetes node of that pod."""
 ENV_CACHE = "RLJOB_CACHE"
 """Folder for converted models, kept between runs where there is room for it."""
 ENV_GRACE_SECONDS = "RLJOB_GRACE_SECONDS"
@@ -83,6 +87,10 @@ POD_CACHE_FOLDER = "/rljob/cache"
 """Scratch space of one pod."""
 POD_RAY_LOG_FOLDER = "/tmp/ray/session_latest/logs"
 """What Ray's dashboard serves as log files, the run state among them."""
+
+MIN_RAY_VERSION = "2.54.0"
+"""The oldest Ray that may run a job on a cluster. Older ones let others delete jobs without a token (CVE-2026-27482),
+and those before 2.52 ask nobody for one."""
 
 RAY_HEALTH_CHECK: Mapping[str, str] = MappingProxyType(
     {
