@@ -228,6 +228,7 @@ class Controller:
 
     def _forget(self, key: JobKey) -> None:
         self._memories.pop(key, None)
+        self._observer.forget(*key)
         self._queue.forget_failures(key)
 
     def _complain(self, error: DefinitionOutdatedError) -> None:
