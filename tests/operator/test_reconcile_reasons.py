@@ -312,6 +312,17 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
         C.SUSPENDED, R.RESUMED, observed(decide(observed(job_spec=SUSPENDED)).status), "False", "attempt 1 has begun",
     ),
     (
+        C.RETRYING, R.RESIZED,
+        replace(
+            at_work(
+                ray_job(RayJobStatus.STOPPED), run_state(RunPhase.STOPPED, checkpoint_step=4),
+                running(60, record={"stop": StopRequest(reason="Resized", requested_at=timestamp(NOW))}),
+            ),
+            pods=(),
+        ),
+        "True", "the trainer was asked to stop and has ended; it leaves the checkpoint of step 4",
+    ),
+    (
         C.CLUSTER_READY, R.WAITING_FOR_NEXT_ATTEMPT, observed(waiting(), cluster(), ready_pods()), "False",
         "another attempt follows; of the former attempt there are left: 1 RayCluster, 2 pods",
     ),
@@ -378,12 +389,12 @@ def test_the_reason_is_given(kind: ConditionType, reason: Reason, seen: Observed
 
 
 def test_every_reason_is_reached() -> None:
-    assert {row[1] for row in REASONS} | {R.STALLED} == set(Reason)
+    assert {row[1] for row in REASONS} == set(Reason)
 
 
 def test_every_ending_has_a_class_and_can_be_given() -> None:
     endings = set(CONDITION_REASONS[C.FAILED])
-    assert set(FAILURE_CLASSES) == endings | {R.SUSPENDED}
+    assert set(FAILURE_CLASSES) == endings | {R.SUSPENDED, R.RESIZED}
     assert {row[1] for row in REASONS if row[0] is C.FAILED} == endings
 
 

@@ -79,6 +79,7 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"
     SUSPENDING = "Suspending"
     RESUMED = "Resumed"
+    RESIZED = "Resized"
 
     SUCCEEDED = "Succeeded"
     PROVISIONING_DEADLINE_EXCEEDED = "ProvisioningDeadlineExceeded"
@@ -182,7 +183,13 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
         ),
         ConditionType.CHECKPOINTED: (Reason.NO_CHECKPOINT_YET, Reason.SAVED),
         ConditionType.SUSPENDED: (Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED),
-        ConditionType.RETRYING: (*_ENDINGS, Reason.NEXT_ATTEMPT_STARTED, Reason.SUSPENDED, Reason.ENDED),
+        ConditionType.RETRYING: (
+            *_ENDINGS,
+            Reason.RESIZED,
+            Reason.NEXT_ATTEMPT_STARTED,
+            Reason.SUSPENDED,
+            Reason.ENDED,
+        ),
         ConditionType.FINISHED: (Reason.SUCCEEDED, *_ENDINGS),
         ConditionType.COMPLETE: (Reason.SUCCEEDED,),
         ConditionType.FAILED: _ENDINGS,

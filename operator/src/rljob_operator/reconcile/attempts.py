@@ -16,7 +16,10 @@ MAX_MESSAGE = 512
 """Characters of an attempt's message, as its schema says."""
 
 _OF_ONE_ATTEMPT = (ConditionType.PLACEMENT_FEASIBLE, ConditionType.JOB_SUBMITTED, ConditionType.PROGRESSING)
-_STOPPED = (*(Reason.SUSPENDED, Reason.ACTIVE_DEADLINE_EXCEEDED, Reason.STOPPED_BY_USER, Reason.STOPPED_OUTSIDE),)
+_STOPPED = (
+    *(Reason.SUSPENDED, Reason.RESIZED, Reason.ACTIVE_DEADLINE_EXCEEDED),
+    *(Reason.STOPPED_BY_USER, Reason.STOPPED_OUTSIDE),
+)
 _NEXT = "another attempt has begun"
 
 

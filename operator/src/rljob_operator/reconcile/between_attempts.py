@@ -5,10 +5,11 @@ from __future__ import annotations
 from rljob_api.conditions import ConditionType, Reason
 from rljob_operator.reconcile.attempts import start_attempt
 from rljob_operator.reconcile.cleanup import delete_unowned, hold_nothing, is_cleared
+from rljob_operator.reconcile.elastic import spec_of_attempt
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.reconcile.plan_types import Effect
 from rljob_operator.reconcile.pod_readiness import not_ready
-from rljob_operator.reconcile.status_draft import FALSE, StatusDraft
+from rljob_operator.reconcile.status_draft import FALSE, UNKNOWN, StatusDraft
 from rljob_operator.reconcile.suspension import is_suspended, report_suspension, stop_between_attempts
 from rljob_operator.reconcile.timestamps import seconds_since
 
@@ -22,6 +23,8 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
         report_suspension(draft, observed)
         _report_cluster(draft, observed, Reason.SUSPENDED, "the job is suspended")
         return delete_unowned(draft, observed)
+    # Resumed: what is left to wait for is looked at again and again.
+    draft.suspended_at = None
     waits = draft.next_attempt
     reusable = waits is not None and waits.same_cluster and is_well(draft, observed)
     if waits is not None and waits.same_cluster and not reusable:
@@ -37,12 +40,14 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
 
 
 def is_well(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether the cluster of the newest attempt is there with all its pods ready."""
+    """Whether the cluster of the newest attempt is there with all pods ready that the attempt used, or that the next
+    one will."""
     spec, attempt = observed.job.spec, draft.attempt
     cluster = observed.cluster(attempt.cluster)
     if spec is None or cluster is None or cluster.deleting or cluster.uid != attempt.cluster_uid:
         return False
-    return not_ready(spec, observed.pods_of(cluster.name), None) is None
+    used = spec if attempt.reason == Reason.RESIZED else spec_of_attempt(spec, attempt)
+    return not_ready(used, observed.pods_of(cluster.name), None) is None
 
 
 def seconds_to_start(draft: StatusDraft) -> float | None:
@@ -54,6 +59,9 @@ def seconds_to_start(draft: StatusDraft) -> float | None:
 
 
 def _report_cluster(draft: StatusDraft, observed: Observed, reason: Reason, why: str) -> None:
+    if observed.forbidden is not None:
+        draft.set(ConditionType.CLUSTER_READY, UNKNOWN, Reason.READ_FORBIDDEN, observed.forbidden)
+        return
     if not draft.attempts:
         return
     if is_cleared(observed):

@@ -37,8 +37,9 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
     read it says only what is lost; None where there is nothing to say."""
     ours = our_cluster(draft, observed)
     if spec is not None:
-        draft.pools = pool_statuses(spec, observed.pods_of(draft.attempt.cluster) if ours is not None else ())
-        draft.gpus = sum(pool.nodes * pool.gpus_per_node for pool in spec.pools)
+        asked = observed.job.spec or spec
+        draft.pools = pool_statuses(asked, observed.pods_of(draft.attempt.cluster) if ours is not None else ())
+        draft.gpus = sum(pool.nodes * pool.gpus_per_node for pool in asked.pools)
     if ours is not None and draft.attempt.cluster_uid is None:
         draft.change_attempt(cluster_uid=ours.uid, admitted_at=timestamp(draft.now))
     verdict = _absent(draft, observed) if ours is None else _present(draft, observed, spec, ours)
@@ -95,7 +96,9 @@ def _present(
         # Once the trainer runs, Progressing tells of a silent dashboard; the cluster is no worse for it.
         return _silent_dashboard(observed)
     num_pods = 1 + sum(pool.nodes for pool in spec.pools)
-    return Verdict(TRUE, Reason.READY, f"{num_pods} of {num_pods} pods ready and in Ray")
+    fewer = ", ".join(f"{pool.nodes} of pool {pool.name}" for pool in draft.attempt.nodes)
+    note = f"; runs on fewer nodes than it asks for: {fewer} (runPolicy.elastic)" if fewer else ""
+    return Verdict(TRUE, Reason.READY, f"{num_pods} of {num_pods} pods ready and in Ray{note}")
 
 
 def _lost_head(draft: StatusDraft, observed: Observed, cluster: ObservedCluster) -> str | None:

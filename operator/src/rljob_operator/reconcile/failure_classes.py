@@ -31,6 +31,7 @@ FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
         Reason.TOKEN_REJECTED: FailureClass.INFRASTRUCTURE,
         Reason.STALLED: FailureClass.INFRASTRUCTURE,
         Reason.SUSPENDED: FailureClass.FREE,
+        Reason.RESIZED: FailureClass.FREE,
         Reason.PROVISIONING_DEADLINE_EXCEEDED: FailureClass.FINAL,
         Reason.ACTIVE_DEADLINE_EXCEEDED: FailureClass.FINAL,
         Reason.STOPPED_BY_USER: FailureClass.FINAL,

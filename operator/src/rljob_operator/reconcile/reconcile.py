@@ -14,6 +14,7 @@ from rljob_operator.reconcile.between_attempts import is_well, seconds_to_start,
 from rljob_operator.reconcile.cleanup import clean_up, delete_unowned, is_cleared, is_lost, seconds_to_deletion
 from rljob_operator.reconcile.cluster import Verdict, report_cluster
 from rljob_operator.reconcile.deadline import exceeded_deadline, seconds_to_deadline
+from rljob_operator.reconcile.elastic import choose_nodes, seconds_to_choice
 from rljob_operator.reconcile.endings import Ending, ending_of_attempt
 from rljob_operator.reconcile.events import events_between
 from rljob_operator.reconcile.observed import Observed, Reachability
@@ -63,6 +64,8 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     if not draft.is_under_way:
         return _between(draft, observed, spec)
     policy = _WITHOUT_LIMITS if spec is None else spec.run_policy
+    if spec is not None:
+        spec = choose_nodes(draft, observed, spec)
     cluster = report_cluster(draft, observed, spec)
     ready = cluster is not None and cluster.holds
     misplaced = report_placement(draft, observed, spec, cluster_ready=ready) if spec is not None else None
@@ -116,8 +119,8 @@ def _report_trainer(
 
 def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPolicy) -> None:
     """Ends the attempt; what follows from that is another matter."""
-    well = is_well(draft, observed)
     end_attempt(draft, ending)
+    well = is_well(draft, observed)
     if ending.reason is Reason.SUCCEEDED:
         end_job(draft, ending)
     else:
@@ -183,5 +186,7 @@ def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | No
     waits_for_ray = draft.attempt.submissions > 0 or draft.attempt.ready_at is not None
     ray = observed.ray.reachability is not Reachability.NOT_ASKED
     poll = RAY_POLL_SECONDS if waits_for_ray or ray else POD_POLL_SECONDS
-    deadline = seconds_to_deadline(draft, observed, spec.run_policy) if spec is not None else None
-    return poll if deadline is None else min(poll, deadline)
+    if spec is None:
+        return poll
+    limits = (seconds_to_deadline(draft, observed, spec.run_policy), seconds_to_choice(draft, spec))
+    return min([poll, *(seconds for seconds in limits if seconds is not None and seconds > 0)])

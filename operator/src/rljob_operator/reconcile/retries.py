@@ -32,6 +32,9 @@ def follow_ending(
     used again after a failure that was not its own."""
     found = FAILURE_CLASSES.get(ending.reason)
     if found is FailureClass.FREE:
+        if ending.reason is Reason.RESIZED:
+            _plan_next(draft, ending, found, 0.0, same_cluster=cluster_is_well)
+            draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
         return
     if found is None or found in (FailureClass.CONFIGURATION, FailureClass.FINAL):
         if found is FailureClass.CONFIGURATION:
@@ -48,15 +51,22 @@ def follow_ending(
     counter = "application_retries" if found is FailureClass.APPLICATION else "infrastructure_retries"
     draft.change_counters(**{counter: used + 1})
     seconds = _pause_seconds(draft, job_uid)
+    same_cluster = found is FailureClass.APPLICATION and cluster_is_well
+    _plan_next(draft, ending, found, seconds, same_cluster=same_cluster)
+    text = f"retry {used + 1} of {allowed} (runPolicy.{field}) in {seconds:.0f} s, after: {ending.message}"
+    draft.set(ConditionType.RETRYING, TRUE, ending.reason, text)
+
+
+def _plan_next(
+    draft: StatusDraft, ending: Ending, found: FailureClass, pause_seconds: float, *, same_cluster: bool
+) -> None:
     draft.next_attempt = NextAttempt(
         reason=ending.reason.value,
         message=both_ends_of(ending.message, MAX_MESSAGE),
         failure_class=found.value,
-        not_before=timestamp(draft.now + timedelta(seconds=seconds)),
-        same_cluster=found is FailureClass.APPLICATION and cluster_is_well,
+        not_before=timestamp(draft.now + timedelta(seconds=pause_seconds)),
+        same_cluster=same_cluster,
     )
-    text = f"retry {used + 1} of {allowed} (runPolicy.{field}) in {seconds:.0f} s, after: {ending.message}"
-    draft.set(ConditionType.RETRYING, TRUE, ending.reason, text)
 
 
 def end_job(draft: StatusDraft, ending: Ending) -> None:
