@@ -280,11 +280,11 @@ def test_after_a_conflict_the_job_is_read_anew(settings: Settings) -> None:
 
 def test_fields_of_a_newer_definition_are_named_once(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     async def test(world: ControllerInMemory) -> None:
-        world.submit("job", {"spec.runPolicy.elastic": {"minNodes": 1}})
+        world.submit("job", {"spec.runPolicy.patience": {"minNodes": 1}})
         await world.relist()
         with caplog.at_level(logging.WARNING):
             await world.passes(KEY, 3)
-        assert caplog.text.count("which ignores spec.runPolicy.elastic") == 1
+        assert caplog.text.count("which ignores spec.runPolicy.patience") == 1
         assert world.condition("job", "SpecValid") == "Valid"
 
     run(settings, test)

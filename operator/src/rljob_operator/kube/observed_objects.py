@@ -16,6 +16,7 @@ from rljob_api.yaml_text import wire_path
 from rljob_operator.kube.errors import KubeError
 from rljob_operator.kube.status_upgrade import is_without_records, with_records
 from rljob_operator.kube.tolerant_reading import TolerantReading, read_tolerantly, remove
+from rljob_operator.manifests.required_fields import asks_for_token
 from rljob_operator.raw_json import (
     JsonObject,
     flag_at,
@@ -76,14 +77,8 @@ def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> Obse
         deleting=optional_text_at(metadata, "deletionTimestamp") is not None,
         pod_creation_error=_pod_creation_error(raw) or _refusal_in(events),
         provisioned=_has_condition(raw, "RayClusterProvisioned"),
-        authenticated=asks_for_a_token(raw),
+        authenticated=asks_for_token(raw),
     )
-
-
-def asks_for_a_token(cluster: JsonObject) -> bool:
-    """Whether a RayCluster, as stored, still says that Ray must: a KubeRay that is too old drops it."""
-    options = object_at(cluster, "spec", "authOptions")
-    return text_at(options, "mode") == "token" and bool(text_at(options, "secretName"))
 
 
 def controller_uid(raw: JsonObject) -> str | None:

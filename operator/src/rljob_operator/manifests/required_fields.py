@@ -17,10 +17,11 @@ def asks_for_token(ray_cluster: JsonObject) -> bool:
     return text_at(ray_cluster, *options, "mode") == "token" and text_at(ray_cluster, *options, "secretName") != ""
 
 
-def missing_fields(sent: JsonObject, stored: JsonObject) -> tuple[str, ...]:
-    """Paths such as `spec.authOptions.secretName` below `spec` that were sent and are not in what came back. Values
-    that others have changed since are none of them, nor are entries of lists that have another length now."""
-    return tuple(_missing("spec", sent.get("spec"), stored.get("spec")))
+def missing_fields(sent: JsonObject, stored: JsonObject, part: str = "spec") -> tuple[str, ...]:
+    """Paths such as `spec.authOptions.secretName` below a part of the object that were sent and are not in what came
+    back. Values that others have changed since are none of them, nor are entries of lists that have another length
+    now."""
+    return tuple(_missing(part, sent.get(part), stored.get(part)))
 
 
 def _missing(path: str, sent: object, stored: object) -> list[str]:
