@@ -81,7 +81,7 @@ class Actor:
         self._metrics = surroundings.metrics
         self._clock = surroundings.clock
         self._may_act = surroundings.may_act
-        self._creation = ClusterCreation(surroundings.objects, surroundings.settings, surroundings.defaults)
+        self._creation = ClusterCreation(surroundings)
         self._applied: dict[str, float] = {}
         """When, by the UID of a cluster."""
 

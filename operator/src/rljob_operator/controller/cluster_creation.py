@@ -8,6 +8,7 @@ import logging
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.controller.observe import Observation, identity
+from rljob_operator.controller.surroundings import Surroundings
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.cache import job_uid
 from rljob_operator.kube.errors import (
@@ -17,10 +18,9 @@ from rljob_operator.kube.errors import (
     UnavailableError,
     UnknownFieldError,
 )
-from rljob_operator.kube.objects import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS, KubeObjects
+from rljob_operator.kube.objects import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS
 from rljob_operator.kube.observed_objects import controller_uid
 from rljob_operator.kube.pod_problems import LABEL_CLUSTER
-from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.network_policy import network_policy
 from rljob_operator.manifests.ray_cluster import ray_cluster
 from rljob_operator.manifests.required_fields import asks_for_token, missing_fields
@@ -28,7 +28,7 @@ from rljob_operator.manifests.secrets import derived_token, key_id, token_secret
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedJob
 from rljob_operator.reconcile.plan_types import CreateCluster
-from rljob_operator.settings import Settings, read_token_keys
+from rljob_operator.settings import read_token_keys
 
 KIND = EffectKind.CREATE_CLUSTER
 
@@ -38,10 +38,11 @@ logger = logging.getLogger(__name__)
 class ClusterCreation:
     """For one process; holds nothing of any job."""
 
-    def __init__(self, objects: KubeObjects, settings: Settings, defaults: Defaults) -> None:
-        self._objects = objects
-        self._settings = settings
-        self._defaults = defaults
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._objects = surroundings.objects
+        self._cache = surroundings.cache
+        self._settings = surroundings.settings
+        self._defaults = surroundings.defaults
 
     async def carry_out(self, effect: CreateCluster, observation: Observation) -> EffectFailure | None:
         """Raises KubeError for what has no reason of its own."""
@@ -76,6 +77,7 @@ class ClusterCreation:
             return await self._found(effect, job)
         except UnknownFieldError as error:
             return EffectFailure(KIND, Reason.KUBERAY_TOO_OLD, f"KubeRay is too old for this operator: {error}")
+        self._cache.note(CLUSTERS, "", made)
         missing = missing_fields(manifest, made)
         return await self._remove_unguarded(made, job, missing[0]) if missing else None
 

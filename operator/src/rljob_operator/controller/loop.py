@@ -154,6 +154,8 @@ class Controller:
             effects = tuple(effect for effect in effects if not isinstance(effect, FINAL_EFFECTS))
         await self._act(key, job, plan, effects, observation)
         self._plan_next(key, plan, effects, was_asked)
+        if _is_cleaned_up(plan.status) and not plan.effects:
+            self._forget(key)
         return True
 
     async def _act(
@@ -169,8 +171,8 @@ class Controller:
             await self._actor.post(plan, job.observed)
 
     async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
-        """From the cache, or where that is known to be behind, from the API server."""
-        if memory.is_outdated:
+        """From the cache, or where that is known to be behind or not to have all, from the API server."""
+        if memory.is_outdated or self._cache.is_remnant(*key):
             try:
                 job = await self._observer.read_job(*key)
             except NotFoundError:
