@@ -61,7 +61,7 @@ def test_a_cluster_of_somebody_else_is_left_alone(place: JobPlace, operator: Ope
     place.delete("taken")
     place.wait(lambda: place.http.get(f"{place.jobs}/taken").status_code == 404, "the job to go")
     assert [item["metadata"]["uid"] for item in place.items("rayclusters")] == [uid]
-    assert operator.metric("rljob_operator_effects_total") == 0
+    assert operator.metric('rljob_operator_effects_total{kind="CreateCluster",outcome="done"}') == 0
 
 
 def test_a_key_is_exchanged_while_jobs_run(place: JobPlace) -> None:

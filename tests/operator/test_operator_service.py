@@ -70,9 +70,12 @@ def test_one_of_two_replicas_leads(place: JobPlace) -> None:
             place.submit("two")
             place.wait_for("two", "Complete", "Succeeded")
 
-            lease = place.http.get(LEASE_PATH).json()
-            lease["spec"]["holderIdentity"] = "somebody-else"
-            place.http.put(LEASE_PATH, json=lease).raise_for_status()
+            def take() -> bool:
+                lease = place.http.get(LEASE_PATH).json()
+                lease["spec"]["holderIdentity"] = "somebody-else"
+                return place.http.put(LEASE_PATH, json=lease).status_code == 200
+
+            place.wait(take, "a moment between two renewals")
             place.wait(lambda: second.exit_code() == 1, "the end of the second", seconds=15)
             assert "somebody-else holds it" in second.log()
     place.http.delete(LEASE_PATH)
