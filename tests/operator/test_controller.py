@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rljob_operator.controller import loop, observe
+from rljob_operator.controller import loop
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.kube.errors import ForbiddenError, UnknownFieldError
 from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS
 from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.ray.client import Dashboard
+from rljob_operator.ray.run_watcher import RunWatcher
 from rljob_operator.reconcile.observed import ObservedRay, Reachability
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy
 from rljob_operator.settings import Settings, parse_settings
@@ -41,8 +42,10 @@ def settings(tmp_path: Path) -> Settings:
 def run(settings: Settings, test: Callable[[ControllerInMemory], Coroutine[None, None, None]]) -> None:
     async def made() -> None:
         world = ControllerInMemory(settings)
-        await test(world)
-        world.queue.close()
+        try:
+            await test(world)
+        finally:
+            await world.close()
 
     asyncio.run(made())
 
@@ -327,10 +330,10 @@ def test_dashboards_are_looked_at_less_often_the_more_there_are(
 ) -> None:
     monkeypatch.setattr(loop, "LOOKS_PER_SECOND", 0.1)
 
-    async def silent(_: Dashboard, __: str | None) -> ObservedRay:
+    async def silent(_: RunWatcher, __: str, ___: Dashboard, ____: str | None) -> ObservedRay:
         return ObservedRay(Reachability.UNREACHABLE, error="no answer")
 
-    monkeypatch.setattr(observe, "observe_dashboard", silent)
+    monkeypatch.setattr(RunWatcher, "observe", silent)
 
     async def test(world: ControllerInMemory) -> None:
         names = [f"job-of-{number}" for number in range(num_jobs)]

@@ -10,7 +10,7 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import Counters, RLJobStatus
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
-from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, DeleteJob, StopJob
+from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, DeleteJob, DumpStacks, StopJob
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (
     after,
@@ -196,16 +196,25 @@ def test_a_complete_job_is_not_taken_up_again() -> None:
 
 def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> None:
     limits = spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
-    state = run_state(seconds_ago=-7200)
+    state = run_state(seconds_ago=-7200).model_copy(update={"activity": "evaluates"})
     seen = at_work(state=state, job_spec=limits)
     seen = after(seen, decide(seen))
     assert decide(seen, at(599)).effects == ()
     stalled = decide(seen, at(600))
-    assert stalled.effects == (StopJob("example-1-1"),)
+    # First its processes tell where they stand.
+    assert stalled.effects == (DumpStacks("example-1-1", 1),)
     assert stalled.status.attempts[0].stop is not None
     assert stalled.status.attempts[0].stop.reason == "Stalled"
-    ended = decide(after(seen, stalled), at(650)).status
+    told = after(seen, stalled)
+    assert decide(told, at(629)).effects == (DumpStacks("example-1-1", 1),)
+    assert decide(told, at(630)).effects == (StopJob("example-1-1"),)
+    assert decide(told, at(679)).status.attempts[0].ended is None
+    ended = decide(told, at(680)).status
     assert (ended.attempts[0].reason, ended.attempts[0].failure_class) == ("Stalled", "Infrastructure")
+    assert ended.attempts[0].message == (
+        "no progress for 600 s; it stood at step 4 of 10 (evaluates); its stacks are in"
+        " pvc://ckpt/example/run/logs/attempt-1; the trainer was asked to stop and did not end within 80 s"
+    )
     assert ended.next_attempt is not None
     moved = replace(seen, ray=ray(ray_job(), run_state(seconds_ago=7200)))
     assert decide(moved, at(600)).effects == ()

@@ -114,6 +114,17 @@ DRIVER_LOG_CONTAINER = "driver"
 DASHBOARD_PORT = 8265
 
 
+STACKS_ENTRYPOINT = "python -m rljob_trainer.pod.dump_stacks"
+"""The command of the Ray job that writes down where the processes of a trainer stand."""
+POD_LOGS_FOLDER = f"{POD_RUN_FOLDER}/logs"
+"""Logs of attempts, a folder for each."""
+
+
+def attempt_logs_folder(attempt: int) -> str:
+    """Name of the folder of an attempt's logs."""
+    return f"attempt-{attempt}"
+
+
 def run_state_file_name(submission_id: str) -> str:
     """The run state of one submission, in Ray's log folder."""
     return f"rljob-run-state-{submission_id}.json"

@@ -146,9 +146,15 @@ class ControllerInMemory:
             self.clock.clock,
             lambda: self.leads,
         )
-        self.observer = Observer(shared, RayClient(self.metrics), self.clock.ages)
+        self._ray = RayClient(self.metrics)
+        self.observer = Observer(shared, self._ray, self.clock.ages)
         self.actor = Actor(shared)
         self.controller = Controller(self.queue, self.observer, self.actor, shared)
+
+    async def close(self) -> None:
+        """Nothing comes any more."""
+        self.queue.close()
+        await self._ray.__aexit__(None, None, None)
 
     def submit(self, name: str, edits: Mapping[str, object] | None = None) -> JobKey:
         """A job as the API server has it after its creation."""

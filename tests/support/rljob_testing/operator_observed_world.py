@@ -32,6 +32,7 @@ from rljob_operator.reconcile.plan_types import (
     CreateCluster,
     DeleteCluster,
     DeleteJob,
+    DumpStacks,
     Effect,
     StopJob,
     SubmitJob,
@@ -183,7 +184,7 @@ class World:
                     found.deleted_since = self.tick
             case DeleteJob():
                 self.deleted = True
-            case ApplyNetworkPolicy():
+            case ApplyNetworkPolicy() | DumpStacks():
                 pass
         return None
 

@@ -108,6 +108,8 @@ class StopRequest(WireModel):
     """That an attempt is to end, and why."""
 
     reason: ShortText
+    message: Annotated[str, Field(max_length=512)] | None = None
+    """More of why, where there is more to say."""
     requested_at: Timestamp
     told_at: Timestamp | None = None
     """When Ray could be asked to stop the trainer."""

@@ -25,7 +25,7 @@ from rljob_operator.kube.objects import CLUSTERS, EVENTS, JOBS, NETWORK_POLICIES
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
 from rljob_operator.manifests.network_policy import network_policy
-from rljob_operator.manifests.submission import submission
+from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
 from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.errors import DashboardUnreachableError, RayError, TokenRejectedError
@@ -35,6 +35,7 @@ from rljob_operator.reconcile.plan_types import (
     CreateCluster,
     DeleteCluster,
     DeleteJob,
+    DumpStacks,
     Effect,
     EventRecord,
     Plan,
@@ -57,6 +58,8 @@ def kind_of(effect: Effect) -> EffectKind:
             return EffectKind.SUBMIT_JOB
         case StopJob():
             return EffectKind.STOP_JOB
+        case DumpStacks():
+            return EffectKind.DUMP_STACKS
         case ApplyNetworkPolicy():
             return EffectKind.APPLY_NETWORK_POLICY
         case DeleteCluster():
@@ -140,6 +143,8 @@ class Actor:
                 case StopJob():
                     async with self._slots.aside():
                         await _reached(observation).stop(effect.submission_id)
+                case DumpStacks():
+                    await self._dump_stacks(effect, observation)
                 case ApplyNetworkPolicy():
                     await self._apply_policy(effect, observation)
                 case DeleteCluster():
@@ -191,6 +196,13 @@ class Actor:
             except RayError:
                 if await dashboard.job(effect.submission_id) is None:
                     raise
+
+    async def _dump_stacks(self, effect: DumpStacks, observation: Observation) -> None:
+        """A trainer is stopped whether or not this works."""
+        job, dashboard = observation.observed.job, _reached(observation)
+        async with self._slots.aside():
+            if await dashboard.job(stacks_submission_id(effect.submission_id)) is None:
+                await dashboard.submit(stacks_submission(identity(job), effect.submission_id, effect.attempt))
 
     def _event(self, event: EventRecord, job: ObservedJob) -> JsonObject:
         """As `kubectl describe` shows it. Names must differ; nobody reads them."""

@@ -22,6 +22,7 @@ from rljob_operator.reconcile.plan_types import (
     CreateCluster,
     DeleteCluster,
     DeleteJob,
+    DumpStacks,
     Effect,
     Plan,
     StopJob,
@@ -41,7 +42,7 @@ DEFINITION_LOG_SECONDS = 60.0
 
 FINAL_EFFECTS = (CreateCluster, SubmitJob, DeleteCluster, DeleteJob)
 """Those that cannot be undone."""
-SLOW_EFFECTS = (StopJob, ApplyNetworkPolicy)
+SLOW_EFFECTS = (StopJob, DumpStacks, ApplyNetworkPolicy)
 """Those that show later, or nowhere."""
 
 logger = logging.getLogger(__name__)
@@ -227,6 +228,7 @@ class Controller:
 
     def _forget(self, key: JobKey) -> None:
         self._memories.pop(key, None)
+        self._observer.forget(*key)
         self._queue.forget_failures(key)
 
     def _complain(self, error: DefinitionOutdatedError) -> None:

@@ -22,7 +22,7 @@ from rljob_operator.manifests.objects import JobIdentity
 from rljob_operator.manifests.secrets import derived_token, key_id
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import Dashboard, RayClient
-from rljob_operator.ray.observe_dashboard import observe_dashboard
+from rljob_operator.ray.run_watcher import RunWatcher
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     Observed,
@@ -81,6 +81,7 @@ class Observer:
         self._clock = surroundings.clock
         self._ray = ray
         self._ages = ages
+        self._watcher = RunWatcher(surroundings.clock.monotonic)
         self._leases = NodeLeases(surroundings.objects, surroundings.clock)
         self._events_forbidden = False
 
@@ -96,11 +97,15 @@ class Observer:
             are_live=False,
         )
         observation = await self._observation(about, parts, NOT_ASKED, failure)
+        if observation.dashboard is None:
+            self.forget(about.namespace, about.name)
+            return observation
         head = _head_to_ask(about, parts)
-        if observation.dashboard is None or head is None:
+        if head is None:
             return observation
         async with self._slots.aside():
-            ray = await observe_dashboard(observation.dashboard, _newest_submission(about))
+            key = f"{about.namespace}/{about.name}"
+            ray = await self._watcher.observe(key, observation.dashboard, _newest_submission(about))
         pods = observation.observed.pods
         if ray.reachability is Reachability.UNREACHABLE:
             pods = _silent(pods, head, await self._leases.silent_seconds(text_at(head, "spec", "nodeName")))
@@ -132,6 +137,10 @@ class Observer:
             for pod in observation.observed.pods
         )
         return job, replace(observation, observed=replace(observation.observed, pods=pods))
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Nothing of the job runs."""
+        self._watcher.forget(f"{namespace}/{name}")
 
     async def read_job(self, namespace: str, name: str) -> JobObject:
         """The job as it is now. Raises NotFoundError, or KubeError."""

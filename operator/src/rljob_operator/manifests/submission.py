@@ -12,6 +12,7 @@ from rljob_api.constants import (
     ENV_START_NUMBER,
     LABEL_JOB_UID,
     POD_RAY_LOG_FOLDER,
+    STACKS_ENTRYPOINT,
     TRAINER_ENTRYPOINT,
     run_state_file_name,
 )
@@ -40,6 +41,21 @@ class Start(Protocol):
     @property
     def nodes(self) -> tuple[tuple[str, int], ...]:
         """Numbers of nodes by pools, where they are fewer than the job asks for."""
+
+
+def stacks_submission_id(submission_id: str) -> str:
+    """What Ray's Jobs API knows the writer of a trainer's stacks by."""
+    return f"{submission_id}-stacks"
+
+
+def stacks_submission(job: JobIdentity, submission_id: str, attempt: int) -> Manifest:
+    """Body of `POST /api/jobs/` that has the stacks of a trainer's processes written."""
+    return {
+        "entrypoint": STACKS_ENTRYPOINT,
+        "submission_id": stacks_submission_id(submission_id),
+        "runtime_env": {"env_vars": {ENV_ATTEMPT: str(attempt)}},
+        "metadata": {LABEL_JOB_UID: job.uid},
+    }
 
 
 def submission(job: JobIdentity, spec: RLJobSpec, submit: Start) -> Manifest:

@@ -9,7 +9,7 @@ from rljob_operator.reconcile.elastic import spec_of_attempt
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.reconcile.plan_types import Effect
 from rljob_operator.reconcile.pod_readiness import not_ready
-from rljob_operator.reconcile.status_draft import FALSE, StatusDraft
+from rljob_operator.reconcile.status_draft import FALSE, UNKNOWN, StatusDraft
 from rljob_operator.reconcile.suspension import is_suspended, report_suspension, stop_between_attempts
 from rljob_operator.reconcile.timestamps import seconds_since
 
@@ -59,6 +59,9 @@ def seconds_to_start(draft: StatusDraft) -> float | None:
 
 
 def _report_cluster(draft: StatusDraft, observed: Observed, reason: Reason, why: str) -> None:
+    if observed.forbidden is not None:
+        draft.set(ConditionType.CLUSTER_READY, UNKNOWN, Reason.READ_FORBIDDEN, observed.forbidden)
+        return
     if not draft.attempts:
         return
     if is_cleared(observed):

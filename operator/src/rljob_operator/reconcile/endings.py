@@ -153,7 +153,9 @@ def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
 def _stopped_on_request(draft: StatusDraft) -> str:
     checkpoint = draft.checkpoint
     saved = "no checkpoint" if checkpoint is None else f"the checkpoint of step {checkpoint.step}"
-    return f"the trainer was asked to stop and has ended; it leaves {saved}"
+    stop = draft.attempt.stop
+    why = f"{stop.message}; " if stop is not None and stop.message is not None else ""
+    return f"{why}the trainer was asked to stop and has ended; it leaves {saved}"
 
 
 def _with_memory(ending: Ending, pods: Pods) -> Ending:

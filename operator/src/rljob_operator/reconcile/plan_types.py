@@ -42,6 +42,16 @@ class StopJob:
 
 
 @dataclass(frozen=True)
+class DumpStacks:
+    """Has the stacks of a trainer's processes written beside its logs, before anything of it is stopped. Once is
+    enough."""
+
+    submission_id: str
+    """Of the trainer."""
+    attempt: int
+
+
+@dataclass(frozen=True)
 class ApplyNetworkPolicy:
     """Lets this operator in to the dashboard of a cluster that was made by one of another namespace. Done again after
     a minute at the earliest."""
@@ -64,7 +74,7 @@ class DeleteJob:
     uid: str
 
 
-Effect = CreateCluster | SubmitJob | StopJob | ApplyNetworkPolicy | DeleteCluster | DeleteJob
+Effect = CreateCluster | SubmitJob | StopJob | DumpStacks | ApplyNetworkPolicy | DeleteCluster | DeleteJob
 
 
 class EventType(StrEnum):

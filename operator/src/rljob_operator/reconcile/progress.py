@@ -121,21 +121,20 @@ def _without_uris(state: RunState) -> RunState:
     return state.model_copy(update={"checkpoint": None, "export_uri": None})
 
 
-def _with_claim_uris(state: RunState, spec: RLJobSpec, job: str) -> RunState:
-    """Places in the pods as people find them: by the claim, and the folder within it."""
-    storage = spec.checkpoint.storage
-    if storage is None:
-        return state
+def claim_uri(uri: str, spec: RLJobSpec, job: str) -> str:
+    """A place in the pods as people find it: by the claim, and the folder within it."""
+    storage, inside = spec.checkpoint.storage, f"file://{POD_STORAGE_FOLDER}/"
+    if storage is None or not uri.startswith(inside):
+        return uri
     folder = f"pvc://{storage.persistent_volume_claim}/{(storage.sub_path or job).strip('/')}/"
+    found = folder + uri.removeprefix(inside)
+    return found if len(found) <= MAX_URI_LENGTH else uri
+
+
+def _with_claim_uris(state: RunState, spec: RLJobSpec, job: str) -> RunState:
     checkpoint, export_uri = state.checkpoint, state.export_uri
     if checkpoint is not None:
-        checkpoint = checkpoint.model_copy(update={"uri": _claim_uri(checkpoint.uri, folder)})
+        checkpoint = checkpoint.model_copy(update={"uri": claim_uri(checkpoint.uri, spec, job)})
     if export_uri is not None:
-        export_uri = _claim_uri(export_uri, folder)
+        export_uri = claim_uri(export_uri, spec, job)
     return state.model_copy(update={"checkpoint": checkpoint, "export_uri": export_uri})
-
-
-def _claim_uri(uri: str, folder: str) -> str:
-    inside = f"file://{POD_STORAGE_FOLDER}/"
-    found = folder + uri.removeprefix(inside) if uri.startswith(inside) else uri
-    return found if len(found) <= MAX_URI_LENGTH else uri

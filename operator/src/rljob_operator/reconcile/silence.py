@@ -52,8 +52,6 @@ def _blindness(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | N
         return Reason.READ_FORBIDDEN, observed.forbidden
     if ray.reachability is Reachability.NOT_ASKED:
         return Reason.DASHBOARD_UNREACHABLE, "the head pod is not ready"
-    if ray.reachability is Reachability.OPEN:
-        return None
     if ray.reachability is not Reachability.OK:
         if ray.silent_seconds < SHORT_SILENCE_SECONDS and draft.attempt.silent_since is None:
             return None
