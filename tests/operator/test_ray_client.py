@@ -42,7 +42,7 @@ def test_nobody_there() -> None:
         async with dashboard(port, TOKEN) as nobody:
             seen = await whole_look(nobody, None)
             assert seen.reachability is Reachability.UNREACHABLE
-            assert seen.error
+            assert seen.error == f"no connection: Connect call failed ('127.0.0.1', {port})"
             with pytest.raises(DashboardUnreachableError):
                 await nobody.submit({"submission_id": "x"})
 
