@@ -12,18 +12,19 @@ import pytest
 from rljob_operator.controller import loop
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.kube.errors import ForbiddenError, UnknownFieldError
-from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS
+from rljob_operator.kube.objects import CLUSTERS, JOBS, LEASES, PODS
 from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.run_watcher import RunWatcher
 from rljob_operator.reconcile.observed import ObservedRay, Reachability
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy
 from rljob_operator.settings import Settings, parse_settings
-from rljob_testing.api_in_memory import ControllerInMemory, Json
+from rljob_testing.api_in_memory import ControllerInMemory
 
 CREATED = ["create secrets", "create networkpolicies", "create rayclusters"]
 LIVE = ["get rljobs", "list rayclusters", "list pods"]
 KEY = JobKey("team", "job")
+PROVISIONED = {"type": "RayClusterProvisioned", "status": "True"}
 
 
 @pytest.fixture
@@ -66,9 +67,9 @@ async def with_cluster(world: ControllerInMemory) -> None:
     assert world.condition("job", "ClusterReady") == "PodsPending"
 
 
-def pod(world: ControllerInMemory, name: str, **labels: str) -> Json:
-    found = {label.replace("__", "/").replace("_", "-"): value for label, value in labels.items()}
-    return world.api.put(PODS, {"metadata": {"name": name, "labels": found}, "status": {"phase": "Running"}})
+def pod(world: ControllerInMemory, name: str, *, cluster: str, job_uid: str) -> None:
+    labels = {"ray.io/cluster": cluster, "rljob.dev/job-uid": job_uid}
+    world.api.put(PODS, {"metadata": {"name": name, "labels": labels}, "status": {"phase": "Running"}})
 
 
 def writes(calls: list[str]) -> list[str]:
@@ -113,7 +114,7 @@ def test_a_cluster_that_only_the_cache_has_lost_is_not_lost(settings: Settings) 
         world.cache.note(CLUSTERS, "DELETED", world.api.put(CLUSTERS, cluster))
         del world.api.objects[CLUSTERS, "job-1"]
         assert "patch rljobs" in await world.passes(KEY, 1)
-        assert world.condition("job", "ClusterReady") == "ClusterLost"
+        assert world.condition("job", "Retrying") == "ClusterLost"
 
     run(settings, test)
 
@@ -131,21 +132,18 @@ def test_a_cluster_that_the_cache_does_not_have_yet_is_not_made_again(settings: 
 def test_a_cluster_waits_for_all_pods_of_former_ones(settings: Settings) -> None:
     async def test(world: ControllerInMemory) -> None:
         await written_down(world)
-        pod(world, "of-a-former-job", ray_io__cluster="job-1", rljob_dev__job_uid="former")
-        labels = {"ray.io/cluster": "job-0", "rljob.dev/job-uid": "uid-of-job"}
-        world.api.put(PODS, {"metadata": {"name": "of-a-former-attempt", "labels": labels}})
-        labels = {"ray.io/cluster": "other-1", "rljob.dev/job-uid": "other"}
-        world.api.put(PODS, {"metadata": {"name": "of-another-job", "labels": labels}})
-        world.api.objects[PODS, "of-a-former-job"]["metadata"] |= {  # type: ignore[operator]
-            "labels": {"ray.io/cluster": "job-1", "rljob.dev/job-uid": "former"}
-        }
-        assert writes(await world.passes(KEY, 1)) == []
-        await world.passes(KEY, 1)
-        assert "(2)" in message(world, "ClusterReady")
-        del world.api.objects[PODS, "of-a-former-job"]
+        pod(world, "of-a-former-attempt", cluster="job-0", job_uid="uid-of-job")
+        pod(world, "of-a-former-job", cluster="job-1", job_uid="former")
+        pod(world, "of-another-job", cluster="other-1", job_uid="other")
+        assert not set(CREATED) & set(await world.passes(KEY, 2)), "only the API server knows of the pods"
         del world.api.objects[PODS, "of-a-former-attempt"]
-        await asyncio.sleep(0.6)
-        assert set(CREATED) <= set(await world.passes(KEY, 1))
+        await world.relist()
+        assert not set(CREATED) & set(await world.passes(KEY, 2))
+        assert message(world, "ClusterReady") == "pods of a former RayCluster have not ended yet (1)"
+        del world.api.objects[PODS, "of-a-former-job"]
+        async with asyncio.timeout(10):
+            while not set(CREATED) <= set(await world.passes(KEY, 1)):
+                await asyncio.sleep(0.02)
 
     run(settings, test)
 
@@ -282,11 +280,11 @@ def test_after_a_conflict_the_job_is_read_anew(settings: Settings) -> None:
 
 def test_fields_of_a_newer_definition_are_named_once(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     async def test(world: ControllerInMemory) -> None:
-        world.submit("job", {"spec.runPolicy.elastic": {"minNodes": 1}})
+        world.submit("job", {"spec.runPolicy.patience": {"minNodes": 1}})
         await world.relist()
         with caplog.at_level(logging.WARNING):
             await world.passes(KEY, 3)
-        assert caplog.text.count("which ignores spec.runPolicy.elastic") == 1
+        assert caplog.text.count("which ignores spec.runPolicy.patience") == 1
         assert world.condition("job", "SpecValid") == "Valid"
 
     run(settings, test)
@@ -298,10 +296,10 @@ def test_a_job_whose_time_is_over_is_deleted(settings: Settings) -> None:
         await world.relist()
         await world.passes(KEY, 1)
         assert world.condition("job", "Failed") == "StorageMissing"
-        assert await world.passes(KEY, 1) in ([], [*LIVE, "patch rljobs"])
+        assert await world.passes(KEY, 1) == ["get rljobs"], "of a job that is over not all is kept"
         assert 50 < world.queue.planned[KEY] <= 60
         world.clock.pass_by(61)
-        assert await world.passes(KEY, 1) == [*LIVE, "delete rljobs"]
+        assert await world.passes(KEY, 1) == ["get rljobs", *LIVE, "delete rljobs"]
         assert (JOBS, "job") not in world.api.objects
 
     run(settings, test)
@@ -363,4 +361,36 @@ def ready_head(world: ControllerInMemory, job: str, cluster_uid: str) -> None:
     owners = [{"uid": cluster_uid, "controller": True}]
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     metadata = {"name": f"{job}-head", "labels": labels, "ownerReferences": owners}
-    world.api.put(PODS, {"metadata": metadata, "status": status})
+    world.api.put(PODS, {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": status})
+
+
+@pytest.mark.parametrize(("is_renewed", "reason"), [(False, "HeadLost"), (True, "")])
+def test_a_head_that_neither_dashboard_nor_kubelet_speak_for_is_lost_after_a_minute(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, is_renewed: bool, reason: str
+) -> None:
+    seconds = 0.0
+
+    async def silent(_: RunWatcher, __: str, ___: Dashboard, ____: str | None) -> ObservedRay:
+        return ObservedRay(Reachability.UNREACHABLE, error="no answer", silent_seconds=seconds)
+
+    monkeypatch.setattr(RunWatcher, "observe", silent)
+    monkeypatch.setattr(loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
+
+    async def test(world: ControllerInMemory) -> None:
+        nonlocal seconds
+        await with_cluster(world)
+        cluster = world.api.objects[CLUSTERS, "job-1"]
+        world.api.put(CLUSTERS, cluster | {"status": {"conditions": [PROVISIONED]}})
+        ready_head(world, "job", text_at(cluster, "metadata", "uid"))
+        await world.relist()
+        for number in range(6):
+            renewed = f"2026-01-31T12:0{number if is_renewed else 0}:00.000000Z"
+            world.api.put(LEASES, {"metadata": {"name": "node-1"}, "spec": {"renewTime": renewed}})
+            assert "get leases" in await world.passes(KEY, 1)
+            assert world.condition("job", "Retrying") == "", f"after {seconds} s"
+            world.clock.pass_by(10.0)
+            seconds += 10.0
+        await world.passes(KEY, 1)
+        assert world.condition("job", "Retrying") == reason
+
+    run(settings, test)

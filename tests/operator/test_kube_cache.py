@@ -162,6 +162,35 @@ def test_objects_are_found_by_the_uid_of_their_job_and_kept_without_ballast() ->
     assert (cache.num_objects, set(cache.uids())) == (3, {"a", "b", "c"})
 
 
+def test_of_jobs_that_are_over_little_is_kept() -> None:
+    def job(version: int, **annotations: str) -> JsonObject:
+        metadata = {"name": "j", "namespace": "team", "uid": "j1", "generation": 1, "annotations": annotations}
+        return {
+            "metadata": {**metadata, "resourceVersion": str(version)},
+            "spec": {"runPolicy": {"ttlSecondsAfterFinished": 9}, "pools": [1, 2, 3]},
+            "status": {"observedGeneration": 1, "attempts": [1, 2], "result": {"cleanedUpAt": "x", "at": "y"}},
+        }
+
+    cache = filled()
+    cache.note(JOBS, "ADDED", job(5))
+    assert cache.is_remnant("team", "j")
+    kept = cache.job("team", "j")
+    assert kept is not None
+    assert (kept["spec"], kept["status"]) == (
+        {"runPolicy": {"ttlSecondsAfterFinished": 9}},
+        {"observedGeneration": 1, "result": {"cleanedUpAt": "x", "at": "y"}},
+    )
+    retried = job(6, **{"rljob.dev/retry-requested-at": "now"})
+    cache.note(JOBS, "MODIFIED", retried)
+    assert not cache.is_remnant("team", "j")
+    found = cache.job("team", "j")
+    assert found is not None
+    assert found["spec"] == retried["spec"]
+    cache.note(JOBS, "MODIFIED", job(7))
+    cache.note(JOBS, "DELETED", job(8))
+    assert not cache.is_remnant("team", "j")
+
+
 @pytest.mark.parametrize("version", ["", "v-7"])
 def test_of_versions_that_cannot_be_compared_the_last_counts(version: str) -> None:
     cache = filled()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rljob_api.v1alpha1.status import RLJobStatus
-from rljob_operator.kube.observed_objects import job_object
+from rljob_operator.kube.observed_objects import JobReader
 from rljob_operator.kube.status_upgrade import is_without_records, with_records
 from rljob_testing.operator_process_jobs import cluster_job
 
@@ -149,7 +149,7 @@ def test_it_is_done_once(conditions: list[dict[str, object]]) -> None:
 def test_a_job_is_read_with_records_and_what_is_stored_is_known() -> None:
     status: Mapping[str, object] = {"conditions": [VALID, CLUSTER, RAN, TRAINS], "attempts": []}
     metadata = {"name": "job", "namespace": "team", "uid": "u", "creationTimestamp": "2026-01-31T12:00:00Z"}
-    read = job_object({**cluster_job("job"), "metadata": metadata, "status": copy.deepcopy(status)})
+    read = JobReader().read({**cluster_job("job"), "metadata": metadata, "status": copy.deepcopy(status)})
     assert read.is_upgraded
     assert read.observed.status.counters is not None
     assert read.status == status, "the records are what is to be written"

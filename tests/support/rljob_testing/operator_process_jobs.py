@@ -46,6 +46,10 @@ class JobPlace:
         answer = self.http.post(self.jobs, params={"fieldValidation": "Strict"}, json=wire)
         assert answer.status_code == 201, answer.text
 
+    def wire(self, name: str) -> Wire:
+        """A job as it would be submitted."""
+        return cluster_job(name)
+
     def delete(self, name: str) -> None:
         """Deletes a job."""
         self.http.delete(f"{self.jobs}/{name}").raise_for_status()

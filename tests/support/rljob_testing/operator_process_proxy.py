@@ -12,9 +12,11 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
+from email.utils import format_datetime, parsedate_to_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -66,7 +68,7 @@ class _Upstream(http.client.HTTPSConnection):
 
 class ApiProxy:
     """Passes requests on. `before` and `after` are called around each one that is not a watch; what `fault` returns is
-    answered instead."""
+    answered instead. `events` makes of each event of a watch (a line) those that are passed on."""
 
     def __init__(self, server: ApiServer) -> None:
         self._target = urlsplit(server.url)
@@ -77,6 +79,9 @@ class ApiProxy:
         self.before: Callable[[SeenRequest], None] = lambda _: None
         self.after: Callable[[SeenRequest], None] = lambda _: None
         self.fault: Callable[[SeenRequest], Fault | None] = lambda _: None
+        self.events: Callable[[SeenRequest, bytes], Iterable[bytes]] = lambda _, event: (event,)
+        self.seconds_ahead = 0.0
+        """How much later it is by the server's answers than it is."""
         proxy = self
 
         class Handler(QuietHandler):
@@ -148,8 +153,11 @@ class ApiProxy:
         answer = upstream.getresponse()
         kept = {name: value for name, value in answer.getheaders() if name.lower() not in DROPPED_HEADERS}
         if seen is not None and seen.verb == "watch":
-            _stream(client, answer, kept)
+            _stream(client, answer, kept, lambda event: self.events(seen, event))
             return
+        if self.seconds_ahead:
+            ahead = timedelta(seconds=self.seconds_ahead)
+            kept["Date"] = format_datetime(parsedate_to_datetime(kept["Date"]) + ahead, usegmt=True)
         data = answer.read()
         if seen is not None:
             self.after(seen)
@@ -195,7 +203,7 @@ def _status(fault: Fault) -> dict[str, object]:
 
 
 def _answer(client: BaseHTTPRequestHandler, status: int, headers: Mapping[str, str], data: bytes) -> None:
-    client.send_response(status)
+    client.send_response_only(status)
     for name, value in headers.items():
         client.send_header(name, value)
     client.send_header("Content-Length", str(len(data)))
@@ -203,14 +211,23 @@ def _answer(client: BaseHTTPRequestHandler, status: int, headers: Mapping[str, s
     client.wfile.write(data)
 
 
-def _stream(client: BaseHTTPRequestHandler, answer: http.client.HTTPResponse, headers: Mapping[str, str]) -> None:
-    """As it comes, chunk by chunk."""
-    client.send_response(answer.status)
+def _stream(
+    client: BaseHTTPRequestHandler,
+    answer: http.client.HTTPResponse,
+    headers: Mapping[str, str],
+    events: Callable[[bytes], Iterable[bytes]],
+) -> None:
+    """As it comes, event by event."""
+    client.send_response_only(answer.status)
     for name, value in headers.items():
         client.send_header(name, value)
     client.send_header("Transfer-Encoding", "chunked")
     client.end_headers()
+    rest = b""
     while data := answer.read1(CHUNK_BYTES):
-        client.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            for event in events(line):
+                client.wfile.write(f"{len(event) + 1:x}\r\n".encode() + event + b"\n\r\n")
         client.wfile.flush()
     client.wfile.write(b"0\r\n\r\n")

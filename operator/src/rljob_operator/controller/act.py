@@ -20,13 +20,14 @@ from rljob_operator.kube.errors import (
     ResourceTypeMissingError,
     UnavailableError,
 )
-from rljob_operator.kube.merge_patch import lost_fields, merge_patch, without_nulls
+from rljob_operator.kube.merge_patch import merge_patch, without_nulls
 from rljob_operator.kube.objects import CLUSTERS, EVENTS, JOBS, NETWORK_POLICIES
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
 from rljob_operator.manifests.network_policy import network_policy
+from rljob_operator.manifests.required_fields import missing_fields
 from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
-from rljob_operator.raw_json import JsonObject, object_at, text_at
+from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.errors import DashboardUnreachableError, RayError, TokenRejectedError
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, ObservedJob
@@ -80,7 +81,7 @@ class Actor:
         self._metrics = surroundings.metrics
         self._clock = surroundings.clock
         self._may_act = surroundings.may_act
-        self._creation = ClusterCreation(surroundings.objects, surroundings.settings, surroundings.defaults)
+        self._creation = ClusterCreation(surroundings)
         self._applied: dict[str, float] = {}
         """When, by the UID of a cluster."""
 
@@ -100,11 +101,11 @@ class Actor:
         )
         self._metrics.status_writes.inc()
         self._cache.note(JOBS, "", written)
-        lost = lost_fields(wanted, object_at(written, "status"))
+        lost = missing_fields({"status": wanted}, written, "status")
         self._metrics.definition_outdated.set(1 if lost else 0)
         if lost:
             raise DefinitionOutdatedError(
-                f"CustomResourceDefinition rljobs.rljob.dev: is older than this operator (it drops status.{lost[0]});"
+                f"CustomResourceDefinition rljobs.rljob.dev: is older than this operator (it drops {lost[0]});"
                 " apply the definition of this version (crds/rljobs.yaml), jobs wait until then"
             )
 

@@ -8,6 +8,7 @@ import logging
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.controller.observe import Observation, identity
+from rljob_operator.controller.surroundings import Surroundings
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.cache import job_uid
 from rljob_operator.kube.errors import (
@@ -17,17 +18,17 @@ from rljob_operator.kube.errors import (
     UnavailableError,
     UnknownFieldError,
 )
-from rljob_operator.kube.objects import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS, KubeObjects
-from rljob_operator.kube.observed_objects import asks_for_a_token, controller_uid
+from rljob_operator.kube.objects import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS
+from rljob_operator.kube.observed_objects import controller_uid
 from rljob_operator.kube.pod_problems import LABEL_CLUSTER
-from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.network_policy import network_policy
 from rljob_operator.manifests.ray_cluster import ray_cluster
+from rljob_operator.manifests.required_fields import asks_for_token, missing_fields
 from rljob_operator.manifests.secrets import derived_token, key_id, token_secret
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedJob
 from rljob_operator.reconcile.plan_types import CreateCluster
-from rljob_operator.settings import Settings, read_token_keys
+from rljob_operator.settings import read_token_keys
 
 KIND = EffectKind.CREATE_CLUSTER
 
@@ -37,10 +38,11 @@ logger = logging.getLogger(__name__)
 class ClusterCreation:
     """For one process; holds nothing of any job."""
 
-    def __init__(self, objects: KubeObjects, settings: Settings, defaults: Defaults) -> None:
-        self._objects = objects
-        self._settings = settings
-        self._defaults = defaults
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._objects = surroundings.objects
+        self._cache = surroundings.cache
+        self._settings = surroundings.settings
+        self._defaults = surroundings.defaults
 
     async def carry_out(self, effect: CreateCluster, observation: Observation) -> EffectFailure | None:
         """Raises KubeError for what has no reason of its own."""
@@ -75,7 +77,9 @@ class ClusterCreation:
             return await self._found(effect, job)
         except UnknownFieldError as error:
             return EffectFailure(KIND, Reason.KUBERAY_TOO_OLD, f"KubeRay is too old for this operator: {error}")
-        return await self._checked(made, job)
+        self._cache.note(CLUSTERS, "", made)
+        missing = missing_fields(manifest, made)
+        return await self._remove_unguarded(made, job, missing[0]) if missing else None
 
     async def _in_the_way(self, effect: CreateCluster, observed: Observed) -> EffectFailure | None:
         """What is left of former clusters of the job, and pods of any former cluster of this name."""
@@ -103,7 +107,9 @@ class ClusterCreation:
     async def _found(self, effect: CreateCluster, job: ObservedJob) -> EffectFailure | None:
         """Somebody was faster: this operator before a crash, or a stranger."""
         found = await self._objects.get(CLUSTERS, job.namespace, effect.cluster)
-        return await self._checked(found, job) if controller_uid(found) == job.uid else _conflict(effect.cluster)
+        if controller_uid(found) != job.uid:
+            return _conflict(effect.cluster)
+        return None if asks_for_token(found) else await self._remove_unguarded(found, job, "spec.authOptions")
 
     async def _is_taken(self, name: str, job: ObservedJob) -> bool:
         """Whether a cluster of somebody else has the name."""
@@ -113,15 +119,13 @@ class ClusterCreation:
             return False
         return controller_uid(found) != job.uid and not text_at(found, "metadata", "deletionTimestamp")
 
-    async def _checked(self, cluster: JsonObject, job: ObservedJob) -> EffectFailure | None:
-        """A cluster of which what makes Ray ask for a token was dropped is removed at once."""
-        if asks_for_a_token(cluster):
-            return None
+    async def _remove_unguarded(self, cluster: JsonObject, job: ObservedJob, lost: str) -> EffectFailure:
+        """A cluster of which a part was dropped is removed at once: it might be what makes Ray ask for a token."""
         name, uid = text_at(cluster, "metadata", "name"), text_at(cluster, "metadata", "uid")
         await self._objects.delete(CLUSTERS, job.namespace, name, uid)
         message = (
-            f"KubeRay is too old for this operator: RayCluster {name} was stored without spec.authOptions, which makes"
-            " Ray ask for a token, and was removed again; install KubeRay 1.6 or later with its definitions"
+            f"KubeRay is too old for this operator: RayCluster {name} was stored without {lost} and was removed again;"
+            " install KubeRay 1.6 or later with its definitions"
         )
         return EffectFailure(KIND, Reason.KUBERAY_TOO_OLD, message)
 

@@ -14,7 +14,7 @@ from rljob_operator.controller.observe import Observation, Observer
 from rljob_operator.controller.surroundings import Surroundings
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.errors import ConflictError, DefinitionOutdatedError, NotFoundError, UnavailableError
-from rljob_operator.kube.observed_objects import JobObject, job_object
+from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
 from rljob_operator.reconcile.observed import EffectFailure, Reachability
 from rljob_operator.reconcile.plan_types import (
@@ -154,6 +154,8 @@ class Controller:
             effects = tuple(effect for effect in effects if not isinstance(effect, FINAL_EFFECTS))
         await self._act(key, job, plan, effects, observation)
         self._plan_next(key, plan, effects, was_asked)
+        if _is_cleaned_up(plan.status) and not plan.effects:
+            self._forget(key)
         return True
 
     async def _act(
@@ -169,16 +171,15 @@ class Controller:
             await self._actor.post(plan, job.observed)
 
     async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
-        """From the cache, or where that is known to be behind, from the API server."""
-        if memory.is_outdated:
+        """From the cache, or where that is known to be behind or not to have all, from the API server."""
+        if memory.is_outdated or self._cache.is_remnant(*key):
             try:
                 job = await self._observer.read_job(*key)
             except NotFoundError:
                 return None
             memory.is_outdated = False
             return job
-        raw = self._cache.job(*key)
-        return job_object(raw) if raw is not None else None
+        return self._observer.known_job(*key)
 
     def _name_unknown_fields(self, key: JobKey, memory: _Memory, job: JobObject) -> None:
         found = job.observed.unknown_fields

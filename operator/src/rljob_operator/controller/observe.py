@@ -14,7 +14,7 @@ from rljob_operator.controller.surroundings import Surroundings
 from rljob_operator.kube.errors import ForbiddenError, NotFoundError, ResourceTypeMissingError
 from rljob_operator.kube.node_leases import NodeLeases
 from rljob_operator.kube.objects import CLUSTERS, CORE_EVENTS, JOBS, PODS, ResourceType
-from rljob_operator.kube.observed_objects import JobObject, controller_uid, job_object, observed_cluster, time_at
+from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster, time_at
 from rljob_operator.kube.pod_problems import is_head, is_ready, needs_events, observed_pod
 from rljob_operator.kube.server_clock import Ages
 from rljob_operator.manifests.naming import submission_id
@@ -83,6 +83,7 @@ class Observer:
         self._ages = ages
         self._watcher = RunWatcher(surroundings.clock.monotonic)
         self._leases = NodeLeases(surroundings.objects, surroundings.clock)
+        self._reader = JobReader()
         self._events_forbidden = False
 
     async def observe(self, job: JobObject, failure: EffectFailure | None) -> Observation:
@@ -98,7 +99,7 @@ class Observer:
         )
         observation = await self._observation(about, parts, NOT_ASKED, failure)
         if observation.dashboard is None:
-            self.forget(about.namespace, about.name)
+            self._watcher.forget(f"{about.namespace}/{about.name}")
             return observation
         head = _head_to_ask(about, parts)
         if head is None:
@@ -139,14 +140,20 @@ class Observer:
         return job, replace(observation, observed=replace(observation.observed, pods=pods))
 
     def forget(self, namespace: str, name: str) -> None:
-        """Nothing of the job runs."""
+        """The job is gone."""
+        self._reader.forget(namespace, name)
         self._watcher.forget(f"{namespace}/{name}")
+
+    def known_job(self, namespace: str, name: str) -> JobObject | None:
+        """The job as it is known; None where there is none. Raises KubeError for a status that cannot be read."""
+        raw = self._cache.job(namespace, name)
+        return self._reader.read(raw) if raw is not None else None
 
     async def read_job(self, namespace: str, name: str) -> JobObject:
         """The job as it is now. Raises NotFoundError, or KubeError."""
         raw = await self._objects.get(JOBS, namespace, name)
         self._cache.note(JOBS, "", raw)
-        return job_object(raw)
+        return self._reader.read(raw)
 
     async def _read_parts(self, job: ObservedJob) -> _Parts:
         labels = f"{LABEL_JOB_UID}={job.uid}"

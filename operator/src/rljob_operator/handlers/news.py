@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB
 from rljob_operator.controller.loop import JobKey
-from rljob_operator.handlers.attention import is_settled, seconds_until_look
+from rljob_operator.handlers.attention import seconds_until_look
 from rljob_operator.kube.cache import DELETED, ObjectCache, job_uid
 from rljob_operator.kube.objects import JOBS, ResourceType
 from rljob_operator.kube.server_clock import ServerClock
+from rljob_operator.kube.settled import is_settled
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, optional_text_at, text_at
 from rljob_operator.workqueue import WorkQueue
 

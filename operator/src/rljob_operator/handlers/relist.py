@@ -21,7 +21,10 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 
 RELIST_SECONDS = 60.0
-MISSING_KIND_SECONDS = 5.0
+OBJECTS_PER_SECOND = 100.0
+"""With more than six thousand objects, all are listed less often."""
+INCOMPLETE_SECONDS = 5.0
+"""Where a kind is not installed, or may not be listed."""
 AFTER_FAILURE_SECONDS = 5.0
 FIRST_FAILURE_SECONDS = 1.0
 """Nothing is worked on before everything was listed once."""
@@ -58,7 +61,7 @@ class Relist:
         while True:
             try:
                 await self.once()
-                await asyncio.sleep(MISSING_KIND_SECONDS if self._missing else RELIST_SECONDS)
+                await asyncio.sleep(self._pause_seconds())
             except KubeError as error:
                 logger.warning("relist: %s", error)
                 await asyncio.sleep(AFTER_FAILURE_SECONDS if self._cache.is_complete else FIRST_FAILURE_SECONDS)
@@ -84,6 +87,11 @@ class Relist:
             self._news.on_part(part)
         for job in jobs:
             self._news.on_listed(job)
+
+    def _pause_seconds(self) -> float:
+        if self._missing or self._forbidden:
+            return INCOMPLETE_SECONDS
+        return max(RELIST_SECONDS, self._cache.num_objects / OBJECTS_PER_SECOND)
 
     async def _list(self, kind: ResourceType, labels: str = "") -> list[JsonObject]:
         """Brings the cache up to date with a kind; returns what was in it and is gone."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rljob_api.constants import LABEL_JOB_UID
 from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, ResourceType
+from rljob_operator.kube.settled import is_settled, remnant
 from rljob_operator.raw_json import JsonObject, object_at, text_at
 
 KINDS = (JOBS, CLUSTERS, PODS)
@@ -35,6 +36,8 @@ class ObjectCache:
         """Clusters and pods by name, by kind, namespace and the UID of their job."""
         self._deleted: dict[str, _Deleted] = {}
         self._unlisted = {(kind, namespace) for kind in KINDS for namespace in namespaces}
+        self._remnants: set[tuple[str, str]] = set()
+        """Jobs of which not all is here."""
         self._missing: set[ResourceType] = set()
         self._forbidden: dict[tuple[ResourceType, str | None], str] = {}
 
@@ -44,8 +47,12 @@ class ObjectCache:
         return not self._unlisted
 
     def job(self, namespace: str, name: str) -> JsonObject | None:
-        """A job; None where there is none."""
+        """A job, or what is kept of one that is settled; None where there is none."""
         return self._objects[JOBS].get((namespace, name))
+
+    def is_remnant(self, namespace: str, name: str) -> bool:
+        """Whether the job is settled, so that the API server has more of it."""
+        return (namespace, name) in self._remnants
 
     def jobs(self) -> tuple[JsonObject, ...]:
         """All jobs."""
@@ -138,13 +145,18 @@ class ObjectCache:
     def _put(self, kind: ResourceType, raw: JsonObject) -> None:
         # Who wrote which field is as long as the fields, and of no use here.
         metadata = {name: value for name, value in object_at(raw, "metadata").items() if name != "managedFields"}
-        kept = {**raw, "metadata": metadata}
+        kept: JsonObject = {**raw, "metadata": metadata}
+        if kind == JOBS and is_settled(raw):
+            kept = remnant(raw)
+            self._remnants.add(_key(raw))
         self._objects[kind][_key(raw)] = kept
-        if kind is not JOBS:
+        if kind != JOBS:
             self._of_jobs.setdefault(_place(kind, raw), {})[_key(raw)[1]] = kept
 
     def _remove(self, kind: ResourceType, known: JsonObject) -> None:
         del self._objects[kind][_key(known)]
+        if kind == JOBS:
+            self._remnants.discard(_key(known))
         of_job = self._of_jobs.get(_place(kind, known))
         if of_job is not None:
             of_job.pop(_key(known)[1], None)

@@ -16,6 +16,7 @@ from rljob_api.yaml_text import wire_path
 from rljob_operator.kube.errors import KubeError
 from rljob_operator.kube.status_upgrade import is_without_records, with_records
 from rljob_operator.kube.tolerant_reading import TolerantReading, read_tolerantly, remove
+from rljob_operator.manifests.required_fields import asks_for_token
 from rljob_operator.raw_json import (
     JsonObject,
     flag_at,
@@ -47,15 +48,61 @@ class JobObject:
     """Whether an older operator wrote the status, so that the one observed differs from what is stored."""
 
 
-def job_object(raw: JsonObject) -> JobObject:
-    """The job in an API object. A spec that cannot be read becomes `spec_error`; a status that cannot be
-    read raises KubeError, for working on without it would do everything again."""
+class JobReader:
+    """Reads jobs. A spec takes most of the time and seldom changes: of each job the last one read is kept."""
+
+    def __init__(self) -> None:
+        self._readings: dict[tuple[str, str], tuple[object, TolerantReading[RLJob]]] = {}
+
+    def read(self, raw: JsonObject) -> JobObject:
+        """The job in an API object. A spec that cannot be read becomes `spec_error`; a status that cannot be
+        read raises KubeError, for working on without it would do everything again."""
+        place, spec = _place(raw), raw.get("spec")
+        kept = self._readings.get(place)
+        if kept is None or kept[0] != spec:
+            kept = self._readings[place] = (spec, _checked(raw))
+        return _job_object(raw, kept[1])
+
+    def forget(self, namespace: str, name: str) -> None:
+        """The job is gone."""
+        self._readings.pop((namespace, name), None)
+
+
+def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> ObservedCluster:
+    """A RayCluster. `events`: those about it, where it has no pods."""
     metadata = object_at(raw, "metadata")
-    namespace, name = text_at(metadata, "namespace"), text_at(metadata, "name")
+    return ObservedCluster(
+        name=text_at(metadata, "name"),
+        uid=text_at(metadata, "uid"),
+        deleting=optional_text_at(metadata, "deletionTimestamp") is not None,
+        pod_creation_error=_pod_creation_error(raw) or _refusal_in(events),
+        provisioned=_has_condition(raw, "RayClusterProvisioned"),
+        authenticated=asks_for_token(raw),
+    )
+
+
+def controller_uid(raw: JsonObject) -> str | None:
+    """UID of the object's controlling owner."""
+    for owner in objects_at(raw, "metadata", "ownerReferences"):
+        if flag_at(owner, "controller"):
+            return optional_text_at(owner, "uid")
+    return None
+
+
+def time_at(value: object, *path: str) -> datetime | None:
+    """The time at a path, in UTC; None where there is none."""
+    try:
+        return datetime.fromisoformat(text_at(value, *path)).astimezone(UTC)
+    except ValueError:
+        return None
+
+
+def _job_object(raw: JsonObject, reading: TolerantReading[RLJob]) -> JobObject:
+    metadata = object_at(raw, "metadata")
+    namespace, name = _place(raw)
     created = time_at(metadata, "creationTimestamp") or datetime.fromtimestamp(0, UTC)
     status, stored = _status(object_at(raw, "status"), f"RLJob {namespace}/{name}")
     is_upgraded = is_without_records(status)
-    reading = _checked(raw)
     annotations = object_at(metadata, "annotations")
     observed = ObservedJob(
         namespace=namespace,
@@ -74,39 +121,8 @@ def job_object(raw: JsonObject) -> JobObject:
     return JobObject(observed, text_at(metadata, "resourceVersion"), stored, is_upgraded)
 
 
-def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> ObservedCluster:
-    """A RayCluster. `events`: those about it, where it has no pods."""
-    metadata = object_at(raw, "metadata")
-    return ObservedCluster(
-        name=text_at(metadata, "name"),
-        uid=text_at(metadata, "uid"),
-        deleting=optional_text_at(metadata, "deletionTimestamp") is not None,
-        pod_creation_error=_pod_creation_error(raw) or _refusal_in(events),
-        provisioned=_has_condition(raw, "RayClusterProvisioned"),
-        authenticated=asks_for_a_token(raw),
-    )
-
-
-def asks_for_a_token(cluster: JsonObject) -> bool:
-    """Whether a RayCluster, as stored, still says that Ray must: a KubeRay that is too old drops it."""
-    options = object_at(cluster, "spec", "authOptions")
-    return text_at(options, "mode") == "token" and bool(text_at(options, "secretName"))
-
-
-def controller_uid(raw: JsonObject) -> str | None:
-    """UID of the object's controlling owner."""
-    for owner in objects_at(raw, "metadata", "ownerReferences"):
-        if flag_at(owner, "controller"):
-            return optional_text_at(owner, "uid")
-    return None
-
-
-def time_at(value: object, *path: str) -> datetime | None:
-    """The time at a path, in UTC; None where there is none."""
-    try:
-        return datetime.fromisoformat(text_at(value, *path)).astimezone(UTC)
-    except ValueError:
-        return None
+def _place(raw: JsonObject) -> tuple[str, str]:
+    return text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name")
 
 
 def _checked(raw: JsonObject) -> TolerantReading[RLJob]:

@@ -1,0 +1,252 @@
+"""The operator's process among faults of what is around it: late news, clocks that jump, versions that differ, rights
+that are missing."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rljob_testing.apiserver import ApiServer
+from rljob_testing.kuberay_stand_in import CRDS, STARTING, ClusterScript
+from rljob_testing.operator_process import OperatorProcess
+from rljob_testing.operator_process_jobs import JobPlace
+from rljob_testing.operator_process_proxy import ApiProxy, Fault, SeenRequest, api_proxy
+from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
+
+pytestmark = pytest.mark.apiserver
+
+JOBS_DEFINITION = f"{CRDS}/rljobs.rljob.dev"
+PROBE = "/apis/rljob.dev/v1alpha1/namespaces/default/rljobs/probe"
+CLUSTERS_DEFINITION = f"{CRDS}/rayclusters.ray.io"
+
+
+@pytest.fixture
+def proxy(place: JobPlace) -> Iterator[ApiProxy]:
+    with api_proxy(place.server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def watched(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
+    """An operator behind the proxy; started by the test."""
+    operator = place.through(proxy.url).operator("operator-watched")
+    try:
+        yield operator
+    finally:
+        operator.kill()
+
+
+class Shuffled:
+    """Of the events of each watch every third comes twice, and every fourth after the one that follows it."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, bytes] = {}
+        self._num_events: dict[str, int] = {}
+        self.num_late = 0
+
+    def __call__(self, request: SeenRequest, event: bytes) -> list[bytes]:
+        kind = request.resource
+        number = self._num_events[kind] = self._num_events.get(kind, 0) + 1
+        late = [self._held.pop(kind)] if kind in self._held else []
+        if number % 4 == 0:
+            self._held[kind] = event
+            self.num_late += 1
+            return late
+        return [event, *([event] if number % 3 == 0 else []), *late]
+
+
+def test_events_that_come_twice_and_in_another_order_change_nothing(
+    place: JobPlace, proxy: ApiProxy, watched: OperatorProcess
+) -> None:
+    shuffled = proxy.events = Shuffled()
+    watched.start()
+    names = [f"shuffled-{number}" for number in range(3)]
+    for name in names:
+        place.dashboard(f"{name}-1").life = succeeding(1.0)
+        place.submit(name)
+    for name in names:
+        place.wait_for(name, "Complete", "Succeeded", seconds=120)
+        assert [attempt["number"] for attempt in place.job(name)["status"]["attempts"]] == [1]
+        assert list(place.dashboard(f"{name}-1").started) == [f"{name}-1-1"]
+    assert shuffled.num_late > 10
+    made = [request for request in proxy.requests if str(request) == "create rayclusters"]
+    assert len(made) == 3
+    assert "level=error" not in watched.log()
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_clock_that_jumps_an_hour_moves_no_deadline(
+    place: JobPlace, proxy: ApiProxy, watched: OperatorProcess, hours: int
+) -> None:
+    watched.start()
+    pending, running = f"pending{hours}".replace("-", "m"), f"running{hours}".replace("-", "m")
+    place.script(f"{pending}-1", ClusterScript({"main": STARTING}))
+    place.dashboard(f"{running}-1").life = running_for_ever()
+    place.submit(pending)
+    place.submit(running, {"spec.runPolicy.activeDeadlineSeconds": 1800})
+    place.wait_for(running, "Progressing", "Training")
+    place.wait_for(pending, "ClusterReady", "PodsPending", "False")
+    proxy.seconds_ahead = 3600.0 * hours
+    # Each write of a status brings an answer with the new time, and another pass follows it.
+    for generation, seconds in ((2, 121), (3, 122)):
+        for name in (pending, running):
+            place.change(name, {"spec": {"runPolicy": {"gracePeriodSeconds": seconds}}})
+            wait_until_seen(place, name, generation)
+    for name in (pending, running):
+        status = place.job(name)["status"]
+        assert "result" not in status, status
+        assert [attempt["state"] for attempt in status["attempts"]][-1] in ("Provisioning", "Running"), status
+    assert watched.log().count("clock has jumped") == 1
+    place.delete_all_jobs()
+
+
+def wait_until_seen(place: JobPlace, name: str, generation: int) -> None:
+    """Until a pass has seen this generation of a job."""
+    place.wait(lambda: place.job(name)["status"]["observedGeneration"] == generation, "a pass")
+
+
+@contextmanager
+def changed(server: ApiServer, definition: str, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """A definition whose schema of the whole object is another one for a while."""
+    before = server.http.get(definition).raise_for_status().json()
+    after = copy.deepcopy(before)
+    change(after["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+    server.http.put(definition, json=after).raise_for_status()
+    try:
+        yield
+    finally:
+        now = server.http.get(definition).raise_for_status().json()
+        server.http.put(definition, json=now | {"spec": before["spec"]}).raise_for_status()
+
+
+def without_counters(schema: dict[str, Any]) -> None:
+    del schema["properties"]["status"]["properties"]["counters"]
+
+
+def test_under_an_older_definition_jobs_wait_and_go_on(place: JobPlace, watched: OperatorProcess) -> None:
+    with changed(place.server, JOBS_DEFINITION, without_counters):
+        place.wait(lambda: not keeps_counters(place), "the older definition to be served")
+        watched.start()
+        place.submit("waits")
+        place.wait(lambda: "is older than this operator (it drops status.counters)" in watched.log(), "its words")
+        assert watched.metric("rljob_operator_definition_outdated") == 1
+        assert place.items("rayclusters") == []
+    place.wait(lambda: keeps_counters(place), "the right definition to be served")
+    place.http.delete(PROBE).raise_for_status()
+    place.wait_for("waits", "Complete", "Succeeded", seconds=120)
+    assert watched.metric("rljob_operator_definition_outdated") == 0
+
+
+def keeps_counters(place: JobPlace) -> bool:
+    """Whether the API server keeps them, by a job that no operator looks at."""
+    if place.http.get(PROBE).status_code == 404:
+        place.http.post(PROBE.rpartition("/")[0], json=place.wire("probe")).raise_for_status()
+    answer = patched_status(place, PROBE, {"counters": {"attempts": int(time.monotonic() * 10)}})
+    return bool(answer.get("status", {}).get("counters"))
+
+
+def patched_status(place: JobPlace, path: str, status: Mapping[str, Any]) -> dict[str, Any]:
+    headers = {"Content-Type": "application/merge-patch+json"}
+    answer = place.http.patch(f"{path}/status", json={"status": status}, headers=headers)
+    found: dict[str, Any] = answer.raise_for_status().json()
+    return found
+
+
+def without_tokens(schema: dict[str, Any]) -> None:
+    """As KubeRay's before 1.5."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    known: Mapping[str, Any] = {
+        "rayVersion": {"type": "string"},
+        "headGroupSpec": anything,
+        "workerGroupSpecs": {"type": "array", "items": anything},
+    }
+    schema.clear()
+    schema.update(
+        {"type": "object", "properties": {"spec": {"type": "object", "properties": known}, "status": anything}}
+    )
+
+
+def test_a_kuberay_that_is_too_old_is_named(place: JobPlace, watched: OperatorProcess) -> None:
+    probe = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "probe"}}
+    probe["spec"] = {"authOptions": {"mode": "token"}}  # type: ignore[assignment]
+    there = f"/apis/ray.io/v1/namespaces/{place.namespace}/rayclusters"
+
+    def is_refused() -> bool:
+        answer = place.http.post(there, json=probe, params={"dryRun": "All", "fieldValidation": "Strict"})
+        return answer.status_code == 400
+
+    with changed(place.server, CLUSTERS_DEFINITION, without_tokens):
+        place.wait(is_refused, "the older definition to be served")
+        watched.start()
+        place.submit("modern")
+        refused = place.wait_for("modern", "Failed", "KubeRayTooOld")
+        assert "spec.authOptions" in refused["message"]
+        assert place.items("rayclusters") == []
+    place.wait(lambda: not is_refused(), "the right definition to be served")
+
+
+def test_a_right_that_is_missing_is_told_and_waited_for(
+    place: JobPlace, proxy: ApiProxy, watched: OperatorProcess
+) -> None:
+    def fault(request: SeenRequest) -> Fault | None:
+        return Fault(403, "Forbidden") if request.resource == "pods" else None
+
+    proxy.fault = fault
+    watched.start()
+    place.submit("blind")
+    told = place.wait_for("blind", "ClusterReady", "ReadForbidden", "False")
+    assert "injected Forbidden" in told["message"]
+    assert place.items("rayclusters") == []
+    passes = watched.metric("rljob_operator_passes_total")
+    time.sleep(3)
+    assert watched.metric("rljob_operator_passes_total") - passes <= 3, "nothing is asked over and over"
+    proxy.fault = lambda _: None
+    place.wait_for("blind", "Complete", "Succeeded")
+
+
+def test_a_status_without_records_is_read_once_and_a_job_that_is_over_stays_so(
+    place: JobPlace, proxy: ApiProxy, watched: OperatorProcess
+) -> None:
+    place.submit("veteran")
+    moment = "2026-01-31T12:00:00Z"
+    conditions = [
+        {"type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": moment}
+        for kind, status, reason in (("Complete", "True", "Succeeded"), ("ClusterReady", "False", "Removed"))
+    ]
+    attempt = {"number": 1, "cluster": "veteran-1", "started": moment, "ended": moment, "outcome": "Succeeded"}
+    status = {"conditions": conditions, "attempts": [attempt], "phase": "Complete", "observedGeneration": 1}
+    patched_status(place, f"{place.jobs}/veteran", status)
+    watched.start()
+    place.wait(lambda: "result" in place.job("veteran")["status"], "its records")
+    status = place.job("veteran")["status"]
+    assert status["result"]["cleanedUpAt"] == moment
+    assert (status["counters"]["attempts"], status["phase"]) == (1, "Complete")
+    place.submit("young")
+    place.wait_for("young", "Complete", "Succeeded")
+    assert place.job("veteran")["status"] == status
+    assert [request for request in proxy.requests if request.name == "veteran" and request.is_write] == [
+        SeenRequest("patch", "rljob.dev", "rljobs/status", "veteran")
+    ]
+
+
+def test_an_operator_that_has_moved_lets_itself_in(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
+    watched.start()
+    place.dashboard("moved-1").life = running_for_ever()
+    place.submit("moved")
+    place.wait_for("moved", "Progressing", "Training")
+    (policy,) = place.items("networkpolicies")
+    path = f"/apis/networking.k8s.io/v1/namespaces/{place.namespace}/networkpolicies/{policy['metadata']['name']}"
+    right = copy.deepcopy(policy["spec"])
+    policy["spec"]["ingress"][1]["from"][0]["namespaceSelector"]["matchLabels"] = {"kubernetes.io/metadata.name": "old"}
+    place.http.put(path, json=policy).raise_for_status()
+    place.dashboard("moved-1").down = True
+    place.wait(lambda: place.http.get(path).json()["spec"] == right, "the policy to name this operator again")
+    place.dashboard("moved-1").down = False
+    place.wait_for("moved", "Progressing", "Training")
+    applied = [request for request in proxy.requests if str(request) == "patch networkpolicies"]
+    assert len(applied) == 1
