@@ -68,7 +68,7 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
     kind = ConditionType.SUSPENDED
     if draft.is_under_way:
         draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer saves a checkpoint and ends")
-    elif not is_cleared(observed):
+    elif observed.forbidden is not None or not is_cleared(observed):
         draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer has ended; its cluster is being removed")
     else:
         if draft.suspended_at is None:
