@@ -156,7 +156,13 @@ def test_the_role_for_people_suffices_for_every_command(
     job_cluster.write_status("small", full_status())
     kubelet.logs[f"{job_cluster.namespace}/head/driver"] = [b"a line\n"]
     assert rljob("logs", "small") == (0, "a line\n", "")
-    for command in (["status", "small"], ["list"], ["explain", "small"], ["delete", "small"]):
+    steering = (["suspend", "small"], ["resume", "small"], ["stop", "small"])
+    for command in (["status", "small"], ["list"], ["explain", "small"], *steering):
+        code, _, errors = rljob(*command)
+        assert (code, errors) == (0, ""), command
+    result = {"outcome": "Failed", "reason": "OutOfMemory", "at": SINCE}
+    job_cluster.write_status("small", {"result": result})
+    for command in (["retry", "small"], ["delete", "small"]):
         code, _, errors = rljob(*command)
         assert (code, errors) == (0, ""), command
 

@@ -204,14 +204,15 @@ def test_when_the_pods_are_gone_the_place_of_the_copy_and_the_last_lines_are_sho
 ) -> None:
     message = "exit code 1, last lines of the log:\nZeroDivisionError: division by zero"
     failed = condition("Failed", "True", "ApplicationError", SINCE, message)
-    attempts = [ATTEMPT | {"submissions": 2}]
+    attempts = [ATTEMPT | {"submissions": 1}]
     small.write_status("small", {"phase": "Failed", "conditions": [failed], "attempts": attempts})
     for follow in ([], ["--follow"]):
         code, output, errors = rljob("logs", "small", *follow)
         assert (code, output) == (1, "")
         assert errors == (
-            f"RLJob {small.namespace}/small: its pods are gone, and their logs with them\n"
-            "a copy of the driver's log is pvc://results/small/run/logs/driver-small-1-2.log\n"
+            f"RLJob {small.namespace}/small: the pods of attempt 1 are gone, and their logs with them\n"
+            "a copy of the driver's log is pvc://results/small/run/logs/attempt-1/driver.log\n"
+            "this command cannot read it: it takes a pod that mounts the claim (docs/cluster.md has one)\n"
             "Failed, ApplicationError:\n"
             "exit code 1, last lines of the log:\nZeroDivisionError: division by zero\n"
         )
@@ -223,7 +224,7 @@ def test_a_job_that_never_trained_has_no_log_to_look_for(small: JobCluster, rljo
     code, _, errors = rljob("logs", "small")
     assert code == 1
     assert errors == (
-        f"RLJob {small.namespace}/small: ended before its training was started: there is no log\n"
+        f"RLJob {small.namespace}/small: attempt 1 ended before its training was started: there is no log\n"
         "Failed, ProvisioningDeadlineExceeded:\nno node has 32 GPUs\n"
     )
 
