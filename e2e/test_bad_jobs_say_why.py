@@ -77,11 +77,17 @@ def test_an_unschedulable_pool_is_explained_within_thirty_seconds(
     kubectl("delete", "rljob", "impossible")
 
 
-def test_a_reward_that_raises_ends_the_job_with_its_error(kubectl: Kubectl, jobs: Path) -> None:
+def test_a_reward_that_raises_is_tried_again_on_the_same_cluster_and_ends_the_job_with_its_error(
+    kubectl: Kubectl, jobs: Path
+) -> None:
     kubectl("apply", "-f", str(jobs / "broken-reward.yaml"))
     found = wait_for(lambda: failed(kubectl, "broken-reward"), "Failed", timeout_seconds=420)
     assert found.reason == "ApplicationError"
+    assert found.message.startswith("after 1 of 1 retries (runPolicy.maxAppRetries): "), found.message
     assert "ZeroDivisionError" in found.message
+    first, second = kubectl.status("broken-reward").attempts
+    assert (first.reason, first.failure_class) == ("ApplicationError", "Application")
+    assert (first.cluster, first.cluster_uid) == (second.cluster, second.cluster_uid)
     assert "the reward of this test never works" in found.message
     wait_for(lambda: not kubectl.names("pods", "rljob.dev/job=broken-reward"), "no pods are left", timeout_seconds=90)
     kubectl("delete", "-f", str(jobs / "broken-reward.yaml"))

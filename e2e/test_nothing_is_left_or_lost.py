@@ -50,8 +50,8 @@ def running(kubectl: Kubectl, jobs: Path) -> Recording:
 @pytest.mark.usefixtures("running")
 def test_kubectl_get_shows_the_columns(kubectl: Kubectl) -> None:
     header, row = kubectl("get", "rlj", "deleted").splitlines()
-    assert header.split() == ["NAME", "PHASE", "STEP", "REWARD", "CKPT", "ATTEMPT", "AGE"]
-    assert row.split()[:2] == ["deleted", "Running"]
+    assert header.split() == ["NAME", "PHASE", "REASON", "STEP", "REWARD", "CKPT", "ATTEMPT", "GPUS", "AGE"]
+    assert row.split()[:3] == ["deleted", "Running", "Training"]
 
 
 @pytest.mark.usefixtures("running")

@@ -11,7 +11,14 @@ from rljob_testing.cluster_client import Kubectl
 Right = tuple[str, str, str]
 """API group, resource (with subresource), verb."""
 
-RARELY_USED: set[Right] = set()
+RARELY_USED: set[Right] = {
+    # Only after `ttlSecondsAfterFinished`, which no job of the suite has.
+    ("rljob.dev", "rljobs", "delete"),
+    # Only of jobs whose operator was moved to another namespace while they ran.
+    ("networking.k8s.io", "networkpolicies", "patch"),
+    # Only where a RayCluster that is to be made is there already.
+    ("ray.io", "rayclusters", "get"),
+}
 """Rights that the jobs of this suite do not bring the operator to use, each with its reason."""
 
 

@@ -13,7 +13,7 @@ from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.status import Progress
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.valid_job import REMOVED, edited, valid_job
 
 NOW = "2026-01-31T12:00:00Z"
 
@@ -35,9 +35,10 @@ def test_a_job_survives_the_handover() -> None:
     assert resolve_algorithm(read.spec.training.algorithm) == resolve_algorithm(job.spec.training.algorithm)
 
 
-def test_unset_fields_are_left_out_but_the_version_is_written() -> None:
+def test_what_equals_its_default_is_left_out_but_the_version_is_written() -> None:
     written = json.loads(dump_job(trainer_job()))
-    assert written == {"contractVersion": CONTRACT_VERSION, "name": "example", "spec": valid_job()["spec"]}
+    spec = edited(valid_job(), {"spec.pools[0].nodes": REMOVED})["spec"]
+    assert written == {"contractVersion": CONTRACT_VERSION, "name": "example", "spec": spec}
 
 
 def test_a_job_may_have_64_kibibytes_and_no_more() -> None:
@@ -51,19 +52,19 @@ def test_a_job_may_have_64_kibibytes_and_no_more() -> None:
         dump_job(filled(room + 1))
 
 
-@pytest.mark.parametrize("version", [0, 2, 1.0, "1", True, None])
+@pytest.mark.parametrize("version", [0, 3, 1.0, "1", True, None])
 def test_a_version_that_cannot_be_read_is_refused(version: object) -> None:
     text = json.dumps(json.loads(dump_job(trainer_job())) | {"contractVersion": version})
     with pytest.raises(HandoverError) as caught:
         load_job(text)
     assert str(caught.value) == (
-        f"job: contract versions 1 to 1 can be read here (seen: {json.dumps(version)});"
+        f"job: contract versions 1 to 2 can be read here (seen: {json.dumps(version)});"
         " use an image and an operator of neighbouring versions"
     )
 
 
 def test_a_document_without_a_version_is_refused() -> None:
-    with pytest.raises(HandoverError, match=r"contract versions 1 to 1 can be read here \(seen: null\)"):
+    with pytest.raises(HandoverError, match=r"contract versions 1 to 2 can be read here \(seen: null\)"):
         load_job('{"name": "example"}')
 
 

@@ -146,6 +146,8 @@ def test_a_namespaced_operator_can_do_nothing_elsewhere(http: httpx.Client, rele
         assert not allowed(http, namespace, "", "pods", "list")
     assert allowed(http, NAMESPACE, "coordination.k8s.io", "leases", "update", "rljob-operator")
     assert not allowed(http, NAMESPACE, "coordination.k8s.io", "leases", "update", "another")
+    assert allowed(http, "kube-node-lease", "coordination.k8s.io", "leases", "get", "node-1")
+    assert not allowed(http, "kube-node-lease", "coordination.k8s.io", "leases", "list")
 
 
 def test_a_cluster_wide_operator_reads_jobs_everywhere_and_leases_only_at_home(

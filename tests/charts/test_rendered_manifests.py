@@ -18,6 +18,7 @@ IN_JOB_NAMESPACES = {
     ("rljob.dev", "rljobs", "get"),
     ("rljob.dev", "rljobs", "list"),
     ("rljob.dev", "rljobs", "watch"),
+    ("rljob.dev", "rljobs", "delete"),
     ("rljob.dev", "rljobs/status", "patch"),
     ("ray.io", "rayclusters", "get"),
     ("ray.io", "rayclusters", "list"),
@@ -29,9 +30,13 @@ IN_JOB_NAMESPACES = {
     ("", "events", "list"),
     ("", "secrets", "create"),
     ("networking.k8s.io", "networkpolicies", "create"),
+    ("networking.k8s.io", "networkpolicies", "patch"),
     ("events.k8s.io", "events", "create"),
 }
 FOR_THE_LEASE = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}
+OF_NODES = [("coordination.k8s.io", "leases", "get")]
+LEASE_ROLE = ("rljob-system", "rljob-operator-lease")
+NODES_ROLE = ("kube-node-lease", "rljob-operator-nodes-rljob-system")
 
 
 def pod_of(manifests: list[Manifest]) -> object:
@@ -45,31 +50,36 @@ def test_helm_finds_nothing_to_complain_about(helm: Helm) -> None:
 def test_cluster_wide_rights_are_exactly_those_that_are_used(helm: Helm) -> None:
     manifests = helm.rendered()
     assert sorted(granted(only(manifests, "ClusterRole"))) == sorted(IN_JOB_NAMESPACES)
-    lease = only(manifests, "Role")
-    assert sorted(granted(lease)) == sorted(FOR_THE_LEASE)
-    assert at(lease, "metadata", "namespace") == "rljob-system"
+    assert rights_by_role(manifests) == {LEASE_ROLE: sorted(FOR_THE_LEASE), NODES_ROLE: OF_NODES}
     assert bound(manifests) == {
         ("ClusterRole", "rljob-operator", ""),
         ("Role", "rljob-operator-lease", "rljob-system"),
+        ("Role", "rljob-operator-nodes-rljob-system", "kube-node-lease"),
+    }
+
+
+def rights_by_role(manifests: list[Manifest]) -> dict[tuple[object, object], list[tuple[str, str, str]]]:
+    """What each Role allows, by its namespace and name."""
+    return {
+        (at(role, "metadata", "namespace"), at(role, "metadata", "name")): sorted(granted(role))
+        for role in of_kind(manifests, "Role")
     }
 
 
 def test_namespaced_rights_are_the_same_in_each_namespace_and_nowhere_else(helm: Helm) -> None:
     manifests = helm.rendered(TWO_NAMESPACES)
     assert of_kind(manifests, "ClusterRole") == of_kind(manifests, "ClusterRoleBinding") == []
-    roles = {
-        (at(role, "metadata", "namespace"), at(role, "metadata", "name")): sorted(granted(role))
-        for role in of_kind(manifests, "Role")
-    }
-    assert roles == {
+    assert rights_by_role(manifests) == {
         ("team-a", "rljob-operator"): sorted(IN_JOB_NAMESPACES),
         ("team-b", "rljob-operator"): sorted(IN_JOB_NAMESPACES),
-        ("rljob-system", "rljob-operator-lease"): sorted(FOR_THE_LEASE),
+        LEASE_ROLE: sorted(FOR_THE_LEASE),
+        NODES_ROLE: OF_NODES,
     }
     assert bound(manifests) == {
         ("Role", "rljob-operator", "team-a"),
         ("Role", "rljob-operator", "team-b"),
         ("Role", "rljob-operator-lease", "rljob-system"),
+        ("Role", "rljob-operator-nodes-rljob-system", "kube-node-lease"),
     }
 
 
@@ -86,7 +96,8 @@ def bound(manifests: list[Manifest]) -> set[tuple[object, object, object]]:
 
 
 def test_only_the_operators_own_lease_can_be_changed(helm: Helm) -> None:
-    rules = items_at(only(helm.rendered(), "Role"), "rules")
+    roles = [role for role in of_kind(helm.rendered(), "Role") if at(role, "metadata", "namespace") == "rljob-system"]
+    rules = items_at(only(roles, "Role"), "rules")
     assert [(rule["verbs"], rule.get("resourceNames")) for rule in rules] == [
         (["create"], None),
         (["get", "update"], ["rljob-operator"]),

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
 
-from rljob_operator.controller.loop import JobKey
 from rljob_operator.handlers import leadership
 from rljob_operator.handlers.health import Parts, health_pages
 from rljob_operator.handlers.http_pages import Reply, serving
 from rljob_operator.handlers.leadership import Leadership, LeadershipLostError
-from rljob_operator.handlers.watches import JobVersions
+from rljob_operator.handlers.lease_thread import LeaseThread
 from rljob_operator.kube.client import KubeClient
 from rljob_operator.kube.connection import load_connection
+from rljob_operator.kube.errors import NotFoundError
 from rljob_operator.kube.lease import read_lease
-from rljob_operator.kube.objects import KubeObjects
+from rljob_operator.kube.objects import LEASES, KubeObjects, ResourceType
+from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.log import LineFormatter, about
 from rljob_operator.metrics import Metrics
+from rljob_operator.raw_json import JsonObject, text_at
+from rljob_operator.settings import Settings, parse_settings
+from rljob_operator.workqueue import Slots, WorkQueue, work_through
 from rljob_testing.apiserver import free_ports
+from rljob_testing.hand_clock import heard_clock
 from rljob_testing.operator_process import OPERATOR_NAMESPACE, OperatorSetup
 from rljob_testing.operator_process_jobs import JobPlace
+from rljob_testing.quiet_http import QuietHandler
 
-KEY = JobKey("team", "job")
+CLOCK = ServerClock(time.monotonic, lambda: datetime.now(UTC))
 
 
 def run(test: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -38,23 +51,6 @@ def run(test: Callable[[], Coroutine[None, None, None]]) -> None:
             await test()
 
     asyncio.run(limited())
-
-
-def job(uid: str, generation: int, deleted: bool = False) -> dict[str, object]:
-    metadata: dict[str, object] = {"uid": uid, "generation": generation, "resourceVersion": "1"}
-    return {"metadata": metadata | ({"deletionTimestamp": "2026-01-31T12:00:00Z"} if deleted else {})}
-
-
-def test_a_change_of_the_status_alone_is_no_news() -> None:
-    versions = JobVersions()
-    assert versions.is_news(KEY, "", job("a", 1))
-    assert not versions.is_news(KEY, "MODIFIED", job("a", 1))
-    assert not versions.is_news(KEY, "", job("a", 1)), "listed again after a gap"
-    assert versions.is_news(KEY, "MODIFIED", job("a", 2))
-    assert versions.is_news(KEY, "MODIFIED", job("a", 2, deleted=True))
-    assert versions.is_news(KEY, "ADDED", job("b", 1)), "made again while nobody watched"
-    assert versions.is_news(KEY, "DELETED", job("b", 1))
-    assert versions.is_news(KEY, "ADDED", job("b", 1))
 
 
 def test_probes_name_what_has_ended(caplog: pytest.LogCaptureFixture) -> None:
@@ -128,7 +124,7 @@ def test_a_log_line_is_one_line() -> None:
 async def lease_objects(place: JobPlace) -> AsyncIterator[KubeObjects]:
     """With the operator's rights."""
     connection = await load_connection(str(place.setup.kubeconfig()))
-    async with KubeClient(connection, Metrics()) as client:
+    async with KubeClient(connection, Metrics(), CLOCK) as client:
         yield KubeObjects(client)
 
 
@@ -140,8 +136,8 @@ def test_a_lease_that_is_not_renewed_changes_hands(place: JobPlace, monkeypatch:
 
     async def test() -> None:
         async with lease_objects(place) as objects:
-            first = Leadership(objects, OPERATOR_NAMESPACE, "hands", "first")
-            second = Leadership(objects, OPERATOR_NAMESPACE, "hands", "second")
+            first = Leadership(objects, CLOCK, OPERATOR_NAMESPACE, "hands", "first")
+            second = Leadership(objects, CLOCK, OPERATOR_NAMESPACE, "hands", "second")
             clock = asyncio.get_running_loop().time
             await first.acquire()
             holding = asyncio.create_task(first.hold())
@@ -184,8 +180,8 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
         server = await asyncio.start_server(hang, "127.0.0.1", port) if answers == "never" else None
         connection = await load_connection(str(setup.kubeconfig()))
         clock = asyncio.get_running_loop().time
-        async with KubeClient(connection, Metrics()) as client:
-            leader = Leadership(KubeObjects(client), OPERATOR_NAMESPACE, "cut-off", "leader")
+        async with KubeClient(connection, Metrics(), CLOCK) as client:
+            leader = Leadership(KubeObjects(client), CLOCK, OPERATOR_NAMESPACE, "cut-off", "leader")
             started = clock()
             with pytest.raises(LeadershipLostError, match="could not be renewed for 1 s"):
                 await leader.hold()
@@ -194,3 +190,157 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
             server.close()
 
     run(test)
+
+
+class SlowApi:
+    """An API server of one Lease, in a thread of its own; it notes when the Lease was written."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, object] | None = None
+        self.writes: list[float] = []
+        self.is_silent = False
+        api = self
+
+        class Handler(QuietHandler):
+            def handle_one_request(self) -> None:
+                super().handle_one_request()
+                self.close_connection |= api.is_silent
+
+            def do_GET(self) -> None:
+                missing = {"reason": "NotFound", "details": {"name": "busy"}}
+                self.answer(404 if api.lease is None else 200, missing if api.lease is None else api.lease)
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body["metadata"]["resourceVersion"] = str(len(api.writes))
+                api.lease = body
+                api.writes.append(time.monotonic())
+                self.answer(201 if self.command == "POST" else 200, body)
+
+            do_PUT = do_POST
+
+            def answer(self, status: int, body: Mapping[str, object]) -> None:
+                data = json.dumps(body).encode()
+                if api.is_silent:
+                    return
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+
+    @property
+    def holder(self) -> object:
+        """Who holds the Lease."""
+        assert self.lease is not None
+        spec = self.lease["spec"]
+        assert isinstance(spec, dict)
+        return spec["holderIdentity"]
+
+
+@contextmanager
+def slow_api() -> Iterator[SlowApi]:
+    api = SlowApi()
+    threading.Thread(target=api.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield api
+    finally:
+        api.server.shutdown()
+        api.server.server_close()
+
+
+def settings_for(url: str, folder: Path) -> Settings:
+    setup = OperatorSetup(folder, url, None, "token", "http://{namespace}.{cluster}", [], {})
+    return parse_settings(
+        {
+            "KUBECONFIG": str(setup.kubeconfig()),
+            "RLJOB_OPERATOR_RAY_VERSION": "2.60.0",
+            "RLJOB_OPERATOR_TOKEN_KEYS_FOLDER": str(folder),
+            "RLJOB_OPERATOR_POD_NAME": "busy-0",
+            "RLJOB_OPERATOR_POD_NAMESPACE": OPERATOR_NAMESPACE,
+            "RLJOB_OPERATOR_LEASE_NAME": "busy",
+        }
+    )
+
+
+def test_a_thousand_passes_do_not_delay_the_renewal_of_the_lease(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.1)
+
+    async def test() -> None:
+        with slow_api() as api:
+            url = f"http://127.0.0.1:{api.server.server_address[1]}"
+            lease = LeaseThread(settings_for(url, tmp_path), Metrics(), CLOCK)
+            assert not lease.may_act()
+            lease.start()
+            await lease.acquired()
+            assert lease.may_act()
+            queue: WorkQueue[int] = WorkQueue(lambda: 0.5, lambda key: key)
+
+            async def work(key: int) -> None:
+                """Two milliseconds of the processor, without a word to the loop."""
+                until = time.monotonic() + 0.002
+                while time.monotonic() < until:
+                    pass
+                if key == 999:
+                    queue.close()
+
+            for key in range(1000):
+                queue.add(key)
+            started = time.monotonic()
+            await work_through(queue, Slots(8), work)
+            ended = time.monotonic()
+            assert ended - started >= 2.0
+            during = [started, *(write for write in api.writes if started < write < ended), ended]
+            longest = max(after - before for before, after in itertools.pairwise(during))
+            assert longest < 1.0, "five times as long as it takes a loop that has nothing else to do"
+            await lease.stop()
+            assert api.holder == ""
+
+    run(test)
+
+
+def test_a_lease_that_is_lost_ends_the_work_and_forbids_it_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(leadership, "RENEW_SECONDS", 1.0)
+
+    async def test() -> None:
+        with slow_api() as api:
+            url = f"http://127.0.0.1:{api.server.server_address[1]}"
+            lease = LeaseThread(settings_for(url, tmp_path), Metrics(), CLOCK)
+            lease.start()
+            await lease.acquired()
+            api.is_silent = True
+            with pytest.raises(LeadershipLostError, match="could not be renewed for 1 s"):
+                await lease.lost()
+            assert not lease.may_act()
+            await lease.stop()
+
+    run(test)
+
+
+def test_a_leader_that_was_paused_does_nothing_before_it_has_looked() -> None:
+    clock = heard_clock()
+    leader = Leadership(cast(KubeObjects, RenewingObjects()), clock.clock, OPERATOR_NAMESPACE, "paused", "leader")
+    asyncio.run(leader.acquire())
+    assert leader.is_certain
+    clock.pass_by(9.9)
+    assert leader.is_certain
+    clock.pass_by(50.2)
+    assert not leader.is_certain
+
+
+class RenewingObjects:
+    """An API server that has no Lease, and takes one."""
+
+    async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
+        raise NotFoundError(f"{kind.plural} {namespace}/{name}")
+
+    async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
+        assert (kind, namespace, text_at(manifest, "spec", "holderIdentity")) == (LEASES, OPERATOR_NAMESPACE, "leader")
+        return True

@@ -13,16 +13,19 @@ from hypothesis import strategies as st
 from rljob_operator.kube.errors import (
     AlreadyExistsError,
     ConflictError,
+    ExpiredError,
+    ForbiddenError,
     KubeError,
     NotFoundError,
     RefusedError,
     ResourceTypeMissingError,
     UnavailableError,
+    UnknownFieldError,
     error_of,
 )
-from rljob_operator.kube.merge_patch import merge_patch, without_nulls
+from rljob_operator.kube.merge_patch import lost_fields, merge_patch, without_nulls
 from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS
-from rljob_operator.kube.observed_objects import job_object, observed_cluster
+from rljob_operator.kube.observed_objects import controller_uid, job_object, observed_cluster
 from rljob_testing.operator_process_jobs import cluster_job
 from rljob_testing.operator_process_proxy import SeenRequest, seen_request
 from rljob_testing.valid_job import edited
@@ -83,7 +86,6 @@ def test_a_job_without_status_that_is_being_deleted() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("spec.queue", {"name": "a"}, "spec.queue: is not a known field"),
         ("spec.training.steps", 0, "spec.training.steps: must be at least 1 (seen: 0); raise it"),
         ("spec.pools[0].gpusPerNode", 5, "(seen:"),
     ],
@@ -97,6 +99,43 @@ def test_a_spec_that_cannot_be_read_says_why(path: str, value: object, message: 
     assert seen.status.attempts[0].cluster == "job-1"
 
 
+def test_fields_of_a_newer_definition_are_ignored_and_named() -> None:
+    """The API server fills defaults in, so every new job has them."""
+    newer = {
+        "spec.queue": {"name": "a"},
+        "spec.runPolicy.elastic": {"minNodes": 1},
+        "spec.pools[0].topology": "Rack",
+        "spec.training.algorithm.entropyBonus": 0.1,
+    }
+    raw = edited(job(status=STATUS), newer)
+    before = copy.deepcopy(raw)
+    seen = job_object(raw).observed
+    assert seen.spec_error is None
+    assert seen.spec is not None
+    assert seen.spec == job_object(job()).observed.spec
+    assert set(seen.unknown_fields) == set(newer)
+    assert raw == before
+    assert job_object(job()).observed.unknown_fields == ()
+
+
+def test_rules_are_asked_of_what_is_known_only() -> None:
+    raw = edited(job(status=STATUS), {"spec.queue": {"name": "a"}, "spec.pools[0].gpusPerNode": 5})
+    seen = job_object(raw).observed
+    assert seen.spec is None
+    assert seen.spec_error is not None
+    assert "spec.queue" not in seen.spec_error
+    assert "(seen:" in seen.spec_error
+
+
+def test_requests_by_annotation_are_read() -> None:
+    raw = job()
+    metadata = raw["metadata"]
+    assert isinstance(metadata, dict)
+    assert (job_object(raw).observed.stop_request, job_object(raw).observed.retry_request) == (None, None)
+    metadata["annotations"] = {"rljob.dev/stop-requested-at": "s", "rljob.dev/retry-requested-at": "r"}
+    assert (job_object(raw).observed.stop_request, job_object(raw).observed.retry_request) == ("s", "r")
+
+
 def test_fields_of_a_newer_status_are_left_alone() -> None:
     newer = copy.deepcopy(STATUS)
     newer["estimate"] = {"cost": 3}
@@ -106,6 +145,31 @@ def test_fields_of_a_newer_status_are_left_alone() -> None:
     read = job_object(job(status=newer))
     assert read.observed.status.phase == "Running"
     assert read.status == STATUS
+    assert newer["estimate"] == {"cost": 3}
+
+
+def test_words_of_a_newer_status_are_read() -> None:
+    """Names of states, outcomes and reasons that this version does not have hide no job."""
+    newer: Json = copy.deepcopy(STATUS) | {"counters": {"attempts": 70}, "phase": "Dreaming"}
+    attempts = [
+        {
+            "number": number,
+            "cluster": f"job-{number}",
+            "started": "2026-01-31T12:00:00Z",
+            "state": "Dreaming",
+            "outcome": "Vanished",
+            "reason": "MeteorStrike",
+            "failureClass": "Cosmic",
+        }
+        for number in range(1, 71)
+    ]
+    newer["attempts"] = attempts
+    newer["progress"] = {"step": -4, "totalSteps": "many", "updatedAt": "then"}
+    read = job_object(job(status=newer))
+    assert read.observed.status.attempts[-1].outcome == "Vanished"
+    assert [attempt.number for attempt in read.observed.status.attempts] == list(range(7, 71)), "the newest 64"
+    assert read.observed.status.progress is None, "what is for people only, and cannot be read, is written anew"
+    assert not read.is_upgraded
 
 
 def test_a_status_that_is_damaged_is_not_taken_for_an_empty_one() -> None:
@@ -133,9 +197,24 @@ def test_a_cluster_is_read() -> None:
         },
     }
     seen = observed_cluster(raw)
-    assert (seen.name, seen.uid, seen.owner_uid, seen.deleting) == ("job-1", "c1", "u1", False)
+    assert (seen.name, seen.uid, seen.deleting, seen.authenticated) == ("job-1", "c1", False, False)
+    assert controller_uid(raw) == "u1"
     assert seen.pod_creation_error == "FailedCreateHeadPod: exceeded quota"
-    assert observed_cluster({"metadata": {"name": "x", "uid": "y"}}).owner_uid is None
+    assert controller_uid({"metadata": {"name": "x", "uid": "y"}}) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"mode": "token", "secretName": "s"}, True),
+        ({"mode": "token"}, False),
+        ({"mode": "disabled", "secretName": "s"}, False),
+        (None, False),
+    ],
+)
+def test_a_cluster_that_asks_for_no_token_is_told_apart(options: object, expected: bool) -> None:
+    raw = {"metadata": {"name": "x", "uid": "y"}, "spec": {"authOptions": options}}
+    assert observed_cluster(raw).authenticated is expected
 
 
 def test_a_cluster_that_kuberay_does_not_take() -> None:
@@ -175,6 +254,21 @@ def test_answers_have_a_meaning(status: int, body: Mapping[str, object], text: s
 def test_a_refusal_is_the_servers_words_only() -> None:
     error = error_of("create rayclusters /x", 403, {"message": "exceeded quota: gpus"}, "", "")
     assert str(error) == "exceeded quota: gpus"
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "is_read", "kind"),
+    [
+        (403, "pods is forbidden", True, ForbiddenError),
+        (403, "exceeded quota", False, RefusedError),
+        (400, 'strict decoding error: unknown field "spec.authOptions"', False, UnknownFieldError),
+        (410, "the provided continue parameter is too old", True, ExpiredError),
+    ],
+)
+def test_what_is_refused_depends_on_what_was_asked(
+    status: int, words: str, is_read: bool, kind: type[KubeError]
+) -> None:
+    assert type(error_of("x", status, {"message": words}, "", "", is_read)) is kind
 
 
 def test_the_server_says_how_long_to_wait() -> None:
@@ -221,6 +315,13 @@ def test_a_patch_holds_only_what_differs() -> None:
     old = {"a": 1, "b": {"c": 1, "d": 2}, "e": [1], "f": "gone"}
     new = {"a": 1, "b": {"c": 1, "d": 3}, "e": [1, 2], "f": None, "g": {"h": 1}}
     assert merge_patch(old, new) == {"b": {"d": 3}, "e": [1, 2], "f": None, "g": {"h": 1}}
+
+
+def test_fields_that_were_not_stored_are_named() -> None:
+    sent = {"phase": "Running", "counters": {"attempts": 1}, "attempts": [{"number": 1, "state": "Running"}]}
+    assert lost_fields(sent, copy.deepcopy(sent) | {"more": 1}) == ()
+    older = {"phase": "Running", "attempts": [{"number": 1}]}
+    assert lost_fields(sent, older) == ("counters", "attempts[0].state")
 
 
 def test_nulls_are_taken_out_at_any_depth() -> None:

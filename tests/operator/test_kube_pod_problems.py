@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from rljob_api.conditions import Reason
-from rljob_operator.kube.pod_problems import is_ready, needs_events, observed_pod
-from rljob_operator.reconcile.observed import PodProblem
+from rljob_operator.kube import pod_problems
+from rljob_operator.kube.pod_problems import is_ready, needs_events
+from rljob_operator.reconcile.observed import ObservedPod, PodProblem
+from rljob_testing.hand_clock import HandClock, heard_clock
 
 Json = Mapping[str, object]
 NOW = datetime(2026, 1, 31, 12, 0, 30, tzinfo=UTC)
@@ -17,13 +19,19 @@ SCHEDULED = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "20
 READY = {"type": "Ready", "status": "True"}
 
 
+def observed_pod(raw: Json, now: datetime, events: Iterable[Json] = ()) -> ObservedPod:
+    """By an operator that has just heard the time."""
+    return pod_problems.observed_pod(raw, now, heard_clock(now).ages, events)
+
+
 def pod(phase: str = "Pending", **status: object) -> dict[str, object]:
     return {
         "metadata": {
             "name": "job-1-main-abcde",
             "uid": "u",
-            "labels": {"ray.io/node-type": "worker", "ray.io/group": "main"},
+            "labels": {"ray.io/cluster": "job-1", "ray.io/node-type": "worker", "ray.io/group": "main"},
         },
+        "spec": {"nodeName": "node-7"},
         "status": {"phase": phase, "conditions": [SCHEDULED], **status},
     }
 
@@ -49,7 +57,7 @@ def with_memory_kill(name: str, finished: str) -> Json:
 
 def test_a_pod_that_is_well() -> None:
     seen = observed_pod(pod("Running", conditions=[SCHEDULED, READY]), NOW)
-    assert (seen.name, seen.group) == ("job-1-main-abcde", "main")
+    assert (seen.name, seen.cluster, seen.group, seen.node) == ("job-1-main-abcde", "job-1", "main", "node-7")
     assert (seen.ready, seen.deleting, seen.ended, seen.problem) == (True, False, False, None)
 
 
@@ -73,6 +81,61 @@ def test_a_pod_that_nobody_removes_is_overdue_after_a_minute(gone_by: str | None
     raw = pod("Running")
     raw["metadata"] = {"name": "p"} if gone_by is None else {"name": "p", "deletionTimestamp": gone_by}
     assert observed_pod(raw, NOW).overdue is overdue
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_jump_of_the_clock_makes_no_pod_overdue_nor_hides_one(hours: int) -> None:
+    clock = heard_clock(NOW)
+    clock.server_time += timedelta(hours=hours)
+    clock.hear()
+    gone_by = (clock.server_time + timedelta(seconds=30)).isoformat()
+    raw = pod("Running")
+    raw["metadata"] = {"name": "p", "uid": "u", "deletionTimestamp": gone_by, "deletionGracePeriodSeconds": 30}
+
+    def overdue() -> bool:
+        return pod_problems.observed_pod(raw, clock.clock.now(), clock.ages).overdue
+
+    assert not overdue()
+    clock.pass_by(89)
+    assert not overdue()
+    clock.pass_by(2)
+    assert overdue()
+
+
+def not_ready(since: str = "2026-01-31T12:00:10Z", containers: str = "True", phase: str = "Running") -> Json:
+    """As the node lifecycle controller leaves a pod whose node is NotReady."""
+    conditions = [
+        SCHEDULED,
+        {"type": "Ready", "status": "False", "lastTransitionTime": since},
+        {"type": "ContainersReady", "status": containers},
+    ]
+    return pod(phase, conditions=conditions)
+
+
+def test_a_node_is_silent_since_kubernetes_took_the_readiness_of_its_pods() -> None:
+    clock = heard_clock(NOW)
+
+    def seconds(raw: Json) -> float:
+        return pod_problems.observed_pod(raw, clock.clock.now(), clock.ages).node_silent_seconds
+
+    # 20 seconds ago, and the half second that the API server's header leaves out.
+    assert seconds(not_ready()) == 20.5
+    clock.pass_by(40)
+    assert seconds(not_ready()) == 60.5
+    assert seconds(pod("Running", conditions=[SCHEDULED, READY])) == 0.0
+    assert seconds(not_ready(containers="False")) == 0.0, "its kubelet has said so itself"
+    assert seconds(not_ready(phase="Failed")) == 0.0
+
+
+def test_the_silence_of_a_node_is_measured_and_not_subtracted() -> None:
+    clock = HandClock(NOW)
+    clock.hear()
+    pod_problems.observed_pod(not_ready(), clock.clock.now(), clock.ages)
+    clock.server_time += timedelta(hours=1)
+    clock.hear()
+    clock.pass_by(5)
+    seen = pod_problems.observed_pod(not_ready(), clock.clock.now(), clock.ages)
+    assert seen.node_silent_seconds == 25.5
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,11 @@ def made(edits: Mapping[str, object] | None = None, attempt: int = 1) -> Manifes
 
 
 def environment(manifest: Manifest, *path: str | int) -> dict[str, object]:
-    """Values by name of the container at `path`, which hold no references."""
+    """Values by name of the container at `path`, without those that are references."""
     variables = at(manifest, *path, "env")
     assert isinstance(variables, list)
-    return {str(at(each, "name")): at(each, "value") for each in variables}
+    plain = [each for each in variables if isinstance(each, dict) and "value" in each]
+    return {str(each["name"]): each["value"] for each in plain}
 
 
 RAY = ("spec", "headGroupSpec", "template", "spec", "containers", 0)
@@ -134,6 +135,29 @@ def test_code_in_the_image_is_on_the_path_and_needs_no_volume() -> None:
     mounts = at(manifest, *RAY, "volumeMounts")
     assert isinstance(mounts, list)
     assert [at(mount, "name") for mount in mounts] == ["rljob-storage", "rljob-cache", "rljob-ray"]
+
+
+SHADOWS = {"LD_AUDIT": "", "LD_PRELOAD": "", "PYTHONHOME": "", "PYTHONSTARTUP": ""}
+AUTHENTICATION = {"RAY_ENABLE_K8S_TOKEN_AUTH": "false"}
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "shadows"),
+    [
+        ([], {}),
+        ([None], SHADOWS | AUTHENTICATION),
+        (["P_"], {}),
+        (["P_", None], SHADOWS | AUTHENTICATION),
+        (["LD_"], {"LD_AUDIT": "", "LD_PRELOAD": ""}),
+        (["LD_AUDIT", "PYTHONH"], {"PYTHONHOME": ""}),
+    ],
+)
+def test_no_secret_brings_what_no_job_may_set(prefixes: list[str | None], shadows: dict[str, str]) -> None:
+    sources: list[dict[str, object]] = [{"secretRef": {"name": "all"}} | ({"prefix": p} if p else {}) for p in prefixes]
+    manifest = made({"envFrom": sources})
+    for place in (RAY, ("spec", "workerGroupSpecs", 0, "template", "spec", "containers", 0)):
+        variables = environment(manifest, *place)
+        assert {name: variables[name] for name in SHADOWS | AUTHENTICATION if name in variables} == shadows
 
 
 def test_code_on_a_claim_is_mounted_read_only() -> None:

@@ -26,7 +26,8 @@ from rljob_testing.ray_dashboard_stand_in import (
 
 pytestmark = pytest.mark.apiserver
 
-SHORT = {"spec.runPolicy.provisioningDeadlineSeconds": 8}
+NO_RETRIES = {"spec.runPolicy.maxAppRetries": 0, "spec.runPolicy.maxInfraRetries": 0}
+SHORT = {**NO_RETRIES, "spec.runPolicy.provisioningDeadlineSeconds": 8}
 LARGE_GROUP = {
     "name": "rollout",
     "state": "PENDING",
@@ -165,17 +166,20 @@ SCENARIOS: Mapping[str, Scenario] = {
     "not-started": Scenario(
         ("Failed", "True", "SubmissionFailed"),
         ("RUNTIME_ENV_SETUP_FAILURE", "Failed to set up runtime environment"),
+        edits=NO_RETRIES,
         life=not_starting,
     ),
     "lost-answer": Scenario(("Complete", "True", "Succeeded"), ("4 of 4 steps",), dashboard={"lose_answer": True}),
     "bad-code": Scenario(
         ("Failed", "True", "ApplicationError"),
         ("exit code 1", "RewardError: my_rewards.score raised ValueError: no number"),
+        edits=NO_RETRIES,
         life=failing(1, ("RewardError", "my_rewards.score raised ValueError: no number"), "a\nb\n"),
     ),
     "no-words": Scenario(
         ("Failed", "True", "ApplicationError"),
         ("exit code 3", "ModuleNotFoundError: No module named 'rljob_trainer'"),
+        edits=NO_RETRIES,
         life=failing(3, None, "Traceback\nModuleNotFoundError: No module named 'rljob_trainer'\n"),
     ),
     "bad-file": Scenario(
@@ -186,13 +190,25 @@ SCENARIOS: Mapping[str, Scenario] = {
     "lost-node": Scenario(
         ("Failed", "True", "InfrastructureError"),
         ("exit code 75", "WorkerLostError: node gone"),
+        edits=NO_RETRIES,
         life=failing(75, ("WorkerLostError", "node gone"), ""),
     ),
     "lost-supervisor": Scenario(
-        ("Failed", "True", "InfrastructureError"), ("JOB_SUPERVISOR_ACTOR_DIED",), life=losing_its_supervisor
+        ("Failed", "True", "InfrastructureError"),
+        ("JOB_SUPERVISOR_ACTOR_DIED",),
+        edits=NO_RETRIES,
+        life=losing_its_supervisor,
+    ),
+    "tried-again": Scenario(
+        ("Retrying", "True", "ApplicationError"),
+        ("exit code 1",),
+        edits={"spec.runPolicy.maxAppRetries": 1000},
+        life=failing(1, ("RewardError", "no number"), "a\nb\n"),
     ),
     "stopped": Scenario(("Failed", "True", "StoppedOutside"), ("not by the operator",), life=stopped_by_somebody),
-    "no-result": Scenario(("Failed", "True", "EndedWithoutResult"), ("exit code 0",), life=ending_without_result),
+    "no-result": Scenario(
+        ("Failed", "True", "EndedWithoutResult"), ("exit code 0",), edits=NO_RETRIES, life=ending_without_result
+    ),
     "kept": Scenario(("ClusterReady", "True", "Kept"), ("kept",), edits={"spec.runPolicy.cleanup": "KeepCluster"}),
 }
 
@@ -239,7 +255,7 @@ def test_the_reason_is_told(jobs: JobPlace, name: str) -> None:
 def test_what_is_gone_while_the_trainer_runs(jobs: JobPlace) -> None:
     for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
         jobs.dashboard(f"{name}-1").life = running_for_ever()
-        jobs.submit(name)
+        jobs.submit(name, NO_RETRIES)
     for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
         jobs.wait_for(name, "Progressing", "Training")
     jobs.script("no-head-1", ClusterScript(missing=("head-0",)))

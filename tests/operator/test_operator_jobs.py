@@ -13,7 +13,7 @@ from rljob_testing.ray_dashboard_stand_in import succeeding
 
 pytestmark = pytest.mark.apiserver
 
-ORDER = ["SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Checkpointed", "Complete"]
+ORDER = ["SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Checkpointed", "Finished", "Complete"]
 
 
 def test_a_job_is_brought_to_complete(place: JobPlace, operator: OperatorProcess) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rljob_testing.kuberay_stand_in import ClusterScript, PodScript
-from rljob_testing.operator_process import LEASE_RULES, RULES, OperatorProcess
+from rljob_testing.operator_process import LEASE_RULES, NODE_LEASE_RULES, RULES, OperatorProcess
 from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.operator_process_proxy import ApiProxy, Fault, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
@@ -22,6 +22,11 @@ pytestmark = pytest.mark.apiserver
 MAX_STATUS_WRITES = 7
 """Of a job of a second: intent, cluster seen, ready and submitting, submitted, ended, removed; and one to spare."""
 MAX_WRITES = 20
+RARELY_USED = {
+    ("patch", "networking.k8s.io", "networkpolicies"),
+    ("get", "ray.io", "rayclusters"),
+}
+"""Only of jobs whose operator has moved, and of clusters that are there before they are made: see test_controller."""
 
 
 @pytest.fixture
@@ -47,7 +52,7 @@ def allowed() -> set[tuple[str, str, str]]:
     """Verb, group and resource of everything in the role."""
     return {
         (verb, group, resource)
-        for rule in (*RULES, *LEASE_RULES)
+        for rule in (*RULES, *LEASE_RULES, *NODE_LEASE_RULES)
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -58,12 +63,13 @@ def test_every_right_is_used_and_no_other(place: JobPlace, proxy: ApiProxy, watc
     script = PodScript(phase="Pending", ready=False, event=("FailedMount", "no volume"), scheduled_seconds_ago=60)
     place.script("stuck-1", ClusterScript({"head": script}))
     place.submit("stuck")
-    place.submit("good")
+    place.submit("good", {"spec.runPolicy.ttlSecondsAfterFinished": 4})
     place.wait_for("good", "Complete", "Succeeded")
     place.wait_for("good", "ClusterReady", "Removed", "False")
+    place.wait(lambda: place.http.get(f"{place.jobs}/good").status_code == 404, "the job to be deleted")
     place.wait_for("stuck", "ClusterReady", "VolumeMountFailed", "False")
     place.wait(lambda: ("update", "coordination.k8s.io", "leases") in used(proxy), "the lease to be renewed")
-    assert used(proxy) == allowed()
+    assert used(proxy) | RARELY_USED == allowed()
     # By itself: times and numbers may contain it.
     assert not re.search(r"\b403\b", watched.log())
 
@@ -90,13 +96,15 @@ def test_nothing_is_written_while_nothing_changes(place: JobPlace, proxy: ApiPro
     place.submit("still")
     place.wait_for("still", "Progressing", "Training")
     time.sleep(3)
-    before = [seen for seen in list(proxy.requests) if seen.is_write and seen.resource != "leases"]
+    before = list(proxy.requests)
     asked = place.dashboard("still-1").num_asked
     time.sleep(10)
-    after = [seen for seen in list(proxy.requests) if seen.is_write and seen.resource != "leases"]
-    assert after == before
-    # Two or three looks of at most five requests, though nothing happened that would call for one.
-    assert 0 < place.dashboard("still-1").num_asked - asked <= 20
+    since = Counter(str(seen) for seen in list(proxy.requests)[len(before) :] if seen.resource != "leases")
+    # A listing of everything, once a minute, may fall into this time.
+    assert set(since) <= {"list rljobs", "list rayclusters", "list pods"}, since
+    assert all(number == 1 for number in since.values()), since
+    # Two or three looks of one request, though nothing happened that would call for one; and now and then the nodes.
+    assert 0 < place.dashboard("still-1").num_asked - asked <= 4
     assert watched.probe("/healthz") == 200
 
 
@@ -113,7 +121,7 @@ def test_an_avalanche_of_events_is_one_look(place: JobPlace, watched: OperatorPr
     place.change("busy", {"metadata": {"labels": {"touched": "yes"}}})
     time.sleep(2)
     looks = (seconds + 4) / 1.5 + 1
-    assert (place.dashboard("busy-1").num_asked - asked) / 5 <= looks
+    assert place.dashboard("busy-1").num_asked - asked <= looks + 1
     assert watched.metric("rljob_operator_passes_total") - passes <= looks
 
 

@@ -17,7 +17,11 @@ from rljob_testing.ray_dashboard_stand_in import succeeding
 
 pytestmark = pytest.mark.apiserver
 
-TIMES = {"lastTransitionTime", "started", "ended", "clusterUid", "updatedAt", "savedAt"}
+TIMES = {
+    *("lastTransitionTime", "started", "ended", "clusterUid", "updatedAt", "savedAt"),
+    *("admittedAt", "readyAt", "runningSince", "progressedAt", "runStateAt", "endingSeenAt", "at", "cleanedUpAt"),
+    *("activeSeconds", "startNumber", "tokensPerSecond"),
+}
 REPEATED = ("patch rljobs/status", "create events")
 
 

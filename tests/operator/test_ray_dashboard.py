@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager
-from http.server import ThreadingHTTPServer
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from rljob_api.constants import run_state_file_name
-from rljob_operator.metrics import Metrics
-from rljob_operator.ray import client
-from rljob_operator.ray.client import Dashboard, RayClient
-from rljob_operator.ray.errors import DashboardUnreachableError, RayRefusedError, TokenRejectedError
-from rljob_operator.ray.observe_dashboard import infeasible_groups, observe_dashboard
+from rljob_operator.manifests.environment import SHADOWS
+from rljob_operator.manifests.submission import submission as manifest_of_submission
+from rljob_operator.ray.errors import DashboardOpenError, RayRefusedError, TokenRejectedError
+from rljob_operator.ray.observe_dashboard import observe_dashboard
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
-from rljob_testing.apiserver import free_ports
-from rljob_testing.quiet_http import QuietHandler
+from rljob_operator.reconcile.plan_types import SubmitJob
+from rljob_testing.operator_jobs import IDENTITY, spec
 from rljob_testing.ray_cluster import pod_cluster
 from rljob_testing.ray_dashboard_stand_in import run_state
+from rljob_testing.ray_dashboards import TOKEN, dashboard, run
 from rljob_testing.ray_jobs import RayCluster
 
-TOKEN = "a" * 64
 ENDED = (RayJobStatus.FAILED, RayJobStatus.STOPPED, RayJobStatus.SUCCEEDED)
+SUBMITTED = ("RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "RLJOB_RUN_STATE_FILE", "RAY_JOB_STOP_WAIT_TIME_S")
+"""What pods are not given: it comes with each submission."""
 PLACEMENT = """
 import ray, time
 ray.init()
@@ -38,25 +35,10 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    """A head and two workers with one declared GPU each."""
-    with pod_cluster(tmp_path_factory.mktemp("ray"), TOKEN, {}) as cluster:
+    """A head and two workers with one declared GPU each, in pods whose job names a Secret full of our own variables."""
+    variables = {**SHADOWS, **dict.fromkeys(SUBMITTED, "from a Secret")}
+    with pod_cluster(tmp_path_factory.mktemp("ray"), TOKEN, variables) as cluster:
         yield cluster
-
-
-def run(test: Callable[[], Coroutine[None, None, None]]) -> None:
-    """In a loop of its own, with a limit."""
-
-    async def limited() -> None:
-        async with asyncio.timeout(240):
-            await test()
-
-    asyncio.run(limited())
-
-
-@asynccontextmanager
-async def dashboard(port: int, *tokens: str) -> AsyncIterator[Dashboard]:
-    async with RayClient(Metrics()) as client:
-        yield client.dashboard(f"http://127.0.0.1:{port}", tokens)
 
 
 async def until(ask: Callable[[], Awaitable[ObservedRay]], wanted: Callable[[ObservedRay], bool]) -> ObservedRay:
@@ -130,6 +112,48 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: RayCluster, tmp_p
 
 
 @pytest.mark.ray
+def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: RayCluster, tmp_path: Path) -> None:
+    async def test() -> None:
+        seen = tmp_path / "seen"
+        body = manifest_of_submission(IDENTITY, spec(), SubmitJob("variables-1-1", attempt=1, start_number=7))
+        async with dashboard(cluster.port, TOKEN) as good:
+            await good.submit(body | {"entrypoint": f"exec env -0 > {seen}"})
+            end = await until(
+                lambda: observe_dashboard(good, "variables-1-1"),
+                lambda seen: seen.job is not None and seen.job.status in ENDED,
+            )
+            assert end.job is not None
+            assert end.job.status is RayJobStatus.SUCCEEDED
+        variables = dict(entry.split("=", 1) for entry in seen.read_text().split("\0") if entry)
+        assert {name: variables[name] for name in SUBMITTED} == {
+            "RLJOB_ATTEMPT": "1",
+            "RLJOB_START_NUMBER": "7",
+            "RLJOB_RUN_STATE_FILE": "/tmp/ray/session_latest/logs/rljob-run-state-variables-1-1.json",
+            "RAY_JOB_STOP_WAIT_TIME_S": "110",
+        }
+        # Empty, these did neither Ray nor the shells and programs that it starts any harm.
+        assert {name: variables[name] for name in SHADOWS} == dict(SHADOWS)
+
+    run(test)
+
+
+@pytest.mark.ray
+def test_a_ray_that_asks_for_no_token_gets_no_job(tmp_path: Path) -> None:
+    async def test() -> None:
+        # A home of its own, because Ray asks for a token where it finds one there.
+        with pod_cluster(tmp_path, "", {"HOME": str(tmp_path)}, num_workers=0) as open_cluster:
+            async with dashboard(open_cluster.port, TOKEN) as unguarded:
+                seen = await observe_dashboard(unguarded, None)
+                assert seen.reachability is Reachability.OPEN
+                assert seen.nodes == ()
+                with pytest.raises(DashboardOpenError, match="answers requests without a token"):
+                    await unguarded.submit(submission("open-1-1", "true"))
+                assert await unguarded.job("open-1-1") is None
+
+    run(test)
+
+
+@pytest.mark.ray
 def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
         (tmp_path / "place.py").write_text(PLACEMENT)
@@ -147,182 +171,3 @@ def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: RayCluster,
             assert seen.job.status is RayJobStatus.STOPPED
 
     run(test)
-
-
-def test_nobody_there() -> None:
-    async def test() -> None:
-        (port,) = free_ports(1)
-        async with dashboard(port, TOKEN) as nobody:
-            seen = await observe_dashboard(nobody, None)
-            assert seen.reachability is Reachability.UNREACHABLE
-            assert seen.error
-            with pytest.raises(DashboardUnreachableError):
-                await nobody.submit(submission("x", "true"))
-
-    run(test)
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<html>...", "its answer is not JSON: <html>..."),
-        (b"HTTP/1.1 503 No\r\nContent-Length: 11\r\n\r\nbusy\nat all\n", "HTTP 503: at all"),
-        (b"HTTP/1.1 302 No\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", "HTTP 302: "),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b"x" * 9_000_000, "larger than 8388608 bytes"),
-        (
-            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, gzip\r\nConnection: close\r\n\r\n"
-            + gzip.compress(gzip.compress(b'{"data": {}}')),
-            "its answer is encoded (gzip, gzip)",
-        ),
-        (b"", "disconnected"),
-    ],
-)
-def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
-    async def test() -> None:
-        async def strange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(answer)
-            await writer.drain()
-            writer.close()
-
-        (port,) = free_ports(1)
-        server = await asyncio.start_server(strange, "127.0.0.1", port)
-        async with dashboard(port, TOKEN) as odd:
-            seen = await observe_dashboard(odd, None)
-            assert seen.reachability is Reachability.UNREACHABLE
-            assert error in (seen.error or "")
-        server.close()
-
-    run(test)
-
-
-def ok(text: str) -> bytes:
-    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
-
-
-def node(num_gpus: str) -> bytes:
-    found = f'{{"state": "ALIVE", "is_head_node": true, "resources_total": {{"GPU": {num_gpus}}}}}'
-    return ok(f'{{"data": {{"result": {{"result": [{found}]}}}}}}')
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (node("Infinity"), "its answer makes no sense: cannot convert float infinity"),
-        (node("NaN"), "its answer makes no sense: cannot convert float NaN"),
-        (node("1" + 400 * "0"), "its answer makes no sense: int too large"),
-        (node(5000 * "1"), "its answer is not JSON"),
-        (ok(200_000 * "["), "its answer is not JSON"),
-    ],
-)
-def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
-    async def test() -> None:
-        async with answering({"": answer}) as odd:
-            seen = await observe_dashboard(odd, None)
-            assert seen.reachability is Reachability.UNREACHABLE
-            assert error in (seen.error or "")
-
-    run(test)
-
-
-@asynccontextmanager
-async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
-    """A dashboard that answers by how the path begins. The connection stays open."""
-
-    class Handler(QuietHandler):
-        def do_GET(self) -> None:
-            self.wfile.write(next(found for start, found in answers.items() if self.path.startswith(start)))
-
-    # A thread of its own: asyncio holds a stream only as long as somebody reads from it.
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            async with dashboard(server.server_address[1], TOKEN) as found:
-                yield found
-        finally:
-            server.shutdown()
-
-
-def test_only_a_file_that_is_not_there_is_none() -> None:
-    async def test() -> None:
-        def failed(text: str) -> bytes:
-            return f"HTTP/1.1 500 Error\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
-
-        answers = {
-            "/api/v0/nodes": node("0"),
-            "/api/jobs/job-1-1": ok('{"status": "RUNNING", "driver_node_id": "head"}'),
-            "/api/v0/placement_groups": ok("{}"),
-            "/api/v0/logs": failed("A file is not found at: /tmp/ray/session_1/logs/x"),
-        }
-        async with answering(answers) as without_file:
-            seen = await observe_dashboard(without_file, "job-1-1")
-            assert (seen.reachability, seen.run_state) == (Reachability.OK, None)
-        answers["/api/v0/logs"] = failed("Agent for node id: head doesn't exist.")
-        async with answering(answers) as without_agent:
-            seen = await observe_dashboard(without_agent, "job-1-1")
-            assert (seen.reachability, seen.error) == (
-                Reachability.UNREACHABLE,
-                "HTTP 500: Agent for node id: head doesn't exist.",
-            )
-
-    run(test)
-
-
-def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "SUBMIT_TIMEOUT_SECONDS", 0.5)
-
-    async def test() -> None:
-        async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-            for _ in range(20):
-                writer.write(b" ")
-                await asyncio.sleep(0.1)
-            writer.close()
-
-        (port,) = free_ports(1)
-        server = await asyncio.start_server(drip, "127.0.0.1", port)
-        async with dashboard(port, TOKEN) as slow:
-            with pytest.raises(DashboardUnreachableError, match=r"no answer within 0\.5 s"):
-                await slow.submit(submission("x", "true"))
-        server.close()
-
-    run(test)
-
-
-def test_no_answer_is_asked_for_in_another_encoding() -> None:
-    async def test() -> None:
-        requests: list[bytes] = []
-
-        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            requests.append(await reader.readuntil(b"\r\n\r\n"))
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-            writer.close()
-
-        (port,) = free_ports(1)
-        server = await asyncio.start_server(note, "127.0.0.1", port)
-        async with dashboard(port, TOKEN) as polite:
-            assert (await observe_dashboard(polite, None)).reachability is Reachability.OK
-        server.close()
-        assert [b"accept-encoding: identity" in request.lower() for request in requests] == [True]
-
-    run(test)
-
-
-def test_bundles_are_counted_by_what_they_ask_for() -> None:
-    def group(name: str, state: str, *bundles: dict[str, float]) -> dict[str, object]:
-        return {
-            "name": name,
-            "placement_group_id": f"id-{name}",
-            "state": "PENDING",
-            "stats": {"scheduling_state": state},
-            "bundles": [{"unit_resources": bundle} for bundle in bundles],
-        }
-
-    groups = [
-        group("fits-later", "NO_RESOURCES", {"GPU": 1}),
-        group("mixed", "INFEASIBLE", {"GPU": 8, "CPU": 1}, {"CPU": 0.5}, {"CPU": 1, "GPU": 8}),
-        group("", "INFEASIBLE"),
-    ]
-    assert infeasible_groups(groups) == ("mixed: 2 x {CPU: 1, GPU: 8}, 1 x {CPU: 0.5}", "id-: ")

@@ -9,8 +9,9 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome, ConditionStatus
-from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
-from rljob_operator.reconcile.plan_types import DeleteCluster, StopJob
+from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedRay, RayJobStatus
+from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy, DeleteCluster, StopJob
+from rljob_operator.reconcile.timestamps import timestamp
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (
     CLUSTER_UID,
@@ -28,6 +29,8 @@ from rljob_testing.operator_observed import (
     ready_pods,
     run_state,
     running,
+    silence,
+    without_retries,
 )
 
 C = ConditionType
@@ -37,10 +40,11 @@ LIMITS = spec(
             "provisioningDeadlineSeconds": 300,
             "activeDeadlineSeconds": 1000,
             "gracePeriodSeconds": 50,
+            "maxAppRetries": 0,
         }
     }
 )
-UNREACHABLE = ObservedRay(Reachability.UNREACHABLE, error="timeout")
+UNREACHABLE = silence()
 
 
 def pending(seconds_ago: float) -> Observed:
@@ -61,7 +65,7 @@ def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
         "ProvisioningDeadlineExceeded",
         "the trainer did not run within 300 s: 0 of 2 pods ready; waiting for the head pod and 1 of pool main",
     )
-    assert plan.status.attempts[0].outcome is AttemptOutcome.FAILED
+    assert plan.status.attempts[0].outcome == AttemptOutcome.FAILED
     assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
 
 
@@ -105,7 +109,7 @@ def test_the_active_deadline_stops_the_trainer_first() -> None:
         "ActiveDeadlineExceeded",
         "the trainer was asked to stop and has ended; it leaves the checkpoint of step 7",
     )
-    assert last.status.attempts[0].outcome is AttemptOutcome.STOPPED
+    assert last.status.attempts[0].outcome == AttemptOutcome.STOPPED
 
 
 def test_a_trainer_that_does_not_stop_gets_its_grace_from_the_request() -> None:
@@ -126,12 +130,12 @@ def test_a_silent_dashboard_does_not_prolong_the_grace() -> None:
     asked = after(training(1000), decide(training(1000)))
     silent = replace(asked, ray=UNREACHABLE)
     plan = decide(silent, at(20))
-    assert plan.effects == ()
+    assert plan.effects == (ApplyNetworkPolicy("example-1"),)
     assert found(plan.status, C.PROGRESSING) == found(asked.job.status, C.PROGRESSING)
     assert found(decide(after(silent, plan), at(50)).status, C.FAILED) is not None
 
 
-def test_the_grace_does_not_begin_before_the_deadline() -> None:
+def test_the_grace_begins_with_the_request() -> None:
     # The trainer has said for 500 s that it stops, which somebody else asked for.
     status = running(1000, condition(C.PROGRESSING, ConditionStatus.FALSE, Reason.STOPPING, seconds_ago=500))
     stopping = at_work(state=run_state(RunPhase.STOPPING), status=status, job_spec=LIMITS)
@@ -145,7 +149,7 @@ def test_the_grace_does_not_begin_before_the_deadline() -> None:
 def test_nobody_is_said_to_have_asked_a_dashboard_that_does_not_answer() -> None:
     silent = replace(training(1000), ray=UNREACHABLE)
     plan = decide(silent)
-    assert plan.effects == ()
+    assert plan.effects == (ApplyNetworkPolicy("example-1"),)
     message = "the trainer is to stop (ActiveDeadlineExceeded), but cannot be asked: Ray's dashboard does not answer"
     assert found(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
     later = after(silent, plan)
@@ -190,9 +194,13 @@ def test_a_deadline_can_be_raised_in_time() -> None:
 
 
 def hanging(phase: RunPhase, seconds_ago: float) -> Observed:
-    """Ray says that the trainer runs, which told so long ago that it has ended; its grace is 50 s."""
+    """Ray says that the trainer runs, which was seen so long ago to tell that it has ended; its grace is 50 s."""
     error = RunError(kind="RewardError", message="no score") if phase is RunPhase.FAILED else None
-    return replace(training(100), ray=ray(ray_job(), run_state(phase, step=10, seconds_ago=seconds_ago, error=error)))
+    told = {"ending_seen_at": timestamp(at(-seconds_ago))} if phase is not RunPhase.RUNNING else {}
+    status = running(100, condition(C.PROGRESSING, reason=Reason.TRAINING), record=told)
+    # What the trainer's clock says does not matter.
+    state = run_state(phase, step=10, seconds_ago=-3600, error=error)
+    return at_work(ray_job(), state, status, job_spec=LIMITS)
 
 
 @pytest.mark.parametrize("phase", [RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED])
@@ -201,7 +209,7 @@ def test_a_trainer_that_has_told_its_end_and_does_not_end_is_stopped(phase: RunP
     for seconds_ago in (50, 99):
         plan = decide(hanging(phase, seconds_ago))
         assert plan.effects == (StopJob("example-1-1"),)
-        assert plan.status.attempts[0].outcome is AttemptOutcome.RUNNING
+        assert plan.status.attempts[0].outcome == AttemptOutcome.RUNNING
     assert decide(hanging(RunPhase.RUNNING, 1000)).effects == ()
 
 
@@ -229,6 +237,12 @@ def test_it_ends_as_it_told(
     assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
 
 
+def name_conflict(seconds_ago: float) -> Observed:
+    """Another cluster has had the name for so long."""
+    seen = observed(provisioning(seen=False, seconds_ago=seconds_ago), job_spec=LIMITS)
+    return replace(seen, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's"))
+
+
 @pytest.mark.parametrize(
     ("seen", "seconds"),
     [
@@ -238,8 +252,8 @@ def test_it_ends_as_it_told(
         (replace(pending(100), pods=ready_pods(), ray=ray(gpus=())), 4),
         (training(100), 4),
         (training(998), 2),
-        (observed(provisioning(seen=False, seconds_ago=55), cluster(owner_uid="other"), job_spec=LIMITS), 5),
-        (observed(running(60, condition(C.FAILED))), None),
+        (name_conflict(55), 5),
+        (observed(decide(without_retries(observed(running()))).status), None),
     ],
 )
 def test_the_operator_looks_again_in_time(seen: Observed, seconds: float | None) -> None:

@@ -23,6 +23,7 @@ from rljob_testing.operator_observed import (
     ready_pods,
     run_state,
     running,
+    without_retries,
 )
 
 
@@ -78,8 +79,8 @@ def test_a_problem_is_told_when_its_reason_changes_and_only_then() -> None:
 
 
 def test_one_loss_is_told_once() -> None:
-    assert reasons(observed(running())) == ["ClusterLost"]
-    assert reasons(replace(at_work(), ray=ray())) == ["DriverLost"]
+    assert reasons(without_retries(observed(running()))) == ["ClusterLost"]
+    assert reasons(without_retries(replace(at_work(), ray=ray()))) == ["DriverLost"]
 
 
 def test_an_invalid_job_is_told_once_and_as_a_warning() -> None:
@@ -90,7 +91,7 @@ def test_an_invalid_job_is_told_once_and_as_a_warning() -> None:
 
 def test_a_long_text_of_wide_letters_fits_into_an_event() -> None:
     state = run_state(RunPhase.FAILED, error=RunError(kind="E", message="é" * 2000))
-    plan = decide(at_work(ray_job(RayJobStatus.FAILED, 1), state))
+    plan = decide(without_retries(at_work(ray_job(RayJobStatus.FAILED, 1), state)))
     (failed,) = [event for event in plan.events if event.reason is Reason.APPLICATION_ERROR]
     assert len(failed.message.encode()) in (1023, 1024)
     (condition,) = [each for each in plan.status.conditions if each.type == ConditionType.FAILED]

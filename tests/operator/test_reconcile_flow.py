@@ -9,7 +9,7 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase
-from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, PoolStatus, RLJobStatus
+from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, Counters, JobResult, PoolStatus
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -21,10 +21,12 @@ from rljob_operator.reconcile.observed import (
 )
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.reconcile import reconcile
+from rljob_operator.reconcile.timestamps import timestamp
 from rljob_testing.operator_jobs import DEFAULTS, spec
 from rljob_testing.operator_observed import (
     CLUSTER_UID,
     NOW,
+    START_NUMBER,
     after,
     at,
     at_work,
@@ -32,6 +34,7 @@ from rljob_testing.operator_observed import (
     cluster,
     condition,
     decide,
+    ended_well,
     found,
     observed,
     pod,
@@ -41,10 +44,14 @@ from rljob_testing.operator_observed import (
     ready_pods,
     run_state,
     running,
+    silence,
+    waiting,
+    without_retries,
 )
 
 C = ConditionType
-COMPLETE = running(60, condition(C.COMPLETE, reason=Reason.SUCCEEDED))
+SUCCEEDED = JobResult(outcome="Succeeded", reason="Succeeded", at=timestamp(NOW))
+COMPLETE = running(60).model_copy(update={"attempts": (ended_well(),), "result": SUCCEEDED})
 
 
 def test_the_intent_is_written_before_the_cluster_is_made() -> None:
@@ -53,37 +60,20 @@ def test_the_intent_is_written_before_the_cluster_is_made() -> None:
     assert first.status.attempts == (
         Attempt(number=1, cluster="example-1", started="2026-03-01T12:00:00Z", submissions=0),
     )
+    assert first.status.counters == Counters(attempts=1)
     assert first.effects == ()
     assert first.requeue_after_seconds == 0
     second = decide(after(seen, first), at(1))
-    assert second.effects == (CreateCluster(1),)
+    assert second.effects == (CreateCluster(1, "example-1"),)
     assert second.status == first.status
 
 
 def test_a_cluster_is_made_again_until_it_is_there_and_then_remembered() -> None:
     seen = observed(provisioning(seen=False))
-    assert decide(seen).effects == (CreateCluster(1),)
-    there = decide(replace(seen, cluster=cluster()))
+    assert decide(seen).effects == (CreateCluster(1, "example-1"),)
+    there = decide(replace(seen, clusters=(cluster(),)))
     assert there.effects == ()
     assert there.status.attempts[0].cluster_uid == CLUSTER_UID
-
-
-def test_no_cluster_is_made_beside_the_pods_of_a_former_one() -> None:
-    plan = decide(observed(provisioning(seen=False), pods=(pod("old", deleting=True),)))
-    assert plan.effects == ()
-    assert found(plan.status, C.CLUSTER_READY) == (
-        "False",
-        "Creating",
-        "pods of a former RayCluster example-1 have not ended yet (1)",
-    )
-
-
-def test_a_cluster_of_the_former_job_may_take_its_time_to_go() -> None:
-    # The job was made again 70 s ago; the garbage collector is at the old cluster.
-    plan = decide(observed(provisioning(seen=False, seconds_ago=70), cluster(owner_uid="former", deleting=True)))
-    assert plan.effects == ()
-    assert found(plan.status, C.FAILED) is None
-    assert found(plan.status, C.CLUSTER_READY) is not None
 
 
 def test_without_kuberay_nothing_is_made() -> None:
@@ -111,8 +101,8 @@ def test_a_ready_cluster_gets_the_job_with_a_number_that_only_grows() -> None:
     [
         ray(gpus=(1,)),
         ray(gpus=()),
-        ObservedRay(Reachability.UNREACHABLE, error="timeout"),
-        ObservedRay(Reachability.REJECTED, error="403"),
+        silence(),
+        silence(Reachability.REJECTED),
         ObservedRay(Reachability.NOT_ASKED),
     ],
     ids=["a GPU is missing", "a node is missing", "unreachable", "rejected", "not asked"],
@@ -121,6 +111,17 @@ def test_nothing_is_submitted_while_something_is_missing(seen: ObservedRay) -> N
     plan = decide(observed(provisioning(), cluster(), ready_pods(), seen))
     assert plan.effects == ()
     assert plan.status.attempts[0].submissions == 0
+
+
+def test_a_dashboard_that_asks_nobody_for_a_token_ends_the_job_before_anything_is_submitted() -> None:
+    seen = silence(Reachability.OPEN, 0, "GET /api/jobs/ without a token: HTTP 200")
+    plan = decide(observed(provisioning(), cluster(), ready_pods(), seen))
+    assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
+    assert found(plan.status, C.FAILED) == (
+        "True",
+        "AuthenticationMissing",
+        "all pods are ready, but Ray asks nobody for a token: GET /api/jobs/ without a token: HTTP 200",
+    )
 
 
 def test_gpus_are_counted_node_by_node() -> None:
@@ -166,7 +167,8 @@ def test_transition_times_move_with_the_status_only() -> None:
 def test_conditions_stand_in_the_order_in_which_a_job_gets_there_and_name_their_generation() -> None:
     status = decide(at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE))).status
     assert [each.type for each in status.conditions] == [
-        *("SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Progressing", "Checkpointed", "Complete"),
+        *("SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Progressing", "Checkpointed"),
+        *("Finished", "Complete"),
     ]
     assert {each.observed_generation for each in status.conditions} == {3}
     assert status.observed_generation == 3
@@ -179,16 +181,20 @@ STARTED = running(60, condition(C.PROGRESSING, reason=Reason.TRAINING))
     ("seen", "phase"),
     [
         (observed(job_spec=spec({"checkpoint": {}})), "Failed"),
+        (observed(waiting()), "Retrying"),
+        (observed(job_spec=spec({"suspend": True})), "Suspended"),
+        (observed(running(), cluster(), ready_pods(), job_spec=spec({"suspend": True})), "Stopping"),
         (observed(), "Provisioning"),
         (observed(provisioning(), cluster()), "Provisioning"),
-        (observed(provisioning(), cluster(), ready_pods(), ray()), "Starting"),
-        (at_work(), "Starting"),
+        (observed(provisioning(), cluster(), ready_pods(), ray()), "Provisioning"),
+        (at_work(status=running(60, record={"state": "Starting"})), "Starting"),
         (at_work(state=run_state()), "Running"),
-        (replace(at_work(status=STARTED), ray=ObservedRay(Reachability.UNREACHABLE, error="timeout")), "Running"),
+        (replace(at_work(status=STARTED), ray=silence()), "Running"),
         (at_work(state=run_state(RunPhase.STOPPING)), "Stopping"),
         (at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE)), "Complete"),
         (observed(COMPLETE), "Complete"),
-        (observed(running()), "Failed"),
+        (without_retries(observed(running())), "Failed"),
+        (observed(running()), "Retrying"),
     ],
 )
 def test_the_phase_is_one_word_for_people(seen: Observed, phase: str) -> None:
@@ -216,8 +222,7 @@ def unread(seen: Observed) -> Observed:
     ("seen", "kind", "reason"),
     [
         (at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE)), C.COMPLETE, "Succeeded"),
-        (at_work(ray_job(RayJobStatus.FAILED, 1)), C.FAILED, "ApplicationError"),
-        (observed(running(), cluster(), ()), C.FAILED, "HeadLost"),
+        (at_work(ray_job(RayJobStatus.FAILED, 2)), C.FAILED, "ConfigurationError"),
     ],
 )
 def test_the_end_of_a_job_that_cannot_be_read_is_seen(seen: Observed, kind: ConditionType, reason: str) -> None:
@@ -227,6 +232,24 @@ def test_the_end_of_a_job_that_cannot_be_read_is_seen(seen: Observed, kind: Cond
     assert told[:2] == ("True", reason)
     assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
     assert plan.requeue_after_seconds is None
+
+
+def test_a_job_that_cannot_be_read_waits_for_its_next_attempt_until_it_can() -> None:
+    lost = unread(observed(running(), cluster(), ()))
+    plan = decide(lost)
+    assert plan.status.attempts[0].reason == "HeadLost"
+    assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
+    gone = replace(after(lost, plan), clusters=())
+    assert decide(gone, at(90_000)).status.phase == "Retrying"
+    assert decide(gone, at(90_000)).requeue_after_seconds == 10
+    readable = replace(gone, job=replace(gone.job, spec=spec(), spec_error=None))
+    assert decide(readable, at(90_000)).status.counters == Counters(
+        attempts=2,
+        start_number=START_NUMBER,
+        infrastructure_retries=1,
+        failed_attempts=1,
+        active_seconds=60,
+    )
 
 
 def test_a_job_that_cannot_be_read_gets_neither_a_trainer_nor_an_end_before_it_runs() -> None:
@@ -265,7 +288,7 @@ def test_a_job_that_is_deleted_is_left_to_the_garbage_collector() -> None:
 
 
 def test_while_the_trainer_runs_a_silent_dashboard_harms_neither_cluster_nor_job() -> None:
-    silent = replace(at_work(status=STARTED), ray=ObservedRay(Reachability.UNREACHABLE, error="timeout"))
+    silent = replace(at_work(status=STARTED), ray=silence())
     plan = decide(silent)
     assert found(plan.status, C.CLUSTER_READY) == ("True", "Ready", "2 of 2 pods ready and in Ray")
     assert found(plan.status, C.JOB_SUBMITTED) is not None
@@ -283,19 +306,18 @@ def test_a_job_of_another_submission_is_not_taken_for_this_one() -> None:
     "outside",
     [
         at_work(ray_job(RayJobStatus.FAILED, 1)),
-        observed(there=cluster(owner_uid="other")),
         observed(there=cluster(), pods=ready_pods()),
         replace(observed(), kuberay_installed=False),
     ],
 )
-@pytest.mark.parametrize("latched", [C.COMPLETE, C.FAILED])
-def test_an_ending_is_for_good(outside: Observed, latched: ConditionType) -> None:
-    ended = running(10_000, condition(latched, reason=Reason.SUCCEEDED))
-    plan = decide(replace(outside, job=replace(outside.job, status=ended)))
-    kept = {each.type for each in plan.status.conditions if each.status.value == "True"}
-    assert latched.value in kept
-    assert not {C.COMPLETE.value, C.FAILED.value} - {latched.value} <= kept
-    assert plan.status.attempts == ended.attempts
+@pytest.mark.parametrize("outcome", ["Succeeded", "Failed"])
+def test_an_ending_is_for_good(outside: Observed, outcome: str) -> None:
+    result = SUCCEEDED.model_copy(update={"outcome": outcome})
+    status = COMPLETE.model_copy(update={"result": result})
+    plan = decide(replace(outside, job=replace(outside.job, status=status)))
+    assert plan.status.result is not None
+    assert plan.status.result.model_copy(update={"cleaned_up_at": None}) == result
+    assert plan.status.attempts == status.attempts
     assert all(isinstance(effect, DeleteCluster) for effect in plan.effects)
 
 
@@ -303,15 +325,15 @@ def test_a_cluster_is_removed_and_then_said_to_be_gone() -> None:
     seen = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE))
     end = decide(seen)
     assert end.effects == (DeleteCluster("example-1", CLUSTER_UID),)
-    assert end.status.attempts[0].outcome is AttemptOutcome.SUCCEEDED
+    assert end.status.attempts[0].outcome == AttemptOutcome.SUCCEEDED
     assert end.status.attempts[0].ended == "2026-03-01T12:00:00Z"
     assert end.requeue_after_seconds is None
     told = ("False", "Ended", "the job has ended; its cluster is being removed")
     assert found(end.status, C.CLUSTER_READY) == told
-    going = replace(after(seen, end), cluster=cluster(deleting=True))
+    going = replace(after(seen, end), clusters=(cluster(deleting=True),))
     assert decide(going).effects == ()
     assert decide(going).status == end.status
-    pods_left = replace(going, cluster=None)
+    pods_left = replace(going, clusters=())
     assert decide(pods_left).status == end.status
     gone = decide(replace(pods_left, pods=()), at(60))
     assert found(gone.status, C.CLUSTER_READY) == ("False", "Removed", "the job has ended; its cluster was removed")
@@ -340,17 +362,9 @@ def test_a_kept_cluster_goes_when_the_job_says_so_later() -> None:
     assert decide(remove).effects == (DeleteCluster("example-1", CLUSTER_UID),)
 
 
-def test_the_cluster_of_somebody_else_is_never_deleted() -> None:
-    plan = decide(observed(provisioning(seen=False, seconds_ago=61), cluster(owner_uid="other")))
-    assert found(plan.status, C.FAILED) is not None
-    assert plan.effects == ()
-    assert decide(observed(plan.status, cluster(owner_uid="other"))).effects == ()
-
-
 def test_a_cluster_that_comes_up_after_the_end_is_removed_too() -> None:
-    never_seen = RLJobStatus(
-        attempts=(attempt(seen=False),), conditions=(condition(C.FAILED, reason=Reason.NAME_CONFLICT),)
-    )
+    failed = SUCCEEDED.model_copy(update={"outcome": "Failed", "cleaned_up_at": timestamp(NOW)})
+    never_seen = COMPLETE.model_copy(update={"attempts": (attempt(seen=False),), "result": failed})
     assert decide(observed(never_seen, cluster(uid="late"))).effects == (DeleteCluster("example-1", "late"),)
 
 

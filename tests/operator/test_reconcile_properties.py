@@ -1,61 +1,162 @@
-"""What holds of every decision, whatever the operator sees."""
+"""What holds of every decision, whatever the operator sees; of time, `test_reconcile_properties_time` tells."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from random import Random
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.conditions import ConditionType
+from rljob_api.conditions import REASONS, ConditionType, Reason
 from rljob_api.crdgen.structural import root_schema
-from rljob_api.v1alpha1.status import Attempt, RLJobStatus
-from rljob_operator.reconcile.observed import Observed
-from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Plan, StopJob, SubmitJob
+from rljob_api.v1alpha1.run_policy import Cleanup
+from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, RLJobStatus
+from rljob_operator.kube.merge_patch import without_nulls
+from rljob_operator.reconcile.failure_classes import FAILURE_CLASSES
+from rljob_operator.reconcile.observed import Observed, ObservedPod, RayJobStatus, Reachability
+from rljob_operator.reconcile.plan_types import (
+    ApplyNetworkPolicy,
+    CreateCluster,
+    DeleteCluster,
+    DeleteJob,
+    Effect,
+    Plan,
+    StopJob,
+    SubmitJob,
+)
 from rljob_operator.reconcile.timestamps import seconds_since
 from rljob_testing.operator_jobs import IDENTITY
-from rljob_testing.operator_observed import NOW, after, at, decide, found
-from rljob_testing.operator_observed_any import observations
+from rljob_testing.operator_observed import NOW, after, decide, found
+from rljob_testing.operator_observed_any import any_conditions, observations
 
-C = ConditionType
-ANY_MOMENT = settings(max_examples=60, deadline=None, derandomize=True)
+C, R = ConditionType, Reason
+ANY_MOMENT = settings(max_examples=200)
+EVERYTHING = settings(max_examples=4000)
+
+ENDED_BEFORE_AN_ATTEMPT = (R.INVALID_SPEC, R.STORAGE_MISSING)
+
+NEVER_GIVEN = {
+    (C.PROGRESSING, R.STALLED),
+    # The job has ended by then: ClusterReady tells what becomes of its cluster, and Failed why.
+    (C.CLUSTER_READY, R.AUTHENTICATION_MISSING),
+    (C.CLUSTER_READY, R.KUBERAY_TOO_OLD),
+    # Only a failure after which there may be a retry is followed by one.
+    *(
+        (C.RETRYING, reason)
+        for reason, found in FAILURE_CLASSES.items()
+        if found not in (FailureClass.APPLICATION, FailureClass.INFRASTRUCTURE) and reason is not R.SUSPENDED
+    ),
+}
+"""Reasons that a condition may have by the contract, and has by no decision."""
 
 
-def holds(status: RLJobStatus, kind: ConditionType) -> bool:
-    told = found(status, kind)
-    return told is not None and told[0] == "True"
+def test_every_effect_reason_and_ending_is_reached() -> None:
+    reached: Counter[object] = Counter()
+
+    @EVERYTHING
+    @given(observations())
+    def collect(seen: Observed) -> None:
+        reached.update(what_came_of(seen, decide(seen)))
+
+    collect()
+    conditions = {(kind, reason) for kind, reasons in REASONS.items() for reason in reasons} - NEVER_GIVEN
+    effects = {CreateCluster, SubmitJob, StopJob, ApplyNetworkPolicy, DeleteCluster, DeleteJob}
+    endings = {("attempt", reason) for reason in (R.SUCCEEDED, *FAILURE_CLASSES)} - {
+        ("attempt", reason) for reason in ENDED_BEFORE_AN_ATTEMPT
+    }
+    wanted: set[object] = conditions | effects | endings | set(AttemptState) | set(FailureClass) | set(AttemptOutcome)
+    wanted |= {"on the same cluster", "without lost pods", "reopened", "given back", "resumed"}
+    assert wanted - set(reached) == set()
 
 
-def ended(status: RLJobStatus) -> bool:
-    return holds(status, C.COMPLETE) or holds(status, C.FAILED)
+def what_came_of(seen: Observed, plan: Plan) -> list[object]:
+    """What this decision shows; of conditions, those that it changed."""
+    before, status = seen.job.status, plan.status
+    told: list[object] = [type(effect) for effect in plan.effects]
+    known = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
+    told += [
+        (C(condition.type), R(condition.reason))
+        for condition in status.conditions
+        if known.get(condition.type) != (condition.status, condition.reason)
+    ]
+    told += ["without lost pods" for effect in plan.effects if isinstance(effect, CreateCluster) and effect.lost_pods]
+    told += ["reopened"] if before.result is not None and status.result is None else []
+    told += ["resumed"] if before.suspended_at is not None and under_way(status) is not None else []
+    used = [counters.infrastructure_retries for counters in (before.counters, status.counters) if counters is not None]
+    told += ["given back"] if used != sorted(used) else []
+    if not status.attempts or before.attempts[-1:] == status.attempts[-1:]:
+        return told
+    newest = status.attempts[-1]
+    told += [AttemptState(newest.state)] if newest.state in set(AttemptState) else []
+    if newest.ended is not None:
+        told += [("attempt", R(newest.reason or "")), AttemptOutcome(newest.outcome)]
+        told += [FailureClass(newest.failure_class)] if newest.failure_class is not None else []
+    elif len(status.attempts) > 1 and newest.cluster == status.attempts[-2].cluster:
+        told += ["on the same cluster"]
+    return [*told, AttemptOutcome(newest.outcome)] if newest.ended is None else told
+
+
+def under_way(status: RLJobStatus) -> Attempt | None:
+    return status.attempts[-1] if status.attempts and status.attempts[-1].ended is None else None
 
 
 @ANY_MOMENT
 @given(observations())
 def test_a_decision_that_nothing_follows_from_is_the_last(seen: Observed) -> None:
     first = decide(seen)
+    # An attempt ends, the next one begins, and may have to end at once: each is a pass of its own.
+    for _ in range(3):
+        if turning_point(first.status) == turning_point(seen.job.status):
+            break
+        seen, first = after(seen, first), decide(after(seen, first))
     second = decide(after(seen, first))
     assert second.status == first.status
     assert second.events == ()
-    third = decide(after(seen, second))
-    assert (third.status, third.effects) == (second.status, second.effects)
+    assert decide(after(seen, second)) == second
+
+
+def turning_point(status: RLJobStatus) -> object:
+    newest = status.attempts[-1] if status.attempts else None
+    where = (newest.number, newest.running_since, newest.ended) if newest is not None else None
+    return where, status.result is None
 
 
 @ANY_MOMENT
 @given(observations())
-def test_an_ending_is_for_good_and_there_is_one(seen: Observed) -> None:
+def test_an_ending_is_for_good_but_for_a_new_request(seen: Observed) -> None:
     before, plan = seen.job.status, decide(seen)
-    assert not (holds(plan.status, C.COMPLETE) and holds(plan.status, C.FAILED))
-    for kind in (C.COMPLETE, C.FAILED):
-        if holds(before, kind):
-            assert found(plan.status, kind) == found(before, kind)
-            assert plan.status.attempts == before.attempts
-            assert plan.status.progress == before.progress
-            assert plan.requeue_after_seconds is None
-    if ended(plan.status):
-        assert all(isinstance(effect, DeleteCluster) for effect in plan.effects)
+    if before.result is None:
+        return
+    handled = before.handled_requests.retry if before.handled_requests is not None else None
+    asked = seen.job.retry_request is not None and seen.job.retry_request != handled
+    if asked and before.result.outcome != AttemptOutcome.SUCCEEDED and not seen.job.deleting:
+        handled = plan.status.handled_requests.retry if plan.status.handled_requests is not None else None
+        assert handled is not None
+        return
+    assert plan.status.result is not None
+    assert plan.status.result.model_copy(update={"cleaned_up_at": None}) == before.result.model_copy(
+        update={"cleaned_up_at": None}
+    )
+    assert plan.status.attempts == before.attempts
+    assert (plan.status.counters, plan.status.progress) == (before.counters, before.progress)
+    assert (plan.status.checkpoint, plan.status.suspended_at) == (before.checkpoint, None)
+    assert all(isinstance(effect, DeleteCluster | DeleteJob) for effect in plan.effects)
+
+
+@ANY_MOMENT
+@given(observations())
+def test_conditions_tell_of_the_end_once(seen: Observed) -> None:
+    status = decide(replace(seen, job=replace(seen.job, deleting=False))).status
+    ends = {kind: found(status, kind) for kind in (C.COMPLETE, C.FAILED, C.FINISHED)}
+    told = {kind for kind, condition in ends.items() if condition is not None}
+    if seen.job.status.result is None:
+        succeeded = status.result is not None and status.result.outcome == AttemptOutcome.SUCCEEDED
+        last = {C.FINISHED, C.COMPLETE if succeeded else C.FAILED}
+        assert told == (last if status.result is not None else set())
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +173,16 @@ def test_the_status_is_one_that_the_server_takes(
     status_schema: jsonschema.Draft202012Validator, seen: Observed
 ) -> None:
     plan = decide(seen)
-    wire = plan.status.to_wire()
+    wire = without_nulls(plan.status.to_wire())
     status_schema.validate(wire)
     assert RLJobStatus.from_wire(wire) == plan.status
-    for condition in plan.status.conditions:
-        assert all(letter.isprintable() or letter == "\n" for letter in condition.message)
-    kinds = [condition.type for condition in plan.status.conditions]
+    status = plan.status
+    texts = [condition.message for condition in status.conditions]
+    texts += [attempt.message or "" for attempt in status.attempts]
+    texts += [each.message for each in (status.next_attempt, status.result) if each is not None]
+    for text in texts:
+        assert all(letter.isprintable() or letter == "\n" for letter in text)
+    kinds = [condition.type for condition in status.conditions]
     assert kinds == [kind.value for kind in ConditionType if kind.value in kinds]
     for event in plan.events:
         assert 0 < len(event.message.encode()) <= 1024
@@ -85,82 +190,177 @@ def test_the_status_is_one_that_the_server_takes(
 
 @ANY_MOMENT
 @given(observations())
-def test_every_effect_has_its_intent_in_the_status(seen: Observed) -> None:
-    plan = decide(seen)
-    assert len(plan.effects) <= 1
-    for effect in plan.effects:
-        last = plan.status.attempts[-1]
-        if isinstance(effect, CreateCluster):
-            assert seen.cluster is None
-            assert seen.kuberay_installed
-            written = seen.job.status.attempts[-1]
-            assert (written.number, written.cluster_uid) == (effect.attempt, None)
-        elif isinstance(effect, SubmitJob):
-            check_submission(seen, plan, effect, last)
-        elif isinstance(effect, StopJob):
-            state = seen.ray.run_state
-            hangs = state is not None and state.phase in ("Complete", "Failed", "Stopped")
-            assert last.reason == "ActiveDeadlineExceeded" or hangs
-            assert holds(plan.status, C.JOB_SUBMITTED)
-        else:
-            assert seen.cluster is not None
-            assert seen.cluster.owner_uid == IDENTITY.uid
-            assert (effect.name, effect.uid) == (seen.cluster.name, seen.cluster.uid)
-            assert ended(plan.status)
-
-
-def check_submission(seen: Observed, plan: Plan, effect: SubmitJob, last: Attempt) -> None:
-    assert last.submissions == 1
-    assert effect.submission_id == "example-1-1"
-    assert holds(plan.status, C.CLUSTER_READY)
-    assert holds(plan.status, C.PLACEMENT_FEASIBLE)
-    assert seen.ray.job is None or seen.ray.job.submission_id != effect.submission_id
-    assert not holds(seen.job.status, C.JOB_SUBMITTED)
-
-
-def crosses_a_deadline(seen: Observed, seconds: float) -> bool:
-    """Whether one of the limits in time lies between the moment and so many seconds later; counted apart from the
-    operator's own reckoning."""
-    if seen.job.spec is None or not seen.job.status.attempts:
-        return True
-    policy, started = seen.job.spec.run_policy, seen.job.status.attempts[0].started
-    limits = [policy.provisioning_deadline_seconds - seconds_since(started, NOW), 60 - seconds_since(started, NOW)]
-    if policy.active_deadline_seconds is not None:
-        activity = policy.active_deadline_seconds - seconds_since(started, NOW)
-        limits.extend((activity, activity + policy.grace_period_seconds))
-    if seen.ray.run_state is not None:
-        grace, since = policy.grace_period_seconds, seconds_since(seen.ray.run_state.written_at, NOW)
-        limits.extend((grace - since, 2 * grace - since))
-    for condition in seen.job.status.conditions:
-        since = seconds_since(condition.last_transition_time, NOW)
-        limits.extend((policy.grace_period_seconds - since, 30 - since))
-    return any(0 < limit <= seconds for limit in limits)
-
-
-@ANY_MOMENT
-@given(observations(), st.sampled_from([1, 20, 3600, 10_000_000]))
-def test_time_alone_changes_nothing_but_at_a_deadline(seen: Observed, seconds: int) -> None:
-    settled = after(seen, decide(seen))
-    # Progress that came too soon after the last is written a little later.
-    settled = after(settled, decide(settled, at(20)))
-    if crosses_a_deadline(settled, 20) or crosses_a_deadline(settled, 20 + seconds):
+def test_counters_grow_and_history_is_bounded(seen: Observed) -> None:
+    before, plan = seen.job.status, decide(seen)
+    after = plan.status
+    assert len(after.attempts) <= 10
+    numbers = [attempt.number for attempt in after.attempts]
+    assert numbers == sorted(set(numbers))
+    starts = [attempt.start_number for attempt in after.attempts if attempt.start_number is not None]
+    assert starts == sorted(set(starts))
+    if seen.job.deleting:
         return
-    assert decide(settled, at(20 + seconds)).status == settled.job.status
+    assert after.counters is not None
+    assert after.counters.attempts == (numbers[-1] if numbers else 0)
+    assert after.counters.start_number == max([after.counters.start_number, *starts])
+    if before.counters is None:
+        return
+    for name in ("attempts", "start_number", "failed_attempts", "active_seconds"):
+        assert getattr(after.counters, name) >= getattr(before.counters, name), name
+    assert (after.counters.checkpoint_step or 0) >= (before.counters.checkpoint_step or 0)
+    is_given_back = after.handled_requests != before.handled_requests or (
+        after.counters.checkpoint_step != before.counters.checkpoint_step
+    )
+    for name in ("application_retries", "infrastructure_retries"):
+        assert is_given_back or getattr(after.counters, name) >= getattr(before.counters, name), name
 
 
 @ANY_MOMENT
 @given(observations())
-def test_the_operator_looks_again_as_long_as_the_job_has_not_ended(seen: Observed) -> None:
-    plan = decide(seen)
-    if ended(plan.status):
-        assert plan.requeue_after_seconds is None
+def test_an_attempt_begins_where_nothing_of_another_runs(seen: Observed) -> None:
+    before, status = seen.job.status, decide(seen).status
+    if status.attempts[-1:] == before.attempts[-1:] or under_way(status) is None or under_way(before) is not None:
+        return
+    newest = status.attempts[-1]
+    assert before.next_attempt is None or seconds_since(before.next_attempt.not_before, NOW) >= 0 or is_asked(seen)
+    assert seen.job.spec is not None
+    assert not seen.job.spec.suspend
+    if newest.cluster_uid is None:
+        assert seen.clusters == ()
+        assert all(lost(pod) for pod in seen.pods)
+        assert newest.cluster == f"example-{newest.number}"
     else:
-        assert plan.requeue_after_seconds is not None
-        assert 0 <= plan.requeue_after_seconds <= 10
+        assert before.next_attempt is not None
+        assert before.next_attempt.same_cluster
+        assert (newest.cluster, newest.cluster_uid) in {(each.name, each.uid) for each in seen.clusters}
+
+
+def is_asked(seen: Observed) -> bool:
+    handled = seen.job.status.handled_requests
+    return seen.job.retry_request is not None and (handled is None or handled.retry != seen.job.retry_request)
+
+
+def lost(pod: ObservedPod) -> bool:
+    return pod.overdue or pod.node_silent_seconds >= 60
+
+
+@settings(max_examples=800)
+@given(observations())
+def test_every_effect_may_be_done(seen: Observed) -> None:
+    plan = decide(seen)
+    assert len(set(plan.effects)) == len(plan.effects)
+    assert not (seen.job.deleting and plan.effects)
+    for effect in plan.effects:
+        check_effect(seen, plan.status, effect)
+
+
+def check_effect(seen: Observed, status: RLJobStatus, effect: Effect) -> None:
+    newest = under_way(status)
+    if isinstance(effect, DeleteCluster):
+        check_deletion(seen, status, effect)
+    elif isinstance(effect, DeleteJob):
+        assert effect.uid == IDENTITY.uid
+        assert status.result is not None
+        assert seen.job.spec is not None
+        ttl = seen.job.spec.run_policy.ttl_seconds_after_finished
+        assert ttl is not None
+        assert seconds_since(status.result.at, NOW) >= ttl
+    elif isinstance(effect, ApplyNetworkPolicy):
+        assert newest is not None
+        assert (newest.cluster, newest.running_since is None, newest.silent_since is None) == (
+            effect.cluster,
+            False,
+            False,
+        )
+    elif isinstance(effect, CreateCluster):
+        assert newest is not None
+        check_creation(seen, newest, effect)
+    elif isinstance(effect, SubmitJob):
+        assert newest is not None
+        check_submission(seen, status, newest, effect)
+    else:
+        assert newest is not None
+        check_stop(seen, newest, effect)
+
+
+def check_creation(seen: Observed, newest: Attempt, effect: CreateCluster) -> None:
+    written = seen.job.status.attempts[-1]
+    assert (written.number, written.cluster, written.cluster_uid) == (effect.attempt, effect.cluster, None)
+    assert (written.ended, newest.submissions, newest.stop) == (None, 0, None)
+    assert seen.clusters == ()
+    assert seen.kuberay_installed
+    assert seen.forbidden is None
+    assert seen.job.spec is not None
+    assert not seen.job.spec.suspend
+    assert all(lost(pod) for pod in seen.pods)
+    assert set(effect.lost_pods) == {pod.name for pod in seen.pods}
+
+
+def check_submission(seen: Observed, status: RLJobStatus, newest: Attempt, effect: SubmitJob) -> None:
+    assert status.counters is not None
+    assert effect == SubmitJob(f"example-{newest.number}-1", newest.number, status.counters.start_number)
+    assert (newest.submissions, newest.start_number) == (1, effect.start_number)
+    assert (newest.running_since, newest.stop) == (None, None)
+    ray, spec = seen.ray, seen.job.spec
+    assert ray.reachability is Reachability.OK
+    assert ray.infeasible_groups == ()
+    assert ray.job is None or ray.job.submission_id != effect.submission_id
+    assert spec is not None
+    assert not spec.suspend
+    assert (newest.cluster, newest.cluster_uid, False, True) in {
+        (each.name, each.uid, each.deleting, each.authenticated) for each in seen.clusters
+    }
+    ready = Counter(pod.group for pod in seen.pods if pod.cluster == newest.cluster and is_at_work(pod))
+    assert ready["head"] >= 1
+    assert ready["main"] >= spec.pools[0].nodes
+    workers = [node.num_gpus for node in ray.nodes if not node.is_head]
+    assert sum(gpus >= spec.pools[0].gpus_per_node for gpus in workers) >= spec.pools[0].nodes
+
+
+def is_at_work(pod: ObservedPod) -> bool:
+    return pod.ready and not pod.deleting and not pod.ended
+
+
+def check_stop(seen: Observed, newest: Attempt, effect: StopJob) -> None:
+    job, spec = seen.ray.job, seen.job.spec
+    assert seen.ray.reachability is Reachability.OK
+    assert job is not None
+    assert job.submission_id == effect.submission_id == f"example-{newest.number}-1"
+    assert job.status in (RayJobStatus.PENDING, RayJobStatus.RUNNING)
+    grace = spec.run_policy.grace_period_seconds if spec is not None else 120
+    told = newest.ending_seen_at
+    assert newest.stop is not None or (told is not None and seconds_since(told, NOW) >= grace)
+
+
+def check_deletion(seen: Observed, status: RLJobStatus, effect: DeleteCluster) -> None:
+    assert (effect.name, effect.uid, False) in {(each.name, each.uid, each.deleting) for each in seen.clusters}
+    if not status.attempts:
+        return
+    newest, spec = status.attempts[-1], seen.job.spec
+    is_newest = effect.name == newest.cluster and newest.cluster_uid in (None, effect.uid)
+    assert not (is_newest and newest.ended is None)
+    assert not (is_newest and status.next_attempt is not None and status.next_attempt.same_cluster)
+    keeps = spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER
+    assert not (is_newest and status.result is not None and keeps)
+
+
+@ANY_MOMENT
+@given(observations(), st.randoms(use_true_random=True))
+def test_conditions_are_never_read(seen: Observed, pick: Random) -> None:
+    plan = decide(seen)
+    for conditions in ((), any_conditions(pick)):
+        told = seen.job.status.model_copy(update={"conditions": conditions})
+        other = decide(replace(seen, job=replace(seen.job, status=told)))
+        assert records(other.status) == records(plan.status)
+        assert (other.effects, other.requeue_after_seconds) == (plan.effects, plan.requeue_after_seconds)
+
+
+def records(status: RLJobStatus) -> RLJobStatus:
+    """Without what is told to people."""
+    return status.model_copy(update={"conditions": (), "reason": None})
 
 
 @ANY_MOMENT
 @given(observations())
 def test_a_job_that_is_deleted_is_left_alone(seen: Observed) -> None:
-    plan = decide(replace(seen, job=replace(seen.job, deleting=True)))
-    assert plan == Plan(seen.job.status)
+    assert decide(replace(seen, job=replace(seen.job, deleting=True))) == Plan(seen.job.status)

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from rljob_api.conditions import REASONS as CONDITION_REASONS
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
-from rljob_api.v1alpha1.status import ConditionStatus, RLJobStatus
+from rljob_api.v1alpha1.status import JobResult, StopRequest
+from rljob_operator.reconcile.failure_classes import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -20,13 +22,17 @@ from rljob_operator.reconcile.observed import (
     RayJobStatus,
     Reachability,
 )
+from rljob_operator.reconcile.timestamps import timestamp
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (
+    NOW,
+    at,
     at_work,
     attempt,
     cluster,
     condition,
     decide,
+    ended_well,
     found,
     job,
     observed,
@@ -37,6 +43,9 @@ from rljob_testing.operator_observed import (
     ready_pods,
     run_state,
     running,
+    silence,
+    waiting,
+    without_retries,
 )
 
 C, R = ConditionType, Reason
@@ -44,19 +53,21 @@ C, R = ConditionType, Reason
 STEPS = "10 steps in all"
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 DEADLINE = "the trainer did not run within 1800 s: "
-UNREACHABLE = ObservedRay(Reachability.UNREACHABLE, error="connection refused")
-REJECTED = ObservedRay(Reachability.REJECTED, error="403")
+UNREACHABLE = silence(error="connection refused")
+REJECTED = silence(Reachability.REJECTED, error="403")
 DONE = ray_job(RayJobStatus.SUCCEEDED, 0)
 KEPT = spec({"runPolicy.cleanup": "KeepCluster"})
 ACTIVE = spec({"runPolicy.activeDeadlineSeconds": 600})
-COMPLETE = running(60, condition(C.COMPLETE, reason=R.SUCCEEDED))
-ENDED_BEFORE = RLJobStatus(
-    attempts=(attempt(seen=False),),
-    conditions=(
-        condition(C.CLUSTER_READY, ConditionStatus.FALSE, R.CREATING),
-        condition(C.FAILED, reason=R.ACTIVE_DEADLINE_EXCEEDED),
-    ),
+SUSPENDED = spec({"suspend": True})
+NO_RETRY = spec({"runPolicy": {"maxAppRetries": 0, "maxInfraRetries": 0}})
+COMPLETE = running().model_copy(
+    update={
+        "attempts": (ended_well(),),
+        "result": JobResult(outcome="Succeeded", reason="Succeeded", at=timestamp(NOW)),
+    }
 )
+ENDED_BEFORE = COMPLETE.model_copy(update={"attempts": (attempt(seen=False),)})
+SILENT_LONG = running(9000, record={"silent_since": timestamp(at(-3600))})
 
 
 def starting(problem: PodProblem | None = None, *, num_ready: int = 0, error: str | None = None) -> Observed:
@@ -90,6 +101,21 @@ def on_ready(seen: ObservedRay, job_spec: Mapping[str, object] | None = None) ->
     return observed(provisioning(), cluster(), ready_pods(), seen, spec(job_spec))
 
 
+def name_conflict(seconds_ago: float) -> Observed:
+    seen = observed(provisioning(seen=False, seconds_ago=seconds_ago))
+    return failed_effect(seen, EffectKind.CREATE_CLUSTER, R.NAME_CONFLICT, "it belongs to another")
+
+
+def lost_node(node_silent_seconds: float, silent_seconds: float) -> Observed:
+    head = pod("h", HEAD_GROUP, node_silent_seconds=node_silent_seconds)
+    return replace(at_work(), pods=(head, pod("w")), ray=silence(seconds=silent_seconds))
+
+
+def requested(seen: Observed, **requests: str) -> Observed:
+    """With annotations of somebody who wants something."""
+    return replace(seen, job=replace(seen.job, **requests))  # type: ignore[arg-type]
+
+
 OOM = PodProblem(R.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)")
 REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     (C.SPEC_VALID, R.VALID, observed(), "True", ""),
@@ -97,6 +123,11 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     (C.FAILED, R.INVALID_SPEC, without_spec("spec.pools: wrong"), "True", "spec.pools: wrong"),
     (
         C.SPEC_VALID, R.STORAGE_MISSING, observed(job_spec=spec({"checkpoint": {}})), "False",
+        "spec.checkpoint.storage: is not set, and on a cluster the pods have no other folder in common;"
+        " name a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}",
+    ),
+    (
+        C.FAILED, R.STORAGE_MISSING, observed(job_spec=spec({"checkpoint": {}})), "True",
         "spec.checkpoint.storage: is not set, and on a cluster the pods have no other folder in common;"
         " name a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}",
     ),
@@ -109,12 +140,10 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
         "False", "over quota",
     ),
     (
-        C.CLUSTER_READY, R.NAME_CONFLICT, observed(provisioning(seen=False, seconds_ago=5), cluster(owner_uid=None)),
-        "False", "there is a RayCluster example-1 already that does not belong to this job",
+        C.CLUSTER_READY, R.NAME_CONFLICT, name_conflict(59), "False", "it belongs to another",
     ),
     (
-        C.FAILED, R.NAME_CONFLICT, observed(provisioning(seen=False), cluster(owner_uid="another")),
-        "True", "there is a RayCluster example-1 already that does not belong to this job",
+        C.FAILED, R.NAME_CONFLICT, name_conflict(60), "True", "it belongs to another",
     ),
     (
         C.CLUSTER_READY, R.KUBERAY_UNAVAILABLE, replace(observed(), kuberay_installed=False),
@@ -193,7 +222,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     (
         C.JOB_SUBMITTED, R.SUBMISSION_FAILED,
         failed_effect(
-            replace(on_ready(ray()), job=job(status=RLJobStatus(attempts=(attempt(submissions=1),)))),
+            replace(on_ready(ray()), job=job(status=provisioning(record={"submissions": 1}))),
             EffectKind.SUBMIT_JOB, R.SUBMISSION_FAILED, "500: No available agent",
         ),
         "False", "500: No available agent",
@@ -203,6 +232,105 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
      "Ray no longer knows job example-1-1; its head was restarted"),
     (C.FAILED, R.DRIVER_LOST, replace(at_work(), ray=ray()), "True",
      "Ray no longer knows job example-1-1; its head was restarted"),
+    (
+        C.SPEC_VALID, R.VALID, replace(observed(), job=replace(job(), unknown_fields=("spec.new",))), "True",
+        "this operator is older than the job's schema and ignores spec.new",
+    ),
+    (
+        C.FAILED, R.KUBERAY_TOO_OLD, observed(provisioning(), cluster(authenticated=False)), "True",
+        "RayCluster example-1 has lost its authOptions: this KubeRay is too old to know them",
+    ),
+    (
+        C.FAILED, R.AUTHENTICATION_MISSING, on_ready(silence(Reachability.OPEN, error="HTTP 200")), "True",
+        "all pods are ready, but Ray asks nobody for a token: HTTP 200",
+    ),
+    (
+        C.CLUSTER_READY, R.READ_FORBIDDEN, replace(at_work(), clusters=(), pods=(), forbidden="pods is forbidden"),
+        "Unknown", "pods is forbidden",
+    ),
+    (
+        C.FAILED, R.HEAD_LOST, lost_node(60, 20), "True",
+        "the head (pod h on node node-of-h): neither its node nor Ray's dashboard has answered for 60 s; the node is"
+        " lost, it seems",
+    ),
+    (
+        C.PROGRESSING, R.RUN_STATE_UNREADABLE,
+        replace(at_work(), ray=replace(ray(ray_job()), run_state_error="contract version 9")),
+        "Unknown", "contract version 9",
+    ),
+    (
+        C.FAILED, R.RUN_STATE_UNREADABLE,
+        replace(at_work(status=SILENT_LONG), ray=replace(ray(ray_job()), run_state_error="contract version 9")),
+        "True", "nothing was learned of the trainer for 3600 s: contract version 9",
+    ),
+    (
+        C.FAILED, R.DASHBOARD_UNREACHABLE, replace(at_work(status=SILENT_LONG), ray=UNREACHABLE), "True",
+        "nothing was learned of the trainer for 3600 s: connection refused",
+    ),
+    (
+        C.FAILED, R.TOKEN_REJECTED, replace(at_work(status=SILENT_LONG), ray=REJECTED), "True",
+        "nothing was learned of the trainer for 3600 s: 403",
+    ),
+    (
+        C.FAILED, R.READ_FORBIDDEN,
+        replace(observed(SILENT_LONG, cluster()), forbidden="pods is forbidden"), "True",
+        "nothing was learned of the trainer for 3600 s: pods is forbidden",
+    ),
+    (
+        C.FAILED, R.STALLED,
+        at_work(
+            ray_job(RayJobStatus.STOPPED),
+            status=running(9000, record={"stop": StopRequest(reason="Stalled", requested_at=timestamp(NOW))}),
+        ),
+        "True", "the trainer was asked to stop and has ended; it leaves no checkpoint",
+    ),
+    (
+        C.FAILED, R.TRAINER_IMAGE_INCOMPATIBLE,
+        replace(
+            at_work(status=running(90, record={"ending_seen_at": timestamp(at(-30))})),
+            ray=replace(ray(DONE), run_state_error="contract version 9"),
+        ),
+        "True", "the trainer ended with exit code 0, but its run state cannot be read here: contract version 9",
+    ),
+    (
+        C.FAILED, R.STOPPED_BY_USER, requested(observed(provisioning(), cluster()), stop_request="1"), "True",
+        "the attempt was to stop before its trainer ran: 0 of 2 pods ready; waiting for the head pod and 1 of pool"
+        " main",
+    ),
+    (
+        C.SUSPENDED, R.SUSPENDING, at_work(job_spec=SUSPENDED), "False", "the trainer saves a checkpoint and ends",
+    ),
+    (
+        C.SUSPENDED, R.SUSPENDED, observed(job_spec=SUSPENDED), "True",
+        "the job holds no nodes; it has no checkpoint, and will begin at step 0",
+    ),
+    (
+        C.CLUSTER_READY, R.SUSPENDED, observed(waiting(), job_spec=SUSPENDED), "False",
+        "the job is suspended; nothing of the former cluster is left",
+    ),
+    (
+        C.SUSPENDED, R.RESUMED, observed(decide(observed(job_spec=SUSPENDED)).status), "False", "attempt 1 has begun",
+    ),
+    (
+        C.RETRYING, R.RESIZED,
+        replace(
+            at_work(
+                ray_job(RayJobStatus.STOPPED), run_state(RunPhase.STOPPED, checkpoint_step=4),
+                running(60, record={"stop": StopRequest(reason="Resized", requested_at=timestamp(NOW))}),
+            ),
+            pods=(),
+        ),
+        "True", "the trainer was asked to stop and has ended; it leaves the checkpoint of step 4",
+    ),
+    (
+        C.CLUSTER_READY, R.WAITING_FOR_NEXT_ATTEMPT, observed(waiting(), cluster(), ready_pods()), "False",
+        "another attempt follows; of the former attempt there are left: 1 RayCluster, 2 pods",
+    ),
+    (
+        C.JOB_SUBMITTED, R.NEXT_ATTEMPT_STARTED,
+        observed(waiting(0).model_copy(update={"conditions": running().conditions})), "False",
+        "another attempt has begun",
+    ),
     (C.PROGRESSING, R.STARTING, at_work(), "True", "the trainer loads the model and builds its workers"),
     (C.PROGRESSING, R.TRAINING, at_work(state=run_state()), "True", STEPS),
     (C.PROGRESSING, R.STOPPING, at_work(state=run_state(RunPhase.STOPPING)), "False", "the trainer was asked to stop"),
@@ -219,7 +347,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     ),
     (
         C.FAILED, R.ACTIVE_DEADLINE_EXCEEDED, observed(provisioning(seconds_ago=600), cluster(), job_spec=ACTIVE),
-        "True", "the trainer did not run within the job's 600 s: 0 of 2 pods ready; waiting for the head pod and 1 of"
+        "True", "the attempt was to stop before its trainer ran: 0 of 2 pods ready; waiting for the head pod and 1 of"
         " pool main",
     ),
     (
@@ -256,8 +384,20 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     ("kind", "reason", "seen", "status", "message"), REASONS, ids=[f"{row[0]}-{row[1]}" for row in REASONS]
 )
 def test_the_reason_is_given(kind: ConditionType, reason: Reason, seen: Observed, status: str, message: str) -> None:
-    assert found(decide(seen).status, kind) == (status, reason, message)
+    allowed = without_retries(seen) if kind is C.FAILED else seen
+    assert found(decide(allowed).status, kind) == (status, reason, message)
 
 
 def test_every_reason_is_reached() -> None:
     assert {row[1] for row in REASONS} == set(Reason)
+
+
+def test_every_ending_has_a_class_and_can_be_given() -> None:
+    endings = set(CONDITION_REASONS[C.FAILED])
+    assert set(FAILURE_CLASSES) == endings | {R.SUSPENDED, R.RESIZED}
+    assert {row[1] for row in REASONS if row[0] is C.FAILED} == endings
+
+
+def test_each_condition_gives_only_its_own_reasons() -> None:
+    for kind, reason, *_ in REASONS:
+        assert reason in CONDITION_REASONS[kind]

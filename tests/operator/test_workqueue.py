@@ -17,6 +17,11 @@ def middle() -> float:
     return 0.5
 
 
+def together(_: str) -> str:
+    """All keys belong to one party."""
+    return ""
+
+
 def run(test: Test) -> None:
     """In a loop of its own, with a limit."""
 
@@ -29,7 +34,7 @@ def run(test: Test) -> None:
 
 def test_a_key_added_many_times_comes_once() -> None:
     async def test() -> None:
-        queue: WorkQueue[str] = WorkQueue(middle)
+        queue: WorkQueue[str] = WorkQueue(middle, together)
         for _ in range(500):
             queue.add("a")
         queue.add("b")
@@ -41,7 +46,7 @@ def test_a_key_added_many_times_comes_once() -> None:
 
 def test_a_key_added_while_it_is_worked_on_comes_again_afterwards() -> None:
     async def test() -> None:
-        queue: WorkQueue[str] = WorkQueue(middle)
+        queue: WorkQueue[str] = WorkQueue(middle, together)
         queue.add("a")
         await queue.get()
         queue.add("a")
@@ -55,9 +60,26 @@ def test_a_key_added_while_it_is_worked_on_comes_again_afterwards() -> None:
     run(test)
 
 
+def test_parties_take_turns() -> None:
+    async def test() -> None:
+        queue: WorkQueue[str] = WorkQueue(middle, lambda key: key[0])
+        for number in range(1000):
+            queue.add(f"a{number}")
+        for key in ("b0", "b1", "c0"):
+            queue.add(key)
+        first = [await queue.get() for _ in range(7)]
+        assert first == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+        queue.add("b0")
+        queue.done("b0")
+        assert [await queue.get(), await queue.get(), await queue.get()] == ["a4", "b0", "a5"]
+        assert queue.num_waiting == 994
+
+    run(test)
+
+
 def test_the_earliest_of_several_times_wins() -> None:
     async def test() -> None:
-        queue: WorkQueue[str] = WorkQueue(middle)
+        queue: WorkQueue[str] = WorkQueue(middle, together)
         loop = asyncio.get_running_loop()
         started = loop.time()
         queue.add_after("a", 5.0)
@@ -73,7 +95,7 @@ def test_the_earliest_of_several_times_wins() -> None:
 
 def test_work_that_begins_drops_what_was_planned() -> None:
     async def test() -> None:
-        queue: WorkQueue[str] = WorkQueue(middle)
+        queue: WorkQueue[str] = WorkQueue(middle, together)
         queue.add_after("a", 0.05)
         queue.add("a")
         await queue.get()
@@ -86,7 +108,7 @@ def test_work_that_begins_drops_what_was_planned() -> None:
 
 def test_delays_double_up_to_five_minutes_and_begin_anew() -> None:
     async def test() -> None:
-        queue: WorkQueue[str] = WorkQueue(middle)
+        queue: WorkQueue[str] = WorkQueue(middle, together)
         delays = [queue.retry("a") for _ in range(13)]
         assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0, 300.0]
         assert queue.retry("b") == 0.5
@@ -101,7 +123,7 @@ def test_delays_double_up_to_five_minutes_and_begin_anew() -> None:
 @pytest.mark.parametrize(("drawn", "delay"), [(0.0, 0.4), (0.75, 0.55), (0.999999, 0.6)])
 def test_delays_are_spread(drawn: float, delay: float) -> None:
     async def test() -> None:
-        queue: WorkQueue[str] = WorkQueue(lambda: drawn)
+        queue: WorkQueue[str] = WorkQueue(lambda: drawn, together)
         assert queue.retry("a") == pytest.approx(delay, abs=1e-5)
         queue.close()
 
@@ -110,7 +132,7 @@ def test_delays_are_spread(drawn: float, delay: float) -> None:
 
 def test_a_closed_queue_gives_nothing_out() -> None:
     async def test() -> None:
-        queue: WorkQueue[str] = WorkQueue(middle)
+        queue: WorkQueue[str] = WorkQueue(middle, together)
         waiting = asyncio.create_task(queue.get())
         queue.add_after("b", 0.01)
         await asyncio.sleep(0)
@@ -127,7 +149,7 @@ def test_a_closed_queue_gives_nothing_out() -> None:
 
 def test_a_key_is_never_worked_on_twice_at_once_and_others_go_on() -> None:
     async def test() -> None:
-        queue: WorkQueue[str] = WorkQueue(middle)
+        queue: WorkQueue[str] = WorkQueue(middle, together)
         at_work: list[str] = []
         most: dict[str, int] = {}
         finished: list[str] = []
@@ -159,7 +181,7 @@ def test_a_key_is_never_worked_on_twice_at_once_and_others_go_on() -> None:
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_who_waits_aside_keeps_nobody_from_work(num_slots: int) -> None:
     async def test() -> None:
-        queue: WorkQueue[str] = WorkQueue(middle)
+        queue: WorkQueue[str] = WorkQueue(middle, together)
         slots = Slots(num_slots)
         release = asyncio.Event()
         finished: list[str] = []
@@ -195,7 +217,7 @@ def test_who_waits_aside_keeps_nobody_from_work(num_slots: int) -> None:
 
 def test_a_poison_key_delays_no_other() -> None:
     async def test() -> None:
-        queue: WorkQueue[str] = WorkQueue(middle)
+        queue: WorkQueue[str] = WorkQueue(middle, together)
         num_tries = 0
         finished: list[str] = []
 
@@ -223,7 +245,7 @@ def test_a_poison_key_delays_no_other() -> None:
 
 def test_what_work_raises_ends_the_workers() -> None:
     async def test() -> None:
-        queue: WorkQueue[str] = WorkQueue(middle)
+        queue: WorkQueue[str] = WorkQueue(middle, together)
 
         async def work(key: str) -> None:
             raise MemoryError(key)

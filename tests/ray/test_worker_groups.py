@@ -26,6 +26,7 @@ from rljob_trainer.errors import (
     CallTimeoutError,
     DataError,
     DispatchError,
+    FailedWorker,
     WorkerError,
 )
 from rljob_trainer.groups.calls import Pending
@@ -195,6 +196,12 @@ def test_our_own_errors_arrive_as_they_were_raised_and_others_with_their_traceba
         call(group, "fail", 1, "foreign")
     assert "echo_worker.py" in str(raised.value)
     assert 'raise ZeroDivisionError("somebody divided by nothing")' in str(raised.value)
+    assert raised.value.worker == FailedWorker("first", 1)
+
+
+def test_the_cause_is_told_and_not_that_peers_saw_its_connection_closed_before(group: WorkerGroup) -> None:
+    with pytest.raises(WorkerError, match=r"first\.fail: worker rank 1: ZeroDivisionError\('the cause'\)"):
+        call(group, "fail", 1, "peers first")
 
 
 def test_peers_of_a_mesh_get_one_share_and_the_named_one_answers(four: WorkerProcesses) -> None:

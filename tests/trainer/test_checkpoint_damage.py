@@ -157,7 +157,9 @@ def test_a_manifest_of_a_later_version_is_rejected_with_its_version(tmp_path: Pa
     save_step(tmp_path, 20, 1)
     path = tmp_path / "step-00000020.start-0001" / MANIFEST
     reseal(path, lambda content: content.replace('"contractVersion":1', '"contractVersion":9'))
-    with pytest.raises(CheckpointError, match=r"manifest.json has contractVersion 9; this program reads 1 to 1"):
+    with pytest.raises(
+        CheckpointError, match=r"manifest.json has contractVersion 9; this program reads contract versions 1 to 2"
+    ):
         find_newest_complete(tmp_path, start_number=2)
 
 

@@ -6,9 +6,10 @@ import json
 import math
 from pathlib import Path
 
-from rljob_api.run_state import RunPhase, RunState
+from rljob_api.run_state import RunError, RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.controller.run_reporter import RunReporter
+from rljob_trainer.errors import ConfigurationError, FailedWorker, WorkerError
 
 
 class WallClock:
@@ -74,3 +75,51 @@ def test_a_failure_is_told_in_bounds(tmp_path: Path) -> None:
     assert state.error.kind == "RuntimeError"
     assert state.error.message.startswith("\\x1b[31mxxx")
     assert len(state.error.message) <= 4096
+
+
+def test_a_failure_of_a_worker_says_where_and_of_the_controller_it_does_not(tmp_path: Path) -> None:
+    run = reporter(tmp_path / "state.json", WallClock())
+    error: WorkerError | ConfigurationError = WorkerError("actor.update_policy: worker rank 3, pod p-3, node n-1: boom")
+    error.worker = FailedWorker("actor", 3, "p-3", "n-1")
+    run.failed(error)
+    assert run.state.error == RunError(
+        kind="WorkerError", message=str(error), role="actor", rank=3, pod="p-3", node="n-1"
+    )
+    error = ConfigurationError("spec.training.rollout.engine: vLLM cannot run this")
+    run.failed(error)
+    assert run.state.error == RunError(kind="ConfigurationError", message=str(error))
+    error.worker = FailedWorker("hybrid", 0, "p-0", "n-0")
+    run.failed(error)
+    assert run.state.error is not None
+    assert run.state.error.message == f"{error} (worker rank 0 (hybrid), pod p-0, node n-0)"
+
+
+def test_what_takes_long_is_told_now_and_then(tmp_path: Path) -> None:
+    path, clock = tmp_path / "state.json", WallClock()
+    run = reporter(path, clock)
+
+    def told() -> tuple[str | None, str]:
+        state = RunState.model_validate_json(path.read_text())
+        return state.activity, state.written_at[-9:]
+
+    run.doing("loads the data")
+    assert told() == ("loads the data", "22:13:20Z")
+    # Before training there are few such things, and each may be the one that takes long.
+    run.doing("loads models")
+    assert told() == ("loads models", "22:13:20Z")
+    run.training_started(0, None)
+    assert told() == (None, "22:13:20Z")
+    clock.now += 9.0
+    run.in_phase("rollout")
+    assert told() == (None, "22:13:20Z")
+    clock.now += 1.0
+    run.in_phase("rollout")
+    assert told() == ("generates responses", "22:13:30Z")
+    clock.now += 10.0
+    run.in_phase("update_actor")
+    assert told() == ("updates the actor", "22:13:40Z")
+    clock.now -= 3600.0
+    run.doing("evaluates")
+    assert told() == ("evaluates", "21:13:40Z")
+    run.step_done(1, {})
+    assert told() == (None, "21:13:40Z")

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.handover import TrainerJob
+from rljob_api.v1alpha1.job import RLJob
+from rljob_testing.valid_job import edited, valid_job
+from rljob_trainer.__main__ import on_its_nodes
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import (
     PodSettings,
@@ -21,7 +25,14 @@ from rljob_trainer.settings import (
 
 NAMES = (
     *("RLJOB_SPEC", "RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "RLJOB_RUN_STATE_FILE", "RLJOB_RUN_FOLDER"),
-    *("RLJOB_GRACE_SECONDS", "RAY_AUTH_TOKEN", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RLJOB_DEVICE"),
+    *(
+        "RLJOB_POOL_NODES",
+        "RLJOB_GRACE_SECONDS",
+        "RAY_AUTH_TOKEN",
+        "OMP_NUM_THREADS",
+        "RAY_JOB_CONFIG_JSON_ENV_VAR",
+        "RLJOB_DEVICE",
+    ),
 )
 
 
@@ -121,3 +132,22 @@ def test_an_environment_without_a_python_path_leaves_that_of_the_process(monkeyp
     monkeypatch.delenv("PYTHONPATH")
     take_on_environment({"PYTHONPATH": "/controller"})
     assert (os.environ["PYTHONPATH"], sys.path) == ("/controller", ["/script", "/controller", "/own"])
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"main": 0}', '{"main": "2"}', '{"main": true}', '{"main": 1.5}'])
+def test_nodes_that_are_no_numbers_by_pools_are_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("RLJOB_POOL_NODES", text)
+    with pytest.raises(ConfigurationError, match=r"^RLJOB_POOL_NODES: must be a JSON object"):
+        read_settings()
+
+
+def test_an_attempt_on_fewer_nodes_is_another_job_for_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RLJob.from_wire(edited(valid_job(), {"spec.pools[0].nodes": 4})).spec
+    job = TrainerJob(name="example", spec=spec)
+    assert on_its_nodes(job, read_settings().pool_nodes) is job
+    monkeypatch.setenv("RLJOB_POOL_NODES", '{"main": 2}')
+    assert [pool.nodes for pool in on_its_nodes(job, read_settings().pool_nodes).spec.pools] == [2]
+    # 8 prompts x 4 responses do not divide by 3 nodes x 2 GPUs.
+    for nodes, why in (({"main": 3}, "must be divisible by"), ({"other": 1}, "there is no pool other")):
+        with pytest.raises(ConfigurationError, match=why):
+            on_its_nodes(job, nodes)

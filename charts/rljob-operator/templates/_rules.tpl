@@ -1,11 +1,12 @@
 {{/*
 What the operator may do in the namespaces of jobs. Secrets it makes and never reads, and what a job owns is removed by
-the garbage collector: so there is neither a verb to read secrets nor one to delete anything but clusters.
+the garbage collector: so there is neither a verb to read secrets nor one to delete anything but clusters, and jobs
+whose time after their end is over.
 */}}
 {{- define "rljob-operator.rules" -}}
 - apiGroups: [rljob.dev]
   resources: [rljobs]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, delete]
 - apiGroups: [rljob.dev]
   resources: [rljobs/status]
   verbs: [patch]
@@ -24,7 +25,7 @@ the garbage collector: so there is neither a verb to read secrets nor one to del
   verbs: [create]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [create]
+  verbs: [create, patch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

@@ -79,6 +79,7 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"
     SUSPENDING = "Suspending"
     RESUMED = "Resumed"
+    RESIZED = "Resized"
 
     SUCCEEDED = "Succeeded"
     PROVISIONING_DEADLINE_EXCEEDED = "ProvisioningDeadlineExceeded"
@@ -134,7 +135,6 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.CREATION_REFUSED,
             Reason.NAME_CONFLICT,
             Reason.KUBERAY_UNAVAILABLE,
-            Reason.KUBERAY_TOO_OLD,
             Reason.READ_FORBIDDEN,
             Reason.POD_CREATION_FAILED,
             Reason.UNSCHEDULABLE,
@@ -147,7 +147,6 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.RAY_NODES_MISSING,
             Reason.DASHBOARD_UNREACHABLE,
             Reason.TOKEN_REJECTED,
-            Reason.AUTHENTICATION_MISSING,
             Reason.CLUSTER_LOST,
             Reason.HEAD_LOST,
             Reason.WAITING_FOR_NEXT_ATTEMPT,
@@ -184,7 +183,13 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
         ),
         ConditionType.CHECKPOINTED: (Reason.NO_CHECKPOINT_YET, Reason.SAVED),
         ConditionType.SUSPENDED: (Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED),
-        ConditionType.RETRYING: (*_ENDINGS, Reason.NEXT_ATTEMPT_STARTED, Reason.ENDED),
+        ConditionType.RETRYING: (
+            *_ENDINGS,
+            Reason.RESIZED,
+            Reason.NEXT_ATTEMPT_STARTED,
+            Reason.SUSPENDED,
+            Reason.ENDED,
+        ),
         ConditionType.FINISHED: (Reason.SUCCEEDED, *_ENDINGS),
         ConditionType.COMPLETE: (Reason.SUCCEEDED,),
         ConditionType.FAILED: _ENDINGS,

@@ -11,9 +11,11 @@ API_VERSION = "v1alpha1"
 KIND = "RLJob"
 
 CONTRACT_VERSION = 1
-"""Version of the spec handed to the trainer, of RunState and of the checkpoint manifest. Readers take N and N-1."""
+"""Version of the spec handed to the trainer, of RunState and of the checkpoint manifest. Readers take N, N-1
+and N+1; of the last, what they understand."""
 
 OLDEST_READABLE_CONTRACT_VERSION = 1
+NEWEST_READABLE_CONTRACT_VERSION = CONTRACT_VERSION + 1
 
 ENV_SPEC = "RLJOB_SPEC"
 """The whole job as one JSON document (see `handover.TrainerJob`), at most `MAX_SPEC_BYTES`."""
@@ -28,6 +30,8 @@ ENV_ATTEMPT = "RLJOB_ATTEMPT"
 ENV_START_NUMBER = "RLJOB_START_NUMBER"
 """Grows with every start of a trainer on the same checkpoint folder, over jobs that were deleted and made again too:
 the newest start fences all older ones. The attempt when unset."""
+ENV_POOL_NODES = "RLJOB_POOL_NODES"
+"""Numbers of nodes, by pools, as a JSON object: of an attempt that runs on fewer than the job asks for."""
 ENV_JOB_FOLDER = "RLJOB_JOB_FOLDER"
 """Folder that relative paths in the job (datasets, models) start from: locally that of the job file."""
 ENV_SHIPPED_CODE = "RLJOB_SHIPPED_CODE"
@@ -35,10 +39,19 @@ ENV_SHIPPED_CODE = "RLJOB_SHIPPED_CODE"
 ENV_DEVICE = "RLJOB_DEVICE"
 """What the workers compute on: `cuda` or `cpu`. Found out by the trainer when unset."""
 
+ENV_POD_NAME = "RLJOB_POD_NAME"
+"""On a cluster: the pod that a process runs in, so that messages can name it."""
+ENV_NODE_NAME = "RLJOB_NODE_NAME"
+"""On a cluster: the Kubernetes node of that pod."""
 ENV_CACHE = "RLJOB_CACHE"
 """Folder for converted models, kept between runs where there is room for it."""
 ENV_GRACE_SECONDS = "RLJOB_GRACE_SECONDS"
 """How long the stop hooks of a pod may wait for the trainer to save and end."""
+
+ENV_POD_NAME = "RLJOB_POD_NAME"
+"""Name of the pod that a process runs in; unset outside of Kubernetes."""
+ENV_NODE_NAME = "RLJOB_NODE_NAME"
+"""Name of the node that the pod runs on; unset outside of Kubernetes."""
 
 POOL_RESOURCE_PREFIX = "rljob-pool-"
 """Before a pool's name: the Ray resource of which each node of the pool has one per GPU, so that no other pool's
@@ -75,6 +88,10 @@ POD_CACHE_FOLDER = "/rljob/cache"
 POD_RAY_LOG_FOLDER = "/tmp/ray/session_latest/logs"
 """What Ray's dashboard serves as log files, the run state among them."""
 
+MIN_RAY_VERSION = "2.54.0"
+"""The oldest Ray that may run a job on a cluster. Older ones let others delete jobs without a token (CVE-2026-27482),
+and those before 2.52 ask nobody for one."""
+
 RAY_HEALTH_CHECK: Mapping[str, str] = MappingProxyType(
     {
         "RAY_health_check_initial_delay_ms": "5000",
@@ -95,6 +112,17 @@ RAY_CONTAINER = "ray"
 DRIVER_LOG_CONTAINER = "driver"
 """In the head pod: prints the driver's log, so that `kubectl logs` shows it."""
 DASHBOARD_PORT = 8265
+
+
+STACKS_ENTRYPOINT = "python -m rljob_trainer.pod.dump_stacks"
+"""The command of the Ray job that writes down where the processes of a trainer stand."""
+POD_LOGS_FOLDER = f"{POD_RUN_FOLDER}/logs"
+"""Logs of attempts, a folder for each."""
+
+
+def attempt_logs_folder(attempt: int) -> str:
+    """Name of the folder of an attempt's logs."""
+    return f"attempt-{attempt}"
 
 
 def run_state_file_name(submission_id: str) -> str:

@@ -267,6 +267,13 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             means="The job is suspended (`spec.suspend`) and holds no nodes.",
             advice="`rljob resume` lets it go on from its newest checkpoint.",
         ),
+        Reason.RESIZED: Explanation(
+            means=(
+                "The job ran on fewer nodes than it asks for (`runPolicy.elastic`), and the others are back: it was"
+                " stopped with a checkpoint to go on with all of them."
+            ),
+            advice="Nothing to do.",
+        ),
         Reason.RESUMED: Explanation(
             means="The job was suspended and goes on.",
             advice="Nothing to do.",

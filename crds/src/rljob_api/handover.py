@@ -1,25 +1,31 @@
 """Documents that one program writes and another reads, each with the version of its form.
 
-The job goes to the trainer as one JSON document in an environment variable; RunState comes back as a file.
+The job goes to the trainer as one JSON document in an environment variable; RunState comes back as a file. Operator and
+image may be of neighbouring versions. What tells of a run is read whatever else it says. What a job asks for has to be
+understood: a field that the trainer does not know would change the training if it did.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
-from rljob_api.constants import CONTRACT_VERSION, MAX_SPEC_BYTES, OLDEST_READABLE_CONTRACT_VERSION
+from rljob_api.constants import (
+    CONTRACT_VERSION,
+    MAX_SPEC_BYTES,
+    NEWEST_READABLE_CONTRACT_VERSION,
+    OLDEST_READABLE_CONTRACT_VERSION,
+)
 from rljob_api.errors import HandoverError
-from rljob_api.pydantic_messages import plain_message, spread_out
+from rljob_api.pydantic_messages import is_echo, plain_message, spread_out
 from rljob_api.run_state import RunState
 from rljob_api.scalars import PositiveCount
+from rljob_api.v1alpha1.moved_fields import MOVED_FIELDS
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import wire_path
-
-DocumentT = TypeVar("DocumentT", bound=WireModel)
 
 
 class TrainerJob(WireModel):
@@ -34,8 +40,8 @@ class TrainerJob(WireModel):
 
 
 def dump_job(job: TrainerJob) -> str:
-    """The document for `RLJOB_SPEC`. Raises HandoverError above `MAX_SPEC_BYTES`."""
-    text = _dump(job, job.contract_version)
+    """The document for `RLJOB_SPEC`, without what equals its default. Raises HandoverError above `MAX_SPEC_BYTES`."""
+    text = _dump(job.to_wire_without_defaults(), job.contract_version)
     size = len(text.encode())
     if size > MAX_SPEC_BYTES:
         raise HandoverError(
@@ -46,26 +52,48 @@ def dump_job(job: TrainerJob) -> str:
 
 
 def load_job(text: str) -> TrainerJob:
-    """The job that `dump_job` wrote. Raises HandoverError for damage and for versions that cannot be read here."""
-    return _load(TrainerJob, text, "job")
+    """The job that `dump_job` wrote, by a version before this one, of this one, or after it. Raises HandoverError for
+    damage, for versions that cannot be read here, and for a field that is set and unknown here."""
+    what = "job"
+    data = _versioned(text, what)
+    try:
+        return TrainerJob.from_newer_wire(data, only_empty=True)[0]
+    except ValidationError as error:
+        raise HandoverError(f"{what}: {_found(error, TrainerJob)}") from None
 
 
 def dump_run_state(state: RunState) -> str:
     """The content of the run state file."""
-    return _dump(state, state.contract_version)
+    return _dump(state.to_wire(), state.contract_version)
 
 
 def load_run_state(text: str) -> RunState:
-    """The state that `dump_run_state` wrote. Raises HandoverError for damage and for unreadable versions."""
-    return _load(RunState, text, "run state")
+    """The state that `dump_run_state` wrote, by a version before this one, of this one, or after it; what it says in
+    fields that are unknown here is left out. Raises HandoverError for damage, and for what cannot be read here."""
+    what = "run state"
+    data = _versioned(text, what)
+    try:
+        return RunState.from_newer_wire(data)[0]
+    except ValidationError as error:
+        raise HandoverError(f"{what}: {_found(error, RunState)}") from None
 
 
-def _dump(document: WireModel, version: int) -> str:
-    """One line of JSON. The version is written even if it was left to its default; other unset fields are not."""
-    return json.dumps({"contractVersion": version} | document.to_wire(), separators=(",", ":"), ensure_ascii=False)
+def readable_versions() -> str:
+    """The contract versions that are read here, for messages."""
+    return f"contract versions {OLDEST_READABLE_CONTRACT_VERSION} to {NEWEST_READABLE_CONTRACT_VERSION}"
 
 
-def _load(kind: type[DocumentT], text: str, what: str) -> DocumentT:
+def is_readable_version(version: object) -> bool:
+    """Whether documents of this contract version are read here. Of a newer one, its fields decide."""
+    return type(version) is int and OLDEST_READABLE_CONTRACT_VERSION <= version <= NEWEST_READABLE_CONTRACT_VERSION
+
+
+def _dump(wire: dict[str, object], version: int) -> str:
+    """One line of JSON. The version is written even if it was left to its default."""
+    return json.dumps({"contractVersion": version} | wire, separators=(",", ":"), ensure_ascii=False)
+
+
+def _versioned(text: str, what: str) -> dict[str, object]:
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -73,16 +101,25 @@ def _load(kind: type[DocumentT], text: str, what: str) -> DocumentT:
     if not isinstance(data, dict):
         raise HandoverError(f"{what}: an object was expected (seen: {type(data).__name__}); check what wrote it")
     version = data.get("contractVersion")
-    if type(version) is not int or not OLDEST_READABLE_CONTRACT_VERSION <= version <= CONTRACT_VERSION:
+    if not is_readable_version(version):
         raise HandoverError(
-            f"{what}: contract versions {OLDEST_READABLE_CONTRACT_VERSION} to {CONTRACT_VERSION} can be read here"
-            f" (seen: {json.dumps(version)}); use an image and an operator of neighbouring versions"
+            f"{what}: {readable_versions()} can be read here (seen: {json.dumps(version)}); use an image and an"
+            " operator of neighbouring versions"
         )
-    try:
-        return kind.from_wire(data)
-    except ValidationError as error:
-        found = "; ".join(
-            f"{wire_path(details['loc'])}: {plain_message(details, kind)}"
-            for details in spread_out(error.errors(include_url=False))
+    return data
+
+
+def _found(error: ValidationError, kind: type[WireModel]) -> str:
+    details = (each for each in spread_out(error.errors(include_url=False)) if not is_echo(each))
+    return "; ".join(f"{wire_path(each['loc'])}: {_message(each, kind)}" for each in details)
+
+
+def _message(error: ErrorDetails, kind: type[WireModel]) -> str:
+    """A field that is no longer known is told its new place; any other that is unknown is of a newer version."""
+    if kind is TrainerJob and error["type"] == "extra_forbidden" and tuple(map(str, error["loc"])) not in MOVED_FIELDS:
+        seen = json.dumps(error["input"], ensure_ascii=False)
+        return (
+            f"is not known to this trainer (seen: {seen:.60}), which is older than the operator that sent it; use an"
+            " image of the operator's version, or remove the field"
         )
-        raise HandoverError(f"{what}: {found}") from None
+    return plain_message(error, kind)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rljob_api.base import WireModel
 from rljob_api.constants import CONTRACT_VERSION
-from rljob_api.scalars import Count, LongText, PositiveCount
+from rljob_api.scalars import Count, LongText, PositiveCount, ShortText
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress, Timestamp
 
 
@@ -30,6 +30,12 @@ class RunError(WireModel):
     kind: Annotated[str, Field(max_length=64)]
     """Name of the error class."""
     message: Annotated[str, Field(max_length=4096)]
+    role: ShortText | None = None
+    """Of the worker that failed first; this and what follows is unset where it was the controller."""
+    rank: Count | None = None
+    pod: ShortText | None = None
+    """This and the node are unset outside of Kubernetes."""
+    node: ShortText | None = None
 
 
 class RunState(WireModel):
@@ -40,6 +46,8 @@ class RunState(WireModel):
     attempt: PositiveCount
     phase: RunPhase
     progress: Progress
+    activity: Annotated[str, Field(max_length=256)] | None = None
+    """What is being done and takes long, for people, such as `evaluates`; unset between two such things."""
     checkpoint: CheckpointStatus | None = None
     resumed_from_step: Count | None = None
     export_uri: LongText | None = None

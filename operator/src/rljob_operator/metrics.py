@@ -43,6 +43,14 @@ class Metrics:
         self.watch_restarts = Counter(
             "rljob_operator_watch_restarts", "Times that all watches had to be begun anew.", registry=registry
         )
+        self.definition_outdated = Gauge(
+            "rljob_operator_definition_outdated",
+            "1 where the CustomResourceDefinition is older than the operator, so that jobs wait.",
+            registry=registry,
+        )
+        self.cached_objects = Gauge(
+            "rljob_operator_cached_objects", "Objects known from watches and listings.", registry=registry
+        )
         self.leader = Gauge("rljob_operator_leader", "1 in the replica that works.", registry=registry)
         self.jobs = Gauge("rljob_jobs", "Jobs, by phase.", ["phase"], registry=registry)
 
@@ -51,6 +59,10 @@ class Metrics:
         self.queue_depth.set_function(waiting)
         self.queue_delayed.set_function(delayed)
         self.queue_working.set_function(working)
+
+    def watch_cache(self, num_objects: Callable[[], int]) -> None:
+        """From now on the cache is asked for its size when metrics are read."""
+        self.cached_objects.set_function(num_objects)
 
     def set_jobs(self, num_by_phase: Mapping[str, int]) -> None:
         """Replaces all numbers of jobs."""

@@ -1,14 +1,15 @@
 """A queue of keys that are worked on one at a time each.
 
 A key that is added many times is worked on once; a key that is added while it is worked on is worked on again
-afterwards. A key that fails waits longer each time and delays no other. `Slots` bounds how many keys are worked on at
-once, and lets go of its place whoever waits for something slow.
+afterwards. A key that fails waits longer each time and delays no other. Keys belong to parties, which take turns: one
+with a thousand keys delays another's only key by one. `Slots` bounds how many keys are worked on at once, and lets go
+of its place whoever waits for something slow.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
@@ -26,11 +27,13 @@ class QueueClosed(Exception):
 
 
 class WorkQueue(Generic[KeyT]):
-    """For one event loop. `random` gives numbers from 0 to below 1."""
+    """For one event loop. `random` gives numbers from 0 to below 1; `party_of` says whose turn a key takes."""
 
-    def __init__(self, random: Callable[[], float]) -> None:
+    def __init__(self, random: Callable[[], float], party_of: Callable[[KeyT], Hashable]) -> None:
         self._random = random
-        self._waiting: deque[KeyT] = deque()
+        self._party_of = party_of
+        self._waiting: OrderedDict[Hashable, deque[KeyT]] = OrderedDict()
+        """By party, the one whose turn it is first. None is empty."""
         self._dirty: set[KeyT] = set()
         self._processing: set[KeyT] = set()
         self._timers: dict[KeyT, asyncio.TimerHandle] = {}
@@ -41,7 +44,7 @@ class WorkQueue(Generic[KeyT]):
     @property
     def num_waiting(self) -> int:
         """Keys that wait for a place."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     @property
     def num_delayed(self) -> int:
@@ -59,8 +62,7 @@ class WorkQueue(Generic[KeyT]):
             return
         self._dirty.add(key)
         if key not in self._processing:
-            self._waiting.append(key)
-            self._changed.set()
+            self._wait_for_turn(key)
 
     def add_after(self, key: KeyT, seconds: float) -> None:
         """The key is added later. Of several times for one key the earliest counts; they end when its work begins."""
@@ -96,7 +98,7 @@ class WorkQueue(Generic[KeyT]):
             await self._changed.wait()
         if self._closed:
             raise QueueClosed
-        key = self._waiting.popleft()
+        key = self._next()
         self._dirty.discard(key)
         self._processing.add(key)
         timer = self._timers.pop(key, None)
@@ -108,8 +110,7 @@ class WorkQueue(Generic[KeyT]):
         """The work on a key has ended."""
         self._processing.discard(key)
         if key in self._dirty:
-            self._waiting.append(key)
-            self._changed.set()
+            self._wait_for_turn(key)
 
     def close(self) -> None:
         """Nothing is added or given out any more."""
@@ -118,6 +119,18 @@ class WorkQueue(Generic[KeyT]):
             timer.cancel()
         self._timers.clear()
         self._changed.set()
+
+    def _wait_for_turn(self, key: KeyT) -> None:
+        self._waiting.setdefault(self._party_of(key), deque()).append(key)
+        self._changed.set()
+
+    def _next(self) -> KeyT:
+        """The first key of the party whose turn it is; that party is the last then."""
+        party, keys = self._waiting.popitem(last=False)
+        key = keys.popleft()
+        if keys:
+            self._waiting[party] = keys
+        return key
 
     def _due(self, key: KeyT) -> None:
         self._timers.pop(key, None)

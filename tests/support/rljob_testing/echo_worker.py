@@ -24,6 +24,8 @@ TO_ALL_AGAIN = "TO_ALL_AGAIN"
 
 register_dispatch_mode(TO_ALL_AGAIN, split_one_to_all, gather_list)
 
+CLOSED_BY_PEER = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1234"
+
 
 class EchoWorker(Worker):
     """In the mesh `tp` pairs of ranks are peers."""
@@ -103,7 +105,10 @@ class EchoWorker(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def fail(self, rank: int, kind: str) -> None:
-        """On one rank only; the others wait for it a while, as in a collective."""
+        """On one rank only; the others wait for it a while, as in a collective, or see their connection closed."""
+        if kind == "peers first":
+            time.sleep(0.5 if self.context.rank == rank else 0)
+            raise ZeroDivisionError("the cause") if self.context.rank == rank else RuntimeError(CLOSED_BY_PEER)
         if self.context.rank != rank:
             time.sleep(1)
         elif kind == "own":

@@ -48,6 +48,8 @@ class PodScript:
     event: tuple[str, str] | None = None
     """Reason and message of an event about the pod."""
     scheduled_seconds_ago: float = 0.0
+    node_lost: bool = False
+    """Whether Kubernetes says that the node is NotReady."""
 
 
 READY = PodScript()
@@ -72,6 +74,11 @@ class ClusterScript:
 
 
 HAPPY = ClusterScript()
+
+
+def node_name(group: str) -> str:
+    """The node of all pods of a group."""
+    return f"node-of-{group}"
 
 
 def install_ray_cluster_resource(http: httpx.Client) -> None:
@@ -193,6 +200,9 @@ class KubeRayStandIn:
         assert isinstance(metadata, dict)
         metadata["name"] = name
         metadata["ownerReferences"] = [_owner(cluster)]
+        spec = body["spec"]
+        assert isinstance(spec, dict)
+        spec["nodeName"] = node_name(group)
         metadata.setdefault("labels", {}).update(
             {
                 "ray.io/cluster": _name(cluster),
@@ -291,7 +301,15 @@ def _pod_status(pod: Json, script: PodScript) -> Json:
     scheduled: Json = {"type": "PodScheduled", "status": "True", "lastTransitionTime": scheduled_at}
     if script.scheduling_message is not None:
         scheduled |= {"status": "False", "reason": "Unschedulable", "message": script.scheduling_message}
-    conditions: list[Json] = [scheduled, {"type": "Ready", "status": "True" if script.ready else "False"}]
+    conditions: list[Json] = [
+        scheduled,
+        {
+            "type": "Ready",
+            "status": "True" if script.ready and not script.node_lost else "False",
+            "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        },
+        {"type": "ContainersReady", "status": "True" if script.ready else "False"},
+    ]
     if script.disruption is not None:
         reason, message = script.disruption
         conditions.append({"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message})

@@ -73,7 +73,7 @@ _ENV = st.lists(
     max_size=3,
 )
 _ENV_FROM = st.lists(
-    st.sampled_from([{"secretRef": {"name": "all"}}, {"configMapRef": {"name": "all"}, "prefix": "RLJOB_"}]), max_size=2
+    st.sampled_from([{"secretRef": {"name": "all"}}, {"configMapRef": {"name": "all"}, "prefix": "LD_"}]), max_size=2
 )
 _CLAIMED = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "data"}}
 _VOLUME_CHOICES: list[dict[str, object]] = [

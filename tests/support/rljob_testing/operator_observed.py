@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
@@ -12,9 +13,14 @@ from rljob_api.run_state import RunError, RunPhase, RunState
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import (
     Attempt,
+    AttemptOutcome,
+    AttemptState,
     CheckpointStatus,
     Condition,
     ConditionStatus,
+    Counters,
+    FailureClass,
+    NextAttempt,
     Progress,
     RLJobStatus,
 )
@@ -39,6 +45,8 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 CREATED = NOW - timedelta(seconds=100)
 CLUSTER_UID = "c1"
 SUBMISSION = "example-1-1"
+NOTHING: Mapping[str, object] = MappingProxyType({})
+START_NUMBER = int(CREATED.timestamp()) + 1
 
 
 def at(seconds: float) -> datetime:
@@ -61,15 +69,31 @@ def job(job_spec: RLJobSpec | None = None, status: RLJobStatus | None = None) ->
     )
 
 
-def attempt(*, seconds_ago: float = 60, seen: bool = True, submissions: int = 0) -> Attempt:
-    """The first attempt; `seen`: its cluster has been there."""
-    return Attempt(
-        number=1,
-        cluster="example-1",
-        cluster_uid=CLUSTER_UID if seen else None,
+def attempt(
+    *,
+    seconds_ago: float = 60,
+    seen: bool = True,
+    submissions: int = 0,
+    number: int = 1,
+    record: Mapping[str, object] = NOTHING,
+) -> Attempt:
+    """An attempt, by default the first; `seen`: its cluster has been there. One that was submitted runs since then.
+    `record`: what else its record holds."""
+    since = timestamp(at(-seconds_ago))
+    found = Attempt(
+        number=number,
+        cluster=f"example-{number}",
+        cluster_uid=f"c{number}" if seen else None,
+        state=AttemptState.RUNNING if submissions else AttemptState.PROVISIONING,
         submissions=submissions,
-        started=timestamp(at(-seconds_ago)),
+        start_number=START_NUMBER if submissions else None,
+        started=since,
+        admitted_at=since if seen else None,
+        ready_at=since if submissions else None,
+        running_since=since if submissions else None,
+        progressed_at=timestamp(NOW) if submissions else None,
     )
+    return found.model_copy(update=record)
 
 
 def condition(
@@ -83,48 +107,97 @@ def condition(
     return Condition(type=kind.value, status=status, reason=reason.value, last_transition_time=since)
 
 
-def provisioning(*, seconds_ago: float = 60, seen: bool = True) -> RLJobStatus:
+def provisioning(*, seconds_ago: float = 60, seen: bool = True, record: Mapping[str, object] = NOTHING) -> RLJobStatus:
     """Of a job whose first attempt is under way and not submitted."""
-    return RLJobStatus(attempts=(attempt(seconds_ago=seconds_ago, seen=seen),))
-
-
-def running(seconds_ago: float = 60, *more: Condition) -> RLJobStatus:
-    """Of a job whose trainer was submitted."""
     return RLJobStatus(
-        attempts=(attempt(seconds_ago=seconds_ago, submissions=1),),
+        attempts=(attempt(seconds_ago=seconds_ago, seen=seen, record=record),), counters=Counters(attempts=1)
+    )
+
+
+def running(seconds_ago: float = 60, *told: Condition, record: Mapping[str, object] = NOTHING) -> RLJobStatus:
+    """Of a job whose trainer was submitted; `record`: what else the attempt's record holds."""
+    return RLJobStatus(
+        attempts=(attempt(seconds_ago=seconds_ago, submissions=1, record=record),),
+        counters=Counters(attempts=1, start_number=START_NUMBER),
         conditions=(
             condition(ConditionType.CLUSTER_READY),
             condition(ConditionType.PLACEMENT_FEASIBLE, reason=Reason.FEASIBLE),
             condition(ConditionType.JOB_SUBMITTED, reason=Reason.SUBMITTED),
-            *more,
+            *told,
+        ),
+    )
+
+
+def ended(
+    reason: Reason = Reason.APPLICATION_ERROR, found: FailureClass = FailureClass.APPLICATION, *, number: int = 1
+) -> Attempt:
+    """An attempt that ended a moment ago."""
+    record = {
+        "state": AttemptState.ENDED.value,
+        "ended": timestamp(NOW),
+        "outcome": AttemptOutcome.FAILED.value,
+        "reason": reason.value,
+        "failure_class": found.value,
+    }
+    return attempt(submissions=1, number=number, record=record)
+
+
+def ended_well() -> Attempt:
+    """The first attempt, which did all there was to do."""
+    record = {
+        "state": AttemptState.ENDED.value,
+        "ended": timestamp(NOW),
+        "outcome": AttemptOutcome.SUCCEEDED.value,
+        "reason": Reason.SUCCEEDED.value,
+    }
+    return attempt(submissions=1, record=record)
+
+
+def waiting(seconds: float = 10, *, same_cluster: bool = False, attempts: tuple[Attempt, ...] = ()) -> RLJobStatus:
+    """Of a job between two attempts; `seconds`: until the next one may begin."""
+    return RLJobStatus(
+        attempts=attempts or (ended(),),
+        counters=Counters(attempts=1, start_number=START_NUMBER, application_retries=1, failed_attempts=1),
+        next_attempt=NextAttempt(
+            reason=Reason.APPLICATION_ERROR,
+            message="it failed",
+            failure_class=FailureClass.APPLICATION,
+            not_before=timestamp(at(seconds)),
+            same_cluster=same_cluster,
         ),
     )
 
 
 def cluster(
     *,
-    owner_uid: str | None = IDENTITY.uid,
     uid: str = CLUSTER_UID,
+    name: str = "example-1",
     deleting: bool = False,
     error: str | None = None,
     provisioned: bool = False,
+    authenticated: bool = True,
 ) -> ObservedCluster:
-    """The cluster of the first attempt."""
-    return ObservedCluster("example-1", uid, owner_uid, deleting, error, provisioned)
+    """A cluster of the job, by default that of the first attempt."""
+    return ObservedCluster(name, uid, deleting, error, provisioned, authenticated)
 
 
 def pod(
     name: str,
     group: str = "main",
     *,
+    cluster: str = "example-1",
     ready: bool = True,
     deleting: bool = False,
     ended: bool = False,
     problem: PodProblem | None = None,
     overdue: bool = False,
+    node_silent_seconds: float = 0.0,
 ) -> ObservedPod:
     """A pod; ready unless something is said against it."""
-    return ObservedPod(name, group, ready and not ended and problem is None, deleting, ended, problem, overdue)
+    well = ready and not ended and problem is None
+    return ObservedPod(
+        name, cluster, group, well, deleting, ended, problem, overdue, f"node-of-{name}", node_silent_seconds
+    )
 
 
 def ready_pods(num_workers: int = 1) -> tuple[ObservedPod, ...]:
@@ -142,7 +215,16 @@ def ray(
 ) -> ObservedRay:
     """A dashboard that answers: a head node, and a worker node for each number of GPUs."""
     nodes = (ObservedRayNode(True, 0), *(ObservedRayNode(False, number) for number in gpus))
-    return ObservedRay(Reachability.OK, None, nodes, run, state, infeasible, log_tail)
+    return ObservedRay(
+        Reachability.OK, nodes=nodes, job=run, run_state=state, infeasible_groups=infeasible, log_tail=log_tail
+    )
+
+
+def silence(
+    reachability: Reachability = Reachability.UNREACHABLE, seconds: float = 60, error: str = "timeout"
+) -> ObservedRay:
+    """A dashboard that has not answered for so long."""
+    return ObservedRay(reachability, error=error, silent_seconds=seconds)
 
 
 def ray_job(
@@ -189,7 +271,7 @@ def observed(
     return Observed(
         job=job(job_spec, status),
         kuberay_installed=True,
-        cluster=there,
+        clusters=() if there is None else (there,),
         pods=pods,
         ray=seen or ObservedRay(Reachability.NOT_ASKED),
     )
@@ -206,6 +288,15 @@ def at_work(
     """A submitted job on a healthy cluster."""
     seen = ray(run or ray_job(), state, log_tail=log_tail)
     return observed(status or running(), cluster(), ready_pods(), seen, job_spec)
+
+
+def without_retries(seen: Observed) -> Observed:
+    """The same, of a job that allows none: every failure is the end."""
+    spec_seen = seen.job.spec
+    if spec_seen is None:
+        return seen
+    policy = spec_seen.run_policy.model_copy(update={"max_app_retries": 0, "max_infra_retries": 0})
+    return replace(seen, job=replace(seen.job, spec=spec_seen.model_copy(update={"run_policy": policy})))
 
 
 def decide(seen: Observed, now: datetime = NOW) -> Plan:

@@ -1,193 +1,318 @@
-"""Any moment that the operator may see of a job, likely or not."""
+"""Any moment that the operator may see of a job: a stage of its life that fits together, and what may happen to it.
+
+The stages alone reach what a job that goes well reaches; the disturbances, which come up to three at a time, reach the
+rest. What is reached is counted by a test.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 from functools import cache
+from random import Random
 
 from hypothesis import strategies as st
 
-from rljob_api.conditions import ConditionType, Reason
+from rljob_api.conditions import REASONS, ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
-from rljob_api.run_state import RunError, RunPhase, RunState
+from rljob_api.run_state import RunPhase, RunState
+from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.status import Condition, ConditionStatus, RLJobStatus
+from rljob_api.v1alpha1.status import (
+    Attempt,
+    AttemptOutcome,
+    AttemptState,
+    Condition,
+    ConditionStatus,
+    Counters,
+    FailureClass,
+    HandledRequests,
+    JobResult,
+    NextAttempt,
+    RLJobStatus,
+    StopRequest,
+)
+from rljob_operator.reconcile.failure_classes import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import (
-    EffectFailure,
-    EffectKind,
     Observed,
-    ObservedCluster,
     ObservedJob,
     ObservedPod,
     ObservedRay,
     ObservedRayJob,
-    ObservedRayNode,
     PodProblem,
     RayJobStatus,
     Reachability,
 )
+from rljob_operator.reconcile.timestamps import timestamp
+from rljob_testing.operator_disturbances import POD_PROBLEMS, TEXTS, fitting_disturbances, is_so
 from rljob_testing.operator_jobs import spec
-from rljob_testing.operator_observed import SUBMISSION, attempt, cluster, condition, job, run_state
+from rljob_testing.operator_observed import (
+    START_NUMBER,
+    after,
+    at,
+    attempt,
+    cluster,
+    condition,
+    decide,
+    job,
+    pod,
+    ray,
+    run_state,
+)
+from rljob_testing.operator_observed import ended as ended_attempt
 
-# At and around the deadlines of the specs below.
-AGES = st.sampled_from([0, 1, 30, 59, 60, 299, 300, 999, 1000, 1801, 50_000])
-TEXTS = st.one_of(
-    st.sampled_from(["", "short", "x" * 2000, "\ud800\x1b[31mred\x00" * 100, "line\n" * 300, "é" * 700]),
-    st.text(max_size=10),
-)
-_C, _R = ConditionType, Reason
-_ONLY_SUBMITTED = (_C.JOB_SUBMITTED, _C.PROGRESSING)
-PROBLEMS = (
-    *(_R.UNSCHEDULABLE, _R.IMAGE_PULL_FAILED, _R.CONTAINER_CONFIG_ERROR, _R.VOLUME_MOUNT_FAILED),
-    *(_R.CONTAINER_CRASHING, _R.OUT_OF_MEMORY, _R.INFRASTRUCTURE_ERROR),
-)
+PROVISIONING_SECONDS, ACTIVE_SECONDS, STALL_SECONDS, GRACE_SECONDS, TTL_SECONDS = 300, 1000, 600, 30, 400
+
+AGES = (0, 1, 5, 9, 10, 20, 29, 30, 31, 59, 60, 61, 100, 299, 300, 301, 599, 600, 601, 1000, 50_000)
+"""At and around the limits in time, in seconds."""
+
+
+class Stage(StrEnum):
+    """How far a job is. An attempt is under way from `WRITTEN` to `ENDING`."""
+
+    NEW = "new"
+    WRITTEN = "attempt written"
+    PROVISIONING = "pods start"
+    READY = "pods ready"
+    SUBMITTED = "submitted"
+    STARTING = "trainer starts"
+    RUNNING = "trainer runs"
+    STOPPING = "trainer is to stop"
+    ENDING = "trainer has told of its end"
+    WAITING = "between attempts"
+    WAITING_ON_CLUSTER = "between attempts on the same cluster"
+    SUSPENDING = "suspended, with a cluster that is left"
+    SUSPENDED = "suspended"
+    ENDED = "ended"
+    KEPT = "ended, with its cluster kept"
+
+
+_ORDER = tuple(Stage)
+_OFTEN = (Stage.WRITTEN, Stage.PROVISIONING, Stage.PROVISIONING, Stage.READY, Stage.SUBMITTED, *(Stage.RUNNING,) * 5)
+"""Most can happen there."""
+
+_RETRIED = (FailureClass.APPLICATION, FailureClass.INFRASTRUCTURE)
+_HOLDS_A_CLUSTER = (Stage.PROVISIONING, *_ORDER[_ORDER.index(Stage.READY) : _ORDER.index(Stage.WAITING)])
+_SUSPENDED = (Stage.SUSPENDING, Stage.SUSPENDED)
+_STOPS = (Reason.STOPPED_BY_USER, Reason.SUSPENDED, Reason.ACTIVE_DEADLINE_EXCEEDED, Reason.STALLED)
+
+
+@st.composite
+def observations(draw: st.DrawFn) -> Observed:
+    """Anything the operator may see, and more. What it is made of is drawn; the details are picked by one seed, so that
+    an example costs little."""
+    stage = draw(st.sampled_from((*Stage, *_OFTEN)))
+    num_disturbances = draw(st.sampled_from([0, 1, 1, 1, 2, 2, 3]))
+    pick = draw(st.randoms(use_true_random=True))
+    seen = moment(pick, stage)
+    # What was decided about it is the beginning of what follows in some.
+    if draw(st.sampled_from([False, False, True])):
+        seen = after(seen, decide(seen))
+    for _ in range(num_disturbances):
+        disturb = draw(st.sampled_from(fitting_disturbances(seen)))
+        seen = disturb(pick, seen)
+    return seen
+
+
+def moment(pick: Random, stage: Stage) -> Observed:
+    """A job at one of the stages, and an outside that fits."""
+    job_spec = _spec(pick)
+    if stage in _SUSPENDED:
+        job_spec = job_spec.model_copy(update={"suspend": True})
+    if stage is Stage.KEPT:
+        policy = job_spec.run_policy.model_copy(update={"cleanup": Cleanup.KEEP_CLUSTER})
+        job_spec = job_spec.model_copy(update={"run_policy": policy})
+    num_former = 0 if stage is Stage.NEW else pick.choice([0, 0, 0, 1, 2, 9, 12])
+    status = RLJobStatus() if stage is Stage.NEW else _status(pick, stage, num_former)
+    if is_so(pick):
+        status = status.model_copy(update={"conditions": _told(pick)})
+    return _outside(pick, stage, job(job_spec, status))
+
+
+def any_conditions(pick: Random) -> tuple[Condition, ...]:
+    """What earlier passes, of this version or of another, may have told."""
+    return tuple(
+        condition(kind, pick.choice(tuple(ConditionStatus)), pick.choice(reasons), an_age(pick))
+        for kind, reasons in REASONS.items()
+        if is_so(pick)
+    )
+
+
+def _told(pick: Random) -> tuple[Condition, ...]:
+    """Without an end, which is told once, when it comes."""
+    ends = (ConditionType.FINISHED, ConditionType.COMPLETE, ConditionType.FAILED)
+    return tuple(each for each in any_conditions(pick) if each.type not in ends)
+
+
+def an_age(pick: Random) -> int:
+    """Seconds since something; most often few."""
+    return pick.choice(AGES if is_so(pick) else AGES[:8])
+
+
+def ago(seconds: float) -> str:
+    """The time so many seconds before `NOW`."""
+    return timestamp(at(-seconds))
 
 
 @cache
-def _specs() -> list[RLJobSpec]:
+def _bare_specs() -> tuple[RLJobSpec, ...]:
     """Checking a job takes milliseconds, so these few are made once."""
-    policy = {"provisioningDeadlineSeconds": 300, "activeDeadlineSeconds": 1000, "gracePeriodSeconds": 30}
-    return [
-        spec(),
-        spec({"pools[0].nodes": 2, "runPolicy": policy}),
-        spec({"runPolicy": {"cleanup": "KeepCluster"}}),
-        spec({"checkpoint": {}}),
-    ]
+    return spec(), spec({"pools[0].nodes": 2})
 
 
-def _status(
-    kind: int,
-    age: int,
-    asked: bool,
-    drawn: tuple[Condition | None, ...],
-    ended: ConditionType | None,
-    state: RunState | None,
-) -> RLJobStatus:
-    """`kind`: 0 nothing yet, 1 no cluster seen, 2 cluster seen, 3 and more submitted."""
-    if kind == 0:
-        return RLJobStatus()
-    submitted = kind > 2
-    first = attempt(seconds_ago=age, seen=kind > 1, submissions=int(submitted))
-    if submitted and asked:
-        first = first.model_copy(update={"reason": "ActiveDeadlineExceeded"})
-    kept = [each for each in drawn if each is not None and (submitted or each.type not in _ONLY_SUBMITTED)]
-    last = [] if ended is None else [condition(ended, reason=_R.SUCCEEDED)]
-    return RLJobStatus(
-        attempts=(first,),
-        conditions=(*kept, *last),
-        progress=state.progress if state and submitted else None,
-        checkpoint=state.checkpoint if state and submitted else None,
+def _spec(pick: Random) -> RLJobSpec:
+    policy = RunPolicy(
+        max_app_retries=pick.choice([0, 2, 2]),
+        max_infra_retries=pick.choice([0, 10, 10]),
+        provisioning_deadline_seconds=PROVISIONING_SECONDS,
+        active_deadline_seconds=pick.choice([None, None, ACTIVE_SECONDS]),
+        stall_deadline_seconds=STALL_SECONDS,
+        ttl_seconds_after_finished=pick.choice([None, None, 0, TTL_SECONDS]),
+        cleanup=pick.choice(tuple(Cleanup)),
+        grace_period_seconds=GRACE_SECONDS,
     )
+    return pick.choice(_bare_specs()).model_copy(update={"run_policy": policy})
 
 
-def _conditions() -> st.SearchStrategy[tuple[Condition | None, ...]]:
-    """What earlier passes may have left."""
-    any_reason, any_status = st.sampled_from(Reason), st.sampled_from(ConditionStatus)
-    reasons = {
-        _C.JOB_SUBMITTED: st.just(_R.SUBMITTED),
-        _C.PROGRESSING: st.sampled_from([_R.STARTING, _R.TRAINING, _R.STOPPING, _R.DASHBOARD_UNREACHABLE]),
-    }
-    kinds = [kind for kind in ConditionType if kind not in (_C.COMPLETE, _C.FAILED)]
-    return st.tuples(
-        *(
-            st.one_of(st.none(), st.builds(condition, st.just(kind), any_status, reasons.get(kind, any_reason), AGES))
-            for kind in kinds
+def _status(pick: Random, stage: Stage, num_former: int) -> RLJobStatus:
+    """The records; conditions tell nothing that they do not."""
+    number = num_former + 1
+    is_under_way = stage in _ORDER[: _ORDER.index(Stage.WAITING)]
+    newest = _under_way(pick, stage, number) if is_under_way else _ended(pick, number, stage)
+    former = tuple(_ended(pick, each, Stage.WAITING) for each in range(max(1, number - 9), number))
+    saved = pick.choice([None, None, 3, 7])
+    state = run_state(step=saved or 1, checkpoint_step=saved, seconds_ago=an_age(pick))
+    counters = Counters(
+        attempts=number,
+        start_number=newest.start_number or START_NUMBER + number - 2,
+        application_retries=pick.choice([0, 0, 1, 2]),
+        infrastructure_retries=pick.choice([0, 0, 3, 10]),
+        failed_attempts=num_former,
+        active_seconds=pick.choice([0, 0, 400, 999, 1000]),
+        checkpoint_step=pick.choice([None, 3]) if num_former else None,
+    )
+    status = RLJobStatus(
+        attempts=(*former, newest),
+        counters=counters,
+        progress=state.progress if newest.running_since is not None else None,
+        checkpoint=state.checkpoint,
+        handled_requests=pick.choice([None, None, HandledRequests(stop="first", retry="first")]),
+    )
+    return status.model_copy(update=_between_or_after(pick, stage, newest))
+
+
+def _between_or_after(pick: Random, stage: Stage, newest: Attempt) -> dict[str, object]:
+    """What is known of a job of which nothing runs."""
+    reason = newest.reason or Reason.SUCCEEDED.value
+    if stage in (Stage.WAITING, Stage.WAITING_ON_CLUSTER):
+        waits = NextAttempt(
+            reason=reason,
+            message="it failed",
+            failure_class=newest.failure_class or FailureClass.APPLICATION,
+            not_before=ago(pick.choice([-600, -20, -10, -1, 0, 1, 60])),
+            same_cluster=stage is Stage.WAITING_ON_CLUSTER,
         )
-    )
+        return {"next_attempt": waits}
+    if stage is Stage.SUSPENDED:
+        return {"suspended_at": ago(an_age(pick))}
+    if stage not in (Stage.ENDED, Stage.KEPT):
+        return {}
+    outcome = AttemptOutcome.SUCCEEDED if reason == Reason.SUCCEEDED else AttemptOutcome.FAILED
+    cleaned = ago(0) if is_so(pick) else None
+    return {"result": JobResult(outcome=outcome.value, reason=reason, at=ago(an_age(pick)), cleaned_up_at=cleaned)}
 
 
-def _states() -> st.SearchStrategy[RunState | None]:
-    """What the trainer may have written."""
-    error = st.builds(RunError, kind=st.just("Error"), message=TEXTS.map(lambda text: text.replace("\ud800", "")))
-    made = st.builds(
-        run_state,
-        st.sampled_from(RunPhase),
-        step=st.integers(0, 10),
-        seconds_ago=AGES,
-        checkpoint_step=st.sampled_from([None, None, 1, 10]),
-        error=st.one_of(st.none(), error),
-        export_uri=st.sampled_from([None, "file:///rljob/storage/run/export"]),
-    )
-    return st.one_of(st.none(), made)
+def _ended(pick: Random, number: int, stage: Stage) -> Attempt:
+    """The record of an attempt that has ended, in a way from which the stage follows."""
+    if stage in (Stage.ENDED, Stage.KEPT) and is_so(pick):
+        made = ended_attempt(Reason.SUCCEEDED, number=number)
+        record: dict[str, object] = {"outcome": AttemptOutcome.SUCCEEDED.value, "failure_class": None}
+    else:
+        is_retried = stage in (Stage.WAITING, Stage.WAITING_ON_CLUSTER)
+        fitting = [reason for reason, found in FAILURE_CLASSES.items() if found in _RETRIED or not is_retried]
+        reason = Reason.SUSPENDED if stage in _SUSPENDED else pick.choice(fitting)
+        made, record = ended_attempt(reason, FAILURE_CLASSES[reason], number=number), {}
+    record |= {"start_number": START_NUMBER + number - 1, "ended": ago(an_age(pick))}
+    return made.model_copy(update=record)
 
 
-def _pods() -> st.SearchStrategy[tuple[ObservedPod, ...]]:
-    """Up to four pods in any state, the head among them or not."""
-    problem = st.one_of(st.none(), st.builds(PodProblem, st.sampled_from(PROBLEMS), TEXTS))
-    group = st.sampled_from([HEAD_GROUP, "main", "main"])
-    # Half of them well: ready, not going, not ended.
-    well = st.tuples(st.just(True), st.just(False), st.just(False), st.none(), st.just(False))
-    any_state = st.tuples(st.booleans(), st.booleans(), st.booleans(), problem, st.booleans())
-    many = st.lists(st.tuples(group, st.one_of(well, any_state)), max_size=4)
-    return many.map(
-        lambda found: tuple(ObservedPod(f"pod-{number}", group, *state) for number, (group, state) in enumerate(found))
-    )
+def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
+    """The record of an attempt that has got as far as the stage says."""
+    started, admitted, ready, running = sorted((an_age(pick) for _ in range(4)), reverse=True)
+    reached = _ORDER.index(stage)
+    record: dict[str, object] = {"started": ago(started)}
+    if reached >= _ORDER.index(Stage.PROVISIONING):
+        record |= {"admitted_at": ago(admitted)}
+    if reached >= _ORDER.index(Stage.READY):
+        record |= {"ready_at": ago(ready)}
+    if reached >= _ORDER.index(Stage.SUBMITTED):
+        record |= {"submissions": 1, "start_number": START_NUMBER + number - 1}
+    if reached >= _ORDER.index(Stage.STARTING):
+        record |= {"running_since": ago(running), "progressed_at": ago(min(running, an_age(pick)))}
+        record |= {"run_state_at": ago(an_age(pick)) if is_so(pick) else None}
+        record |= {"silent_since": ago(min(running, an_age(pick))) if pick.randint(0, 3) == 0 else None}
+        record |= {"state": AttemptState.STARTING.value if stage is Stage.STARTING else AttemptState.RUNNING.value}
+    if stage is Stage.STOPPING or (stage is Stage.ENDING and is_so(pick)):
+        told = ago(an_age(pick)) if is_so(pick) else None
+        stop = StopRequest(reason=pick.choice(_STOPS).value, requested_at=ago(an_age(pick)), told_at=told)
+        record |= {"stop": stop, "state": AttemptState.STOPPING.value}
+    if stage is Stage.ENDING:
+        record |= {"ending_seen_at": ago(min(running, an_age(pick)))}
+    return attempt(number=number, seen=stage is not Stage.WRITTEN, record=record)
 
 
-def _rays() -> st.SearchStrategy[ObservedRay]:
-    """What the dashboard may say."""
-    jobs = st.builds(
-        ObservedRayJob,
-        st.sampled_from([SUBMISSION, SUBMISSION, SUBMISSION, "example-1-2"]),
-        st.sampled_from(RayJobStatus),
-        TEXTS,
-        st.sampled_from([None, "JOB_SUPERVISOR_ACTOR_DIED", "RUNTIME_ENV_SETUP_FAILURE"]),
-        st.sampled_from([None, 0, 1, 2, 75, 130, -9]),
-    )
-    nodes = st.sampled_from([(), (2,), (1,), (2, 2), (2, 2, 2)]).map(
-        lambda gpus: (ObservedRayNode(True, 0), *(ObservedRayNode(False, each) for each in gpus))
-    )
-    groups = st.sampled_from([(), (), ("1 x {GPU: 9}",)])
-    job_or_none = st.one_of(st.none(), jobs, jobs)
-    answer = st.builds(ObservedRay, st.just(Reachability.OK), st.none(), nodes, job_or_none, _states(), groups, TEXTS)
-    silence = st.builds(
-        ObservedRay, st.sampled_from([Reachability.NOT_ASKED, Reachability.UNREACHABLE, Reachability.REJECTED]), TEXTS
-    )
-    return st.one_of(answer, answer, silence)
+def _outside(pick: Random, stage: Stage, about: ObservedJob) -> Observed:
+    """Clusters, pods and Ray as they are at the stage."""
+    nothing = Observed(about, True, (), (), ObservedRay(Reachability.NOT_ASKED))
+    if stage in (Stage.NEW, Stage.WRITTEN, Stage.SUSPENDED):
+        return nothing
+    holds = stage in (*_HOLDS_A_CLUSTER, Stage.WAITING_ON_CLUSTER, Stage.KEPT)
+    if not holds and is_so(pick):
+        return nothing
+    newest = about.status.attempts[-1]
+    there = cluster(name=newest.cluster, uid=newest.cluster_uid or "c", deleting=not holds and is_so(pick))
+    pods = _pods(about, newest.cluster)
+    if stage is Stage.PROVISIONING and is_so(pick):
+        problem = PodProblem(pick.choice(POD_PROBLEMS), pick.choice(TEXTS)) if is_so(pick) else None
+        pods = tuple(replace(each, ready=False, problem=problem) for each in pods[: pick.randint(0, len(pods))])
+    elif not holds and is_so(pick):
+        pods = tuple(replace(each, deleting=True, overdue=is_so(pick)) for each in pods[1:])
+    seen = replace(nothing, clusters=(there,), pods=pods)
+    has_head = any(each.group == HEAD_GROUP and each.ready for each in pods)
+    return replace(seen, ray=_ray(pick, stage, about)) if has_head and stage in _HOLDS_A_CLUSTER else seen
 
 
-def _clusters() -> st.SearchStrategy[ObservedCluster | None]:
-    """The job's own in most cases."""
-    others = st.sampled_from([cluster(owner_uid=None), cluster(uid="c2"), cluster(deleting=True)])
-    own = st.sampled_from([cluster(), cluster(provisioned=True)])
-    return st.one_of(st.none(), own, own, others, TEXTS.map(lambda text: cluster(error=text)))
+def _pods(about: ObservedJob, name: str) -> tuple[ObservedPod, ...]:
+    """All that the job asks for, ready."""
+    assert about.spec is not None, "a spec is taken away later"
+    groups = [HEAD_GROUP, *(pool.name for pool in about.spec.pools for _ in range(pool.nodes))]
+    return tuple(pod(f"{name}-{place}", group, cluster=name) for place, group in enumerate(groups))
 
 
-def _observed(
-    view: ObservedJob,
-    there: ObservedCluster | None,
-    found: tuple[ObservedPod, ...],
-    seen: ObservedRay,
-    failure: EffectFailure | None,
-) -> Observed:
-    """The dashboard answers only where there is a cluster with a head, and knows only jobs that were submitted."""
-    if not any(attempt.submissions for attempt in view.status.attempts):
-        seen = replace(seen, job=None, run_state=None)
-    has_head = there is not None and any(pod.group == HEAD_GROUP and pod.ready for pod in found)
-    return Observed(
-        job=view,
-        # Without the resource there is no cluster; half of the others show none yet.
-        kuberay_installed=there is not None or len(found) % 2 == 0,
-        cluster=there,
-        pods=found,
-        ray=seen if has_head else ObservedRay(Reachability.NOT_ASKED),
-        failure=failure,
-    )
+def _ray(pick: Random, stage: Stage, about: ObservedJob) -> ObservedRay:
+    """What the dashboard says."""
+    assert about.spec is not None, "a spec is taken away later"
+    gpus = tuple(pool.gpus_per_node for pool in about.spec.pools for _ in range(pool.nodes))
+    newest = about.status.attempts[-1]
+    trainer = ObservedRayJob(f"{about.name}-{newest.number}-1", RayJobStatus.RUNNING, "Ray's message", None, None)
+    if stage in (Stage.PROVISIONING, Stage.READY) or (stage is Stage.SUBMITTED and is_so(pick)):
+        return ray(gpus=gpus)
+    phases = {
+        Stage.SUBMITTED: [RunPhase.STARTING],
+        Stage.STARTING: [RunPhase.STARTING, RunPhase.RUNNING],
+        Stage.STOPPING: [RunPhase.RUNNING, RunPhase.STOPPING],
+        Stage.ENDING: [RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED],
+    }
+    state = _state(pick, pick.choice(phases.get(stage, [RunPhase.RUNNING])), newest)
+    if stage is Stage.STARTING and is_so(pick):
+        return ray(trainer, gpus=gpus)
+    return ray(trainer, state, gpus=gpus)
 
 
-def _job(number: int, status: RLJobStatus, text: str) -> ObservedJob:
-    """With one of the specs, by number, or none that can be read."""
-    if number < len(_specs()):
-        return job(_specs()[number], status)
-    return replace(job(None, status), spec=None, spec_error=text)
-
-
-@cache
-def observations() -> st.SearchStrategy[Observed]:
-    """Anything the operator may see, and more."""
-    endings = st.sampled_from([None, None, None, _C.COMPLETE, _C.FAILED])
-    asked = st.sampled_from([False, False, True])
-    statuses = st.builds(_status, st.integers(0, 5), AGES, asked, _conditions(), endings, _states())
-    jobs = st.builds(_job, st.sampled_from([0, 0, 1, 1, 2, 3, 4]), statuses, TEXTS)
-    failures = st.builds(EffectFailure, st.sampled_from(EffectKind), st.sampled_from(Reason), TEXTS)
-    return st.builds(_observed, jobs, _clusters(), _pods(), _rays(), st.one_of(st.none(), failures))
+def _state(pick: Random, phase: RunPhase, newest: Attempt) -> RunState:
+    """What the trainer wrote last, or what it had written already when it was last looked at."""
+    steps = pick.choice([None, None, 3, 8])
+    made = run_state(phase, step=pick.randint(0, 10), seconds_ago=an_age(pick), checkpoint_step=steps)
+    if newest.run_state_at is not None and is_so(pick):
+        made = made.model_copy(update={"written_at": newest.run_state_at})
+    return made.model_copy(update={"resumed_from_step": pick.choice([None, 3])})

@@ -1,11 +1,13 @@
-"""A small model of the outside: KubeRay, pods and Ray as they react to the operator's effects, in a time of their own.
+"""A small model of the outside: KubeRay, pods, Ray and the job's storage as they react to the operator's effects, in a
+time of their own.
 
 With it the operator's decisions run from a job's creation to its end in a plain loop; what the operator knows between
-passes is the status alone, so that it may crash anywhere.
+passes is the status alone, so that it may crash anywhere, or be paused there and come back when another one leads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -13,12 +15,11 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.status import CheckpointStatus, RLJobStatus
+from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
     Observed,
-    ObservedCluster,
     ObservedPod,
     ObservedRay,
     ObservedRayJob,
@@ -26,20 +27,41 @@ from rljob_operator.reconcile.observed import (
     RayJobStatus,
     Reachability,
 )
-from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Effect, Plan, StopJob, SubmitJob
-from rljob_operator.reconcile.reconcile import reconcile
+from rljob_operator.reconcile.plan_types import (
+    ApplyNetworkPolicy,
+    CreateCluster,
+    DeleteCluster,
+    DeleteJob,
+    DumpStacks,
+    Effect,
+    StopJob,
+    SubmitJob,
+)
 from rljob_operator.reconcile.timestamps import timestamp
-from rljob_testing.operator_jobs import DEFAULTS, spec
-from rljob_testing.operator_observed import CLUSTER_UID, NOW, SUBMISSION, cluster, job, pod, ray, run_state
+from rljob_testing.operator_jobs import spec
+from rljob_testing.operator_observed import NOW, cluster, job, pod, ray, run_state, silence
 
 TICK_SECONDS = 4
 POD_TICKS = 3
 """From a cluster to ready pods, and from its deletion to none."""
 STEPS = 10
+STEPS_BETWEEN_CHECKPOINTS = 5
+LOADING_TICKS = 2
 
 
-class OperatorCrash(Exception):
-    """The operator's process ends here."""
+@dataclass(frozen=True)
+class Start:
+    """What becomes of one start of the trainer, and of its cluster. Steps are those of the job, not of the start."""
+
+    exit_code: int = 0
+    """After the last step."""
+    fails_at_step: int | None = None
+    """With exit code 1."""
+    head_lost_at_step: int | None = None
+    node_lost_at_step: int | None = None
+    """Of the head: its pod stays listed, and nobody answers there."""
+    cluster_deleted_at_step: int | None = None
+    hangs_at_step: int | None = None
 
 
 @dataclass
@@ -47,12 +69,9 @@ class Scenario:
     """What is special about the outside."""
 
     job_spec: RLJobSpec = field(default_factory=spec)
-    exit_code: int = 0
-    """Of the trainer, after its last step."""
-    fails_at_step: int | None = None
+    starts: tuple[Start, ...] = ()
+    """In their order; those that follow go well."""
     pods_get_ready: bool = True
-    head_lost_at_step: int | None = None
-    cluster_deleted_at_step: int | None = None
     refused_creations: int = 0
     failed_submissions: int = 0
     """Requests that do nothing and fail."""
@@ -60,6 +79,44 @@ class Scenario:
     """The first request of each kind is carried out, and reported as failed."""
     silent_ticks: range = range(0)
     """Of the dashboard."""
+    suspended_ticks: range = range(0)
+
+
+@dataclass
+class Trainer:
+    """A job in Ray."""
+
+    submission_id: str
+    start_number: int
+    script: Start
+    since: int
+    from_step: int
+    stop_since: int | None = None
+    saved_step: int | None = None
+
+    def step(self, tick: int) -> int:
+        """How far it is."""
+        done = self.from_step + max(0, tick - self.since - LOADING_TICKS)
+        ends = [STEPS, self.script.fails_at_step, self.script.hangs_at_step]
+        return min(done, *(end for end in ends if end is not None))
+
+
+@dataclass
+class Cluster:
+    """A RayCluster, its pods and its Ray."""
+
+    name: str
+    uid: str
+    since: int
+    deleted_since: int | None = None
+    trainers: dict[str, Trainer] = field(default_factory=dict)
+    head_lost: bool = False
+    node_lost_since: int | None = None
+
+    @property
+    def newest(self) -> Trainer | None:
+        """The trainer that was submitted last."""
+        return list(self.trainers.values())[-1] if self.trainers else None
 
 
 @dataclass
@@ -68,74 +125,135 @@ class World:
 
     scenario: Scenario
     tick: int = 0
-    cluster_since: int | None = None
-    deleted_since: int | None = None
-    head_lost: bool = False
-    job_since: int | None = None
-    stop_since: int | None = None
+    clusters: dict[str, Cluster] = field(default_factory=dict)
+    """By UID; those that are gone are not there."""
+    lost_pods: list[ObservedPod] = field(default_factory=list)
+    """Of nodes that are lost, whose clusters are gone."""
     num_clusters: int = 0
-    num_jobs: int = 0
+    starts: list[int] = field(default_factory=list)
+    """Numbers of all starts, in their order."""
+    saved_step: int = 0
+    """Of the newest checkpoint in the job's storage."""
+    savers: list[int] = field(default_factory=list)
+    """Numbers of the starts that saved checkpoints, in their order."""
+    most_running: int = 0
+    """Trainers that ran at the same time, at the most, those on lost nodes left out."""
     reported_lost: set[EffectKind] = field(default_factory=set)
+    deleted: bool = False
 
-    def observe(self, status: RLJobStatus, failure: EffectFailure | None) -> Observed:
-        """As the operator sees it now."""
-        self._advance()
-        there = self._cluster()
-        has_head = there is not None and any(each.group == HEAD_GROUP and each.ready for each in self._pods())
-        silent = self.tick in self.scenario.silent_ticks
-        seen = ObservedRay(Reachability.UNREACHABLE, error="timeout") if silent else self._ray()
+    def advance(self) -> None:
+        """One tick passes."""
+        self.tick += 1
+        for found in list(self.clusters.values()):
+            self._happen(found)
+            if found.deleted_since is not None and self.tick >= found.deleted_since + POD_TICKS:
+                del self.clusters[found.uid]
+                if found.node_lost_since is not None:
+                    self.lost_pods += [each for each in self._pods_of(found) if each.group == HEAD_GROUP]
+        running = [found for found in self.clusters.values() if found.deleted_since is None and self._runs(found)]
+        self.most_running = max(self.most_running, len(running))
+
+    def observe(self, name: str, failure: EffectFailure | None) -> Observed:
+        """As the operator sees it now; `name`: the cluster whose dashboard it asks."""
+        suspend = self.tick in self.scenario.suspended_ticks
+        wanted = self.scenario.job_spec.model_copy(update={"suspend": suspend})
         return Observed(
-            job=job(self.scenario.job_spec, status),
+            job=job(wanted),
             kuberay_installed=True,
-            cluster=there,
-            pods=self._pods(),
-            ray=seen if has_head else ObservedRay(Reachability.NOT_ASKED),
+            clusters=tuple(
+                cluster(uid=found.uid, name=found.name, deleting=found.deleted_since is not None)
+                for found in self.clusters.values()
+            ),
+            pods=(*(each for found in self.clusters.values() for each in self._pods_of(found)), *self.lost_pods),
+            ray=self._dashboard(name),
             failure=failure,
         )
 
-    def carry_out(self, effect: Effect) -> EffectFailure | None:
-        """What became of an effect."""
-        if isinstance(effect, CreateCluster):
-            return self._create()
-        if isinstance(effect, SubmitJob):
-            return self._submit(effect)
-        if isinstance(effect, StopJob):
-            self.stop_since = self.tick if self.stop_since is None else self.stop_since
-            return None
-        assert isinstance(effect, DeleteCluster)
-        assert effect.uid == CLUSTER_UID
-        self.deleted_since = self.tick if self.deleted_since is None else self.deleted_since
+    def carry_out(self, effect: Effect, name: str) -> EffectFailure | None:
+        """What became of an effect; `name`: the cluster that the operator knew as the attempt's."""
+        match effect:
+            case CreateCluster():
+                return self._create(effect)
+            case SubmitJob():
+                return self._submit(effect, name)
+            case StopJob():
+                self._stop(effect, name)
+            case DeleteCluster():
+                found = self.clusters.get(effect.uid)
+                if found is not None and found.deleted_since is None:
+                    found.deleted_since = self.tick
+            case DeleteJob():
+                self.deleted = True
+            case ApplyNetworkPolicy() | DumpStacks():
+                pass
         return None
 
-    def _advance(self) -> None:
-        self.tick += 1
-        if self.deleted_since is not None and self.tick >= self.deleted_since + POD_TICKS:
-            self.cluster_since = None
-        scenario, step = self.scenario, self._step()
-        if scenario.head_lost_at_step is not None and step >= scenario.head_lost_at_step:
-            self.head_lost = True
-        lost = scenario.cluster_deleted_at_step
-        if lost is not None and step >= lost and self.deleted_since is None:
-            self.deleted_since = self.tick
+    def _named(self, name: str) -> Cluster | None:
+        return next((found for found in self.clusters.values() if found.name == name), None)
 
-    def _create(self) -> EffectFailure | None:
+    def _happen(self, found: Cluster) -> None:
+        """What the scenario does to a cluster, and what its trainer does to the storage."""
+        trainer = found.newest
+        if trainer is None:
+            return
+        script, step = trainer.script, trainer.step(self.tick)
+        if script.head_lost_at_step is not None and step >= script.head_lost_at_step:
+            found.head_lost = True
+        if script.node_lost_at_step is not None and step >= script.node_lost_at_step and found.node_lost_since is None:
+            found.node_lost_since = self.tick
+        lost = script.cluster_deleted_at_step
+        if lost is not None and step >= lost and found.deleted_since is None:
+            found.deleted_since = self.tick
+        is_there = not found.head_lost and found.node_lost_since is None
+        saves = step % STEPS_BETWEEN_CHECKPOINTS == 0 or (self._runs(found) and trainer.stop_since == self.tick - 1)
+        if is_there and saves:
+            self._save(trainer, step)
+
+    def _save(self, trainer: Trainer, step: int) -> None:
+        """Fencing: a start that is not the newest saves nothing."""
+        if step > self.saved_step and trainer.start_number == max(self.starts):
+            self.saved_step = trainer.saved_step = step
+            self.savers.append(trainer.start_number)
+
+    def _runs(self, found: Cluster) -> bool:
+        trainer = found.newest
+        if trainer is None or found.head_lost or found.node_lost_since is not None:
+            return False
+        return self._status(trainer) is RayJobStatus.RUNNING
+
+    def _create(self, effect: CreateCluster) -> EffectFailure | None:
         if self.scenario.refused_creations > 0:
             self.scenario.refused_creations -= 1
             return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
-        if self.cluster_since is None:
+        others = [found for found in self.clusters.values() if found.name != effect.cluster]
+        left = [each for each in self.lost_pods if each.name not in effect.lost_pods]
+        if others or left:
+            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATING, "something of the former one is left")
+        if self._named(effect.cluster) is None:
             self.num_clusters += 1
-            self.cluster_since = self.tick
+            uid = f"c{self.num_clusters}"
+            self.clusters[uid] = Cluster(effect.cluster, uid, self.tick)
         return self._lost_answer(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED)
 
-    def _submit(self, effect: SubmitJob) -> EffectFailure | None:
-        assert effect.submission_id == SUBMISSION
-        if self.scenario.failed_submissions > 0:
+    def _submit(self, effect: SubmitJob, name: str) -> EffectFailure | None:
+        found = self._named(name)
+        if self.scenario.failed_submissions > 0 or found is None:
             self.scenario.failed_submissions -= 1
             return EffectFailure(EffectKind.SUBMIT_JOB, Reason.SUBMISSION_FAILED, "no agent")
-        if self.job_since is None:
-            self.num_jobs += 1
-            self.job_since = self.tick
+        if effect.submission_id not in found.trainers:
+            number = len(self.starts)
+            script = self.scenario.starts[number] if number < len(self.scenario.starts) else Start()
+            self.starts.append(effect.start_number)
+            found.trainers[effect.submission_id] = Trainer(
+                effect.submission_id, effect.start_number, script, self.tick, self.saved_step
+            )
         return self._lost_answer(EffectKind.SUBMIT_JOB, Reason.DASHBOARD_UNREACHABLE)
+
+    def _stop(self, effect: StopJob, name: str) -> None:
+        found = self._named(name)
+        trainer = found.trainers.get(effect.submission_id) if found is not None else None
+        if trainer is not None and trainer.stop_since is None:
+            trainer.stop_since = self.tick
 
     def _lost_answer(self, kind: EffectKind, reason: Reason) -> EffectFailure | None:
         if not self.scenario.lost_answers or kind in self.reported_lost:
@@ -143,105 +261,77 @@ class World:
         self.reported_lost.add(kind)
         return EffectFailure(kind, reason, "timeout")
 
-    def _cluster(self) -> ObservedCluster | None:
-        return None if self.cluster_since is None else cluster(deleting=self.deleted_since is not None)
-
-    def _pods(self) -> tuple[ObservedPod, ...]:
-        if self.cluster_since is None:
-            return ()
-        going = self.deleted_since is not None
-        ready = self.tick >= self.cluster_since + POD_TICKS and self.scenario.pods_get_ready
+    def _pods_of(self, found: Cluster) -> tuple[ObservedPod, ...]:
+        going = found.deleted_since is not None
+        ready = self.tick >= found.since + POD_TICKS and self.scenario.pods_get_ready
         problem = None if ready else PodProblem(Reason.UNSCHEDULABLE, "no node has a GPU")
-        workers = (pod("w", ready=ready, deleting=going, problem=problem),)
-        return workers if self.head_lost else (pod("h", HEAD_GROUP, ready=ready, deleting=going), *workers)
-
-    def _step(self) -> int:
-        return 0 if self.job_since is None else min(STEPS, self.tick - self.job_since)
-
-    def _ray(self) -> ObservedRay:
-        if self.job_since is None:
-            return ray()
-        scenario, step = self.scenario, self._step()
-        failed = scenario.fails_at_step is not None and step >= scenario.fails_at_step
-        if self.stop_since is not None and self.tick >= self.stop_since + 2:
-            return ray(
-                ObservedRayJob(SUBMISSION, RayJobStatus.STOPPED, "stopped", None, None), self._state(RunPhase.STOPPED)
-            )
-        if failed or (step == STEPS and scenario.exit_code):
-            ended = ObservedRayJob(SUBMISSION, RayJobStatus.FAILED, "failed", None, scenario.exit_code or 1)
-            return ray(ended, self._state(RunPhase.FAILED))
-        if step == STEPS:
-            done = ObservedRayJob(SUBMISSION, RayJobStatus.SUCCEEDED, "done", None, 0)
-            return ray(done, self._state(RunPhase.COMPLETE))
-        phase = RunPhase.STARTING if step < 2 else RunPhase.RUNNING
-        return ray(ObservedRayJob(SUBMISSION, RayJobStatus.RUNNING, "", None, None), self._state(phase))
-
-    def _state(self, phase: RunPhase) -> RunState:
-        scenario, step = self.scenario, self._step()
-        if scenario.fails_at_step is not None:
-            step = min(step, scenario.fails_at_step)
-        if phase is RunPhase.STOPPED:
-            step = 5
-        since = self.job_since or 0
-        written, saved = (NOW + timedelta(seconds=TICK_SECONDS * tick) for tick in (self.tick, since + 5))
-        state = run_state(phase, step=step, seconds_ago=(NOW - written).total_seconds())
-        if step < 5:
-            return state
-        checkpoint = CheckpointStatus(
-            step=5, uri="file:///rljob/storage/checkpoints/5", digest="sha256:1", saved_at=timestamp(saved)
+        lost = found.node_lost_since
+        silent = 0.0 if lost is None else float(TICK_SECONDS * (self.tick - lost))
+        worker = pod(f"{found.uid}-w", cluster=found.name, ready=ready, deleting=going, problem=problem)
+        if found.head_lost:
+            return (worker,)
+        head = pod(
+            f"{found.uid}-h", HEAD_GROUP, cluster=found.name, ready=ready, deleting=going, node_silent_seconds=silent
         )
-        return state.model_copy(update={"checkpoint": checkpoint})
+        return (head, worker)
+
+    def _dashboard(self, name: str) -> ObservedRay:
+        found = self._named(name)
+        if found is None or not any(each.group == HEAD_GROUP and each.ready for each in self._pods_of(found)):
+            return ObservedRay(Reachability.NOT_ASKED)
+        if found.node_lost_since is not None:
+            return silence(seconds=float(TICK_SECONDS * (self.tick - found.node_lost_since)))
+        if self.tick in self.scenario.silent_ticks:
+            return silence(seconds=float(TICK_SECONDS * (self.tick - self.scenario.silent_ticks.start)))
+        trainer = found.newest
+        return ray() if trainer is None else self._told(trainer)
+
+    def _status(self, trainer: Trainer) -> RayJobStatus:
+        script, step = trainer.script, trainer.step(self.tick)
+        hangs = script.hangs_at_step is not None and step >= script.hangs_at_step
+        if trainer.stop_since is not None and self.tick >= trainer.stop_since + 2 and not hangs:
+            return RayJobStatus.STOPPED
+        if script.fails_at_step is not None and step >= script.fails_at_step:
+            return RayJobStatus.FAILED
+        if step < STEPS or hangs:
+            return RayJobStatus.RUNNING
+        return RayJobStatus.FAILED if script.exit_code else RayJobStatus.SUCCEEDED
+
+    def _told(self, trainer: Trainer) -> ObservedRay:
+        """What Ray and the trainer's run state say."""
+        status, script = self._status(trainer), trainer.script
+        loads = self.tick - trainer.since < LOADING_TICKS
+        phases = {
+            RayJobStatus.STOPPED: RunPhase.STOPPED,
+            RayJobStatus.FAILED: RunPhase.FAILED,
+            RayJobStatus.SUCCEEDED: RunPhase.COMPLETE,
+        }
+        phase = phases.get(status, RunPhase.STARTING if loads else RunPhase.RUNNING)
+        codes = {RayJobStatus.FAILED: script.exit_code or 1, RayJobStatus.SUCCEEDED: 0}
+        told = ObservedRayJob(trainer.submission_id, status, status.lower(), None, codes.get(status))
+        return ray(told, self._state(trainer, phase))
+
+    def _state(self, trainer: Trainer, phase: RunPhase) -> RunState:
+        step = trainer.step(self.tick)
+        steps_done = max(0, step - trainer.from_step)
+        written = NOW + timedelta(seconds=TICK_SECONDS * (trainer.since + LOADING_TICKS + steps_done))
+        state = run_state(phase, step=step, seconds_ago=(NOW - written).total_seconds())
+        update: dict[str, object] = {"resumed_from_step": trainer.from_step or None}
+        saved = trainer.saved_step or trainer.from_step
+        if saved:
+            update["checkpoint"] = CheckpointStatus(
+                step=saved,
+                uri=f"file:///rljob/storage/checkpoints/{saved}",
+                digest="sha256:1",
+                saved_at=timestamp(NOW + timedelta(seconds=TICK_SECONDS * saved)),
+            )
+        return state.model_copy(update=update)
 
 
-@dataclass
-class Operator:
-    """The loop around `reconcile`. It crashes at the points of `crashes`, which are counted over the whole run."""
-
-    world: World
-    crashes: frozenset[int] = frozenset()
-    status: RLJobStatus = field(default_factory=RLJobStatus)
-    """What is stored on the API server."""
-    num_points: int = 0
-    num_writes: int = 0
-
-    def run(self, num_passes: int = 700) -> None:
-        """Passes until nothing is left to do; raises AssertionError if that does not come."""
-        failure: EffectFailure | None = None
-        for _ in range(num_passes):
-            try:
-                plan, failure = self._pass(failure)
-            except OperatorCrash:
-                failure = None
-                continue
-            if plan.requeue_after_seconds is None and not plan.effects and self.world.cluster_since is None:
-                return
-        raise AssertionError(f"not at an end after {num_passes} passes: {self.status!r}")
-
-    def _pass(self, failure: EffectFailure | None) -> tuple[Plan, EffectFailure | None]:
-        seen = self.world.observe(self.status, failure)
-        now = NOW + timedelta(seconds=TICK_SECONDS * self.world.tick)
-        plan = reconcile(seen, now, DEFAULTS)
-        self._may_crash()
-        if plan.status != self.status:
-            self.num_writes += 1
-            self.status = RLJobStatus.from_wire(plan.status.to_wire())
-        self._may_crash()
-        failure = None
-        for effect in plan.effects:
-            failure = self.world.carry_out(effect)
-            self._may_crash()
-            if failure is not None:
-                break
-        return plan, failure
-
-    def _may_crash(self) -> None:
-        self.num_points += 1
-        if self.num_points in self.crashes:
-            raise OperatorCrash
+Later = Callable[[], None]
+"""What a paused operator still has to do."""
 
 
-def ran(scenario: Scenario, crashes: frozenset[int] = frozenset()) -> Operator:
-    """The operator after the whole life of a job in this world."""
-    operator = Operator(World(replace(scenario)), crashes)
-    operator.run()
-    return operator
+def copied(scenario: Scenario) -> Scenario:
+    """The scenario as it was before anything happened."""
+    return replace(scenario)

@@ -29,19 +29,24 @@ KEY = b"0123456789abcdef0123456789abcdef"
 START_SECONDS = 60.0
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 RULES: Sequence[Mapping[str, Sequence[str]]] = (
-    {"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list", "watch", "delete"]},
     {"apiGroups": ["rljob.dev"], "resources": ["rljobs/status"], "verbs": ["patch"]},
     {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["get", "list", "watch", "create", "delete"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
     {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
     {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
-    {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create"]},
+    {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create", "patch"]},
 )
 """All that the operator may do in the namespaces of jobs."""
 LEASE_RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
 )
+NODE_LEASE_RULES: Sequence[Mapping[str, Sequence[str]]] = (
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get"]},
+)
+"""In the namespace where kubelets renew theirs."""
+NODE_LEASES = "kube-node-lease"
 
 
 def prepare_account(server: ApiServer) -> str:
@@ -54,6 +59,9 @@ def prepare_account(server: ApiServer) -> str:
     _bind(http, f"{RBAC}/clusterroles", f"{RBAC}/clusterrolebindings", "ClusterRole", ACCOUNT, RULES, subject)
     there = f"{RBAC}/namespaces/{OPERATOR_NAMESPACE}"
     _bind(http, f"{there}/roles", f"{there}/rolebindings", "Role", f"{ACCOUNT}-lease", LEASE_RULES, subject)
+    _create(http, "/api/v1/namespaces", {"metadata": {"name": NODE_LEASES}})
+    there = f"{RBAC}/namespaces/{NODE_LEASES}"
+    _bind(http, f"{there}/roles", f"{there}/rolebindings", "Role", f"{ACCOUNT}-nodes", NODE_LEASE_RULES, subject)
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
     answer = http.post(f"{accounts}/{ACCOUNT}/token", json=request)
     assert answer.status_code == 201, answer.text

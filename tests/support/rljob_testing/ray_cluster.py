@@ -42,12 +42,13 @@ def ray_cluster(num_cpus: int, log_file: Path) -> Iterator[str]:
 
 
 @contextmanager
-def pod_cluster(folder: Path, token: str, variables: Mapping[str, str]) -> Iterator[RayCluster]:
+def pod_cluster(
+    folder: Path, token: str, variables: Mapping[str, str], *, num_workers: int = NUM_POD_WORKERS
+) -> Iterator[RayCluster]:
     """The cluster with all its nodes, whose logs are in `folder`. `variables` are in the environment of all nodes, as
-    those of a pod are."""
+    those of a pod are. Without a token nothing is said about authentication, as by a KubeRay that does not know it."""
     environment = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": token,
+        **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}),
         # Else each node takes its time to let work move elsewhere.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         # The Jobs API starts `python`, which is the trainer's in its image.
@@ -65,11 +66,11 @@ def pod_cluster(folder: Path, token: str, variables: Mapping[str, str]) -> Itera
         process, address = _started(head, head_environment, folder / "head.log", ADDRESS)
         stack.callback(_stop, process)
         cluster = RayCluster(port, token, session / "session_latest" / "logs")
-        for number in range(NUM_POD_WORKERS):
+        for number in range(num_workers):
             worker = [*limits, f"--address={address}", "--num-gpus=1", "--num-cpus=2"]
             process, _ = _started(worker, environment, folder / f"worker-{number}.log", "(Ray runtime started)")
             stack.callback(_stop, process)
-        cluster.wait_for_nodes(1 + NUM_POD_WORKERS, START_SECONDS)
+        cluster.wait_for_nodes(1 + num_workers, START_SECONDS)
         yield cluster
 
 

@@ -80,6 +80,9 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     ],
     "EnvVar.exactlyOne": [{_ENV: [{"name": "EMPTY", "value": ""}]}],
     "EnvSource.exactlyOne": [{_ENV: [{"name": "A", "valueFrom": {"configMapKeyRef": _SECRET}}]}],
+    "EnvFrom.prefixNotOwned": [
+        {"spec.envFrom": [{"secretRef": {"name": "all"}, "prefix": prefix}]} for prefix in ("MY_RAY_", "RL", "KUBE_")
+    ],
     "EnvFrom.exactlyOne": [
         {"spec.envFrom": [{"secretRef": {"name": "all"}}, {"configMapRef": {"name": "all"}, "prefix": "P_"}]}
     ],
@@ -260,6 +263,10 @@ BAD: dict[str, list[Bad]] = {
             _ENV + "[0].valueFrom",
             {_ENV: [{"name": "A", "valueFrom": {"secretKeyRef": _SECRET, "configMapKeyRef": _SECRET}}]},
         ),
+    ],
+    "EnvFrom.prefixNotOwned": [
+        Bad("spec.envFrom[0].prefix", {"spec.envFrom": [{"prefix": prefix, "secretRef": {"name": "a"}}]})
+        for prefix in ("RLJOB_", "RAY_", "RAY_AUTH_", "KUBERAY_")
     ],
     "EnvFrom.exactlyOne": [
         Bad("spec.envFrom[0]", {"spec.envFrom": [{"prefix": "P_"}]}),

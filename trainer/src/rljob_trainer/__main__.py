@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Mapping
 
-from rljob_api.constants import ExitCode
+from rljob_api.constants import ENV_POOL_NODES, ExitCode
 from rljob_api.errors import ContractError
 from rljob_api.handover import TrainerJob, load_job
+from rljob_api.v1alpha1.elastic import with_nodes
+from rljob_api.v1alpha1.rules import violations
 from rljob_trainer.checkpoints.errors import FencedError
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
@@ -28,7 +31,7 @@ def main() -> int:
     try:
         driver_environment()
         settings = read_settings()
-        job = load_job(settings.spec_text)
+        job = on_its_nodes(load_job(settings.spec_text), settings.pool_nodes)
         reporter = reporter_of(job, settings)
         log.info("job %s, attempt %d: loading libraries", job.name, settings.attempt)
         # The state file is there before torch and transformers, which take seconds to load.
@@ -49,6 +52,23 @@ def main() -> int:
         log.exception("this should not happen; please report it")
         report_end(reporter, error)
         return ExitCode.APPLICATION
+
+
+def on_its_nodes(job: TrainerJob, nodes: Mapping[str, int]) -> TrainerJob:
+    """The job on fewer nodes than it asks for, where this attempt has fewer. Raises ConfigurationError where it cannot
+    run on these."""
+    if not nodes:
+        return job
+    unknown = nodes.keys() - {pool.name for pool in job.spec.pools}
+    spec = with_nodes(job.spec, nodes)
+    broken = [found.message for found in violations(spec)]
+    if unknown or broken:
+        why = f"there is no pool {min(unknown)}" if unknown else broken[0]
+        raise ConfigurationError(f"{ENV_POOL_NODES}: {why}; it was written by an operator of another version")
+    log.info(
+        "this attempt runs on fewer nodes: %s", ", ".join(f"{number} of pool {name}" for name, number in nodes.items())
+    )
+    return job.model_copy(update={"spec": spec})
 
 
 def stopped_at_once(reporter: RunReporter | None, stop: StopRequest) -> ExitCode:

@@ -8,10 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FailedWorker:
+    """The worker that an error came from: the first one, where others failed because of it."""
+
+    role: str
+    rank: int
+    pod: str | None = None
+    node: str | None = None
+    """Of Kubernetes, as the pod is."""
+
+    def __str__(self) -> str:
+        return f"worker rank {self.rank} ({self.role}){self.place}"
+
+    @property
+    def place(self) -> str:
+        """The pod and the node, for behind a name; nothing where there are none."""
+        return (f", pod {self.pod}" if self.pod else "") + (f", node {self.node}" if self.node else "")
 
 
 class TrainerError(Exception):
     """Base of all errors that the trainer raises on purpose."""
+
+    worker: FailedWorker | None = None
+    """Set by the controller on what comes from a worker."""
 
 
 class ConfigurationError(TrainerError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,9 @@ from rljob_api.constants import (
     ENV_DEVICE,
     ENV_GRACE_SECONDS,
     ENV_JOB_FOLDER,
+    ENV_NODE_NAME,
+    ENV_POD_NAME,
+    ENV_POOL_NODES,
     ENV_RUN_FOLDER,
     ENV_RUN_STATE_FILE,
     ENV_SHIPPED_CODE,
@@ -51,6 +55,8 @@ class Settings:
     job_folder: Path
     """Base of relative dataset paths."""
     attempt: int
+    pool_nodes: Mapping[str, int]
+    """Numbers of nodes by pools, of an attempt that runs on fewer than the job asks for; else empty."""
     start_number: int
     """Grows with every start on the same checkpoint folder; a later start fences the earlier ones."""
     device_type: str | None
@@ -95,6 +101,7 @@ def read_settings() -> Settings:
         run_state_file=Path(os.environ.get(ENV_RUN_STATE_FILE, str(run_folder / RUN_STATE_FILE_NAME))).absolute(),
         job_folder=Path(os.environ.get(ENV_JOB_FOLDER, ".")).absolute(),
         attempt=attempt,
+        pool_nodes=_pool_nodes(),
         start_number=_number(ENV_START_NUMBER, attempt),
         device_type=device_type,
         ray_address=os.environ.get("RAY_ADDRESS"),
@@ -104,6 +111,24 @@ def read_settings() -> Settings:
         is_ray_job="RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ,
         environment=dict(os.environ),
     )
+
+
+def _pool_nodes() -> Mapping[str, int]:
+    text = os.environ.get(ENV_POOL_NODES, "{}")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(type(nodes) is int and nodes > 0 for nodes in found.values()):
+        raise ConfigurationError(
+            f"{ENV_POOL_NODES}: must be a JSON object of numbers of nodes by pools (seen: {text!r})"
+        )
+    return found
+
+
+def pod_and_node() -> tuple[str | None, str | None]:
+    """The names that Kubernetes knows this process's pod and node by; None elsewhere."""
+    return os.environ.get(ENV_POD_NAME) or None, os.environ.get(ENV_NODE_NAME) or None
 
 
 def told_run_state() -> tuple[Path, int] | None:

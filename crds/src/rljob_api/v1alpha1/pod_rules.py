@@ -159,6 +159,15 @@ ENV_RULES = (
         ("secret_key_ref", "config_map_key_ref"),
         lambda source: (source.secret_key_ref, source.config_map_key_ref),
     ),
+    rule(
+        EnvFrom,
+        "EnvFrom.prefixNotOwned",
+        field=".prefix",
+        cel=f"!has(self.prefix) || ({_starts_with_none('self.prefix', OWNED_ENV_PREFIXES)})",
+        wrong=f"variables under {', '.join(OWNED_ENV_PREFIXES)} are set by RLJob itself",
+        advice="choose another prefix",
+        holds=lambda source: source.prefix is None or not source.prefix.startswith(OWNED_ENV_PREFIXES),
+    ),
     exactly_one_rule(
         EnvFrom, ("secret_ref", "config_map_ref"), lambda source: (source.secret_ref, source.config_map_ref)
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Count, Seconds
+from rljob_api.scalars import Count, PositiveCount, Seconds
 
 
 class Cleanup(StrEnum):
@@ -13,6 +13,15 @@ class Cleanup(StrEnum):
 
     DELETE_CLUSTER = "DeleteCluster"
     KEEP_CLUSTER = "KeepCluster"
+
+
+class Elastic(WireModel):
+    """Lets an attempt run on fewer nodes where nodes stay away, and on all of them again when they are back."""
+
+    min_nodes: PositiveCount
+    """Of each pool, at least. Fewer nodes are used only where the job is valid with them: its batch must divide."""
+    wait_seconds: Seconds = 300
+    """How long an attempt waits for all nodes before it begins with those that are there."""
 
 
 class RunPolicy(WireModel):
@@ -33,6 +42,8 @@ class RunPolicy(WireModel):
     ends as a failure of the infrastructure."""
     ttl_seconds_after_finished: Count | None = None
     """So long after its end the job is deleted, with all but its files; never when unset."""
+    elastic: Elastic | None = None
+    """Unset: every attempt waits for all nodes."""
     cleanup: Cleanup = Cleanup.DELETE_CLUSTER
     grace_period_seconds: Seconds = 120
     """Time to write a checkpoint when the job is stopped."""

@@ -80,8 +80,10 @@ class AttemptState(StrEnum):
 
     PROVISIONING = "Provisioning"
     """Its cluster is made, or made ready, and Ray does not know its trainer yet."""
+    STARTING = "Starting"
+    """Its trainer loads the model and builds its workers."""
     RUNNING = "Running"
-    """Ray knows its trainer."""
+    """Its trainer does steps."""
     STOPPING = "Stopping"
     """Its trainer is to save and end."""
     ENDED = "Ended"
@@ -106,9 +108,18 @@ class StopRequest(WireModel):
     """That an attempt is to end, and why."""
 
     reason: ShortText
+    message: Annotated[str, Field(max_length=512)] | None = None
+    """More of why, where there is more to say."""
     requested_at: Timestamp
     told_at: Timestamp | None = None
     """When Ray could be asked to stop the trainer."""
+
+
+class PoolNodes(WireModel):
+    """How many nodes of a pool an attempt uses."""
+
+    name: ShortText
+    nodes: Count
 
 
 class Attempt(WireModel):
@@ -134,7 +145,9 @@ class Attempt(WireModel):
     running_since: Timestamp | None = None
     """When Ray was first seen to know the trainer."""
     progressed_at: Timestamp | None = None
-    """When the trainer was last seen to have got further."""
+    """When the trainer was last seen to have got further, to a minute."""
+    run_state_at: Timestamp | None = None
+    """What the trainer's clock said then; only compared for equality."""
     silent_since: Timestamp | None = None
     """Since when nothing could be learned of the trainer; unset while it can."""
     ending_seen_at: Timestamp | None = None
@@ -149,6 +162,10 @@ class Attempt(WireModel):
     """Why it ended, in words."""
     failure_class: ShortText | None = None
     """One of Configuration, Application, Infrastructure, Free, Final; unset where it succeeded or has not ended."""
+    nodes: Annotated[tuple[PoolNodes, ...], Field(max_length=8)] = ()
+    """Where the attempt runs on fewer nodes than the job asks for; else empty."""
+    whole_since: Timestamp | None = None
+    """Since when there have been nodes for the whole of the job, where it runs on fewer."""
     resumed_from_step: Count | None = None
     checkpoint_step: Count | None = None
     """Step of the newest checkpoint that it has saved."""

@@ -4,40 +4,47 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from datetime import UTC
 
 from rljob_api.conditions import Reason
-from rljob_api.constants import API_GROUP, API_VERSION, KIND
+from rljob_api.constants import API_GROUP, API_VERSION, KIND, LABEL_ATTEMPT
+from rljob_operator.controller.cluster_creation import ClusterCreation
 from rljob_operator.controller.observe import Observation, identity
+from rljob_operator.controller.surroundings import Surroundings
 from rljob_operator.errors import OperatorError
-from rljob_operator.kube.errors import KubeError, RefusedError, ResourceTypeMissingError, UnavailableError
-from rljob_operator.kube.merge_patch import merge_patch, without_nulls
-from rljob_operator.kube.objects import CLUSTERS, EVENTS, NETWORK_POLICIES, SECRETS, KubeObjects
+from rljob_operator.kube.errors import (
+    DefinitionOutdatedError,
+    KubeError,
+    RefusedError,
+    ResourceTypeMissingError,
+    UnavailableError,
+)
+from rljob_operator.kube.merge_patch import lost_fields, merge_patch, without_nulls
+from rljob_operator.kube.objects import CLUSTERS, EVENTS, JOBS, NETWORK_POLICIES
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
-from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.manifests.naming import cluster_name
 from rljob_operator.manifests.network_policy import network_policy
-from rljob_operator.manifests.ray_cluster import ray_cluster
-from rljob_operator.manifests.secrets import derived_token, key_id, token_secret
-from rljob_operator.manifests.submission import submission
-from rljob_operator.metrics import Metrics
-from rljob_operator.raw_json import JsonObject
+from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
+from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.errors import DashboardUnreachableError, RayError, TokenRejectedError
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, ObservedJob
 from rljob_operator.reconcile.plan_types import (
+    ApplyNetworkPolicy,
     CreateCluster,
     DeleteCluster,
+    DeleteJob,
+    DumpStacks,
     Effect,
     EventRecord,
     Plan,
     StopJob,
     SubmitJob,
 )
-from rljob_operator.settings import Settings, read_token_keys
-from rljob_operator.workqueue import Slots
+
+POLICY_SECONDS = 60.0
+"""Between two times that a cluster's network policy is applied."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,42 +58,62 @@ def kind_of(effect: Effect) -> EffectKind:
             return EffectKind.SUBMIT_JOB
         case StopJob():
             return EffectKind.STOP_JOB
+        case DumpStacks():
+            return EffectKind.DUMP_STACKS
+        case ApplyNetworkPolicy():
+            return EffectKind.APPLY_NETWORK_POLICY
         case DeleteCluster():
             return EffectKind.DELETE_CLUSTER
+        case DeleteJob():
+            return EffectKind.DELETE_JOB
 
 
 class Actor:
-    """For one process; holds nothing of any job. `now`: the time in UTC."""
+    """For one process; remembers of jobs only when their network policies were applied."""
 
-    def __init__(
-        self,
-        objects: KubeObjects,
-        settings: Settings,
-        defaults: Defaults,
-        slots: Slots,
-        metrics: Metrics,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._objects = objects
-        self._settings = settings
-        self._defaults = defaults
-        self._slots = slots
-        self._metrics = metrics
-        self._now = now
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._objects = surroundings.objects
+        self._cache = surroundings.cache
+        self._settings = surroundings.settings
+        self._defaults = surroundings.defaults
+        self._slots = surroundings.slots
+        self._metrics = surroundings.metrics
+        self._clock = surroundings.clock
+        self._may_act = surroundings.may_act
+        self._creation = ClusterCreation(surroundings.objects, surroundings.settings, surroundings.defaults)
+        self._applied: dict[str, float] = {}
+        """When, by the UID of a cluster."""
 
     async def write_status(self, job: JobObject, plan: Plan) -> None:
-        """Writes the plan's status where it differs. Raises ConflictError if the job was changed since it was read."""
-        if plan.status == job.observed.status:
+        """Writes the plan's status where it differs. Raises ConflictError if the job was changed since it was read,
+        and DefinitionOutdatedError where what was written is not what is stored."""
+        if plan.status == job.observed.status and not job.is_upgraded:
             return
         wanted = without_nulls(plan.status.to_wire())
-        patch = merge_patch(job.status, wanted) if isinstance(wanted, dict) else {}
-        if patch:
-            await self._objects.patch_job_status(job.observed.namespace, job.observed.name, patch, job.resource_version)
-            self._metrics.status_writes.inc()
+        assert isinstance(wanted, Mapping)
+        patch = merge_patch(job.status, wanted)
+        if not patch:
+            return
+        self._require_leadership()
+        written = await self._objects.patch_job_status(
+            job.observed.namespace, job.observed.name, patch, job.resource_version
+        )
+        self._metrics.status_writes.inc()
+        self._cache.note(JOBS, "", written)
+        lost = lost_fields(wanted, object_at(written, "status"))
+        self._metrics.definition_outdated.set(1 if lost else 0)
+        if lost:
+            raise DefinitionOutdatedError(
+                f"CustomResourceDefinition rljobs.rljob.dev: is older than this operator (it drops status.{lost[0]});"
+                " apply the definition of this version (crds/rljobs.yaml), jobs wait until then"
+            )
 
-    async def carry_out(self, plan: Plan, observation: Observation) -> EffectFailure | None:
+    async def carry_out(self, effects: tuple[Effect, ...], observation: Observation) -> EffectFailure | None:
         """Does the effects in order, up to the first that fails. Raises KubeError where there is nothing to tell."""
-        for effect in plan.effects:
+        for effect in effects:
+            if isinstance(effect, ApplyNetworkPolicy) and not self._is_due(effect, observation):
+                continue
+            self._require_leadership()
             failure = await self._carry_out(effect, observation)
             kind = kind_of(effect)
             self._metrics.effects.labels(kind.value, "failed" if failure else "done").inc()
@@ -106,25 +133,25 @@ class Actor:
                 logger.warning("event %s: %s", event.reason, error, extra=about(f"{job.namespace}/{job.name}"))
 
     async def _carry_out(self, effect: Effect, observation: Observation) -> EffectFailure | None:
-        kind = kind_of(effect)
+        kind, job = kind_of(effect), observation.observed.job
         try:
             match effect:
                 case CreateCluster():
-                    await self._create_cluster(effect, observation.observed.job)
+                    return await self._creation.carry_out(effect, observation)
                 case SubmitJob():
                     await self._submit(effect, observation)
                 case StopJob():
                     async with self._slots.aside():
                         await _reached(observation).stop(effect.submission_id)
+                case DumpStacks():
+                    await self._dump_stacks(effect, observation)
+                case ApplyNetworkPolicy():
+                    await self._apply_policy(effect, observation)
                 case DeleteCluster():
-                    await self._objects.delete_cluster(observation.observed.job.namespace, effect.name, effect.uid)
+                    await self._objects.delete(CLUSTERS, job.namespace, effect.name, effect.uid)
+                case DeleteJob():
+                    await self._objects.delete(JOBS, job.namespace, job.name, effect.uid)
         except RefusedError as error:
-            return EffectFailure(kind, Reason.CREATION_REFUSED, str(error))
-        except UnavailableError as error:
-            # A server that names a time is only busy. Otherwise it may be a dead admission webhook, which lasts until
-            # somebody reads of it.
-            if kind is not EffectKind.CREATE_CLUSTER or error.retry_after_seconds:
-                raise
             return EffectFailure(kind, Reason.CREATION_REFUSED, str(error))
         except ResourceTypeMissingError as error:
             return EffectFailure(kind, Reason.KUBERAY_UNAVAILABLE, str(error))
@@ -136,20 +163,27 @@ class Actor:
             return EffectFailure(kind, Reason.SUBMISSION_FAILED, str(error))
         return None
 
-    async def _create_cluster(self, effect: CreateCluster, job: ObservedJob) -> None:
-        """The RayCluster comes last: KubeRay starts when it sees it, and needs the Secret then."""
-        spec = job.spec
-        if spec is None:
-            raise OperatorError(f"RLJob {job.namespace}/{job.name}: a cluster was planned for a spec that is not valid")
-        owner = identity(job)
-        name = cluster_name(job.name, effect.attempt)
-        key = read_token_keys(self._settings.token_keys_folder).current
-        secret = token_secret(owner, name, derived_token(key, owner, name))
-        await self._objects.create(SECRETS, job.namespace, secret)
-        policy = network_policy(owner, effect.attempt, self._defaults)
-        await self._objects.create(NETWORK_POLICIES, job.namespace, policy)
-        cluster = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key))
-        await self._objects.create(CLUSTERS, job.namespace, cluster)
+    def _is_due(self, effect: ApplyNetworkPolicy, observation: Observation) -> bool:
+        """Whether the policy was not applied a moment ago; notes that it is now."""
+        now = self._clock.monotonic()
+        self._applied = {uid: at for uid, at in self._applied.items() if now - at < POLICY_SECONDS}
+        uid = text_at(observation.clusters.get(effect.cluster, {}), "metadata", "uid")
+        if not uid or uid in self._applied:
+            return False
+        self._applied[uid] = now
+        return True
+
+    async def _apply_policy(self, effect: ApplyNetworkPolicy, observation: Observation) -> None:
+        """The pods carry the number of the attempt that their cluster was made for."""
+        job = observation.observed.job
+        attempt = text_at(observation.clusters[effect.cluster], "metadata", "labels", LABEL_ATTEMPT)
+        manifest = network_policy(identity(job), int(attempt), self._defaults)
+        name = text_at(manifest, "metadata", "name")
+        await self._objects.apply(NETWORK_POLICIES, job.namespace, name, manifest)
+
+    def _require_leadership(self) -> None:
+        if not self._may_act():
+            raise UnavailableError("this replica has not renewed its lease in time; another one may lead")
 
     async def _submit(self, effect: SubmitJob, observation: Observation) -> None:
         """After any error Ray is asked whether it has the job: it may have started before the answer was lost."""
@@ -163,9 +197,16 @@ class Actor:
                 if await dashboard.job(effect.submission_id) is None:
                     raise
 
+    async def _dump_stacks(self, effect: DumpStacks, observation: Observation) -> None:
+        """A trainer is stopped whether or not this works."""
+        job, dashboard = observation.observed.job, _reached(observation)
+        async with self._slots.aside():
+            if await dashboard.job(stacks_submission_id(effect.submission_id)) is None:
+                await dashboard.submit(stacks_submission(identity(job), effect.submission_id, effect.attempt))
+
     def _event(self, event: EventRecord, job: ObservedJob) -> JsonObject:
         """As `kubectl describe` shows it. Names must differ; nobody reads them."""
-        time = self._now().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        time = self._clock.now().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         digest = hashlib.sha256(f"{job.uid} {event.reason} {event.message} {time}".encode()).hexdigest()[:16]
         reference = {
             "apiVersion": f"{API_GROUP}/{API_VERSION}",

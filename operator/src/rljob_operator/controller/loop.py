@@ -1,31 +1,49 @@
-"""One pass over one job: read, observe, decide, act; and when to look at it again."""
+"""One pass over one job: observe, decide, act; and when to look at it again."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import NamedTuple
 
+from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_operator.controller.act import Actor, kind_of
-from rljob_operator.controller.observe import Observer
+from rljob_operator.controller.observe import Observation, Observer
+from rljob_operator.controller.surroundings import Surroundings
 from rljob_operator.errors import OperatorError
-from rljob_operator.kube.errors import ConflictError, NotFoundError, UnavailableError
-from rljob_operator.kube.objects import JOBS, KubeObjects
+from rljob_operator.kube.errors import ConflictError, DefinitionOutdatedError, NotFoundError, UnavailableError
 from rljob_operator.kube.observed_objects import JobObject, job_object
 from rljob_operator.log import about
-from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.metrics import Metrics
 from rljob_operator.reconcile.observed import EffectFailure, Reachability
-from rljob_operator.reconcile.plan_types import Plan, StopJob
+from rljob_operator.reconcile.plan_types import (
+    ApplyNetworkPolicy,
+    CreateCluster,
+    DeleteCluster,
+    DeleteJob,
+    DumpStacks,
+    Effect,
+    Plan,
+    StopJob,
+    SubmitJob,
+)
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.workqueue import WorkQueue
 
 DASHBOARD_PAUSE_SECONDS = 1.5
 """At least this long between two looks at a job's dashboard, however many events there are."""
 AFTER_EFFECT_SECONDS = 1.0
+LOOKS_PER_SECOND = 50.0
+"""At dashboards, of all jobs together: with more than two hundred that run, each is looked at less often."""
+INCOMPLETE_SECONDS = 0.5
+"""Until a job is looked at again that comes before everything was listed once."""
+DEFINITION_LOG_SECONDS = 60.0
+
+FINAL_EFFECTS = (CreateCluster, SubmitJob, DeleteCluster, DeleteJob)
+"""Those that cannot be undone."""
+SLOW_EFFECTS = (StopJob, DumpStacks, ApplyNetworkPolicy)
+"""Those that show later, or nowhere."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,50 +66,58 @@ class _Held:
     until: float
 
 
-class Controller:
-    """The passes of one process. What it remembers of a job only spares work: without it the same would happen."""
+@dataclass
+class _Memory:
+    """What is remembered of a job that only spares work: without it the same would happen."""
 
-    def __init__(
-        self,
-        queue: WorkQueue[JobKey],
-        objects: KubeObjects,
-        observer: Observer,
-        actor: Actor,
-        defaults: Defaults,
-        metrics: Metrics,
-        now: Callable[[], datetime],
-    ) -> None:
+    held: _Held | None = None
+    asked_at: float | None = None
+    """When its dashboard was last asked (time of the event loop); None where the last pass did not."""
+    is_outdated: bool = False
+    """Whether the API server had a newer version of the job than the cache."""
+    unknown_fields: tuple[str, ...] = ()
+    """Those that the log has named."""
+
+
+class Controller:
+    """The passes of one process."""
+
+    def __init__(self, queue: WorkQueue[JobKey], observer: Observer, actor: Actor, surroundings: Surroundings) -> None:
         self._queue = queue
-        self._objects = objects
         self._observer = observer
         self._actor = actor
-        self._defaults = defaults
-        self._metrics = metrics
-        self._now = now
-        self._held: dict[JobKey, _Held] = {}
-        self._asked: dict[JobKey, float] = {}
+        self._cache = surroundings.cache
+        self._defaults = surroundings.defaults
+        self._metrics = surroundings.metrics
+        self._clock = surroundings.clock
+        self._memories: dict[JobKey, _Memory] = {}
+        self._complained_at: float | None = None
 
     async def work(self, key: JobKey) -> None:
         """A pass, and the next one in time. Failures are logged and tried again; nothing is raised."""
         clock = asyncio.get_running_loop().time
-        asked = self._asked.get(key)
-        if asked is not None and clock() < asked + DASHBOARD_PAUSE_SECONDS:
-            self._queue.add_after(key, asked + DASHBOARD_PAUSE_SECONDS - clock())
+        memory = self._memories.setdefault(key, _Memory())
+        if not self._cache.is_complete:
+            self._queue.add_after(key, INCOMPLETE_SECONDS)
+            return
+        if memory.asked_at is not None and clock() < memory.asked_at + DASHBOARD_PAUSE_SECONDS:
+            self._queue.add_after(key, memory.asked_at + DASHBOARD_PAUSE_SECONDS - clock())
             return
         started, outcome = clock(), "failed"
         try:
-            await self._pass(key)
-            outcome = "done"
-        except NotFoundError:
-            outcome = "gone"
-            self._queue.add(key)
-        except ConflictError:
+            outcome = "done" if await self._pass(key, memory) else "gone"
+        except (ConflictError, NotFoundError):
             outcome = "conflict"
+            memory.is_outdated = True
             self._queue.retry(key)
         except UnavailableError as error:
             outcome = "unavailable"
             seconds = self._queue.retry(key, error.retry_after_seconds)
             logger.warning("again in %.1f s: %s", seconds, error, extra=about(str(key)))
+        except DefinitionOutdatedError as error:
+            outcome = "definition"
+            self._queue.retry(key)
+            self._complain(error)
         except OperatorError as error:
             logger.error("again in %.1f s: %s", self._queue.retry(key), error, extra=about(str(key)))
         except Exception:
@@ -101,58 +127,132 @@ class Controller:
             self._metrics.passes.labels(outcome).inc()
             self._metrics.pass_seconds.observe(clock() - started)
 
-    async def _pass(self, key: JobKey) -> None:
-        job = await self._read(key)
+    async def _pass(self, key: JobKey, memory: _Memory) -> bool:
+        """False where the job is gone, or about to be."""
+        job = await self._read(key, memory)
         if job is None or job.observed.deleting:
             self._forget(key)
-            return
-        held = self._held.get(key)
-        observation = await self._observer.observe(job, held.failure if held else None)
-        if observation.observed.ray.reachability is not Reachability.NOT_ASKED:
-            self._asked[key] = asyncio.get_running_loop().time()
-        plan = reconcile(observation.observed, self._now(), self._defaults)
+            return False
+        self._name_unknown_fields(key, memory, job)
+        failure = memory.held.failure if memory.held is not None else None
+        observation = await self._observer.observe(job, failure)
+        was_asked = observation.observed.ray.reachability is not Reachability.NOT_ASKED
+        memory.asked_at = asyncio.get_running_loop().time() if was_asked else None
+        plan = reconcile(observation.observed, self._clock.now(), self._defaults)
+        effects = self._due(plan, memory)
+        if _is_final(job.observed.status, plan.status, effects):
+            again = await self._observer.observe_again(job, observation, failure)
+            if again is None:
+                memory.is_outdated = True
+                self._queue.add(key)
+                return True
+            job, observation = again
+            plan = reconcile(observation.observed, self._clock.now(), self._defaults)
+            effects = self._due(plan, memory)
+        if observation.observed.forbidden is not None:
+            # What is not known to be so now is not acted upon.
+            effects = tuple(effect for effect in effects if not isinstance(effect, FINAL_EFFECTS))
+        await self._act(key, job, plan, effects, observation)
+        self._plan_next(key, plan, effects, was_asked)
+        return True
+
+    async def _act(
+        self, key: JobKey, job: JobObject, plan: Plan, effects: tuple[Effect, ...], observation: Observation
+    ) -> None:
         await self._actor.write_status(job, plan)
         try:
-            if not self._must_wait(plan, held):
-                self._note(key, await self._actor.carry_out(plan, observation))
+            failure = await self._actor.carry_out(effects, observation)
+            if failure is not None or len(effects) == len(plan.effects):
+                self._note(key, failure)
         finally:
             # The status that they belong to is written; nobody would post them later.
             await self._actor.post(plan, job.observed)
-        self._plan_next(key, plan)
 
-    async def _read(self, key: JobKey) -> JobObject | None:
-        try:
-            return job_object(await self._objects.get(JOBS, key.namespace, key.name))
-        except NotFoundError:
-            return None
+    async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
+        """From the cache, or where that is known to be behind, from the API server."""
+        if memory.is_outdated:
+            try:
+                job = await self._observer.read_job(*key)
+            except NotFoundError:
+                return None
+            memory.is_outdated = False
+            return job
+        raw = self._cache.job(*key)
+        return job_object(raw) if raw is not None else None
+
+    def _name_unknown_fields(self, key: JobKey, memory: _Memory, job: JobObject) -> None:
+        found = job.observed.unknown_fields
+        if found and found != memory.unknown_fields:
+            logger.warning(
+                "the definition is newer than this operator, which ignores %s", ", ".join(found), extra=about(str(key))
+            )
+        memory.unknown_fields = found
 
     def _note(self, key: JobKey, failure: EffectFailure | None) -> None:
         """Remembers an effect that failed, and until when it is left alone."""
+        memory = self._memories[key]
         if failure is None:
-            self._held.pop(key, None)
+            memory.held = None
             self._queue.forget_failures(key)
         else:
             seconds = self._queue.retry(key)
-            self._held[key] = _Held(failure, asyncio.get_running_loop().time() + seconds)
+            memory.held = _Held(failure, asyncio.get_running_loop().time() + seconds)
 
-    def _must_wait(self, plan: Plan, held: _Held | None) -> bool:
-        """Whether the plan holds the effect that failed a moment ago."""
-        if held is None or not plan.effects or kind_of(plan.effects[0]) is not held.failure.kind:
-            return False
-        return asyncio.get_running_loop().time() < held.until
+    def _due(self, plan: Plan, memory: _Memory) -> tuple[Effect, ...]:
+        """The effects, without those of the kind that failed a moment ago."""
+        held = memory.held
+        if held is None or asyncio.get_running_loop().time() >= held.until:
+            return plan.effects
+        return tuple(effect for effect in plan.effects if kind_of(effect) is not held.failure.kind)
 
-    def _plan_next(self, key: JobKey, plan: Plan) -> None:
-        """The earliest of all times wins, so each of these only brings the next pass forward."""
-        if plan.requeue_after_seconds is not None:
-            self._queue.add_after(key, plan.requeue_after_seconds)
-        if any(not isinstance(effect, StopJob) for effect in plan.effects):
+    def _plan_next(self, key: JobKey, plan: Plan, effects: tuple[Effect, ...], was_asked: bool) -> None:
+        """The earliest of all times wins, so each of these only brings the next pass forward. `effects`: those that
+        were carried out."""
+        seconds = plan.requeue_after_seconds
+        if seconds is not None:
+            if plan.effects:
+                seconds = max(seconds, AFTER_EFFECT_SECONDS)
+            if was_asked and seconds > 0:
+                seconds = max(seconds, self._num_asked() / LOOKS_PER_SECOND)
+            self._queue.add_after(key, seconds)
+        held = self._memories[key].held
+        if held is None and any(not isinstance(effect, SLOW_EFFECTS) for effect in effects):
             # What was made, started or removed shows soon; a trainer takes its time to stop.
             self._queue.add_after(key, AFTER_EFFECT_SECONDS)
-        held = self._held.get(key)
         if held is not None:
             self._queue.add_after(key, held.until - asyncio.get_running_loop().time())
 
+    def _num_asked(self) -> int:
+        """Jobs whose dashboards are looked at."""
+        return sum(memory.asked_at is not None for memory in self._memories.values())
+
     def _forget(self, key: JobKey) -> None:
-        self._held.pop(key, None)
-        self._asked.pop(key, None)
+        self._memories.pop(key, None)
+        self._observer.forget(*key)
         self._queue.forget_failures(key)
+
+    def _complain(self, error: DefinitionOutdatedError) -> None:
+        """All jobs have the same trouble: one line tells it."""
+        now = self._clock.monotonic()
+        if self._complained_at is None or now - self._complained_at >= DEFINITION_LOG_SECONDS:
+            self._complained_at = now
+            logger.error("%s", error)
+
+
+def _is_final(before: RLJobStatus, after: RLJobStatus, effects: tuple[Effect, ...]) -> bool:
+    """Whether what is about to be done cannot be taken back: such an effect, or the end of an attempt or of the job."""
+    if any(isinstance(effect, FINAL_EFFECTS) for effect in effects):
+        return True
+    if after.result is not None and (before.result is None or _is_cleaned_up(after) != _is_cleaned_up(before)):
+        return True
+    return _ended(before) != _ended(after)
+
+
+def _is_cleaned_up(status: RLJobStatus) -> bool:
+    """Whether the job is not looked at any more."""
+    return status.result is not None and status.result.cleaned_up_at is not None
+
+
+def _ended(status: RLJobStatus) -> Mapping[int, str]:
+    """Numbers of the attempts that have ended, and when."""
+    return {attempt.number: attempt.ended for attempt in status.attempts if attempt.ended is not None}

@@ -1,24 +1,28 @@
-"""Looks at everything that matters for one job, on the API server and at its Ray dashboard."""
+"""Looks at everything that matters for one job: what the watches have brought, and its Ray dashboard. Before something
+is done that cannot be undone, the API server itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
 
-from rljob_api.conditions import ConditionType
-from rljob_api.constants import ANNOTATION_TOKEN_KEY
-from rljob_api.v1alpha1.status import Attempt, ConditionStatus
-from rljob_operator.kube.errors import NotFoundError, ResourceTypeMissingError
-from rljob_operator.kube.objects import CLUSTERS, CORE_EVENTS, PODS, KubeObjects
-from rljob_operator.kube.observed_objects import JobObject, controller_uid, observed_cluster, time_at
-from rljob_operator.kube.pod_problems import LABEL_CLUSTER, is_head, is_ready, needs_events, observed_pod
-from rljob_operator.manifests.naming import cluster_name, submission_id
+from rljob_api.constants import ANNOTATION_TOKEN_KEY, LABEL_JOB_UID
+from rljob_api.v1alpha1.status import Attempt
+from rljob_operator.controller.surroundings import Surroundings
+from rljob_operator.kube.errors import ForbiddenError, NotFoundError, ResourceTypeMissingError
+from rljob_operator.kube.node_leases import NodeLeases
+from rljob_operator.kube.objects import CLUSTERS, CORE_EVENTS, JOBS, PODS, ResourceType
+from rljob_operator.kube.observed_objects import JobObject, controller_uid, job_object, observed_cluster, time_at
+from rljob_operator.kube.pod_problems import is_head, is_ready, needs_events, observed_pod
+from rljob_operator.kube.server_clock import Ages
+from rljob_operator.manifests.naming import submission_id
 from rljob_operator.manifests.objects import JobIdentity
 from rljob_operator.manifests.secrets import derived_token, key_id
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import Dashboard, RayClient
-from rljob_operator.ray.observe_dashboard import observe_dashboard
+from rljob_operator.ray.run_watcher import RunWatcher
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     Observed,
@@ -28,12 +32,14 @@ from rljob_operator.reconcile.observed import (
     ObservedRay,
     Reachability,
 )
-from rljob_operator.settings import Settings, read_token_keys
-from rljob_operator.workqueue import Slots
+from rljob_operator.settings import read_token_keys
 
 CLUSTER_PATIENCE = timedelta(seconds=5)
 """How long a RayCluster may be without pods before its events are read."""
 NOT_ASKED = ObservedRay(Reachability.NOT_ASKED)
+JsonObjects = tuple[JsonObject, ...]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,21 @@ class Observation:
 
     observed: Observed
     dashboard: Dashboard | None
+    clusters: Mapping[str, JsonObject]
+    """The RayClusters as stored, by name."""
+    is_live: bool
+    """Whether the API server was asked for it, and not the cache."""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What belongs to a job, as stored."""
+
+    clusters: JsonObjects
+    pods: JsonObjects
+    kuberay_installed: bool
+    forbidden: str | None
+    are_live: bool
 
 
 def identity(job: ObservedJob) -> JobIdentity:
@@ -49,73 +70,148 @@ def identity(job: ObservedJob) -> JobIdentity:
     return JobIdentity(job.namespace, job.name, job.uid)
 
 
-def is_finished(job: ObservedJob) -> bool:
-    """Whether it is Complete or Failed for good."""
-    latched = (ConditionType.COMPLETE, ConditionType.FAILED)
-    return any(each.type in latched and each.status is ConditionStatus.TRUE for each in job.status.conditions)
-
-
 class Observer:
-    """For one process; holds nothing of any job. `now`: the time in UTC."""
+    """For one process. What it remembers is how long something has been so."""
 
-    def __init__(
-        self, objects: KubeObjects, ray: RayClient, settings: Settings, slots: Slots, now: Callable[[], datetime]
-    ) -> None:
-        self._objects = objects
+    def __init__(self, surroundings: Surroundings, ray: RayClient, ages: Ages) -> None:
+        self._objects = surroundings.objects
+        self._cache = surroundings.cache
+        self._settings = surroundings.settings
+        self._slots = surroundings.slots
+        self._clock = surroundings.clock
         self._ray = ray
-        self._settings = settings
-        self._slots = slots
-        self._now = now
+        self._ages = ages
+        self._watcher = RunWatcher(surroundings.clock.monotonic)
+        self._leases = NodeLeases(surroundings.objects, surroundings.clock)
+        self._events_forbidden = False
 
     async def observe(self, job: JobObject, failure: EffectFailure | None) -> Observation:
-        """Everything `reconcile` asks for. Raises KubeError; what a dashboard does never raises."""
+        """Everything `reconcile` asks for, from what is known. Raises KubeError where the reasons of a pod that does
+        not start cannot be read; what a dashboard does never raises."""
         about = job.observed
-        attempt = about.status.attempts[-1] if about.status.attempts else None
-        # Before the first attempt only whether KubeRay is there matters.
-        name = attempt.cluster if attempt is not None else cluster_name(about.name, 1)
-        try:
-            cluster = await self._cluster(about.namespace, name)
-        except ResourceTypeMissingError:
-            return Observation(Observed(about, False, None, (), NOT_ASKED, failure), None)
-        if attempt is None:
-            return Observation(Observed(about, True, None, (), NOT_ASKED, failure), None)
-        pods = await self._objects.list_all(PODS, about.namespace, labels=f"{LABEL_CLUSTER}={name}")
-        seen = await self._observed_cluster(about.namespace, cluster, pods) if cluster is not None else None
-        observed_pods = await self._observed_pods(about.namespace, pods)
-        dashboard = self._dashboard(about, cluster) if cluster is not None and _is_ours(seen, about) else None
-        ray = NOT_ASKED
-        if dashboard is not None and seen is not None and not is_finished(about) and _has_ready_head(pods, seen.uid):
-            async with self._slots.aside():
-                ray = await observe_dashboard(dashboard, _newest_submission(about, attempt))
-        return Observation(Observed(about, True, seen, observed_pods, ray, failure), dashboard)
+        parts = _Parts(
+            _owned(self._cache.of_job(CLUSTERS, about.namespace, about.uid), about),
+            self._cache.of_job(PODS, about.namespace, about.uid),
+            not self._cache.is_missing(CLUSTERS),
+            self._cache.forbidden(about.namespace),
+            are_live=False,
+        )
+        observation = await self._observation(about, parts, NOT_ASKED, failure)
+        if observation.dashboard is None:
+            self.forget(about.namespace, about.name)
+            return observation
+        head = _head_to_ask(about, parts)
+        if head is None:
+            return observation
+        async with self._slots.aside():
+            key = f"{about.namespace}/{about.name}"
+            ray = await self._watcher.observe(key, observation.dashboard, _newest_submission(about))
+        pods = observation.observed.pods
+        if ray.reachability is Reachability.UNREACHABLE:
+            pods = _silent(pods, head, await self._leases.silent_seconds(text_at(head, "spec", "nodeName")))
+        return replace(observation, observed=replace(observation.observed, ray=ray, pods=pods))
 
-    async def _cluster(self, namespace: str, name: str) -> JsonObject | None:
+    async def observe_again(
+        self, job: JobObject, before: Observation, failure: EffectFailure | None
+    ) -> tuple[JobObject, Observation] | None:
+        """The same by what the API server says now, and what Ray has said a moment ago; None where the job is gone.
+        Raises KubeError."""
+        about = job.observed
         try:
-            return await self._objects.get(CLUSTERS, namespace, name)
+            job = await self.read_job(about.namespace, about.name)
         except NotFoundError:
             return None
+        except ForbiddenError as error:
+            return job, replace(before, observed=replace(before.observed, forbidden=str(error)))
+        if job.observed.uid != about.uid or job.observed.deleting:
+            return None
+        parts = await self._read_parts(job.observed)
+        is_same_run = _newest_submission(job.observed) == _newest_submission(about)
+        ray = before.observed.ray if is_same_run and _head_to_ask(job.observed, parts) is not None else NOT_ASKED
+        observation = await self._observation(job.observed, parts, ray, failure)
+        silent = {pod.name: pod.node_silent_seconds for pod in before.observed.pods}
+        pods = tuple(
+            replace(pod, node_silent_seconds=max(pod.node_silent_seconds, silent.get(pod.name, 0.0)))
+            if ray.reachability is Reachability.UNREACHABLE
+            else pod
+            for pod in observation.observed.pods
+        )
+        return job, replace(observation, observed=replace(observation.observed, pods=pods))
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Nothing of the job runs."""
+        self._watcher.forget(f"{namespace}/{name}")
+
+    async def read_job(self, namespace: str, name: str) -> JobObject:
+        """The job as it is now. Raises NotFoundError, or KubeError."""
+        raw = await self._objects.get(JOBS, namespace, name)
+        self._cache.note(JOBS, "", raw)
+        return job_object(raw)
+
+    async def _read_parts(self, job: ObservedJob) -> _Parts:
+        labels = f"{LABEL_JOB_UID}={job.uid}"
+        forbidden: str | None = None
+        found: dict[ResourceType, JsonObjects] = {}
+        is_installed = True
+        for kind in (CLUSTERS, PODS):
+            try:
+                found[kind] = await self._objects.list_all(kind, job.namespace, labels=labels)
+                for raw in found[kind]:
+                    self._cache.note(kind, "", raw)
+            except ForbiddenError as error:
+                forbidden = str(error)
+                found[kind] = self._cache.of_job(kind, job.namespace, job.uid)
+            except ResourceTypeMissingError:
+                found[kind], is_installed = (), False
+        return _Parts(_owned(found[CLUSTERS], job), found[PODS], is_installed, forbidden, are_live=forbidden is None)
+
+    async def _observation(
+        self, job: ObservedJob, parts: _Parts, ray: ObservedRay, failure: EffectFailure | None
+    ) -> Observation:
+        clusters = tuple([await self._observed_cluster(job.namespace, raw, parts.pods) for raw in parts.clusters])
+        pods = await self._observed_pods(job.namespace, parts.pods)
+        observed = Observed(job, parts.kuberay_installed, clusters, pods, ray, failure, parts.forbidden)
+        raw_cluster = _cluster_under_way(job, parts)
+        dashboard = self._dashboard(job, raw_cluster) if raw_cluster is not None else None
+        by_name = {text_at(raw, "metadata", "name"): raw for raw in parts.clusters}
+        return Observation(observed, dashboard, by_name, parts.are_live)
 
     async def _observed_cluster(self, namespace: str, raw: JsonObject, pods: Sequence[JsonObject]) -> ObservedCluster:
         found = observed_cluster(raw)
         created = time_at(raw, "metadata", "creationTimestamp")
-        if pods or found.pod_creation_error or created is None or self._now() - created < CLUSTER_PATIENCE:
+        has_pods = any(controller_uid(pod) == found.uid for pod in pods)
+        is_young = created is None or self._clock.now() - created < CLUSTER_PATIENCE
+        if has_pods or found.pod_creation_error or found.deleting or is_young:
             return found
-        about = f"involvedObject.uid={found.uid}"
-        return observed_cluster(raw, await self._objects.list_all(CORE_EVENTS, namespace, fields=about))
+        return observed_cluster(raw, await self._events(namespace, f"involvedObject.uid={found.uid}"))
 
     async def _observed_pods(self, namespace: str, pods: Sequence[JsonObject]) -> tuple[ObservedPod, ...]:
-        now = self._now()
+        now = self._clock.now()
         unclear = {text_at(pod, "metadata", "uid") for pod in pods if needs_events(pod, now)}
         events: dict[str, list[JsonObject]] = {}
         if unclear:
             # One request for all pods: a large job that lacks a volume would otherwise send one for each.
-            about = "involvedObject.kind=Pod,type=Warning"
-            for event in await self._objects.list_all(CORE_EVENTS, namespace, fields=about):
+            for event in await self._events(namespace, "involvedObject.kind=Pod,type=Warning"):
                 events.setdefault(text_at(event, "involvedObject", "uid"), []).append(event)
         return tuple(
-            observed_pod(pod, now, events.get(uid, ()) if (uid := text_at(pod, "metadata", "uid")) in unclear else ())
+            observed_pod(
+                pod,
+                now,
+                self._ages,
+                events.get(uid, ()) if (uid := text_at(pod, "metadata", "uid")) in unclear else (),
+            )
             for pod in pods
         )
+
+    async def _events(self, namespace: str, fields: str) -> JsonObjects:
+        """They only explain: an operator that may not read them explains less."""
+        try:
+            return await self._objects.list_all(CORE_EVENTS, namespace, fields=fields)
+        except ForbiddenError as error:
+            if not self._events_forbidden:
+                logger.warning("events: %s; jobs will say less of what keeps their pods from starting", error)
+            self._events_forbidden = True
+            return ()
 
     def _dashboard(self, job: ObservedJob, cluster: JsonObject) -> Dashboard:
         """With the token of the key that the cluster was made with first, if the operator still has it."""
@@ -126,16 +222,47 @@ class Observer:
         return self._ray.dashboard(url, [derived_token(key, identity(job), name) for key in keys])
 
 
-def _is_ours(cluster: ObservedCluster | None, job: ObservedJob) -> bool:
-    return cluster is not None and cluster.owner_uid == job.uid
+def _owned(clusters: JsonObjects, job: ObservedJob) -> JsonObjects:
+    """A label can be copied; an owner is looked at by the garbage collector."""
+    return tuple(raw for raw in clusters if controller_uid(raw) == job.uid)
 
 
-def _has_ready_head(pods: Sequence[JsonObject], cluster_uid: str) -> bool:
-    """Pods of a former cluster of this name may still be there."""
-    return any(is_head(pod) and is_ready(pod) and controller_uid(pod) == cluster_uid for pod in pods)
+def _attempt_under_way(job: ObservedJob) -> Attempt | None:
+    attempts = job.status.attempts
+    return attempts[-1] if attempts and attempts[-1].ended is None and job.status.result is None else None
 
 
-def _newest_submission(job: ObservedJob, attempt: Attempt) -> str | None:
-    if attempt.submissions == 0:
+def _cluster_under_way(job: ObservedJob, parts: _Parts) -> JsonObject | None:
+    """That of the attempt under way."""
+    attempt = _attempt_under_way(job)
+    if attempt is None:
+        return None
+    for raw in parts.clusters:
+        same_uid = attempt.cluster_uid in (None, text_at(raw, "metadata", "uid"))
+        if text_at(raw, "metadata", "name") == attempt.cluster and same_uid:
+            return raw
+    return None
+
+
+def _head_to_ask(job: ObservedJob, parts: _Parts) -> JsonObject | None:
+    """The pod whose dashboard can be asked. Pods of a former cluster of this name may still be there."""
+    cluster = _cluster_under_way(job, parts)
+    uid = text_at(cluster, "metadata", "uid") if cluster is not None else ""
+    heads = (pod for pod in parts.pods if uid and controller_uid(pod) == uid and is_head(pod) and is_ready(pod))
+    return next(heads, None)
+
+
+def _newest_submission(job: ObservedJob) -> str | None:
+    attempt = _attempt_under_way(job)
+    if attempt is None or attempt.submissions == 0:
         return None
     return submission_id(job.name, attempt.number, attempt.submissions)
+
+
+def _silent(pods: tuple[ObservedPod, ...], head: JsonObject, seconds: float) -> tuple[ObservedPod, ...]:
+    """The pods, with what is known of the node of the head."""
+    node = text_at(head, "spec", "nodeName")
+    return tuple(
+        replace(pod, node_silent_seconds=max(pod.node_silent_seconds, seconds)) if node and pod.node == node else pod
+        for pod in pods
+    )

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.errors import KubeError
 from rljob_operator.kube.lease import LeaseRecord, read_lease, write_lease
 from rljob_operator.kube.objects import KubeObjects
+from rljob_operator.kube.server_clock import ServerClock
 
 LEASE_SECONDS = 15
 """A holder that has not renewed for so long is taken for dead."""
@@ -30,13 +32,22 @@ class LeadershipLostError(OperatorError):
 class Leadership:
     """This replica's part. `identity`: its pod's name, so that a container that is restarted goes on at once."""
 
-    def __init__(self, objects: KubeObjects, namespace: str, name: str, identity: str) -> None:
+    def __init__(self, objects: KubeObjects, clock: ServerClock, namespace: str, name: str, identity: str) -> None:
         self._objects = objects
+        self._clock = clock
         self._namespace = namespace
         self._name = name
         self._identity = identity
         self._seen: LeaseRecord | None = None
         self._seen_at = 0.0
+        self._renewed_at = -math.inf
+        """When the newest renewal that came back was sent."""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether no other replica can lead by now. May be asked by any thread; one that was stopped for a while, and
+        goes on before the lease is looked at again, is told the truth."""
+        return self._clock.monotonic() - self._renewed_at < RENEW_SECONDS
 
     async def acquire(self) -> None:
         """Waits until this replica leads."""
@@ -56,19 +67,18 @@ class Leadership:
 
     async def hold(self) -> None:
         """Renews for ever. Raises LeadershipLostError when that has not worked for `RENEW_SECONDS`."""
-        renewed = _clock()
+        if self._renewed_at == -math.inf:
+            self._renewed_at = self._clock.monotonic()
         while True:
             await asyncio.sleep(RETRY_SECONDS)
-            rest = renewed + RENEW_SECONDS - _clock()
+            rest = self._renewed_at + RENEW_SECONDS - self._clock.monotonic()
             try:
                 async with asyncio.timeout(max(0.0, rest)):
-                    if await self._try():
-                        renewed = _clock()
-                    elif self._seen is not None and self._seen.holder != self._identity:
+                    if not await self._try() and self._seen is not None and self._seen.holder != self._identity:
                         raise LeadershipLostError(f"lease {self._name}: {self._seen.holder or 'nobody'} holds it")
             except (KubeError, TimeoutError) as error:
                 logger.warning("lease: %s", error or "no answer in time")
-            if _clock() - renewed >= RENEW_SECONDS:
+            if not self.is_certain:
                 raise LeadershipLostError(f"lease {self._name}: could not be renewed for {RENEW_SECONDS:g} s")
 
     async def release(self) -> None:
@@ -76,19 +86,22 @@ class Leadership:
         try:
             before = await read_lease(self._objects, self._namespace, self._name)
             if before is not None and before.holder == self._identity:
-                await write_lease(self._objects, self._namespace, self._name, "", 1, before)
+                await write_lease(self._objects, self._namespace, self._name, "", 1, before, self._clock.now())
         except KubeError as error:
             logger.warning("lease: not given back: %s", error)
 
     async def _try(self) -> bool:
         """Whether this replica holds the Lease now, after taking or renewing it where that is allowed."""
         found = await read_lease(self._objects, self._namespace, self._name)
+        now = self._clock.monotonic()
         if found is None or found != self._seen:
-            self._seen, self._seen_at = found, _clock()
-        if found is not None and found.holder not in ("", self._identity) and _clock() - self._seen_at < LEASE_SECONDS:
+            self._seen, self._seen_at = found, now
+        if found is not None and found.holder not in ("", self._identity) and now - self._seen_at < LEASE_SECONDS:
             return False
-        return await write_lease(self._objects, self._namespace, self._name, self._identity, LEASE_SECONDS, found)
-
-
-def _clock() -> float:
-    return asyncio.get_running_loop().time()
+        moment = self._clock.now()
+        if not await write_lease(
+            self._objects, self._namespace, self._name, self._identity, LEASE_SECONDS, found, moment
+        ):
+            return False
+        self._renewed_at = now
+        return True

@@ -6,21 +6,27 @@ import asyncio
 import logging
 import random
 import signal
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 from rljob_operator.controller.act import Actor
 from rljob_operator.controller.loop import Controller, JobKey
 from rljob_operator.controller.observe import Observer
+from rljob_operator.controller.surroundings import Surroundings
 from rljob_operator.handlers.health import Parts, health_pages, metrics_pages
 from rljob_operator.handlers.http_pages import serving
-from rljob_operator.handlers.leadership import Leadership, LeadershipLostError
+from rljob_operator.handlers.leadership import LeadershipLostError
+from rljob_operator.handlers.lease_thread import LeaseThread
+from rljob_operator.handlers.news import News
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.handlers.watches import Watches
+from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.client import KubeClient
 from rljob_operator.kube.connection import Connection, load_connection
 from rljob_operator.kube.objects import KubeObjects
+from rljob_operator.kube.server_clock import Ages, ServerClock
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
 from rljob_operator.ray.client import RayClient
@@ -42,60 +48,66 @@ async def run_operator(settings: Settings) -> None:
     read_token_keys(settings.token_keys_folder)
     connection = await load_connection(settings.kubeconfig)
     metrics, parts = Metrics(), Parts()
+    clock = ServerClock(time.monotonic, _node_time)
     async with AsyncExitStack() as stack:
-        kube = await stack.enter_async_context(KubeClient(connection, metrics))
+        kube = await stack.enter_async_context(KubeClient(connection, metrics, clock))
         ray = await stack.enter_async_context(RayClient(metrics))
         await stack.enter_async_context(serving(settings.health_port, health_pages(parts)))
         await stack.enter_async_context(serving(settings.metrics_port, metrics_pages(metrics)))
-        objects = KubeObjects(kube)
-        leadership = Leadership(objects, settings.pod_namespace, settings.lease_name, settings.pod_name)
-        if settings.leader_election and not await _first(told, leadership.acquire()):
-            return
-        worker = _Worker(settings, connection, objects, ray, metrics, parts)
+        lease = LeaseThread(settings, metrics, clock) if settings.leader_election else None
+        if lease is not None:
+            lease.start()
+            stack.push_async_callback(lease.stop)
+            if not await _first(told, lease.acquired()):
+                return
+        shared = _surroundings(settings, KubeObjects(kube), metrics, clock, lease.may_act if lease else _always)
+        worker = _Worker(shared, connection, ray, parts)
         worker.start()
         metrics.leader.set(1)
         try:
-            await _first(told, leadership.hold() if settings.leader_election else _for_ever())
+            await _first(told, lease.lost() if lease is not None else _for_ever())
         except LeadershipLostError:
             # Another replica may write from now on.
             await worker.stop(patience_seconds=0.0)
             raise
         logger.info("stopping")
         await worker.stop(patience_seconds=STOP_SECONDS)
-        if settings.leader_election:
-            await leadership.release()
+
+
+def _surroundings(
+    settings: Settings, objects: KubeObjects, metrics: Metrics, clock: ServerClock, may_act: Callable[[], bool]
+) -> Surroundings:
+    defaults = Defaults(
+        trainer_image=settings.trainer_image,
+        ray_version=settings.ray_version,
+        image_pull_policy=settings.image_pull_policy,
+        operator_namespace=settings.pod_namespace,
+        operator_pod_labels=settings.pod_labels,
+    )
+    cache = ObjectCache(settings.namespaces or (None,))
+    slots = Slots(settings.num_workers)
+    return Surroundings(objects, cache, settings, defaults, slots, metrics, clock, may_act)
 
 
 class _Worker:
     """What only the leader does."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        connection: Connection,
-        objects: KubeObjects,
-        ray: RayClient,
-        metrics: Metrics,
-        parts: Parts,
-    ) -> None:
+    def __init__(self, shared: Surroundings, connection: Connection, ray: RayClient, parts: Parts) -> None:
         self._parts = parts
-        self._queue: WorkQueue[JobKey] = WorkQueue(random.random)
-        metrics.watch_queue(
+        self._slots = shared.slots
+        self._queue: WorkQueue[JobKey] = WorkQueue(random.random, _namespace_of)
+        shared.metrics.watch_queue(
             lambda: self._queue.num_waiting, lambda: self._queue.num_delayed, lambda: self._queue.num_working
         )
-        self._slots = Slots(settings.num_workers)
-        defaults = Defaults(
-            trainer_image=settings.trainer_image,
-            ray_version=settings.ray_version,
-            image_pull_policy=settings.image_pull_policy,
-            operator_namespace=settings.pod_namespace,
-            operator_pod_labels=settings.pod_labels,
+        shared.metrics.watch_cache(lambda: shared.cache.num_objects)
+        ages = Ages(shared.clock)
+        self._controller = Controller(self._queue, Observer(shared, ray, ages), Actor(shared), shared)
+        namespaces = shared.settings.namespaces
+        news = News(shared.cache, self._queue, shared.clock)
+        self._watches = Watches(connection, namespaces, news.on_event, shared.metrics)
+        self._relist = Relist(
+            shared.objects, namespaces or (None,), shared.cache, ages, news, self._watches.restart, shared.metrics
         )
-        observer = Observer(objects, ray, settings, self._slots, utc_now)
-        actor = Actor(objects, settings, defaults, self._slots, metrics, utc_now)
-        self._controller = Controller(self._queue, objects, observer, actor, defaults, metrics, utc_now)
-        self._watches = Watches(connection, settings.namespaces, self._queue.add, metrics)
-        self._relist = Relist(objects, settings.namespaces, self._queue.add, self._watches.restart, metrics)
 
     def start(self) -> None:
         """Begins to work."""
@@ -130,6 +142,13 @@ async def _for_ever() -> None:
     await asyncio.Event().wait()
 
 
-def utc_now() -> datetime:
-    """The time, in UTC."""
+def _namespace_of(key: JobKey) -> str:
+    return key.namespace
+
+
+def _always() -> bool:
+    return True
+
+
+def _node_time() -> datetime:
     return datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""Kubernetes events to keys on the work queue, by kopf.
+"""What happens to jobs, clusters and pods, by kopf.
 
 kopf runs in a thread with an event loop of its own. When it ends it cancels every task of its loop, and it must be
 possible to begin it anew: it looks only once which resources exist, and some errors of a watch end it.
@@ -10,20 +10,23 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 
 import kopf
 
-from rljob_api.constants import API_GROUP, API_VERSION, LABEL_JOB
-from rljob_operator.controller.loop import JobKey
+from rljob_api.constants import API_GROUP, API_VERSION, LABEL_JOB_UID
 from rljob_operator.kube.connection import Connection
+from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.metrics import Metrics
-from rljob_operator.raw_json import JsonObject, integer_at, object_at, optional_text_at, text_at
+from rljob_operator.raw_json import JsonObject
 
-JOBS = (API_GROUP, API_VERSION, "rljobs")
-CLUSTERS = ("ray.io", "v1", "rayclusters")
-PODS = ("", "v1", "pods")
+WATCHED = {
+    JOBS: (API_GROUP, API_VERSION, JOBS.plural),
+    CLUSTERS: ("ray.io", "v1", CLUSTERS.plural),
+    PODS: ("", "v1", PODS.plural),
+}
+"""Group, version and name, as kopf wants them."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 STOP_SECONDS = 5.0
@@ -33,39 +36,21 @@ CANCEL_SECONDS = 1.0
 logger = logging.getLogger(__name__)
 
 
-class JobVersions:
-    """Tells what is new about a job from its status, which nobody but the operator writes."""
-
-    def __init__(self) -> None:
-        self._known: dict[JobKey, tuple[str, int, bool]] = {}
-
-    def is_news(self, key: JobKey, event_type: str, job: JsonObject) -> bool:
-        """Whether more than the status has changed since the last event about this job."""
-        if event_type == "DELETED":
-            self._known.pop(key, None)
-            return True
-        deleting = optional_text_at(job, "metadata", "deletionTimestamp") is not None
-        version = (text_at(job, "metadata", "uid"), integer_at(job, "metadata", "generation") or 0, deleting)
-        known = self._known.get(key)
-        self._known[key] = version
-        return known != version
-
-
 class Watches:
-    """All watches. `on_key` is called with the key of each job that something happened to, in the loop of `run`."""
+    """All watches. `on_event` is called with each event's kind, type (empty for what was there before) and object, in
+    the loop of `run`."""
 
     def __init__(
         self,
         connection: Connection,
         namespaces: tuple[str, ...],
-        on_key: Callable[[JobKey], None],
+        on_event: Callable[[ResourceType, str, JsonObject], None],
         metrics: Metrics,
     ) -> None:
         self._connection = connection
         self._namespaces = namespaces
-        self._on_key = on_key
+        self._on_event = on_event
         self._metrics = metrics
-        self._versions = JobVersions()
         self._thread: _KopfThread | None = None
 
     async def run(self) -> None:
@@ -101,27 +86,16 @@ class Watches:
         async def log_in(**_: object) -> kopf.ConnectionInfo:
             return await _credentials(self._connection)
 
-        async def on_job(event: kopf.RawEvent, **_: object) -> None:
-            loop.call_soon_threadsafe(self._on_job, event["type"] or "", event["object"])
+        def handler(kind: ResourceType) -> Callable[..., Coroutine[None, None, None]]:
+            async def on_event(event: kopf.RawEvent, **_: object) -> None:
+                loop.call_soon_threadsafe(self._on_event, kind, event["type"] or "", event["object"])
 
-        async def on_part(event: kopf.RawEvent, **_: object) -> None:
-            loop.call_soon_threadsafe(self._on_part, event["object"])
+            return on_event
 
         kopf.on.login(registry=registry)(log_in)
-        kopf.on.event(*JOBS, registry=registry)(on_job)
-        kopf.on.event(*CLUSTERS, registry=registry)(on_part)
-        kopf.on.event(*PODS, registry=registry)(on_part)
+        for kind, resource in WATCHED.items():
+            kopf.on.event(*resource, registry=registry, id=kind.plural)(handler(kind))
         return registry
-
-    def _on_job(self, event_type: str, job: JsonObject) -> None:
-        key = JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name"))
-        if self._versions.is_news(key, event_type, job):
-            self._on_key(key)
-
-    def _on_part(self, part: JsonObject) -> None:
-        name = text_at(object_at(part, "metadata", "labels"), LABEL_JOB)
-        if name:
-            self._on_key(JobKey(text_at(part, "metadata", "namespace"), name))
 
 
 class _KopfThread:
@@ -216,8 +190,8 @@ def _settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = _EndlessDelays()
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
-    settings.watching.label_selectors[PODS] = LABEL_JOB
-    settings.watching.label_selectors[CLUSTERS] = LABEL_JOB
+    for kind in (CLUSTERS, PODS):
+        settings.watching.label_selectors[WATCHED[kind]] = LABEL_JOB_UID
     return settings
 
 

@@ -17,23 +17,26 @@ from kubernetes.aio.client import ApiClient
 
 from rljob_operator.kube.connection import Connection
 from rljob_operator.kube.errors import UnavailableError, error_of
+from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject
 
 TIMEOUT_SECONDS = 10.0
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
 USER_AGENT = "rljob-operator"
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
 class KubeClient:
-    """Use it as a context; leaving it closes the connections."""
+    """Use it as a context; leaving it closes the connections. Each answer tells the clock the server's time."""
 
-    def __init__(self, connection: Connection, metrics: Metrics) -> None:
+    def __init__(self, connection: Connection, metrics: Metrics, clock: ServerClock) -> None:
         self._api = ApiClient(connection.configuration)
         self._api.user_agent = USER_AGENT
         self._metrics = metrics
+        self._clock = clock
 
     async def __aenter__(self) -> Self:
         return self
@@ -70,7 +73,8 @@ class KubeClient:
             self._metrics.kube_requests.labels(verb, resource, code).inc()
         answer = _parse(data)
         if status >= 400:
-            raise error_of(what, status, answer, data.decode(errors="replace"), retry_after)
+            text = data.decode(errors="replace")
+            raise error_of(what, status, answer, text, retry_after, is_read=method == "GET")
         return answer
 
     async def _send(
@@ -85,7 +89,9 @@ class KubeClient:
             body=body,
             auth_settings=["BearerToken"],
         )
+        asked_at = self._clock.monotonic()
         response = await self._api.call_api(sent_method, url, header_params=headers, body=sent_body)
+        self._clock.hear(str(response.headers.get("Date", "")), asked_at)
         data = await response.read()  # type: ignore[no-untyped-call]
         return int(response.status), bytes(data), str(response.headers.get("Retry-After", ""))
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from rljob_operator.errors import OperatorError
 from rljob_operator.raw_json import JsonObject, integer_at, text_at
 
-NOT_FOUND, CONFLICT, TOO_MANY_REQUESTS, UNAUTHORIZED, SERVER_ERROR = 404, 409, 429, 401, 500
+NOT_FOUND, CONFLICT, TOO_MANY_REQUESTS, SERVER_ERROR = 404, 409, 429, 500
+UNAUTHORIZED, FORBIDDEN, GONE = 401, 403, 410
+STRICT_DECODING = "strict decoding error"
+"""How an API server begins its words about fields that the definition of a kind does not have."""
 
 
 class KubeError(OperatorError):
@@ -32,6 +35,22 @@ class RefusedError(KubeError):
     """The API server understood and refused: admission, validation, quota or permissions. Holds its words."""
 
 
+class UnknownFieldError(RefusedError):
+    """The API server's definition of this kind of object lacks a field that was sent."""
+
+
+class ForbiddenError(RefusedError):
+    """The operator's role does not allow to read this."""
+
+
+class ExpiredError(KubeError):
+    """The rest of a listing is no longer there: it has to be begun anew."""
+
+
+class DefinitionOutdatedError(KubeError):
+    """The CustomResourceDefinition of RLJobs is older than this operator: it dropped what was written."""
+
+
 class UnavailableError(KubeError):
     """The API server could not be reached, is overloaded or failed; the same request may work later."""
 
@@ -41,7 +60,7 @@ class UnavailableError(KubeError):
         super().__init__(message)
 
 
-def error_of(what: str, status: int, body: JsonObject, text: str, retry_after: str) -> KubeError:
+def error_of(what: str, status: int, body: JsonObject, text: str, retry_after: str, is_read: bool = False) -> KubeError:
     """The error for an answer of 400 or more. `what`: the request, for the message; `body`: its Status object, empty
     where the answer is not JSON; `text`: the answer as it came."""
     words = text_at(body, "message") or text.strip()[:500] or "no explanation"
@@ -54,7 +73,11 @@ def error_of(what: str, status: int, body: JsonObject, text: str, retry_after: s
         return AlreadyExistsError(message) if text_at(body, "reason") == "AlreadyExists" else ConflictError(message)
     if status in (UNAUTHORIZED, TOO_MANY_REQUESTS) or status >= SERVER_ERROR:
         return UnavailableError(message, _seconds(retry_after) or integer_at(body, "details", "retryAfterSeconds") or 0)
-    return RefusedError(words)
+    if status == GONE:
+        return ExpiredError(message)
+    if status == FORBIDDEN and is_read:
+        return ForbiddenError(words)
+    return UnknownFieldError(words) if STRICT_DECODING in words else RefusedError(words)
 
 
 def _seconds(text: str) -> float:

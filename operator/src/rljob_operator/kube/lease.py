@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from rljob_operator.kube.objects import LEASES, KubeObjects
@@ -40,11 +40,17 @@ async def read_lease(objects: KubeObjects, namespace: str, name: str) -> LeaseRe
 
 
 async def write_lease(
-    objects: KubeObjects, namespace: str, name: str, holder: str, seconds: int, before: LeaseRecord | None
+    objects: KubeObjects,
+    namespace: str,
+    name: str,
+    holder: str,
+    seconds: int,
+    before: LeaseRecord | None,
+    moment: datetime,
 ) -> bool:
     """Puts the holder in (empty: gives the Lease up), unless somebody has written since `before` was read; then False.
-    Raises KubeError."""
-    now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    `moment`: now, in UTC. Raises KubeError."""
+    now = moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
     changes_hands = before is None or before.holder != holder
     num_transitions = before.num_transitions if before is not None else 0
     metadata: JsonObject = {"name": name, "namespace": namespace} | (

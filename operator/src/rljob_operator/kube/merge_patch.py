@@ -30,3 +30,24 @@ def without_nulls(value: object) -> object:
     if isinstance(value, list | tuple):
         return [without_nulls(item) for item in value]
     return value
+
+
+def lost_fields(sent: Mapping[str, object], stored: Mapping[str, object], place: str = "") -> tuple[str, ...]:
+    """Places of fields that were sent, without nulls, and are not stored: their definition does not have them."""
+    found: list[str] = []
+    for name, value in sent.items():
+        here = f"{place}{name}"
+        if name not in stored:
+            found.append(here)
+            continue
+        found += _lost_within(value, stored[name], here)
+    return tuple(found)
+
+
+def _lost_within(sent: object, stored: object, place: str) -> list[str]:
+    if isinstance(sent, Mapping) and isinstance(stored, Mapping):
+        return list(lost_fields(sent, stored, f"{place}."))
+    if isinstance(sent, list) and isinstance(stored, list):
+        pairs = enumerate(zip(sent, stored, strict=False))
+        return [lost for number, pair in pairs for lost in _lost_within(*pair, f"{place}[{number}]")]
+    return []

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.constants import API_GROUP, API_VERSION
-from rljob_operator.kube.client import MERGE_PATCH, KubeClient
-from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
+from rljob_operator.kube.client import APPLY_PATCH, MERGE_PATCH, KubeClient
+from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, ExpiredError, NotFoundError
 from rljob_operator.raw_json import JsonObject, objects_at, text_at
 
 PAGE_SIZE = 500
+FIELD_MANAGER = "rljob-operator"
+"""Whose fields they are that are applied."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,15 @@ NETWORK_POLICIES = ResourceType("/apis/networking.k8s.io/v1", "networkpolicies")
 LEASES = ResourceType("/apis/coordination.k8s.io/v1", "leases")
 
 
+@dataclass(frozen=True)
+class Listing:
+    """All objects of a kind at one moment."""
+
+    items: tuple[JsonObject, ...]
+    version: str
+    """Of the moment."""
+
+
 class KubeObjects:
     """All methods raise KubeError; which ones matter is said where it does."""
 
@@ -49,7 +60,76 @@ class KubeObjects:
     async def list_all(
         self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
     ) -> tuple[JsonObject, ...]:
-        """All objects, by selectors. Raises ResourceTypeMissingError."""
+        """All objects, by selectors. Raises ResourceTypeMissingError, or ForbiddenError."""
+        return (await self.listing(kind, namespace, labels=labels, fields=fields)).items
+
+    async def listing(
+        self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> Listing:
+        """All objects, by selectors, and the version that they are of. Raises ResourceTypeMissingError, or
+        ForbiddenError."""
+        try:
+            return await self._pages(kind, namespace, labels, fields)
+        except ExpiredError:
+            # The pages took longer than the server keeps what they belong to.
+            return await self._pages(kind, namespace, labels, fields)
+
+    async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
+        """Creates an object; False where one of this name exists, which is left as it is. Raises RefusedError."""
+        try:
+            await self._client.request("POST", kind.path(namespace), resource=kind.plural, body=manifest)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    async def create_strictly(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> JsonObject:
+        """Creates an object of which no field may be dropped; returns it as stored. Raises AlreadyExistsError,
+        UnknownFieldError or RefusedError."""
+        return await self._client.request(
+            "POST", kind.path(namespace), resource=kind.plural, query={"fieldValidation": "Strict"}, body=manifest
+        )
+
+    async def apply(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
+        """Makes the fields of a manifest what it says (server-side apply), whoever wrote them before. Raises
+        RefusedError."""
+        await self._client.request(
+            "PATCH",
+            kind.path(namespace, name),
+            resource=kind.plural,
+            query={"fieldManager": FIELD_MANAGER, "force": "true"},
+            body=manifest,
+            content_type=APPLY_PATCH,
+        )
+
+    async def replace(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
+        """Writes an object that was read before. Raises ConflictError where it was changed since."""
+        await self._client.request("PUT", kind.path(namespace, name), resource=kind.plural, body=manifest)
+
+    async def patch_job_status(
+        self, namespace: str, name: str, patch: Mapping[str, object], resource_version: str
+    ) -> JsonObject:
+        """Merges into the job's status; returns the job as it is then. Raises ConflictError where the job was changed
+        since that version."""
+        body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
+        path = f"{JOBS.path(namespace, name)}/status"
+        return await self._client.request("PATCH", path, resource="rljobs/status", body=body, content_type=MERGE_PATCH)
+
+    async def delete(self, kind: ResourceType, namespace: str, name: str, uid: str) -> bool:
+        """Deletes an object if it is the one with this UID, and in the background what it owns; False where it is not
+        there."""
+        body = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Background",
+        }
+        try:
+            await self._client.request("DELETE", kind.path(namespace, name), resource=kind.plural, body=body)
+        except (NotFoundError, ConflictError):
+            return False
+        return True
+
+    async def _pages(self, kind: ResourceType, namespace: str | None, labels: str, fields: str) -> Listing:
         query = {"limit": str(PAGE_SIZE)}
         if labels:
             query["labelSelector"] = labels
@@ -61,34 +141,5 @@ class KubeObjects:
             found += objects_at(page, "items")
             rest = text_at(page, "metadata", "continue")
             if not rest:
-                return tuple(found)
+                return Listing(tuple(found), text_at(page, "metadata", "resourceVersion"))
             query["continue"] = rest
-
-    async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
-        """Creates an object; False where one of this name exists, which is left as it is. Raises RefusedError."""
-        try:
-            await self._client.request("POST", kind.path(namespace), resource=kind.plural, body=manifest)
-        except AlreadyExistsError:
-            return False
-        return True
-
-    async def replace(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
-        """Writes an object that was read before. Raises ConflictError where it was changed since."""
-        await self._client.request("PUT", kind.path(namespace, name), resource=kind.plural, body=manifest)
-
-    async def patch_job_status(
-        self, namespace: str, name: str, patch: Mapping[str, object], resource_version: str
-    ) -> None:
-        """Merges into the job's status. Raises ConflictError where the job was changed since that version."""
-        body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
-        path = f"{JOBS.path(namespace, name)}/status"
-        await self._client.request("PATCH", path, resource="rljobs/status", body=body, content_type=MERGE_PATCH)
-
-    async def delete_cluster(self, namespace: str, name: str, uid: str) -> bool:
-        """Deletes a RayCluster if it is the one with this UID; False where it is not there."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
-        try:
-            await self._client.request("DELETE", CLUSTERS.path(namespace, name), resource=CLUSTERS.plural, body=body)
-        except (NotFoundError, ConflictError):
-            return False
-        return True

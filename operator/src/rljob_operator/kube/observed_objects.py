@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from rljob_api.pydantic_messages import is_echo, plain_message
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, API_GROUP, API_VERSION, KIND
+from rljob_api.pydantic_messages import plain_message
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.yaml_text import wire_path
 from rljob_operator.kube.errors import KubeError
+from rljob_operator.kube.status_upgrade import is_without_records, with_records
+from rljob_operator.kube.tolerant_reading import TolerantReading, read_tolerantly, remove
 from rljob_operator.raw_json import (
     JsonObject,
     flag_at,
@@ -25,6 +27,10 @@ from rljob_operator.raw_json import (
 )
 from rljob_operator.reconcile.observed import ObservedCluster, ObservedJob
 
+MAX_ATTEMPTS = 64
+"""That a status of this version lists."""
+TOLD_ONLY = ("phase", "reason", "gpus", "conditions", "pools", "progress", "checkpoint", "exportUri")
+"""Fields of a status that are for people: where one of them cannot be read, it is written anew."""
 INVALID_CLUSTER_EVENTS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
 """How KubeRay says that it will not touch a RayCluster: by events only."""
 
@@ -36,7 +42,9 @@ class JobObject:
     observed: ObservedJob
     resource_version: str
     status: JsonObject
-    """Its JSON, without fields that this version does not know: those are left alone."""
+    """Its JSON as stored, without fields that this version does not know: those are left alone."""
+    is_upgraded: bool = False
+    """Whether an older operator wrote the status, so that the one observed differs from what is stored."""
 
 
 def job_object(raw: JsonObject) -> JobObject:
@@ -44,20 +52,26 @@ def job_object(raw: JsonObject) -> JobObject:
     read raises KubeError, for working on without it would do everything again."""
     metadata = object_at(raw, "metadata")
     namespace, name = text_at(metadata, "namespace"), text_at(metadata, "name")
-    status, known = _status(object_at(raw, "status"), f"RLJob {namespace}/{name}")
-    job, error = _checked(raw)
+    created = time_at(metadata, "creationTimestamp") or datetime.fromtimestamp(0, UTC)
+    status, stored = _status(object_at(raw, "status"), f"RLJob {namespace}/{name}")
+    is_upgraded = is_without_records(status)
+    reading = _checked(raw)
+    annotations = object_at(metadata, "annotations")
     observed = ObservedJob(
         namespace=namespace,
         name=name,
         uid=text_at(metadata, "uid"),
         generation=integer_at(metadata, "generation") or 0,
-        created=time_at(metadata, "creationTimestamp") or datetime.fromtimestamp(0, UTC),
+        created=created,
         deleting=optional_text_at(metadata, "deletionTimestamp") is not None,
-        spec=job.spec if job is not None else None,
-        spec_error=error,
-        status=status,
+        spec=reading.value.spec if reading.value is not None else None,
+        spec_error=_words(reading.errors) or None,
+        status=with_records(status, created) if is_upgraded else status,
+        unknown_fields=reading.unknown_fields,
+        stop_request=optional_text_at(annotations, ANNOTATION_STOP),
+        retry_request=optional_text_at(annotations, ANNOTATION_RETRY),
     )
-    return JobObject(observed, text_at(metadata, "resourceVersion"), known)
+    return JobObject(observed, text_at(metadata, "resourceVersion"), stored, is_upgraded)
 
 
 def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> ObservedCluster:
@@ -66,11 +80,17 @@ def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> Obse
     return ObservedCluster(
         name=text_at(metadata, "name"),
         uid=text_at(metadata, "uid"),
-        owner_uid=controller_uid(raw),
         deleting=optional_text_at(metadata, "deletionTimestamp") is not None,
         pod_creation_error=_pod_creation_error(raw) or _refusal_in(events),
         provisioned=_has_condition(raw, "RayClusterProvisioned"),
+        authenticated=asks_for_a_token(raw),
     )
+
+
+def asks_for_a_token(cluster: JsonObject) -> bool:
+    """Whether a RayCluster, as stored, still says that Ray must: a KubeRay that is too old drops it."""
+    options = object_at(cluster, "spec", "authOptions")
+    return text_at(options, "mode") == "token" and bool(text_at(options, "secretName"))
 
 
 def controller_uid(raw: JsonObject) -> str | None:
@@ -89,46 +109,36 @@ def time_at(value: object, *path: str) -> datetime | None:
         return None
 
 
-def _checked(raw: JsonObject) -> tuple[RLJob | None, str | None]:
+def _checked(raw: JsonObject) -> TolerantReading[RLJob]:
     metadata = object_at(raw, "metadata")
     document = {
-        "apiVersion": raw.get("apiVersion"),
-        "kind": raw.get("kind"),
+        "apiVersion": f"{API_GROUP}/{API_VERSION}",
+        "kind": KIND,
         "metadata": {name: metadata[name] for name in ("name", "namespace") if name in metadata},
         "spec": raw.get("spec"),
     }
-    try:
-        return RLJob.from_wire(document), None
-    except ValidationError as error:
-        found = [details for details in error.errors(include_url=False) if not is_echo(details)]
-        return None, "; ".join(f"{wire_path(each['loc'])}: {plain_message(each, RLJob)}" for each in found)
+    return read_tolerantly(RLJob, document)
+
+
+def _words(errors: Iterable[ErrorDetails]) -> str:
+    return "; ".join(f"{wire_path(each['loc'])}: {plain_message(each, RLJob)}" for each in errors)
 
 
 def _status(raw: JsonObject, where: str) -> tuple[RLJobStatus, JsonObject]:
-    """The status, read after taking away fields that a newer version may have written, and its JSON."""
-    known = copy.deepcopy(dict(raw))
-    try:
-        return RLJobStatus.from_wire(known), known
-    except ValidationError as error:
-        for details in error.errors(include_url=False):
-            if details["type"] == "extra_forbidden":
-                _remove(known, details["loc"])
-    try:
-        return RLJobStatus.from_wire(known), known
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise KubeError(
-            f"{where}: status.{wire_path(first['loc'])} {plain_message(first, RLJobStatus)}; delete the job and create"
-            " it again"
-        ) from None
-
-
-def _remove(value: object, path: tuple[int | str, ...]) -> None:
-    for part in path[:-1]:
-        if isinstance(value, dict | list):
-            value = value[part]  # type: ignore[index]
-    if isinstance(value, dict):
-        value.pop(path[-1], None)
+    """The status, read after taking away what a newer version may have written, and its JSON."""
+    attempts = objects_at(raw, "attempts")
+    document = dict(raw) | ({"attempts": list(attempts[-MAX_ATTEMPTS:])} if len(attempts) > MAX_ATTEMPTS else {})
+    reading = read_tolerantly(RLJobStatus, document)
+    while reading.value is None:
+        first = reading.errors[0]
+        place = first["loc"][:1] if first["loc"] and first["loc"][0] in TOLD_ONLY else ()
+        if not place or not remove(reading.document, place):
+            raise KubeError(
+                f"{where}: status.{wire_path(first['loc'])} {plain_message(first, RLJobStatus)}; delete the job and"
+                " create it again"
+            )
+        reading = read_tolerantly(RLJobStatus, reading.document)
+    return reading.value, reading.document
 
 
 def _has_condition(raw: JsonObject, kind: str) -> bool:

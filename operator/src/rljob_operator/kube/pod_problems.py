@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from rljob_api.conditions import Reason
 from rljob_api.constants import HEAD_GROUP, RAY_CONTAINER
 from rljob_operator.kube.observed_objects import event_time, time_at
+from rljob_operator.kube.server_clock import Ages
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, objects_at, optional_text_at, text_at
 from rljob_operator.reconcile.observed import ObservedPod, PodProblem
 
@@ -18,7 +19,7 @@ START_PATIENCE = timedelta(seconds=8)
 """Volumes of a pod that is well need a few seconds too; after that its events are looked at."""
 FORMER_END = timedelta(minutes=5)
 """How long the end of a container that runs again may explain what is wrong with its pod."""
-DELETION_PATIENCE = timedelta(seconds=60)
+DELETION_PATIENCE_SECONDS = 60.0
 """Beyond the time that a pod has for its end."""
 
 WAITING_REASONS = {
@@ -40,20 +41,42 @@ EVENT_REASONS = {
 }
 
 
-def observed_pod(raw: JsonObject, now: datetime, events: Iterable[JsonObject] = ()) -> ObservedPod:
+def observed_pod(raw: JsonObject, now: datetime, ages: Ages, events: Iterable[JsonObject] = ()) -> ObservedPod:
     """A pod of a RayCluster. `events`: those about it, where `needs_events` says so."""
-    gone_by = time_at(raw, "metadata", "deletionTimestamp")
     labels = object_at(raw, "metadata", "labels")
     return ObservedPod(
         name=text_at(raw, "metadata", "name"),
+        cluster=text_at(labels, LABEL_CLUSTER),
         group=HEAD_GROUP if is_head(raw) else text_at(labels, LABEL_GROUP),
         ready=is_ready(raw),
         deleting=optional_text_at(raw, "metadata", "deletionTimestamp") is not None,
         ended=_ended(raw),
         problem=_problem(raw, now) or _problem_in(events),
-        # The API server has added the grace period to the time of the request.
-        overdue=gone_by is not None and now - gone_by > DELETION_PATIENCE,
+        overdue=_seconds_overdue(raw, ages) > DELETION_PATIENCE_SECONDS,
+        node=text_at(raw, "spec", "nodeName"),
+        node_silent_seconds=_node_silent_seconds(raw, ages),
     )
+
+
+def _seconds_overdue(raw: JsonObject, ages: Ages) -> float:
+    """Since when the pod should be gone; negative before."""
+    gone_by = time_at(raw, "metadata", "deletionTimestamp")
+    if gone_by is None:
+        return -1.0
+    # The API server has added the grace period to the time of the request.
+    grace_seconds = integer_at(raw, "metadata", "deletionGracePeriodSeconds") or 0
+    return ages.seconds(text_at(raw, "metadata", "uid"), ("gone", gone_by), gone_by, otherwise=-grace_seconds)
+
+
+def _node_silent_seconds(raw: JsonObject, ages: Ages) -> float:
+    """Since when the pod's node is NotReady: its pods are then said not to be ready, by another than its kubelet, which
+    would have said so of their containers too."""
+    ready = _condition(raw, "Ready")
+    containers = _condition(raw, "ContainersReady")
+    if text_at(ready, "status") != "False" or text_at(containers, "status") != "True" or _ended(raw):
+        return 0.0
+    since = time_at(ready, "lastTransitionTime")
+    return max(0.0, ages.seconds(text_at(raw, "metadata", "uid"), ("not ready", since), since))
 
 
 def is_head(raw: JsonObject) -> bool:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rljob_api.constants import MIN_RAY_VERSION
+from rljob_api.v1alpha1.cluster_rules import is_ray_new_enough
+from rljob_operator.errors import SettingsError
+
 
 @dataclass(frozen=True)
 class Defaults:
-    """Used where a job says nothing, and for what no job may say."""
+    """Used where a job says nothing, and for what no job may say. Raises SettingsError for a Ray that is too old."""
 
     trainer_image: str | None
     ray_version: str
@@ -16,3 +20,10 @@ class Defaults:
     operator_namespace: str
     operator_pod_labels: Mapping[str, str]
     """By these the network policy of a job lets the operator in."""
+
+    def __post_init__(self) -> None:
+        if not is_ray_new_enough(self.ray_version):
+            raise SettingsError(
+                f"the default Ray version (RLJOB_OPERATOR_RAY_VERSION): must be at least {MIN_RAY_VERSION}, such as"
+                f" 2.60.0 (seen: {self.ray_version!r}); set the chart's trainer.rayVersion, and an image with that Ray"
+            )

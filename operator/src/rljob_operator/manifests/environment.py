@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from pydantic import JsonValue, TypeAdapter
 
 from rljob_api.base import WireModel
@@ -10,6 +13,8 @@ from rljob_api.constants import (
     ENV_CHECKPOINT_FOLDER,
     ENV_GRACE_SECONDS,
     ENV_JOB_FOLDER,
+    ENV_NODE_NAME,
+    ENV_POD_NAME,
     ENV_RUN_FOLDER,
     ENV_SPEC,
     MAX_SPEC_BYTES,
@@ -28,6 +33,21 @@ from rljob_operator.manifests.objects import JobIdentity, Manifest
 
 HOOK_MARGIN_SECONDS = 5
 """How much earlier than the kubelet kills a pod its stop hooks give up."""
+
+SHADOWS: Mapping[str, str] = MappingProxyType(
+    {
+        "LD_AUDIT": "",
+        "LD_PRELOAD": "",
+        "PYTHONHOME": "",
+        "PYTHONSTARTUP": "",
+        "RAY_ENABLE_K8S_TOKEN_AUTH": "false",
+    }
+)
+"""Names that no job may set (`pod_rules`), but a Secret or ConfigMap may hold, which nobody looks into: `env` wins over
+`envFrom`, so there they are set to what means the same as unset. An image's own value is lost with that; where it may
+be needed (PATH, PYTHONPATH, CUDA_VISIBLE_DEVICES, RLJOB_DEVICE) nothing can be set. Whatever else Ray and RLJob rely on
+is set by this module, by KubeRay (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_ADDRESS, ...), with the submission, or by the
+trainer in each worker process (RANK, ...)."""
 
 
 def spec_document(job: JobIdentity, spec: RLJobSpec) -> str:
@@ -57,8 +77,11 @@ def worker_environment(spec: RLJobSpec) -> list[JsonValue]:
         _variable(ENV_CHECKPOINT_FOLDER, POD_CHECKPOINT_FOLDER),
         _variable(ENV_JOB_FOLDER, folder or POD_STORAGE_FOLDER),
         _variable(ENV_CACHE, POD_CACHE_FOLDER),
+        _field(ENV_POD_NAME, "metadata.name"),
+        _field(ENV_NODE_NAME, "spec.nodeName"),
         _variable(*RAY_WORKER_NICENESS),
         _grace(spec),
+        *_shadows(spec),
         *([_variable("PYTHONPATH", folder)] if folder else []),
         *(wire(variable) for variable in spec.env),
     ]
@@ -83,6 +106,21 @@ def wire(value: WireModel) -> Manifest:
 
 def _grace(spec: RLJobSpec) -> Manifest:
     return _variable(ENV_GRACE_SECONDS, str(max(1, spec.run_policy.grace_period_seconds - HOOK_MARGIN_SECONDS)))
+
+
+def _shadows(spec: RLJobSpec) -> list[JsonValue]:
+    """Of `SHADOWS` what some source of the job's could bring."""
+    prefixes = {source.prefix or "" for source in spec.env_from}
+    return [
+        _variable(name, value)
+        for name, value in SHADOWS.items()
+        if any(name.startswith(prefix) and name != prefix for prefix in prefixes)
+    ]
+
+
+def _field(name: str, path: str) -> Manifest:
+    """A variable with what the pod itself says, once it has a node."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
 def _variable(name: str, value: str) -> Manifest:

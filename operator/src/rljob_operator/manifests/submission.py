@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Protocol
 
 from rljob_api.constants import (
     ENV_ATTEMPT,
+    ENV_POOL_NODES,
     ENV_RUN_STATE_FILE,
     ENV_START_NUMBER,
     LABEL_JOB_UID,
     POD_RAY_LOG_FOLDER,
+    STACKS_ENTRYPOINT,
     TRAINER_ENTRYPOINT,
     run_state_file_name,
 )
@@ -35,6 +38,25 @@ class Start(Protocol):
     def start_number(self) -> int:
         """See `constants.ENV_START_NUMBER`."""
 
+    @property
+    def nodes(self) -> tuple[tuple[str, int], ...]:
+        """Numbers of nodes by pools, where they are fewer than the job asks for."""
+
+
+def stacks_submission_id(submission_id: str) -> str:
+    """What Ray's Jobs API knows the writer of a trainer's stacks by."""
+    return f"{submission_id}-stacks"
+
+
+def stacks_submission(job: JobIdentity, submission_id: str, attempt: int) -> Manifest:
+    """Body of `POST /api/jobs/` that has the stacks of a trainer's processes written."""
+    return {
+        "entrypoint": STACKS_ENTRYPOINT,
+        "submission_id": stacks_submission_id(submission_id),
+        "runtime_env": {"env_vars": {ENV_ATTEMPT: str(attempt)}},
+        "metadata": {LABEL_JOB_UID: job.uid},
+    }
+
 
 def submission(job: JobIdentity, spec: RLJobSpec, submit: Start) -> Manifest:
     """Body of `POST /api/jobs/`. The command is a constant: what users write is data, and stands in the head pod's
@@ -51,6 +73,7 @@ def submission(job: JobIdentity, spec: RLJobSpec, submit: Start) -> Manifest:
                 ENV_RUN_STATE_FILE: run_state_file,
                 # Ray's own default is 3 s from SIGTERM to SIGKILL, too short for a checkpoint.
                 "RAY_JOB_STOP_WAIT_TIME_S": str(stop_wait_seconds),
+                **({ENV_POOL_NODES: json.dumps(dict(submit.nodes))} if submit.nodes else {}),
             }
         },
         "metadata": {LABEL_JOB_UID: job.uid},

@@ -1,40 +1,61 @@
 """Requests to the dashboards of Ray clusters: the Jobs API, the state API and log files.
 
 What answers is a pod of a user, so nothing about an answer is believed: not its size, its form or how long it takes.
+Connections are kept: at the pace at which a running job is looked at, most of the work would be to make new ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-import httpx
+import aiohttp
 
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, objects_at
-from rljob_operator.ray.errors import DashboardUnreachableError, RayRefusedError, TokenRejectedError
+from rljob_operator.ray.errors import (
+    DashboardOpenError,
+    DashboardUnreachableError,
+    RayRefusedError,
+    TokenRejectedError,
+)
 
 TIMEOUT_SECONDS = 5.0
 SUBMIT_TIMEOUT_SECONDS = 30.0
 """Ray answers once the job's supervisor has been placed, which takes some seconds on a busy head."""
+KEPT_SECONDS = 60.0
+"""How long a connection waits for its next request: longer than the longest pause between two looks at a job, 30 s,
+and shorter than the 75 s after which the servers of older Ray versions hang up."""
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 REJECTED = (401, 403)
 MAX_WORDS = 500
+LAST_OF_ITS_CONNECTION = {"Connection": "close"}
+"""After a rejection: it may have come from the pod of a former cluster of this name, to which only a connection that
+was kept still leads. What is asked next goes to whoever has the name now."""
+PROTECTED_PATH = "/api/jobs/"
 NO_FILE = "A file is not found at: "
 """How Ray's answer begins where a log file is not there; with the same status as that to any other failure."""
 
 
 class RayClient:
-    """Connections to all dashboards. Use it as a context."""
+    """Connections to all dashboards. Made and used as a context within a running event loop."""
 
     def __init__(self, metrics: Metrics) -> None:
-        # No bound on connections: whoever waits for a slow dashboard must not keep others from theirs. None are kept:
-        # each request would look through all that are.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._http = httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False)
+        self._http = aiohttp.ClientSession(
+            # No bound on connections: whoever waits for a slow dashboard must not keep others from theirs.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # A few compressed bytes may become any number of others before they could be counted.
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,
+            trust_env=False,
+            # Each request has its own limit, for the whole answer.
+            timeout=aiohttp.ClientTimeout(),
+        )
         self._metrics = metrics
 
     async def __aenter__(self) -> Self:
@@ -43,7 +64,7 @@ class RayClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     def dashboard(self, url: str, tokens: Sequence[str]) -> Dashboard:
         """The dashboard of one cluster. `tokens`: those that it may accept, the likeliest first."""
@@ -53,11 +74,26 @@ class RayClient:
 class Dashboard:
     """One cluster's dashboard. Every method raises DashboardUnreachableError or TokenRejectedError."""
 
-    def __init__(self, http: httpx.AsyncClient, metrics: Metrics, url: str, tokens: Sequence[str]) -> None:
+    def __init__(self, http: aiohttp.ClientSession, metrics: Metrics, url: str, tokens: Sequence[str]) -> None:
         self._http = http
         self._metrics = metrics
         self._url = url
         self._tokens = list(tokens)
+        self.cluster = (url, *tokens)
+        """Whose dashboard it is: tokens are those of one cluster of one job, URLs come again with the job's name."""
+
+    async def require_refusal(self) -> None:
+        """Asks without a token, which must be refused. Raises DashboardOpenError where it is not: a KubeRay that is
+        too old drops what makes Ray ask for one."""
+        async with self._answer("probe", "GET", PROTECTED_PATH, {}, None, None, TIMEOUT_SECONDS) as answer:
+            status = answer.status
+        if status == 200:
+            raise DashboardOpenError(
+                f"it answers requests without a token (GET {PROTECTED_PATH}: HTTP 200), so whoever reaches it could run"
+                " programs on the job's nodes; use newer versions of KubeRay and Ray"
+            )
+        if status not in REJECTED:
+            raise DashboardUnreachableError(f"HTTP {status} to a request without a token, which is to be refused")
 
     async def nodes(self) -> tuple[JsonObject, ...]:
         """All nodes that Ray knows, dead ones included."""
@@ -73,7 +109,9 @@ class Dashboard:
         return None if status == 404 else _object(_good(status, text))
 
     async def submit(self, body: JsonObject) -> None:
-        """Starts a job. Raises RayRefusedError, also where its id is taken: ask for the job after any error."""
+        """Starts a job, after one more proof that not everybody can. Raises DashboardOpenError, and RayRefusedError,
+        also where the job's id is taken: ask for the job after any error."""
+        await self.require_refusal()
         status, text = await self._ask("submit", "POST", "/api/jobs/", body=body, timeout=SUBMIT_TIMEOUT_SECONDS)
         if status != 200:
             raise RayRefusedError(_last_words(text) or f"HTTP {status}")
@@ -106,42 +144,53 @@ class Dashboard:
     ) -> tuple[int, str]:
         """Status and text of an answer. A token that works is kept; those that were rejected are not tried again."""
         while self._tokens:
-            outcome = "unreachable"
-            try:
-                status, text = await self._send(method, path, query, body, timeout)
-                outcome = str(status)
-            finally:
-                self._metrics.ray_requests.labels(operation, outcome).inc()
-            if status not in REJECTED:
-                return status, text
+            for more in ({}, LAST_OF_ITS_CONNECTION):
+                headers = {"Authorization": f"Bearer {self._tokens[0]}", **more}
+                async with self._answer(operation, method, path, headers, query, body, timeout) as answer:
+                    if answer.status not in REJECTED:
+                        return answer.status, await _text(answer)
             self._tokens.pop(0)
         raise TokenRejectedError("the dashboard does not accept the token that the operator derives for this cluster")
 
-    async def _send(
-        self, method: str, path: str, query: Mapping[str, str] | None, body: JsonObject | None, timeout: float
-    ) -> tuple[int, str]:
-        # A few compressed bytes may become any number of others before they could be counted.
-        headers = {"Authorization": f"Bearer {self._tokens[0]}", "Accept-Encoding": "identity"}
+    @asynccontextmanager
+    async def _answer(
+        self,
+        operation: str,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        query: Mapping[str, str] | None,
+        body: JsonObject | None,
+        timeout: float,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that is to be read within the context, and counted there."""
+        outcome = "unreachable"
         try:
-            # For the whole answer: httpx's own limit begins anew with each byte.
             async with (
                 asyncio.timeout(timeout),
-                self._http.stream(
-                    method, self._url + path, params=query, json=body, headers=headers, timeout=None
+                self._http.request(
+                    method, self._url + path, params=query, json=body, headers=headers, allow_redirects=False
                 ) as answer,
             ):
-                if encoding := answer.headers.get("Content-Encoding"):
-                    raise DashboardUnreachableError(f"its answer is encoded ({encoding[:MAX_WORDS]})")
-                data = bytearray()
-                async for chunk in answer.aiter_raw():
-                    data += chunk
-                    if len(data) > MAX_ANSWER_BYTES:
-                        raise DashboardUnreachableError(f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
-                return answer.status_code, data.decode(errors="replace")
+                yield answer
+                outcome = str(answer.status)
         except TimeoutError:
             raise DashboardUnreachableError(f"no answer within {timeout:g} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise DashboardUnreachableError(str(error) or type(error).__name__) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise DashboardUnreachableError(str(error)[:MAX_WORDS] or type(error).__name__) from error
+        finally:
+            self._metrics.ray_requests.labels(operation, outcome).inc()
+
+
+async def _text(answer: aiohttp.ClientResponse) -> str:
+    if encoding := answer.headers.get("Content-Encoding"):
+        raise DashboardUnreachableError(f"its answer is encoded ({encoding[:MAX_WORDS]})")
+    data = bytearray()
+    async for chunk in answer.content.iter_any():
+        data += chunk
+        if len(data) > MAX_ANSWER_BYTES:
+            raise DashboardUnreachableError(f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
+    return data.decode(errors="replace")
 
 
 def _good(status: int, text: str) -> str:

@@ -17,5 +17,9 @@ class TokenRejectedError(RayError):
     """The dashboard accepts none of the tokens."""
 
 
+class DashboardOpenError(RayError):
+    """The dashboard answers without a token. Nothing may be submitted to it."""
+
+
 class RayRefusedError(RayError):
     """Ray understood and did not do it. Holds its words."""

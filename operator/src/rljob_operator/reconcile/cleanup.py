@@ -1,58 +1,108 @@
-"""What becomes of the cluster once the job has ended."""
+"""What becomes of clusters that no attempt needs, of those of a job that has ended, and at last of the job itself."""
 
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.run_policy import Cleanup
-from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed
-from rljob_operator.reconcile.plan_types import DeleteCluster, Effect
+from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedCluster, ObservedPod
+from rljob_operator.reconcile.plan_types import DeleteCluster, DeleteJob, Effect
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
+from rljob_operator.reconcile.timestamps import seconds_since, timestamp
+
+NODE_LOST_SECONDS = 60
+"""How long a node may not be heard of before its pods count as lost."""
 
 _GOING = "the job has ended; its cluster is being removed"
 _GONE = "the job has ended; its cluster was removed"
+_KEPT = "the job has ended; its cluster is kept"
 _NEVER_MADE = "the job has ended before its cluster was made"
 
 
-def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Removes the cluster, or keeps it, as the job says now. A cluster that is not the job's own is left alone. Where
-    the spec cannot be read, the cluster goes too, but not one that was kept before."""
-    cluster, spec = observed.cluster, observed.job.spec
-    if not draft.attempts:
-        return ()
-    if cluster is None or cluster.owner_uid != observed.job.uid:
-        if not observed.pods:
-            _report_gone(draft)
-        return ()
-    if cluster.deleting:
-        _report_going(draft, None)
-        return ()
-    if spec is None and draft.has_reason(ConditionType.CLUSTER_READY, Reason.KEPT):
-        return ()
-    if spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER:
-        draft.set(ConditionType.CLUSTER_READY, TRUE, Reason.KEPT, "the job has ended; its cluster is kept")
-        return ()
-    failure = observed.failure
-    _report_going(draft, failure if failure is not None and failure.kind is EffectKind.DELETE_CLUSTER else None)
-    return (DeleteCluster(cluster.name, cluster.uid),)
+def is_lost(pod: ObservedPod) -> bool:
+    """Whether nobody on its node carries out what is asked of the pod. What it may still do, fencing makes harmless."""
+    return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
 
 
-def _report_going(draft: StatusDraft, failure: EffectFailure | None) -> None:
-    """That the cluster is going, or what keeps it. One that was lost stays lost."""
-    if draft.has_reason(ConditionType.CLUSTER_READY, Reason.CLUSTER_LOST):
-        return
-    reason, message = Reason.ENDED, _GOING
-    if failure is not None:
-        reason, message = failure.reason, f"the job has ended; its cluster cannot be removed: {failure.message}"
-    draft.set(ConditionType.CLUSTER_READY, FALSE, reason, message)
+def is_cleared(observed: Observed) -> bool:
+    """Whether nothing of the job runs: no cluster, and no pod but lost ones."""
+    return not observed.clusters and all(is_lost(pod) for pod in observed.pods)
 
 
-def _report_gone(draft: StatusDraft) -> None:
-    """Says once that nothing is left. A cluster that could not be made keeps the reason why."""
+def delete_unowned(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
+    """Removes all clusters but that of the attempt under way, or the one that the next attempt will use."""
+    waits = draft.next_attempt
+    owner = draft.attempt if draft.is_under_way or (waits is not None and waits.same_cluster) else None
+    return tuple(
+        DeleteCluster(cluster.name, cluster.uid)
+        for cluster in observed.clusters
+        if not cluster.deleting
+        and (owner is None or cluster.name != owner.cluster or owner.cluster_uid not in (None, cluster.uid))
+    )
+
+
+def hold_nothing(draft: StatusDraft) -> None:
+    """The job has no nodes now."""
+    draft.gpus = 0
     draft.pools = tuple(pool.model_copy(update={"ready": 0}) for pool in draft.pools)
-    never_was = draft.attempt.cluster_uid is None
-    if never_was and draft.has_reason(ConditionType.CLUSTER_READY, Reason.CREATING):
-        draft.set(ConditionType.CLUSTER_READY, FALSE, Reason.REMOVED, _NEVER_MADE)
+
+
+def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
+    """Of a job that has ended: removes its clusters, or keeps the last one, as the job says now; where its spec cannot
+    be read, a cluster that was kept stays. Removes the job when its time has come."""
+    result = draft.result
+    assert result is not None, "only of a job that has ended"
+    kept = _kept_cluster(draft, observed)
+    going = tuple(cluster for cluster in observed.clusters if cluster is not kept)
+    if observed.forbidden is None:
+        _report(draft, observed, kept)
+        is_done = not going and (kept is not None or is_cleared(observed))
+        if is_done and result.cleaned_up_at is None:
+            draft.result = result.model_copy(update={"cleaned_up_at": timestamp(draft.now)})
+        elif not is_done and result.cleaned_up_at is not None:
+            draft.result = result.model_copy(update={"cleaned_up_at": None})
+    left = seconds_to_deletion(draft, observed)
+    if left is not None and left <= 0:
+        return (DeleteJob(observed.job.uid),)
+    return tuple(DeleteCluster(cluster.name, cluster.uid) for cluster in going if not cluster.deleting)
+
+
+def seconds_to_deletion(draft: StatusDraft, observed: Observed) -> float | None:
+    """Until a job that has ended is deleted; None where it is kept."""
+    spec = observed.job.spec
+    if draft.result is None or spec is None or spec.run_policy.ttl_seconds_after_finished is None:
+        return None
+    return spec.run_policy.ttl_seconds_after_finished - seconds_since(draft.result.at, draft.now)
+
+
+def _kept_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | None:
+    if not draft.attempts or draft.result is None:
+        return None
+    spec, cluster = observed.job.spec, observed.cluster(draft.attempt.cluster)
+    if cluster is None or cluster.deleting or draft.attempt.cluster_uid not in (None, cluster.uid):
+        return None
+    if spec is None:
+        return cluster if draft.result.cleaned_up_at is not None else None
+    return cluster if spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER else None
+
+
+def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None) -> None:
+    """ClusterReady after the end. A cluster that was lost, or could not be made, keeps the reason why."""
+    if not draft.attempts:
         return
-    if never_was or draft.has_reason(ConditionType.CLUSTER_READY, Reason.CLUSTER_LOST):
+    kind, attempt = ConditionType.CLUSTER_READY, draft.attempt
+    if kept is not None:
+        draft.set(kind, TRUE, Reason.KEPT, _KEPT)
         return
-    draft.set(ConditionType.CLUSTER_READY, FALSE, Reason.REMOVED, _GONE)
+    if is_cleared(observed):
+        hold_nothing(draft)
+    if attempt.reason == Reason.CLUSTER_LOST:
+        return
+    if is_cleared(observed):
+        draft.set(kind, FALSE, Reason.REMOVED, _NEVER_MADE if attempt.cluster_uid is None else _GONE)
+        return
+    failure = observed.failure
+    if failure is not None and failure.kind is EffectKind.DELETE_CLUSTER:
+        text = f"the job has ended; its cluster cannot be removed: {failure.message}"
+        draft.set(kind, FALSE, failure.reason, text)
+    else:
+        draft.set(kind, FALSE, Reason.ENDED, _GOING)

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rljob_api.conditions import ConditionType, Reason
+from rljob_api.conditions import Reason
 from rljob_api.constants import ExitCode
 from rljob_api.run_state import RunPhase
+from rljob_api.v1alpha1.status import StopRequest
+from rljob_operator.reconcile.cluster import Verdict
 from rljob_operator.reconcile.messages import MAX_LENGTH, beginning_of, end_of
 from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus
 from rljob_operator.reconcile.pod_readiness import Pods, head_pod
-from rljob_operator.reconcile.progress import seconds_since_last_word
+from rljob_operator.reconcile.progress import seconds_since_last_words
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.submission import ray_job
-from rljob_operator.reconcile.timestamps import seconds_since
 
 RUN_STATE_SECONDS = 30
 """How long the run state of a trainer that has ended well is looked for."""
 
+_CANNOT_START = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
+"""Ray's error types for a trainer that cannot be started from this image."""
+
 _NOT_STARTED = (
-    "RUNTIME_ENV_SETUP_FAILURE",
     "JOB_SUPERVISOR_ACTOR_START_TIMEOUT",
     "JOB_SUPERVISOR_ACTOR_START_FAILURE",
     "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE",
-    "JOB_ENTRYPOINT_COMMAND_START_ERROR",
 )
-"""Ray's error types for a trainer that never ran."""
+"""Ray's error types for a trainer that the head had no room for."""
 
 _EXIT_REASONS = {
     ExitCode.CONFIGURATION: Reason.CONFIGURATION_ERROR,
@@ -41,6 +44,12 @@ _EXIT_REASONS = {
 }
 """Every other exit code is the application's own."""
 
+_FATAL = (
+    *(Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST),
+    *(Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING),
+)
+"""Of a cluster, or of what was submitted to it: it will not get better."""
+
 _MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 
 
@@ -52,23 +61,24 @@ class Ending:
     message: str
 
 
-def ending_of_attempt(draft: StatusDraft, observed: Observed, grace_seconds: int) -> Ending | None:
-    """None while the attempt goes on. The conditions of this pass must stand in the draft."""
+def ending_of_attempt(
+    draft: StatusDraft, observed: Observed, verdicts: Sequence[Verdict | None], grace_seconds: int
+) -> Ending | None:
+    """None while the attempt goes on. `verdicts`: what this pass says of the cluster and of the submission."""
     job = ray_job(draft, observed)
-    of_job = _ending_of_job(draft, observed, job, grace_seconds) if job is not None else None
-    ending = of_job or _ending_of_cluster(draft)
+    ending = _ending_of_job(draft, observed, job, grace_seconds) if job is not None else None
+    for verdict in verdicts:
+        if ending is None and verdict is not None and verdict.reason in _FATAL:
+            ending = Ending(verdict.reason, verdict.message)
     if ending is not None and ending.reason in _MEMORY_MAY_BE_THE_CAUSE:
-        return _with_memory(ending, observed.pods)
+        return _with_memory(ending, observed.pods_of(draft.attempt.cluster))
     return ending
 
 
-def _ending_of_cluster(draft: StatusDraft) -> Ending | None:
-    fatal = ((ConditionType.CLUSTER_READY, Reason.CLUSTER_LOST), (ConditionType.CLUSTER_READY, Reason.HEAD_LOST))
-    for kind, reason in (*fatal, (ConditionType.JOB_SUBMITTED, Reason.DRIVER_LOST)):
-        condition = draft.condition(kind)
-        if condition is not None and condition.reason == reason:
-            return Ending(reason, condition.message)
-    return None
+def reason_of_stop(stop: StopRequest) -> Reason:
+    """Why an attempt was to stop. A reason of a newer operator's is taken for a suspension: after a roll-back the job
+    goes on, and is not suspended where its spec does not say so."""
+    return Reason(stop.reason) if stop.reason in set(Reason) else Reason.SUSPENDED
 
 
 def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, grace_seconds: int) -> Ending | None:
@@ -78,18 +88,20 @@ def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, 
         return _ending_of_failure(draft, observed.ray, job)
     if job.status is RayJobStatus.STOPPED:
         return _ending_of_stop(draft, observed, job)
-    waited_seconds = seconds_since_last_word(draft, observed)
+    waited_seconds = seconds_since_last_words(draft)
     if waited_seconds is None or waited_seconds < 2 * grace_seconds:
         return None
     return _ending_by_run_state(draft, observed.ray, job)
 
 
 def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
-    stop_reason = draft.attempt.reason
-    if stop_reason is not None:
-        return Ending(Reason(stop_reason), _stopped_on_request(draft))
-    if job.error_type in _NOT_STARTED:
+    stop = draft.attempt.stop
+    if stop is not None:
+        return Ending(reason_of_stop(stop), _stopped_on_request(draft))
+    if job.error_type in _CANNOT_START:
         return Ending(Reason.SUBMISSION_FAILED, f"{job.error_type}: {job.message}")
+    if job.error_type in _NOT_STARTED:
+        return Ending(Reason.INFRASTRUCTURE_ERROR, f"{job.error_type}: {job.message}")
     if job.exit_code is None:
         return Ending(Reason.INFRASTRUCTURE_ERROR, _told(f"Ray lost the trainer ({job.error_type})", ray, job))
     reason = _EXIT_REASONS.get(job.exit_code, Reason.APPLICATION_ERROR)
@@ -98,12 +110,12 @@ def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob
 
 def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob) -> Ending:
     """A trainer that had told how it ended, and was stopped since its process did not end, ended as it told."""
-    state, stop_reason = observed.ray.run_state, draft.attempt.reason
+    state, stop = observed.ray.run_state, draft.attempt.stop
     if state is not None and state.phase is RunPhase.COMPLETE:
         return _ending_by_run_state(draft, observed.ray, job)
-    if stop_reason is not None:
-        return Ending(Reason(stop_reason), _stopped_on_request(draft))
-    head = head_pod(observed.pods)
+    if stop is not None:
+        return Ending(reason_of_stop(stop), _stopped_on_request(draft))
+    head = head_pod(observed.pods_of(draft.attempt.cluster))
     if head is not None and head.deleting:
         return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was removed while the trainer ran")
     return _ending_by_run_state(draft, observed.ray, job)
@@ -111,32 +123,39 @@ def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob)
 
 def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
     """Of a trainer that has no exit code of its own."""
-    state, stop_reason = ray.run_state, draft.attempt.reason
+    state, stop = ray.run_state, draft.attempt.stop
     if state is not None and state.phase is RunPhase.COMPLETE:
         return Ending(Reason.SUCCEEDED, f"{state.progress.step} of {state.progress.total_steps} steps are done")
-    if stop_reason is not None:
-        return Ending(Reason(stop_reason), _stopped_on_request(draft))
+    if stop is not None:
+        return Ending(reason_of_stop(stop), _stopped_on_request(draft))
     if state is not None and state.phase is RunPhase.FAILED:
         return Ending(Reason.APPLICATION_ERROR, _told("the trainer failed, and its process did not end", ray, job))
     return Ending(Reason.STOPPED_OUTSIDE, "the trainer was stopped through Ray, and not by the operator")
 
 
 def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
-    """A run state that cannot be read at first sight is looked for again, from when Progressing says so."""
+    """A run state that is not there at first sight is looked for again."""
     state = ray.run_state
-    told = draft.condition(ConditionType.PROGRESSING)
-    if state is None and (told is None or seconds_since(told.last_transition_time, draft.now) < RUN_STATE_SECONDS):
-        return None
     if state is not None and state.phase is RunPhase.COMPLETE:
         return Ending(Reason.SUCCEEDED, f"{state.progress.step} of {state.progress.total_steps} steps are done")
-    phase = "wrote no run state that can be read" if state is None else f"was {state.phase} by its run state"
-    return Ending(Reason.ENDED_WITHOUT_RESULT, f"the trainer ended with exit code 0, but {phase}")
+    if state is not None:
+        text = f"the trainer ended with exit code 0, but was {state.phase} by its run state"
+        return Ending(Reason.ENDED_WITHOUT_RESULT, text)
+    waited_seconds = seconds_since_last_words(draft)
+    if waited_seconds is None or waited_seconds < RUN_STATE_SECONDS:
+        return None
+    if ray.run_state_error is not None:
+        text = f"the trainer ended with exit code 0, but its run state cannot be read here: {ray.run_state_error}"
+        return Ending(Reason.TRAINER_IMAGE_INCOMPATIBLE, text)
+    return Ending(Reason.ENDED_WITHOUT_RESULT, "the trainer ended with exit code 0, but wrote no run state")
 
 
 def _stopped_on_request(draft: StatusDraft) -> str:
     checkpoint = draft.checkpoint
     saved = "no checkpoint" if checkpoint is None else f"the checkpoint of step {checkpoint.step}"
-    return f"the trainer was asked to stop and has ended; it leaves {saved}"
+    stop = draft.attempt.stop
+    why = f"{stop.message}; " if stop is not None and stop.message is not None else ""
+    return f"{why}the trainer was asked to stop and has ended; it leaves {saved}"
 
 
 def _with_memory(ending: Ending, pods: Pods) -> Ending:

@@ -11,13 +11,14 @@ MAX_BYTES = 1024
 
 _QUIET = (
     *(Reason.VALID, Reason.PODS_PENDING, Reason.FEASIBLE, Reason.SUBMITTING, Reason.NO_CHECKPOINT_YET),
-    *(Reason.ENDED, Reason.RAY_NODES_MISSING),
+    *(Reason.ENDED, Reason.RAY_NODES_MISSING, Reason.NEXT_ATTEMPT_STARTED, Reason.SUSPENDING),
 )
 """Said by the event before or after."""
 
 _GOOD = (
     *(Reason.CREATING, Reason.READY, Reason.SUBMITTED, Reason.STARTING, Reason.TRAINING, Reason.STOPPING),
-    *(Reason.SAVED, Reason.SUCCEEDED, Reason.REMOVED, Reason.KEPT),
+    *(Reason.SAVED, Reason.SUCCEEDED, Reason.REMOVED, Reason.KEPT, Reason.SUSPENDED, Reason.RESUMED, Reason.RESIZED),
+    Reason.WAITING_FOR_NEXT_ATTEMPT,
 )
 
 

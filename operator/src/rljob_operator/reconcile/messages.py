@@ -15,6 +15,15 @@ def beginning_of(text: str, limit: int = MAX_LENGTH) -> str:
     return text if len(text) <= limit else text[: limit - len(_CUT)].rstrip() + _CUT.rstrip()
 
 
+def both_ends_of(text: str, limit: int) -> str:
+    """At most `limit` characters, printable: the start, which names what it is about, and the end, which tells why."""
+    text = printable(text).strip()
+    if len(text) <= limit:
+        return text
+    start = limit // 3
+    return text[:start].rstrip() + " ... " + text[-(limit - start - 5) :].lstrip()
+
+
 def end_of(text: str, limit: int = MAX_LENGTH) -> str:
     """At most `limit` characters from the end, printable, whole lines where there are any: the end of a log is what
     tells."""

@@ -158,6 +158,7 @@ class EffectKind(StrEnum):
     CREATE_CLUSTER = "CreateCluster"
     SUBMIT_JOB = "SubmitJob"
     STOP_JOB = "StopJob"
+    DUMP_STACKS = "DumpStacks"
     APPLY_NETWORK_POLICY = "ApplyNetworkPolicy"
     DELETE_CLUSTER = "DeleteCluster"
     DELETE_JOB = "DeleteJob"

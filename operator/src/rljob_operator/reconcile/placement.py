@@ -19,20 +19,24 @@ def missing_ray_nodes(spec: RLJobSpec, ray: ObservedRay) -> str | None:
     return f"{num_pods} of {num_pods} pods ready, {num_joined + has_head} of them in Ray"
 
 
-def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
-    """Sets PlacementFeasible, once the cluster is ready; says nothing new while it is not."""
+def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec, *, cluster_ready: bool) -> str | None:
+    """Sets PlacementFeasible, once the cluster is ready; says nothing new while it is not. Returns what is missing;
+    None where nothing is, or nothing is known."""
     ray = observed.ray
-    if not draft.is_true(ConditionType.CLUSTER_READY) or ray.reachability is not Reachability.OK:
-        return
-    kind = ConditionType.PLACEMENT_FEASIBLE
+    if not cluster_ready or ray.reachability is not Reachability.OK:
+        return None
+    reason, message = _verdict(spec, ray)
+    feasible = reason is Reason.FEASIBLE
+    draft.set(ConditionType.PLACEMENT_FEASIBLE, TRUE if feasible else FALSE, reason, message)
+    return None if feasible else message
+
+
+def _verdict(spec: RLJobSpec, ray: ObservedRay) -> tuple[Reason, str]:
     expected = sorted((pool.gpus_per_node for pool in spec.pools for _ in range(pool.nodes)), reverse=True)
     seen = sorted((node.num_gpus for node in ray.nodes if not node.is_head), reverse=True)
     numbers = f"Ray has {sum(seen)} of {sum(expected)} GPUs"
     if any(there < needed for there, needed in zip(seen, expected, strict=False)):
-        smallest = f"{seen[-1]} on the node with the fewest"
-        draft.set(kind, FALSE, Reason.INSUFFICIENT_GPUS, f"{numbers}, {smallest}")
-    elif ray.infeasible_groups:
-        groups = "; ".join(ray.infeasible_groups)
-        draft.set(kind, FALSE, Reason.PLACEMENT_GROUP_INFEASIBLE, f"{numbers}; no node can hold {groups}")
-    else:
-        draft.set(kind, TRUE, Reason.FEASIBLE, numbers)
+        return Reason.INSUFFICIENT_GPUS, f"{numbers}, {seen[-1]} on the node with the fewest"
+    if ray.infeasible_groups:
+        return Reason.PLACEMENT_GROUP_INFEASIBLE, f"{numbers}; no node can hold {'; '.join(ray.infeasible_groups)}"
+    return Reason.FEASIBLE, numbers

@@ -18,6 +18,8 @@ class CreateCluster:
     attempt: int
     cluster: str
     """Its name."""
+    lost_pods: tuple[str, ...] = ()
+    """Names of pods that are still listed though their nodes are lost; they are not waited for."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class SubmitJob:
     attempt: int
     start_number: int
     """See `constants.ENV_START_NUMBER`."""
+    nodes: tuple[tuple[str, int], ...] = ()
+    """Names of pools and their numbers of nodes, where these are fewer than the job asks for."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,16 @@ class StopJob:
     """Asks the trainer to stop: it saves a checkpoint and ends."""
 
     submission_id: str
+
+
+@dataclass(frozen=True)
+class DumpStacks:
+    """Has the stacks of a trainer's processes written beside its logs, before anything of it is stopped. Once is
+    enough."""
+
+    submission_id: str
+    """Of the trainer."""
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,7 @@ class DeleteJob:
     uid: str
 
 
-Effect = CreateCluster | SubmitJob | StopJob | ApplyNetworkPolicy | DeleteCluster | DeleteJob
+Effect = CreateCluster | SubmitJob | StopJob | DumpStacks | ApplyNetworkPolicy | DeleteCluster | DeleteJob
 
 
 class EventType(StrEnum):

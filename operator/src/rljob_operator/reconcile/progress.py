@@ -6,28 +6,30 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import POD_STORAGE_FOLDER
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.status import Progress
+from rljob_api.v1alpha1.status import AttemptState, Progress
 from rljob_operator.reconcile.observed import Observed, RayJobStatus, Reachability
 from rljob_operator.reconcile.pod_readiness import head_pod
 from rljob_operator.reconcile.status_draft import FALSE, MAX_URI_LENGTH, TRUE, UNKNOWN, StatusDraft
 from rljob_operator.reconcile.submission import ray_job
-from rljob_operator.reconcile.timestamps import seconds_since
+from rljob_operator.reconcile.timestamps import seconds_since, timestamp
 
 ENDED_IN_RAY = (RayJobStatus.SUCCEEDED, RayJobStatus.FAILED, RayJobStatus.STOPPED)
 
 LAST_PHASES = (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED)
 
+END_WITHOUT_STATE = "Ray says that the trainer has ended well; its last run state is looked for"
+"""Of Progressing, while it is."""
+
 MIN_SECONDS_BETWEEN_PROGRESS = 5
 MAX_SECONDS_OF_OLD_PROGRESS = 9
 
 
-END_WITHOUT_STATE = "Ray says that the trainer has ended well; its last run state cannot be read yet"
-"""Of Progressing, while the run state is looked for."""
-
-
-def report_run(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> None:
-    """Takes over what the trainer says, once it was submitted; of places only those that the spec tells how to name."""
-    if not draft.is_true(ConditionType.JOB_SUBMITTED):
+def report_run(
+    draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, blind: tuple[Reason, str] | None
+) -> None:
+    """Takes over what the trainer says, once it was submitted; of places only those that the spec tells how to name.
+    `blind`: why nothing is learned of it."""
+    if draft.attempt.running_since is None:
         return
     state = observed.ray.run_state if ray_job(draft, observed) is not None else None
     if state is not None:
@@ -37,35 +39,22 @@ def report_run(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -
         draft.set(ConditionType.CHECKPOINTED, FALSE, Reason.NO_CHECKPOINT_YET, "")
     else:
         draft.set(ConditionType.CHECKPOINTED, TRUE, Reason.SAVED, f"checkpoint of step {draft.checkpoint.step}")
-    _report_progressing(draft, observed, state)
+    _report_progressing(draft, observed, state, blind)
 
 
-def report_stop_request(draft: StatusDraft, observed: Observed) -> None:
-    """Progressing, from the moment when the attempt has a reason to be stopped."""
-    if observed.ray.reachability is Reachability.OK or was_asked_to_stop(draft):
-        message = _stop_request(draft)
-    else:
-        silence = "Ray's dashboard does not answer"
-        message = f"the trainer is to stop ({draft.attempt.reason}), but cannot be asked: {silence}"
-    draft.set(ConditionType.PROGRESSING, FALSE, Reason.STOPPING, message)
-
-
-def was_asked_to_stop(draft: StatusDraft) -> bool:
-    """Whether the dashboard could be asked to stop the trainer, since there was a reason to."""
-    told = draft.condition(ConditionType.PROGRESSING)
-    return told is not None and told.message == _stop_request(draft)
-
-
-def _stop_request(draft: StatusDraft) -> str:
-    return f"the trainer was asked to stop ({draft.attempt.reason})"
-
-
-def seconds_since_last_word(draft: StatusDraft, observed: Observed) -> float | None:
-    """Since the trainer wrote how it ended, while its process has not; None of any other trainer."""
+def note_last_words(draft: StatusDraft, observed: Observed) -> None:
+    """Notes when it was first seen that the trainer, or Ray, tells of its end."""
     job, state = ray_job(draft, observed), observed.ray.run_state
-    if job is None or job.status in ENDED_IN_RAY or state is None or state.phase not in LAST_PHASES:
-        return None
-    return seconds_since(state.written_at, draft.now)
+    if job is None or draft.attempt.ending_seen_at is not None:
+        return
+    if job.status in ENDED_IN_RAY or (state is not None and state.phase in LAST_PHASES):
+        draft.change_attempt(ending_seen_at=timestamp(draft.now))
+
+
+def seconds_since_last_words(draft: StatusDraft) -> float | None:
+    """Since that was seen; None where it was not."""
+    seen = draft.attempt.ending_seen_at
+    return None if seen is None else seconds_since(seen, draft.now)
 
 
 def _take_over(draft: StatusDraft, observed: Observed, state: RunState) -> None:
@@ -77,7 +66,9 @@ def _take_over(draft: StatusDraft, observed: Observed, state: RunState) -> None:
     draft.checkpoint = checkpoint or draft.checkpoint
     draft.export_uri = state.export_uri or draft.export_uri
     if state.resumed_from_step is not None:
-        draft.change_attempt(draft.attempt.model_copy(update={"resumed_from_step": state.resumed_from_step}))
+        draft.change_attempt(resumed_from_step=state.resumed_from_step)
+    if checkpoint is not None and state.resumed_from_step != checkpoint.step:
+        draft.change_attempt(checkpoint_step=checkpoint.step)
 
 
 def _is_due(draft: StatusDraft, progress: Progress) -> bool:
@@ -91,24 +82,33 @@ def _is_due(draft: StatusDraft, progress: Progress) -> bool:
     return step_seconds >= MIN_SECONDS_BETWEEN_PROGRESS or waited_seconds >= MAX_SECONDS_OF_OLD_PROGRESS
 
 
-def _report_progressing(draft: StatusDraft, observed: Observed, state: RunState | None) -> None:
-    kind, ray = ConditionType.PROGRESSING, observed.ray
-    head = head_pod(observed.pods)
-    if draft.attempt.reason is not None:
-        report_stop_request(draft, observed)
+def _report_progressing(
+    draft: StatusDraft, observed: Observed, state: RunState | None, blind: tuple[Reason, str] | None
+) -> None:
+    kind, stop = ConditionType.PROGRESSING, draft.attempt.stop
+    head = head_pod(observed.pods_of(draft.attempt.cluster))
+    if stop is not None:
+        cannot = "" if stop.told_at is not None else ", but cannot be asked: Ray's dashboard does not answer"
+        asked = "the trainer was asked to stop" if stop.told_at is not None else "the trainer is to stop"
+        draft.set(kind, FALSE, Reason.STOPPING, f"{asked} ({stop.reason}){cannot}")
     elif head is not None and head.deleting:
+        draft.change_attempt(state=AttemptState.STOPPING.value)
         draft.set(kind, FALSE, Reason.STOPPING, f"the head pod {head.name} is being removed")
-    elif ray.reachability is Reachability.REJECTED:
-        draft.set(kind, UNKNOWN, Reason.TOKEN_REJECTED, ray.error or "")
-    elif ray.reachability is not Reachability.OK:
-        draft.set(kind, UNKNOWN, Reason.DASHBOARD_UNREACHABLE, ray.error or "the head pod is not ready")
+    elif blind is not None:
+        draft.set(kind, UNKNOWN, *blind)
+    elif observed.ray.reachability is not Reachability.OK:
+        # A moment's silence: what was told before still stands.
+        return
     elif state is None and _has_succeeded(draft, observed):
         draft.set(kind, FALSE, Reason.DASHBOARD_UNREACHABLE, END_WITHOUT_STATE)
     elif state is None or state.phase is RunPhase.STARTING:
         draft.set(kind, TRUE, Reason.STARTING, "the trainer loads the model and builds its workers")
     elif state.phase is RunPhase.STOPPING:
+        draft.change_attempt(state=AttemptState.STOPPING.value)
         draft.set(kind, FALSE, Reason.STOPPING, "the trainer was asked to stop")
     elif state.phase is RunPhase.RUNNING:
+        if draft.attempt.state == AttemptState.STARTING:
+            draft.change_attempt(state=AttemptState.RUNNING.value)
         draft.set(kind, TRUE, Reason.TRAINING, f"{state.progress.total_steps} steps in all")
 
 
@@ -121,21 +121,20 @@ def _without_uris(state: RunState) -> RunState:
     return state.model_copy(update={"checkpoint": None, "export_uri": None})
 
 
-def _with_claim_uris(state: RunState, spec: RLJobSpec, job: str) -> RunState:
-    """Places in the pods as people find them: by the claim, and the folder within it."""
-    storage = spec.checkpoint.storage
-    if storage is None:
-        return state
+def claim_uri(uri: str, spec: RLJobSpec, job: str) -> str:
+    """A place in the pods as people find it: by the claim, and the folder within it."""
+    storage, inside = spec.checkpoint.storage, f"file://{POD_STORAGE_FOLDER}/"
+    if storage is None or not uri.startswith(inside):
+        return uri
     folder = f"pvc://{storage.persistent_volume_claim}/{(storage.sub_path or job).strip('/')}/"
+    found = folder + uri.removeprefix(inside)
+    return found if len(found) <= MAX_URI_LENGTH else uri
+
+
+def _with_claim_uris(state: RunState, spec: RLJobSpec, job: str) -> RunState:
     checkpoint, export_uri = state.checkpoint, state.export_uri
     if checkpoint is not None:
-        checkpoint = checkpoint.model_copy(update={"uri": _claim_uri(checkpoint.uri, folder)})
+        checkpoint = checkpoint.model_copy(update={"uri": claim_uri(checkpoint.uri, spec, job)})
     if export_uri is not None:
-        export_uri = _claim_uri(export_uri, folder)
+        export_uri = claim_uri(export_uri, spec, job)
     return state.model_copy(update={"checkpoint": checkpoint, "export_uri": export_uri})
-
-
-def _claim_uri(uri: str, folder: str) -> str:
-    inside = f"file://{POD_STORAGE_FOLDER}/"
-    found = folder + uri.removeprefix(inside) if uri.startswith(inside) else uri
-    return found if len(found) <= MAX_URI_LENGTH else uri

@@ -5,28 +5,38 @@ from __future__ import annotations
 from datetime import datetime
 
 from rljob_api.conditions import ConditionType, Reason
+from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.reconcile.attempts import end_attempt, start_attempt
-from rljob_operator.reconcile.cleanup import clean_up
-from rljob_operator.reconcile.cluster import report_cluster
-from rljob_operator.reconcile.deadline import exceeded_deadline, seconds_to_deadline, stop_when_due
+from rljob_operator.reconcile.attempts import end_attempt
+from rljob_operator.reconcile.between_attempts import is_well, seconds_to_start, wait_or_start
+from rljob_operator.reconcile.cleanup import clean_up, delete_unowned, is_cleared, is_lost, seconds_to_deletion
+from rljob_operator.reconcile.cluster import Verdict, report_cluster
+from rljob_operator.reconcile.deadline import exceeded_deadline, seconds_to_deadline
+from rljob_operator.reconcile.elastic import choose_nodes, seconds_to_choice
 from rljob_operator.reconcile.endings import Ending, ending_of_attempt
 from rljob_operator.reconcile.events import events_between
-from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.observed import Observed, Reachability
 from rljob_operator.reconcile.placement import report_placement
-from rljob_operator.reconcile.plan_types import CreateCluster, Effect, Plan
-from rljob_operator.reconcile.progress import report_run
+from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy, CreateCluster, Effect, Plan
+from rljob_operator.reconcile.progress import note_last_words, report_run
+from rljob_operator.reconcile.retries import end_job, follow_ending
+from rljob_operator.reconcile.silence import note_progress, report_silence
 from rljob_operator.reconcile.specification import spec_problem
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
-from rljob_operator.reconcile.submission import report_submission, submit_when_ready
+from rljob_operator.reconcile.stops import ending_by_stop, request_stop, stop_when_due
+from rljob_operator.reconcile.submission import report_submission, submit
+from rljob_operator.reconcile.suspension import heed_retry, report_suspension
 
 RAY_POLL_SECONDS = 4.0
-"""Ray tells nothing of its own accord: it is asked from when all pods are ready until the job has ended."""
+"""Ray tells nothing of its own accord: it is asked from when all pods are ready until the attempt has ended."""
 
 POD_POLL_SECONDS = 10.0
-"""While pods start. Their own changes are watched, the events that say what keeps them are not."""
+"""While pods start or end. Their own changes are watched, the events that say what keeps them are not."""
+
+_WITHOUT_LIMITS = RunPolicy(stall_deadline_seconds=MAX_COUNT)
+"""Of a job whose spec cannot be read."""
 
 
 def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
@@ -36,78 +46,147 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     if job.deleting:
         return Plan(status=job.status)
     draft = StatusDraft(job, now)
+    heed_retry(draft, observed)
     effects: tuple[Effect, ...] = ()
-    if not draft.ended:
+    if draft.result is None:
         effects = _advance(draft, observed, defaults)
-    if draft.ended:
+    if draft.result is not None:
         effects = clean_up(draft, observed)
     status = draft.status()
     return Plan(status, effects, events_between(job.status, status), _requeue_after_seconds(draft, observed))
 
 
 def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tuple[Effect, ...]:
-    """One look at everything, in the order in which a job gets there; ends the job where it cannot go on."""
+    """Between attempts: waits or starts one. Else one attempt, in the order in which it gets there."""
     spec = _checked_spec(draft, observed, defaults)
-    if draft.ended:
+    if draft.result is not None:
         return ()
-    if not draft.attempts:
-        start_attempt(draft, observed.job)
-    report_cluster(draft, observed, spec)
+    if not draft.is_under_way:
+        return _between(draft, observed, spec)
+    policy = _WITHOUT_LIMITS if spec is None else spec.run_policy
     if spec is not None:
-        report_placement(draft, observed, spec)
-    report_submission(draft, observed)
-    report_run(draft, observed, spec)
-    policy = RunPolicy() if spec is None else spec.run_policy
-    submitted = draft.is_true(ConditionType.JOB_SUBMITTED)
-    ending = ending_of_attempt(draft, observed, policy.grace_period_seconds)
-    if ending is None and (submitted or spec is not None):
-        ending = exceeded_deadline(draft, observed, policy)
+        spec = choose_nodes(draft, observed, spec)
+    cluster = report_cluster(draft, observed, spec)
+    ready = cluster is not None and cluster.holds
+    misplaced = report_placement(draft, observed, spec, cluster_ready=ready) if spec is not None else None
+    submission = report_submission(draft, observed)
+    blind = _report_trainer(draft, observed, spec, policy)
+    report_suspension(draft, observed)
+    open_point = _open_point(cluster, misplaced, submission)
+    ending = (
+        ending_of_attempt(draft, observed, (cluster, submission), policy.grace_period_seconds)
+        or ending_by_stop(draft, policy, open_point)
+        or (exceeded_deadline(draft, observed, policy, open_point, blind) if spec is not None else None)
+    )
     if ending is not None:
-        end_attempt(draft, ending)
-        return ()
-    if submitted:
-        return stop_when_due(draft, observed, policy)
+        _end(draft, observed, ending, policy)
+        return _between(draft, observed, spec) if draft.result is None else ()
+    unowned = delete_unowned(draft, observed)
+    if draft.attempt.running_since is not None:
+        return (*unowned, *stop_when_due(draft, observed, policy), *_let_us_in(draft))
     if spec is None:
-        return ()
-    return _create_when_free(draft, observed) if observed.cluster is None else submit_when_ready(draft, observed)
+        return unowned
+    if observed.cluster(draft.attempt.cluster) is None:
+        return (*unowned, *_create(draft, observed))
+    if ready and misplaced is None and observed.ray.reachability is Reachability.OK:
+        return (*unowned, submit(draft, observed))
+    return unowned
+
+
+def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> tuple[Effect, ...]:
+    """Waits for the next attempt, or begins it; what is to be done about it waits until it is written down."""
+    if spec is None:
+        return delete_unowned(draft, observed)
+    effects = wait_or_start(draft, observed)
+    if draft.is_under_way:
+        report_cluster(draft, observed, spec)
+    return effects
+
+
+def _report_trainer(
+    draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, policy: RunPolicy
+) -> tuple[Reason, str] | None:
+    """What is known of a trainer that runs; returns why nothing is learned of it, if so."""
+    blind = None
+    if draft.attempt.running_since is not None:
+        blind = report_silence(draft, observed)
+        note_progress(draft, observed)
+        note_last_words(draft, observed)
+    request_stop(draft, observed, policy)
+    report_run(draft, observed, spec, blind)
+    return blind
+
+
+def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPolicy) -> None:
+    """Ends the attempt; what follows from that is another matter."""
+    end_attempt(draft, ending)
+    well = is_well(draft, observed)
+    if ending.reason is Reason.SUCCEEDED:
+        end_job(draft, ending)
+    else:
+        follow_ending(draft, ending, policy, observed.job.uid, cluster_is_well=well)
 
 
 def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) -> RLJobSpec | None:
-    """The spec, if the job can run by it. A job that runs already is not ended because this operator, of another
-    version perhaps, cannot read it: it goes on, and only its end is looked for."""
+    """The spec, if the job can run by it. A job that has begun is not ended because this operator, of another version
+    perhaps, cannot read it: an attempt goes on, and only its end is looked for; the next one waits."""
     job = observed.job
     problem: Ending | None = None
     if job.spec is None:
         problem = Ending(Reason.INVALID_SPEC, job.spec_error or "the spec cannot be read")
-    elif not draft.attempts:
+    elif not draft.is_under_way:
         problem = spec_problem(job, job.spec, defaults)
     if problem is None:
-        draft.set(ConditionType.SPEC_VALID, TRUE, Reason.VALID, "")
+        draft.set(ConditionType.SPEC_VALID, TRUE, Reason.VALID, _ignored_fields(observed))
         return job.spec
     draft.set(ConditionType.SPEC_VALID, FALSE, problem.reason, problem.message)
     if not draft.attempts:
-        end_attempt(draft, problem)
+        end_job(draft, problem)
     return None
 
 
-def _create_when_free(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Makes the cluster of an attempt that is written down, but not beside the pods of a former cluster of its name,
-    which KubeRay would take for its own."""
-    is_written = len(observed.job.status.attempts) == len(draft.attempts)
-    if not is_written or not observed.kuberay_installed or observed.pods:
+def _ignored_fields(observed: Observed) -> str:
+    unknown = ", ".join(observed.job.unknown_fields)
+    return f"this operator is older than the job's schema and ignores {unknown}" if unknown else ""
+
+
+def _create(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
+    """Makes the cluster of an attempt that is written down. A pod that was lost when the attempt began may be back."""
+    if not observed.kuberay_installed or observed.forbidden is not None or not is_cleared(observed):
         return ()
-    return (CreateCluster(draft.attempt.number),)
+    lost = tuple(sorted(pod.name for pod in observed.pods if is_lost(pod)))
+    return (CreateCluster(draft.attempt.number, draft.attempt.cluster, lost),)
+
+
+def _let_us_in(draft: StatusDraft) -> tuple[Effect, ...]:
+    """A dashboard that is silent may be behind the network policy of an operator in another namespace."""
+    attempt = draft.attempt
+    return (ApplyNetworkPolicy(attempt.cluster),) if attempt.silent_since is not None else ()
+
+
+def _open_point(cluster: Verdict | None, misplaced: str | None, submission: Verdict | None) -> str:
+    """What the attempt still waits for."""
+    if cluster is not None and not cluster.holds:
+        return cluster.message
+    return misplaced or (submission.message if submission is not None else "it was about to be submitted")
 
 
 def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | None:
     spec = observed.job.spec
-    if draft.ended:
-        return None
-    if len(draft.attempts) > len(observed.job.status.attempts):
+    if draft.result is not None:
+        left = seconds_to_deletion(draft, observed)
+        return None if left is None else max(0.0, left)
+    if not draft.is_under_way:
+        if draft.suspended_at is not None:
+            return None
+        left = seconds_to_start(draft)
+        return POD_POLL_SECONDS if left is None else min(left, POD_POLL_SECONDS)
+    if observed.job.status.counters is None or draft.counters.attempts > observed.job.status.counters.attempts:
         return 0.0
-    waits_for_ray = draft.attempt.submissions > 0 or draft.has_reason(
-        ConditionType.CLUSTER_READY, Reason.READY, Reason.RAY_NODES_MISSING, Reason.DASHBOARD_UNREACHABLE
-    )
-    poll = RAY_POLL_SECONDS if waits_for_ray else POD_POLL_SECONDS
-    deadline = seconds_to_deadline(draft, observed, spec.run_policy) if spec is not None else None
-    return poll if deadline is None else min(poll, deadline)
+    waits_for_ray = draft.attempt.submissions > 0 or draft.attempt.ready_at is not None
+    ray = observed.ray.reachability is not Reachability.NOT_ASKED
+    poll = RAY_POLL_SECONDS if waits_for_ray or ray else POD_POLL_SECONDS
+    if spec is None:
+        return poll
+    limits = (seconds_to_deadline(draft, observed, spec.run_policy), seconds_to_choice(draft, spec))
+    return min([poll, *(seconds for seconds in limits if seconds is not None and seconds > 0)])

@@ -1,16 +1,28 @@
-"""The status while a pass works on it: conditions with their times, and the phase that follows from them."""
+"""The status while a pass works on it: the records that decisions are made by, and the conditions that tell of them.
+
+Conditions are written and never read: what a later pass must know stands in a record.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.v1alpha1.status import Attempt, Condition, ConditionStatus, RLJobStatus
+from rljob_api.v1alpha1.status import (
+    Attempt,
+    Condition,
+    ConditionStatus,
+    Counters,
+    HandledRequests,
+    RLJobStatus,
+)
 from rljob_operator.reconcile.messages import beginning_of
 from rljob_operator.reconcile.observed import ObservedJob
+from rljob_operator.reconcile.phase import phase_of, reason_of
 from rljob_operator.reconcile.timestamps import timestamp
 
 MAX_URI_LENGTH = 4096
+MAX_ATTEMPTS_LISTED = 10
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
 
@@ -18,46 +30,47 @@ class StatusDraft:
     """Begins as the status observed; what a pass does not touch stays."""
 
     def __init__(self, job: ObservedJob, now: datetime) -> None:
+        status = job.status
         self.now = now
-        self.attempts = list(job.status.attempts)
-        self.pools = job.status.pools
-        self.progress = job.status.progress
-        self.checkpoint = job.status.checkpoint
-        self.export_uri = job.status.export_uri
+        self.attempts = list(status.attempts)
+        self.counters = status.counters or Counters()
+        self.next_attempt = status.next_attempt
+        self.suspended_at = status.suspended_at
+        self.result = status.result
+        self.handled = status.handled_requests or HandledRequests()
+        self.pools = status.pools
+        self.gpus = status.gpus
+        self.progress = status.progress
+        self.checkpoint = status.checkpoint
+        self.export_uri = status.export_uri
         self._generation = job.generation
-        self._conditions = {condition.type: condition for condition in job.status.conditions}
+        self._conditions = {condition.type: condition for condition in status.conditions}
 
     @property
     def attempt(self) -> Attempt:
         """The newest; there must be one."""
         return self.attempts[-1]
 
-    def change_attempt(self, attempt: Attempt) -> None:
-        """Replaces the newest."""
-        self.attempts[-1] = attempt
-
-    def condition(self, kind: ConditionType) -> Condition | None:
-        """None where nothing was said yet."""
-        return self._conditions.get(kind)
-
-    def is_true(self, kind: ConditionType) -> bool:
-        """Whether the condition holds; not, where nothing was said yet."""
-        condition = self.condition(kind)
-        return condition is not None and condition.status is TRUE
-
-    def has_reason(self, kind: ConditionType, *reasons: Reason) -> bool:
-        """Whether the condition gives one of these reasons."""
-        condition = self.condition(kind)
-        return condition is not None and condition.reason in reasons
-
     @property
-    def ended(self) -> bool:
-        """Complete or Failed, for good."""
-        return self.is_true(ConditionType.COMPLETE) or self.is_true(ConditionType.FAILED)
+    def is_under_way(self) -> bool:
+        """Whether an attempt has begun and not ended."""
+        return bool(self.attempts) and self.attempt.ended is None
+
+    def change_attempt(self, **changes: object) -> None:
+        """Replaces fields of the newest attempt's record."""
+        self.attempts[-1] = self.attempt.model_copy(update=changes)
+
+    def change_counters(self, **changes: int | None) -> None:
+        """Replaces some of the counters."""
+        self.counters = self.counters.model_copy(update=changes)
+
+    def add_attempt(self, attempt: Attempt) -> None:
+        """Adds the record of a new attempt; the oldest ones are listed no longer."""
+        self.attempts = [*self.attempts, attempt][-MAX_ATTEMPTS_LISTED:]
 
     def set(self, kind: ConditionType, status: ConditionStatus, reason: Reason, message: str) -> None:
         """The time of the last transition moves only with `status`."""
-        before = self.condition(kind)
+        before = self._conditions.get(kind)
         since = before.last_transition_time if before is not None and before.status is status else None
         self._conditions[kind] = Condition(
             type=kind.value,
@@ -68,38 +81,38 @@ class StatusDraft:
             last_transition_time=timestamp(self.now) if since is None else since,
         )
 
+    def set_if_told(self, kind: ConditionType, status: ConditionStatus, reason: Reason, message: str) -> None:
+        """As `set`, but only where the condition has been told before: of most jobs nobody need ever read it."""
+        if kind in self._conditions:
+            self.set(kind, status, reason, message)
+
+    def drop(self, kind: ConditionType) -> None:
+        """The condition is not told any more."""
+        self._conditions.pop(kind, None)
+
     def status(self) -> RLJobStatus:
         """What is to be written. Conditions come in the order of `ConditionType`; those of other versions, last."""
         order = {kind.value: place for place, kind in enumerate(ConditionType)}
-        conditions = sorted(self._conditions.values(), key=lambda condition: order.get(condition.type, len(order)))
+        conditions = tuple(
+            sorted(self._conditions.values(), key=lambda condition: order.get(condition.type, len(order)))
+        )
         checkpoint = self.checkpoint
-        return RLJobStatus(
+        status = RLJobStatus(
             observed_generation=self._generation,
-            phase=self._phase(),
-            conditions=tuple(conditions),
+            conditions=conditions,
             progress=self.progress,
             checkpoint=checkpoint if checkpoint is not None and _fits(checkpoint.uri) else None,
             attempts=tuple(self.attempts),
+            counters=self.counters,
+            next_attempt=self.next_attempt,
+            suspended_at=self.suspended_at,
+            result=self.result,
+            handled_requests=None if self.handled == HandledRequests() else self.handled,
             pools=self.pools,
+            gpus=self.gpus,
             export_uri=self.export_uri if self.export_uri is not None and _fits(self.export_uri) else None,
         )
-
-    def _phase(self) -> str:
-        """One word for people."""
-        if self.is_true(ConditionType.COMPLETE):
-            return "Complete"
-        if self.is_true(ConditionType.FAILED):
-            return "Failed"
-        if not self.attempts:
-            return "Pending"
-        if self.has_reason(ConditionType.PROGRESSING, Reason.STOPPING):
-            return "Stopping"
-        if self.has_reason(ConditionType.PROGRESSING, Reason.STARTING):
-            return "Starting"
-        if self.condition(ConditionType.PROGRESSING) is not None:
-            return "Running"
-        submitting = self.condition(ConditionType.JOB_SUBMITTED) is not None
-        return "Starting" if submitting or self.is_true(ConditionType.CLUSTER_READY) else "Provisioning"
+        return status.model_copy(update={"phase": phase_of(status), "reason": reason_of(status)})
 
 
 def _fits(uri: str) -> bool:

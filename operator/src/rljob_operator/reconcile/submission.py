@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionType, Reason
+from rljob_api.v1alpha1.status import AttemptState
 from rljob_operator.manifests.naming import submission_id
+from rljob_operator.reconcile.cluster import Verdict
 from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedJob, ObservedRayJob, Reachability
-from rljob_operator.reconcile.plan_types import Effect, SubmitJob
+from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
+from rljob_operator.reconcile.timestamps import timestamp
 
 
 def newest_submission(draft: StatusDraft, job: ObservedJob) -> str:
-    """Id of the newest submission of the newest attempt; there must be one."""
+    """Id of the submission of the newest attempt; there must be one."""
     return submission_id(job.name, draft.attempt.number, draft.attempt.submissions)
 
 
@@ -22,33 +25,42 @@ def ray_job(draft: StatusDraft, observed: Observed) -> ObservedRayJob | None:
     return job if job.submission_id == newest_submission(draft, observed.job) else None
 
 
-def report_submission(draft: StatusDraft, observed: Observed) -> None:
-    """Sets JobSubmitted: True from the moment that Ray knows the job."""
-    if draft.attempt.submissions == 0:
-        return
-    kind, name = ConditionType.JOB_SUBMITTED, newest_submission(draft, observed.job)
-    failure = observed.failure
-    if ray_job(draft, observed) is not None:
-        draft.set(kind, TRUE, Reason.SUBMITTED, f"Ray job {name}")
-    elif draft.is_true(kind):
-        if observed.ray.reachability is Reachability.OK:
-            draft.set(kind, FALSE, Reason.DRIVER_LOST, f"Ray no longer knows job {name}; its head was restarted")
-    elif failure is not None and failure.kind is EffectKind.SUBMIT_JOB:
-        draft.set(kind, FALSE, failure.reason, failure.message)
-    elif draft.condition(kind) is None:
-        draft.set(kind, FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")
+def report_submission(draft: StatusDraft, observed: Observed) -> Verdict | None:
+    """Sets JobSubmitted: True from the moment that Ray knows the job. None where there is nothing new to say."""
+    verdict = _verdict(draft, observed)
+    if verdict is None:
+        return None
+    draft.set(ConditionType.JOB_SUBMITTED, verdict.status, verdict.reason, verdict.message)
+    if verdict.holds and draft.attempt.running_since is None:
+        draft.change_attempt(running_since=timestamp(draft.now), state=AttemptState.STARTING.value)
+    return verdict
 
 
-def submit_when_ready(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Submits once nothing is missing. The number of the submission is raised first, in the status, so that a second
-    try has the same id and finds the first."""
-    conditions = (ConditionType.CLUSTER_READY, ConditionType.PLACEMENT_FEASIBLE)
-    if not all(draft.is_true(kind) for kind in conditions) or observed.ray.reachability is not Reachability.OK:
-        return ()
+def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
+    """Submits. The submission and its start number are written down first, so that a second try has the same and finds
+    the first."""
     if draft.attempt.submissions == 0:
-        draft.change_attempt(draft.attempt.model_copy(update={"submissions": 1}))
+        # The seconds of its creation put a job that was made again behind the one before it.
+        created = int(observed.job.created.timestamp())
+        number = max(created, draft.counters.start_number) + 1
+        draft.change_counters(start_number=number)
+        draft.change_attempt(submissions=1, start_number=number)
         report_submission(draft, observed)
-    # The seconds of its creation put a job that was made again behind the one before it.
-    num_starts = sum(attempt.submissions for attempt in draft.attempts)
-    start_number = int(observed.job.created.timestamp()) + num_starts
-    return (SubmitJob(newest_submission(draft, observed.job), draft.attempt.number, start_number),)
+    number = draft.attempt.start_number or draft.counters.start_number
+    nodes = tuple((pool.name, pool.nodes) for pool in draft.attempt.nodes)
+    return SubmitJob(newest_submission(draft, observed.job), draft.attempt.number, number, nodes)
+
+
+def _verdict(draft: StatusDraft, observed: Observed) -> Verdict | None:
+    if draft.attempt.submissions == 0:
+        return None
+    name, failure = newest_submission(draft, observed.job), observed.failure
+    if ray_job(draft, observed) is not None:
+        return Verdict(TRUE, Reason.SUBMITTED, f"Ray job {name}")
+    if draft.attempt.running_since is not None:
+        if observed.ray.reachability is not Reachability.OK:
+            return None
+        return Verdict(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows job {name}; its head was restarted")
+    if failure is not None and failure.kind is EffectKind.SUBMIT_JOB:
+        return Verdict(FALSE, failure.reason, failure.message)
+    return Verdict(FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")

@@ -13,24 +13,30 @@ those of the tensors cover every byte once, can be computed in parallel, and nam
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError
 
 from rljob_api.base import WireModel
-from rljob_api.constants import CONTRACT_VERSION, OLDEST_READABLE_CONTRACT_VERSION
+from rljob_api.handover import is_readable_version, readable_versions
 from rljob_api.scalars import Count, PositiveCount
 from rljob_trainer.checkpoints.errors import DamagedError
+
+log = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
 STARTS_FOLDER = "starts"
 TEMPORARY_SUFFIX = ".tmp"
 
 _FOLDER_PATTERN = re.compile(r"step-(\d{8,10})\.start-(\d{4,10})")
+_INDEX = re.compile(r"\[\d+\]")
 _SEAL_START = b'{"content":'
 _SEAL_END = re.compile(rb',"digest":"(sha256:[0-9a-f]{64})"}\n')
 _SEAL_END_LENGTH = len(b',"digest":"sha256:') + 64 + len(b'"}\n')
@@ -162,7 +168,7 @@ DocumentType = TypeVar("DocumentType", bound=WireModel)
 
 
 def read_sealed(path: Path, document_type: type[DocumentType]) -> tuple[DocumentType, str]:
-    """The document of a sealed file and its digest.
+    """The document of a sealed file, which another version may have written, and its digest.
 
     Raises DamagedError, naming the file and the check that failed.
     """
@@ -180,11 +186,22 @@ def read_sealed(path: Path, document_type: type[DocumentType]) -> tuple[Document
     if digest != expected:
         raise DamagedError(f"{path.name}: digest of the content is {digest}, it was written as {expected}")
     try:
-        return document_type.model_validate_json(content), digest
+        data = json.loads(content)
+    except ValueError as error:
+        raise DamagedError(f"{path.name}: its content is not JSON ({error})") from error
+    version = data.get("contractVersion") if isinstance(data, dict) else None
+    if not is_readable_version(version):
+        raise DamagedError(
+            f"{path.name} has contractVersion {json.dumps(version)}; this program reads {readable_versions()}"
+        )
+    try:
+        document, unknown = document_type.from_newer_wire(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise DamagedError(f"{path.name}: {where}: {first['msg']}") from error
+    tell_unknown(path.name, unknown)
+    return document, digest
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, str]:
@@ -193,14 +210,19 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
     Raises DamagedError where it is absent, damaged, of another folder or of a version that this program cannot read.
     """
     manifest, digest = read_sealed(folder / MANIFEST_FILE, Manifest)
-    version = manifest.contract_version
-    if not OLDEST_READABLE_CONTRACT_VERSION <= version <= CONTRACT_VERSION:
-        raise DamagedError(
-            f"{MANIFEST_FILE} has contractVersion {version}; this program reads "
-            f"{OLDEST_READABLE_CONTRACT_VERSION} to {CONTRACT_VERSION}"
-        )
     if folder_name(manifest.step, manifest.start_number) != folder.name:
         raise DamagedError(
             f"{MANIFEST_FILE} is of step {manifest.step} and start {manifest.start_number}, the folder is {folder.name}"
         )
     return manifest, digest
+
+
+def tell_unknown(what: str, places: tuple[str, ...]) -> None:
+    """Names, once in the log, the fields of a document that a newer version wrote and that were left out here."""
+    for name in sorted({_INDEX.sub("[]", place) for place in places}):
+        _tell_once(what, name)
+
+
+@cache
+def _tell_once(what: str, name: str) -> None:
+    log.warning("%s: %s is not known to this version, which is older than the one that wrote it; ignored", what, name)

@@ -13,7 +13,7 @@ from rljob_trainer.checkpoints.errors import CheckpointError
 
 
 class _NumpyState(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     keys: list[int]
     position: int
@@ -22,7 +22,7 @@ class _NumpyState(BaseModel):
 
 
 class _PythonState(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     version: int
     words: list[int]
@@ -30,7 +30,7 @@ class _PythonState(BaseModel):
 
 
 class _RandomState(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     torch_cpu: str
     """base64 of the generator's bytes; so are those of CUDA, one for each visible device."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from array import array
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -100,6 +100,8 @@ from rljob_trainer.workers.reward_model import TEXT_COLUMNS, TOKEN_COLUMNS
 
 log = logging.getLogger(__name__)
 
+Tell = Callable[[str], None]
+
 LOG_FOLDER = "logs"
 """In the run folder: one file per worker and per reward process."""
 
@@ -167,9 +169,11 @@ class Run:
 
 
 @contextmanager
-def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) -> Iterator[Run]:
+def built_run(
+    job: TrainerJob, settings: Settings, kept: AutoSettings | None, doing: Tell = lambda _: None
+) -> Iterator[Run]:
     """A run, ready to train; everything is torn down at the end, whatever happens. `kept` is what the checkpoint
-    that it goes on from says of the job's `Auto`.
+    that it goes on from says of the job's `Auto`; `doing` is told, in words, what takes long.
 
     What can be wrong with the job is found before Ray is started and a device is taken. Raises ConfigurationError,
     DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
@@ -180,6 +184,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         # One process of each reward here: what cannot be loaded is found before a device is taken.
         reward = reward_settings(job, settings)
         checks = [stack.enter_context(reward.start_pool(scorer, 1, 0)) for scorer in reward.scorers]
+        doing("finds the model and loads its tokenizer")
         log.info("model: %s", training.model.source)
         is_local = looks_local(training.model.source, settings.job_folder)
         wanted = training.model if is_local else at_kept_commit(training.model, kept.hub_model if kept else None)
@@ -187,6 +192,7 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         hub_model = None if is_local else hub_model_of(training.model, model.model)
         local_model = fingerprint(model_folder) if is_local else None
         refuse_other_adapters(job.spec, kept, hub_model, local_model)
+        doing("loads the data")
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
         check_vocabulary(model_folder, prompts.largest_token)
         layouts = {role: layout_of(job.spec, role) for role in train_roles(job.spec)}
@@ -215,12 +221,13 @@ def built_run(job: TrainerJob, settings: Settings, kept: AutoSettings | None) ->
         for check in checks:
             check.wait_until_ready()
             check.close()
+        doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(_ray(job, settings))
         choices = settle(job.spec, device_type, kept, hub_model, local_model, has_experts=has_experts)
         choices = choices.model_copy(update={"hub_judges": hub_judges})
         job = job.model_copy(update={"spec": settled_spec(job.spec, choices)})
         models = Models(model, critic, scored)
-        workers = stack.enter_context(_workers(job, settings, models, reward, prompts.longest, device_type))
+        workers = stack.enter_context(_workers(job, settings, models, reward, prompts.longest, device_type, doing))
         yield Run(job, choices, model_folder, model, prompts, workers)
 
 
@@ -264,6 +271,7 @@ def _workers(
     reward: RewardSettings,
     longest_prompt: int,
     device_type: str,
+    doing: Tell,
 ) -> Iterator[Workers]:
     """The devices of all pools, and the worker groups on them."""
     num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
@@ -300,9 +308,12 @@ def _workers(
             processes.build(pool.slots(), build_settings, [roles[role] for role in group.roles])
             return spawn(processes)
 
-        # Models load on all pools at once.
+        doing(f"loads models on {num_workers} workers")
+        # On all pools at once.
         with ThreadPoolExecutor(max_workers=len(started)) as builders:
             built = [builders.submit(build, *each) for each in started]
+            for place, _ in enumerate(as_completed(built), 1):
+                doing(f"loads models on {num_workers} workers: {place} of {len(built)} pools are ready")
         groups = {role: group for each in built for role, group in each.result().items()}
         yield Workers(
             actor=groups[ACTOR].seen_as(ActorGroup),

@@ -70,7 +70,7 @@ class Controller:
         self.checkpointing = checkpointing
         self.stop = stop
         self.num_steps = job.spec.training.steps
-        self.timer = PhaseTimer(time.perf_counter)
+        self.timer = PhaseTimer(time.perf_counter, reporter.in_phase)
         self.agreement = AgreementWatch(run.job.spec)
         self.saves = Saves(
             checkpointing, run.workers.trained, output, reporter, job.spec.training.steps, time.perf_counter
@@ -147,6 +147,7 @@ class Controller:
         assert self.checkpointing.newest is not None, "the last step was saved"
         source = self.run_parts.model_folder
         dtype = export_dtype(checkpoint.export_dtype, source)
+        self.reporter.doing("exports the model")
         log.info("exporting the model as %s", str(dtype).removeprefix("torch."))
         saved, model = open_known_checkpoint(self.checkpointing.newest), self.job.spec.training.model
         if model.lora is None:

@@ -37,7 +37,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
             log.warning("%s", note)
         refuse_fewer_steps(first_step, job.spec.training.steps)
         reporter.checkpoint_saved(point.status)
-    with built_run(job, settings, point.state.choices if point else None) as run:
+    with built_run(job, settings, point.state.choices if point else None, reporter.doing) as run:
         job = run.job
         checkpointing.choices = run.choices
         write_resolved_job(settings.run_folder / RESOLVED_JOB_FILE, job)
@@ -86,6 +86,7 @@ def write_resolved_job(path: Path, job: TrainerJob) -> None:
 
 def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, reporter: RunReporter) -> ResumePoint:
     """Fills the workers; an older checkpoint than `point` where they find that one damaged. Raises CheckpointError."""
+    reporter.doing(f"loads the checkpoint of step {point.state.step}")
     loaded = checkpointing.load(point, run.workers.trained, num_workers_of(run.job.spec, ACTOR))
     if loaded is not point:
         for note in loaded.notes:

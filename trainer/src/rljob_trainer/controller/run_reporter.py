@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.run_state import RunError, RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress
+from rljob_trainer.errors import TrainerError
 from rljob_trainer.observability.log import printable
 from rljob_trainer.observability.metrics import (
     EVAL_GREEDY,
@@ -27,6 +29,25 @@ from rljob_trainer.observability.timing import RemainingTime
 
 MAX_ERROR_KIND_CHARS = 64
 MAX_ERROR_CHARS = 4000
+MAX_NAME_CHARS = 253
+
+ACTIVITY_SECONDS = 10.0
+"""At most so often is what takes long written."""
+PHASE_ACTIVITIES: Mapping[str, str] = MappingProxyType(
+    {
+        "rollout": "generates responses",
+        "reward": "waits for scores",
+        "old_logprob": "computes log-probabilities",
+        "ref": "computes log-probabilities of the reference",
+        "values": "computes values",
+        "update_critic": "updates the critic",
+        "update_actor": "updates the actor",
+        "eval": "evaluates",
+        "save": "copies a checkpoint",
+        "save_wait": "waits for a checkpoint to be written",
+    }
+)
+"""Phases of `PhaseTimer` in words."""
 
 WallClock = Callable[[], float]
 """Seconds since 1970, such as `time.time`."""
@@ -52,6 +73,7 @@ class RunReporter:
         self._num_devices = num_devices
         self._wall_clock = wall_clock
         self._remaining = RemainingTime(total_steps)
+        self._activity_told_at = -math.inf
         now = self._now()
         self._state = RunState(
             contract_version=CONTRACT_VERSION,
@@ -86,6 +108,21 @@ class RunReporter:
         """An evaluation that belongs to no step of its own, such as the one before the first step."""
         self._change(progress=self._progress(**self._scores(metrics)))
 
+    def doing(self, activity: str) -> None:
+        """Something begins, or has got further, that may take long: whoever watches sees that the run is alive. While
+        it trains this is written every `ACTIVITY_SECONDS` at most."""
+        now = self._wall_clock()
+        # Both ways: a clock that was set back must not silence it.
+        is_recent = abs(now - self._activity_told_at) < ACTIVITY_SECONDS
+        if is_recent and self._state.phase is not RunPhase.STARTING:
+            return
+        self._activity_told_at = now
+        self._change(activity=activity)
+
+    def in_phase(self, name: str) -> None:
+        """As `doing`, of a phase of a step."""
+        self.doing(PHASE_ACTIVITIES.get(name, name))
+
     def checkpoint_saved(self, checkpoint: CheckpointStatus) -> None:
         """A checkpoint is complete."""
         self._change(checkpoint=checkpoint)
@@ -105,8 +142,16 @@ class RunReporter:
     def failed(self, error: BaseException) -> None:
         """The run ends with `error`."""
         kind = type(error).__name__[:MAX_ERROR_KIND_CHARS]
-        message = printable(str(error), MAX_ERROR_CHARS, keep_newlines=True)[:MAX_ERROR_CHARS]
-        self._change(phase=RunPhase.FAILED, error=RunError(kind=kind, message=message))
+        worker = error.worker if isinstance(error, TrainerError) else None
+        # A worker's own words, such as that a field is wrong, do not say where that was found.
+        text = str(error) if worker is None or "worker rank" in str(error) else f"{error} ({worker})"
+        message = printable(text, MAX_ERROR_CHARS, keep_newlines=True)[:MAX_ERROR_CHARS]
+        place: dict[str, object] = {}
+        if worker:
+            names = {"role": worker.role, "pod": worker.pod, "node": worker.node}
+            place = {name: printable(value, MAX_NAME_CHARS)[:MAX_NAME_CHARS] for name, value in names.items() if value}
+            place["rank"] = worker.rank
+        self._change(phase=RunPhase.FAILED, error=RunError.model_validate({"kind": kind, "message": message, **place}))
 
     def _scores(self, metrics: Metrics) -> dict[str, object]:
         scores = {
@@ -121,7 +166,7 @@ class RunReporter:
         return Progress.model_validate({**known, **changes, "updated_at": self._now()})
 
     def _change(self, **changes: object) -> None:
-        known = {name: value for name, value in self._state if value is not None}
+        known = {name: value for name, value in self._state if value is not None and name != "activity"}
         said = {name: value for name, value in changes.items() if value is not None}
         self._state = RunState.model_validate({**known, **said, "written_at": self._now()})
         self._write()

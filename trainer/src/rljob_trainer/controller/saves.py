@@ -40,7 +40,7 @@ class Saves:
         self.output = output
         self.reporter = reporter
         self.num_steps = num_steps
-        self.timer = PhaseTimer(clock)
+        self.timer = PhaseTimer(clock, reporter.in_phase)
         self.unevaluated_step: int | None = None
         """The step whose evaluation is due and not done; the controller says so."""
         self.in_newest_row: Metrics = {}

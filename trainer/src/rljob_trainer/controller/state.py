@@ -7,7 +7,7 @@ from pydantic import JsonValue, ValidationError
 from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Flag, NonNegativeNumber
 from rljob_trainer.checkpoints.errors import CheckpointError
-from rljob_trainer.checkpoints.layout import Manifest
+from rljob_trainer.checkpoints.layout import Manifest, tell_unknown
 from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.datasets.cursor import CursorState
 
@@ -30,12 +30,15 @@ class ControllerState(WireModel):
 
 
 def state_of(manifest: Manifest) -> ControllerState:
-    """The controller's part of a checkpoint. Raises CheckpointError when it is not there or not readable."""
+    """The controller's part of a checkpoint, which another version may have written. Raises CheckpointError when it is
+    not there or not readable."""
     try:
-        return ControllerState.model_validate(manifest.extra)
+        state, unknown = ControllerState.from_newer_wire(manifest.extra)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise CheckpointError(
             f"checkpoint of step {manifest.step}: its state cannot be read ({problem['loc']}: {problem['msg']}); "
             "it was written by another program or version"
         ) from error
+    tell_unknown("the checkpoint's state", unknown)
+    return state

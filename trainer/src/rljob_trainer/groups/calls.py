@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Generic, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RaySystemError, RayTaskError, UnserializableException
 
-from rljob_trainer.errors import CallTimeoutError, TrainerError, WorkerDiedError, WorkerError
+from rljob_trainer.errors import CallTimeoutError, FailedWorker, TrainerError, WorkerDiedError, WorkerError
 from rljob_trainer.groups.death import Place, cause_of_death
 from rljob_trainer.groups.ray_session import check_connected
 
@@ -19,7 +20,11 @@ T = TypeVar("T")
 
 FAILURE_GRACE_SECONDS = 5.0
 """How long the other ranks have to end after the first has failed: some cannot, because they wait for it."""
-
+FOLLOW_UP = re.compile(
+    r"closed by peer|[Cc]onnection (?:reset|refused|was closed|closed)|[Bb]roken pipe|remote process exited"
+    r"|[Tt]imed out waiting|Socket Timeout|NCCL (?:communicator was aborted|timeout)|ncclRemoteError"
+)
+"""What collectives (gloo, NCCL, torch's store) say on a rank whose peer has failed."""
 
 UNREADABLE = (RaySystemError, UnserializableException)
 """What Ray says of a result that came and could not be unpickled. Its other errors: a process or node is gone."""
@@ -39,9 +44,10 @@ class Ranks:
     """Raises for a process that is gone, also of others than these ranks."""
 
     def results(self, timeout_seconds: float | None = None) -> list[object]:
-        """In the order of the ranks. Raised is the cause rather than what followed from it: a rank that died (its peers
-        then fail in their collectives, often sooner than the death is known), else one of our own errors, else the
-        first failure; after the first failure the rest get `FAILURE_GRACE_SECONDS` to end.
+        """In the order of the ranks. Raised is the cause rather than what followed from it: one of our own errors, else
+        the first failure that does not speak of a peer (`FOLLOW_UP`), else a rank that died (its peers fail in their
+        collectives, often sooner than the death is known); after the first failure the rest get
+        `FAILURE_GRACE_SECONDS` to end.
 
         Raises TrainerError as the worker raised it, WorkerError, WorkerDiedError, CallTimeoutError; ResourceError when
         the connection to Ray has been closed."""
@@ -74,6 +80,7 @@ class Ranks:
     def _results_one_by_one(self, ranks: list[int]) -> list[object]:
         results: dict[int, object] = {}
         errors: list[TrainerError] = []
+        deaths: list[WorkerDiedError] = []
         deadline: float | None = None
         pending = {self.references[rank]: rank for rank in ranks}
         while pending:
@@ -89,26 +96,41 @@ class Ranks:
             except UNREADABLE as error:
                 errors.append(WorkerError(f"{self.what}: worker rank {rank}: its result cannot be read: {error}"))
             except RayError as error:
-                raise self._died(rank, error) from None
+                deaths.append(self._died(rank, error))
+                break
             if errors and deadline is None:
                 deadline = time.monotonic() + FAILURE_GRACE_SECONDS
+        causes = [error for error in errors if not FOLLOW_UP.search(str(error))]
+        if deaths and not causes:
+            raise deaths[0]
         if errors:
-            raise min(errors, key=lambda error: isinstance(error, WorkerError))
+            raise min(causes or errors, key=lambda error: isinstance(error, WorkerError))
         return [results[rank] for rank in ranks]
 
     def _failed(self, rank: int, error: RayTaskError) -> TrainerError:
         """Our own errors come back as they were raised; others become WorkerError with the worker's traceback."""
+        failed: TrainerError
+        worker = self._failed_worker(rank)
+        where = f"{self.what}: worker rank {rank}{worker.place}"
         if isinstance(error.cause, TrainerError) and type(error.cause) is not WorkerError:
-            return error.cause
-        if isinstance(error.cause, WorkerError):
-            return WorkerError(f"{self.what}: worker rank {rank}: {error.cause}")
-        return WorkerError(f"{self.what}: worker rank {rank}: {error.cause!r}\n{error}")
+            failed = error.cause
+        elif isinstance(error.cause, WorkerError):
+            failed = WorkerError(f"{where}: {error.cause}")
+        else:
+            failed = WorkerError(f"{where}: {error.cause!r}\n{error}")
+        failed.worker = worker
+        return failed
+
+    def _failed_worker(self, rank: int) -> FailedWorker:
+        return self.place_of(rank).failed_worker(rank, self.what.partition(".")[0])
 
     def _died(self, rank: int, error: RayError) -> WorkerDiedError:
         place = self.place_of(rank)
-        return WorkerDiedError(
-            f"worker rank {rank} ({place.process}) died in {self.what}: {cause_of_death(error, place)}{place.more}"
+        died = WorkerDiedError(
+            f"worker rank {rank} ({place}) died in {self.what}: {cause_of_death(error, place)}{place.more}"
         )
+        died.worker = self._failed_worker(rank)
+        return died
 
 
 class Pending(Generic[T]):

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rljob_trainer.control_groups import control_group_folders, read_or_empty
+from rljob_trainer.errors import FailedWorker
 
 ASK_SECONDS = 3.0
 """How long a node is asked for its count; it may be gone, too."""
@@ -39,10 +40,27 @@ class MemoryKills:
 class Place:
     """Where a rank runs, what was known of it when it was built, and where its output is."""
 
-    process: str
+    process: int | None = None
+    """None before anything is known of it."""
+    address: str = ""
+    roles: tuple[str, ...] = ()
     log_file: Path | None = None
     node_id: str | None = None
     memory_kills: MemoryKills | None = None
+    pod: str | None = None
+    node_name: str | None = None
+
+    def __str__(self) -> str:
+        if self.process is None:
+            return "before it was built"
+        where = f"pod {self.pod}, node {self.node_name or self.address}" if self.pod else self.address
+        roles = f"{', '.join(self.roles)}; " if self.roles else ""
+        return f"{roles}process {self.process} on {where}"
+
+    def failed_worker(self, rank: int, called: str = "") -> FailedWorker:
+        """For an error that came from it; `called` is the role that was."""
+        role = called if called in self.roles else ", ".join(self.roles)
+        return FailedWorker(role or "worker", rank, self.pod, self.node_name)
 
     @property
     def more(self) -> str:

@@ -188,11 +188,19 @@ class WorkerProcesses:
     def place_of(self, rank: int) -> Place:
         """Where a rank runs, and where its last words are."""
         if not self.record.infos:
-            return Place("before it was built")
+            return Place()
         info = self.record.infos[rank]
-        roles = f"{', '.join(role.name for role in self.roles)}; " if self.roles else ""
-        process = f"{roles}process {info.process_id} on {info.address}"
-        return Place(process, self.record.log_file(rank), info.node_id, info.memory_kills)
+        roles = tuple(role.name for role in self.roles)
+        return Place(
+            process=info.process_id,
+            address=info.address,
+            roles=roles,
+            log_file=self.record.log_file(rank),
+            node_id=info.node_id,
+            memory_kills=info.memory_kills,
+            pod=info.pod,
+            node_name=info.node_name,
+        )
 
     def close(self) -> None:
         """Ends all processes: asked first where they have been built, then killed. Never raises.
@@ -226,7 +234,9 @@ class WorkerProcesses:
 
     def _death_of(self, rank: int, error: RayError) -> WorkerDiedError:
         place = self.place_of(rank)
-        return WorkerDiedError(f"worker rank {rank} ({place.process}) died: {cause_of_death(error, place)}{place.more}")
+        died = WorkerDiedError(f"worker rank {rank} ({place}) died: {cause_of_death(error, place)}{place.more}")
+        died.worker = place.failed_worker(rank)
+        return died
 
     def _started(self, references: list[ray.ObjectRef]) -> list[object]:
         what = "start of the workers"

@@ -33,7 +33,7 @@ from rljob_trainer.groups.kept_results import KeptArgument, KeptResults
 from rljob_trainer.groups.object_store import StoredArgument, get_batches, stored
 from rljob_trainer.groups.shared_folders import UnseenFiles, unseen_here
 from rljob_trainer.observability.spans import SPANS, Record
-from rljob_trainer.settings import variables_named
+from rljob_trainer.settings import pod_and_node, variables_named
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,9 @@ class ProcessInfo:
     device_number: int
     """Of its own GPU among those that it sees; 0 without one."""
     memory_kills: MemoryKills | None = None
+    pod: str | None = None
+    node_name: str | None = None
+    """Of Kubernetes, as the pod is; None elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,10 @@ class WorkerSide:
         context = ray.get_runtime_context()
         number = device_number(context.get_accelerator_ids(), variables_named(chain(*VISIBILITY_VARIABLES.values())))
         node_id = context.get_node_id()
-        return ProcessInfo(address, node_id, os.getpid(), port, num_usable_cores(), number, memory_kills())
+        pod, node_name = pod_and_node()
+        return ProcessInfo(
+            address, node_id, os.getpid(), port, num_usable_cores(), number, memory_kills(), pod, node_name
+        )
 
     def unseen(self, files: Sequence[Path]) -> UnseenFiles:
         """See `shared_folders`."""

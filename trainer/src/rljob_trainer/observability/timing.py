@@ -16,14 +16,18 @@ Clock = Callable[[], float]
 class PhaseTimer:
     """Adds up the seconds of the named phases of one step."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, entered: Callable[[str], None] | None = None) -> None:
+        """`entered` is told the name of each phase when it begins."""
         self._clock = clock
+        self._entered = entered
         self._seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Times the block as `name`; entered again, the times add up. A block that raises is counted too."""
         started = self._clock()
+        if self._entered is not None:
+            self._entered(name)
         try:
             with SPANS.span(name):
                 yield

@@ -1,0 +1,131 @@
+"""Makes what an attempt runs on. Before that the API server itself is asked what is left of former attempts: two
+clusters of one job would write the same checkpoints, and KubeRay takes pods of a former cluster for its own."""
+
+from __future__ import annotations
+
+import logging
+
+from rljob_api.conditions import Reason
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_operator.controller.observe import Observation, identity
+from rljob_operator.errors import OperatorError
+from rljob_operator.kube.cache import job_uid
+from rljob_operator.kube.errors import (
+    AlreadyExistsError,
+    ForbiddenError,
+    NotFoundError,
+    UnavailableError,
+    UnknownFieldError,
+)
+from rljob_operator.kube.objects import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS, KubeObjects
+from rljob_operator.kube.observed_objects import asks_for_a_token, controller_uid
+from rljob_operator.kube.pod_problems import LABEL_CLUSTER
+from rljob_operator.manifests.defaults import Defaults
+from rljob_operator.manifests.network_policy import network_policy
+from rljob_operator.manifests.ray_cluster import ray_cluster
+from rljob_operator.manifests.secrets import derived_token, key_id, token_secret
+from rljob_operator.raw_json import JsonObject, text_at
+from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedJob
+from rljob_operator.reconcile.plan_types import CreateCluster
+from rljob_operator.settings import Settings, read_token_keys
+
+KIND = EffectKind.CREATE_CLUSTER
+
+logger = logging.getLogger(__name__)
+
+
+class ClusterCreation:
+    """For one process; holds nothing of any job."""
+
+    def __init__(self, objects: KubeObjects, settings: Settings, defaults: Defaults) -> None:
+        self._objects = objects
+        self._settings = settings
+        self._defaults = defaults
+
+    async def carry_out(self, effect: CreateCluster, observation: Observation) -> EffectFailure | None:
+        """Raises KubeError for what has no reason of its own."""
+        assert observation.is_live, "what is left of a former cluster may be missing in the cache"
+        job = observation.observed.job
+        if job.spec is None:
+            raise OperatorError(f"RLJob {job.namespace}/{job.name}: a cluster was planned for a spec that is not valid")
+        in_the_way = await self._in_the_way(effect, observation.observed)
+        if in_the_way is not None:
+            return in_the_way
+        try:
+            return await self._create(effect, job, job.spec)
+        except UnavailableError as error:
+            # A server that names a time is only busy. Otherwise it may be a dead admission webhook, which lasts until
+            # somebody reads of it.
+            if error.retry_after_seconds:
+                raise
+            return EffectFailure(KIND, Reason.CREATION_REFUSED, str(error))
+
+    async def _create(self, effect: CreateCluster, job: ObservedJob, spec: RLJobSpec) -> EffectFailure | None:
+        """The RayCluster comes last: KubeRay starts when it sees it, and needs the Secret then."""
+        owner = identity(job)
+        key = read_token_keys(self._settings.token_keys_folder).current
+        secret = token_secret(owner, effect.cluster, derived_token(key, owner, effect.cluster))
+        await self._objects.create(SECRETS, job.namespace, secret)
+        policy = network_policy(owner, effect.attempt, self._defaults)
+        await self._objects.create(NETWORK_POLICIES, job.namespace, policy)
+        manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key))
+        try:
+            made = await self._objects.create_strictly(CLUSTERS, job.namespace, manifest)
+        except AlreadyExistsError:
+            return await self._found(effect, job)
+        except UnknownFieldError as error:
+            return EffectFailure(KIND, Reason.KUBERAY_TOO_OLD, f"KubeRay is too old for this operator: {error}")
+        return await self._checked(made, job)
+
+    async def _in_the_way(self, effect: CreateCluster, observed: Observed) -> EffectFailure | None:
+        """What is left of former clusters of the job, and pods of any former cluster of this name."""
+        name, job = effect.cluster, observed.job
+        others = [cluster.name for cluster in observed.clusters if cluster.name != name or cluster.deleting]
+        if others:
+            message = f"former RayClusters of the job are not gone yet ({', '.join(others)})"
+            return EffectFailure(KIND, Reason.CREATING, message)
+        try:
+            of_name = await self._objects.list_all(PODS, job.namespace, labels=f"{LABEL_CLUSTER}={name}")
+        except ForbiddenError as error:
+            return EffectFailure(KIND, Reason.READ_FORBIDDEN, str(error))
+        is_there = observed.cluster(name) is not None
+        left = [pod.name for pod in observed.pods if not (is_there and pod.cluster == name)]
+        strange = [text_at(pod, "metadata", "name") for pod in of_name if job_uid(pod) != job.uid]
+        if strange and await self._is_taken(name, job):
+            return _conflict(name)
+        left += strange
+        num_left = len(set(left) - set(effect.lost_pods))
+        if num_left:
+            message = f"pods of a former RayCluster have not ended yet ({num_left})"
+            return EffectFailure(KIND, Reason.CREATING, message)
+        return None
+
+    async def _found(self, effect: CreateCluster, job: ObservedJob) -> EffectFailure | None:
+        """Somebody was faster: this operator before a crash, or a stranger."""
+        found = await self._objects.get(CLUSTERS, job.namespace, effect.cluster)
+        return await self._checked(found, job) if controller_uid(found) == job.uid else _conflict(effect.cluster)
+
+    async def _is_taken(self, name: str, job: ObservedJob) -> bool:
+        """Whether a cluster of somebody else has the name."""
+        try:
+            found = await self._objects.get(CLUSTERS, job.namespace, name)
+        except NotFoundError:
+            return False
+        return controller_uid(found) != job.uid and not text_at(found, "metadata", "deletionTimestamp")
+
+    async def _checked(self, cluster: JsonObject, job: ObservedJob) -> EffectFailure | None:
+        """A cluster of which what makes Ray ask for a token was dropped is removed at once."""
+        if asks_for_a_token(cluster):
+            return None
+        name, uid = text_at(cluster, "metadata", "name"), text_at(cluster, "metadata", "uid")
+        await self._objects.delete(CLUSTERS, job.namespace, name, uid)
+        message = (
+            f"KubeRay is too old for this operator: RayCluster {name} was stored without spec.authOptions, which makes"
+            " Ray ask for a token, and was removed again; install KubeRay 1.6 or later with its definitions"
+        )
+        return EffectFailure(KIND, Reason.KUBERAY_TOO_OLD, message)
+
+
+def _conflict(cluster: str) -> EffectFailure:
+    message = f"there is a RayCluster {cluster} already that does not belong to this job"
+    return EffectFailure(KIND, Reason.NAME_CONFLICT, message)

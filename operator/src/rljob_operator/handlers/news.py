@@ -1,0 +1,80 @@
+"""From what happens to objects to keys on the work queue: only what may matter becomes one."""
+
+from __future__ import annotations
+
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB
+from rljob_operator.controller.loop import JobKey
+from rljob_operator.handlers.attention import is_settled, seconds_until_look
+from rljob_operator.kube.cache import DELETED, ObjectCache, job_uid
+from rljob_operator.kube.objects import JOBS, ResourceType
+from rljob_operator.kube.server_clock import ServerClock
+from rljob_operator.raw_json import JsonObject, integer_at, object_at, optional_text_at, text_at
+from rljob_operator.workqueue import WorkQueue
+
+
+class JobVersions:
+    """Tells what is new about a job from its status, which nobody but the operator writes."""
+
+    def __init__(self) -> None:
+        self._known: dict[JobKey, tuple[str, int, bool, str, str]] = {}
+
+    def is_news(self, key: JobKey, event_type: str, job: JsonObject) -> bool:
+        """Whether more than the status has changed since the last event about this job."""
+        if event_type == DELETED:
+            self._known.pop(key, None)
+            return True
+        metadata = object_at(job, "metadata")
+        annotations = object_at(metadata, "annotations")
+        version = (
+            text_at(metadata, "uid"),
+            integer_at(metadata, "generation") or 0,
+            optional_text_at(metadata, "deletionTimestamp") is not None,
+            text_at(annotations, ANNOTATION_STOP),
+            text_at(annotations, ANNOTATION_RETRY),
+        )
+        known = self._known.get(key)
+        self._known[key] = version
+        return known != version
+
+
+class News:
+    """For one event loop."""
+
+    def __init__(self, cache: ObjectCache, queue: WorkQueue[JobKey], clock: ServerClock) -> None:
+        self._cache = cache
+        self._queue = queue
+        self._clock = clock
+        self._versions = JobVersions()
+
+    def on_event(self, kind: ResourceType, event_type: str, raw: JsonObject) -> None:
+        """What a watch tells; the type is empty for what was there when it began."""
+        is_news = self._cache.note(kind, event_type, raw)
+        if kind == JOBS:
+            key = JobKey(text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name"))
+            # Before all is listed nothing is worked on; then every job that needs it is.
+            if self._versions.is_news(key, event_type, raw) and self._cache.is_complete:
+                self._look(key, raw)
+        elif is_news and self._cache.is_complete:
+            self.on_part(raw)
+
+    def on_part(self, part: JsonObject) -> None:
+        """Something happened to a cluster or a pod, or it is gone."""
+        key = JobKey(text_at(part, "metadata", "namespace"), text_at(object_at(part, "metadata", "labels"), LABEL_JOB))
+        job = self._cache.job(*key)
+        if job is not None and text_at(job, "metadata", "uid") == job_uid(part) and not is_settled(job):
+            self._queue.add(key)
+
+    def on_listed(self, job: JsonObject) -> None:
+        """A job was listed."""
+        self._look(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")), job)
+
+    def on_gone(self, key: JobKey) -> None:
+        """A job is no longer listed."""
+        self._queue.add(key)
+
+    def _look(self, key: JobKey, job: JsonObject) -> None:
+        seconds = seconds_until_look(job, self._clock.now())
+        if seconds == 0:
+            self._queue.add(key)
+        elif seconds is not None:
+            self._queue.add_after(key, seconds)

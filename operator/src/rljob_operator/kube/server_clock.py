@@ -1,0 +1,116 @@
+"""The time, as the API server has it: one clock for all replicas, whatever the clocks of their nodes say.
+
+It is taken from the API server's first answer and carried on by this machine's monotonic clock. So an hour that the
+server's clock, or this node's, jumps while the operator runs moves no deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable, Iterable
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+
+JUMP_SECONDS = 5.0
+"""Servers whose clocks are closer than this are followed; others have jumped."""
+FOLLOWED_SHARE = 0.01
+"""Drift is followed by at most so much of the time that passes."""
+LONGEST_ANSWER_SECONDS = 2.0
+"""The time in an answer that took longer says too little: nobody knows when it was written."""
+DATE_SECONDS = 0.5
+"""The header has whole seconds, cut off; so much is cut off on average."""
+
+logger = logging.getLogger(__name__)
+
+
+class ServerClock:
+    """For all threads of one process. `monotonic`: seconds that never jump; `stop_gap`: the time until the first answer
+    of the API server, in UTC."""
+
+    def __init__(self, monotonic: Callable[[], float], stop_gap: Callable[[], datetime]) -> None:
+        self._monotonic = monotonic
+        self._stop_gap = stop_gap
+        self._lock = threading.Lock()
+        self._zero: datetime | None = None
+        """The server's time when the monotonic clock was 0."""
+        self._heard_at = 0.0
+        self._told: datetime | None = None
+        self._has_jumped = False
+
+    def monotonic(self) -> float:
+        """Seconds, for differences only."""
+        return self._monotonic()
+
+    def now(self) -> datetime:
+        """The time in UTC. It never goes back."""
+        with self._lock:
+            found = self._stop_gap() if self._zero is None else self._zero + _seconds(self._monotonic())
+            if self._zero is not None:
+                self._told = found = found if self._told is None else max(found, self._told)
+            return found
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether times that the cluster writes now can be compared with `now`: they cannot since a jump."""
+        with self._lock:
+            return self._zero is not None and not self._has_jumped
+
+    def hear(self, date: str, asked_at: float) -> None:
+        """Takes the `Date` of an answer, to a request that was sent at `asked_at` of the monotonic clock."""
+        arrived = self._monotonic()
+        if arrived - asked_at > LONGEST_ANSWER_SECONDS:
+            return
+        try:
+            written = parsedate_to_datetime(date)
+        except ValueError:
+            return
+        zero = written.replace(tzinfo=written.tzinfo or UTC).astimezone(UTC) + _seconds(
+            DATE_SECONDS - (asked_at + arrived) / 2
+        )
+        with self._lock:
+            self._follow(zero, arrived)
+
+    def _follow(self, zero: datetime, arrived: float) -> None:
+        if self._zero is None:
+            self._zero, self._heard_at = zero, arrived
+            return
+        ahead = (zero - self._zero).total_seconds()
+        if abs(ahead) >= JUMP_SECONDS:
+            if not self._has_jumped:
+                logger.warning("the API server's clock has jumped by %.0f s; it is not followed", ahead)
+            self._has_jumped = True
+            return
+        self._has_jumped = False
+        most = FOLLOWED_SHARE * max(0.0, arrived - self._heard_at)
+        self._zero += _seconds(min(most, max(-most, ahead)))
+        self._heard_at = arrived
+
+
+class Ages:
+    """Since when something is as it is, counted from when this process first saw it. What was so before that counts as
+    its time stamp says, if that can be believed."""
+
+    def __init__(self, clock: ServerClock) -> None:
+        self._clock = clock
+        self._since: dict[tuple[str, Hashable], float] = {}
+
+    def seconds(self, uid: str, what: Hashable, since: datetime | None, otherwise: float = 0.0) -> float:
+        """How long `what` holds of the object with this UID; negative before it does. `otherwise`: what counts as its
+        age at first sight where `since` cannot be compared."""
+        key = (uid, what)
+        if key not in self._since:
+            age = otherwise
+            if since is not None and self._clock.is_steady:
+                age = (self._clock.now() - since).total_seconds()
+            self._since[key] = self._clock.monotonic() - age
+        return self._clock.monotonic() - self._since[key]
+
+    def keep_only(self, uids: Iterable[str]) -> None:
+        """Forgets all other objects."""
+        kept = set(uids)
+        self._since = {key: since for key, since in self._since.items() if key[0] in kept}
+
+
+def _seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)

@@ -1,0 +1,224 @@
+"""Watches the submissions of running jobs with as few requests as tell what must be known.
+
+A whole look takes the nodes, the job, its run state, placement groups while it starts, and the log of one that went
+wrong. While a trainer runs, one request is enough each time: its run state as long as that changes, else Ray's word on
+its process. What was not asked for is filled in from memory, so that who reads the result sees whole values; a watcher
+that has forgotten everything (a process that was restarted) looks at the whole again, and nothing else is different.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rljob_api.constants import driver_log_file_name, run_state_file_name
+from rljob_api.run_state import RunPhase
+from rljob_operator.raw_json import JsonObject, text_at
+from rljob_operator.ray.answers import (
+    ENDED,
+    MAX_LOG_CHARACTERS,
+    NO_RUN_STATE,
+    RunStateFile,
+    alive,
+    head_id,
+    infeasible_groups,
+    observed_ray_job,
+    observed_ray_node,
+    run_state_file,
+    went_wrong,
+)
+from rljob_operator.ray.client import Dashboard
+from rljob_operator.ray.errors import DashboardOpenError, DashboardUnreachableError, TokenRejectedError
+from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, ObservedRayNode, Reachability
+
+OBSERVE_SECONDS = 10.0
+"""For all requests of one look."""
+GROUPS_SECONDS = 30.0
+"""Between two looks at the placement groups of a trainer that starts."""
+NODES_SECONDS = 60.0
+"""Between two looks at the nodes, once a job was submitted."""
+NUM_LOG_LINES = 50
+LONG_AGO = float("-inf")
+STEADY = (RunPhase.RUNNING, RunPhase.STOPPING)
+"""Phases that a trainer stays in, and leaves only for a last one."""
+
+
+@dataclass
+class _Nodes:
+    """The nodes as last seen, and when. Times are those of the watcher's clock."""
+
+    alive: tuple[ObservedRayNode, ...] = ()
+    head_id: str = ""
+    asked_at: float = LONG_AGO
+
+
+@dataclass
+class _Run:
+    """A submission as last seen."""
+
+    submission_id: str
+    job: ObservedRayJob
+    driver_node: str
+    file: RunStateFile = NO_RUN_STATE
+    groups: tuple[str, ...] = ()
+    groups_asked_at: float = LONG_AGO
+    job_is_next: bool = False
+    """Whether Ray is asked next time, and not the trainer's run state."""
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether one request at a time tells enough. A run state that cannot be read can still be seen to change."""
+        return self.file.error is not None or (self.file.state is not None and self.file.state.phase in STEADY)
+
+    @property
+    def is_starting(self) -> bool:
+        state = self.file.state
+        told = self.file.error is not None or (state is not None and state.phase is not RunPhase.STARTING)
+        return self.job.status not in ENDED and not told
+
+
+@dataclass
+class _Memory:
+    """Of one job: the cluster that it has now, and its newest submission."""
+
+    cluster: tuple[str, ...]
+    nodes: _Nodes
+    is_guarded: bool = False
+    """Whether a request without token was seen to be refused."""
+    run: _Run | None = None
+    failing_since: float | None = None
+
+
+class RunWatcher:
+    """For one process. `clock`: seconds that only grow, such as `time.monotonic`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._memories: dict[str, _Memory] = {}
+
+    async def observe(self, job: str, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
+        """What is to be known of a job's cluster and of its newest submission, where there is one. `job`: any text that
+        is the job's own. Never raises: what went wrong is in what is returned. One call at a time for each job."""
+        memory = self._memories.get(job)
+        if memory is None or memory.cluster != dashboard.cluster:
+            memory = self._memories[job] = _Memory(dashboard.cluster, _Nodes())
+        begun_at = self._clock()
+        seen = await self._seen(memory, dashboard, submission_id)
+        if seen.reachability is Reachability.OK:
+            memory.failing_since = None
+            return seen
+        memory.run = None
+        if memory.failing_since is None:
+            memory.failing_since = begun_at
+        return replace(seen, silent_seconds=self._clock() - memory.failing_since)
+
+    def forget(self, job: str) -> None:
+        """The job is not watched any more; nothing where it was not."""
+        self._memories.pop(job, None)
+
+    async def _seen(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
+        try:
+            async with asyncio.timeout(OBSERVE_SECONDS):
+                return await self._asked(memory, dashboard, submission_id)
+        except TimeoutError:
+            return ObservedRay(Reachability.UNREACHABLE, error=f"not all answers within {OBSERVE_SECONDS:g} s")
+        except DashboardUnreachableError as error:
+            return ObservedRay(Reachability.UNREACHABLE, error=str(error))
+        except TokenRejectedError as error:
+            return ObservedRay(Reachability.REJECTED, error=str(error))
+        except DashboardOpenError as error:
+            return ObservedRay(Reachability.OPEN, error=str(error))
+        except (ValueError, OverflowError, RecursionError) as error:
+            return ObservedRay(Reachability.UNREACHABLE, error=f"its answer makes no sense: {error}")
+
+    async def _asked(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
+        if not memory.is_guarded:
+            await dashboard.require_refusal()
+            memory.is_guarded = True
+        run = memory.run
+        if run is not None and run.submission_id == submission_id:
+            try:
+                seen = await self._update(memory.nodes, run, dashboard)
+            except DashboardUnreachableError:
+                seen = None
+            if seen is not None:
+                memory.run = run if run.job.status not in ENDED else None
+                return seen
+        return await self._whole(memory, dashboard, submission_id)
+
+    async def _whole(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
+        memory.run = None
+        await self._look_at_nodes(memory.nodes, dashboard)
+        found = await dashboard.job(submission_id) if submission_id is not None else None
+        if found is None or submission_id is None:
+            return ObservedRay(Reachability.OK, nodes=memory.nodes.alive)
+        driver_node = text_at(found, "driver_node_id") or memory.nodes.head_id
+        run = _Run(submission_id, observed_ray_job(submission_id, found), driver_node)
+        seen = await self._look_behind_job(memory.nodes, run, dashboard)
+        memory.run = run if run.job.status not in ENDED else None
+        return seen
+
+    async def _update(self, nodes: _Nodes, run: _Run, dashboard: Dashboard) -> ObservedRay | None:
+        """What has changed, as cheaply as can be told; None where it must be looked at as a whole."""
+        if self._clock() - nodes.asked_at >= NODES_SECONDS:
+            await self._look_at_nodes(nodes, dashboard)
+            if run.is_steady:
+                return _remembered(nodes, run)
+        if run.is_steady and not run.job_is_next:
+            former = run.file
+            await _read_run_state(run, dashboard)
+            run.job_is_next = run.file == former
+            if run.is_steady:
+                return _remembered(nodes, run)
+        found = await dashboard.job(run.submission_id)
+        if found is None:
+            return None
+        _take_over(run, found)
+        if run.is_steady and run.job.status not in ENDED:
+            return _remembered(nodes, run)
+        return await self._look_behind_job(nodes, run, dashboard)
+
+    async def _look_behind_job(self, nodes: _Nodes, run: _Run, dashboard: Dashboard) -> ObservedRay:
+        """What is asked after Ray's word on the job, so that of one that has ended the run state is the last."""
+        await _read_run_state(run, dashboard)
+        if run.is_starting and self._clock() - run.groups_asked_at >= GROUPS_SECONDS:
+            run.groups = infeasible_groups(await dashboard.placement_groups())
+            run.groups_asked_at = self._clock()
+        failed = went_wrong(run.job, run.file.state)
+        return replace(_remembered(nodes, run), log_tail=await _log_tail(run, dashboard) if failed else "")
+
+    async def _look_at_nodes(self, nodes: _Nodes, dashboard: Dashboard) -> None:
+        found = alive(await dashboard.nodes())
+        nodes.alive = tuple(observed_ray_node(node) for node in found)
+        nodes.head_id = head_id(found)
+        nodes.asked_at = self._clock()
+
+
+def _remembered(nodes: _Nodes, run: _Run) -> ObservedRay:
+    return ObservedRay(
+        Reachability.OK,
+        nodes=nodes.alive,
+        job=run.job,
+        run_state=run.file.state,
+        run_state_error=run.file.error,
+        infeasible_groups=run.groups if run.is_starting else (),
+    )
+
+
+def _take_over(run: _Run, found: JsonObject) -> None:
+    run.job = observed_ray_job(run.submission_id, found)
+    run.driver_node = text_at(found, "driver_node_id") or run.driver_node
+    run.job_is_next = False
+
+
+async def _read_run_state(run: _Run, dashboard: Dashboard) -> None:
+    name = run_state_file_name(run.submission_id)
+    text = await dashboard.log_file(run.driver_node, name, -1) if run.driver_node else None
+    run.file = run_state_file(text, run.file)
+
+
+async def _log_tail(run: _Run, dashboard: Dashboard) -> str:
+    name = driver_log_file_name(run.submission_id)
+    text = await dashboard.log_file(run.driver_node, name, NUM_LOG_LINES) if run.driver_node else None
+    return (text or "")[-MAX_LOG_CHARACTERS:]

@@ -1,0 +1,115 @@
+"""Stopping a trainer that runs: why it is to stop, asking it, and how long it may take."""
+
+from __future__ import annotations
+
+from rljob_api.conditions import Reason
+from rljob_api.constants import POD_LOGS_FOLDER, attempt_logs_folder
+from rljob_api.v1alpha1.run_policy import RunPolicy
+from rljob_api.v1alpha1.status import AttemptState, StopRequest
+from rljob_operator.reconcile.attempts import MAX_MESSAGE
+from rljob_operator.reconcile.elastic import should_grow
+from rljob_operator.reconcile.endings import Ending, reason_of_stop
+from rljob_operator.reconcile.messages import beginning_of
+from rljob_operator.reconcile.observed import Observed, Reachability
+from rljob_operator.reconcile.plan_types import DumpStacks, Effect, StopJob
+from rljob_operator.reconcile.progress import ENDED_IN_RAY, claim_uri
+from rljob_operator.reconcile.silence import seconds_without_progress
+from rljob_operator.reconcile.status_draft import StatusDraft
+from rljob_operator.reconcile.submission import newest_submission, ray_job
+from rljob_operator.reconcile.suspension import is_suspended, note_stop, wants_to_be_stopped
+from rljob_operator.reconcile.timestamps import seconds_since, timestamp
+
+STACKS_SECONDS = 30
+"""What the processes of a stalled trainer have to write their stacks, before it is asked to stop."""
+
+
+def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
+    """Writes down that the attempt is to stop, where there is a reason to, and when it could be asked."""
+    attempt = draft.attempt
+    if attempt.stop is None:
+        reason = _reason_to_stop(draft, observed, policy)
+        if reason is None:
+            return
+        message = _where_it_stood(draft, observed) if reason is Reason.STALLED else None
+        request = StopRequest(reason=reason.value, message=message, requested_at=timestamp(draft.now))
+        draft.change_attempt(stop=request, state=AttemptState.STOPPING.value)
+    stop = draft.attempt.stop
+    if stop is not None and stop.told_at is None and observed.ray.reachability is Reachability.OK:
+        draft.change_attempt(stop=stop.model_copy(update={"told_at": timestamp(draft.now)}))
+
+
+def ending_by_stop(draft: StatusDraft, policy: RunPolicy, open_point: str) -> Ending | None:
+    """The end of an attempt that is to stop: at once where no trainer runs, else when its time is over. None while it
+    has time. `open_point`: what the attempt waits for."""
+    stop = draft.attempt.stop
+    if stop is None:
+        return None
+    reason = reason_of_stop(stop)
+    if draft.attempt.running_since is None:
+        return Ending(reason, f"the attempt was to stop before its trainer ran: {open_point}")
+    grace = policy.grace_period_seconds + (STACKS_SECONDS if reason is Reason.STALLED else 0)
+    if seconds_since(stop.requested_at, draft.now) < grace:
+        return None
+    if stop.told_at is None:
+        text = f"the trainer could not be asked to stop for {grace} s: Ray's dashboard does not answer"
+        return Ending(reason, text)
+    why = f"{stop.message}; " if stop.message is not None else ""
+    return Ending(reason, f"{why}the trainer was asked to stop and did not end within {grace} s")
+
+
+def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> tuple[Effect, ...]:
+    """Asks a trainer to stop, and again until it has ended: asking twice does no harm. Also one that has told how it
+    ended, but whose process does not end."""
+    job, attempt = ray_job(draft, observed), draft.attempt
+    if job is None or job.status in ENDED_IN_RAY:
+        return ()
+    seen = attempt.ending_seen_at
+    hangs = seen is not None and seconds_since(seen, draft.now) >= policy.grace_period_seconds
+    if attempt.stop is None and not hangs:
+        return ()
+    name, stop = newest_submission(draft, observed.job), attempt.stop
+    stalled = stop is not None and stop.reason == Reason.STALLED
+    if stop is not None and stalled and seconds_since(stop.requested_at, draft.now) < STACKS_SECONDS:
+        return (DumpStacks(name, attempt.number),)
+    return (StopJob(name),)
+
+
+def seconds_of_activity_left(draft: StatusDraft, policy: RunPolicy) -> float | None:
+    """What is left of the active deadline; None where there is none."""
+    if policy.active_deadline_seconds is None:
+        return None
+    since = draft.attempt.admitted_at if draft.is_under_way else None
+    current = max(0.0, seconds_since(since, draft.now)) if since is not None else 0.0
+    return policy.active_deadline_seconds - draft.counters.active_seconds - current
+
+
+def _where_it_stood(draft: StatusDraft, observed: Observed) -> str:
+    """Of a trainer without progress: step and activity, and where its stacks will be."""
+    seconds = seconds_without_progress(draft)
+    parts = [f"no progress for {seconds:.0f} s"]
+    state = observed.ray.run_state
+    if state is not None:
+        activity = f" ({state.activity})" if state.activity is not None else ""
+        parts.append(f"it stood at step {state.progress.step} of {state.progress.total_steps}{activity}")
+    spec = observed.job.spec
+    folder = f"{POD_LOGS_FOLDER}/{attempt_logs_folder(draft.attempt.number)}"
+    place = claim_uri(f"file://{folder}", spec, observed.job.name) if spec is not None else folder
+    parts.append(f"its stacks are in {place}")
+    return beginning_of("; ".join(parts), MAX_MESSAGE)
+
+
+def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> Reason | None:
+    if wants_to_be_stopped(draft, observed):
+        note_stop(draft, observed)
+        return Reason.STOPPED_BY_USER
+    if is_suspended(observed):
+        return Reason.SUSPENDED
+    left = seconds_of_activity_left(draft, policy)
+    if left is not None and left <= 0:
+        return Reason.ACTIVE_DEADLINE_EXCEEDED
+    runs = draft.attempt.running_since is not None and draft.attempt.silent_since is None
+    if runs and seconds_without_progress(draft) >= policy.stall_deadline_seconds:
+        return Reason.STALLED
+    if runs and should_grow(draft):
+        return Reason.RESIZED
+    return None

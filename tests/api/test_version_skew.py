@@ -1,0 +1,192 @@
+"""What a program of one version reads of what another version wrote.
+
+`golden` holds documents as version 1 writes them, for the programs that come after it. What comes after this version is
+made of them: fields that nobody knows here, at every depth, and the next number.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from rljob_api.constants import CONTRACT_VERSION
+from rljob_api.errors import HandoverError
+from rljob_api.handover import TrainerJob, dump_job, dump_run_state, load_job, load_run_state
+from rljob_api.run_state import RunPhase
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_testing.valid_job import REMOVED, Wire, edited, valid_job
+from rljob_trainer.checkpoints.errors import DamagedError
+from rljob_trainer.checkpoints.layout import digest_of, read_manifest
+from rljob_trainer.controller.state import state_of
+
+GOLDEN = Path(__file__).parent / "golden"
+NEXT = {"contractVersion": CONTRACT_VERSION + 1}
+AFTER_NEXT = {"contractVersion": CONTRACT_VERSION + 2}
+
+
+def golden(name: str) -> Wire:
+    document = json.loads((GOLDEN / f"{name}.json").read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+def test_unknown_fields_are_dropped_at_any_depth_and_named() -> None:
+    wire = edited(
+        valid_job(),
+        {
+            "foo": 1,
+            "spec.training.bar": {"baz": None},
+            "spec.training.model.tied": [1],
+            "spec.training.dataset.x": None,
+        },
+    )
+    wire["spec"]["pools"][0]["spot"] = True  # type: ignore[index]
+    before = copy.deepcopy(wire)
+    job, unknown = RLJob.from_newer_wire(wire)
+    assert job == RLJob.from_wire(valid_job())
+    assert set(unknown) == {
+        "foo",
+        "spec.pools[0].spot",
+        "spec.training.bar",
+        "spec.training.dataset.x",
+        "spec.training.model.tied",
+    }
+    assert wire == before
+
+
+def test_what_is_known_is_read_as_strictly_as_ever() -> None:
+    assert RLJob.from_newer_wire(valid_job()) == (RLJob.from_wire(valid_job()), ())
+    with pytest.raises(ValidationError) as caught:
+        RLJob.from_newer_wire(edited(valid_job(), {"foo": 1, "spec.training.seed": "zero"}))
+    assert [error["loc"] for error in caught.value.errors()] == [("spec", "training", "seed")]
+
+
+def test_only_empty_unknown_fields_are_dropped_where_others_would_matter() -> None:
+    empty: Wire = {"spec.a": None, "spec.training.b": {}, "spec.training.c": [], "spec.training.model.d": ""}
+    job, unknown = RLJob.from_newer_wire(edited(valid_job(), empty), only_empty=True)
+    assert job == RLJob.from_wire(valid_job())
+    assert set(unknown) == set(empty)
+    for value in (0, False, {"x": None}, "text"):
+        with pytest.raises(ValidationError) as caught:
+            RLJob.from_newer_wire(edited(valid_job(), empty | {"spec.e": value}), only_empty=True)
+        assert [error["loc"] for error in caught.value.errors()] == [("spec", "e")]
+
+
+def test_the_run_state_of_version_1_is_read() -> None:
+    state = load_run_state(json.dumps(golden("run_state")))
+    assert (state.job_name, state.attempt, state.phase, state.resumed_from_step) == ("example", 2, RunPhase.FAILED, 4)
+    assert (state.progress.step, state.progress.total_steps, state.progress.eta_seconds) == (7, 10, 90)
+    assert state.checkpoint is not None
+    assert state.checkpoint.step == 6
+    assert state.error is not None
+    assert state.error.message == "worker rank 1 died"
+    assert json.loads(dump_run_state(state)) == golden("run_state")
+
+
+@pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
+def test_of_a_newer_run_state_what_is_known_is_read(version: Wire) -> None:
+    news = {"gpus": 8, "progress.episode": 3, "checkpoint.roles": ["actor"], "error.retry": {"after": 5}, "queue": None}
+    read = load_run_state(json.dumps(edited(golden("run_state"), version | news)))
+    assert read.model_copy(update={"contract_version": 1}) == load_run_state(json.dumps(golden("run_state")))
+
+
+def test_a_run_state_that_means_something_unknown_is_refused() -> None:
+    with pytest.raises(HandoverError) as caught:
+        load_run_state(json.dumps(edited(golden("run_state"), {"phase": "Pausing", "queue": "x"})))
+    assert str(caught.value) == (
+        "run state: phase: must be one of Starting, Running, Stopping, Complete, Failed, Stopped"
+        ' (seen: "Pausing"); choose one of them'
+    )
+    with pytest.raises(HandoverError, match=r"run state: contract versions 1 to 2 can be read here \(seen: 3\)"):
+        load_run_state(json.dumps(golden("run_state") | AFTER_NEXT))
+
+
+def test_the_job_of_version_1_is_read() -> None:
+    job = load_job(json.dumps(golden("trainer_job")))
+    training = job.spec.training
+    assert (job.name, job.namespace, job.spec.pools[0].nodes) == ("example", "team", 2)
+    assert [(reward.name, reward.weight) for reward in training.rewards] == [("score", 0.5), ("style", 1.0)]
+    assert training.algorithm.loss.clipped is not None
+    assert (training.rollout.temperature, training.algorithm.loss.clipped.clip_ratio_high) == (0.7, 0.3)
+    assert json.loads(dump_job(job)) == golden("trainer_job")
+
+
+@pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
+def test_a_newer_job_that_asks_for_nothing_new_is_read(version: Wire) -> None:
+    empty: Wire = {"spec.queue": None, "spec.training.environments": [], "spec.training.model.moe": {}, "team": ""}
+    read = load_job(json.dumps(edited(golden("trainer_job"), version | empty)))
+    assert read.spec == load_job(json.dumps(golden("trainer_job"))).spec
+
+
+def test_a_newer_job_that_asks_for_something_new_is_refused_by_the_name_of_the_field() -> None:
+    news = {"spec.queue": "research", "spec.pools[0].spot": False}
+    with pytest.raises(HandoverError) as caught:
+        load_job(json.dumps(edited(golden("trainer_job"), NEXT | news)))
+    older = "which is older than the operator that sent it; use an image of the operator's version, or remove the field"
+    assert str(caught.value) == (
+        f"job: spec.pools[0].spot: is not known to this trainer (seen: false), {older};"
+        f' spec.queue: is not known to this trainer (seen: "research"), {older}'
+    )
+    with pytest.raises(HandoverError, match=r"job: contract versions 1 to 2 can be read here \(seen: 3\)"):
+        load_job(json.dumps(golden("trainer_job") | AFTER_NEXT))
+
+
+def test_defaults_that_a_server_filled_in_do_not_reach_the_trainer() -> None:
+    """A server fills in those of its own version, which the trainer in the image may not know."""
+    spec = RLJob.from_wire(valid_job()).spec
+    filled_in = RLJobSpec.from_wire(spec.to_full_wire())
+    assert filled_in.model_fields_set > spec.model_fields_set
+    written = json.loads(dump_job(TrainerJob(name="example", spec=filled_in)))
+    assert written["spec"] == edited(valid_job(), {"spec.pools[0].nodes": REMOVED})["spec"]
+
+
+def test_the_manifest_of_version_1_is_read(tmp_path: Path) -> None:
+    manifest, _ = read_manifest(sealed_manifest(tmp_path, golden("manifest")))
+    assert (manifest.step, manifest.start_number, manifest.world_size) == (6, 2, 1)
+    assert [tensor.name for tensor in manifest.tensors] == ["model.w"]
+    state = state_of(manifest)
+    assert (state.step, state.cursor.epoch, state.cursor.position, state.kl_coefficient) == (6, 1, 16, 0.001)
+
+
+@pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
+def test_of_a_newer_manifest_what_is_known_is_read(
+    tmp_path: Path, version: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"news{version.get('contractVersion', '')}"
+    news = {name: 1, f"files[0].{name}": "x", f"tensors[0].pieces[0].{name}": [1], f"extra.cursor.{name}": {"a": 1}}
+    folder = sealed_manifest(tmp_path, edited(golden("manifest"), version | news))
+    with caplog.at_level(logging.WARNING):
+        newer, _ = read_manifest(folder)
+        again, _ = read_manifest(folder)
+        state = state_of(newer)
+    manifest, _ = read_manifest(sealed_manifest(tmp_path, golden("manifest")))
+    known = {"contract_version": 1, "extra": manifest.extra}
+    assert newer.model_copy(update=known) == again.model_copy(update=known) == manifest
+    assert state == state_of(manifest)
+    assert [record.message.partition(" is not known")[0] for record in caplog.records] == [
+        f"manifest.json: files[].{name}",
+        f"manifest.json: {name}",
+        f"manifest.json: tensors[].pieces[].{name}",
+        f"the checkpoint's state: cursor.{name}",
+    ]
+
+
+def test_a_manifest_of_a_version_after_the_next_is_refused(tmp_path: Path) -> None:
+    folder = sealed_manifest(tmp_path, golden("manifest") | AFTER_NEXT)
+    with pytest.raises(DamagedError, match=r"contractVersion 3; this program reads contract versions 1 to 2"):
+        read_manifest(folder)
+
+
+def sealed_manifest(root: Path, document: Wire) -> Path:
+    """A checkpoint's folder with nothing but its manifest."""
+    content = json.dumps(document, separators=(",", ":")).encode()
+    folder = root / "step-00000006.start-0002"
+    folder.mkdir(exist_ok=True)
+    (folder / "manifest.json").write_bytes(b'{"content":' + content + f',"digest":"{digest_of(content)}"}}\n'.encode())
+    return folder

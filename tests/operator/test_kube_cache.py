@@ -1,0 +1,172 @@
+"""The cache holds what is newest, whatever order events and listings come in."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from rljob_operator.kube.cache import ObjectCache
+from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS
+from rljob_operator.raw_json import JsonObject, text_at
+
+
+def pod(version: int | str, name: str = "p", uid: str = "p1", job: str = "j1", namespace: str = "team") -> JsonObject:
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": uid,
+            "resourceVersion": str(version),
+            "labels": {"rljob.dev/job-uid": job},
+            "managedFields": [{"manager": "kubelet"}],
+        },
+    }
+
+
+def filled() -> ObjectCache:
+    cache = ObjectCache((None,))
+    for kind in (JOBS, CLUSTERS, PODS):
+        cache.replace(kind, None, [], "1")
+    return cache
+
+
+def versions(cache: ObjectCache, job: str = "j1") -> list[str]:
+    return [text_at(raw, "metadata", "resourceVersion") for raw in cache.of_job(PODS, "team", job)]
+
+
+def test_events_in_any_order_end_in_the_newest_state() -> None:
+    events = [("ADDED", 5), ("MODIFIED", 6), ("MODIFIED", 7), ("MODIFIED", 7)]
+    for order in itertools.permutations(events):
+        cache = filled()
+        for kind, version in order:
+            cache.note(PODS, kind, pod(version))
+        assert versions(cache) == ["7"]
+
+
+def test_what_was_deleted_stays_so() -> None:
+    events = [("ADDED", 5), ("MODIFIED", 6), ("DELETED", 7)]
+    for order in itertools.permutations(events):
+        cache = filled()
+        for kind, version in order:
+            cache.note(PODS, kind, pod(version))
+        assert versions(cache) == [], order
+
+
+def test_only_news_is_news() -> None:
+    cache = filled()
+    assert cache.note(PODS, "ADDED", pod(5))
+    assert not cache.note(PODS, "MODIFIED", pod(5)), "twice"
+    assert not cache.note(PODS, "MODIFIED", pod(4)), "late"
+    assert cache.note(PODS, "MODIFIED", pod(6))
+    assert cache.note(PODS, "DELETED", pod(7))
+    assert not cache.note(PODS, "DELETED", pod(7))
+
+
+def test_the_end_of_a_former_object_does_not_end_its_successor() -> None:
+    cache = filled()
+    cache.note(PODS, "ADDED", pod(5, uid="old"))
+    cache.note(PODS, "ADDED", pod(9, uid="new"))
+    assert not cache.note(PODS, "DELETED", pod(8, uid="old"))
+    assert not cache.note(PODS, "MODIFIED", pod(7, uid="old"))
+    assert versions(cache) == ["9"]
+
+
+def test_an_object_that_is_made_again_is_news() -> None:
+    cache = filled()
+    cache.note(PODS, "ADDED", pod(5, uid="old"))
+    cache.note(PODS, "DELETED", pod(6, uid="old"))
+    assert cache.note(PODS, "ADDED", pod(7, uid="new"))
+    assert versions(cache) == ["7"]
+
+
+def test_an_object_that_left_the_selection_can_come_back() -> None:
+    cache = filled()
+    cache.note(PODS, "ADDED", pod(5))
+    cache.note(PODS, "DELETED", pod(6))
+    assert cache.note(PODS, "ADDED", pod(8))
+
+
+def test_a_listing_repairs_what_was_missed() -> None:
+    cache = filled()
+    cache.note(PODS, "ADDED", pod(5, name="gone", uid="gone"))
+    cache.note(PODS, "ADDED", pod(6, name="changed", uid="changed"))
+    cache.note(PODS, "ADDED", pod(25, name="young", uid="young"))
+    cache.note(PODS, "ADDED", pod(26, name="newer", uid="newer"))
+    cache.note(PODS, "DELETED", pod(27, name="ended", uid="ended"))
+    listed = [
+        pod(12, name="changed", uid="changed"),
+        pod(13, name="missed", uid="missed"),
+        pod(14, name="newer", uid="newer"),
+        pod(15, name="ended", uid="ended"),
+    ]
+    removed = cache.replace(PODS, None, listed, "20")
+    found = {text_at(raw, "metadata", "name"): text_at(raw, "metadata", "resourceVersion") for raw in removed}
+    assert found == {"gone": "5"}
+    # By name: changed, missed, newer and young; what ended after the listing was made is not taken from it.
+    assert versions(cache) == ["12", "13", "26", "25"]
+    assert cache.replace(PODS, None, [], "30") != ()
+    assert versions(cache) == []
+
+
+def test_a_listing_of_one_namespace_says_nothing_of_others() -> None:
+    cache = ObjectCache(("team", "other"))
+    cache.note(PODS, "ADDED", pod(5))
+    cache.note(PODS, "ADDED", pod(6, namespace="other"))
+    cache.replace(PODS, "other", [], "20")
+    assert versions(cache) == ["5"]
+    assert cache.of_job(PODS, "other", "j1") == ()
+
+
+def test_nothing_is_complete_before_all_was_listed() -> None:
+    cache = ObjectCache(("team", "other"))
+    cache.note(JOBS, "ADDED", pod(5))
+    for kind, namespace in itertools.product((JOBS, CLUSTERS, PODS), ("team", "other")):
+        assert not cache.is_complete
+        cache.replace(kind, namespace, [], "9")
+    assert cache.is_complete
+
+
+def test_a_kind_that_is_not_known_is_complete_and_empty() -> None:
+    cache = ObjectCache((None,))
+    cache.note(CLUSTERS, "ADDED", pod(5))
+    cache.note_missing(CLUSTERS)
+    cache.replace(JOBS, None, [], "9")
+    cache.replace(PODS, None, [], "9")
+    assert (cache.is_complete, cache.is_missing(CLUSTERS), cache.of_job(CLUSTERS, "team", "j1")) == (True, True, ())
+    cache.replace(CLUSTERS, None, [], "10")
+    assert not cache.is_missing(CLUSTERS)
+
+
+def test_what_may_not_be_read_is_known_but_old() -> None:
+    cache = ObjectCache(("team", "other"))
+    cache.note(PODS, "ADDED", pod(5))
+    cache.note_forbidden(PODS, "team", "pods is forbidden")
+    assert (cache.forbidden("team"), cache.forbidden("other"), versions(cache)) == ("pods is forbidden", None, ["5"])
+    cache.replace(PODS, "team", [pod(6)], "9")
+    assert (cache.forbidden("team"), versions(cache)) == (None, ["6"])
+
+
+def test_objects_are_found_by_the_uid_of_their_job_and_kept_without_ballast() -> None:
+    cache = filled()
+    cache.note(PODS, "ADDED", pod(5, name="b", uid="b"))
+    cache.note(PODS, "ADDED", pod(6, name="a", uid="a"))
+    cache.note(PODS, "ADDED", pod(7, name="c", uid="c", job="j2"))
+    assert [text_at(raw, "metadata", "name") for raw in cache.of_job(PODS, "team", "j1")] == ["a", "b"]
+    assert versions(cache, "j2") == ["7"]
+    cache.note(PODS, "MODIFIED", pod(8, name="c", uid="c", job="j1"))
+    assert (versions(cache, "j2"), len(versions(cache))) == ([], 3)
+    kept = cache.of_job(PODS, "team", "j1")[0]["metadata"]
+    assert isinstance(kept, dict)
+    assert "managedFields" not in kept
+    assert (cache.num_objects, set(cache.uids())) == (3, {"a", "b", "c"})
+
+
+@pytest.mark.parametrize("version", ["", "v-7"])
+def test_of_versions_that_cannot_be_compared_the_last_counts(version: str) -> None:
+    cache = filled()
+    cache.note(PODS, "ADDED", pod(5))
+    assert cache.note(PODS, "MODIFIED", pod(version))
+    assert versions(cache) == [version]
+    cache.replace(PODS, None, [], "9")
+    assert versions(cache) == []

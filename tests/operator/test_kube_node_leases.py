@@ -1,0 +1,100 @@
+"""A kubelet is silent from when its Lease was first seen not to be renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import cast
+
+import pytest
+
+from rljob_operator.kube.errors import ForbiddenError, KubeError, NotFoundError, UnavailableError
+from rljob_operator.kube.node_leases import NodeLeases
+from rljob_operator.kube.objects import LEASES, KubeObjects, ResourceType
+from rljob_operator.raw_json import JsonObject
+from rljob_testing.hand_clock import HandClock, heard_clock
+
+
+class Leases:
+    """The API server's, of one node."""
+
+    def __init__(self) -> None:
+        self.renewed = "2026-01-31T12:00:00.000000Z"
+        self.error: KubeError | None = None
+        self.num_asked = 0
+
+    async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
+        assert (kind, namespace, name) == (LEASES, "kube-node-lease", "node-1")
+        self.num_asked += 1
+        if self.error is not None:
+            raise self.error
+        return {"spec": {"renewTime": self.renewed}}
+
+
+def made() -> tuple[Leases, HandClock, NodeLeases]:
+    leases, clock = Leases(), heard_clock()
+    return leases, clock, NodeLeases(cast(KubeObjects, leases), clock.clock)
+
+
+def seconds(node_leases: NodeLeases) -> float:
+    return asyncio.run(node_leases.silent_seconds("node-1"))
+
+
+def test_a_lease_that_is_not_renewed_tells_for_how_long() -> None:
+    leases, clock, node_leases = made()
+    assert seconds(node_leases) == 0.0, "what was before is not known"
+    for expected in (4.0, 8.0, 12.0):
+        clock.pass_by(4)
+        assert seconds(node_leases) == expected
+    leases.renewed = "2026-01-31T12:00:10.000000Z"
+    clock.pass_by(4)
+    assert seconds(node_leases) == 0.0
+
+
+def test_neither_clock_matters() -> None:
+    leases, clock, node_leases = made()
+    leases.renewed = "2031-01-31T12:00:00.000000Z"
+    seconds(node_leases)
+    clock.pass_by(30)
+    assert seconds(node_leases) == 30.0
+    leases.renewed = "1999-01-31T12:00:00.000000Z"
+    clock.pass_by(30)
+    assert seconds(node_leases) == 0.0
+
+
+def test_jobs_of_one_node_share_a_look() -> None:
+    leases, clock, node_leases = made()
+    seconds(node_leases)
+    clock.pass_by(1)
+    assert (seconds(node_leases), leases.num_asked) == (1.0, 1)
+    clock.pass_by(1)
+    assert (seconds(node_leases), leases.num_asked) == (2.0, 2)
+
+
+def test_a_lease_that_nobody_looked_at_counts_anew() -> None:
+    _, clock, node_leases = made()
+    seconds(node_leases)
+    clock.pass_by(61)
+    assert seconds(node_leases) == 0.0
+
+
+@pytest.mark.parametrize("error", [ForbiddenError("leases is forbidden"), NotFoundError("no such lease")])
+def test_a_lease_that_cannot_be_read_says_nothing_and_is_told_once(
+    error: KubeError, caplog: pytest.LogCaptureFixture
+) -> None:
+    leases, clock, node_leases = made()
+    leases.error = error
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert seconds(node_leases) == 0.0
+            clock.pass_by(100)
+    assert len(caplog.records) == 1
+    assert str(error) in caplog.text
+
+
+def test_an_api_server_that_does_not_answer_makes_no_node_silent() -> None:
+    leases, clock, node_leases = made()
+    seconds(node_leases)
+    leases.error = UnavailableError("no answer")
+    clock.pass_by(70)
+    assert seconds(node_leases) == 0.0

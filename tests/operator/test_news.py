@@ -1,0 +1,271 @@
+"""Which events and listings become work, and when: a job that is over costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import cast
+
+import pytest
+
+from rljob_operator.controller.loop import JobKey
+from rljob_operator.handlers.attention import seconds_until_look
+from rljob_operator.handlers.news import JobVersions, News
+from rljob_operator.handlers.relist import Relist
+from rljob_operator.kube.cache import ObjectCache
+from rljob_operator.kube.errors import ForbiddenError, KubeError, ResourceTypeMissingError
+from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, KubeObjects, Listing, ResourceType
+from rljob_operator.metrics import Metrics
+from rljob_operator.raw_json import JsonObject
+from rljob_operator.workqueue import WorkQueue
+from rljob_testing.hand_clock import NOON, heard_clock
+
+KEY = JobKey("team", "job")
+OVER: Mapping[str, object] = {
+    "observedGeneration": 1,
+    "result": {"outcome": "Failed", "reason": "Stalled", "at": "2026-01-31T11:59:00Z", "cleanedUpAt": "x"},
+    "handledRequests": {"retry": "first"},
+}
+GOING: Mapping[str, object] = {
+    "observedGeneration": 1,
+    "result": {"outcome": "Failed", "reason": "Stalled", "at": "2026-01-31T11:59:00Z"},
+    "conditions": [
+        {"type": "Failed", "status": "True"},
+        {"type": "ClusterReady", "status": "False", "reason": "Ended"},
+    ],
+}
+
+
+def job(status: Mapping[str, object], lifetime: int | None = None, version: int = 1, **metadata: object) -> JsonObject:
+    """As stored; `lifetime`: seconds after its end."""
+    policy = {} if lifetime is None else {"ttlSecondsAfterFinished": lifetime}
+    return {
+        "metadata": {
+            "name": "job",
+            "namespace": "team",
+            "uid": "j1",
+            "generation": 1,
+            "resourceVersion": str(version),
+            **metadata,
+        },
+        "spec": {"runPolicy": policy},
+        "status": status,
+    }
+
+
+def part(version: int, name: str = "job-1-head", uid: str = "p1", job_uid: str = "j1") -> JsonObject:
+    """A cluster or a pod of the job."""
+    labels = {"rljob.dev/job": "job", "rljob.dev/job-uid": job_uid}
+    metadata = {"name": name, "namespace": "team", "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return {"metadata": metadata}
+
+
+def retry(value: str) -> dict[str, object]:
+    return {"annotations": {"rljob.dev/retry-requested-at": value}}
+
+
+@pytest.mark.parametrize(
+    ("raw", "seconds"),
+    [
+        (job({}), 0),
+        (job({"observedGeneration": 1, "phase": "Running"}), 0),
+        (job(GOING), 0),
+        (job(OVER), None),
+        # It ended a minute and half a second before now.
+        (job(OVER, lifetime=100), 39.5),
+        (job(OVER, lifetime=60), 0),
+        (job(OVER, lifetime=0), 0),
+        (job(OVER, **retry("first")), None),
+        (job(OVER, **retry("second")), 0),
+        (job(OVER, generation=2), 0),
+        (job(OVER, deletionTimestamp="2026-01-31T11:59:00Z"), 0),
+    ],
+)
+def test_a_job_that_is_over_needs_no_look_but_for_what_is_to_come(raw: JsonObject, seconds: float | None) -> None:
+    assert seconds_until_look(raw, heard_clock(NOON).clock.now()) == seconds
+
+
+class ApiObjects:
+    """Listings of the API server."""
+
+    def __init__(self) -> None:
+        self.objects: dict[ResourceType, Sequence[JsonObject]] = {JOBS: (), CLUSTERS: (), PODS: ()}
+        self.errors: dict[ResourceType, KubeError] = {}
+        self.version = 10
+
+    async def listing(
+        self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> Listing:
+        assert (namespace, labels, fields) == (None, "" if kind == JOBS else "rljob.dev/job-uid", "")
+        if kind in self.errors:
+            raise self.errors[kind]
+        return Listing(tuple(self.objects[kind]), str(self.version))
+
+
+class World:
+    """What `handlers` are made of, without kopf."""
+
+    def __init__(self) -> None:
+        self.api = ApiObjects()
+        self.cache = ObjectCache((None,))
+        self.queue: WorkQueue[JobKey] = WorkQueue(lambda: 0.5, lambda key: key.namespace)
+        clock = heard_clock(NOON)
+        self.news = News(self.cache, self.queue, clock.clock)
+        self.num_new_kinds = 0
+        objects = cast(KubeObjects, self.api)
+        self.relist = Relist(objects, (None,), self.cache, clock.ages, self.news, self._on_new_kind, Metrics())
+
+    def _on_new_kind(self) -> None:
+        self.num_new_kinds += 1
+
+    async def work(self) -> list[JobKey]:
+        """What waits for work, and is done with."""
+        found = []
+        while self.queue.num_waiting:
+            key = await self.queue.get()
+            self.queue.done(key)
+            found.append(key)
+        return found
+
+
+def run(test: Callable[[World], Coroutine[None, None, None]]) -> None:
+    async def made() -> None:
+        await test(World())
+
+    asyncio.run(made())
+
+
+def test_nothing_is_worked_on_before_everything_was_listed() -> None:
+    async def test(world: World) -> None:
+        world.news.on_event(JOBS, "", job({}))
+        world.news.on_event(PODS, "", part(5))
+        world.api.errors[PODS] = KubeError("not now")
+        with pytest.raises(KubeError):
+            await world.relist.once()
+        assert await world.work() == []
+        del world.api.errors[PODS]
+        world.api.objects[JOBS] = [job({})]
+        await world.relist.once()
+        assert await world.work() == [KEY]
+
+    run(test)
+
+
+def test_the_end_of_the_last_pod_after_the_end_of_the_job_leads_to_a_pass() -> None:
+    """Also where nobody saw it end: the job was left as it was until the operator's next start."""
+
+    async def test(world: World) -> None:
+        world.api.objects |= {JOBS: [job(GOING)], PODS: [part(5)]}
+        await world.relist.once()
+        assert await world.work() == [KEY]
+        world.news.on_event(PODS, "DELETED", part(12))
+        assert await world.work() == [KEY], "an event"
+        await world.relist.once()
+        await world.work()
+        world.api.objects[PODS] = []
+        world.api.version = 20
+        await world.relist.once()
+        assert await world.work() == [KEY], "a listing, after an event was lost"
+
+    run(test)
+
+
+def test_a_job_that_is_over_costs_nothing() -> None:
+    async def test(world: World) -> None:
+        world.api.objects |= {JOBS: [job(OVER)], CLUSTERS: [part(4, name="job-1", uid="c1")], PODS: [part(5)]}
+        await world.relist.once()
+        world.news.on_event(JOBS, "", job(OVER))
+        world.news.on_event(PODS, "MODIFIED", part(12))
+        world.news.on_event(CLUSTERS, "DELETED", part(13, name="job-1", uid="c1"))
+        await world.relist.once()
+        assert (await world.work(), world.queue.num_delayed) == ([], 0)
+        world.news.on_event(JOBS, "MODIFIED", job(OVER, version=14, **retry("second")))
+        assert await world.work() == [KEY]
+
+    run(test)
+
+
+def test_a_job_that_is_to_be_deleted_later_is_looked_at_then() -> None:
+    async def test(world: World) -> None:
+        world.api.objects[JOBS] = [job(OVER, lifetime=3600)]
+        await world.relist.once()
+        await world.relist.once()
+        assert (await world.work(), world.queue.num_delayed) == ([], 1)
+        world.queue.close()
+
+    run(test)
+
+
+def test_what_happens_to_others_is_no_news() -> None:
+    async def test(world: World) -> None:
+        world.api.objects[JOBS] = [job({})]
+        await world.relist.once()
+        await world.work()
+        world.news.on_event(PODS, "ADDED", part(12, job_uid="a former job of this name"))
+        world.news.on_event(PODS, "ADDED", part(13))
+        assert await world.work() == [KEY]
+        world.news.on_event(PODS, "ADDED", part(13))
+        world.news.on_event(PODS, "MODIFIED", part(9))
+        assert await world.work() == [], "twice, and late"
+
+    run(test)
+
+
+def test_a_job_that_nobody_saw_go_is_forgotten() -> None:
+    async def test(world: World) -> None:
+        world.api.objects[JOBS] = [job({})]
+        await world.relist.once()
+        await world.work()
+        world.api.objects[JOBS] = []
+        await world.relist.once()
+        assert (await world.work(), world.cache.job(*KEY)) == ([KEY], None)
+
+    run(test)
+
+
+def test_a_kind_that_is_installed_later_begins_the_watches_anew() -> None:
+    async def test(world: World) -> None:
+        world.api.errors[CLUSTERS] = ResourceTypeMissingError("rayclusters")
+        world.api.objects[JOBS] = [job({})]
+        await world.relist.once()
+        assert (world.num_new_kinds, world.cache.is_missing(CLUSTERS), await world.work()) == (0, True, [KEY])
+        del world.api.errors[CLUSTERS]
+        await world.relist.once()
+        assert (world.num_new_kinds, world.cache.is_missing(CLUSTERS), await world.work()) == (1, False, [KEY])
+
+    run(test)
+
+
+def test_a_listing_that_is_forbidden_is_told_and_keeps_no_job_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(world: World) -> None:
+        world.api.errors[PODS] = ForbiddenError("pods is forbidden")
+        world.api.objects[JOBS] = [job({})]
+        for _ in range(3):
+            await world.relist.once()
+            assert await world.work() == [KEY]
+        assert world.cache.forbidden("team") == "pods is forbidden"
+        assert caplog.text.count("pods is forbidden") == 1
+
+    run(test)
+
+
+def versioned(uid: str, generation: int, **metadata: object) -> JsonObject:
+    return {"metadata": {"uid": uid, "generation": generation, "resourceVersion": "1", **metadata}}
+
+
+def test_a_change_of_the_status_alone_is_no_news() -> None:
+    versions = JobVersions()
+    assert versions.is_news(KEY, "", versioned("a", 1))
+    assert not versions.is_news(KEY, "MODIFIED", versioned("a", 1))
+    assert not versions.is_news(KEY, "", versioned("a", 1)), "listed again after a gap"
+    assert versions.is_news(KEY, "MODIFIED", versioned("a", 2))
+    assert not versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations={"note": "x"}))
+    asked = {"rljob.dev/stop-requested-at": "now"}
+    assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=asked))
+    again = asked | {"rljob.dev/retry-requested-at": "now"}
+    assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=again))
+    gone = {"deletionTimestamp": "2026-01-31T12:00:00Z"}
+    assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=again, **gone))
+    assert versions.is_news(KEY, "ADDED", versioned("b", 1)), "made again while nobody watched"
+    assert versions.is_news(KEY, "DELETED", versioned("b", 1))
+    assert versions.is_news(KEY, "ADDED", versioned("b", 1))

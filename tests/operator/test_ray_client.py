@@ -1,0 +1,267 @@
+"""What the client of Ray dashboards makes of answers that no Ray gives, and of none."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from http.server import ThreadingHTTPServer
+
+import pytest
+
+from rljob_operator.ray import client
+from rljob_operator.ray.answers import infeasible_groups
+from rljob_operator.ray.client import Dashboard
+from rljob_operator.ray.errors import DashboardUnreachableError
+from rljob_operator.ray.observe_dashboard import observe_dashboard
+from rljob_operator.reconcile.observed import Reachability
+from rljob_testing.apiserver import free_ports
+from rljob_testing.quiet_http import QuietHandler
+from rljob_testing.ray_dashboards import TOKEN, dashboard, run
+
+
+def guarded(
+    answer: Callable[[bytes, asyncio.StreamWriter], Awaitable[None]],
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """A server that refuses requests without token, and hangs up after it has answered another one."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while b"authorization:" not in (request := await reader.readuntil(b"\r\n\r\n")).lower():
+            writer.write(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
+        await answer(request, writer)
+        await writer.drain()
+        writer.close()
+
+    return serve
+
+
+def test_nobody_there() -> None:
+    async def test() -> None:
+        (port,) = free_ports(1)
+        async with dashboard(port, TOKEN) as nobody:
+            seen = await observe_dashboard(nobody, None)
+            assert seen.reachability is Reachability.UNREACHABLE
+            assert seen.error
+            with pytest.raises(DashboardUnreachableError):
+                await nobody.submit({"submission_id": "x"})
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<html>...", "its answer is not JSON: <html>..."),
+        (b"HTTP/1.1 503 No\r\nContent-Length: 11\r\n\r\nbusy\nat all\n", "HTTP 503: at all"),
+        (b"HTTP/1.1 302 No\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", "HTTP 302: "),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b"x" * 9_000_000, "larger than 8388608 bytes"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, gzip\r\nConnection: close\r\n\r\n"
+            + gzip.compress(gzip.compress(b'{"data": {}}')),
+            "its answer is encoded (gzip, gzip)",
+        ),
+        (b"", "disconnected"),
+    ],
+)
+def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
+    async def test() -> None:
+        async def strange(_: bytes, writer: asyncio.StreamWriter) -> None:
+            writer.write(answer)
+
+        (port,) = free_ports(1)
+        server = await asyncio.start_server(guarded(strange), "127.0.0.1", port)
+        async with dashboard(port, TOKEN) as odd:
+            seen = await observe_dashboard(odd, None)
+            assert seen.reachability is Reachability.UNREACHABLE
+            assert error in (seen.error or "")
+        server.close()
+
+    run(test)
+
+
+def ok(text: str) -> bytes:
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+
+def node(num_gpus: str) -> bytes:
+    found = f'{{"state": "ALIVE", "is_head_node": true, "resources_total": {{"GPU": {num_gpus}}}}}'
+    return ok(f'{{"data": {{"result": {{"result": [{found}]}}}}}}')
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (node("Infinity"), "its answer makes no sense: cannot convert float infinity"),
+        (node("NaN"), "its answer makes no sense: cannot convert float NaN"),
+        (node("1" + 400 * "0"), "its answer makes no sense: int too large"),
+        (node(5000 * "1"), "its answer is not JSON"),
+        (ok(200_000 * "["), "its answer is not JSON"),
+    ],
+)
+def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
+    async def test() -> None:
+        async with answering({"": answer}) as odd:
+            seen = await observe_dashboard(odd, None)
+            assert seen.reachability is Reachability.UNREACHABLE
+            assert error in (seen.error or "")
+
+    run(test)
+
+
+@asynccontextmanager
+async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
+    """A dashboard that answers by how the path begins. The connection stays open."""
+
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            if "Authorization" not in self.headers:
+                self.wfile.write(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
+                return
+            self.wfile.write(next(found for start, found in answers.items() if self.path.startswith(start)))
+
+    # A thread of its own: asyncio holds a stream only as long as somebody reads from it.
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            async with dashboard(server.server_address[1], TOKEN) as found:
+                yield found
+        finally:
+            server.shutdown()
+
+
+def test_only_a_file_that_is_not_there_is_none() -> None:
+    async def test() -> None:
+        def failed(text: str) -> bytes:
+            return f"HTTP/1.1 500 Error\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+        answers = {
+            "/api/v0/nodes": node("0"),
+            "/api/jobs/job-1-1": ok('{"status": "RUNNING", "driver_node_id": "head"}'),
+            "/api/v0/placement_groups": ok("{}"),
+            "/api/v0/logs": failed("A file is not found at: /tmp/ray/session_1/logs/x"),
+        }
+        async with answering(answers) as without_file:
+            seen = await observe_dashboard(without_file, "job-1-1")
+            assert (seen.reachability, seen.run_state) == (Reachability.OK, None)
+        answers["/api/v0/logs"] = failed("Agent for node id: head doesn't exist.")
+        async with answering(answers) as without_agent:
+            seen = await observe_dashboard(without_agent, "job-1-1")
+            assert (seen.reachability, seen.error) == (
+                Reachability.UNREACHABLE,
+                "HTTP 500: Agent for node id: head doesn't exist.",
+            )
+
+    run(test)
+
+
+def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "SUBMIT_TIMEOUT_SECONDS", 0.5)
+
+    async def test() -> None:
+        async def drip(_: bytes, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            for _number in range(20):
+                writer.write(b" ")
+                await asyncio.sleep(0.1)
+
+        (port,) = free_ports(1)
+        server = await asyncio.start_server(guarded(drip), "127.0.0.1", port)
+        async with dashboard(port, TOKEN) as slow:
+            with pytest.raises(DashboardUnreachableError, match=r"no answer within 0\.5 s"):
+                await slow.submit({"submission_id": "x"})
+        server.close()
+
+    run(test)
+
+
+def test_no_answer_is_asked_for_in_another_encoding() -> None:
+    async def test() -> None:
+        requests: list[bytes] = []
+
+        async def note(request: bytes, writer: asyncio.StreamWriter) -> None:
+            requests.append(request)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        (port,) = free_ports(1)
+        server = await asyncio.start_server(guarded(note), "127.0.0.1", port)
+        async with dashboard(port, TOKEN) as polite:
+            assert (await observe_dashboard(polite, None)).reachability is Reachability.OK
+        server.close()
+        assert [b"accept-encoding: identity" in request.lower() for request in requests] == [True]
+
+    run(test)
+
+
+def test_nothing_of_an_answer_goes_along_with_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no proxy of the environment sees a token."""
+    (nowhere,) = free_ports(1)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{nowhere}")
+    monkeypatch.setenv("no_proxy", "")
+
+    async def test() -> None:
+        requests: list[str] = []
+
+        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(asyncio.IncompleteReadError):
+                while len(requests) < 2:
+                    requests.append((await reader.readuntil(b"\r\n\r\n")).decode().lower())
+                    writer.write(b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\n{}")
+            writer.close()
+
+        (port,) = free_ports(1)
+        server = await asyncio.start_server(note, "127.0.0.1", port)
+        async with dashboard(port, TOKEN) as sticky:
+            for _ in range(2):
+                assert await sticky.job("job-1-1") == {}
+        server.close()
+        assert ["cookie" in request for request in requests] == [False, False]
+
+    run(test)
+
+
+def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None:
+    async def test() -> None:
+        connections: list[list[int]] = []
+        answers = iter((200, 403, 403, 200, 200, 200, 200))
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.append([])
+            request = ""
+            with suppress(asyncio.IncompleteReadError):
+                while "connection: close" not in request and len(connections[-1]) < 3:
+                    request = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                    connections[-1].append(status := next(answers))
+                    last = "Connection: close\r\n" if "connection: close" in request else ""
+                    writer.write(f"HTTP/1.1 {status} X\r\n{last}Content-Length: 2\r\n\r\n{{}}".encode())
+            writer.close()
+
+        (port,) = free_ports(1)
+        server = await asyncio.start_server(serve, "127.0.0.1", port)
+        async with dashboard(port, "b" * 64, TOKEN) as fickle:
+            for _ in range(5):
+                assert await fickle.job("job-1-1") == {}
+        server.close()
+        assert connections == [[200, 403, 403], [200, 200, 200], [200]]
+
+    run(test)
+
+
+def test_bundles_are_counted_by_what_they_ask_for() -> None:
+    def group(name: str, state: str, *bundles: dict[str, float]) -> dict[str, object]:
+        return {
+            "name": name,
+            "placement_group_id": f"id-{name}",
+            "state": "PENDING",
+            "stats": {"scheduling_state": state},
+            "bundles": [{"unit_resources": bundle} for bundle in bundles],
+        }
+
+    groups = [
+        group("fits-later", "NO_RESOURCES", {"GPU": 1}),
+        group("mixed", "INFEASIBLE", {"GPU": 8, "CPU": 1}, {"CPU": 0.5}, {"CPU": 1, "GPU": 8}),
+        group("", "INFEASIBLE"),
+    ]
+    assert infeasible_groups(groups) == ("mixed: 2 x {CPU: 1, GPU: 8}, 1 x {CPU: 0.5}", "id-: ")

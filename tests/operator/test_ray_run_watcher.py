@@ -1,0 +1,380 @@
+"""How few requests tell what must be known of a job that runs, and that nothing is missed for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from rljob_operator.metrics import Metrics
+from rljob_operator.ray.client import Dashboard, RayClient
+from rljob_operator.ray.errors import DashboardOpenError
+from rljob_operator.ray.run_watcher import RunWatcher
+from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
+from rljob_testing.ray_dashboard_stand_in import run_state
+
+SUBMISSION = "job-1-1"
+RUN_STATE = f"rljob-run-state-{SUBMISSION}.json"
+HEAD: dict[str, object] = {"node_id": "head", "is_head_node": True, "state": "ALIVE", "resources_total": {"CPU": 1.0}}
+WORKER: dict[str, object] = {
+    "node_id": "worker",
+    "is_head_node": False,
+    "state": "ALIVE",
+    "resources_total": {"GPU": 8.0},
+}
+INFEASIBLE: dict[str, object] = {
+    "name": "rollout",
+    "state": "PENDING",
+    "stats": {"scheduling_state": "INFEASIBLE"},
+    "bundles": [{"unit_resources": {"GPU": 8.0}}],
+}
+
+
+def state(phase: str, step: int = 1) -> str:
+    return json.dumps(run_state({"RLJOB_ATTEMPT": "1"}, phase, step))
+
+
+@dataclass
+class Ray:
+    """A dashboard within this event loop, and what it was asked for since `asked` was last emptied."""
+
+    nodes: list[dict[str, object]] = field(default_factory=lambda: [HEAD, WORKER])
+    groups: list[dict[str, object]] = field(default_factory=list)
+    status: str | None = "RUNNING"
+    """Of the job; None where Ray knows none."""
+    state: str | None = None
+    log: str = ""
+    guarded: bool = True
+    failing: set[str] = field(default_factory=set)
+    """What it answers with 503."""
+    asked: list[str] = field(default_factory=list)
+    num_connections: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                status, text = self.answer(head.split(" ")[0], head.split(" ")[1], "Authorization:" in head)
+                writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    def answer(self, method: str, path: str, has_token: bool) -> tuple[int, str]:
+        what, status, text = self.found(method, path) if has_token else ("probe", 401 if self.guarded else 200, "{}")
+        self.asked.append(what)
+        return (503, "busy") if what in self.failing else (status, text)
+
+    def found(self, method: str, path: str) -> tuple[str, int, str]:
+        if path.startswith("/api/v0/logs/file"):
+            name, text = ("state", self.state) if f"filename={RUN_STATE}" in path else ("log", self.log)
+            return (name, 500, "A file is not found at: x") if text is None else (name, 200, text)
+        if path.startswith("/api/v0/"):
+            what = path.removeprefix("/api/v0/").partition("?")[0]
+            listed = self.nodes if what == "nodes" else self.groups
+            return what, 200, json.dumps({"data": {"result": {"result": listed}}})
+        if method == "POST":
+            return "submit", 200, "{}"
+        known = {"status": self.status, "driver_node_id": "head", "driver_exit_code": None}
+        return ("job", 404, "no job") if self.status is None else ("job", 200, json.dumps(known))
+
+    def since(self) -> list[str]:
+        """What was asked, and from now on again."""
+        found, self.asked = self.asked, []
+        return found
+
+
+@dataclass
+class World:
+    """A dashboard, a watcher of it, and the watcher's clock."""
+
+    ray: Ray
+    port: int
+    http: RayClient
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.watcher = RunWatcher(lambda: self.now)
+
+    def dashboard(self, token: str = "token") -> Dashboard:
+        return self.http.dashboard(f"http://127.0.0.1:{self.port}", [token])
+
+    async def look(self, submission: str | None = SUBMISSION) -> ObservedRay:
+        return await self.watcher.observe("uid", self.dashboard(), submission)
+
+    async def looks(self, number: int) -> list[list[str]]:
+        """What was asked in each of so many looks."""
+        self.ray.since()
+        return [self.ray.since() for _ in range(number) if await self.look()]
+
+
+@asynccontextmanager
+async def world(ray: Ray) -> AsyncIterator[World]:
+    server = await asyncio.start_server(ray.serve, "127.0.0.1", 0)
+    async with asyncio.timeout(60), RayClient(Metrics()) as http:
+        yield World(ray, server.sockets[0].getsockname()[1], http)
+    server.close()
+
+
+def in_world(ray: Ray, test: Callable[[World], Coroutine[None, None, None]]) -> None:
+    async def run() -> None:
+        async with world(ray) as place:
+            await test(place)
+
+    asyncio.run(run())
+
+
+def test_before_a_submission_it_is_the_nodes_and_one_proof_that_not_everybody_is_answered() -> None:
+    async def test(place: World) -> None:
+        seen = await place.look(None)
+        assert seen == ObservedRay(Reachability.OK, nodes=(ObservedRayNode(True, 0), ObservedRayNode(False, 8)))
+        await place.look(None)
+        assert place.ray.since() == ["probe", "nodes", "nodes"]
+        await place.watcher.observe("uid", place.dashboard("of another cluster"), None)
+        assert place.ray.since() == ["probe", "nodes"]
+
+    in_world(Ray(), test)
+
+
+def test_a_trainer_that_runs_costs_one_request_a_look_on_one_connection() -> None:
+    async def test(place: World) -> None:
+        whole = await place.look()
+        assert place.ray.since() == ["probe", "nodes", "job", "state"]
+        assert whole.job is not None
+        assert (whole.job.status, whole.nodes) == (
+            RayJobStatus.RUNNING,
+            (ObservedRayNode(True, 0), ObservedRayNode(False, 8)),
+        )
+        # The run state does not change, so Ray is asked for the process in between.
+        assert await place.looks(5) == [["state"], ["job"], ["state"], ["job"], ["state"]]
+        place.ray.since()
+        assert await place.look() == whole
+        for step in (2, 3, 4):
+            place.ray.state = state("Running", step)
+            seen = await place.look()
+            assert seen.run_state is not None
+            assert (seen.run_state.progress.step, seen.job, seen.nodes) == (step, whole.job, whole.nodes)
+        assert place.ray.since() == ["job", "state", "state", "state"]
+        assert place.ray.num_connections == 1
+
+    in_world(Ray(state=state("Running")), test)
+
+
+def test_a_trainer_that_starts_is_asked_for_with_its_groups_every_half_minute() -> None:
+    async def test(place: World) -> None:
+        assert (await place.look()).infeasible_groups == ()
+        assert place.ray.since() == ["probe", "nodes", "job", "state", "placement_groups"]
+        place.ray.groups.append(INFEASIBLE)
+        place.ray.state = state("Starting", 0)
+        place.now += 29
+        assert (await place.look()).infeasible_groups == ()
+        assert place.ray.since() == ["job", "state"]
+        place.now += 1
+        assert (await place.look()).infeasible_groups == ("rollout: 1 x {GPU: 8}",)
+        assert place.ray.since() == ["job", "state", "placement_groups"]
+        assert (await place.look()).infeasible_groups == ("rollout: 1 x {GPU: 8}",)
+        assert place.ray.since() == ["job", "state"]
+        place.ray.state = state("Running", 0)
+        assert (await place.look()).infeasible_groups == ()
+        assert await place.looks(1) == [["state"]]
+
+    in_world(Ray(), test)
+
+
+@pytest.mark.parametrize(("phase", "status"), [("Failed", "FAILED"), ("Complete", "FAILED"), ("Stopped", "STOPPED")])
+def test_a_last_word_is_followed_up_in_the_same_look(phase: str, status: str) -> None:
+    async def test(place: World) -> None:
+        await place.look()
+        place.ray.status, place.ray.state, place.ray.log = status, state(phase), "Traceback"
+        place.ray.since()
+        seen = await place.look()
+        assert place.ray.since() == ["state", "job", "state", "log"]
+        assert seen.job is not None
+        assert seen.run_state is not None
+        assert (seen.job.status, seen.run_state.phase, seen.log_tail) == (status, phase, "Traceback")
+        assert await place.look() == seen
+        assert place.ray.since() == ["nodes", "job", "state", "log"]
+
+    in_world(Ray(state=state("Running")), test)
+
+
+def test_a_trainer_that_is_done_and_still_there_is_asked_for_with_its_run_state() -> None:
+    async def test(place: World) -> None:
+        await place.look()
+        place.ray.state = state("Complete", 4)
+        assert await place.looks(3) == [["state", "job", "state"], ["job", "state"], ["job", "state"]]
+        place.ray.status = "SUCCEEDED"
+        seen = await place.look()
+        assert seen.job is not None
+        assert (seen.job.status, seen.log_tail) == (RayJobStatus.SUCCEEDED, "")
+
+    in_world(Ray(state=state("Running")), test)
+
+
+def test_a_process_that_ends_without_a_word_is_seen_at_the_second_look() -> None:
+    async def test(place: World) -> None:
+        await place.look()
+        place.ray.status, place.ray.log = "FAILED", "Killed"
+        place.ray.since()
+        assert (await place.look()).log_tail == ""
+        assert (await place.look()).log_tail == "Killed"
+        assert place.ray.since() == ["state", "job", "state", "log"]
+
+    in_world(Ray(state=state("Running")), test)
+
+
+def test_what_was_to_be_light_and_fails_is_looked_at_as_a_whole_at_once() -> None:
+    async def test(place: World) -> None:
+        await place.look()
+        place.ray.failing = {"state"}
+        place.ray.since()
+        seen = await place.look()
+        assert place.ray.since() == ["state", "nodes", "job", "state"]
+        assert (seen.reachability, seen.error) == (Reachability.UNREACHABLE, "HTTP 503: busy")
+        place.ray.failing = set()
+        assert await place.looks(2) == [["nodes", "job", "state"], ["state"]]
+        place.ray.status = None
+        place.ray.since()
+        seen = await place.look()
+        assert (seen.reachability, seen.job, seen.run_state) == (Reachability.OK, None, None)
+        assert place.ray.since() == ["job", "nodes", "job"]
+
+    in_world(Ray(state=state("Running")), test)
+
+
+def test_another_submission_is_looked_at_as_a_whole() -> None:
+    async def test(place: World) -> None:
+        await place.look()
+        place.ray.since()
+        seen = await place.look("job-1-2")
+        assert seen.job is not None
+        assert seen.job.submission_id == "job-1-2"
+        assert place.ray.since()[:2] == ["nodes", "job"]
+
+    in_world(Ray(state=state("Running")), test)
+
+
+def test_nodes_are_looked_at_every_minute_instead_of_the_rest() -> None:
+    async def test(place: World) -> None:
+        await place.look()
+        place.ray.nodes = [HEAD]
+        place.now += 59
+        assert len((await place.look()).nodes) == 2
+        place.now += 1
+        place.ray.since()
+        assert (await place.look()).nodes == (ObservedRayNode(True, 0),)
+        assert place.ray.since() == ["nodes"]
+        assert await place.looks(2) == [["job"], ["state"]]
+
+    in_world(Ray(state=state("Running")), test)
+
+
+def test_a_run_state_that_cannot_be_read_is_told_and_still_watched() -> None:
+    async def test(place: World) -> None:
+        place.ray.state = '{"contractVersion": 99}'
+        seen = await place.look()
+        assert (seen.reachability, seen.run_state) == (Reachability.OK, None)
+        assert "can be read here (seen: 99)" in (seen.run_state_error or "")
+        assert await place.looks(2) == [["state"], ["job"]]
+        place.ray.state = "x" * 70_000
+        assert "it has 70000 characters" in ((await place.look()).run_state_error or "")
+        place.ray.state = state("Running", 3)
+        seen = await place.look()
+        assert seen.run_state is not None
+        assert (seen.run_state.progress.step, seen.run_state_error) == (3, None)
+
+    in_world(Ray(), test)
+
+
+def test_silence_is_counted_from_the_first_vain_look_of_this_cluster() -> None:
+    async def test(place: World) -> None:
+        place.ray.failing = {"nodes"}
+        silent = []
+        for seconds in (0.0, 7.0, 13.0):
+            place.now += seconds
+            silent.append((await place.look()).silent_seconds)
+        assert silent == [0.0, 7.0, 20.0]
+        other = await place.watcher.observe("uid", place.dashboard("of another cluster"), None)
+        assert (other.reachability, other.silent_seconds) == (Reachability.UNREACHABLE, 0.0)
+        place.now += 5
+        place.ray.failing = set()
+        assert (await place.look()).silent_seconds == 0.0
+        place.now += 5
+        place.ray.failing = {"nodes", "state"}
+        assert (await place.look()).silent_seconds == 0.0
+        place.now += 2
+        place.watcher.forget("uid")
+        assert (await place.look()).silent_seconds == 0.0
+
+    in_world(Ray(state=state("Running")), test)
+
+
+def test_a_slow_look_is_silent_for_as_long_as_it_took() -> None:
+    async def test(place: World) -> None:
+        ticks = iter((1000.0, 1004.0))
+        watcher = RunWatcher(lambda: next(ticks))
+        seen = await watcher.observe("uid", place.dashboard(), None)
+        assert (seen.reachability, seen.silent_seconds) == (Reachability.UNREACHABLE, 4.0)
+
+    in_world(Ray(failing={"nodes"}), test)
+
+
+def test_a_dashboard_that_asks_for_no_token_is_told_and_given_nothing() -> None:
+    async def test(place: World) -> None:
+        seen = await place.look(None)
+        assert seen.reachability is Reachability.OPEN
+        assert "without a token" in (seen.error or "")
+        with pytest.raises(DashboardOpenError):
+            await place.dashboard().submit({"submission_id": SUBMISSION})
+        assert place.ray.since() == ["probe", "probe"]
+        place.now += 9
+        assert (await place.look(None)).silent_seconds == 9.0
+        place.ray.guarded = True
+        assert (await place.look(None)).reachability is Reachability.OK
+        await place.dashboard().submit({"submission_id": SUBMISSION})
+        assert place.ray.since() == ["probe", "probe", "nodes", "probe", "submit"]
+
+    in_world(Ray(guarded=False), test)
+
+
+def test_what_is_no_refusal_and_no_answer_proves_nothing() -> None:
+    async def test(place: World) -> None:
+        seen = await place.look(None)
+        assert (seen.reachability, place.ray.since()) == (Reachability.UNREACHABLE, ["probe"])
+        assert "HTTP 503 to a request without a token" in (seen.error or "")
+        place.ray.failing = set()
+        assert (await place.look(None)).reachability is Reachability.OK
+
+    in_world(Ray(failing={"probe"}), test)
+
+
+def test_who_has_forgotten_everything_sees_the_same_as_the_third_look() -> None:
+    async def test(place: World) -> None:
+        moments = [
+            ("PENDING", None),
+            ("RUNNING", None),
+            ("RUNNING", state("Starting", 0)),
+            *(("RUNNING", state("Running", step)) for step in (0, 1, 2)),
+            ("RUNNING", "damaged"),
+            ("RUNNING", state("Running", 3)),
+            ("RUNNING", state("Stopping", 3)),
+            ("RUNNING", state("Stopped", 3)),
+            ("STOPPED", state("Stopped", 3)),
+            (None, None),
+            ("RUNNING", state("Running", 3)),
+            ("FAILED", state("Running", 3)),
+        ]
+        for place.ray.status, place.ray.state in moments:
+            place.now += 30
+            # Nodes, run state and process take a look each where all is due.
+            await place.look()
+            await place.look()
+            remembering = await place.look()
+            forgetful = await RunWatcher(lambda: place.now).observe("uid", place.dashboard(), SUBMISSION)
+            assert remembering == forgetful
+
+    in_world(Ray(groups=[INFEASIBLE], log="last words"), test)

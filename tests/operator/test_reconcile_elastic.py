@@ -1,0 +1,162 @@
+"""Elastic restart: fewer nodes where nodes stay away, and all of them again when they are back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.conditions import ConditionType
+from rljob_api.constants import HEAD_GROUP
+from rljob_api.run_state import RunPhase
+from rljob_api.v1alpha1.elastic import fitting_nodes, with_nodes
+from rljob_api.v1alpha1.status import Attempt, Counters, PoolNodes, RLJobStatus
+from rljob_operator.reconcile.observed import Observed, RayJobStatus
+from rljob_operator.reconcile.plan_types import DeleteCluster, StopJob, SubmitJob
+from rljob_testing.operator_jobs import spec
+from rljob_testing.operator_observed import (
+    START_NUMBER,
+    after,
+    at,
+    at_work,
+    cluster,
+    decide,
+    found,
+    observed,
+    pod,
+    provisioning,
+    ray,
+    ray_job,
+    run_state,
+    running,
+)
+
+C = ConditionType
+# 8 prompts x 4 responses over 4 nodes x 2 GPUs; on 3 nodes they would not divide.
+FOUR = {"pools[0].nodes": 4, "pools[0].gpusPerNode": 2, "training.batchSize": 8, "training.rollout.groupSize": 4}
+ELASTIC = spec({**FOUR, "runPolicy": {"elastic": {"minNodes": 1, "waitSeconds": 100}}})
+RIGID = spec(FOUR)
+ON_TWO = (PoolNodes(name="main", nodes=2),)
+
+
+def pods(num_ready: int) -> tuple[object, ...]:
+    """A head and four workers, of which so many are ready."""
+    return (pod("h", HEAD_GROUP), *(pod(f"w{number}", ready=number < num_ready) for number in range(4)))
+
+
+def starting(num_ready: int, seconds_ago: float = 100, job_spec: object = ELASTIC) -> Observed:
+    seen = observed(
+        provisioning(seconds_ago=seconds_ago), cluster(), seen=ray(gpus=(2,) * num_ready), job_spec=job_spec
+    )
+    return replace(seen, pods=pods(num_ready))
+
+
+def small(num_ready: int, **record: object) -> Observed:
+    """An attempt that trains on two of four nodes."""
+    status = running(600, record={"nodes": ON_TWO, **record})
+    seen = at_work(ray_job(), run_state(), status, job_spec=ELASTIC)
+    return replace(seen, pods=pods(num_ready))
+
+
+def newest(status: RLJobStatus) -> Attempt:
+    return status.attempts[-1]
+
+
+@pytest.mark.parametrize(("num_ready", "nodes"), [(3, 2), (2, 2), (1, 1)])
+def test_after_its_wait_an_attempt_begins_on_the_most_nodes_that_divide_its_batch(num_ready: int, nodes: int) -> None:
+    plan = decide(starting(num_ready))
+    assert plan.effects == (SubmitJob("example-1-1", 1, START_NUMBER, (("main", nodes),)),)
+    assert newest(plan.status).nodes == (PoolNodes(name="main", nodes=nodes),)
+    told = found(plan.status, C.CLUSTER_READY)
+    assert told is not None
+    assert told[2] == (
+        f"{1 + nodes} of {1 + nodes} pods ready and in Ray; runs on fewer nodes than it asks for:"
+        f" {nodes} of pool main (runPolicy.elastic)"
+    )
+    assert (plan.status.gpus, plan.status.pools[0].desired) == (8, 4)
+
+
+def test_before_that_it_waits_and_with_all_nodes_it_takes_all() -> None:
+    assert decide(starting(3, seconds_ago=99)).effects == ()
+    assert decide(starting(3, seconds_ago=99)).requeue_after_seconds == 1
+    assert decide(starting(4)).effects == (SubmitJob("example-1-1", 1, START_NUMBER),)
+    assert newest(decide(starting(4)).status).nodes == ()
+
+
+@pytest.mark.parametrize("seen", [starting(0), starting(3, job_spec=RIGID)], ids=["no node", "not elastic"])
+def test_too_few_nodes_and_jobs_that_do_not_want_it_wait_on(seen: Observed) -> None:
+    assert decide(seen).effects == ()
+    assert newest(decide(seen).status).nodes == ()
+
+
+def test_what_was_submitted_on_fewer_nodes_stays_so_while_they_are_away() -> None:
+    plan = decide(small(2))
+    assert plan.effects == ()
+    assert newest(plan.status).whole_since is None
+    assert found(plan.status, C.PROGRESSING) == ("True", "Training", "10 steps in all")
+
+
+def test_it_is_stopped_with_a_checkpoint_when_all_nodes_have_been_there_for_a_minute() -> None:
+    seen = small(4)
+    plan = decide(seen)
+    assert plan.effects == ()
+    assert newest(plan.status).whole_since == "2026-03-01T12:00:00Z"
+    whole = after(seen, plan)
+    assert decide(whole, at(59)).effects == ()
+    assert decide(replace(whole, pods=pods(3)), at(59)).status.attempts[-1].whole_since is None
+    stopped = decide(whole, at(60))
+    assert stopped.effects == (StopJob("example-1-1"),)
+    saved = ray(ray_job(RayJobStatus.STOPPED), run_state(RunPhase.STOPPED, checkpoint_step=9))
+    done = replace(after(whole, stopped), ray=saved)
+    ended = decide(done, at(70))
+    assert ended.effects == ()
+    attempts = ended.status.attempts
+    assert (attempts[0].reason, attempts[0].failure_class) == ("Resized", "Free")
+    # The next one begins at once, on the same cluster, and counts against no budget.
+    assert (attempts[1].cluster, attempts[1].nodes) == ("example-1", ())
+    assert ended.status.counters is not None
+    assert (ended.status.counters.failed_attempts, ended.status.counters.infrastructure_retries) == (0, 0)
+    grown = replace(after(done, ended), ray=ray(gpus=(2,) * 4))
+    assert decide(grown, at(71)).effects == (SubmitJob("example-2-1", 2, START_NUMBER + 1),)
+
+
+def test_after_a_failure_on_fewer_nodes_the_next_attempt_does_not_wait_again() -> None:
+    failed = replace(small(2), ray=ray(ray_job(RayJobStatus.FAILED, 1)))
+    plan = decide(failed)
+    assert plan.status.next_attempt is not None
+    assert plan.status.next_attempt.same_cluster
+    later = replace(after(failed, plan), ray=ray(gpus=(2, 2)))
+    started = decide(later, at(30))
+    again = decide(after(later, started), at(31))
+    assert again.effects == (SubmitJob("example-2-1", 2, START_NUMBER + 1, (("main", 2),)),)
+
+
+def test_a_node_that_is_lost_costs_the_attempt_and_its_cluster() -> None:
+    lost = replace(small(1), ray=ray(ray_job(RayJobStatus.FAILED, 75)))
+    plan = decide(lost)
+    assert plan.effects == (DeleteCluster("example-1", "c1"),)
+    assert plan.status.counters == Counters(
+        attempts=1,
+        start_number=START_NUMBER,
+        infrastructure_retries=1,
+        failed_attempts=1,
+        active_seconds=600,
+    )
+
+
+def test_the_most_gpus_win_and_every_rule_holds() -> None:
+    two_pools = spec(
+        {
+            **FOUR,
+            "pools[0].nodes": 2,
+            "pools[1]": {"name": "value", "nodes": 2, "gpusPerNode": 8},
+            "roles.ref.pool": "value",
+            "training.algorithm.kl.coefficient": 0.1,
+            "training.batchSize": 32,
+            "runPolicy": {"elastic": {"minNodes": 1}},
+        }
+    )
+    assert fitting_nodes(two_pools, {"main": 2, "value": 1}) == {"main": 2, "value": 1}
+    assert fitting_nodes(two_pools, {"main": 1, "value": 2}) == {"main": 1, "value": 2}
+    assert fitting_nodes(two_pools, {"main": 2}) is None
+    assert [pool.nodes for pool in with_nodes(two_pools, {"value": 1}).pools] == [2, 1]

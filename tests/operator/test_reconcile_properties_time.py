@@ -1,0 +1,228 @@
+"""What holds of every decision about time: what it changes, what it does not, and that every wait has an end."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_api.run_state import RunState
+from rljob_api.v1alpha1.status import Attempt, RLJobStatus
+from rljob_operator.reconcile.observed import Observed, ObservedRay, Reachability
+from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Effect
+from rljob_operator.reconcile.timestamps import moment, seconds_since, timestamp
+from rljob_testing.operator_observed import NOW, after, at, cluster, decide
+from rljob_testing.operator_observed_any import (
+    GRACE_SECONDS,
+    PROVISIONING_SECONDS,
+    STALL_SECONDS,
+    observations,
+)
+
+ANY_MOMENT = settings(max_examples=200)
+FOR_EVER_SECONDS = 10_000_000
+LONGEST_PAUSE_SECONDS = 720
+"""Between two attempts: ten minutes, and a fifth more."""
+
+SECONDS_TO_SPARE = 120
+"""For looking every half minute, and for the passes in which one thing becomes another."""
+
+JUMPS = st.sampled_from([-86_400 * 400, -3600, -1, 1, 3600, 86_400 * 400])
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+def test_time_alone_changes_nothing_between_deadlines() -> None:
+    num_checked, num_seen = 0, 0
+
+    @ANY_MOMENT
+    @given(observations(), st.sampled_from([0.1, 0.5, 0.9, 0.99]))
+    def check(seen: Observed, fraction: float) -> None:
+        nonlocal num_checked, num_seen
+        seen = settled(seen)
+        seconds = fraction * min(seconds_to_deadlines(seen), default=FOR_EVER_SECONDS)
+        now, later = decide(seen), decide(seen, at(seconds))
+        assert later.status == seen.job.status
+        assert (later.effects, later.events) == (now.effects, ())
+        num_seen += 1
+        num_checked += seconds >= 0.1 and not seen.job.deleting
+
+    check()
+    assert num_checked >= 0.8 * num_seen
+
+
+def settled(seen: Observed) -> Observed:
+    """When all that follows at once is written."""
+    for _ in range(5):
+        plan = decide(seen)
+        if plan.status == seen.job.status:
+            return seen
+        seen = after(seen, plan)
+    raise AssertionError(f"not settled after 5 passes: {seen!r}")
+
+
+def seconds_to_deadlines(seen: Observed) -> list[float]:
+    """From `NOW` to all moments to come at which time alone may change something, counted apart from the operator's own
+    reckoning."""
+    status, spec = seen.job.status, seen.job.spec
+    due: list[float] = []
+    if status.next_attempt is not None:
+        due.append(seconds_to(status.next_attempt.not_before))
+    if status.progress is not None:
+        due += [seconds_to(status.progress.updated_at, 5), seconds_to(status.progress.updated_at, 9)]
+    if status.result is not None and spec is not None and spec.run_policy.ttl_seconds_after_finished is not None:
+        due.append(seconds_to(status.result.at, spec.run_policy.ttl_seconds_after_finished))
+    if status.attempts and status.attempts[-1].ended is None:
+        due += seconds_to_deadlines_of_attempt(status.attempts[-1], 120 if spec is None else GRACE_SECONDS)
+        active = spec.run_policy.active_deadline_seconds if spec is not None else None
+        if active is not None and status.counters is not None and status.attempts[-1].admitted_at is not None:
+            due.append(seconds_to(status.attempts[-1].admitted_at, active - status.counters.active_seconds))
+    return [seconds for seconds in due if seconds > 0]
+
+
+def seconds_to_deadlines_of_attempt(attempt: Attempt, grace: int) -> list[float]:
+    # A conflict of names; the trainer's last words; what a trainer that runs may take.
+    due = [seconds_to(attempt.started, 60), seconds_to(attempt.admitted_at or attempt.started, PROVISIONING_SECONDS)]
+    if attempt.stop is not None:
+        due.append(seconds_to(attempt.stop.requested_at, grace))
+    if attempt.ending_seen_at is not None:
+        due += [seconds_to(attempt.ending_seen_at, seconds) for seconds in (30, grace, 2 * grace)]
+    if attempt.progressed_at is not None:
+        due += [seconds_to(attempt.progressed_at, seconds) for seconds in (60, STALL_SECONDS)]
+    if attempt.silent_since is not None:
+        due.append(seconds_to(attempt.silent_since, STALL_SECONDS))
+    return due
+
+
+def seconds_to(since: str, seconds: float = 0) -> float:
+    return seconds - seconds_since(since, NOW)
+
+
+@ANY_MOMENT
+@given(observations(), JUMPS)
+def test_a_clock_that_is_set_anew_everywhere_changes_nothing(seen: Observed, seconds: int) -> None:
+    plan = decide(seen)
+    job = replace(seen.job, status=shifted_status(seen.job.status, seconds))
+    elsewhere = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds))
+    other = decide(elsewhere, at(seconds))
+    assert other.status == shifted_status(plan.status, seconds)
+    assert (other.effects, other.events, other.requeue_after_seconds) == (
+        plan.effects,
+        plan.events,
+        plan.requeue_after_seconds,
+    )
+
+
+@ANY_MOMENT
+@given(observations(), JUMPS)
+def test_the_clock_of_the_trainer_decides_nothing(seen: Observed, seconds: int) -> None:
+    plan = decide(seen)
+    job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds))
+    other = decide(replace(seen, job=job, ray=shifted_ray(seen.ray, seconds)))
+    # How often progress is written depends on it; that it is, does not.
+    expected, written = with_clock_of_trainer(plan.status, seconds), other.status
+    assert written.model_copy(update={"progress": None}) == expected.model_copy(update={"progress": None})
+    assert (other.effects, other.events, other.requeue_after_seconds) == (
+        plan.effects,
+        plan.events,
+        plan.requeue_after_seconds,
+    )
+
+
+def with_clock_of_trainer(status: RLJobStatus, seconds: float) -> RLJobStatus:
+    """What the trainer's clock said, said by another."""
+    progress, checkpoint = status.progress, status.checkpoint
+    if progress is not None:
+        progress = progress.model_copy(update={"updated_at": shifted_time(progress.updated_at, seconds)})
+    if checkpoint is not None:
+        checkpoint = checkpoint.model_copy(update={"saved_at": shifted_time(checkpoint.saved_at, seconds)})
+    attempts = tuple(
+        each.model_copy(update={"run_state_at": shifted_time(each.run_state_at, seconds)})
+        if each.run_state_at
+        else each
+        for each in status.attempts
+    )
+    return status.model_copy(update={"progress": progress, "checkpoint": checkpoint, "attempts": attempts})
+
+
+def shifted_status(status: RLJobStatus, seconds: float) -> RLJobStatus:
+    """With all its times."""
+    return RLJobStatus.from_wire(shifted(status.to_wire(), seconds))
+
+
+def shifted_ray(ray: ObservedRay, seconds: float) -> ObservedRay:
+    """With the times of the run state."""
+    if ray.run_state is None:
+        return ray
+    return replace(ray, run_state=RunState.from_wire(shifted(ray.run_state.to_wire(), seconds)))
+
+
+def shifted(value: object, seconds: float) -> object:
+    if isinstance(value, dict):
+        return {key: shifted(item, seconds) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shifted(item, seconds) for item in value]
+    return shifted_time(value, seconds) if isinstance(value, str) and _TIME.fullmatch(value) else value
+
+
+def shifted_time(text: str, seconds: float) -> str:
+    return timestamp(moment(text) + (at(seconds) - NOW))
+
+
+@ANY_MOMENT
+@given(observations())
+def test_the_operator_looks_again_as_long_as_there_is_something_to_wait_for(seen: Observed) -> None:
+    plan = decide(seen)
+    status, spec = plan.status, seen.job.spec
+    if seen.job.deleting:
+        assert plan.requeue_after_seconds is None
+    elif status.result is not None:
+        ttl = spec.run_policy.ttl_seconds_after_finished if spec is not None else None
+        left = None if ttl is None else max(0.0, seconds_to(status.result.at, ttl))
+        assert plan.requeue_after_seconds == left
+    elif status.suspended_at is not None and (not has_fitting_spec(seen) or (spec is not None and spec.suspend)):
+        assert plan.requeue_after_seconds is None
+    else:
+        assert plan.requeue_after_seconds is not None
+        assert 0 <= plan.requeue_after_seconds <= 10
+
+
+@settings(max_examples=100)
+@given(observations(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
+def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
+    # A spec that cannot be run by, or not be read, waits for one that can.
+    if seen.job.deleting or not has_fitting_spec(seen):
+        return
+    seen, seconds = replace(seen, ray=ObservedRay(silence, "timeout", silent_seconds=3600)), 0
+    limit = STALL_SECONDS + 2 * GRACE_SECONDS + LONGEST_PAUSE_SECONDS + PROVISIONING_SECONDS + SECONDS_TO_SPARE
+    while seen.job.status.result is None and seen.job.status.suspended_at is None:
+        assert seconds <= limit
+        plan = decide(seen, at(seconds))
+        seen = after(seen, plan)
+        for effect in plan.effects:
+            seen = done(seen, effect)
+        seen, seconds = without_what_goes(seen), seconds + 30
+        if not seen.job.status.attempts or seen.job.status.attempts[-1].ended is not None:
+            # Between attempts, what may be read is waited for without an end.
+            seen = replace(seen, forbidden=None)
+
+
+def has_fitting_spec(seen: Observed) -> bool:
+    return seen.job.spec is not None and seen.job.spec.checkpoint.storage is not None
+
+
+def done(seen: Observed, effect: Effect) -> Observed:
+    """What Kubernetes does about it, where no node ever has room for a pod, and nobody hears of Ray."""
+    if isinstance(effect, CreateCluster):
+        return replace(seen, clusters=(*seen.clusters, cluster(name=effect.cluster, uid=f"uid-of-{effect.cluster}")))
+    if isinstance(effect, DeleteCluster):
+        return replace(seen, clusters=tuple(each for each in seen.clusters if each.uid != effect.uid))
+    return seen
+
+
+def without_what_goes(seen: Observed) -> Observed:
+    """Clusters that are deleted, and pods without a cluster."""
+    clusters = tuple(each for each in seen.clusters if not each.deleting)
+    names = {each.name for each in clusters}
+    return replace(seen, clusters=clusters, pods=tuple(pod for pod in seen.pods if pod.cluster in names))

@@ -1,0 +1,248 @@
+"""What follows from the end of an attempt: pauses, budgets, which cluster the next one has, and the end of the job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.run_state import RunPhase
+from rljob_api.v1alpha1.status import Counters, RLJobStatus
+from rljob_operator.reconcile.observed import Observed, RayJobStatus
+from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, SubmitJob
+from rljob_operator.reconcile.timestamps import moment
+from rljob_testing.operator_jobs import spec
+from rljob_testing.operator_observed import (
+    NOW,
+    START_NUMBER,
+    after,
+    at,
+    at_work,
+    attempt,
+    cluster,
+    decide,
+    ended,
+    found,
+    observed,
+    pod,
+    provisioning,
+    ray,
+    ray_job,
+    ready_pods,
+    run_state,
+    running,
+    waiting,
+)
+
+C, R = ConditionType, Reason
+BUDGETS = spec({"runPolicy": {"maxAppRetries": 2, "maxInfraRetries": 3}})
+APPLICATION, INFRASTRUCTURE = 1, 75
+"""Exit codes of the trainer."""
+
+
+def failing(code: int = APPLICATION, counters: Counters | None = None, checkpoint_step: int | None = None) -> Observed:
+    """A trainer that has ended with this code on a healthy cluster."""
+    status = running().model_copy(update={"counters": counters or Counters(attempts=1, start_number=START_NUMBER)})
+    state = run_state(RunPhase.FAILED, checkpoint_step=checkpoint_step)
+    return at_work(ray_job(RayJobStatus.FAILED, code), state, status, job_spec=BUDGETS)
+
+
+def pause_seconds(status: RLJobStatus) -> float:
+    assert status.next_attempt is not None
+    return (moment(status.next_attempt.not_before) - NOW).total_seconds()
+
+
+def test_a_failure_of_the_application_goes_on_with_the_same_cluster() -> None:
+    plan = decide(failing())
+    assert plan.effects == ()
+    assert plan.status.result is None
+    assert plan.status.phase == "Retrying"
+    waits = plan.status.next_attempt
+    assert waits is not None
+    assert (waits.reason, waits.failure_class, waits.same_cluster) == ("ApplicationError", "Application", True)
+    counters = plan.status.counters
+    assert counters is not None
+    assert (counters.application_retries, counters.infrastructure_retries, counters.failed_attempts) == (1, 0, 1)
+    told = found(plan.status, C.RETRYING)
+    assert told is not None
+    assert told[:2] == ("True", "ApplicationError")
+    assert told[2].startswith("retry 1 of 2 (runPolicy.maxAppRetries) in ")
+    assert told[2].endswith("after: the trainer ended with exit code 1: Ray's message")
+
+
+def test_the_next_attempt_is_submitted_to_that_cluster_with_a_number_of_its_own() -> None:
+    first = decide(failing())
+    later = replace(after(failing(), first), ray=ray())
+    assert decide(later, at(7)).status == first.status
+    started = decide(later, at(13))
+    newest = started.status.attempts[-1]
+    assert (newest.number, newest.cluster, newest.cluster_uid, newest.submissions) == (2, "example-1", "c1", 0)
+    assert started.effects == ()
+    assert started.requeue_after_seconds == 0
+    assert started.status.next_attempt is None
+    submitted = decide(after(later, started), at(14))
+    assert submitted.effects == (SubmitJob("example-2-1", attempt=2, start_number=START_NUMBER + 1),)
+    assert submitted.status.attempts[-1].start_number == START_NUMBER + 1
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [(pod("h", "head"), pod("w", ready=False)), (pod("h", "head"),), (pod("h", "head"), pod("w", deleting=True))],
+    ids=["not ready", "missing", "going"],
+)
+def test_an_application_that_failed_on_a_broken_cluster_gets_a_new_one(pods: tuple[object, ...]) -> None:
+    plan = decide(replace(failing(), pods=pods))
+    assert plan.status.next_attempt is not None
+    assert not plan.status.next_attempt.same_cluster
+    assert plan.effects == (DeleteCluster("example-1", "c1"),)
+
+
+def test_a_cluster_that_breaks_during_the_pause_is_not_used_again() -> None:
+    seen = observed(waiting(same_cluster=True), cluster(), (pod("h", "head"),), job_spec=BUDGETS)
+    plan = decide(seen)
+    assert plan.effects == (DeleteCluster("example-1", "c1"),)
+    assert plan.status.next_attempt is not None
+    assert not plan.status.next_attempt.same_cluster
+    well = replace(seen, pods=ready_pods())
+    assert decide(well).effects == ()
+
+
+def test_a_failure_of_the_infrastructure_takes_a_new_cluster_when_nothing_of_the_former_is_left() -> None:
+    seen = failing(INFRASTRUCTURE)
+    plan = decide(seen)
+    assert plan.effects == (DeleteCluster("example-1", "c1"),)
+    assert plan.status.next_attempt is not None
+    assert (plan.status.next_attempt.failure_class, plan.status.next_attempt.same_cluster) == ("Infrastructure", False)
+    going = replace(after(seen, plan), clusters=(cluster(deleting=True),))
+    assert decide(going, at(60)).status.attempts[-1].number == 1
+    pods_left = replace(going, clusters=())
+    assert decide(pods_left, at(60)).status.attempts[-1].number == 1
+    assert found(decide(pods_left, at(60)).status, C.CLUSTER_READY) == (
+        "False",
+        "WaitingForNextAttempt",
+        "another attempt follows; of the former attempt there are left: 2 pods",
+    )
+    gone = replace(pods_left, pods=())
+    assert decide(gone, at(7)).status.attempts[-1].number == 1
+    started = decide(gone, at(60))
+    assert started.status.attempts[-1].cluster == "example-2"
+    assert found(started.status, C.RETRYING) == ("False", "NextAttemptStarted", "attempt 2 has begun")
+    assert decide(after(gone, started), at(61)).effects == (CreateCluster(2, "example-2"),)
+
+
+@pytest.mark.parametrize("lost", [pod("w", overdue=True, deleting=True), pod("w", node_silent_seconds=60)])
+def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
+    seen = replace(observed(waiting(0)), pods=(lost,))
+    started = decide(seen)
+    assert started.status.attempts[-1].number == 2
+    assert decide(after(seen, started)).effects == (CreateCluster(2, "example-2", lost_pods=("w",)),)
+
+
+@pytest.mark.parametrize(
+    ("code", "counters", "text"),
+    [
+        (APPLICATION, {"application_retries": 2}, "after 2 of 2 retries (runPolicy.maxAppRetries): the trainer ended"),
+        (
+            INFRASTRUCTURE,
+            {"infrastructure_retries": 3},
+            "after 3 of 3 retries (runPolicy.maxInfraRetries): the trainer ended",
+        ),
+    ],
+)
+def test_a_budget_that_is_used_up_ends_the_job(code: int, counters: dict[str, int], text: str) -> None:
+    plan = decide(failing(code, Counters(attempts=3, **counters)))
+    told = found(plan.status, C.FAILED)
+    assert told is not None
+    assert told[2].startswith(text)
+    assert plan.status.next_attempt is None
+    other = {"application_retries": 2, "infrastructure_retries": 3}.keys() - counters.keys()
+    still = decide(failing(code, Counters(attempts=3, **dict.fromkeys(other, 9))))
+    assert still.status.result is None
+
+
+def test_retries_are_given_back_after_progress_and_only_then() -> None:
+    used = Counters(attempts=3, application_retries=2, infrastructure_retries=1, checkpoint_step=4)
+    same = decide(failing(APPLICATION, used, checkpoint_step=4)).status
+    assert same.result is not None
+    further = decide(failing(APPLICATION, used, checkpoint_step=6)).status
+    assert further.counters is not None
+    assert (further.counters.application_retries, further.counters.infrastructure_retries) == (1, 0)
+    assert further.counters.checkpoint_step == 6
+    assert further.counters.failed_attempts == 1
+
+
+def test_pauses_double_up_to_ten_minutes_and_differ_from_job_to_job() -> None:
+    pauses = [
+        pause_seconds(decide(failing(INFRASTRUCTURE, Counters(attempts=1, application_retries=used))).status)
+        for used in range(12)
+    ]
+    for number, seconds in enumerate(pauses):
+        plain = min(600, 10 * 2**number)
+        assert 0.8 * plain - 1 <= seconds <= 1.2 * plain + 1
+    other = failing(INFRASTRUCTURE, Counters(attempts=1, application_retries=6))
+    there = {
+        pause_seconds(decide(replace(other, job=replace(other.job, uid=f"uid-{number}"))).status)
+        for number in range(20)
+    }
+    assert len(there) > 5
+
+
+@pytest.mark.parametrize("code", [2, 130])
+def test_what_another_try_would_not_mend_ends_the_job(code: int) -> None:
+    plan = decide(failing(code))
+    assert plan.status.result is not None
+    assert plan.effects == (DeleteCluster("example-1", "c1"),)
+
+
+def test_the_history_is_bounded_and_the_numbers_go_on() -> None:
+    attempts = tuple(ended(number=number) for number in range(95, 105))
+    status = waiting(0, attempts=attempts).model_copy(update={"counters": Counters(attempts=104, start_number=2**31)})
+    started = decide(observed(status)).status
+    assert [each.number for each in started.attempts] == list(range(96, 106))
+    assert started.counters is not None
+    assert started.counters.attempts == 105
+    far = decide(observed(status.model_copy(update={"counters": Counters(attempts=1233)}))).status
+    assert far.attempts[-1].number == 1234
+    # KubeRay cuts longer names; the 234th attempt is long gone.
+    assert far.attempts[-1].cluster == "example-234"
+
+
+def test_start_numbers_grow_whatever_clocks_and_history_say() -> None:
+    status = provisioning().model_copy(update={"counters": Counters(attempts=7, start_number=START_NUMBER + 500)})
+    plan = decide(observed(status, cluster(), ready_pods(), ray()))
+    assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=START_NUMBER + 501),)
+    again = replace(observed(status, cluster(), ready_pods(), ray()))
+    early = replace(again, job=replace(again.job, created=datetime(1999, 1, 1, tzinfo=UTC)))
+    assert decide(early).effects == plan.effects
+
+
+def test_clusters_that_no_attempt_owns_are_removed() -> None:
+    former = cluster(name="example-1", uid="c1")
+    ours = cluster(name="example-2", uid="c2")
+    status = RLJobStatus(attempts=(ended(), attempt(number=2)), counters=Counters(attempts=2))
+    seen = replace(observed(status), clusters=(former, ours))
+    assert decide(seen).effects == (DeleteCluster("example-1", "c1"),)
+    # One of the right name and of another UID: a leader that was paused made it.
+    twin = replace(seen, clusters=(cluster(name="example-2", uid="late"),))
+    plan = decide(twin)
+    assert plan.effects == (DeleteCluster("example-2", "late"),)
+    assert plan.status.attempts[-1].reason == "ClusterLost"
+
+
+def test_an_attempt_counts_its_active_seconds_and_waiting_does_not_count() -> None:
+    policy = {"runPolicy": {"activeDeadlineSeconds": 1000}}
+    plan = decide(at_work(ray_job(RayJobStatus.FAILED, 75), status=running(400), job_spec=spec(policy)))
+    assert plan.status.counters is not None
+    assert plan.status.counters.active_seconds == 400
+    used = Counters(attempts=2, active_seconds=400)
+    long_ago = attempt(submissions=1, seconds_ago=599, number=2)
+    status = RLJobStatus(attempts=(ended(), long_ago), counters=used)
+    second = replace(ray_job(), submission_id="example-2-1")
+    pods = tuple(replace(each, cluster="example-2") for each in ready_pods())
+    seen = observed(status, cluster(name="example-2", uid="c2"), pods, ray(second, run_state()), spec(policy))
+    assert decide(seen).status.attempts[-1].stop is None
+    stop = decide(seen, at(1)).status.attempts[-1].stop
+    assert stop is not None
+    assert stop.reason == "ActiveDeadlineExceeded"

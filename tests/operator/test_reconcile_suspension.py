@@ -1,0 +1,247 @@
+"""Suspension, and what people ask for: stopping for good, and another attempt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.run_state import RunPhase
+from rljob_api.v1alpha1.status import Counters, RLJobStatus
+from rljob_operator.reconcile.observed import Observed, RayJobStatus
+from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, DeleteJob, DumpStacks, StopJob
+from rljob_testing.operator_jobs import spec
+from rljob_testing.operator_observed import (
+    after,
+    at,
+    at_work,
+    cluster,
+    decide,
+    found,
+    observed,
+    pod,
+    provisioning,
+    ray,
+    ray_job,
+    ready_pods,
+    run_state,
+    running,
+    silence,
+    waiting,
+    without_retries,
+)
+
+C, R = ConditionType, Reason
+SUSPENDED = spec({"suspend": True})
+
+
+def asked(seen: Observed, stop: str | None = None, retry: str | None = None) -> Observed:
+    """With the annotations of somebody who wants something."""
+    return replace(seen, job=replace(seen.job, stop_request=stop, retry_request=retry))
+
+
+def resumed(seen: Observed) -> Observed:
+    return replace(seen, job=replace(seen.job, spec=spec()))
+
+
+def test_a_job_may_be_created_suspended() -> None:
+    plan = decide(observed(job_spec=SUSPENDED))
+    assert plan.effects == ()
+    assert plan.requeue_after_seconds is None
+    assert plan.status.suspended_at == "2026-03-01T12:00:00Z"
+    assert (plan.status.phase, plan.status.reason, plan.status.attempts) == ("Suspended", "Suspended", ())
+    started = decide(resumed(after(observed(job_spec=SUSPENDED), plan)), at(9000))
+    assert started.status.suspended_at is None
+    assert [each.number for each in started.status.attempts] == [1]
+
+
+def test_a_trainer_that_runs_saves_first_and_its_cluster_goes() -> None:
+    seen = at_work(state=run_state(checkpoint_step=4), job_spec=SUSPENDED)
+    plan = decide(seen)
+    assert plan.effects == (StopJob("example-1-1"),)
+    assert plan.status.attempts[0].stop is not None
+    assert plan.status.attempts[0].stop.reason == "Suspended"
+    assert found(plan.status, C.PROGRESSING) == ("False", "Stopping", "the trainer was asked to stop (Suspended)")
+    assert found(plan.status, C.SUSPENDED) == ("False", "Suspending", "the trainer saves a checkpoint and ends")
+    stopped = ray(ray_job(RayJobStatus.STOPPED), run_state(RunPhase.STOPPED, step=7, checkpoint_step=7))
+    saved = replace(after(seen, plan), ray=stopped)
+    ended = decide(saved, at(10))
+    assert ended.effects == (DeleteCluster("example-1", "c1"),)
+    attempt = ended.status.attempts[0]
+    assert (attempt.outcome, attempt.reason, attempt.failure_class) == ("Stopped", "Suspended", "Free")
+    assert (ended.status.result, ended.status.next_attempt, ended.status.suspended_at) == (None, None, None)
+    pods_left = replace(after(saved, ended), clusters=(), ray=at_work().ray)
+    assert decide(pods_left, at(20)).status.suspended_at is None
+    gone = replace(pods_left, pods=())
+    rest = decide(gone, at(30))
+    assert rest.status.suspended_at == "2026-03-01T12:00:30Z"
+    text = "the job holds no nodes; it will go on from the checkpoint of step 7"
+    assert found(rest.status, C.SUSPENDED) == ("True", "Suspended", text)
+    assert (rest.status.gpus, rest.requeue_after_seconds) == (0, None)
+    assert rest.status.counters == Counters(
+        attempts=1, start_number=rest.status.attempts[0].start_number, active_seconds=70
+    )
+    again = decide(resumed(after(gone, rest)), at(90_000))
+    assert again.status.attempts[-1].cluster == "example-2"
+    assert found(again.status, C.SUSPENDED) == ("False", "Resumed", "attempt 2 has begun")
+    assert decide(resumed(after(gone, again)), at(90_001)).effects == (CreateCluster(2, "example-2"),)
+
+
+def test_a_trainer_that_does_not_end_in_time_is_not_waited_for() -> None:
+    seen = at_work(state=run_state(), job_spec=SUSPENDED)
+    first = after(seen, decide(seen))
+    assert decide(first, at(119)).effects == (StopJob("example-1-1"),)
+    assert decide(first, at(120)).effects == (DeleteCluster("example-1", "c1"),)
+
+
+def test_pods_that_only_start_go_at_once() -> None:
+    plan = decide(observed(provisioning(), cluster(), job_spec=SUSPENDED))
+    assert plan.effects == (DeleteCluster("example-1", "c1"),)
+    assert plan.status.attempts[0].reason == "Suspended"
+    assert plan.status.counters is not None
+    assert plan.status.counters.failed_attempts == 0
+
+
+def test_a_job_that_waits_for_its_next_attempt_waits_no_longer() -> None:
+    plan = decide(observed(waiting(300), job_spec=SUSPENDED))
+    assert (plan.status.next_attempt, plan.status.phase) == (None, "Suspended")
+    kept = decide(observed(waiting(300, same_cluster=True), cluster(), ready_pods(), job_spec=SUSPENDED))
+    assert kept.effects == (DeleteCluster("example-1", "c1"),)
+
+
+def test_a_job_that_completes_while_it_is_suspended_is_complete() -> None:
+    done = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE), job_spec=SUSPENDED)
+    assert decide(done).status.phase == "Complete"
+
+
+def test_a_request_to_stop_ends_the_job_with_a_checkpoint() -> None:
+    seen = asked(at_work(state=run_state()), stop="2026-03-01T11:59:59Z")
+    plan = decide(seen)
+    assert plan.effects == (StopJob("example-1-1"),)
+    assert plan.status.handled_requests is not None
+    assert plan.status.handled_requests.stop == "2026-03-01T11:59:59Z"
+    stopped = replace(after(seen, plan), ray=ray(ray_job(RayJobStatus.STOPPED), run_state(checkpoint_step=6)))
+    ended = decide(stopped, at(10))
+    text = "the trainer was asked to stop and has ended; it leaves the checkpoint of step 6"
+    assert found(ended.status, C.FAILED) == ("True", "StoppedByUser", text)
+    assert ended.status.attempts[0].outcome == "Stopped"
+
+
+@pytest.mark.parametrize(
+    "status",
+    [waiting(300), decide(observed(job_spec=SUSPENDED)).status, RLJobStatus()],
+    ids=["waits", "suspended", "new"],
+)
+def test_a_job_of_which_nothing_runs_is_stopped_at_once(status: RLJobStatus) -> None:
+    plan = decide(asked(observed(status, job_spec=SUSPENDED), stop="now"))
+    assert found(plan.status, C.FAILED) == (
+        "True",
+        "StoppedByUser",
+        "somebody asked for it while nothing of the job ran",
+    )
+    assert (plan.status.suspended_at, plan.status.next_attempt) == (None, None)
+
+
+def test_a_failed_job_goes_on_when_somebody_asks_for_it() -> None:
+    seen = without_retries(at_work(ray_job(RayJobStatus.FAILED, 1), run_state(RunPhase.FAILED, checkpoint_step=6)))
+    failed = after(seen, decide(seen))
+    assert failed.job.status.phase == "Failed"
+    nothing_left = replace(failed, clusters=(), pods=())
+    plan = decide(asked(nothing_left, retry="first"), at(100))
+    assert plan.status.result is None
+    assert (found(plan.status, C.FAILED), found(plan.status, C.FINISHED)) == (None, None)
+    assert plan.status.attempts[-1].number == 2
+    assert plan.status.checkpoint == failed.job.status.checkpoint
+    assert plan.status.handled_requests is not None
+    assert plan.status.handled_requests.retry == "first"
+    # The same request is seen to once.
+    again = without_retries(replace(seen, job=replace(failed.job, retry_request=None)))
+    assert decide(asked(after(again, decide(again)), retry=None)).status.phase == "Failed"
+    handled = replace(nothing_left, job=replace(nothing_left.job, status=plan.status, retry_request="first"))
+    assert decide(handled, at(101)).status.attempts[-1].number == 2
+
+
+def test_a_retry_waits_until_nothing_is_left_of_the_failed_one() -> None:
+    seen = without_retries(observed(running(), cluster(), (pod("w"),)))
+    failed = asked(after(seen, decide(seen)), retry="now")
+    plan = decide(failed)
+    assert plan.effects == (DeleteCluster("example-1", "c1"),)
+    assert len(plan.status.attempts) == 1
+    assert plan.requeue_after_seconds == 10
+
+
+def test_a_retry_ends_the_pause_and_gives_tries_back() -> None:
+    plan = decide(asked(observed(waiting(300)), retry="now"))
+    assert plan.status.attempts[-1].number == 2
+    assert plan.status.counters is not None
+    assert plan.status.counters.application_retries == 0
+
+
+def test_what_stopped_the_job_is_not_heeded_again_after_a_retry() -> None:
+    stopped = asked(observed(waiting(300)), stop="a")
+    failed = after(stopped, decide(stopped))
+    plan = decide(asked(failed, stop="a", retry="b"))
+    assert plan.status.attempts[-1].number == 2
+    assert decide(asked(after(failed, plan), stop="a", retry="b"), at(1)).status.attempts[-1].stop is None
+
+
+def test_a_complete_job_is_not_taken_up_again() -> None:
+    done = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE))
+    complete = after(done, decide(done))
+    plan = decide(asked(complete, retry="now"))
+    assert plan.status.phase == "Complete"
+    assert plan.status.handled_requests is not None
+
+
+def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> None:
+    limits = spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
+    state = run_state(seconds_ago=-7200).model_copy(update={"activity": "evaluates"})
+    seen = at_work(state=state, job_spec=limits)
+    seen = after(seen, decide(seen))
+    assert decide(seen, at(599)).effects == ()
+    stalled = decide(seen, at(600))
+    # First its processes tell where they stand.
+    assert stalled.effects == (DumpStacks("example-1-1", 1),)
+    assert stalled.status.attempts[0].stop is not None
+    assert stalled.status.attempts[0].stop.reason == "Stalled"
+    told = after(seen, stalled)
+    assert decide(told, at(629)).effects == (DumpStacks("example-1-1", 1),)
+    assert decide(told, at(630)).effects == (StopJob("example-1-1"),)
+    assert decide(told, at(679)).status.attempts[0].ended is None
+    ended = decide(told, at(680)).status
+    assert (ended.attempts[0].reason, ended.attempts[0].failure_class) == ("Stalled", "Infrastructure")
+    assert ended.attempts[0].message == (
+        "no progress for 600 s; it stood at step 4 of 10 (evaluates); its stacks are in"
+        " pvc://ckpt/example/run/logs/attempt-1; the trainer was asked to stop and did not end within 80 s"
+    )
+    assert ended.next_attempt is not None
+    moved = replace(seen, ray=ray(ray_job(), run_state(seconds_ago=7200)))
+    assert decide(moved, at(600)).effects == ()
+
+
+def test_a_moment_of_silence_is_not_worth_a_word() -> None:
+    seen = at_work(state=run_state())
+    known = after(seen, decide(seen))
+    short = decide(replace(known, ray=silence(seconds=19)), at(19))
+    assert short.status == known.job.status
+    long = replace(known, ray=silence(seconds=20))
+    told = decide(long, at(20))
+    assert found(told.status, C.PROGRESSING) == ("Unknown", "DashboardUnreachable", "timeout")
+    assert told.status.attempts[0].silent_since == "2026-03-01T12:00:20Z"
+    heard = decide(replace(after(long, told), ray=seen.ray), at(30))
+    assert heard.status.attempts[0].silent_since is None
+
+
+def test_a_finished_job_is_deleted_when_its_time_has_come() -> None:
+    ttl = spec({"runPolicy": {"ttlSecondsAfterFinished": 300}})
+    done = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE), job_spec=ttl)
+    end = decide(done)
+    gone = replace(after(done, end), clusters=(), pods=())
+    clean = decide(gone, at(10))
+    assert clean.requeue_after_seconds == 290
+    assert clean.status.result is not None
+    assert clean.status.result.cleaned_up_at == "2026-03-01T12:00:10Z"
+    last = after(gone, clean)
+    assert decide(last, at(299)).effects == ()
+    assert decide(last, at(300)).effects == (DeleteJob(done.job.uid),)

@@ -1,0 +1,214 @@
+"""The API server's objects in this process's memory, for controllers that need no server: a test changes them between
+two passes, or behind the back of the cache."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from rljob_operator.controller.act import Actor
+from rljob_operator.controller.loop import Controller, JobKey
+from rljob_operator.controller.observe import Observer
+from rljob_operator.controller.surroundings import Surroundings
+from rljob_operator.kube.cache import ObjectCache
+from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
+from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, KubeObjects, Listing, ResourceType
+from rljob_operator.manifests.defaults import Defaults
+from rljob_operator.metrics import Metrics
+from rljob_operator.raw_json import JsonObject, text_at
+from rljob_operator.ray.client import RayClient
+from rljob_operator.settings import Settings
+from rljob_operator.workqueue import Slots, WorkQueue
+from rljob_testing.hand_clock import heard_clock
+from rljob_testing.operator_process_jobs import cluster_job
+from rljob_testing.valid_job import edited
+
+Json = dict[str, object]
+NAMESPACE = "team"
+
+
+class ApiInMemory:
+    """What `KubeObjects` does, without requests. `errors`: what a method raises for a kind, as in `list_all pods`."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[ResourceType, str], Json] = {}
+        self.errors: dict[str, KubeError] = {}
+        self.calls: list[str] = []
+        self.stored: Callable[[JsonObject], JsonObject] = lambda raw: raw
+        """What becomes of what is written: a definition may drop fields."""
+        self._version = 100
+
+    def put(self, kind: ResourceType, raw: JsonObject) -> Json:
+        """Stores an object with a version of its own."""
+        self._version += 1
+        made: Json = copy.deepcopy(dict(self.stored(raw)))
+        metadata = made["metadata"]
+        assert isinstance(metadata, dict)
+        metadata.setdefault("namespace", NAMESPACE)
+        metadata.setdefault("uid", f"uid-{self._version}")
+        metadata["resourceVersion"] = str(self._version)
+        self.objects[kind, metadata["name"]] = made
+        return made
+
+    async def get(self, kind: ResourceType, _: str, name: str) -> JsonObject:
+        self._call("get", kind)
+        if (kind, name) not in self.objects:
+            raise NotFoundError(f"{kind.plural} {name}")
+        return copy.deepcopy(self.objects[kind, name])
+
+    async def list_all(
+        self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> tuple[JsonObject, ...]:
+        return (await self.listing(kind, namespace, labels=labels, fields=fields)).items
+
+    async def listing(self, kind: ResourceType, _: str | None, *, labels: str = "", fields: str = "") -> Listing:
+        assert not fields
+        self._call("list", kind)
+        found = [raw for (each, _), raw in self.objects.items() if each == kind and _has_labels(raw, labels)]
+        return Listing(tuple(copy.deepcopy(found)), str(self._version))
+
+    async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
+        try:
+            await self.create_strictly(kind, namespace, manifest)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    async def create_strictly(self, kind: ResourceType, _: str, manifest: JsonObject) -> JsonObject:
+        self._call("create", kind)
+        name = text_at(manifest, "metadata", "name")
+        if (kind, name) in self.objects:
+            raise AlreadyExistsError(name)
+        return copy.deepcopy(self.put(kind, manifest))
+
+    async def apply(self, kind: ResourceType, _: str, name: str, manifest: JsonObject) -> None:
+        self._call("apply", kind)
+        assert text_at(manifest, "metadata", "name") == name
+        self.put(kind, manifest)
+
+    async def patch_job_status(
+        self, _: str, name: str, patch: Mapping[str, object], resource_version: str
+    ) -> JsonObject:
+        self._call("patch", JOBS)
+        job = self.objects[JOBS, name]
+        if text_at(job, "metadata", "resourceVersion") != resource_version:
+            raise ConflictError(name)
+        status = job.get("status", {})
+        assert isinstance(status, dict)
+        return copy.deepcopy(self.put(JOBS, {**job, "status": _merged(status, patch)}))
+
+    async def delete(self, kind: ResourceType, _: str, name: str, uid: str) -> bool:
+        self._call("delete", kind)
+        if text_at(self.objects.get((kind, name), {}), "metadata", "uid") != uid:
+            return False
+        del self.objects[kind, name]
+        return True
+
+    def _call(self, verb: str, kind: ResourceType) -> None:
+        what = f"{verb} {kind.plural}"
+        self.calls.append(what)
+        if what in self.errors:
+            raise self.errors[what]
+
+
+class NotedQueue(WorkQueue[JobKey]):
+    """Notes in how many seconds each key was last to come."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.5, lambda key: key.namespace)
+        self.planned: dict[JobKey, float] = {}
+
+    def add_after(self, key: JobKey, seconds: float) -> None:
+        """As planned, and noted."""
+        self.planned[key] = min(seconds, self.planned.get(key, seconds))
+        super().add_after(key, seconds)
+
+
+class ControllerInMemory:
+    """A controller whose API server is in memory, and the cache that it looks at."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.api = ApiInMemory()
+        self.clock = heard_clock()
+        self.cache = ObjectCache((None,))
+        self.metrics = Metrics()
+        self.queue = NotedQueue()
+        self.leads = True
+        defaults = Defaults("example/trainer:1", "2.60.0", "IfNotPresent", "rljob-system", {"app": "rljob"})
+        shared = Surroundings(
+            cast(KubeObjects, self.api),
+            self.cache,
+            settings,
+            defaults,
+            Slots(1),
+            self.metrics,
+            self.clock.clock,
+            lambda: self.leads,
+        )
+        self._ray = RayClient(self.metrics)
+        self.observer = Observer(shared, self._ray, self.clock.ages)
+        self.actor = Actor(shared)
+        self.controller = Controller(self.queue, self.observer, self.actor, shared)
+
+    async def close(self) -> None:
+        """Nothing comes any more."""
+        self.queue.close()
+        await self._ray.__aexit__(None, None, None)
+
+    def submit(self, name: str, edits: Mapping[str, object] | None = None) -> JobKey:
+        """A job as the API server has it after its creation."""
+        wire = edited(cluster_job(name), edits or {})
+        metadata = {"name": name, "uid": f"uid-of-{name}", "generation": 1, "creationTimestamp": "2026-01-31T12:00:00Z"}
+        self.api.put(JOBS, {**wire, "metadata": metadata})
+        return JobKey(NAMESPACE, name)
+
+    async def relist(self) -> None:
+        """The cache learns everything."""
+        for kind in (JOBS, CLUSTERS, PODS):
+            listing = await self.api.listing(kind, None)
+            self.cache.replace(kind, None, listing.items, listing.version)
+        self.api.calls.clear()
+
+    async def passes(self, key: JobKey, number: int) -> list[str]:
+        """So many passes; what they asked of the API server."""
+        self.api.calls.clear()
+        for _ in range(number):
+            self.queue.planned.clear()
+            await self.controller.work(key)
+        return list(self.api.calls)
+
+    def status(self, name: str) -> Json:
+        """Of a job as it is stored."""
+        status = self.api.objects[JOBS, name].get("status", {})
+        assert isinstance(status, dict)
+        return status
+
+    def condition(self, name: str, kind: str) -> str:
+        """The reason of a condition; empty where there is none."""
+        conditions = self.status(name).get("conditions", [])
+        assert isinstance(conditions, list)
+        return next((str(each["reason"]) for each in conditions if each["type"] == kind), "")
+
+
+def _has_labels(raw: JsonObject, wanted: str) -> bool:
+    labels = raw["metadata"]
+    assert isinstance(labels, dict)
+    found = labels.get("labels", {})
+    return all(
+        found.get(name) == value for name, _, value in (each.partition("=") for each in wanted.split(",") if each)
+    )
+
+
+def _merged(old: Mapping[str, object], patch: Mapping[str, object]) -> Json:
+    """RFC 7386."""
+    result = dict(old)
+    for name, value in patch.items():
+        before = result.get(name)
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, Mapping):
+            result[name] = _merged(before if isinstance(before, Mapping) else {}, value)
+        else:
+            result[name] = value
+    return result
