@@ -106,13 +106,13 @@ def test_the_documented_rights_of_the_operator_are_those_of_the_chart() -> None:
     text = (CHART / "templates" / "_rules.tpl").read_text()
     rules = YAML(typ="safe", pure=True).load(text[text.index("- apiGroups") : text.index("{{- end }}")])
     table = {
-        "rljobs": ["get", "list", "watch"],
+        "rljobs": ["get", "list", "watch", "delete"],
         "rljobs/status": ["patch"],
         "rayclusters": ["get", "list", "watch", "create", "delete"],
         "pods": ["list", "watch"],
         "events": ["create", "list"],
         "secrets": ["create"],
-        "networkpolicies": ["create"],
+        "networkpolicies": ["create", "patch"],
     }
     granted: dict[str, set[str]] = {}
     for rule in rules:

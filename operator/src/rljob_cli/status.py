@@ -25,15 +25,14 @@ from rljob_cli.stored_job import OTHER_VERSION, StoredJob
 from rljob_cli.tables import table
 
 _STYLES = {ConditionStatus.TRUE: "green", ConditionStatus.FALSE: "yellow", ConditionStatus.UNKNOWN: "magenta"}
-_BAD = "bold red"
-_ONLY_SOMETIMES = (
-    ConditionType.SUSPENDED,
-    ConditionType.RETRYING,
-    ConditionType.FINISHED,
-    ConditionType.COMPLETE,
-    ConditionType.FAILED,
-)
-"""Conditions that need not be True."""
+_STYLES_WHEN_TRUE = {
+    ConditionType.SUSPENDED: "yellow",
+    ConditionType.RETRYING: "yellow",
+    ConditionType.FINISHED: "",
+    ConditionType.COMPLETE: "green",
+    ConditionType.FAILED: "bold red",
+}
+"""Of conditions that need not be True; False says nothing of these."""
 _MAX_ATTEMPTS = 8
 
 
@@ -141,7 +140,7 @@ def _attempts(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
     status, counters, following = job.status, job.status.counters, job.status.next_attempt
     shown = status.attempts[-_MAX_ATTEMPTS:]
     if shown and shown[0].number > 1:
-        yield "attempts", f"1 to {shown[0].number - 1} are not shown; --output yaml has those that are still listed"
+        yield "attempts", f"the first {shown[0].number - 1} not shown; --output yaml has those that are still listed"
     for attempt in shown:
         yield f"attempt {attempt.number}", _attempt(attempt, now)
         if attempt.message:
@@ -198,10 +197,9 @@ def _with_class(reason_word: str, failure_class: str | None) -> str:
 
 def _condition_row(found: Condition, now: datetime) -> list[Text]:
     style = _STYLES[found.status]
-    if found.type == ConditionType.FAILED and found.status is ConditionStatus.TRUE:
-        style = _BAD
-    if found.type in _ONLY_SOMETIMES and found.status is ConditionStatus.FALSE:
-        style = ""
+    if found.type in list(_STYLES_WHEN_TRUE) and found.status is not ConditionStatus.UNKNOWN:
+        is_true = found.status is ConditionStatus.TRUE
+        style = _STYLES_WHEN_TRUE[ConditionType(found.type)] if is_true else ""
     first, *others = found.message.strip().split("\n")
     message = one_line(first) + (" ..." if others else "")
     since = age(moment(found.last_transition_time), now)
