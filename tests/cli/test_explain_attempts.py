@@ -284,3 +284,8 @@ def test_every_reason_has_a_sentence_and_an_action(reason: Reason) -> None:
     assert re.fullmatch(r"[A-Z`].*\.", EXPLANATIONS[reason].advice)
     waits = condition("Progressing", "False", reason.value, CREATED, "m")
     assert f"What to do: {EXPLANATIONS[reason].advice}" in explained({"conditions": [VALID, waits]})
+
+
+def test_only_what_another_spec_mends_is_to_be_created_again() -> None:
+    again = {reason for reason, known in EXPLANATIONS.items() if "create the job again" in known.advice}
+    assert again == {Reason.INVALID_SPEC, Reason.CONFIGURATION_ERROR}
