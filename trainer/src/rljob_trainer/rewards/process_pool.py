@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from rljob_api.constants import ENV_RUN_FOLDER
 from rljob_trainer.errors import ConfigurationError, RewardError, TrainerError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
 from rljob_trainer.rewards.scoring_child import ScoringChild
@@ -32,7 +33,7 @@ DEATH_CHECK_SECONDS = 0.1
 """How often dead processes are looked for whose connection a forked child of theirs still holds open."""
 INHERITED_VARIABLES = (
     *("PATH", "HOME", "USER", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "VIRTUAL_ENV"),
-    *("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME"),
+    *("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", ENV_RUN_FOLDER),
 )
 
 
