@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.settings import inherited_environment
-from rljob_trainer.stack_traces import Stacks, take_stacks, traced_processes
+from rljob_trainer.stack_traces import DUMP_SIGNAL, Stacks, take_stacks, traced_processes
 
 PROGRAM = """
-import ctypes, os, signal, sys, threading, time
+import ctypes, faulthandler, os, signal, sys, threading, time
 from rljob_trainer.stack_traces import StackFile
 
 stacks = StackFile(sys.argv[1], "worker")
@@ -42,6 +42,10 @@ def forked():
 
 def beside_a_thread():
     threading.Thread(target=time.sleep, args=(600,)).start()
+    sleeping()
+
+def ending():
+    faulthandler.unregister(44)
     sleeping()
 
 def counting():
@@ -143,6 +147,16 @@ def test_a_stopped_process_is_not_waited_for_and_not_asked(tmp_path: Path, start
     assert stacks.text == ""
     assert stacks.state == "T (stopped by a signal)"
     assert stacks.stood_at.startswith("unknown: the process is stopped by a signal")
+
+
+def test_what_begins_or_ends_and_has_no_handler_is_left_alone(tmp_path: Path, start: Start) -> None:
+    process = start("ending")
+    [stacks] = taken(tmp_path, 60.0)
+    assert stacks.stood_at.startswith("unknown: the process is beginning or ending")
+    # Also where the handler goes between the look and the signal.
+    os.kill(process.pid, DUMP_SIGNAL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
 
 
 def test_processes_of_other_runs_and_dead_ones_are_left_alone(tmp_path: Path, start: Start) -> None:

@@ -16,6 +16,7 @@ import faulthandler
 import hashlib
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -45,6 +46,9 @@ class StackFile:
         """`run_folder` tells the processes of a run from those of others; `role` says in one word what this one is."""
         self._run_folder = run_folder
         self._descriptor = -1
+        if sys.platform == "linux":
+            # Before there is a handler, and when the interpreter has taken it away at its end, the signal would kill.
+            signal.signal(DUMP_SIGNAL, signal.SIG_IGN)
         self.rename(role, rank)
 
     def rename(self, role: str, rank: int | None = None) -> None:
@@ -153,6 +157,10 @@ def _traced(folder: Path, key: str) -> Iterator[TracedProcess]:
 
 
 def _ask(process: TracedProcess) -> bool:
+    # Looked at in the last moment: what has become another program (exec) has no handler, and would be ended.
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(process.file.parent.parent / "status"), re.MULTILINE)
+    if caught is None or not int(caught[1], 16) >> (DUMP_SIGNAL - 1) & 1:
+        return False
     try:
         os.kill(process.process_id, DUMP_SIGNAL)
     except OSError:
@@ -167,7 +175,8 @@ def _stacks(process: TracedProcess, start: int, is_asked: bool) -> Stacks:
     if text:
         stood_at, stood_within = _where(text, process.main_thread)
     else:
-        why = NOT_RUNNING.get(state) or ("did not answer" if is_asked and state else "gone")
+        why = NOT_RUNNING.get(state) or ("did not answer" if is_asked else "beginning or ending")
+        why = why if state else "gone"
         state = f"{state} ({why})"
         stood_at = f"unknown: the process is {why}" if why != "did not answer" else "unknown: it did not answer"
         stood_within = ""
