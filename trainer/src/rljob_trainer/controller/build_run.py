@@ -6,7 +6,7 @@ import hashlib
 import logging
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -68,6 +68,7 @@ from rljob_trainer.groups.worker_group import WorkerGroup, spawn
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.models.source import ModelPlace, controller_model, fingerprint
 from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.observability.activity import LOOK_SECONDS, ActivityWatch
 from rljob_trainer.pools.pool_manager import (
     FusedRoles,
     ResourcePoolManager,
@@ -310,11 +311,11 @@ def _workers(
             return spawn(processes)
 
         doing(f"loads models on {num_workers} workers")
-        # On all pools at once.
-        with ThreadPoolExecutor(max_workers=len(started)) as builders:
+        with ThreadPoolExecutor(max_workers=len(started)) as builders:  # on all pools at once
             built = [builders.submit(build, *each) for each in started]
-            for num_ready, _ in enumerate(as_completed(built), 1):
-                doing(f"loads models: {num_ready} of {len(built)} pools are ready")
+            activity = ActivityWatch(log_folder, lambda how: doing(f"loads models; {how}"))
+            while wait(built, timeout=LOOK_SECONDS).not_done:
+                activity.look()
         groups = {role: group for each in built for role, group in each.result().items()}
         yield Workers(
             actor=groups[ACTOR].seen_as(ActorGroup),

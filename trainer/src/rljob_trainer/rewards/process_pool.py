@@ -23,6 +23,7 @@ from types import TracebackType
 
 from rljob_api.constants import ENV_RUN_FOLDER
 from rljob_trainer.errors import ConfigurationError, RewardError, TrainerError
+from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
 from rljob_trainer.rewards.scoring_child import ScoringChild
 from rljob_trainer.rewards.wire import encode
@@ -271,6 +272,7 @@ class ScorerPool:
         batch = sample.batch
         batch.outcomes[sample.index] = outcome
         batch.num_missing -= 1
+        ACTIVITY.tell("responses have scores", len(batch.outcomes) - batch.num_missing, len(batch.outcomes))
         if batch.num_missing == 0 and not batch.future.cancelled():
             batch.future.set_result([done for done in batch.outcomes if done is not None])
 
