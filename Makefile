@@ -38,9 +38,11 @@ check: lint ## Lint, types, generated CRD up to date, import contracts, reposito
 # Half of the time a test waits for processes that load libraries, so two run side by side, each file of tests in one of
 # them. One thread per process: the thread pools of several workers on few cores get in each other's way.
 TEST_PROCESSES ?= 2
+# Elsewhere hypothesis thinks of other examples every time; PYTEST_ARGS="--hypothesis-profile rljob" does so here.
 test: export OMP_NUM_THREADS := 1
 test: lint programs ## All of check, and every test (PYTEST_ARGS="-k name" for some, TEST_PROCESSES=0 for one after the other)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+		--hypothesis-profile same-examples $(PYTEST_ARGS)
 
 # Of Kubernetes, built from Go modules where KUBEBUILDER_ASSETS names none; minutes the first time.
 programs: $(INSTALLED)

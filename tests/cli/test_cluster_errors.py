@@ -17,8 +17,6 @@ from kubernetes.config import incluster_config
 from ruamel.yaml import YAML
 
 from rljob_cli import settings
-from rljob_cli.errors import CliError
-from rljob_cli.kube_objects import stored_job
 from rljob_testing.apiserver import ApiServer
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, kubeconfig_text
@@ -125,7 +123,7 @@ def test_a_certificate_that_is_not_trusted(
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "%2e", "Small", "-a", "a" * 254])
-@pytest.mark.parametrize("command", ["delete", "status", "logs", "explain"])
+@pytest.mark.parametrize("command", ["delete", "status", "logs", "explain", "suspend", "resume", "stop", "retry"])
 def test_a_name_that_is_none_asks_for_nothing(job_cluster: JobCluster, rljob: Rljob, command: str, name: str) -> None:
     job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
     code, output, errors = rljob(command, "--", name)
@@ -242,11 +240,3 @@ def test_in_a_pod_its_service_account_and_namespace_are_used(
         "error: this pod's service account cannot be used (Service token file does not exist.); mount its token into"
         " the pod, or name a kubeconfig with --kubeconfig\n"
     )
-
-
-def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
-    metadata = {"name": "small", "namespace": "here", "creationTimestamp": "2026-01-31T12:00:00Z"}
-    known = {"phase": "Running", "mood": "good", "pools": [{"name": "main", "desired": 1, "ready": 1, "spare": 2}]}
-    assert stored_job({"metadata": metadata, "status": known}).status.pools[0].ready == 1
-    with pytest.raises(CliError, match=r"RLJob here/small: pools\.0\.ready cannot be read .*of another version"):
-        stored_job({"metadata": metadata, "status": {"pools": [{"name": "main", "desired": 1, "ready": "all"}]}})

@@ -106,13 +106,13 @@ def test_the_documented_rights_of_the_operator_are_those_of_the_chart() -> None:
     text = (CHART / "templates" / "_rules.tpl").read_text()
     rules = YAML(typ="safe", pure=True).load(text[text.index("- apiGroups") : text.index("{{- end }}")])
     table = {
-        "rljobs": ["get", "list", "watch"],
+        "rljobs": ["get", "list", "watch", "delete"],
         "rljobs/status": ["patch"],
         "rayclusters": ["get", "list", "watch", "create", "delete"],
         "pods": ["list", "watch"],
         "events": ["create", "list"],
         "secrets": ["create"],
-        "networkpolicies": ["create"],
+        "networkpolicies": ["create", "patch"],
     }
     granted: dict[str, set[str]] = {}
     for rule in rules:
@@ -156,7 +156,13 @@ def test_the_role_for_people_suffices_for_every_command(
     job_cluster.write_status("small", full_status())
     kubelet.logs[f"{job_cluster.namespace}/head/driver"] = [b"a line\n"]
     assert rljob("logs", "small") == (0, "a line\n", "")
-    for command in (["status", "small"], ["list"], ["explain", "small"], ["delete", "small"]):
+    steering = (["suspend", "small"], ["resume", "small"], ["stop", "small"])
+    for command in (["status", "small"], ["list"], ["explain", "small"], *steering):
+        code, _, errors = rljob(*command)
+        assert (code, errors) == (0, ""), command
+    result = {"outcome": "Failed", "reason": "OutOfMemory", "at": SINCE}
+    job_cluster.write_status("small", {"result": result})
+    for command in (["retry", "small"], ["delete", "small"]):
         code, _, errors = rljob(*command)
         assert (code, errors) == (0, ""), command
 

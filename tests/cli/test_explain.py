@@ -11,7 +11,8 @@ from ruamel.yaml import YAML
 from rljob_api.conditions import Reason
 from rljob_api.explanations import EXPLANATIONS
 from rljob_cli.explain import explanation
-from rljob_cli.kube_objects import Event, Pod, stored_job
+from rljob_cli.kube_objects import Event, Pod
+from rljob_cli.stored_job import stored_job
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, condition, full_status
 
@@ -76,7 +77,7 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
         "\n"
         "What comes next:\n"
         "  when ClusterReady is True: the operator compares Ray's nodes with the pools, then submits the training\n"
-        "  Failed if the trainer does not run by 2026-01-31T12:40:00Z (in 10m)"
+        "  Failed if the trainer of attempt 1 does not run by 2026-01-31T12:40:00Z (in 10m)"
     )
 
 
@@ -176,14 +177,13 @@ def test_a_failure_says_how_to_go_on() -> None:
         "RLJob team-a/small: Failed, 30m old\n"
         "  step 12/80, reward 0.4125, eval 0.25, checkpoint 10\n"
         "\n"
-        "It has ended: Failed=True, reason ApplicationError, for 10m\n"
+        "It has ended in attempt 1: Failed, reason ApplicationError, 10m ago\n"
         "  exit code 1\n"
         "    division by zero\n"
         f"What to do: {EXPLANATIONS[Reason.APPLICATION_ERROR].advice}\n"
         "\n"
         "What comes next:\n"
-        "  remove the cause, then `rljob delete small` and `rljob submit` again\n"
-        "  it goes on from step 10, unless checkpoint.resume is Never\n"
+        "  remove the cause, then `rljob retry small`: it goes on from step 10, with all tries given back\n"
         "  results, logs and checkpoints: pvc://results/small\n"
         "  its cluster is kept, GPUs included; `rljob delete small` frees them"
     )
@@ -213,7 +213,7 @@ def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_about_to_start_one(
 def test_a_deadline_that_has_passed_is_due() -> None:
     early = ATTEMPT | {"started": "2026-01-31T11:00:00Z"}
     text = explained({"attempts": [early], "conditions": [VALID]})
-    assert text.endswith("  Failed if the trainer does not run by 2026-01-31T11:30:00Z (now)")
+    assert text.endswith("  Failed if the trainer of attempt 1 does not run by 2026-01-31T11:30:00Z (now)")
 
 
 def test_a_success_says_where_the_model_is() -> None:

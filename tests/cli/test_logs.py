@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 from ruamel.yaml import YAML
 
+from rljob_cli.watching import Clock
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, StandInKubelet, condition
 from rljob_testing.settings import inherited_environment
@@ -34,16 +35,19 @@ def small(job_cluster: JobCluster) -> JobCluster:
     return job_cluster
 
 
-def create_pod(cluster: JobCluster, name: str, group: str, *, attempt: int = 1, state: object = RUNNING) -> None:
+def create_pod(
+    small: JobCluster, name: str, group: str, *, attempt: int = 1, state: object = RUNNING, cluster: str | None = None
+) -> None:
     containers = ["ray", "driver"] if group == "head" else ["ray"]
-    uid = cluster.job("small")["metadata"]["uid"]  # type: ignore[index]
+    uid = small.job("small")["metadata"]["uid"]  # type: ignore[index]
     labels = {
         "rljob.dev/job-uid": uid,
         "rljob.dev/attempt": str(attempt),
         "ray.io/node-type": "head" if group == "head" else "worker",
         **({} if group == "head" else {"rljob.dev/pool": group}),
+        **({"ray.io/cluster": cluster} if cluster else {}),
     }
-    cluster.create_pod(name, labels, containers, {"containerStatuses": container_statuses(containers, state)})
+    small.create_pod(name, labels, containers, {"containerStatuses": container_statuses(containers, state)})
 
 
 def container_statuses(containers: list[str], state: object) -> list[dict[str, object]]:
@@ -92,6 +96,90 @@ def test_pods_of_an_earlier_attempt_and_of_other_jobs_are_passed_over(
     small.write_status("small", {"attempts": [ATTEMPT, {"number": 2, "cluster": "small-2", "started": SINCE}]})
     kubelet.logs[f"{small.namespace}/small-2-head-a/driver"] = [b"second\n"]
     assert rljob("logs", "small") == (0, "second\n", "")
+
+
+def test_an_attempt_can_be_named_and_the_newest_one_with_pods_is_the_default(
+    small: JobCluster, kubelet: StandInKubelet, rljob: Rljob
+) -> None:
+    lost = {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost"}
+    attempts = [ATTEMPT | {"number": number, "cluster": f"small-{number}"} | lost for number in (1, 2)]
+    third = ATTEMPT | {"number": 3, "cluster": "small-3", "state": "Provisioning"}
+    small.write_status("small", {"attempts": [*attempts, third]})
+    for number in (1, 2):
+        create_pod(small, f"small-{number}-head-a", "head", attempt=number)
+        kubelet.logs[f"{small.namespace}/small-{number}-head-a/driver"] = [f"log {number}\n".encode()]
+    code, output, errors = rljob("logs", "small")
+    assert (code, output) == (0, "log 2\n")
+    assert errors == "attempt 3 has no such pod (Provisioning); this is the log of attempt 2 (Failed, HeadLost)\n"
+    assert rljob("logs", "small", "--attempt", "1") == (0, "log 1\n", "")
+    code, _, errors = rljob("logs", "small", "--attempt", "3")
+    assert code == 2
+    assert "/small: the head pod of attempt 3 is not there yet (ClusterReady=False PodsPending: 0 of 2" in errors
+    code, _, errors = rljob("logs", "small", "--attempt", "4", "--follow")
+    assert (code, errors) == (2, f"error: RLJob {small.namespace}/small: has had 3 attempts (seen: --attempt 4)\n")
+
+
+def test_attempts_on_one_cluster_share_its_pods(small: JobCluster, kubelet: StandInKubelet, rljob: Rljob) -> None:
+    ended = ATTEMPT | {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "ApplicationError"}
+    small.write_status("small", {"attempts": [ended, ATTEMPT | {"number": 2}]})
+    create_pod(small, "small-1-head-a", "head", cluster="small-1")
+    kubelet.logs[f"{small.namespace}/small-1-head-a/driver"] = [b"both\n"]
+    text = "attempts 1, 2 ran in this pod, and its log has what all of them printed\n"
+    for arguments in ([], ["--attempt", "1"], ["--attempt", "2"]):
+        assert rljob("logs", "small", *arguments) == (0, "both\n", text)
+
+
+def test_where_the_log_of_an_attempt_is_when_its_pods_are_gone(small: JobCluster, rljob: Rljob) -> None:
+    lost = {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost", "message": "node n7 was lost"}
+    waits = {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:31:00Z"}
+    attempts = [ATTEMPT | {"number": number, "submissions": 1} | lost for number in (3, 4)]
+    small.write_status("small", {"attempts": attempts, "nextAttempt": waits})
+    reader = "this command cannot read it: it takes a pod that mounts the claim (docs/cluster.md has one)\n"
+    where = f"RLJob {small.namespace}/small"
+    code, output, errors = rljob("logs", "small")
+    assert (code, output) == (1, "")
+    assert errors == (
+        f"{where}: the pods of attempt 4 are gone, and their logs with them\n"
+        f"a copy of the driver's log is pvc://results/small/run/logs/attempt-4/driver.log\n{reader}"
+        "attempt 4, Failed, HeadLost:\nnode n7 was lost\n"
+    )
+    # No longer listed, and of a worker.
+    code, _, errors = rljob("logs", "small", "--attempt", "2", "--pool", "main", "--follow")
+    assert (code, errors) == (
+        1,
+        f"{where}: the pods of attempt 2 are gone, and their logs with them\n"
+        f"what is kept of the logs of workers is below pvc://results/small/run/logs/\n{reader}",
+    )
+
+
+def test_follow_waits_for_the_attempt_that_follows(
+    small: JobCluster, kubelet: StandInKubelet, rljob: Rljob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = ATTEMPT | {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost"}
+    waits = {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:31:00Z"}
+    small.write_status("small", {"attempts": [ended], "nextAttempt": waits})
+    kubelet.logs[f"{small.namespace}/small-2-head-a/driver"] = [b"second\n"]
+    kubelet.more.set()
+
+    def next_attempt(_: float) -> None:
+        second = ATTEMPT | {"number": 2, "cluster": "small-2"}
+        small.write_status("small", {"attempts": [ended, second], "nextAttempt": None})
+        create_pod(small, "small-2-head-a", "head", attempt=2)
+
+    monkeypatch.setattr("rljob_cli.logs.Clock", lambda: Clock(sleep=next_attempt))
+    assert rljob("logs", "small", "--follow") == (
+        0,
+        "second\n",
+        "waiting: the head pod is not there yet (the next attempt begins at 2026-01-31T12:31:00Z)\n",
+    )
+
+
+def test_a_suspended_job_has_no_pods_to_wait_for(small: JobCluster, rljob: Rljob) -> None:
+    rljob("suspend", "small")
+    small.write_status("small", {"attempts": [], "suspendedAt": SINCE})
+    code, _, errors = rljob("logs", "small")
+    assert code == 2
+    assert "the head pod is not there yet (the job is suspended); --follow waits for it" in errors
 
 
 @pytest.mark.parametrize(
@@ -204,14 +292,15 @@ def test_when_the_pods_are_gone_the_place_of_the_copy_and_the_last_lines_are_sho
 ) -> None:
     message = "exit code 1, last lines of the log:\nZeroDivisionError: division by zero"
     failed = condition("Failed", "True", "ApplicationError", SINCE, message)
-    attempts = [ATTEMPT | {"submissions": 2}]
+    attempts = [ATTEMPT | {"submissions": 1}]
     small.write_status("small", {"phase": "Failed", "conditions": [failed], "attempts": attempts})
     for follow in ([], ["--follow"]):
         code, output, errors = rljob("logs", "small", *follow)
         assert (code, output) == (1, "")
         assert errors == (
-            f"RLJob {small.namespace}/small: its pods are gone, and their logs with them\n"
-            "a copy of the driver's log is pvc://results/small/run/logs/driver-small-1-2.log\n"
+            f"RLJob {small.namespace}/small: the pods of attempt 1 are gone, and their logs with them\n"
+            "a copy of the driver's log is pvc://results/small/run/logs/attempt-1/driver.log\n"
+            "this command cannot read it: it takes a pod that mounts the claim (docs/cluster.md has one)\n"
             "Failed, ApplicationError:\n"
             "exit code 1, last lines of the log:\nZeroDivisionError: division by zero\n"
         )
@@ -223,7 +312,7 @@ def test_a_job_that_never_trained_has_no_log_to_look_for(small: JobCluster, rljo
     code, _, errors = rljob("logs", "small")
     assert code == 1
     assert errors == (
-        f"RLJob {small.namespace}/small: ended before its training was started: there is no log\n"
+        f"RLJob {small.namespace}/small: attempt 1 ended before its training was started: there is no log\n"
         "Failed, ProvisioningDeadlineExceeded:\nno node has 32 GPUs\n"
     )
 

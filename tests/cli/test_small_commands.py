@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.job_file import load_job_file
 from rljob_testing.command_line import Workplace
 
@@ -15,6 +17,12 @@ REPOSITORY = Path(__file__).parents[2]
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     output, _ = process.communicate(timeout=60)
     return process.returncode, output
+
+
+def test_the_version_is_that_of_the_package_and_of_what_it_speaks(workplace: Workplace) -> None:
+    project = tomllib.loads((REPOSITORY / "operator" / "pyproject.toml").read_text())["project"]
+    code, output = finish(workplace.command("--version"))
+    assert (code, output) == (0, f"rljob {project['version']}, rljob.dev/v1alpha1, contract {CONTRACT_VERSION}\n")
 
 
 def test_the_starter_file_is_valid_and_is_not_overwritten(workplace: Workplace) -> None:

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from ruamel.yaml import YAML
 
-from rljob_cli.kube_objects import StoredJob, stored_job
-from rljob_cli.status import job_lines, list_lines
+from rljob_cli.status import job_lines
+from rljob_cli.stored_job import StoredJob, stored_job
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, condition, full_status
 
@@ -105,19 +105,6 @@ def test_square_brackets_in_messages_are_not_markup() -> None:
     assert "[bold]pods[/bold]" in printed(job({"conditions": [waiting]}))
 
 
-def test_the_list_has_the_columns_of_kubectl() -> None:
-    jobs = [job(full_status()), job({}, "waiting-for-an-operator")]
-    assert [line.plain for line in list_lines(jobs, NOW, everywhere=False)] == [
-        "NAME                     PHASE    STEP   REWARD  CKPT  ATTEMPT  AGE",
-        "small                    Running  12/80  0.4125  10    1        30m",
-        "waiting-for-an-operator  Unseen                                 30m",
-    ]
-    assert [line.plain for line in list_lines(jobs[:1], NOW, everywhere=True)] == [
-        "NAMESPACE  NAME   PHASE    STEP   REWARD  CKPT  ATTEMPT  AGE",
-        "team-a     small  Running  12/80  0.4125  10    1        30m",
-    ]
-
-
 @pytest.mark.apiserver
 def test_the_command_shows_what_the_server_has(job_cluster: JobCluster, rljob: Rljob) -> None:
     job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
@@ -146,7 +133,8 @@ def test_programs_get_the_object_itself(job_cluster: JobCluster, rljob: Rljob) -
 @pytest.mark.apiserver
 @pytest.mark.usefixtures("job_cluster")
 def test_a_job_that_is_not_there_has_an_exit_code_of_its_own(rljob: Rljob) -> None:
-    for command in (["status"], ["status", "--watch"], ["logs"], ["explain"], ["delete"]):
+    looks = (["status"], ["status", "--watch"], ["logs"], ["explain"])
+    for command in (*looks, ["delete"], ["suspend"], ["resume"], ["stop", "--wait"], ["retry"]):
         code, output, errors = rljob(*command, "nothing")
         assert (code, output) == (3, "")
         assert errors == (

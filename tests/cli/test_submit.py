@@ -62,9 +62,9 @@ def test_another_spec_under_the_same_name_is_refused_and_every_difference_named(
     code, output, errors = rljob("submit", str(file))
     assert (code, output) == (2, "")
     assert errors == (
-        f"error: {file}: RLJob {job_cluster.namespace}/small exists already with another spec, and only runPolicy may"
-        " change while it exists; give the file another metadata.name, or delete the job first (`rljob delete`)."
-        " Stored -> in the file:\n"
+        f"error: {file}: RLJob {job_cluster.namespace}/small exists already with another spec, and only suspend and"
+        " runPolicy may change while it exists; give the file another metadata.name, or delete the job first"
+        " (`rljob delete`). Stored -> in the file:\n"
         "  spec.pools[0].nodes: 1 -> 2\n"
         "  spec.training.steps: 3 -> 4\n"
         '  spec.image: unset -> "mine:1"\n'
@@ -84,11 +84,28 @@ def test_a_changed_run_policy_is_applied_and_can_be_taken_back(
         "  spec.runPolicy.gracePeriodSeconds: 120 -> 60\n"
         f"  spec.runPolicy.activeDeadlineSeconds: unset -> 600\n{NEXT}"
     )
-    policy = {"provisioningDeadlineSeconds": 1800, "cleanup": "DeleteCluster"}
+    retries = {"maxAppRetries": 2, "maxInfraRetries": 10, "stallDeadlineSeconds": 3600}
+    policy = retries | {"provisioningDeadlineSeconds": 1800, "cleanup": "DeleteCluster"}
     assert run_policy(job_cluster) == policy | {"gracePeriodSeconds": 60, "activeDeadlineSeconds": 600}
     file.write_text(ON_CLUSTER)
     rljob("submit", str(file))
     assert run_policy(job_cluster) == policy | {"gracePeriodSeconds": 120}
+
+
+def test_a_file_that_says_nothing_about_suspend_leaves_a_suspended_job_alone(
+    job_cluster: JobCluster, rljob: Rljob, file: Path
+) -> None:
+    rljob("submit", str(file))
+    rljob("suspend", "small")
+    code, output, _ = rljob("submit", str(file))
+    assert code == 0
+    assert output == (
+        f"RLJob {job_cluster.namespace}/small exists already with this spec (Unseen)\n"
+        "next: rljob resume small   it is suspended until then\n"
+    )
+    file.write_text(ON_CLUSTER + "  suspend: false\n")
+    assert "  spec.suspend: true -> false\n" in rljob("submit", str(file))[1]
+    assert job_cluster.job("small")["spec"]["suspend"] is False  # type: ignore[index]
 
 
 def run_policy(job_cluster: JobCluster) -> object:
@@ -97,7 +114,19 @@ def run_policy(job_cluster: JobCluster) -> object:
     return spec["runPolicy"]
 
 
-def test_a_job_that_has_ended_can_only_be_deleted_first(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+def test_a_job_that_has_failed_can_be_retried(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+    rljob("submit", str(file))
+    result = {"outcome": "Failed", "reason": "OutOfMemory", "at": "2026-01-31T12:00:00Z"}
+    job_cluster.write_status("small", {"phase": "Failed", "result": result})
+    code, output, _ = rljob("submit", str(file), "--namespace", job_cluster.namespace)
+    assert code == 0
+    assert output.splitlines()[1:] == [
+        f"next: rljob explain small --namespace {job_cluster.namespace}   why it failed",
+        f"      rljob retry small --namespace {job_cluster.namespace}     it goes on from its newest checkpoint",
+    ]
+
+
+def test_a_job_that_is_complete_can_only_be_deleted_first(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     rljob("submit", str(file))
     complete = {"type": "Complete", "status": "True", "reason": "Succeeded"}
     times = {"lastTransitionTime": "2026-01-31T12:00:00Z"}

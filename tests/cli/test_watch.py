@@ -103,6 +103,36 @@ def test_every_change_is_one_line_and_the_end_is_the_whole_status(small: JobClus
     assert lines[-1] == "  Complete      True    Succeeded  14s    80 steps"
 
 
+def test_every_attempt_is_told(small: JobCluster) -> None:
+    first = {"number": 1, "cluster": "small-1", "started": SINCE, "state": "Running"}
+    lost = {"ended": SINCE, "state": "Ended", "outcome": "Failed", "reason": "HeadLost", "message": "node n7\nlost"}
+    second = {"number": 2, "cluster": "small-2", "started": SINCE, "state": "Provisioning"}
+    waits = {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:31:00Z"}
+
+    def status(**fields: object) -> Callable[[], None]:
+        return lambda: small.write_status("small", fields)
+
+    steps = [
+        status(conditions=[VALID], attempts=[first]),
+        status(attempts=[first | lost], nextAttempt=waits),
+        status(attempts=[first | lost, second], nextAttempt=None),
+        status(attempts=[first | lost, second | {"state": "Running", "resumedFromStep": 10}]),
+        status(suspendedAt=SINCE),
+        status(conditions=[VALID, COMPLETE]),
+    ]
+    code, output = watched(small, steps)
+    assert code == 0
+    assert output.splitlines()[2:8] == [
+        "2026-01-31T12:30:04Z  attempt 1: Failed, HeadLost: node n7 lost",
+        "2026-01-31T12:30:04Z  next: attempt 2 at 2026-01-31T12:31:00Z, on a new cluster, after HeadLost"
+        " (Infrastructure)",
+        "2026-01-31T12:30:06Z  attempt 2: Provisioning",
+        "2026-01-31T12:30:08Z  attempt 2: Running, resumed from step 10",
+        f"2026-01-31T12:30:10Z  suspended since {SINCE}",
+        "2026-01-31T12:30:12Z  Complete=True Succeeded: 80 steps",
+    ]
+
+
 def test_a_failure_ends_it_with_1_and_the_reason(small: JobCluster) -> None:
     code, output = watched(small, [says(small, VALID, FAILED, phase="Failed")])
     assert code == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import hmac
 from dataclasses import replace
@@ -15,8 +14,6 @@ from rljob_operator.errors import SettingsError
 from rljob_operator.manifests.naming import cluster_name, companion_name, head_service_name, submission_id
 from rljob_operator.manifests.network_policy import network_policy
 from rljob_operator.manifests.objects import JobIdentity
-from rljob_operator.manifests.ray_cluster import ray_cluster
-from rljob_operator.manifests.required_fields import asks_for_token, missing_fields
 from rljob_operator.manifests.secrets import derived_token, key_id, token_secret
 from rljob_operator.manifests.submission import submission
 from rljob_operator.reconcile.plan_types import SubmitJob
@@ -113,37 +110,6 @@ def test_a_default_ray_that_is_too_old_is_refused_and_the_charts_is_not() -> Non
     for version in ("2.53.9", "newest"):
         with pytest.raises(SettingsError, match=rf"at least 2\.54\.0, such as 2\.60\.0 \(seen: '{version}'\)"):
             replace(DEFAULTS, ray_version=version)
-
-
-def test_what_the_api_server_has_dropped_is_named() -> None:
-    sent = ray_cluster(IDENTITY, spec(), 1, DEFAULTS, "2c70e12b")
-    stored = copy.deepcopy(sent) | {"status": {"state": "ready"}}
-    body = stored["spec"]
-    assert isinstance(body, dict)
-    assert missing_fields(sent, stored) == ()
-    assert asks_for_token(stored)
-
-    # Others may set, change and add: that is no field which is missing.
-    body["rayVersion"] = "2.61.0"
-    body["suspend"] = True
-    assert missing_fields(sent, stored) == ()
-
-    groups = body["workerGroupSpecs"]
-    assert isinstance(groups, list)
-    group = groups[0]
-    assert isinstance(group, dict)
-    del group["maxReplicas"]
-    body["authOptions"] = {"mode": "token"}
-    assert missing_fields(sent, stored) == ("spec.authOptions.secretName", "spec.workerGroupSpecs[0].maxReplicas")
-    assert not asks_for_token(stored)
-    del body["authOptions"]
-    assert missing_fields(sent, stored)[0] == "spec.authOptions"
-    assert not asks_for_token(stored)
-    body["authOptions"] = {"mode": "disabled", "secretName": "example-1-0f8fad5b"}
-    assert not asks_for_token(stored)
-    assert missing_fields(sent, {}) == (
-        *("spec.rayVersion", "spec.authOptions", "spec.headGroupSpec", "spec.workerGroupSpecs"),
-    )
 
 
 def test_the_submission_is_a_constant_command_and_data() -> None:

@@ -158,6 +158,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "silent": Scenario(
         ("ClusterReady", "False", "DashboardUnreachable"), ("does not answer",), dashboard={"down": True}
     ),
+    "open-dashboard": Scenario(
+        ("ClusterReady", "False", "AuthenticationMissing"), ("asks nobody for a token",), dashboard={"open": True}
+    ),
     "refused": Scenario(
         ("JobSubmitted", "False", "SubmissionFailed"),
         ("No available agent",),

@@ -15,11 +15,10 @@ from rljob_operator.ray import client
 from rljob_operator.ray.answers import infeasible_groups
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.errors import DashboardUnreachableError
-from rljob_operator.ray.observe_dashboard import observe_dashboard
 from rljob_operator.reconcile.observed import Reachability
 from rljob_testing.apiserver import free_ports
 from rljob_testing.quiet_http import QuietHandler
-from rljob_testing.ray_dashboards import TOKEN, dashboard, run
+from rljob_testing.ray_dashboards import TOKEN, dashboard, run, whole_look
 
 
 def guarded(
@@ -41,9 +40,9 @@ def test_nobody_there() -> None:
     async def test() -> None:
         (port,) = free_ports(1)
         async with dashboard(port, TOKEN) as nobody:
-            seen = await observe_dashboard(nobody, None)
+            seen = await whole_look(nobody, None)
             assert seen.reachability is Reachability.UNREACHABLE
-            assert seen.error
+            assert seen.error == f"no connection: Connect call failed ('127.0.0.1', {port})"
             with pytest.raises(DashboardUnreachableError):
                 await nobody.submit({"submission_id": "x"})
 
@@ -73,7 +72,7 @@ def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
         (port,) = free_ports(1)
         server = await asyncio.start_server(guarded(strange), "127.0.0.1", port)
         async with dashboard(port, TOKEN) as odd:
-            seen = await observe_dashboard(odd, None)
+            seen = await whole_look(odd, None)
             assert seen.reachability is Reachability.UNREACHABLE
             assert error in (seen.error or "")
         server.close()
@@ -103,7 +102,7 @@ def node(num_gpus: str) -> bytes:
 def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
     async def test() -> None:
         async with answering({"": answer}) as odd:
-            seen = await observe_dashboard(odd, None)
+            seen = await whole_look(odd, None)
             assert seen.reachability is Reachability.UNREACHABLE
             assert error in (seen.error or "")
 
@@ -144,11 +143,11 @@ def test_only_a_file_that_is_not_there_is_none() -> None:
             "/api/v0/logs": failed("A file is not found at: /tmp/ray/session_1/logs/x"),
         }
         async with answering(answers) as without_file:
-            seen = await observe_dashboard(without_file, "job-1-1")
+            seen = await whole_look(without_file, "job-1-1")
             assert (seen.reachability, seen.run_state) == (Reachability.OK, None)
         answers["/api/v0/logs"] = failed("Agent for node id: head doesn't exist.")
         async with answering(answers) as without_agent:
-            seen = await observe_dashboard(without_agent, "job-1-1")
+            seen = await whole_look(without_agent, "job-1-1")
             assert (seen.reachability, seen.error) == (
                 Reachability.UNREACHABLE,
                 "HTTP 500: Agent for node id: head doesn't exist.",
@@ -188,7 +187,7 @@ def test_no_answer_is_asked_for_in_another_encoding() -> None:
         (port,) = free_ports(1)
         server = await asyncio.start_server(guarded(note), "127.0.0.1", port)
         async with dashboard(port, TOKEN) as polite:
-            assert (await observe_dashboard(polite, None)).reachability is Reachability.OK
+            assert (await whole_look(polite, None)).reachability is Reachability.OK
         server.close()
         assert [b"accept-encoding: identity" in request.lower() for request in requests] == [True]
 

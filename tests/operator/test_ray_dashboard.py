@@ -13,13 +13,12 @@ from rljob_api.constants import run_state_file_name
 from rljob_operator.manifests.environment import SHADOWS
 from rljob_operator.manifests.submission import submission as manifest_of_submission
 from rljob_operator.ray.errors import DashboardOpenError, RayRefusedError, TokenRejectedError
-from rljob_operator.ray.observe_dashboard import observe_dashboard
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_testing.operator_jobs import IDENTITY, spec
 from rljob_testing.ray_cluster import pod_cluster
 from rljob_testing.ray_dashboard_stand_in import run_state
-from rljob_testing.ray_dashboards import TOKEN, dashboard, run
+from rljob_testing.ray_dashboards import TOKEN, dashboard, run, whole_look
 from rljob_testing.ray_jobs import RayCluster
 
 ENDED = (RayJobStatus.FAILED, RayJobStatus.STOPPED, RayJobStatus.SUCCEEDED)
@@ -56,7 +55,7 @@ def submission(name: str, entrypoint: str, **variables: str) -> dict[str, object
 def test_nodes_and_tokens(cluster: RayCluster) -> None:
     async def test() -> None:
         async with dashboard(cluster.port, TOKEN) as good:
-            seen = await observe_dashboard(good, "nobody-1-1")
+            seen = await whole_look(good, "nobody-1-1")
             assert (seen.reachability, seen.job, seen.run_state) == (Reachability.OK, None, None)
             assert sorted(seen.nodes, key=lambda node: node.is_head) == [
                 ObservedRayNode(is_head=False, num_gpus=1),
@@ -65,9 +64,9 @@ def test_nodes_and_tokens(cluster: RayCluster) -> None:
             ]
             await good.stop("nobody-1-1")
         async with dashboard(cluster.port, "b" * 64, TOKEN) as second_token:
-            assert (await observe_dashboard(second_token, None)).reachability is Reachability.OK
+            assert (await whole_look(second_token, None)).reachability is Reachability.OK
         async with dashboard(cluster.port, "b" * 64) as bad:
-            seen = await observe_dashboard(bad, None)
+            seen = await whole_look(bad, None)
             assert seen.reachability is Reachability.REJECTED
             with pytest.raises(TokenRejectedError, match="does not accept"):
                 await bad.submit(submission("x", "true"))
@@ -91,14 +90,14 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: RayCluster, tmp_p
             with pytest.raises(RayRefusedError, match="already exists"):
                 await good.submit(submission("job-1-1", entrypoint))
             assert await good.job("job-1-1") is not None
-            seen = await until(lambda: observe_dashboard(good, "job-1-1"), lambda seen: seen.run_state is not None)
+            seen = await until(lambda: whole_look(good, "job-1-1"), lambda seen: seen.run_state is not None)
             assert seen.job is not None
             assert seen.job.status is RayJobStatus.RUNNING
             assert seen.run_state is not None
             assert (seen.run_state.progress.step, seen.log_tail) == (2, "")
             go_on.touch()
             seen = await until(
-                lambda: observe_dashboard(good, "job-1-1"),
+                lambda: whole_look(good, "job-1-1"),
                 lambda seen: seen.job is not None and seen.job.status in ENDED,
             )
             assert seen.job is not None
@@ -119,7 +118,7 @@ def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: RayClu
         async with dashboard(cluster.port, TOKEN) as good:
             await good.submit(body | {"entrypoint": f"exec env -0 > {seen}"})
             end = await until(
-                lambda: observe_dashboard(good, "variables-1-1"),
+                lambda: whole_look(good, "variables-1-1"),
                 lambda seen: seen.job is not None and seen.job.status in ENDED,
             )
             assert end.job is not None
@@ -143,7 +142,7 @@ def test_a_ray_that_asks_for_no_token_gets_no_job(tmp_path: Path) -> None:
         # A home of its own, because Ray asks for a token where it finds one there.
         with pod_cluster(tmp_path, "", {"HOME": str(tmp_path)}, num_workers=0) as open_cluster:
             async with dashboard(open_cluster.port, TOKEN) as unguarded:
-                seen = await observe_dashboard(unguarded, None)
+                seen = await whole_look(unguarded, None)
                 assert seen.reachability is Reachability.OPEN
                 assert seen.nodes == ()
                 with pytest.raises(DashboardOpenError, match="answers requests without a token"):
@@ -160,11 +159,11 @@ def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: RayCluster,
         async with dashboard(cluster.port, TOKEN) as good:
             entrypoint = f"exec python {tmp_path}/place.py"
             await good.submit(submission("big-1-1", entrypoint, RAY_JOB_STOP_WAIT_TIME_S="5"))
-            seen = await until(lambda: observe_dashboard(good, "big-1-1"), lambda seen: seen.infeasible_groups != ())
+            seen = await until(lambda: whole_look(good, "big-1-1"), lambda seen: seen.infeasible_groups != ())
             assert seen.infeasible_groups == ("rollout: 2 x {CPU: 1, GPU: 8}",)
             await good.stop("big-1-1")
             seen = await until(
-                lambda: observe_dashboard(good, "big-1-1"),
+                lambda: whole_look(good, "big-1-1"),
                 lambda seen: seen.job is not None and seen.job.status in ENDED,
             )
             assert seen.job is not None

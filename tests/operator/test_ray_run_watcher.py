@@ -49,6 +49,8 @@ class Ray:
     state: str | None = None
     log: str = ""
     guarded: bool = True
+    rejecting: bool = False
+    """It takes the token for a wrong one."""
     failing: set[str] = field(default_factory=set)
     """What it answers with 503."""
     asked: list[str] = field(default_factory=list)
@@ -67,6 +69,8 @@ class Ray:
     def answer(self, method: str, path: str, has_token: bool) -> tuple[int, str]:
         what, status, text = self.found(method, path) if has_token else ("probe", 401 if self.guarded else 200, "{}")
         self.asked.append(what)
+        if self.rejecting and has_token:
+            return 403, "Forbidden: Invalid authentication token"
         return (503, "busy") if what in self.failing else (status, text)
 
     def found(self, method: str, path: str) -> tuple[str, int, str]:
@@ -339,6 +343,19 @@ def test_a_dashboard_that_asks_for_no_token_is_told_and_given_nothing() -> None:
         assert place.ray.since() == ["probe", "probe", "nodes", "probe", "submit"]
 
     in_world(Ray(guarded=False), test)
+
+
+def test_who_rejects_the_token_has_proved_nothing_for_others() -> None:
+    async def test(place: World) -> None:
+        place.ray.rejecting = True
+        assert (await place.look(None)).reachability is Reachability.REJECTED
+        # A rejection is heard twice: the second time on a connection that ends with it.
+        assert place.ray.since() == ["probe", "nodes", "nodes"]
+        place.ray.rejecting, place.ray.guarded = False, False
+        assert (await place.look(None)).reachability is Reachability.OPEN
+        assert place.ray.since() == ["probe"]
+
+    in_world(Ray(), test)
 
 
 def test_what_is_no_refusal_and_no_answer_proves_nothing() -> None:

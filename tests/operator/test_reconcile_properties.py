@@ -235,6 +235,19 @@ def test_an_attempt_begins_where_nothing_of_another_runs(seen: Observed) -> None
         assert (newest.cluster, newest.cluster_uid) in {(each.name, each.uid) for each in seen.clusters}
 
 
+@ANY_MOMENT
+@given(observations())
+def test_a_job_is_suspended_when_nothing_of_it_is_seen_to_run(seen: Observed) -> None:
+    before, status = seen.job.status, decide(seen).status
+    if status.suspended_at is None or before.suspended_at is not None:
+        return
+    assert seen.job.spec is not None
+    assert seen.job.spec.suspend
+    assert (under_way(status), status.next_attempt) == (None, None)
+    assert (seen.forbidden, seen.clusters) == (None, ())
+    assert all(lost(pod) for pod in seen.pods)
+
+
 def is_asked(seen: Observed) -> bool:
     handled = seen.job.status.handled_requests
     return seen.job.retry_request is not None and (handled is None or handled.retry != seen.job.retry_request)

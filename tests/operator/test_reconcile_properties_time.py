@@ -222,7 +222,7 @@ def done(seen: Observed, effect: Effect) -> Observed:
 
 
 def without_what_goes(seen: Observed) -> Observed:
-    """Clusters that are deleted, and pods without a cluster."""
+    """Clusters that are deleted, and pods without a cluster; but for those that nobody on their node removes."""
     clusters = tuple(each for each in seen.clusters if not each.deleting)
     names = {each.name for each in clusters}
-    return replace(seen, clusters=clusters, pods=tuple(pod for pod in seen.pods if pod.cluster in names))
+    return replace(seen, clusters=clusters, pods=tuple(pod for pod in seen.pods if pod.cluster in names or pod.overdue))

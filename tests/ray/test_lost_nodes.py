@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from ray.cluster_utils import Cluster
@@ -16,6 +17,7 @@ from rljob_testing.echo_groups import watch_for_seconds
 from rljob_testing.echo_worker import EchoWorker, make_echo
 from rljob_testing.processes import descendants
 from rljob_testing.ray_nodes import RayNode, ray_nodes
+from rljob_testing.stack_dumps import dumped_stacks
 from rljob_trainer.errors import WorkerDiedError
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.worker_processes import BuildSettings, start_processes
@@ -41,12 +43,12 @@ def cluster() -> Iterator[Cluster]:
     ids=["lost", "frozen"],
 )
 def test_a_node_that_does_not_answer_any_more(
-    cluster: Cluster, address: str, number: signal.Signals, seconds: float
+    cluster: Cluster, address: str, number: signal.Signals, seconds: float, tmp_path: Path
 ) -> None:
     node = cluster.add_node(**RayNode(address, num_cpus=1, num_gpus=1).arguments())
     [raylet] = [info.process.pid for info in node.all_processes["raylet"]]
     pool = ResourcePool(PoolSettings("main", 1, 1, True, 0.1, 60))
-    processes = start_processes(pool, {"OMP_NUM_THREADS": "1"})
+    processes = start_processes(pool, {"OMP_NUM_THREADS": "1", "RLJOB_RUN_FOLDER": str(tmp_path)})
     processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
     victims = [raylet, *(process.pid for process in descendants(raylet))]
     assert processes.record.infos[0].process_id in victims
@@ -54,6 +56,10 @@ def test_a_node_that_does_not_answer_any_more(
         for victim in victims:
             os.kill(victim, number)
         silent_since = time.monotonic()
+        if number is signal.SIGSTOP:
+            dump = dumped_stacks(tmp_path, cluster.address)
+            assert dump["silentNodes"] == [{"node": address, "reason": "did not answer in time"}]
+            assert [process["state"] for process in dump["processes"]] == ["T (stopped by a signal)"]
         with pytest.raises(WorkerDiedError, match=rf"worker rank 0 \(only; process \d+ on {address}\) died: .*node"):
             watch_for_seconds(processes, 120)
         assert time.monotonic() - silent_since < seconds

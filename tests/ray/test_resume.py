@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import signal
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_testing.training_runs import Document, LocalRun, held_out, small_job
+from rljob_trainer.stack_traces import take_stacks, traced_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -38,9 +40,15 @@ def job() -> Document:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> LocalRun:
-    """Four steps without interruption."""
+    """Four steps without interruption, except that all processes are asked for their stacks over and over."""
     run = LocalRun(tmp_path_factory.mktemp("whole"), job())
+    roles: Counter[str] = Counter()
+    while run.process.poll() is None:
+        stacks = take_stacks(traced_processes(run.files.folder), 5)
+        roles.update(each.role for each in stacks if each.text)
+        time.sleep(0.2)
     assert run.end() == 0, run.output
+    assert all(roles[role] >= 20 for role in ("controller", "scorer", "reward+actor+rollout+hybrid+ref")), roles
     return run
 
 

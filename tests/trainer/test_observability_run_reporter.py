@@ -118,7 +118,11 @@ def test_what_takes_long_is_told_now_and_then(tmp_path: Path) -> None:
     clock.now += 10.0
     run.in_phase("update_actor")
     assert told() == ("updates the actor", "22:13:40Z")
-    clock.now -= 3600.0
+    clock.now += 10.0
+    run.got_further("worker-1: 3 of 8 micro-batches")
+    assert told() == ("updates the actor; worker-1: 3 of 8 micro-batches", "22:13:50Z")
+    # Set back.
+    clock.now -= 3610.0
     run.doing("evaluates")
     assert told() == ("evaluates", "21:13:40Z")
     run.step_done(1, {})

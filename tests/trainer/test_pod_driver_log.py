@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.pod.driver_log import DriverLogs
+from rljob_trainer.pod import log_copy
+from rljob_trainer.pod.driver_log import DriverLogs, copy_of
+from rljob_trainer.pod.log_copy import LogCopy
 
 
 @pytest.fixture
@@ -113,36 +115,78 @@ def test_another_session_of_ray_is_followed(tmp_path: Path) -> None:
 
 
 def test_the_copy_is_the_file_byte_for_byte(folder: Path, tmp_path: Path) -> None:
-    copies = tmp_path / "run" / "logs"
     text = "".join(f"line {number}\n" for number in range(20_000)) + "end \xff without a newline"
     add(folder / "job-driver-a-1-1.log", text[:100_000])
-    logs = DriverLogs(folder, io.BytesIO(), copies)
+    logs = DriverLogs(folder, io.BytesIO(), tmp_path / "run")
     logs.print_new()
     add(folder / "job-driver-a-1-1.log", text[100_000:])
     logs.close()
-    assert (copies / "driver-a-1-1.log").read_text() == text
+    assert (tmp_path / "run" / "logs" / "attempt-1" / "driver.log").read_text() == text
 
 
 def test_a_restart_prints_all_and_copies_nothing_twice(folder: Path, tmp_path: Path) -> None:
-    copies = tmp_path / "logs"
     add(folder / "job-driver-a.log", "one\ntwo\n")
-    DriverLogs(folder, io.BytesIO(), copies).print_new()
+    DriverLogs(folder, io.BytesIO(), tmp_path).print_new()
     # The container is killed here, and later starts again.
     add(folder / "job-driver-a.log", "three\n")
     output = io.BytesIO()
-    DriverLogs(folder, output, copies).print_new()
+    DriverLogs(folder, output, tmp_path).print_new()
     assert output.getvalue() == b"one\ntwo\nthree\n"
-    assert (copies / "driver-a.log").read_text() == "one\ntwo\nthree\n"
-    assert sorted(path.name for path in copies.iterdir()) == ["driver-a.log"]
+    assert {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()} == {
+        "driver-a.log": "one\ntwo\nthree\n"
+    }
 
 
 def test_the_log_of_a_job_that_was_made_again_does_not_mix_with_the_former(folder: Path, tmp_path: Path) -> None:
-    copies = tmp_path / "logs"
-    add(copies / "driver-a-1-1.log", "of the former job, and longer\n")
-    add(folder / "job-driver-a-1-1.log", "of this job\n")
-    DriverLogs(folder, io.BytesIO(), copies).print_new()
-    assert (copies / "driver-a-1-1.log").read_text() == "of this job\n"
-    assert (copies / "driver-a-1-1.old.log").read_text() == "of the former job, and longer\n"
+    copies = tmp_path / "logs" / "attempt-7"
+    add(copies / "driver.log", "of the former job, and longer\n")
+    add(folder / "job-driver-a-7-1.log", "of this job\n")
+    DriverLogs(folder, io.BytesIO(), tmp_path).print_new()
+    assert (copies / "driver.log").read_text() == "of this job\n"
+    assert (copies / "driver.old.log").read_text() == "of the former job, and longer\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "copy"),
+    [
+        ("job-driver-a-b-3-12-1.log", "attempt-12/driver.log"),
+        ("job-driver-a-12-2.log", "attempt-12/driver-2.log"),
+        ("job-driver-a-12-1-stacks.log", "driver-a-12-1-stacks.log"),
+        ("job-driver-raysubmit_x.log", "driver-raysubmit_x.log"),
+    ],
+)
+def test_each_attempt_has_a_folder(name: str, copy: str) -> None:
+    assert copy_of(name, Path("/run")) == Path("/run/logs") / copy
+
+
+def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_copy, "PART_BYTES", 10)
+    monkeypatch.setattr(log_copy, "FIRST_BYTES", 4)
+    source, path = tmp_path / "source.log", tmp_path / "copies" / "driver.log"
+
+    def kept() -> dict[str, str]:
+        return {file.name: file.read_text() for file in path.parent.iterdir()}
+
+    text = "".join(f"{number:02}," for number in range(14))
+    source.write_text(text)
+    copy = LogCopy(path, source)
+    copy.write(text[:12].encode())
+    assert kept() == {"driver.part-0.log": "00,01,02,0", "driver.log": "3,"}
+    copy.write(text[12:25].encode())
+    assert kept() == {"driver.first.log": "00,0", "driver.part-1.log": "3,04,05,06", "driver.log": ",07,0"}
+    # The container is killed here, and starts again.
+    copy = LogCopy(path, source)
+    copy.write(text[:23].encode())
+    copy.write(text[23:].encode())
+    expected = {"driver.first.log": "00,0", "driver.part-3.log": "10,11,12,1", "driver.log": "3,"}
+    assert kept() == expected
+    # Between two of the steps by which a part ends.
+    (path.parent / "driver.log").unlink()
+    LogCopy(path, source).write(text.encode())
+    assert kept() == expected
+    source.write_text("another job's")
+    LogCopy(path, source).write(b"another job's")
+    assert kept() == {"driver.old.log": "3,", "driver.part-0.log": "another jo", "driver.log": "b's"}
 
 
 def test_printing_goes_on_where_no_copy_can_be_written(
@@ -150,7 +194,7 @@ def test_printing_goes_on_where_no_copy_can_be_written(
 ) -> None:
     (tmp_path / "logs").write_text("a file where a folder should be")
     output = io.BytesIO()
-    logs = DriverLogs(folder, output, tmp_path / "logs")
+    logs = DriverLogs(folder, output, tmp_path)
     for line in ("one\n", "two\n"):
         add(folder / "job-driver-a.log", line)
         logs.print_new()

@@ -149,8 +149,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.TOKEN_REJECTED: Explanation(
             means="Ray's dashboard answers, and refuses the token that the operator derived for this job.",
             advice=(
-                "The key in the operator's Secret was replaced. Put the former key back as `previous-key`, or create "
-                "the job again."
+                "The key in the operator's Secret was replaced. Put the former key back as `previous-key`; else the"
+                " attempt ends after `runPolicy.stallDeadlineSeconds`, and the next one has a token of the new key."
             ),
         ),
         Reason.AUTHENTICATION_MISSING: Explanation(
@@ -285,8 +285,8 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.PROVISIONING_DEADLINE_EXCEEDED: Explanation(
             means="The trainer was not running `runPolicy.provisioningDeadlineSeconds` after its cluster was made.",
             advice=(
-                "The message says what the job was waiting for. Remove that cause or raise the deadline, then create "
-                "the job again."
+                "The message says what the job was waiting for. Remove that cause or raise the deadline, then"
+                " `rljob retry`."
             ),
         ),
         Reason.ACTIVE_DEADLINE_EXCEEDED: Explanation(
@@ -300,7 +300,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.CONFIGURATION_ERROR: Explanation(
             means="The trainer ended with exit code 2: the job can never work as it is written.",
-            advice="The message says which field. Correct it and create the job again.",
+            advice=(
+                "The message says which field. Correct it and create the job again; where the cause is outside of the"
+                " job, such as a file that was missing, `rljob retry` is enough."
+            ),
         ),
         Reason.APPLICATION_ERROR: Explanation(
             means=(

@@ -14,16 +14,16 @@ from rich.text import Text
 
 from rljob_api.constants import ExitCode
 from rljob_api.errors import ContractError
-from rljob_cli import delete, explain, init, logs, submit, validate, watching
+from rljob_cli import delete, explain, init, listing, logs, printed_objects, submit, validate, versions, watching
 from rljob_cli import plot as plotting
 from rljob_cli import run as running
 from rljob_cli import status as statuses
 from rljob_cli.cluster import ClusterOptions, connect
 from rljob_cli.errors import CliError
+from rljob_cli.steering import Steering
 
 app = typer.Typer(
     name="rljob",
-    help="Reinforcement-learning post-training jobs: one file, on this machine or on a cluster.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -48,7 +48,23 @@ Kubeconfig = Annotated[
         rich_help_panel=_CLUSTER_PANEL,
     ),
 ]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when it is so, or when the job has ended.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show it until it has ended: 0 for Complete, 1 for Failed.")]
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        _console().print(Text(versions.version_text()), soft_wrap=True)
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print versions and end.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Reinforcement-learning post-training jobs: one file, on this machine or on a cluster."""
 
 
 @app.command("init")
@@ -138,7 +154,7 @@ def submit_command(
 def status_command(
     name: JobName,
     watch: Watch = False,
-    output: Annotated[statuses.OutputFormat | None, typer.Option("--output", "-o", help="For programs.")] = None,
+    output: Annotated[printed_objects.OutputFormat | None, typer.Option("--output", "-o", help="For programs.")] = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -156,7 +172,7 @@ def status_command(
         raise typer.Exit(watching.watch_job(cluster, name, _console(), again))
     job = cluster.job(name)
     if output is not None:
-        statuses.print_object(job, output, _console())
+        printed_objects.print_object(job, output, _console())
         return
     for line in statuses.job_lines(job, watching.utc_now()):
         _console().print(line, soft_wrap=True)
@@ -165,6 +181,9 @@ def status_command(
 @app.command("list")
 def list_command(
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A")] = False,
+    output: Annotated[
+        listing.ListFormat | None, typer.Option("--output", "-o", help="More columns, or for programs.")
+    ] = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -172,12 +191,11 @@ def list_command(
     """Show all jobs of a namespace."""
     cluster = connect(ClusterOptions(context, namespace, kubeconfig))
     jobs = cluster.jobs(everywhere=everywhere)
-    if not jobs:
+    if not jobs and output in (None, listing.ListFormat.WIDE):
         place = "the cluster" if everywhere else f"namespace {cluster.namespace}"
         _console(stderr=True).print(Text(f"no jobs in {place}"), soft_wrap=True)
         return
-    for line in statuses.list_lines(jobs, watching.utc_now(), everywhere=everywhere):
-        _console().print(line, soft_wrap=True)
+    listing.show_list(jobs, output, watching.utc_now(), _console(), _console(stderr=True), everywhere=everywhere)
 
 
 @app.command("logs")
@@ -185,6 +203,9 @@ def logs_command(
     name: JobName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for the pod, then go on to its end.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, help="Lines from the end.", show_default="all")] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Of this attempt.", show_default="the newest one that has pods")
+    ] = None,
     pool: Annotated[str | None, typer.Option(help="A worker of this pool instead of the head.")] = None,
     index: Annotated[int, typer.Option(min=0, help="Which worker of the pool.")] = 0,
     container: Annotated[logs.Container | None, typer.Option(show_default="driver in the head, ray in workers")] = None,
@@ -196,7 +217,7 @@ def logs_command(
 
     Exit code 1: the pods, and their logs with them, are gone; what is left of them is named.
     """
-    options = logs.LogOptions(pool, index, container, follow, tail)
+    options = logs.LogOptions(pool, index, container, follow, tail, attempt)
     cluster = connect(ClusterOptions(context, namespace, kubeconfig))
     raise typer.Exit(logs.show_logs(cluster, name, options, _console(stderr=True)))
 
@@ -216,6 +237,54 @@ def explain_command(
         explain.explain_reason(reason, _console())
     elif name is not None:
         explain.explain_job(connect(ClusterOptions(context, namespace, kubeconfig)), name, _console())
+
+
+@app.command("suspend")
+def suspend_command(
+    name: JobName,
+    wait: Wait = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Stop a job with a checkpoint and free its nodes, until `rljob resume`."""
+    raise typer.Exit(_steering(name, ClusterOptions(context, namespace, kubeconfig), wait=wait).suspend())
+
+
+@app.command("resume")
+def resume_command(
+    name: JobName,
+    wait: Wait = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Let a suspended job go on from its newest checkpoint."""
+    raise typer.Exit(_steering(name, ClusterOptions(context, namespace, kubeconfig), wait=wait).resume())
+
+
+@app.command("stop")
+def stop_command(
+    name: JobName,
+    wait: Wait = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Stop a job with a checkpoint, for good; `rljob retry` lets it go on all the same."""
+    raise typer.Exit(_steering(name, ClusterOptions(context, namespace, kubeconfig), wait=wait).stop())
+
+
+@app.command("retry")
+def retry_command(
+    name: JobName,
+    wait: Wait = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Let a failed job go on from its newest checkpoint; between two attempts, begin the next one now."""
+    raise typer.Exit(_steering(name, ClusterOptions(context, namespace, kubeconfig), wait=wait).retry())
 
 
 @app.command("delete")
@@ -248,6 +317,10 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _console(stderr=True).print(Text(f"error: the output cannot be written ({error.strerror})"), soft_wrap=True)
         raise SystemExit(ExitCode.APPLICATION) from None
+
+
+def _steering(name: str, options: ClusterOptions, *, wait: bool) -> Steering:
+    return Steering(connect(options), name, options.flags(), _console(), wait=wait)
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -26,9 +26,10 @@ from rljob_cli.errors import (
     JobNotFoundError,
     NotAllowedError,
 )
-from rljob_cli.kube_objects import Event, Json, Pod, Refusal, StoredJob, stored_job
+from rljob_cli.kube_objects import Event, Json, Pod, Refusal
 from rljob_cli.plain_text import one_line
 from rljob_cli.settings import kubeconfig_files, service_account_namespace
+from rljob_cli.stored_job import StoredJob, stored_job
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient, Configuration
@@ -81,10 +82,15 @@ class Cluster:
         path = f"{_JOBS}/{_PLURAL}" if everywhere else self._job_path()
         return [stored_job(item) for item in _items(self._json("GET", path))]
 
-    def change_run_policy(self, name: str, run_policy: Mapping[str, object]) -> StoredJob:
-        """Merges into `spec.runPolicy`; null removes a field. Raises JobNotFoundError."""
-        patch: Json = {"spec": {"runPolicy": dict(run_policy)}}
+    def change_spec(self, name: str, changes: Mapping[str, object]) -> StoredJob:
+        """Merges into `spec`; null removes a field. Raises JobNotFoundError."""
+        patch: Json = {"spec": dict(changes)}
         return stored_job(self._json("PATCH", self._job_path(name), [("fieldValidation", "Strict")], patch))
+
+    def annotate_job(self, name: str, annotation: str, value: str) -> StoredJob:
+        """Sets an annotation. Raises JobNotFoundError."""
+        patch: Json = {"metadata": {"annotations": {annotation: value}}}
+        return stored_job(self._json("PATCH", self._job_path(name), (), patch))
 
     def delete_job(self, name: str) -> None:
         """Deletes a job; what belongs to it is removed after it. Raises JobNotFoundError."""

@@ -9,7 +9,7 @@ from rljob_api.constants import ExitCode
 from rljob_cli.cluster import Cluster
 from rljob_cli.errors import JobNotFoundError
 from rljob_cli.job_state import storage_uri
-from rljob_cli.kube_objects import StoredJob
+from rljob_cli.stored_job import StoredJob
 from rljob_cli.watching import POLL_SECONDS, Clock
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from rich.console import Console
 from rich.text import Text
@@ -11,28 +11,31 @@ from rich.text import Text
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.explanations import EXPLANATIONS
 from rljob_api.printable import printable
-from rljob_api.v1alpha1.run_policy import Cleanup
-from rljob_api.v1alpha1.status import Condition
+from rljob_api.v1alpha1.status import Attempt, Condition, NextAttempt, StopRequest
 from rljob_cli.cluster import Cluster
 from rljob_cli.errors import CliError, NotAllowedError
-from rljob_cli.job_state import condition, ending, is_complete, is_true, moment, phase, storage_uri, waits_for
-from rljob_cli.kube_objects import ContainerStatus, Event, Pod, StoredJob
-from rljob_cli.plain_text import age, length, one_line, shortened
+from rljob_cli.job_state import (
+    Ending,
+    attempt_under_way,
+    condition,
+    ending,
+    moment,
+    newest_attempt,
+    phase,
+    stop_asked_at,
+    waits_for,
+)
+from rljob_cli.kube_objects import ContainerStatus, Event, Pod
+from rljob_cli.next_steps import what_is_next
+from rljob_cli.plain_text import age, one_line, shortened, time_text
 from rljob_cli.status import progress_text
+from rljob_cli.stored_job import OTHER_VERSION, StoredJob
 from rljob_cli.watching import utc_now
 
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
 _UNSEEN_SECONDS = 10
 """An operator that works has looked at a job by then."""
-
-_NEXT = {
-    ConditionType.SPEC_VALID: "the operator makes its RayCluster",
-    ConditionType.CLUSTER_READY: "the operator compares Ray's nodes with the pools, then submits the training",
-    ConditionType.PLACEMENT_FEASIBLE: "the operator submits the training",
-    ConditionType.JOB_SUBMITTED: "the trainer loads the model and starts its workers",
-    ConditionType.PROGRESSING: "the trainer trains",
-}
 
 
 def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | None = None) -> None:
@@ -79,6 +82,8 @@ def explanation(job: StoredJob, pods: list[Pod], warnings: list[Event], now: dat
     progress = progress_text(job)
     if progress is not None:
         yield Text(f"  {progress}")
+    if job.unread:
+        yield Text(f"  cannot be read here: {one_line('; '.join(job.unread))}; {OTHER_VERSION}", "yellow")
     yield Text()
     yield from _headline(job, now)
     waiting = [pod for pod in pods if not pod.is_ready and pod.metadata.deletion_timestamp is None]
@@ -95,7 +100,7 @@ def explanation(job: StoredJob, pods: list[Pod], warnings: list[Event], now: dat
         for event in new[-_MAX_WARNINGS:]:
             yield Text(f"  {age(event.seen, now):>5}  {_warning(event)}")
     yield Text("\nWhat comes next:", "bold")
-    for line in _what_is_next(job, now):
+    for line in what_is_next(job, now):
         yield Text(f"  {line}")
 
 
@@ -146,97 +151,107 @@ def _warning(event: Event) -> str:
 
 
 def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
-    """The condition that matters most, and what to do about it."""
-    status = job.status
-    found = ending(status) or waits_for(status)
-    if found is not None:
-        yield from _condition_text(found, now, "It has ended" if ending(status) else "It is waiting for")
+    """What matters most about it, and what to do about that."""
+    status, attempt, end = job.status, attempt_under_way(job), ending(job.status)
+    found = waits_for(status)
+    if end is not None:
+        yield from _end_text(job, end, now)
+    elif attempt is not None and attempt.stop is not None:
+        yield from _stop_text(attempt, attempt.stop, now)
+    elif stop_asked_at(job) is not None:
+        yield Text("Somebody has asked to stop it, and the operator has not seen to that yet.", "bold")
+        yield _advice(Reason.STOPPED_BY_USER)
+    elif job.is_to_be_suspended:
+        yield from _suspension_text(job, now)
+    elif status.next_attempt is not None:
+        yield from _between_text(job, status.next_attempt, now)
+    elif found is not None:
+        named = f" (attempt {attempt.number})" if attempt is not None and attempt.number > 1 else ""
+        yield Text(f"It is waiting for{named}: {_condition_text(found, now)}", "bold")
+        yield from _message_lines(found.message)
+        yield from _silence_text(attempt, now)
+        yield _advice(found.reason)
     elif not status.conditions:
-        seconds = (now - job.metadata.creation_timestamp).total_seconds()
-        yield Text("No operator has looked at it yet.", "bold")
-        if seconds > _UNSEEN_SECONDS:
-            yield Text(
-                "What to do: see whether the operator runs and handles this namespace (Helm value watchNamespaces):"
-                " kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator"
-            )
+        yield from _unseen_text(job, now)
     else:
         yield Text(f"Nothing keeps it from going on{_how_it_goes(job, now)}.", "bold")
+        yield from _silence_text(attempt, now)
         checkpointed = condition(status, ConditionType.CHECKPOINTED)
         if checkpointed is not None and checkpointed.reason == Reason.NO_CHECKPOINT_YET:
             yield Text(f"No checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}")
 
 
-def _how_it_goes(job: StoredJob, now: datetime) -> str:
-    found = condition(job.status, ConditionType.PROGRESSING)
-    return f": {found.reason} for {age(moment(found.last_transition_time), now)}" if found is not None else ""
+def _end_text(job: StoredJob, end: Ending, now: datetime) -> Iterator[Text]:
+    newest = newest_attempt(job)
+    attempt = f" in attempt {newest.number}" if newest is not None else ""
+    yield Text(f"It has ended{attempt}: {end.kind}, reason {end.reason}, {age(end.at, now)} ago", "bold")
+    yield from _message_lines(end.message)
+    yield _advice(end.reason)
 
 
-def _condition_text(found: Condition, now: datetime, lead: str) -> Iterator[Text]:
-    since = age(moment(found.last_transition_time), now)
-    yield Text(f"{lead}: {found.type}={found.status}, reason {found.reason}, for {since}", "bold")
-    for line in printable(found.message).strip().split("\n"):
-        yield Text(f"  {line}")
-    known = EXPLANATIONS[Reason(found.reason)].advice if found.reason in list(Reason) else None
-    yield Text(f"What to do: {known or 'Update rljob; this version does not know the reason.'}", "cyan")
+def _stop_text(attempt: Attempt, stop: StopRequest, now: datetime) -> Iterator[Text]:
+    since = age(moment(stop.requested_at), now)
+    yield Text(f"Attempt {attempt.number} is to end: reason {one_line(stop.reason)}, for {since}", "bold")
+    told = f"Ray was asked {age(moment(stop.told_at), now)} ago" if stop.told_at else "Ray could not be asked yet"
+    yield Text(f"  {told} to stop its trainer")
+    yield _advice(stop.reason)
 
 
-def _what_is_next(job: StoredJob, now: datetime) -> Iterator[str]:
-    status = job.status
-    if ending(status) is not None:
-        yield from _after_the_end(job)
-        return
-    if job.metadata.deletion_timestamp is not None:
-        yield "it is being deleted; its pods stop within their grace period"
-        return
-    if not status.conditions:
-        yield "the operator checks it and makes its RayCluster"
+def _suspension_text(job: StoredJob, now: datetime) -> Iterator[Text]:
+    since = job.status.suspended_at
+    if since is None:
+        yield Text("It is being suspended.", "bold")
+        yield _advice(Reason.SUSPENDING)
     else:
-        yield _next_step(job, waits_for(status))
-    yield from _deadlines(job, now)
+        yield Text(f"It is suspended, for {age(moment(since), now)}, and holds no nodes.", "bold")
+        yield _advice(Reason.SUSPENDED)
 
 
-def _next_step(job: StoredJob, waits: Condition | None) -> str:
-    if waits is None:
-        return "Complete when the last step is done, with the export at status.exportUri"
-    if waits.reason == Reason.STOPPING:
-        grace_seconds = job.spec().run_policy.grace_period_seconds
-        return f"the trainer saves a checkpoint and ends, within {length(grace_seconds)} (runPolicy.gracePeriodSeconds)"
-    if is_true(job.status, ConditionType.JOB_SUBMITTED):
-        return "the trainer was started before this; it goes on, or Failed says how it ended"
-    return f"when {waits.type} is True: {_NEXT[ConditionType(waits.type)]}"
+def _between_text(job: StoredJob, following: NextAttempt, now: datetime) -> Iterator[Text]:
+    newest = newest_attempt(job)
+    which = f"attempt {newest.number} has ended" if newest is not None else "an attempt has ended"
+    since = f", {age(moment(newest.ended), now)} ago" if newest is not None and newest.ended else ""
+    why = f"{following.reason} ({following.failure_class})"
+    yield Text(f"It is between two attempts: {which}, reason {one_line(why)}{since}", "bold")
+    yield from _message_lines(following.message)
+    yield _advice(following.reason)
 
 
-def _deadlines(job: StoredJob, now: datetime) -> Iterator[str]:
-    """When the job fails by itself."""
-    policy, attempts = job.spec().run_policy, job.status.attempts
-    if not attempts:
-        return
-    if not is_true(job.status, ConditionType.JOB_SUBMITTED):
-        yield _deadline("the trainer does not run by", attempts[-1].started, policy.provisioning_deadline_seconds, now)
-    if policy.active_deadline_seconds is not None:
-        yield _deadline("it has not ended by", attempts[0].started, policy.active_deadline_seconds, now)
-
-
-def _deadline(cause: str, started: str, deadline_seconds: int, now: datetime) -> str:
-    end = moment(started) + timedelta(seconds=deadline_seconds)
-    left = (end - now).total_seconds()
-    return f"Failed if {cause} {end:%Y-%m-%dT%H:%M:%SZ} ({f'in {length(left)}' if left > 0 else 'now'})"
-
-
-def _after_the_end(job: StoredJob) -> Iterator[str]:
-    name, status = job.metadata.name, job.status
-    if is_complete(status):
-        yield (
-            f"the model: {status.export_uri}"
-            if status.export_uri
-            else "no model was exported (checkpoint.exportHuggingFace)"
+def _silence_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
+    if attempt is not None and attempt.silent_since is not None:
+        since = moment(attempt.silent_since)
+        yield Text(
+            f"  Nothing could be learned of attempt {attempt.number}'s trainer since {time_text(since)},"
+            f" for {age(since, now)}"
         )
-    else:
-        yield f"remove the cause, then `rljob delete {name}` and `rljob submit` again"
-        if status.checkpoint is not None:
-            yield f"it goes on from step {status.checkpoint.step}, unless checkpoint.resume is Never"
-    folder = storage_uri(job)
-    if folder is not None:
-        yield f"results, logs and checkpoints: {folder}"
-    if job.spec().run_policy.cleanup is Cleanup.KEEP_CLUSTER:
-        yield f"its cluster is kept, GPUs included; `rljob delete {name}` frees them"
+
+
+def _unseen_text(job: StoredJob, now: datetime) -> Iterator[Text]:
+    seconds = (now - job.metadata.creation_timestamp).total_seconds()
+    yield Text("No operator has looked at it yet.", "bold")
+    if seconds > _UNSEEN_SECONDS:
+        yield Text(
+            "What to do: see whether the operator runs and handles this namespace (Helm value watchNamespaces):"
+            " kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator"
+        )
+
+
+def _how_it_goes(job: StoredJob, now: datetime) -> str:
+    found, attempt = condition(job.status, ConditionType.PROGRESSING), newest_attempt(job)
+    named = f", attempt {attempt.number}" if attempt is not None and attempt.number > 1 else ""
+    return f": {found.reason} for {age(moment(found.last_transition_time), now)}{named}" if found is not None else ""
+
+
+def _condition_text(found: Condition, now: datetime) -> str:
+    since = age(moment(found.last_transition_time), now)
+    return f"{found.type}={found.status}, reason {found.reason}, for {since}"
+
+
+def _message_lines(message: str) -> Iterator[Text]:
+    for line in printable(message).strip().split("\n"):
+        yield Text(f"  {line}")
+
+
+def _advice(reason: str) -> Text:
+    known = EXPLANATIONS[Reason(reason)].advice if reason in list(Reason) else None
+    return Text(f"What to do: {known or 'Update rljob; this version does not know the reason.'}", "cyan")

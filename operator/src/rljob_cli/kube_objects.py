@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from rljob_api.constants import HEAD_GROUP, LABEL_ATTEMPT, LABEL_POOL
-from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.status import RLJobStatus
-from rljob_cli.errors import CliError
 
 Json = dict[str, object]
 
@@ -31,6 +26,7 @@ class ObjectMeta(_Part):
     uid: str = ""
     generation: int = 0
     labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
     creation_timestamp: datetime
     deletion_timestamp: datetime | None = None
 
@@ -108,8 +104,13 @@ class Pod(_Part):
         return self.metadata.labels.get(LABEL_POOL, "?")
 
     @property
+    def cluster(self) -> str | None:
+        """Its RayCluster, by KubeRay's label."""
+        return self.metadata.labels.get("ray.io/cluster")
+
+    @property
     def attempt(self) -> str:
-        """The number of the attempt that it belongs to."""
+        """The number of the attempt that its cluster was made for."""
         return self.metadata.labels.get(LABEL_ATTEMPT, "?")
 
     @property
@@ -171,48 +172,3 @@ class Refusal(_Part):
     reason: str = ""
     message: str = ""
     details: RefusalDetails = RefusalDetails()
-
-
-@dataclass(frozen=True)
-class StoredJob:
-    """An RLJob as the API server has it."""
-
-    metadata: ObjectMeta
-    status: RLJobStatus
-    wire: Mapping[str, object]
-
-    @property
-    def where(self) -> str:
-        """How messages name it."""
-        return f"RLJob {self.metadata.namespace}/{self.metadata.name}"
-
-    def spec(self) -> RLJobSpec:
-        """What is wanted. Raises CliError if a newer schema made it unreadable here."""
-        try:
-            return RLJobSpec.model_validate(self.wire.get("spec"), by_alias=True, by_name=False, extra="ignore")
-        except ValidationError as error:
-            raise _other_version(self.where, error) from None
-
-
-def stored_job(wire: Mapping[str, object]) -> StoredJob:
-    """The job in an answer of the API server; fields that a newer operator added are passed over.
-
-    Raises:
-        CliError: its status cannot be read here.
-    """
-    metadata = ObjectMeta.model_validate(wire.get("metadata"))
-    where = f"RLJob {metadata.namespace}/{metadata.name}"
-    try:
-        status = RLJobStatus.model_validate(wire.get("status", {}), by_alias=True, by_name=False, extra="ignore")
-    except ValidationError as error:
-        raise _other_version(where, error) from None
-    return StoredJob(metadata, status, wire)
-
-
-def _other_version(where: str, error: ValidationError) -> CliError:
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return CliError(
-        f"{where}: {place} cannot be read ({first['msg']}); the cluster's operator is of another version than this"
-        " command: install the `rljob` of its version"
-    )

@@ -1,4 +1,4 @@
-"""`rljob logs`: what the training prints, from the head pod while it is there, else where to find it."""
+"""`rljob logs`: what the training prints, from a head pod while there is one, else where to find it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from rich.text import Text
 
 from rljob_api.constants import DRIVER_LOG_CONTAINER, HEAD_GROUP, RAY_CONTAINER, ExitCode
 from rljob_api.printable import printable
+from rljob_api.v1alpha1.status import Attempt
 from rljob_cli.cluster import Cluster
 from rljob_cli.errors import CliError
-from rljob_cli.job_state import ending, storage_uri, waits_for
-from rljob_cli.kube_objects import Pod, StoredJob
-from rljob_cli.plain_text import one_line
+from rljob_cli.job_state import ending, moment, newest_attempt, storage_uri, waits_for
+from rljob_cli.kube_objects import Pod
+from rljob_cli.plain_text import one_line, time_text
+from rljob_cli.status import attempt_text
+from rljob_cli.stored_job import StoredJob
 from rljob_cli.watching import POLL_SECONDS, Clock
 
 
@@ -43,6 +46,8 @@ class LogOptions:
     follow: bool = False
     num_lines: int | None = None
     """From the end; all when unset."""
+    attempt: int | None = None
+    """Of this attempt; else of the newest one that has pods."""
 
     @property
     def group(self) -> str:
@@ -59,10 +64,13 @@ class LogOptions:
 class _Source:
     """A container that has a log, or the reason why there is none (yet)."""
 
+    attempt: int | None = None
     pod: Pod | None = None
     missing: str = ""
     is_gone: bool = False
-    """There was one and there will be none again."""
+    """There was one, and there will be none again unless another attempt brings one."""
+    may_come: bool = True
+    """Whether waiting for it makes sense."""
 
 
 def show_logs(cluster: Cluster, name: str, options: LogOptions, console: Console, clock: Clock | None = None) -> int:
@@ -84,12 +92,13 @@ def _show(cluster: Cluster, name: str, options: LogOptions, console: Console, cl
         job = cluster.job(name)
         source = _find(job, cluster.pods(job), options)
         if source.pod is not None:
+            _tell_which(job, source, options, console)
             _copy(
                 cluster.pod_log(source.pod, options.container_name, follow=options.follow, num_lines=options.num_lines)
             )
             return 0
-        if source.is_gone:
-            _tell_what_is_left(job, console)
+        if source.is_gone and not (options.follow and source.may_come):
+            _tell_what_is_left(job, source, options, console)
             return 1
         if not options.follow:
             raise CliError(f"{job.where}: {source.missing}; --follow waits for it, `rljob explain {name}` says more")
@@ -101,29 +110,61 @@ def _show(cluster: Cluster, name: str, options: LogOptions, console: Console, cl
 
 def _find(job: StoredJob, pods: list[Pod], options: LogOptions) -> _Source:
     _refuse_unknown(job, options)
-    newest = str(job.status.attempts[-1].number) if job.status.attempts else ""
-    mine = [pod for pod in pods if pod.group == options.group and pod.attempt == newest]
-    if len(mine) > options.index:
-        pod = mine[options.index]
-        status = pod.container(options.container_name)
-        if status is not None and status.has_started:
-            return _Source(pod)
-        waiting = status.state.waiting if status else None
-        why = f" ({waiting.reason})" if waiting else ""
-        return _Source(missing=f"container {options.container_name} of pod {pod.metadata.name} has not started{why}")
-    if ending(job.status) is not None or job.metadata.deletion_timestamp is not None:
-        return _Source(is_gone=True)
-    waits = waits_for(job.status)
-    why = f" ({waits.type}={waits.status} {waits.reason}: {one_line(waits.message)})" if waits else ""
+    listed = {attempt.number: attempt for attempt in job.status.attempts}
+    numbers = [options.attempt] if options.attempt is not None else sorted(listed, reverse=True)
+    for number in numbers:
+        mine = [pod for pod in pods if pod.group == options.group and _is_of(pod, number, listed.get(number))]
+        if len(mine) > options.index:
+            return _source(number, mine[options.index], options)
+    wanted = numbers[0] if numbers else None
+    record = listed.get(wanted) if wanted is not None else None
+    is_over = ending(job.status) is not None or job.metadata.deletion_timestamp is not None
+    is_past = wanted is not None and (record is None or record.ended is not None)
+    may_come = not is_over and (options.attempt is None or not is_past)
+    return _Source(wanted, None, _missing(job, options), is_over or is_past, may_come)
+
+
+def _is_of(pod: Pod, number: int, record: Attempt | None) -> bool:
+    """Attempts may share a cluster, so the cluster counts where it is known."""
+    if record is not None and pod.cluster is not None:
+        return pod.cluster == record.cluster
+    return pod.attempt == str(number)
+
+
+def _source(number: int, pod: Pod, options: LogOptions) -> _Source:
+    status = pod.container(options.container_name)
+    if status is not None and status.has_started:
+        return _Source(number, pod)
+    waiting = status.state.waiting if status else None
+    why = f" ({waiting.reason})" if waiting else ""
+    missing = f"container {options.container_name} of pod {pod.metadata.name} has not started{why}"
+    return _Source(number, missing=missing)
+
+
+def _missing(job: StoredJob, options: LogOptions) -> str:
+    """That there is no such pod, and why."""
+    following, waits = job.status.next_attempt, waits_for(job.status)
+    why = ""
+    if job.is_to_be_suspended:
+        why = " (the job is suspended)"
+    elif following is not None:
+        why = f" (the next attempt begins at {time_text(moment(following.not_before))})"
+    elif waits is not None:
+        why = f" ({waits.type}={waits.status} {waits.reason}: {one_line(waits.message)})"
     which = "head pod" if options.pool is None else f"pod {options.index} of pool {options.pool}"
-    return _Source(missing=f"the {which} is not there yet{why}")
+    of = "" if options.attempt is None else f" of attempt {options.attempt}"
+    return f"the {which}{of} is not there yet{why}"
 
 
 def _refuse_unknown(job: StoredJob, options: LogOptions) -> None:
-    """A pool or index that the job will never have."""
+    """An attempt that there has not been, or a pool or index that the job will never have."""
+    newest = newest_attempt(job)
+    num_attempts = newest.number if newest else 0
+    if options.attempt is not None and options.attempt > num_attempts:
+        raise CliError(f"{job.where}: has had {num_attempts} attempts (seen: --attempt {options.attempt})")
     if options.pool is None:
         return
-    pools = {pool.name: pool.nodes for pool in job.spec().pools}
+    pools = job.pool_sizes
     if options.pool not in pools:
         raise CliError(f"{job.where}: has no pool {options.pool}; it has {', '.join(pools)}")
     if options.index >= pools[options.pool]:
@@ -146,16 +187,44 @@ def _copy(pieces: Iterator[bytes]) -> None:
         output.flush()
 
 
-def _tell_what_is_left(job: StoredJob, console: Console) -> None:
+def _tell_which(job: StoredJob, source: _Source, options: LogOptions, console: Console) -> None:
+    """Where one might take the log for another one."""
+    newest, shown = newest_attempt(job), [each for each in job.status.attempts if each.number == source.attempt]
+    if newest is None or not shown:
+        return
+    if options.attempt is None and newest.number != source.attempt:
+        text = f"attempt {newest.number} has no such pod ({attempt_text(newest)}); this is the log of attempt"
+        console.print(Text(f"{text} {source.attempt} ({attempt_text(shown[0])})", "dim"), soft_wrap=True)
+    sharing = [str(each.number) for each in job.status.attempts if each.cluster == shown[0].cluster]
+    if len(sharing) > 1:
+        text = f"attempts {', '.join(sharing)} ran in this pod, and its log has what all of them printed"
+        console.print(Text(text, "dim"), soft_wrap=True)
+
+
+def _tell_what_is_left(job: StoredJob, source: _Source, options: LogOptions, console: Console) -> None:
     """Where the log is when the pods are gone, and the last lines of it that the job itself holds."""
-    attempt = job.status.attempts[-1] if job.status.attempts else None
-    if attempt is None or attempt.submissions == 0:
-        console.print(Text(f"{job.where}: ended before its training was started: there is no log"), soft_wrap=True)
+    record = next((each for each in job.status.attempts if each.number == source.attempt), None)
+    end, newest = ending(job.status), newest_attempt(job)
+    if source.attempt is None or (record is not None and record.submissions == 0):
+        what = "ended" if source.attempt is None else f"attempt {source.attempt} ended"
+        lines = [f"{job.where}: {what} before its training was started: there is no log"]
     else:
-        console.print(Text(f"{job.where}: its pods are gone, and their logs with them"), soft_wrap=True)
-        copy = f"run/logs/driver-{job.metadata.name}-{attempt.number}-{attempt.submissions}.log"
-        console.print(Text(f"a copy of the driver's log is {storage_uri(job)}/{copy}"), soft_wrap=True)
-    end = ending(job.status)
-    if end is not None:
-        console.print(Text(f"{end.type}, {end.reason}:"), soft_wrap=True)
-        console.print(Text(printable(end.message)), soft_wrap=True)
+        lines = [f"{job.where}: the pods of attempt {source.attempt} are gone, and their logs with them"]
+        lines += _places(job, source.attempt, options)
+    if end is not None and (newest is None or source.attempt == newest.number):
+        lines += [f"{end.kind}, {end.reason}:", printable(end.message)]
+    elif record is not None:
+        lines += [f"attempt {record.number}, {attempt_text(record)}:", printable(record.message or "")]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _places(job: StoredJob, attempt: int, options: LogOptions) -> Iterator[str]:
+    folder = storage_uri(job)
+    if folder is None:
+        return
+    if options.container_name == Container.DRIVER:
+        yield f"a copy of the driver's log is {folder}/run/logs/attempt-{attempt}/driver.log"
+    else:
+        yield f"what is kept of the logs of workers is below {folder}/run/logs/"
+    yield "this command cannot read it: it takes a pod that mounts the claim (docs/cluster.md has one)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from rljob_api.printable import printable
 
@@ -38,3 +38,19 @@ def length(time_seconds: float) -> str:
     if hours < 8:
         return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
     return f"{hours}h" if days < 2 else f"{days}d"
+
+
+def number_text(value: float | None) -> str:
+    """Four digits; empty for none."""
+    return "" if value is None else f"{value:.4g}"
+
+
+def time_text(then: datetime) -> str:
+    """To the second, in UTC, as a status has it."""
+    return f"{then.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def in_time(then: datetime, now: datetime) -> str:
+    """`in 10m`, or `now` for what is due."""
+    left = (then - now).total_seconds()
+    return f"in {length(left)}" if left > 0 else "now"

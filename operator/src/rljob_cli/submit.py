@@ -20,7 +20,7 @@ from rljob_api.yaml_text import wire_path
 from rljob_cli.cluster import Cluster, ClusterOptions, connect
 from rljob_cli.errors import CliError, JobExistsError
 from rljob_cli.job_state import ending, phase
-from rljob_cli.kube_objects import StoredJob
+from rljob_cli.stored_job import StoredJob
 
 _ANY_UID = "00000000-0000-0000-0000-000000000000"
 _MAX_DIFFERENCES = 8
@@ -84,18 +84,29 @@ def _existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> Sto
     if stored.metadata.deletion_timestamp is not None:
         raise CliError(f"{stored.where}: is being deleted; submit again when `rljob list` no longer shows it")
     spec = stored.spec()
+    changes = _changes(spec, job.spec)
     if immutable_changes(spec, job.spec):
-        fixed = differences(spec, job.spec.model_copy(update={"run_policy": spec.run_policy}))
-        raise CliError(_other_job(file, stored, fixed))
-    if spec.run_policy == job.spec.run_policy:
+        kept = {"run_policy": spec.run_policy, "suspend": spec.suspend}
+        raise CliError(_other_job(file, stored, differences(spec, job.spec.model_copy(update=kept))))
+    if not changes:
         console.print(Text(f"{stored.where} exists already with this spec ({phase(stored)})"), soft_wrap=True)
         return stored
-    before = differences(spec, job.spec)
-    stored = cluster.change_run_policy(job.metadata.name, job.spec.run_policy.model_dump(mode="json", by_alias=True))
+    stored = cluster.change_spec(job.metadata.name, changes)
     console.print(Text(f"{stored.where} exists already; changed:", "green"), soft_wrap=True)
-    for line in before:
+    for line in differences(spec, stored.spec()):
         console.print(Text(f"  {line}"), soft_wrap=True)
     return stored
+
+
+def _changes(stored: RLJobSpec, wanted: RLJobSpec) -> dict[str, object]:
+    """What of the file is to be applied to the stored job. A file that says nothing about `suspend` leaves it as it is:
+    `rljob suspend` may have set it."""
+    changes: dict[str, object] = {}
+    if stored.run_policy != wanted.run_policy:
+        changes["runPolicy"] = wanted.run_policy.model_dump(mode="json", by_alias=True)
+    if "suspend" in wanted.model_fields_set and stored.suspend != wanted.suspend:
+        changes["suspend"] = wanted.suspend
+    return changes
 
 
 def differences(old: RLJobSpec, new: RLJobSpec) -> list[str]:
@@ -126,8 +137,9 @@ def _shown(value: object) -> str:
 
 def _other_job(file: Path, stored: StoredJob, shown: list[str]) -> str:
     lines = [
-        f"{file}: {stored.where} exists already with another spec, and only runPolicy may change while it exists;"
-        " give the file another metadata.name, or delete the job first (`rljob delete`). Stored -> in the file:",
+        f"{file}: {stored.where} exists already with another spec, and only suspend and runPolicy may change while"
+        " it exists; give the file another metadata.name, or delete the job first (`rljob delete`). Stored -> in the"
+        " file:",
         *(f"  {line}" for line in shown[:_MAX_DIFFERENCES]),
     ]
     if len(shown) > _MAX_DIFFERENCES:
@@ -138,8 +150,15 @@ def _other_job(file: Path, stored: StoredJob, shown: list[str]) -> str:
 def _tell_what_is_next(submission: Submission, console: Console) -> None:
     name, flags = submission.job.metadata.name, submission.flags
     end = ending(submission.job.status)
-    if end is not None:
+    if end is not None and not end.is_complete:
+        steps = {
+            f"rljob explain {name}{flags}": "why it failed",
+            f"rljob retry {name}{flags}": "it goes on from its newest checkpoint",
+        }
+    elif end is not None:
         steps = {f"rljob delete {name}{flags}": "then submit again; it goes on from its newest checkpoint"}
+    elif submission.job.is_to_be_suspended:
+        steps = {f"rljob resume {name}{flags}": "it is suspended until then"}
     else:
         steps = {
             f"rljob status {name}{flags} --watch": "until it has ended",

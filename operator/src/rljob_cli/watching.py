@@ -7,7 +7,7 @@ again when a connection breaks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -20,10 +20,10 @@ from rich.text import Text
 from rljob_api.constants import ExitCode
 from rljob_cli.cluster import Cluster
 from rljob_cli.errors import NOT_FOUND_EXIT_CODE, ClusterUnreachableError, JobNotFoundError
-from rljob_cli.job_state import ending, is_complete
-from rljob_cli.kube_objects import StoredJob
+from rljob_cli.job_state import ending, stop_asked_at
 from rljob_cli.plain_text import one_line
-from rljob_cli.status import job_lines, progress_text
+from rljob_cli.status import attempt_text, job_lines, next_attempt_text, progress_text
+from rljob_cli.stored_job import StoredJob
 
 POLL_SECONDS = 2.0
 PATIENCE_SECONDS = 600.0
@@ -75,7 +75,13 @@ def watch_job(cluster: Cluster, name: str, console: Console, again: str, clock: 
         return ExitCode.INTERRUPTED
 
 
-def _watch(cluster: Cluster, name: str, view: _View, clock: Clock) -> int:
+def looks_at(cluster: Cluster, name: str, clock: Clock, note: Callable[[str, datetime], None]) -> Iterator[StoredJob]:
+    """The job, every two seconds, until it was deleted. While the API server is away, `note` is told.
+
+    Raises:
+        JobNotFoundError: there was no such job from the beginning.
+        ClusterUnreachableError: the API server was away for ten minutes, or from the beginning.
+    """
     seen = False
     unreachable_since: datetime | None = None
     while True:
@@ -85,19 +91,26 @@ def _watch(cluster: Cluster, name: str, view: _View, clock: Clock) -> int:
         except JobNotFoundError:
             if not seen:
                 raise
-            view.note(f"RLJob {name} was deleted", now)
-            return NOT_FOUND_EXIT_CODE
+            return
         except ClusterUnreachableError as error:
             unreachable_since = unreachable_since or now
             if not seen or (now - unreachable_since).total_seconds() > PATIENCE_SECONDS:
                 raise
-            view.note(f"no answer from the API server ({error.reason}); trying again", now)
+            note(f"no answer from the API server ({error.reason}); trying again", now)
         else:
             seen, unreachable_since = True, None
-            view.show(job, now)
-            if ending(job.status) is not None:
-                return ExitCode.SUCCESS if is_complete(job.status) else ExitCode.APPLICATION
+            yield job
         clock.sleep(POLL_SECONDS)
+
+
+def _watch(cluster: Cluster, name: str, view: _View, clock: Clock) -> int:
+    for job in looks_at(cluster, name, clock, view.note):
+        view.show(job, clock.now())
+        end = ending(job.status)
+        if end is not None:
+            return ExitCode.SUCCESS if end.is_complete else ExitCode.APPLICATION
+    view.note(f"RLJob {name} was deleted", clock.now())
+    return NOT_FOUND_EXIT_CODE
 
 
 class _LiveView:
@@ -136,6 +149,7 @@ class _Lines:
         self._job = job
         if not job.status.conditions:
             self._say("conditions", "no operator has looked at the job yet", now)
+        self._show_attempts(job, now)
         for found in job.status.conditions:
             message = f": {one_line(found.message)}" if found.message else ""
             self._say(found.type, f"{found.type}={found.status} {found.reason}{message}", now)
@@ -143,6 +157,23 @@ class _Lines:
         # At the end the summary says it.
         if progress is not None and ending(job.status) is None:
             self._say("progress", progress, now)
+
+    def _show_attempts(self, job: StoredJob, now: datetime) -> None:
+        """Of every attempt how it goes and how it ended; a single one that runs goes without saying."""
+        following = job.status.next_attempt
+        for attempt in job.status.attempts:
+            if attempt.number > 1 or attempt.ended is not None:
+                message = f": {one_line(attempt.message)}" if attempt.message else ""
+                self._say(
+                    f"attempt {attempt.number}", f"attempt {attempt.number}: {attempt_text(attempt)}{message}", now
+                )
+        if following is not None:
+            self._say("next", f"next: {next_attempt_text(job, following)}", now)
+        asked_at = stop_asked_at(job)
+        if asked_at is not None:
+            self._say("stop", f"asked to stop at {one_line(asked_at)}", now)
+        if job.status.suspended_at is not None:
+            self._say("suspended", f"suspended since {job.status.suspended_at}", now)
 
     def note(self, text: str, now: datetime) -> None:
         self._say("note", text, now)

@@ -12,12 +12,14 @@ from rljob_api.errors import ContractError
 from rljob_api.handover import TrainerJob, load_job
 from rljob_api.v1alpha1.elastic import with_nodes
 from rljob_api.v1alpha1.rules import violations
+from rljob_trainer.attempt_logs import attempt_folder, keep_tail
 from rljob_trainer.checkpoints.errors import FencedError
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.errors import ConfigurationError, ResourceError, TrainerError, WorkerDiedError
 from rljob_trainer.observability.log import set_up_logging
 from rljob_trainer.settings import Settings, driver_environment, read_settings, told_run_state
+from rljob_trainer.stack_traces import StackFile
 
 log = logging.getLogger("rljob_trainer")
 
@@ -28,9 +30,11 @@ def main() -> int:
     stop = StopRequest()
     stop.install()
     reporter: RunReporter | None = None
+    settings: Settings | None = None
     try:
         driver_environment()
         settings = read_settings()
+        StackFile(settings.run_folder, "controller")
         job = on_its_nodes(load_job(settings.spec_text), settings.pool_nodes)
         reporter = reporter_of(job, settings)
         log.info("job %s, attempt %d: loading libraries", job.name, settings.attempt)
@@ -46,6 +50,7 @@ def main() -> int:
             return stopped_at_once(reporter, stop)
         log.error("%s", error)
         report_end(reporter, error)
+        keep_worker_log(error, settings)
         return exit_code_of(error)
     except (Exception, SystemExit) as error:
         # Whoever calls sys.exit() is not the trainer: the job is not done, whatever code it names.
@@ -94,6 +99,18 @@ def reporter_of(job: TrainerJob, settings: Settings) -> RunReporter:
         raise ResourceError(
             f"{settings.run_state_file}: the state cannot be written ({problem.strerror}); check folder and disk"
         ) from problem
+
+
+def keep_worker_log(error: TrainerError | ContractError, settings: Settings | None) -> None:
+    """The end of the log of the worker that has failed, where one has, for when later attempts have added to it."""
+    worker = error.worker if isinstance(error, TrainerError) else None
+    if settings is None or worker is None or worker.log_file is None:
+        return
+    try:
+        folder = attempt_folder(settings.run_folder, settings.attempt)
+        log.info("the end of its log: %s", keep_tail(worker.log_file, folder, worker.role, worker.rank))
+    except OSError as problem:
+        log.warning("the log of the worker cannot be kept (%s)", problem)
 
 
 def report_end(reporter: RunReporter | None, error: Exception | SystemExit | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class FailedWorker:
     pod: str | None = None
     node: str | None = None
     """Of Kubernetes, as the pod is."""
+    log_file: Path | None = None
 
     def __str__(self) -> str:
         return f"worker rank {self.rank} ({self.role}){self.place}"

@@ -82,6 +82,7 @@ class PodSettings:
     """How long a pod's stop may wait for the trainer to save and end."""
     run_folder: Path | None
     ray_token: str | None
+    attempt: int | None = None
 
 
 def read_settings() -> Settings:
@@ -131,6 +132,11 @@ def pod_and_node() -> tuple[str | None, str | None]:
     return os.environ.get(ENV_POD_NAME) or None, os.environ.get(ENV_NODE_NAME) or None
 
 
+def told_run_folder() -> str | None:
+    """Where it is set; nothing is checked here."""
+    return os.environ.get(ENV_RUN_FOLDER) or None
+
+
 def told_run_state() -> tuple[Path, int] | None:
     """The file for RunState and the attempt, where the one is told and the other is possible: all that is needed to
     report that the rest of the environment is not."""
@@ -141,10 +147,12 @@ def told_run_state() -> tuple[Path, int] | None:
 def read_pod_settings() -> PodSettings:
     """Never raises: what stops a pod must not fail."""
     grace, run_folder = os.environ.get(ENV_GRACE_SECONDS, ""), os.environ.get(ENV_RUN_FOLDER)
+    attempt = os.environ.get(ENV_ATTEMPT, "")
     return PodSettings(
         grace_seconds=float(grace) if _is_number(grace) else DEFAULT_GRACE_SECONDS,
         run_folder=Path(run_folder) if run_folder else None,
         ray_token=os.environ.get("RAY_AUTH_TOKEN"),
+        attempt=int(attempt) if _is_number(attempt) else None,
     )
 
 

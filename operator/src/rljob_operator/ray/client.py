@@ -176,6 +176,8 @@ class Dashboard:
                 outcome = str(answer.status)
         except TimeoutError:
             raise DashboardUnreachableError(f"no answer within {timeout:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise DashboardUnreachableError(f"no connection: {error.strerror or error}"[:MAX_WORDS]) from error
         except (aiohttp.ClientError, OSError) as error:
             raise DashboardUnreachableError(str(error)[:MAX_WORDS] or type(error).__name__) from error
         finally:

@@ -109,6 +109,9 @@ class RunWatcher:
             memory.failing_since = None
             return seen
         memory.run = None
+        if seen.reachability is Reachability.REJECTED:
+            # It may have been the pod of a former cluster of this name, and that proved nothing for this one.
+            memory.is_guarded = False
         if memory.failing_since is None:
             memory.failing_since = begun_at
         return replace(seen, silent_seconds=self._clock() - memory.failing_since)

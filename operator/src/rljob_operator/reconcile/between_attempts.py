@@ -27,8 +27,8 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     draft.suspended_at = None
     waits = draft.next_attempt
     reusable = waits is not None and waits.same_cluster and is_well(draft, observed)
-    if waits is not None and waits.same_cluster and not reusable:
-        draft.next_attempt = waits = waits.model_copy(update={"same_cluster": False})
+    if not reusable:
+        _keep_no_cluster(draft)
     is_time = waits is None or seconds_since(waits.not_before, draft.now) >= 0
     if is_time and reusable:
         start_attempt(draft, observed.job, on_same_cluster=True)
@@ -56,6 +56,12 @@ def seconds_to_start(draft: StatusDraft) -> float | None:
         return None
     seconds = -seconds_since(draft.next_attempt.not_before, draft.now)
     return seconds if seconds > 0 else None
+
+
+def _keep_no_cluster(draft: StatusDraft) -> None:
+    """The next attempt makes its own."""
+    if draft.next_attempt is not None:
+        draft.next_attempt = draft.next_attempt.model_copy(update={"same_cluster": False})
 
 
 def _report_cluster(draft: StatusDraft, observed: Observed, reason: Reason, why: str) -> None:

@@ -6,6 +6,7 @@ import hashlib
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.status import AttemptOutcome
+from rljob_operator.reconcile.cleanup import is_cleared
 from rljob_operator.reconcile.endings import Ending
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.reconcile.retries import end_job, give_back_all, reopen_job
@@ -67,7 +68,7 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
     kind = ConditionType.SUSPENDED
     if draft.is_under_way:
         draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer saves a checkpoint and ends")
-    elif observed.clusters or observed.pods:
+    elif observed.forbidden is not None or not is_cleared(observed):
         draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer has ended; its cluster is being removed")
     else:
         if draft.suspended_at is None:

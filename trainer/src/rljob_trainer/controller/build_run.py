@@ -6,7 +6,7 @@ import hashlib
 import logging
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -14,10 +14,12 @@ from pathlib import Path
 
 import torch
 
+from rljob_api.constants import ENV_RUN_FOLDER
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.training import Training
+from rljob_trainer.attempt_logs import LOGS_FOLDER
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
     refuse_other_adapters,
@@ -66,6 +68,7 @@ from rljob_trainer.groups.worker_group import WorkerGroup, spawn
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.models.source import ModelPlace, controller_model, fingerprint
 from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.observability.activity import LOOK_SECONDS, ActivityWatch
 from rljob_trainer.pools.pool_manager import (
     FusedRoles,
     ResourcePoolManager,
@@ -101,9 +104,6 @@ from rljob_trainer.workers.reward_model import TEXT_COLUMNS, TOKEN_COLUMNS
 log = logging.getLogger(__name__)
 
 Tell = Callable[[str], None]
-
-LOG_FOLDER = "logs"
-"""In the run folder: one file per worker and per reward process."""
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,11 @@ def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
         scorers=tuple(scorers),
         penalties=tuple(penalties),
         max_new_tokens=training.rollout.max_new_tokens,
-        log_folder=settings.run_folder / LOG_FOLDER,
-        environment=scorer_environment(settings.environment, [variable.name for variable in job.spec.env]),
+        log_folder=settings.run_folder / LOGS_FOLDER,
+        environment=scorer_environment(
+            {**settings.environment, ENV_RUN_FOLDER: str(settings.run_folder)},
+            [variable.name for variable in job.spec.env],
+        ),
     )
 
 
@@ -276,8 +279,7 @@ def _workers(
     """The devices of all pools, and the worker groups on them."""
     num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
     num_threads = chosen_num_threads(job, settings)
-    compiles = job.spec.training.rollout.compile is Compile.ALWAYS
-    log_folder = settings.run_folder / LOG_FOLDER
+    log_folder = settings.run_folder / LOGS_FOLDER
     with ExitStack() as stack:
         roles = {
             role.name: role
@@ -294,7 +296,7 @@ def _workers(
         started: list[tuple[FusedRoles, ResourcePool, WorkerProcesses]] = []
         for group in plan.groups:
             pool = manager.pool_of(group.roles[0])
-            processes = start_processes(pool, worker_environment(device_type, num_threads, compiles=compiles))
+            processes = start_processes(pool, _environment(job, settings, device_type))
             stack.callback(processes.close)
             started.append((group, pool, processes))
         if settings.ray_address:
@@ -309,11 +311,11 @@ def _workers(
             return spawn(processes)
 
         doing(f"loads models on {num_workers} workers")
-        # On all pools at once.
-        with ThreadPoolExecutor(max_workers=len(started)) as builders:
+        with ThreadPoolExecutor(max_workers=len(started)) as builders:  # on all pools at once
             built = [builders.submit(build, *each) for each in started]
-            for place, _ in enumerate(as_completed(built), 1):
-                doing(f"loads models on {num_workers} workers: {place} of {len(built)} pools are ready")
+            activity = ActivityWatch(log_folder, lambda how: doing(f"loads models; {how}"))
+            while wait(built, timeout=LOOK_SECONDS).not_done:
+                activity.look()
         groups = {role: group for each in built for role, group in each.result().items()}
         yield Workers(
             actor=groups[ACTOR].seen_as(ActorGroup),
@@ -325,6 +327,13 @@ def _workers(
             num_devices=num_workers,
             processes={group.pool: processes for group, _, processes in started},
         )
+
+
+def _environment(job: TrainerJob, settings: Settings, device_type: str) -> dict[str, str]:
+    """Of the workers' processes."""
+    compiles = job.spec.training.rollout.compile is Compile.ALWAYS
+    variables = worker_environment(device_type, chosen_num_threads(job, settings), compiles=compiles)
+    return variables | {ENV_RUN_FOLDER: str(settings.run_folder)}
 
 
 def _model_reward(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
+from rljob_trainer.attempt_logs import LOGS_FOLDER
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
@@ -32,6 +33,7 @@ from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.errors import AlgorithmFunctionError, BatchNotFullError, CollectiveFunctionError, RewardError
 from rljob_trainer.groups.object_store import TRAFFIC
+from rljob_trainer.observability.activity import ActivityWatch
 from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
     CONTROLLER_SENT_BYTES,
@@ -72,6 +74,9 @@ class Controller:
         self.num_steps = job.spec.training.steps
         self.timer = PhaseTimer(time.perf_counter, reporter.in_phase)
         self.agreement = AgreementWatch(run.job.spec)
+        activity = ActivityWatch(output.run_folder / LOGS_FOLDER, reporter.got_further)
+        for processes in run.workers.processes.values():
+            processes.while_waiting = activity.look
         self.saves = Saves(
             checkpointing, run.workers.trained, output, reporter, job.spec.training.steps, time.perf_counter
         )

@@ -10,6 +10,7 @@ from rljob_api.constants import ExitCode
 from rljob_api.handover import TrainerJob
 from rljob_api.job_file import resolved_job_text
 from rljob_api.v1alpha1.spec import Metadata
+from rljob_trainer.attempt_logs import prune_attempts
 from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.controller import Controller
@@ -29,6 +30,7 @@ RESOLVED_JOB_FILE = "resolved.yaml"
 
 def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: StopRequest) -> int:
     """Builds, resumes, trains, saves, exports. Raises TrainerError."""
+    prune_attempts(settings.run_folder, settings.attempt)
     checkpointing = Checkpointing(job.spec.checkpoint, settings.checkpoint_folder, settings.start_number, job.name)
     point = checkpointing.find()
     first_step = point.state.step if point else 0

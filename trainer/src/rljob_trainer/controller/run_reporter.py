@@ -30,6 +30,7 @@ from rljob_trainer.observability.timing import RemainingTime
 MAX_ERROR_KIND_CHARS = 64
 MAX_ERROR_CHARS = 4000
 MAX_NAME_CHARS = 253
+MAX_DETAIL_CHARS = 150
 
 ACTIVITY_SECONDS = 10.0
 """At most so often is what takes long written."""
@@ -74,6 +75,7 @@ class RunReporter:
         self._wall_clock = wall_clock
         self._remaining = RemainingTime(total_steps)
         self._activity_told_at = -math.inf
+        self._phase_activity = "starts"
         now = self._now()
         self._state = RunState(
             contract_version=CONTRACT_VERSION,
@@ -121,7 +123,12 @@ class RunReporter:
 
     def in_phase(self, name: str) -> None:
         """As `doing`, of a phase of a step."""
-        self.doing(PHASE_ACTIVITIES.get(name, name))
+        self._phase_activity = PHASE_ACTIVITIES.get(name, name)
+        self.doing(self._phase_activity)
+
+    def got_further(self, how: str) -> None:
+        """As `doing`, of somebody who is in the midst of the newest phase."""
+        self.doing(f"{self._phase_activity}; {printable(how, MAX_DETAIL_CHARS)}")
 
     def checkpoint_saved(self, checkpoint: CheckpointStatus) -> None:
         """A checkpoint is complete."""

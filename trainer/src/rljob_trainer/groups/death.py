@@ -60,7 +60,7 @@ class Place:
     def failed_worker(self, rank: int, called: str = "") -> FailedWorker:
         """For an error that came from it; `called` is the role that was."""
         role = called if called in self.roles else ", ".join(self.roles)
-        return FailedWorker(role or "worker", rank, self.pod, self.node_name)
+        return FailedWorker(role or "worker", rank, self.pod, self.node_name, self.log_file)
 
     @property
     def more(self) -> str:

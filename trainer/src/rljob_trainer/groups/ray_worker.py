@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_trainer.settings import take_on_environment
+from rljob_trainer.settings import take_on_environment, told_run_folder
+from rljob_trainer.stack_traces import StackFile
 
 if TYPE_CHECKING:
     from rljob_trainer.dispatch.mesh import MeshPosition
@@ -28,6 +29,7 @@ class RayWorker:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """`environment`: variables that libraries read when they are imported."""
         take_on_environment(environment)
+        self.stacks = StackFile(told_run_folder() or "", "worker")
         from rljob_trainer.groups.worker_side import WorkerSide
 
         self.side = WorkerSide()
@@ -45,6 +47,7 @@ class RayWorker:
 
     def build(self, context: WorkerContext, roles: Sequence[RoleSpec], log_file: Path | None) -> None:
         """See WorkerSide.build."""
+        self.stacks.rename("+".join(role.name for role in roles), context.rank)
         self.side.build(context, roles, log_file)
 
     def keep_record(self, record: GroupRecord) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, cast
@@ -76,6 +76,8 @@ class WorkerProcesses:
         self.record = record or GroupRecord((), (), None, tuple(group_ids))
         self.watch = LivenessWatch(handles, self._death_of) if record else None
         self.start_seconds = start_seconds
+        self.while_waiting: Callable[[], None] | None = None
+        """Called now and then by who waits for a call, in its thread."""
         self._executes: dict[tuple[int, str, str], tuple[ActorMethod, ActorMethod]] = {}
         self._forgotten: list[deque[str]] = [deque() for _ in handles]
         self._sending = threading.Lock()
@@ -176,7 +178,10 @@ class WorkerProcesses:
         return positions
 
     def raise_if_dead(self) -> None:
-        """Raises WorkerDiedError for a process that has ended, whether or not anybody waits for it."""
+        """Raises WorkerDiedError for a process that has ended, whether or not anybody waits for it. Whoever waits for a
+        call asks every second."""
+        if self.while_waiting is not None:
+            self.while_waiting()
         if self.watch is not None:
             self.watch.raise_if_dead()
 

@@ -32,6 +32,7 @@ from rljob_trainer.groups.fused_worker import FusedWorker, RoleSpec
 from rljob_trainer.groups.kept_results import KeptArgument, KeptResults
 from rljob_trainer.groups.object_store import StoredArgument, get_batches, stored
 from rljob_trainer.groups.shared_folders import UnseenFiles, unseen_here
+from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.observability.spans import SPANS, Record
 from rljob_trainer.settings import pod_and_node, variables_named
 
@@ -175,6 +176,7 @@ class WorkerSide:
         """Joins the process group and builds the workers of all roles. Output goes to `log_file` from here on."""
         if log_file is not None:
             redirect_output(log_file)
+            ACTIVITY.write_beside(log_file)
         with errors_that_travel():
             join_process_group(context)
             self.fused = FusedWorker(context, roles)

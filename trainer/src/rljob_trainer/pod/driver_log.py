@@ -1,5 +1,5 @@
 """Main program of the head pod's second container: prints what the trainer's driver prints, so that `kubectl logs`
-shows it, and keeps a copy in the run's folder, which outlives the pod.
+shows it, and keeps a copy beside the checkpoints, which outlives the pod: `logs/attempt-<N>/driver.log`.
 
 Ray writes the output of each submission into a file of its own in its log folder. The files are followed in the order
 in which they appear; they may not be there yet, grow, be replaced, or go away.
@@ -8,6 +8,7 @@ in which they appear; they may not be there yet, grow, be replaced, or go away.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rljob_api.constants import DASHBOARD_PORT, POD_RAY_LOG_FOLDER
+from rljob_trainer.attempt_logs import LOGS_FOLDER, attempt_folder
 from rljob_trainer.pod.log_copy import LogCopy
 from rljob_trainer.pod.ray_jobs import RayJobs
 from rljob_trainer.settings import read_pod_settings
@@ -24,9 +26,9 @@ POLL_SECONDS = 0.5
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
 """What is longer is printed before its end is there."""
-LOGS_FOLDER = "logs"
-"""In the run's folder."""
 SOURCE_PREFIX, COPY_PREFIX = "job-driver-", "driver-"
+_OF_TRAINER = re.compile(r"job-driver-.*-([1-9][0-9]{0,9})-([1-9][0-9]{0,9})\.log")
+"""Attempt and submission, in the order of `<job>-<attempt>-<submission>`."""
 
 
 def main() -> int:
@@ -35,8 +37,7 @@ def main() -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stopping.set())
-    copies = settings.run_folder / LOGS_FOLDER if settings.run_folder else None
-    logs = DriverLogs(Path(POD_RAY_LOG_FOLDER), sys.stdout.buffer, copies)
+    logs = DriverLogs(Path(POD_RAY_LOG_FOLDER), sys.stdout.buffer, settings.run_folder)
     while not stopping.wait(POLL_SECONDS):
         logs.print_new()
     # The head's container stops its driver before it ends itself, and with it goes the dashboard.
@@ -48,14 +49,23 @@ def main() -> int:
     return 0
 
 
+def copy_of(name: str, run_folder: Path) -> Path:
+    """Where the copy of one of Ray's files is; what is no trainer's is copied, too, under its own name."""
+    match = _OF_TRAINER.fullmatch(name)
+    if match is None:
+        return run_folder / LOGS_FOLDER / name.replace(SOURCE_PREFIX, COPY_PREFIX, 1)
+    folder = attempt_folder(run_folder, int(match[1]))
+    return folder / ("driver.log" if match[2] == "1" else f"driver-{match[2]}.log")
+
+
 class DriverLogs:
     """All driver logs of Ray's log folder."""
 
-    def __init__(self, folder: Path, output: BinaryIO, copies: Path | None) -> None:
-        """`copies` is the folder for copies; there are none where it is None."""
+    def __init__(self, folder: Path, output: BinaryIO, run_folder: Path | None) -> None:
+        """There are no copies where `run_folder` is None."""
         self._folder = folder
         self._output = output
-        self._copies = copies
+        self._run_folder = run_folder
         self._logs: dict[str, _FollowedLog] = {}
 
     def print_new(self) -> None:
@@ -87,7 +97,7 @@ class DriverLogs:
             source = path.open("rb")
         except OSError:
             return None
-        copy = self._copies / path.name.replace(SOURCE_PREFIX, COPY_PREFIX, 1) if self._copies else None
+        copy = copy_of(path.name, self._run_folder) if self._run_folder else None
         return _FollowedLog(source, path, self._output, copy)
 
 

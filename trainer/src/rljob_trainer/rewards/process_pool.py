@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from rljob_api.constants import ENV_RUN_FOLDER
 from rljob_trainer.errors import ConfigurationError, RewardError, TrainerError
+from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
 from rljob_trainer.rewards.scoring_child import ScoringChild
 from rljob_trainer.rewards.wire import encode
@@ -32,7 +34,7 @@ DEATH_CHECK_SECONDS = 0.1
 """How often dead processes are looked for whose connection a forked child of theirs still holds open."""
 INHERITED_VARIABLES = (
     *("PATH", "HOME", "USER", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "VIRTUAL_ENV"),
-    *("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME"),
+    *("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", ENV_RUN_FOLDER),
 )
 
 
@@ -270,6 +272,7 @@ class ScorerPool:
         batch = sample.batch
         batch.outcomes[sample.index] = outcome
         batch.num_missing -= 1
+        ACTIVITY.tell("responses have scores", len(batch.outcomes) - batch.num_missing, len(batch.outcomes))
         if batch.num_missing == 0 and not batch.future.cancelled():
             batch.future.set_result([done for done in batch.outcomes if done is not None])
 

@@ -24,6 +24,8 @@ from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
 from rljob_trainer.rewards.wire import decode
+from rljob_trainer.settings import told_run_folder
+from rljob_trainer.stack_traces import StackFile
 
 MAX_DETAIL_CHARACTERS = 4000
 NUM_TRACEBACK_LINES = 8
@@ -37,6 +39,7 @@ def main() -> None:
         os.set_inheritable(inherited, False)
     _outlive_stop_signals()
     _start_guardian(descriptor, lifeline)
+    StackFile(told_run_folder() or "", "scorer")
     frames = _frames(os.fdopen(descriptor, "rb"))
     try:
         scorer = _make_spec(next(frames)).load()

@@ -10,10 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
 
 import torch
 
 from rljob_api.v1alpha1.model import Lora
+from rljob_trainer.observability.activity import ACTIVITY
 
 
 class FinishReason(StrEnum):
@@ -127,8 +129,11 @@ class RolloutEngine(ABC):
         for request in requests:
             self.add(request)
         finished: dict[str, FinishedSequence] = {}
-        while self.has_unfinished():
+        for number in count(1):
+            if not self.has_unfinished():
+                break
             finished.update({sequence.request_id: sequence for sequence in self.step()})
+            ACTIVITY.tell(f"steps of the engine, {len(finished)} responses are complete", number)
         return finished
 
 

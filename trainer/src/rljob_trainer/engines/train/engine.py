@@ -52,6 +52,7 @@ from rljob_trainer.engines.train.token_model import AskDistribution, AskValues, 
 from rljob_trainer.engines.train.value_head import Head
 from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.observability.memory import MEMORY, Boundary
 
 log = logging.getLogger(__name__)
@@ -265,7 +266,8 @@ class TrainEngine:
         self.fetch_parameters(wait=True)
         micro_batches = self._micro_batches(batch)
         outputs: list[list[Tensor]] = []
-        for rows in micro_batches:
+        for number, rows in enumerate(micro_batches, 1):
+            ACTIVITY.tell("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             with scoring(self.adapted_layers, with_adapters=with_adapters):
                 found = self.model(partial(passes.columns, micro_batch, question))
@@ -287,6 +289,7 @@ class TrainEngine:
         if self.model.router is not None:
             self.routing.begin(self._uses(batch, micro_batches))
         for number, rows in enumerate(micro_batches, 1):
+            ACTIVITY.tell("micro-batches", number, len(micro_batches))
             is_last = number == len(micro_batches)
             if self.settings.defers_reduction:
                 self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
@@ -336,7 +339,8 @@ class TrainEngine:
     @torch.no_grad()
     def _uses(self, batch: TokenBatch, micro_batches: Sequence[Sequence[int]]) -> Iterator[RouterUse]:
         """How the model as it is deals out the batch's tokens; one pass without gradient."""
-        for rows in micro_batches:
+        for number, rows in enumerate(micro_batches, 1):
+            ACTIVITY.tell("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             with scoring(self.adapted_layers, with_adapters=True):
                 use = self.model(partial(passes.router_use, micro_batch))

@@ -22,6 +22,7 @@ from rljob_trainer.engines.train.model import named_tensors, window_of
 from rljob_trainer.engines.train.value_head import VALUE_WEIGHT, Head
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.weight_conversion import FileGroup, Window, file_groups
+from rljob_trainer.observability.activity import ACTIVITY
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ def load_weights(
                 raise ConfigurationError(f"{WHERE}: {folder} has no tensor '{missing}'")
             _refuse_untied(files, second_names)
             windows = {name: window_of(tensor) for name, tensor in tensors.items()}
-            for group in groups:
+            for number, group in enumerate(groups, 1):
+                ACTIVITY.tell("groups of weights", number, len(groups))
                 _load_group(group, files, language_model, tensors, windows)
     except (OSError, SafetensorError) as error:
         raise ConfigurationError(

@@ -1,0 +1,291 @@
+"""`rljob explain` of jobs that retry, are suspended, silent, stopped or over: written out by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import pytest
+from ruamel.yaml import YAML
+
+from rljob_api.conditions import Reason
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
+from rljob_api.explanations import EXPLANATIONS
+from rljob_cli.explain import explanation
+from rljob_cli.stored_job import stored_job
+from rljob_testing.command_line import JOB
+from rljob_testing.job_cluster import condition
+
+NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
+CREATED = "2026-01-31T12:00:00Z"
+VALID = condition("SpecValid", "True", "Valid", CREATED)
+TRAINING = condition("Progressing", "True", "Training", "2026-01-31T12:20:00Z")
+CHECKPOINT = {"step": 10, "uri": "pvc://results/small/checkpoints/step-000010", "digest": "d", "savedAt": CREATED}
+ENDED = {
+    "number": 1,
+    "cluster": "small-1",
+    "state": "Ended",
+    "started": CREATED,
+    "ended": "2026-01-31T12:29:00Z",
+    "outcome": "Failed",
+    "reason": "HeadLost",
+}
+RUNNING = {
+    "number": 2,
+    "cluster": "small-2",
+    "state": "Running",
+    "started": "2026-01-31T12:10:00Z",
+    "admittedAt": "2026-01-31T12:12:00Z",
+    "runningSince": "2026-01-31T12:15:00Z",
+    "progressedAt": "2026-01-31T12:28:00Z",
+}
+COUNTERS = {
+    "attempts": 2,
+    "applicationRetries": 1,
+    "infrastructureRetries": 4,
+    "failedAttempts": 1,
+    "activeSeconds": 600,
+}
+BETWEEN = {
+    "reason": "HeadLost",
+    "message": "node n7 is not ready",
+    "failureClass": "Infrastructure",
+    "notBefore": "2026-01-31T12:30:40Z",
+}
+TRIES = "1 of 2 (Application), 6 of 10 (Infrastructure)"
+NEXT = "What comes next:"
+
+
+def explained(
+    status: Mapping[str, object], spec: Mapping[str, object] | None = None, annotations: Mapping[str, str] | None = None
+) -> list[str]:
+    metadata = {"name": "small", "namespace": "team-a", "creationTimestamp": CREATED, "annotations": annotations or {}}
+    wanted = YAML(typ="safe", pure=True).load(JOB)["spec"]
+    wanted["checkpoint"] = {"storage": {"persistentVolumeClaim": "results"}}
+    job = stored_job({"metadata": metadata, "spec": wanted | dict(spec or {}), "status": dict(status)})
+    return [line for text in explanation(job, [], [], NOW) for line in text.plain.split("\n")]
+
+
+def what_is_next(lines: list[str]) -> list[str]:
+    return [line.removeprefix("  ") for line in lines[lines.index(NEXT) + 1 :]]
+
+
+def test_a_job_that_trains_again_says_how_often_it_may_still_fail() -> None:
+    policy = {"runPolicy": {"activeDeadlineSeconds": 3600, "stallDeadlineSeconds": 600}}
+    status = {"phase": "Running", "conditions": [VALID, TRAINING], "attempts": [ENDED, RUNNING], "counters": COUNTERS}
+    assert explained(status, policy) == [
+        "RLJob team-a/small: Running, 30m old",
+        "",
+        "Nothing keeps it from going on: Training for 10m, attempt 2.",
+        "",
+        NEXT,
+        "  Complete when the last step is done, with the export at status.exportUri",
+        "  attempt 2 ends if it gets no further by 2026-01-31T12:38:00Z (in 8m; runPolicy.stallDeadlineSeconds)",
+        # 3600 s less the 600 of attempt 1, from when the cluster of attempt 2 was there.
+        "  Failed if it has not ended by 2026-01-31T13:02:00Z (in 32m)",
+        f"  after a failure it goes on from its newest checkpoint; tries left: {TRIES}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("same_cluster", "place"),
+    [(False, "on a new cluster"), (True, "on the same cluster, if that is still well")],
+)
+def test_between_two_attempts(same_cluster: bool, place: str) -> None:
+    status = {
+        "phase": "Retrying",
+        "reason": "HeadLost",
+        "conditions": [VALID],
+        "attempts": [ENDED],
+        "counters": COUNTERS,
+        "nextAttempt": BETWEEN | {"sameCluster": same_cluster},
+        "checkpoint": CHECKPOINT,
+    }
+    assert explained(status, {"runPolicy": {"activeDeadlineSeconds": 3600}}) == [
+        "RLJob team-a/small: Retrying, 30m old",
+        "",
+        "It is between two attempts: attempt 1 has ended, reason HeadLost (Infrastructure), 60s ago",
+        "  node n7 is not ready",
+        f"What to do: {EXPLANATIONS[Reason.HEAD_LOST].advice}",
+        "",
+        NEXT,
+        f"  attempt 2 begins at 2026-01-31T12:30:40Z (in 40s), {place}, from step 10",
+        f"  tries left: {TRIES}",
+        "  `rljob retry small` begins it now and gives all tries back",
+        "  of runPolicy.activeDeadlineSeconds 50m are left; they do not pass meanwhile",
+    ]
+
+
+def test_an_attempt_that_is_due_waits_for_the_pods_of_the_former() -> None:
+    status = {"attempts": [ENDED], "nextAttempt": BETWEEN | {"notBefore": "2026-01-31T12:29:30Z"}}
+    assert what_is_next(explained(status))[:2] == [
+        "attempt 2 begins at 2026-01-31T12:29:30Z (now), on a new cluster, from the beginning: there is no checkpoint",
+        "it waits until no pod of the former attempt is left",
+    ]
+
+
+def test_tries_that_were_taken_away_are_none_and_not_fewer() -> None:
+    policy = {"runPolicy": {"maxAppRetries": 0, "maxInfraRetries": 3}}
+    lines = what_is_next(explained({"attempts": [ENDED], "counters": COUNTERS, "nextAttempt": BETWEEN}, policy))
+    assert "tries left: 0 of 0 (Application), 0 of 3 (Infrastructure)" in lines
+
+
+def test_a_job_that_is_being_suspended() -> None:
+    stop = {"reason": "Suspended", "requestedAt": "2026-01-31T12:29:30Z", "toldAt": "2026-01-31T12:29:40Z"}
+    status = {"conditions": [VALID], "attempts": [ENDED, RUNNING | {"state": "Stopping", "stop": stop}]}
+    lines = explained(status, {"suspend": True})
+    assert lines[2:5] == [
+        "Attempt 2 is to end: reason Suspended, for 30s",
+        "  Ray was asked 20s ago to stop its trainer",
+        f"What to do: {EXPLANATIONS[Reason.SUSPENDED].advice}",
+    ]
+    assert what_is_next(lines) == [
+        "attempt 2: its trainer saves a checkpoint and ends by 2026-01-31T12:31:30Z (in 90s;"
+        " runPolicy.gracePeriodSeconds), else it is ended",
+        "then its cluster is removed, and the job is suspended",
+    ]
+    # Its trainer has ended, and pods are left.
+    lines = explained({"conditions": [VALID], "attempts": [ENDED]}, {"suspend": True})
+    assert lines[2:4] == ["It is being suspended.", f"What to do: {EXPLANATIONS[Reason.SUSPENDING].advice}"]
+    assert what_is_next(lines)[1:] == [
+        "then its cluster is removed",
+        "`rljob resume small` lets it go on from the beginning: there is no checkpoint",
+    ]
+
+
+def test_a_job_that_is_suspended() -> None:
+    status = {
+        "phase": "Suspended",
+        "conditions": [VALID, condition("ClusterReady", "False", "Suspended", CREATED)],
+        "attempts": [ENDED | {"outcome": "Stopped", "reason": "Suspended"}],
+        "counters": COUNTERS,
+        "suspendedAt": "2026-01-31T12:25:00Z",
+        "checkpoint": CHECKPOINT,
+    }
+    lines = explained(status, {"suspend": True, "runPolicy": {"activeDeadlineSeconds": 900}})
+    assert lines[0] == "RLJob team-a/small: Suspended, 30m old"
+    assert lines[2] == "It is suspended, for 5m, and holds no nodes."
+    assert what_is_next(lines) == [
+        "`rljob resume small` lets it go on from step 10",
+        "of runPolicy.activeDeadlineSeconds 5m are left; they do not pass meanwhile",
+    ]
+
+
+def test_a_trainer_that_is_not_heard_of() -> None:
+    silent = condition("Progressing", "Unknown", "DashboardUnreachable", "2026-01-31T12:21:00Z", "timed out")
+    status = {
+        "conditions": [VALID, silent],
+        "attempts": [ENDED, RUNNING | {"silentSince": "2026-01-31T12:20:30Z"}],
+        "counters": COUNTERS,
+    }
+    lines = explained(status)
+    assert lines[2:6] == [
+        "It is waiting for (attempt 2): Progressing=Unknown, reason DashboardUnreachable, for 9m",
+        "  timed out",
+        "  Nothing could be learned of attempt 2's trainer since 2026-01-31T12:20:30Z, for 9m30s",
+        f"What to do: {EXPLANATIONS[Reason.DASHBOARD_UNREACHABLE].advice}",
+    ]
+    assert what_is_next(lines)[:2] == [
+        "the trainer was started before this; it goes on, or Retrying or Failed says how it ended",
+        "attempt 2 ends if nothing is heard of it by 2026-01-31T13:20:30Z (in 50m; runPolicy.stallDeadlineSeconds)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("admitted", "end"), [({}, "12:35:00Z (in 5m)"), ({"admittedAt": "2026-01-31T12:12:00Z"}, "12:37:00Z (in 7m)")]
+)
+def test_provisioning_counts_from_when_the_cluster_was_there(admitted: Mapping[str, object], end: str) -> None:
+    attempt = {"number": 3, "cluster": "small-3", "state": "Provisioning", "started": "2026-01-31T12:10:00Z"}
+    pending = condition("ClusterReady", "False", "PodsPending", "2026-01-31T12:12:00Z")
+    # Of the attempt before.
+    submitted = condition("JobSubmitted", "True", "Submitted", CREATED)
+    status = {"conditions": [VALID, pending, submitted], "attempts": [attempt | admitted], "counters": COUNTERS}
+    lines = explained(status, {"runPolicy": {"provisioningDeadlineSeconds": 1500, "activeDeadlineSeconds": 3600}})
+    assert f"  Failed if the trainer of attempt 3 does not run by 2026-01-31T{end}" in lines
+    # Time without a cluster does not count.
+    activity = "13:02:00Z (in 32m)" if admitted else "13:20:00Z (in 50m)"
+    assert f"  Failed if it has not ended by 2026-01-31T{activity}" in lines
+
+
+def test_a_stop_that_the_operator_has_not_seen() -> None:
+    status = {"conditions": [VALID, TRAINING], "attempts": [ENDED, RUNNING], "counters": COUNTERS}
+    lines = explained(status, annotations={ANNOTATION_STOP: "2026-01-31T12:29:59Z"})
+    assert lines[2] == "Somebody has asked to stop it, and the operator has not seen to that yet."
+    handled = status | {"handledRequests": {"stop": "2026-01-31T12:29:59Z"}}
+    assert explained(handled, annotations={ANNOTATION_STOP: "2026-01-31T12:29:59Z"})[2].startswith("Nothing keeps it")
+
+
+def test_a_stop_that_ray_could_not_be_asked_for() -> None:
+    stop = {"reason": "StoppedByUser", "requestedAt": "2026-01-31T12:29:30Z"}
+    lines = explained({"conditions": [VALID], "attempts": [RUNNING | {"stop": stop, "state": "Stopping"}]})
+    assert lines[2:4] == [
+        "Attempt 2 is to end: reason StoppedByUser, for 30s",
+        "  Ray could not be asked yet to stop its trainer",
+    ]
+    assert what_is_next(lines)[1] == "then the job is Failed, StoppedByUser; `rljob retry small` lets it go on"
+
+
+def failed(reason: str) -> dict[str, object]:
+    result = {"outcome": "Failed", "reason": reason, "message": "why", "at": "2026-01-31T12:20:00Z"}
+    return {"phase": "Failed", "conditions": [VALID], "attempts": [ENDED], "result": result, "checkpoint": CHECKPOINT}
+
+
+def test_a_job_that_failed_for_good_can_be_retried() -> None:
+    lines = explained(failed("OutOfMemory"), {"runPolicy": {"ttlSecondsAfterFinished": 86400}})
+    assert lines[2:] == [
+        "It has ended in attempt 1: Failed, reason OutOfMemory, 10m ago",
+        "  why",
+        f"What to do: {EXPLANATIONS[Reason.OUT_OF_MEMORY].advice}",
+        "",
+        NEXT,
+        "  remove the cause, then `rljob retry small`: it goes on from step 10, with all tries given back",
+        "  results, logs and checkpoints: pvc://results/small",
+        "  it is deleted at 2026-02-01T12:20:00Z (in 23h; runPolicy.ttlSecondsAfterFinished); its files stay",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "spec", "first"),
+    [
+        ("InvalidSpec", {}, "correct the job: `rljob delete small` and `rljob submit` with the corrected file"),
+        ("StorageMissing", {}, "correct the job: `rljob delete small` and `rljob submit` with the corrected file"),
+        ("StoppedByUser", {"suspend": True}, "`rljob resume small` first: it is to be suspended"),
+        (
+            "HeadLost",
+            {"checkpoint": {"resume": "Never"}},
+            "remove the cause, then `rljob retry small`: it goes on beside the checkpoint of step 10, which"
+            " checkpoint.resume: Never refuses, with all tries given back",
+        ),
+    ],
+)
+def test_what_a_failed_job_needs_depends_on_why_and_how(reason: str, spec: Mapping[str, object], first: str) -> None:
+    assert what_is_next(explained(failed(reason), spec))[0] == first
+
+
+def test_a_configuration_error_may_be_in_the_job_or_beside_it() -> None:
+    lines = what_is_next(explained(failed("ConfigurationError")))
+    assert lines[0].startswith("remove the cause, then `rljob retry small`")
+    assert lines[1] == (
+        "if the cause is in the job itself: `rljob delete small` and `rljob submit` with the corrected file"
+    )
+
+
+def test_a_retry_that_was_asked_for_is_on_its_way() -> None:
+    lines = what_is_next(explained(failed("OutOfMemory"), annotations={ANNOTATION_RETRY: "now"}))
+    assert lines[0] == "a retry was asked for: the operator begins another attempt from step 10"
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_reason_has_a_sentence_and_an_action(reason: Reason) -> None:
+    lines = explained(failed(reason.value))
+    assert f"What to do: {EXPLANATIONS[reason].advice}" in lines
+    assert re.fullmatch(r"[A-Z`].*\.", EXPLANATIONS[reason].means)
+    assert re.fullmatch(r"[A-Z`].*\.", EXPLANATIONS[reason].advice)
+    waits = condition("Progressing", "False", reason.value, CREATED, "m")
+    assert f"What to do: {EXPLANATIONS[reason].advice}" in explained({"conditions": [VALID, waits]})
+
+
+def test_only_what_another_spec_mends_is_to_be_created_again() -> None:
+    again = {reason for reason, known in EXPLANATIONS.items() if "create the job again" in known.advice}
+    assert again == {Reason.INVALID_SPEC, Reason.CONFIGURATION_ERROR}

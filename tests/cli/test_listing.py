@@ -1,0 +1,131 @@
+"""`rljob list`: the table, written out by hand, and the form for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+import pytest
+from rich.console import Console
+from ruamel.yaml import YAML
+
+from rljob_api.crdgen.manifest import custom_resource_definition
+from rljob_cli.listing import list_lines, show_list
+from rljob_cli.stored_job import StoredJob, stored_job
+from rljob_testing.command_line import JOB
+from rljob_testing.job_cluster import JobCluster, full_status
+
+Rljob = Callable[..., tuple[int, str, str]]
+NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
+CREATED = "2026-01-31T12:00:00Z"
+OTHER_VERSION = (
+    "the cluster's operator is of another version than this command: install the `rljob` of its version, or look at the"
+    " whole of it with --output yaml"
+)
+FAILED = {
+    "phase": "Retrying",
+    "reason": "OutOfMemory",
+    "gpus": 16,
+    "attempts": [{"number": 12, "cluster": "big-12", "started": CREATED}],
+    "counters": {"attempts": 12, "failedAttempts": 11},
+}
+
+
+def job(status: object, name: str = "small") -> StoredJob:
+    metadata = {"name": name, "namespace": "team-a", "uid": "u", "creationTimestamp": CREATED}
+    return stored_job({"metadata": metadata, "status": status})
+
+
+def test_the_table_says_why_and_on_how_many_gpus() -> None:
+    jobs = [job(full_status()), job(FAILED, "big"), job({}, "waiting-for-an-operator")]
+    assert [line.plain for line in list_lines(jobs, NOW, everywhere=False)] == [
+        "NAME                     PHASE     REASON       STEP   REWARD  CKPT  ATTEMPT  GPUS  AGE",
+        "small                    Running                12/80  0.4125  10    1              30m",
+        "big                      Retrying  OutOfMemory                       12       16    30m",
+        "waiting-for-an-operator  Unseen                                                     30m",
+    ]
+    assert [line.plain for line in list_lines(jobs[:2], NOW, everywhere=True, wide=True)] == [
+        "NAMESPACE  NAME   PHASE     REASON       STEP  REWARD  CKPT  ATTEMPT  GPUS  TOTAL  FAILURES  CLUSTER  AGE",
+        "team-a     small  Running                12    0.4125  10    1              80               small-1  30m",
+        "team-a     big    Retrying  OutOfMemory                      12       16           11        big-12   30m",
+    ]
+
+
+def test_the_columns_are_those_of_kubectl() -> None:
+    spec = custom_resource_definition()["spec"]
+    assert isinstance(spec, dict)
+    columns = spec["versions"][0]["additionalPrinterColumns"]
+    usual = ["NAME", *(column["name"].upper() for column in columns if not column.get("priority"))]
+    wide = ["NAME", *(column["name"].upper() for column in columns)]
+    assert list_lines([job({})], NOW, everywhere=False)[0].plain.split() == usual
+    assert list_lines([job({})], NOW, everywhere=False, wide=True)[0].plain.split() == wide
+
+
+@pytest.mark.parametrize(
+    ("status", "row", "place"),
+    [
+        ("gone", ["bad", "?", "StatusUnreadable", "?", "?", "?", "?", "?", "30m"], 'status (seen: "gone")'),
+        ({"phase": 3}, ["bad", "?", "StatusUnreadable", "30m"], "status.phase (seen: 3)"),
+        ({"phase": "Running", "gpus": "many"}, ["bad", "Running", "?", "30m"], 'status.gpus (seen: "many")'),
+    ],
+)
+def test_a_status_that_cannot_be_read_has_its_row_and_hides_no_other(
+    status: object, row: list[str], place: str
+) -> None:
+    jobs = [job(full_status()), job(status, "bad"), job({}, "z")]
+    out, notes = io.StringIO(), io.StringIO()
+    consoles = (Console(file=file, highlight=False, width=80) for file in (out, notes))
+    show_list(jobs, None, NOW, *consoles, everywhere=False)
+    lines = out.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["NAME", "small", "bad", "z"]
+    assert lines[2].split() == row
+    assert notes.getvalue() == f"RLJob team-a/bad: cannot be read here: {place}; {OTHER_VERSION}\n"
+
+
+def test_a_text_that_steers_a_terminal_does_not() -> None:
+    lines = list_lines([job({"phase": "Run\x1b[31mning\nx", "reason": "a\tb"})], NOW, everywhere=False)
+    assert len(lines) == 2
+    assert lines[1].plain.split() == ["small", "Running", "x", "a", "b", "30m"]
+
+
+def load(output: str, form: str) -> object:
+    return json.loads(output) if form == "json" else YAML(typ="safe", pure=True).load(output)
+
+
+@pytest.mark.apiserver
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_programs_get_a_list_of_the_objects(job_cluster: JobCluster, rljob: Rljob, form: str) -> None:
+    code, output, errors = rljob("list", "-o", form)
+    assert (code, errors) == (0, "")
+    assert load(output, form) == {"apiVersion": "v1", "kind": "List", "items": []}
+    wanted = YAML(typ="safe", pure=True).load(JOB)
+    for name in ("a", "b"):
+        job_cluster.create_job({**wanted, "metadata": {"name": name}})
+    code, output, errors = rljob("list", "--output", form)
+    assert (code, errors) == (0, "")
+    found = load(output, form)
+    assert isinstance(found, dict)
+    for item, name in zip(found["items"], ("a", "b"), strict=True):
+        stored = job_cluster.job(name)
+        assert isinstance(stored["metadata"], Mapping)
+        metadata = {key: value for key, value in stored["metadata"].items() if key != "managedFields"}
+        assert item == {**stored, "metadata": metadata}
+        assert (item["apiVersion"], item["kind"]) == ("rljob.dev/v1alpha1", "RLJob")
+
+
+@pytest.mark.apiserver
+def test_all_namespaces_and_wide_columns(job_cluster: JobCluster, rljob: Rljob) -> None:
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    attempts = [{"number": 12, "cluster": "small-12", "started": CREATED, "outcome": "Evacuated", "state": "Moved"}]
+    job_cluster.write_status("small", FAILED | {"attempts": attempts})
+    code, output, errors = rljob("list", "-A", "-o", "wide")
+    assert (code, errors) == (0, "")
+    row = next(line.split() for line in output.splitlines() if line.startswith(f"{job_cluster.namespace} "))
+    assert row[:-1] == [job_cluster.namespace, "small", "Retrying", "OutOfMemory", "12", "16", "11", "small-12"]
+
+
+@pytest.mark.apiserver
+def test_an_empty_table_is_a_sentence(job_cluster: JobCluster, rljob: Rljob) -> None:
+    assert rljob("list", "-o", "wide") == (0, "", f"no jobs in namespace {job_cluster.namespace}\n")

@@ -1,0 +1,115 @@
+"""What `rljob suspend`, `resume`, `stop` and `retry` have in common: when they wait in vain, and what keeps them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
+from rljob_cli.errors import CliError, ClusterUnreachableError, NotAllowedError
+from rljob_testing.command_line import JOB
+from rljob_testing.job_cluster import JobCluster, full_status, kubeconfig_text
+from rljob_testing.steered_jobs import (
+    ASKED,
+    BETWEEN,
+    COUNTERS,
+    ENDED,
+    RUNNING,
+    annotation,
+    steer,
+    suspend,
+)
+
+pytestmark = pytest.mark.apiserver
+
+
+@pytest.fixture
+def small(job_cluster: JobCluster) -> JobCluster:
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    return job_cluster
+
+
+@pytest.mark.parametrize("command", ["suspend", "resume", "stop", "retry"])
+def test_a_job_that_is_being_deleted_is_left_alone(small: JobCluster, command: str) -> None:
+    headers = {"Content-Type": "application/merge-patch+json"}
+    http, path = small.server.http, f"{small.jobs}/small"
+    http.patch(path, headers=headers, json={"metadata": {"finalizers": ["example.com/slow"]}}).raise_for_status()
+    small.delete_job("small")
+    with pytest.raises(
+        CliError, match=f"RLJob {small.namespace}/small: is being deleted; `rljob submit` makes it again"
+    ):
+        steer(small, command)
+    http.patch(path, headers=headers, json={"metadata": {"finalizers": None}}).raise_for_status()
+
+
+def test_an_older_operator_may_not_see_the_request(small: JobCluster) -> None:
+    small.write_status("small", full_status())
+    assert (
+        "the operator of this cluster seems to be older than this command; it may not see the request"
+        in (steer(small, "stop")[1])
+    )
+    small.write_status("small", {"counters": COUNTERS, "handledRequests": {"stop": ASKED}})
+    assert not [line for line in steer(small, "stop")[1] if "older" in line]
+
+
+def test_waiting_ends_with_the_job(small: JobCluster) -> None:
+    small.write_status("small", RUNNING)
+    code, lines = steer(small, "suspend", [lambda: small.delete_job("small")])
+    assert (code, lines[-1]) == (3, f"RLJob {small.namespace}/small was deleted")
+
+
+def test_another_job_of_the_same_name_is_not_waited_for(small: JobCluster) -> None:
+    small.write_status("small", RUNNING)
+
+    def made_again() -> None:
+        small.delete_job("small")
+        small.create_job(YAML(typ="safe", pure=True).load(JOB))
+
+    code, lines = steer(small, "stop", [made_again])
+    assert (code, lines[-1]) == (3, f"RLJob {small.namespace}/small was deleted")
+
+
+def test_ctrl_c_ends_the_waiting_only(small: JobCluster) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    small.write_status("small", RUNNING)
+    code, lines = steer(small, "suspend", [interrupt])
+    assert (code, lines[-1]) == (130, "stopped waiting; what was asked for is done all the same")
+    assert suspend(small) is True
+
+
+@pytest.mark.parametrize("command", ["suspend", "stop", "retry"])
+def test_who_may_only_look_changes_nothing(small: JobCluster, tmp_path: Path, command: str) -> None:
+    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "nextAttempt": BETWEEN})
+    http, namespace = small.server.http, small.namespace
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    rules = [{"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list"]}]
+    http.post(f"{rbac}/roles", json={"metadata": {"name": "looks"}, "rules": rules}).raise_for_status()
+    account = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "looks"}
+    binding = {"metadata": {"name": "looks"}, "roleRef": role, "subjects": [account]}
+    http.post(f"{rbac}/rolebindings", json=binding).raise_for_status()
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    http.post(accounts, json={"metadata": {"name": "default"}})  # unless the controller was faster
+    answer = http.post(f"{accounts}/default/token", json={"spec": {"expirationSeconds": 3600}}).raise_for_status()
+    file = tmp_path / "looks"
+    token = str(answer.json()["status"]["token"])
+    file.write_text(kubeconfig_text(small.server.url, small.server.certificate, token, namespace))
+    with pytest.raises(NotAllowedError, match=r"not allowed \(.*cannot patch resource"):
+        steer(small, command, kubeconfig=file)
+    assert (suspend(small), annotation(small, ANNOTATION_STOP), annotation(small, ANNOTATION_RETRY)) == (
+        False,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize("command", ["suspend", "resume", "stop", "retry"])
+def test_a_server_that_does_not_answer_is_said(small: JobCluster, tmp_path: Path, command: str) -> None:
+    file = tmp_path / "nobody"
+    file.write_text(kubeconfig_text("https://127.0.0.1:1", small.server.certificate, "t", small.namespace))
+    with pytest.raises(ClusterUnreachableError):
+        steer(small, command, kubeconfig=file)

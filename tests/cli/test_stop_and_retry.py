@@ -1,0 +1,177 @@
+"""`rljob stop` and `rljob retry` on a real API server; the tests play the operator between two looks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import pytest
+from ruamel.yaml import YAML
+
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
+from rljob_cli.errors import CliError
+from rljob_testing.command_line import JOB
+from rljob_testing.job_cluster import JobCluster, condition, full_status
+from rljob_testing.steered_jobs import (
+    ASKED,
+    ATTEMPT,
+    BETWEEN,
+    COMPLETE,
+    COUNTERS,
+    ENDED,
+    FAILED,
+    RUNNING,
+    SINCE,
+    annotation,
+    says,
+    steer,
+)
+
+Rljob = Callable[..., tuple[int, str, str]]
+
+pytestmark = pytest.mark.apiserver
+
+
+@pytest.fixture
+def small(job_cluster: JobCluster) -> JobCluster:
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    return job_cluster
+
+
+def test_stop_asks_with_the_time_and_tells_how_to_take_it_back(small: JobCluster) -> None:
+    small.write_status("small", RUNNING)
+    code, lines = steer(small, "stop")
+    assert (code, annotation(small, ANNOTATION_STOP)) == (0, ASKED)
+    assert lines == [
+        f"RLJob {small.namespace}/small will be stopped: its trainer saves a checkpoint within 2m"
+        " (runPolicy.gracePeriodSeconds), then its cluster is removed, and the job is Failed, StoppedByUser",
+        "`rljob retry small --context here` lets it go on from its newest checkpoint",
+        "to watch it: rljob status small --context here --watch",
+    ]
+
+
+def test_stop_waits_for_the_end_whatever_it_is(small: JobCluster) -> None:
+    small.write_status("small", RUNNING)
+    result = FAILED | {"reason": "StoppedByUser", "message": "somebody asked for it"}
+    code, lines = steer(small, "stop", [lambda: None, says(small, result=result)])
+    assert code == 0
+    assert lines[-1] == f"RLJob {small.namespace}/small has ended: Failed, StoppedByUser: somebody asked for it"
+    assert steer(small, "stop") == (0, [f"RLJob {small.namespace}/small has ended already (Failed, StoppedByUser)"])
+
+
+def test_stop_is_asked_once_and_again_after_a_retry(small: JobCluster) -> None:
+    small.write_status("small", RUNNING)
+    steer(small, "stop")
+    where = f"RLJob {small.namespace}/small"
+    version = small.job("small")["metadata"]["resourceVersion"]  # type: ignore[index]
+    assert steer(small, "stop")[1][0] == f"{where} was asked to stop already, at {ASKED}"
+    assert small.job("small")["metadata"]["resourceVersion"] == version  # type: ignore[index]
+    stop = {"reason": "StoppedByUser", "requestedAt": SINCE}
+    handled = {"stop": ASKED}
+    small.write_status("small", {"attempts": [ATTEMPT | {"stop": stop}], "handledRequests": handled})
+    assert steer(small, "stop")[1][0] == f"{where} is being stopped already, since {SINCE}"
+    # It was retried, and the request of before still stands there.
+    small.write_status("small", {"attempts": [ENDED, ATTEMPT | {"number": 2}]})
+    small.server.http.patch(
+        f"{small.jobs}/small",
+        headers={"Content-Type": "application/merge-patch+json"},
+        json={"metadata": {"annotations": {ANNOTATION_STOP: "before"}}},
+    ).raise_for_status()
+    small.write_status("small", {"handledRequests": {"stop": "before"}})
+    assert steer(small, "stop")[1][0].startswith(f"{where} will be stopped: ")
+    assert annotation(small, ANNOTATION_STOP) == ASKED
+
+
+@pytest.mark.parametrize("request_text", ["", "long " * 60])
+def test_what_the_operator_notes_of_any_request_is_known_again(small: JobCluster, request_text: str) -> None:
+    small.write_status("small", RUNNING)
+    patch = {"metadata": {"annotations": {ANNOTATION_STOP: request_text}}}
+    headers = {"Content-Type": "application/merge-patch+json"}
+    small.server.http.patch(f"{small.jobs}/small", headers=headers, json=patch).raise_for_status()
+    assert "was asked to stop already" in steer(small, "stop")[1][0]
+    noted = hashlib.sha256(request_text.encode()).hexdigest()
+    small.write_status("small", {"handledRequests": {"stop": noted}})
+    assert "will be stopped: " in steer(small, "stop")[1][0]
+
+
+def test_stop_leaves_a_cluster_that_is_to_be_kept(small: JobCluster, rljob: Rljob) -> None:
+    headers = {"Content-Type": "application/merge-patch+json"}
+    patch = {"spec": {"runPolicy": {"cleanup": "KeepCluster"}}}
+    small.server.http.patch(f"{small.jobs}/small", headers=headers, json=patch).raise_for_status()
+    small.write_status("small", RUNNING)
+    code, output, errors = rljob("stop", "small")
+    assert (code, errors) == (0, "")
+    assert ", then its cluster is kept (runPolicy.cleanup), and the job is Failed, StoppedByUser\n" in output
+
+
+def test_retry_of_a_failed_job_waits_for_the_attempt_that_follows(small: JobCluster) -> None:
+    status = full_status() | {"attempts": [ENDED], "counters": COUNTERS, "result": FAILED, "phase": "Failed"}
+    small.write_status("small", status)
+    second = ATTEMPT | {"number": 2, "cluster": "small-2", "state": "Provisioning"}
+    steps = [
+        lambda: None,
+        says(small, phase="Provisioning", result=None, attempts=[ENDED, second], handledRequests={"retry": ASKED}),
+        says(small, phase="Running", attempts=[ENDED, second | {"state": "Running"}]),
+    ]
+    code, lines = steer(small, "retry", steps)
+    assert (code, annotation(small, ANNOTATION_RETRY)) == (0, ASKED)
+    assert lines == [
+        f"RLJob {small.namespace}/small: attempt 2 begins now, from step 10, with all retries given back",
+        "waiting: Failed, OutOfMemory",
+        "waiting: Provisioning, attempt 2 Provisioning",
+        f"RLJob {small.namespace}/small: attempt 2 runs",
+    ]
+
+
+def test_a_retry_that_fails_again_is_told_from_the_failure_before(small: JobCluster) -> None:
+    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "result": FAILED})
+    again = FAILED | {"reason": "ImagePullFailed", "message": "no such image"}
+    steps = [lambda: None, says(small, result=again, handledRequests={"retry": ASKED})]
+    code, lines = steer(small, "retry", steps)
+    assert code == 1
+    assert lines[-1] == f"RLJob {small.namespace}/small has ended: Failed, ImagePullFailed: no such image"
+
+
+def test_retry_between_two_attempts_means_now(small: JobCluster) -> None:
+    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "nextAttempt": BETWEEN})
+    code, lines = steer(small, "retry")
+    assert code == 0
+    assert lines[0] == (
+        f"RLJob {small.namespace}/small: attempt 2 begins now, instead of at 2026-01-31T12:31:00Z, from the beginning:"
+        " there is no checkpoint, with all retries given back"
+    )
+    assert steer(small, "retry")[1][0] == (
+        f"RLJob {small.namespace}/small was asked for another attempt already, at {ASKED}"
+    )
+
+
+STOPPING = ATTEMPT | {"state": "Stopping", "stop": {"reason": "StoppedByUser", "requestedAt": SINCE}}
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ({"result": COMPLETE}, "is Complete, so there is nothing to retry; for further steps submit another job"),
+        (
+            {"conditions": [condition("Complete", "True", "Succeeded", SINCE)]},
+            "is Complete, so there is nothing to retry",
+        ),
+        ({"attempts": [ATTEMPT]}, "attempt 1 is Running, so there is nothing to retry; stop it first with `rljob stop"),
+        ({"attempts": [STOPPING]}, "is still ending; retry when `rljob status small --context here` says that it has"),
+        ({}, r"no attempt has failed, so there is nothing to retry \(Unseen\); wait"),
+    ],
+)
+def test_where_there_is_nothing_to_retry_it_is_refused(
+    small: JobCluster, status: Mapping[str, object], message: str
+) -> None:
+    small.write_status("small", status)
+    with pytest.raises(CliError, match=f"^RLJob {small.namespace}/small: {message}"):
+        steer(small, "retry")
+    assert annotation(small, ANNOTATION_RETRY) is None
+
+
+def test_a_retry_waits_for_a_stop_that_nobody_has_seen(small: JobCluster) -> None:
+    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "nextAttempt": BETWEEN})
+    steer(small, "stop")
+    with pytest.raises(CliError, match="is still ending; retry when "):
+        steer(small, "retry")

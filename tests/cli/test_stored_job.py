@@ -1,0 +1,143 @@
+"""What an operator of another version has written is shown as far as it is known here, and never raises."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import pytest
+from ruamel.yaml import YAML
+
+from rljob_api.v1alpha1.run_policy import Cleanup
+from rljob_cli.explain import explanation
+from rljob_cli.job_state import attempt_state, ending, phase
+from rljob_cli.listing import list_lines
+from rljob_cli.status import job_lines
+from rljob_cli.stored_job import StoredJob, stored_job
+from rljob_testing.command_line import JOB
+from rljob_testing.job_cluster import Json, condition, full_status
+
+NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
+CREATED = "2026-01-31T12:00:00Z"
+
+
+def job(status: object, spec: Mapping[str, object] | None = None) -> StoredJob:
+    metadata = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": CREATED}
+    return stored_job({"metadata": metadata, "spec": dict(spec or {}), "status": status})
+
+
+def shown(stored: StoredJob) -> str:
+    """Everything that any command shows of a job."""
+    lines = [*job_lines(stored, NOW), *list_lines([stored], NOW, everywhere=True, wide=True)]
+    return "\n".join(line.plain for line in [*lines, *explanation(stored, [], [], NOW)])
+
+
+def newer_status() -> Json:
+    """Every field of this version, and in each place words and fields of a later one."""
+    new: Json = {"mood": {"deep": ["news"]}}
+    attempt = {"number": 3, "cluster": "small-3", "state": "Migrating", "started": CREATED, "outcome": "Moved", **new}
+    stop = {"reason": "Preempted", "requestedAt": CREATED, **new}
+    status = full_status() | {
+        "phase": "Migrating",
+        "reason": "QuotaReserved",
+        "gpus": 4,
+        "attempts": [attempt, attempt | {"number": 4, "outcome": "Running", "stop": stop}],
+        "counters": {"attempts": 4, "failedAttempts": 1, "migrations": 3},
+        "nextAttempt": {"reason": "Moved", "failureClass": "Weather", "notBefore": CREATED, **new},
+        "handledRequests": {"stop": "a", "migrate": "b"},
+        **new,
+    }
+    conditions = status["conditions"]
+    assert isinstance(conditions, list)
+    status["conditions"] = [{**each, **new} for each in conditions] + [
+        condition("QuotaReserved", "Perhaps", "Borrowed", CREATED)
+    ]
+    for field in ("progress", "checkpoint"):
+        part = status[field]
+        assert isinstance(part, dict)
+        status[field] = {**part, **new}
+    return status
+
+
+def test_words_and_fields_of_a_newer_operator_are_shown_as_they_are() -> None:
+    stored = job(newer_status())
+    assert stored.unread == ('status.conditions[6].status (seen: "Perhaps")',)
+    assert [attempt_state(attempt) for attempt in stored.status.attempts] == ["Moved", "Migrating"]
+    assert phase(stored) == "Migrating"
+    text = shown(stored)
+    for word in ("Migrating", "QuotaReserved", "Moved", "Borrowed", "Preempted", "Moved (Weather)", '"Perhaps"'):
+        assert word in text, word
+    assert "  QuotaReserved      Unknown  Borrowed" in text
+    assert "the cluster's operator is of another version than this command" in text
+
+
+def test_an_unknown_way_to_end_is_an_end() -> None:
+    result = {"outcome": "Evacuated", "reason": "Flood", "message": "m", "at": "2026-01-31T12:20:00Z", "by": "them"}
+    stored = job({"phase": "Evacuated", "result": result})
+    end = ending(stored.status)
+    assert end is not None
+    assert (end.kind, end.is_complete) == ("Evacuated", False)
+    assert "It has ended: Evacuated, reason Flood, 10m ago" in shown(stored)
+
+
+def test_the_status_of_an_older_operator_has_conditions_only() -> None:
+    failed = condition("Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1")
+    attempts = [{"number": 1, "cluster": "small-1", "started": CREATED, "outcome": "Running", "submissions": 1}]
+    running = job({"phase": "Running", "attempts": attempts, "conditions": full_status()["conditions"]})
+    assert running.unread == ()
+    assert attempt_state(running.status.attempts[0]) == "Running"
+    assert ending(running.status) is None
+    end = ending(job({"attempts": attempts, "conditions": [failed]}).status)
+    assert end is not None
+    assert (end.kind, end.reason, end.message, end.cleaned_up_at) == ("Failed", "ApplicationError", "exit code 1", None)
+    assert end.at == datetime(2026, 1, 31, 12, 20, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("status", "unread", "left"),
+    [
+        (
+            {"pools": [{"name": "a", "desired": 1, "ready": "all"}, {"name": "b", "desired": 2, "ready": 1}]},
+            ('status.pools[0].ready (seen: "all")', "status.pools[0].ready (missing)"),
+            {"pools": [{"name": "b", "desired": 2, "ready": 1}]},
+        ),
+        ({"gpus": {"total": 4}, "phase": "Running"}, ('status.gpus (seen: {"total": 4})',), {"phase": "Running"}),
+        (
+            {"attempts": [{"cluster": "a", "started": "soon"}, {"number": 2, "cluster": "b", "started": CREATED}]},
+            ("status.attempts[0].number (missing)",),
+            {"attempts": [{"number": 2, "cluster": "b", "started": CREATED}]},
+        ),
+        ("Running", ('status (seen: "Running")',), {}),
+    ],
+)
+def test_what_cannot_be_read_is_left_out_and_named(status: object, unread: tuple[str, ...], left: Json) -> None:
+    before = copy.deepcopy(status)
+    stored = job(status)
+    assert stored.unread == unread
+    assert stored.status.to_wire() == left
+    assert status == before  # programs get what the server has
+    assert unread[0] in shown(stored)
+
+
+def test_more_attempts_than_this_version_lists_lose_the_oldest() -> None:
+    attempts = [{"number": number, "cluster": f"c{number}", "started": CREATED} for number in range(1, 81)]
+    stored = job({"attempts": attempts})
+    assert [attempt.number for attempt in stored.status.attempts] == list(range(17, 81))
+    long = job({"result": {"outcome": "Failed", "reason": "R", "message": "a" * 2000, "at": CREATED}})
+    assert long.status.result is not None
+    assert long.status.result.message == "a" * 1024
+
+
+def test_the_spec_of_a_newer_crd_hides_nothing_that_can_be_read() -> None:
+    spec = YAML(typ="safe", pure=True).load(JOB)["spec"]
+    spec["training"]["algorithm"] = {"type": "Telepathy"}
+    spec["pools"][0]["nodes"] = 3
+    spec["checkpoint"] = {"storage": {"persistentVolumeClaim": "results", "mirror": "b"}, "resume": "Sometimes"}
+    spec["runPolicy"] = {"cleanup": "Archive", "maxAppRetries": 7, "mood": "good"}
+    stored = job(full_status(), spec)
+    assert stored.pool_sizes == {"main": 3}
+    assert stored.storage is not None
+    assert stored.storage.persistent_volume_claim == "results"
+    assert (stored.run_policy.max_app_retries, stored.run_policy.cleanup) == (7, Cleanup.DELETE_CLUSTER)
+    assert "RLJob team-a/small: Running" in shown(stored)

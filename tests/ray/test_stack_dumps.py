@@ -1,0 +1,65 @@
+"""What is written of a run that hangs, before anything of it is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from rljob_testing.echo_groups import ROLES, call, described, mixed_batch
+from rljob_testing.settings import inherited_python_path
+from rljob_testing.stack_dumps import dumped_stacks
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.groups.calls import Pending
+from rljob_trainer.groups.worker_group import spawn
+from rljob_trainer.groups.worker_processes import BuildSettings, start_processes
+from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+@pytest.mark.usefixtures("ray_driver")
+def test_a_worker_that_is_stopped_and_one_that_waits(tmp_path: Path, cluster: str) -> None:
+    pool = ResourcePool(PoolSettings("main", 1, 2, False, 0.1, 60))
+    support = Path(__file__).parents[1] / "support"
+    python_path = os.pathsep.join([str(support), *inherited_python_path()])
+    environment = {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1", "RLJOB_RUN_FOLDER": str(tmp_path)}
+    processes = start_processes(pool, environment)
+    try:
+        processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
+        group = spawn(processes)["first"]
+        [waits, stops] = [each[2] for each in described(group)]
+        pending = cast("Pending[DataProto]", call(group, "add_later", mixed_batch(2).only(["number"]), seconds=20))
+        os.kill(stops, signal.SIGSTOP)
+        dump = dumped_stacks(tmp_path, cluster, RLJOB_ATTEMPT="3", RLJOB_POD_NAME="head-pod", RLJOB_NODE_NAME="node-1")
+        os.kill(stops, signal.SIGCONT)
+        assert (dump["silentNodes"], dump["error"]) == ([], None)
+        by_id = {process["processId"]: process for process in dump["processes"]}
+        assert by_id.keys() == {waits, stops}
+        assert (by_id[waits]["role"], by_id[waits]["rank"], by_id[waits]["pod"]) == ("first+second", 0, "head-pod")
+        assert by_id[waits]["title"] == "ray::RayWorker.first.add_later"
+        assert by_id[waits]["stoodAt"].endswith(" add_later")
+        assert by_id[stops]["rank"] == 1
+        assert by_id[stops]["stoodAt"].startswith("unknown: the process is stopped by a signal")
+        folder = tmp_path / "logs" / "attempt-3"
+        assert dump["folder"] == str(folder)
+        assert sorted(path.name for path in folder.iterdir()) == sorted(
+            f"stacks-head-pod-first+second-{process}.txt" for process in (waits, stops)
+        )
+        assert "in add_later\n" in (folder / by_id[waits]["file"]).read_text()
+        # They go on as if nothing had been.
+        assert pending.result()["number"].tolist() == [1, 2]
+    finally:
+        processes.close()
+        pool.release()
+
+
+def test_without_ray_what_is_here_is_told(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match="Ray did not say which there are"):
+        dumped_stacks(tmp_path, "127.0.0.1:1")
+    assert time.monotonic() - began < 25

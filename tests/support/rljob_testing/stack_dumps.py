@@ -1,0 +1,61 @@
+"""`python -m rljob_trainer.pod.dump_stacks`, as the operator has it started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TypedDict
+
+from rljob_testing.settings import inherited_environment
+
+SECONDS = 25.0
+"""It has 20, and some to start."""
+
+
+class DumpedProcess(TypedDict):
+    """What the summary says of a process."""
+
+    pod: str | None
+    node: str | None
+    host: str
+    processId: int
+    role: str
+    rank: int | None
+    title: str
+    state: str
+    stoodAt: str
+    stoodWithin: str
+    file: str
+
+
+class Dump(TypedDict):
+    """The summary."""
+
+    processes: list[DumpedProcess]
+    silentNodes: list[dict[str, str]]
+    folder: str | None
+    error: str | None
+
+
+def dumped_stacks(run_folder: Path, ray_address: str, **variables: str) -> Dump:
+    """Its last line; it ends in time."""
+    environment = inherited_environment() | {
+        "RLJOB_RUN_FOLDER": str(run_folder),
+        "RAY_ADDRESS": ray_address,
+        **variables,
+    }
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-m", "rljob_trainer.pod.dump_stacks"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert time.monotonic() - began < SECONDS
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    dump: Dump = json.loads(ended.stdout.splitlines()[-1])
+    return dump

@@ -1,0 +1,174 @@
+"""The stacks of other processes, whatever they are doing, and nothing else of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from rljob_testing.settings import inherited_environment
+from rljob_trainer.stack_traces import DUMP_SIGNAL, Stacks, take_stacks, traced_processes
+
+PROGRAM = """
+import ctypes, faulthandler, os, signal, sys, threading, time
+from rljob_trainer.stack_traces import StackFile
+
+stacks = StackFile(sys.argv[1], "worker")
+stacks.rename("first role", 3)
+
+def sleeping():
+    print("there", flush=True)
+    time.sleep(600)
+
+def computing():
+    print("there", flush=True)
+    sum(range(10**15))
+
+def in_c_with_the_lock():
+    print("there", flush=True)
+    ctypes.PyDLL(None).read(os.pipe()[0], b" ", 1)
+
+def forked():
+    if os.fork() == 0:
+        sleeping()
+    time.sleep(600)
+
+def beside_a_thread():
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    sleeping()
+
+def ending():
+    faulthandler.unregister(44)
+    sleeping()
+
+def counting():
+    print("there", flush=True)
+    until = time.monotonic() + 3
+    total = 0
+    while time.monotonic() < until:
+        total += sum(range(1000)) == 499500
+    print("sums are right" if total and stacks else "", flush=True)
+
+globals()[sys.argv[2]]()
+"""
+
+
+Start = Callable[[str], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts the program in one of its ways; the run's folder is the test's."""
+    started: list[subprocess.Popen[str]] = []
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def start(way: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(tmp_path / "program.py"), str(tmp_path), way],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=inherited_environment(),
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        return process
+
+    yield start
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def taken(folder: Path, seconds: float = 10.0) -> list[Stacks]:
+    return take_stacks(traced_processes(folder), seconds)
+
+
+@pytest.mark.parametrize(
+    ("way", "line"),
+    [
+        ("sleeping", "time.sleep(600)"),
+        ("computing", "sum(range(10**15))"),
+        ("in_c_with_the_lock", 'ctypes.PyDLL(None).read(os.pipe()[0], b" ", 1)'),
+    ],
+)
+def test_where_a_process_stands_that_never_comes_back(tmp_path: Path, start: Start, way: str, line: str) -> None:
+    process = start(way)
+    [stacks] = taken(tmp_path)
+    assert (stacks.process_id, stacks.role, stacks.rank) == (process.pid, "first_role", 3)
+    number = PROGRAM.splitlines().index(f"    {line}", PROGRAM.splitlines().index(f"def {way}():")) + 1
+    assert stacks.stood_at == stacks.stood_within == f"{tmp_path}/program.py:{number} {way}"
+    assert stacks.state == ("R" if way == "computing" else "S")
+    assert f'File "{tmp_path}/program.py", line {number} in {way}' in stacks.text
+
+
+def test_it_goes_on_and_is_asked_again(tmp_path: Path, start: Start) -> None:
+    process = start("counting")
+    seen = [len(each.text) for _ in range(5) for each in taken(tmp_path)]
+    assert len(seen) == 5
+    assert max(seen) < 2 * min(seen)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "sums are right\n"
+
+
+def test_the_main_thread_is_told_from_others(tmp_path: Path, start: Start) -> None:
+    start("beside_a_thread")
+    [stacks] = taken(tmp_path)
+    assert stacks.text.count("most recent call first") == 2
+    assert stacks.stood_at.endswith(" sleeping")
+
+
+def test_what_was_forked_has_stacks_of_its_own(tmp_path: Path, start: Start) -> None:
+    process = start("forked")
+    both = taken(tmp_path)
+    assert {each.process_id: each.stood_at.rpartition(" ")[2] for each in both} == {
+        process.pid: "forked",
+        next(each.process_id for each in both if each.process_id != process.pid): "sleeping",
+    }
+
+
+def test_a_stopped_process_is_not_waited_for_and_not_asked(tmp_path: Path, start: Start) -> None:
+    process = start("sleeping")
+    os.kill(process.pid, signal.SIGSTOP)
+    while not traced_stopped(process.pid):
+        time.sleep(0.01)
+    began = time.monotonic()
+    [stacks] = taken(tmp_path, 60.0)
+    assert time.monotonic() - began < 5
+    assert stacks.text == ""
+    assert stacks.state == "T (stopped by a signal)"
+    assert stacks.stood_at.startswith("unknown: the process is stopped by a signal")
+
+
+def test_what_begins_or_ends_and_has_no_handler_is_left_alone(tmp_path: Path, start: Start) -> None:
+    process = start("ending")
+    [stacks] = taken(tmp_path, 60.0)
+    assert stacks.stood_at.startswith("unknown: the process is beginning or ending")
+    # Also where the handler goes between the look and the signal.
+    os.kill(process.pid, DUMP_SIGNAL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
+
+
+def test_processes_of_other_runs_and_dead_ones_are_left_alone(tmp_path: Path, start: Start) -> None:
+    process = start("sleeping")
+    assert traced_processes(tmp_path / "other") == []
+    found = traced_processes(tmp_path)
+    process.kill()
+    process.wait()
+    [stacks] = take_stacks(found, 60.0)
+    assert stacks.stood_at == "unknown: the process is gone"
+    assert traced_processes(tmp_path) == []
+
+
+def traced_stopped(process_id: int) -> bool:
+    return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "T"

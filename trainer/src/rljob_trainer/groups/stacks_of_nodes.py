@@ -1,0 +1,51 @@
+"""Asks the nodes of a Ray cluster, except its own, for the stacks of a run's processes: started by `pod.dump_stacks`,
+`python -m rljob_trainer.groups.stacks_of_nodes RUN_FOLDER`.
+
+Prints JSON lines: `{"nodes": [...]}` with the addresses of all nodes that are asked, then one for each as it answers,
+`{"node": address, "processes": [...]}` or `{"node": address, "reason": text}`. It waits as long as it is let.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rljob_trainer.pod.dump_stacks import stacks_here
+
+
+def main() -> int:
+    """0 where Ray answers."""
+    run_folder = Path(sys.argv[1])
+    # Of the Ray job that this is part of; `auto` where somebody starts it by hand on a node.
+    ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    own = ray.get_runtime_context().get_node_id()
+    others = {node["NodeID"]: node for node in ray.nodes() if node["NodeID"] != own}
+    alive = {identity: str(node["NodeManagerAddress"]) for identity, node in others.items() if node["Alive"]}
+    _print({"nodes": sorted(alive.values())})
+    task = ray.remote(stacks_here)
+    asked: dict[ray.ObjectRef, str] = {}
+    for identity, address in alive.items():
+        there = NodeAffinitySchedulingStrategy(identity, soft=False)
+        asked[task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(run_folder)] = address
+    while asked:
+        [ready], _ = ray.wait(list(asked), num_returns=1)
+        address = asked.pop(ready)
+        try:
+            _print({"node": address, "processes": ray.get(ready)})
+        except RayError as error:
+            _print({"node": address, "reason": " ".join(str(error).split())[:500]})
+    return 0
+
+
+def _print(line: object) -> None:
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

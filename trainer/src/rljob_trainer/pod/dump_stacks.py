@@ -1,0 +1,168 @@
+"""Writes where every process of a running trainer is: `python -m rljob_trainer.pod.dump_stacks`, as another job of the
+same Ray cluster, on the node of the driver.
+
+For each process a file `stacks-<pod>-<role>-<process id>.txt` in the attempt's logs, and on standard output where its
+main thread stood, for people; the last line is all of it as JSON. It asks nothing of the trainer and changes nothing.
+What does not answer in time is named: a process, a node, or the storage that files are to be written to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from rljob_trainer.attempt_logs import attempt_folder, newest_attempt
+from rljob_trainer.settings import pod_and_node, read_pod_settings
+from rljob_trainer.stack_traces import take_stacks, traced_processes
+
+TOTAL_SECONDS = 20.0
+HERE_SECONDS = 5.0
+WRITE_SECONDS = 4.0
+"""Of the whole, kept for writing files."""
+OTHER_NODES = "rljob_trainer.groups.stacks_of_nodes"
+"""The program that asks the other nodes: it knows Ray, which may hang, too."""
+
+Found = Mapping[str, object]
+"""One process, by the names that the JSON has."""
+
+
+def main() -> int:
+    """0 where anything was found."""
+    deadline = time.monotonic() + TOTAL_SECONDS
+    settings = read_pod_settings()
+    if settings.run_folder is None:
+        print("dump_stacks: RLJOB_RUN_FOLDER is not set; start this as the trainer was started", file=sys.stderr)
+        return 1
+    lines: queue.Queue[str | None] = queue.Queue()
+    others = subprocess.Popen(
+        [sys.executable, "-m", OTHER_NODES, str(settings.run_folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert others.stdout is not None
+    threading.Thread(target=_read_lines, args=(others.stdout, lines), daemon=True).start()
+    found = stacks_here(settings.run_folder)
+    more, silent = _told_by_others(lines, deadline - WRITE_SECONDS)
+    others.kill()
+    known = {_identity(each) for each in found}
+    # Nodes on one machine see each other's processes.
+    found += [each for each in more if _identity(each) not in known]
+    for each in found:
+        print(f"{named(each)}: {each['stoodAt']}", flush=True)
+    for each in silent:
+        print(f"node {each['node']}: {each['reason']}", flush=True)
+    summary: dict[str, object] = {"processes": [_without_text(each) for each in found], "silentNodes": silent}
+    written = _written_in_time(settings.run_folder, settings.attempt, found, deadline)
+    print(json.dumps(summary | written), flush=True)
+    # Past a thread that may never come back from the storage.
+    os._exit(0 if found else 1)
+
+
+def stacks_here(run_folder: Path) -> list[Found]:
+    """Of the processes of the run on this node, or in this pod."""
+    pod, node = pod_and_node()
+    place = {"pod": pod, "node": node, "host": socket.gethostname()}
+    taken = take_stacks(traced_processes(run_folder), HERE_SECONDS)
+    return [place | {_camel(name): value for name, value in asdict(each).items()} for each in taken]
+
+
+def named(found: Found) -> str:
+    """One process, for people."""
+    rank = "" if found["rank"] is None else f" rank {found['rank']}"
+    return f"{found['role']}{rank}, process {found['processId']} on {found['pod'] or found['host']}"
+
+
+def write_stacks(folder: Path, found: Iterable[Found]) -> None:
+    """A file for each process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in found:
+        state = f"state {each['state']}" + (f", waits in {each['waitChannel']}" if each["waitChannel"] else "")
+        head = f"{named(each)}\n{each['title']}\n{state}\n{each['stoodAt']}\n\n"
+        (folder / file_name(each)).write_text(f"{head}{each['text']}")
+
+
+def file_name(found: Found) -> str:
+    """Of a process, in the attempt's folder."""
+    parts = (found["pod"] or found["host"], found["role"], found["processId"])
+    return "-".join(["stacks", *(re.sub(r"[^\w.+-]", "_", str(part)) for part in parts)]) + ".txt"
+
+
+def _written_in_time(
+    run_folder: Path, attempt: int | None, found: Iterable[Found], deadline: float
+) -> dict[str, object]:
+    """Where the files are, or that they are not."""
+    result: dict[str, object] = {"folder": None, "error": "the storage of the run folder did not answer in time"}
+
+    def write() -> None:
+        folder = attempt_folder(run_folder, attempt or newest_attempt(run_folder) or 1)
+        try:
+            write_stacks(folder, found)
+        except OSError as error:
+            result["error"] = f"{folder}: cannot be written ({error})"
+        else:
+            result.update(folder=str(folder), error=None)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(max(0.0, deadline - time.monotonic()))
+    return dict(result)
+
+
+def _read_lines(output: IO[str], lines: queue.Queue[str | None]) -> None:
+    for line in output:
+        lines.put(line)
+    lines.put(None)
+
+
+def _told_by_others(lines: queue.Queue[str | None], deadline: float) -> tuple[list[Found], list[dict[str, str]]]:
+    """What the program for the other nodes has found, and which nodes have not answered."""
+    found: list[Found] = []
+    silent: list[dict[str, str]] = []
+    expected: list[str] | None = None
+    answered: set[str] = set()
+    while expected is None or answered < set(expected):
+        try:
+            line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        if line is None:
+            break
+        if not line.startswith("{"):
+            continue
+        told = json.loads(line)
+        if "nodes" in told:
+            expected = told["nodes"]
+        else:
+            answered.add(told["node"])
+            found += told.get("processes", [])
+            silent += [{"node": told["node"], "reason": told["reason"]}] if "reason" in told else []
+    if expected is None:
+        silent.append({"node": "others", "reason": "Ray did not say which there are"})
+    silent += [{"node": node, "reason": "did not answer in time"} for node in sorted(set(expected or ()) - answered)]
+    return found, silent
+
+
+def _identity(found: Found) -> tuple[object, ...]:
+    return found["pod"], found["host"], found["processId"]
+
+
+def _without_text(found: Found) -> Found:
+    return {name: value for name, value in found.items() if name != "text"} | {"file": file_name(found)}
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

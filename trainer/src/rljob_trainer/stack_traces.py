@@ -1,0 +1,237 @@
+"""The Python stacks of running processes, taken from outside and without their help.
+
+A process that takes part has a file in memory, whose name says what it is, and a signal handler of `faulthandler`,
+which is C code: it writes the stacks of all threads into that file, whatever Python or native code is doing. Another
+process of the same user on the same machine finds the file in /proc, sends the signal, and reads. Nothing has to be
+removed when a process is killed, and only a process that has such a file is ever sent the signal, which would end
+others. The process goes on with what it did: system calls are made again by the kernel, or by Python; native code that
+sleeps and does not look whether it has slept is the exception.
+
+Looked at: py-spy reads another process's memory, which needs ptrace, and containers forbid that.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+DUMP_SIGNAL = 44
+"""One of Linux's real-time signals, which have no names: Ray, torch, vLLM and Python's own modules use none of them."""
+FILE_PREFIX = "rljob-stacks"
+POLL_SECONDS = 0.05
+NUM_EQUAL_POLLS = 4
+"""So often a file that has grown must be found unchanged to be complete."""
+MAX_STACKS_BYTES = 256 << 10
+"""Of one process; faulthandler stops at 100 threads of 100 frames, which can be more."""
+NOT_RUNNING = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "ended, and not waited for"}
+_SECTION = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_LIBRARIES = re.compile(r"/(?:site-packages|dist-packages|lib/python[0-9.]+)/(?!rljob_)")
+
+
+class StackFile:
+    """Makes this process one that takes part. Whatever it forks takes part, too, and writes into the same file."""
+
+    def __init__(self, run_folder: str | Path, role: str, rank: int | None = None) -> None:
+        """`run_folder` tells the processes of a run from those of others; `role` says in one word what this one is."""
+        self._run_folder = run_folder
+        self._descriptor = -1
+        if sys.platform == "linux":
+            # Before there is a handler, and when the interpreter has taken it away at its end, the signal would kill.
+            signal.signal(DUMP_SIGNAL, signal.SIG_IGN)
+        self.rename(role, rank)
+
+    def rename(self, role: str, rank: int | None = None) -> None:
+        """Says what this process is from now on."""
+        if sys.platform != "linux":
+            return
+        parts = [FILE_PREFIX, _key(self._run_folder), re.sub(r"[^\w.+-]", "_", role)[:100], str(rank or 0)]
+        parts += [f"{threading.main_thread().ident or 0:x}", "" if rank is None else "ranked"]
+        before, self._descriptor = self._descriptor, os.memfd_create(":".join(parts))
+        faulthandler.register(DUMP_SIGNAL, file=self._descriptor, all_threads=True)
+        if before >= 0:
+            os.close(before)
+
+
+@dataclass(frozen=True)
+class TracedProcess:
+    """A process that takes part."""
+
+    process_id: int
+    role: str
+    rank: int | None
+    main_thread: int
+    """As faulthandler names it."""
+    file: Path
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """What was found out about one process."""
+
+    process_id: int
+    role: str
+    rank: int | None
+    title: str
+    """Its command line; Ray writes there which method of a worker runs."""
+    state: str
+    """The kernel's letter, and in words why there are no stacks where there are none."""
+    wait_channel: str
+    """The function of the kernel in which it waits, where the kernel tells."""
+    text: str
+    """The stacks of all threads, most recent call first; empty where it did not answer."""
+    stood_at: str
+    """The innermost frame of its main thread, or why that is not known."""
+    stood_within: str
+    """The innermost frame of that thread which is not of a library."""
+
+
+def traced_processes(run_folder: str | Path, processes: Path = Path("/proc")) -> list[TracedProcess]:
+    """Those of this machine, or this pod, that take part in the run; this process is not among them."""
+    key, own = _key(run_folder), os.getpid()
+    numbers = sorted(int(folder.name) for folder in processes.iterdir() if folder.name.isdecimal())
+    return [found for number in numbers if number != own for found in _traced(processes / str(number), key)]
+
+
+def take_stacks(traced: Sequence[TracedProcess], seconds: float) -> list[Stacks]:
+    """Asks them all at once; who has not answered by then has an empty text. They go on as if nothing had happened."""
+    deadline = time.monotonic() + seconds
+    return [stacks for each in _without_shared_files(traced) for stacks in _take(each, deadline)]
+
+
+def _take(traced: Sequence[TracedProcess], deadline: float) -> list[Stacks]:
+    states = [_state(each) for each in traced]
+    before = [_size(each.file) for each in traced]
+    asked = [state not in NOT_RUNNING and _ask(each) for each, state in zip(traced, states, strict=True)]
+    waiting = {place: (start, 0) for place, start in enumerate(before) if asked[place]}
+    while waiting and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        for place, (size, num_equal) in list(waiting.items()):
+            now = _size(traced[place].file)
+            num_equal = num_equal + 1 if now == size else 0
+            waiting[place] = (now, num_equal)
+            if now > before[place] and num_equal >= NUM_EQUAL_POLLS:
+                del waiting[place]
+    return [_stacks(each, start, is_asked) for each, start, is_asked in zip(traced, before, asked, strict=True)]
+
+
+def _without_shared_files(traced: Sequence[TracedProcess]) -> Iterator[list[TracedProcess]]:
+    """Such that no two of a list write into one file, as a process and what it has forked do."""
+    by_file: dict[tuple[int, int], list[TracedProcess]] = {}
+    for each in traced:
+        by_file.setdefault(_identity(each), []).append(each)
+    for together in zip_longest(*by_file.values()):
+        yield [each for each in together if each is not None]
+
+
+def _key(run_folder: str | Path) -> str:
+    # Not resolved: storage that does not answer may be why stacks are wanted.
+    return hashlib.sha256(os.path.abspath(run_folder).encode()).hexdigest()[:12]
+
+
+def _traced(folder: Path, key: str) -> Iterator[TracedProcess]:
+    try:
+        files = sorted((folder / "fd").iterdir())
+    except OSError:
+        return
+    for file in files:
+        try:
+            name = os.readlink(file)
+        except OSError:
+            continue
+        if not name.startswith(f"/memfd:{FILE_PREFIX}:{key}:"):
+            continue
+        _, _, _, role, rank, main_thread, is_ranked = name.removesuffix(" (deleted)").split(":")
+        yield TracedProcess(int(folder.name), role, int(rank) if is_ranked else None, int(main_thread, 16), file)
+        return
+
+
+def _ask(process: TracedProcess) -> bool:
+    # Looked at in the last moment: what has become another program (exec) has no handler, and would be ended.
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(process.file.parent.parent / "status"), re.MULTILINE)
+    if caught is None or not int(caught[1], 16) >> (DUMP_SIGNAL - 1) & 1:
+        return False
+    try:
+        os.kill(process.process_id, DUMP_SIGNAL)
+    except OSError:
+        return False
+    return True
+
+
+def _stacks(process: TracedProcess, start: int, is_asked: bool) -> Stacks:
+    text, state, folder = _text(process, start), _state(process), process.file.parent.parent
+    wait_channel = _read(folder / "wchan").strip("0\n")
+    title = _read(folder / "cmdline").replace("\0", " ").strip()
+    if text:
+        stood_at, stood_within = _where(text, process.main_thread)
+    else:
+        why = NOT_RUNNING.get(state) or ("did not answer" if is_asked else "beginning or ending")
+        why = why if state else "gone"
+        state = f"{state} ({why})"
+        stood_at = f"unknown: the process is {why}" if why != "did not answer" else "unknown: it did not answer"
+        stood_within = ""
+        if wait_channel:
+            stood_at += f"; it waits in {wait_channel} of the kernel"
+    return Stacks(
+        process.process_id, process.role, process.rank, title, state, wait_channel, text, stood_at, stood_within
+    )
+
+
+def _where(text: str, main_thread: int) -> tuple[str, str]:
+    """Innermost frames of the main thread: of all, and of those that are not a library's."""
+    starts = list(_SECTION.finditer(text))
+    ends = [*(start.start() for start in starts[1:]), len(text)][: len(starts)]
+    sections = {int(start[1], 16): text[start.start() : end] for start, end in zip(starts, ends, strict=True)}
+    # In what was forked the thread that forked is the main one; if it is alone, it is.
+    section = sections.get(main_thread) or (next(iter(sections.values())) if len(sections) == 1 else "")
+    frames = [(found[1], f"{found[1]}:{found[2]} {found[3]}") for found in _FRAME.finditer(section)]
+    own = [frame for file, frame in frames if not _LIBRARIES.search(file) and not file.startswith("<")]
+    return (frames[0][1] if frames else "unknown: no Python runs in its main thread"), (own[0] if own else "")
+
+
+def _text(process: TracedProcess, start: int) -> str:
+    try:
+        with process.file.open("rb") as file:
+            file.seek(start)
+            return file.read(MAX_STACKS_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _identity(process: TracedProcess) -> tuple[int, int]:
+    """Of its file; of one that is gone nobody else's."""
+    try:
+        status = process.file.stat()
+    except OSError:
+        return -1, process.process_id
+    return status.st_dev, status.st_ino
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _state(process: TracedProcess) -> str:
+    """The kernel's letter; empty for a process that is gone."""
+    # The name before it is in parentheses and may hold anything.
+    return _read(process.file.parent.parent / "stat").rpartition(")")[2].strip()[:1]
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
