@@ -69,7 +69,7 @@ def test_every_effect_reason_and_ending_is_reached() -> None:
         ("attempt", reason) for reason in ENDED_BEFORE_AN_ATTEMPT
     }
     wanted: set[object] = conditions | effects | endings | set(AttemptState) | set(FailureClass) | set(AttemptOutcome)
-    wanted |= {"on the same cluster", "without lost pods", "reopened", "given back", "resumed"}
+    wanted |= {"on the same cluster", "with lost pods", "reopened", "given back", "resumed"}
     assert wanted - set(reached) == set()
 
 
@@ -83,7 +83,7 @@ def what_came_of(seen: Observed, plan: Plan) -> list[object]:
         for condition in status.conditions
         if known.get(condition.type) != (condition.status, condition.reason)
     ]
-    told += ["without lost pods" for effect in plan.effects if isinstance(effect, CreateCluster) and effect.lost_pods]
+    told += ["with lost pods" for effect in plan.effects if isinstance(effect, CreateCluster) and effect.lost_pods]
     told += ["reopened"] if before.result is not None and status.result is None else []
     told += ["resumed"] if before.suspended_at is not None and under_way(status) is not None else []
     used = [counters.infrastructure_retries for counters in (before.counters, status.counters) if counters is not None]

@@ -58,10 +58,13 @@ _ENDS = (
 def fitting_disturbances(seen: Observed) -> tuple[Disturbance, ...]:
     """Those that change something about a moment; what is likely, or says much, more than once."""
     newest, ray_answers = _under_way(seen), seen.ray.reachability is Reachability.OK
+    suspended = newest is None and seen.job.spec is not None and seen.job.spec.suspend
     return (
         *_OF_ANY_JOB,
         *((_spec_unfit,) * 6 if not seen.job.status.attempts else ()),
+        *((_resumed,) * 6 if suspended else ()),
         *(_OF_AN_ATTEMPT if newest is not None else ()),
+        *(_OF_A_CLUSTER_TO_COME if newest is not None and not seen.clusters else ()),
         *(_OF_PODS if seen.clusters and seen.pods else ()),
         *(_OF_A_DASHBOARD if newest is not None and ray_answers else ()),
         *(_OF_A_TRAINER if newest is not None and seen.ray.job is not None and ray_answers else ()),
@@ -94,6 +97,18 @@ def _effect_failed(pick: Random, seen: Observed) -> Observed:
         kind = EffectKind.SUBMIT_JOB
     reason = pick.choice(_FAILURES[kind])
     return replace(seen, failure=EffectFailure(kind, reason, pick.choice(TEXTS)))
+
+
+def _name_taken(pick: Random, seen: Observed) -> Observed:
+    """By the cluster of somebody else, for a while or for too long."""
+    seen = _with_attempt(seen, started=timestamp(at(pick.choice([-59, -60, -90]))))
+    return replace(seen, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, pick.choice(TEXTS)))
+
+
+def _lost_pods_left(pick: Random, seen: Observed) -> Observed:
+    overdue = replace(pod("lost-1", cluster="example-990"), deleting=True, overdue=True)
+    silent = replace(pod("lost-2", cluster="example-990"), node_silent_seconds=pick.choice([60.0, 5000.0]))
+    return replace(seen, pods=(*seen.pods, overdue, silent))
 
 
 def _cluster_changed(pick: Random, seen: Observed) -> Observed:
@@ -161,20 +176,18 @@ def _ray_is_silent(pick: Random, seen: Observed) -> Observed:
 
 
 def _ray_lacks(pick: Random, seen: Observed) -> Observed:
-    """Nodes, GPUs, a placement, or the job."""
-    return replace(
-        seen,
-        ray=pick.choice(
-            [
-                replace(seen.ray, nodes=()),
-                replace(seen.ray, nodes=seen.ray.nodes[:1]),
-                replace(seen.ray, nodes=ray(gpus=(1, 2)).nodes),
-                replace(seen.ray, infeasible_groups=(f"1 x {pick.choice(TEXTS)}",)),
-                replace(seen.ray, job=None, run_state=None),
-                replace(seen.ray, job=None, run_state=None),
-            ]
-        ),
-    )
+    """Nodes, GPUs, or a placement."""
+    lacking = [
+        replace(seen.ray, nodes=()),
+        replace(seen.ray, nodes=seen.ray.nodes[:1]),
+        replace(seen.ray, nodes=ray(gpus=(1, 2)).nodes),
+        replace(seen.ray, infeasible_groups=(f"1 x {pick.choice(TEXTS)}",)),
+    ]
+    return replace(seen, ray=pick.choice(lacking))
+
+
+def _driver_lost(_: Random, seen: Observed) -> Observed:
+    return replace(seen, ray=replace(seen.ray, job=None, run_state=None))
 
 
 def _trainer_ended(pick: Random, seen: Observed) -> Observed:
@@ -185,9 +198,8 @@ def _trainer_ended(pick: Random, seen: Observed) -> Observed:
     if is_so(pick):
         seen = _with_attempt(seen, ending_seen_at=timestamp(at(pick.choice([-29, -30, -60]))))
     ray_then = replace(seen.ray, job=told, log_tail=pick.choice(TEXTS))
-    if is_so(pick):
-        unread = pick.choice([None, "contract version 9"])
-        return replace(seen, ray=replace(ray_then, run_state=None, run_state_error=unread))
+    if pick.random() < 0.3:
+        return replace(seen, ray=replace(ray_then, run_state=None))
     error = RunError(kind="Error", message=pick.choice(TEXTS).replace("\ud800", "")) if is_so(pick) else None
     export = pick.choice([None, "file:///rljob/storage/run/export", "hf://" + "x" * 4090])
     phase = pick.choice([RunPhase.COMPLETE, RunPhase.COMPLETE, *RunPhase])
@@ -195,14 +207,22 @@ def _trainer_ended(pick: Random, seen: Observed) -> Observed:
     return replace(seen, ray=replace(ray_then, run_state=state))
 
 
+def _ended_without_words(pick: Random, seen: Observed) -> Observed:
+    """A while ago, and well by Ray's words."""
+    assert seen.ray.job is not None, "only of a trainer that Ray knows"
+    done = replace(seen.ray.job, status=RayJobStatus.SUCCEEDED, exit_code=0)
+    seen = _with_attempt(seen, ending_seen_at=timestamp(at(pick.choice([-29, -30, -60]))))
+    unread = pick.choice([None, "contract version 9"])
+    return replace(seen, ray=replace(seen.ray, job=done, run_state=None, run_state_error=unread))
+
+
 def _out_of_memory(pick: Random, seen: Observed) -> Observed:
     """A pod, and the trainer with it."""
     assert seen.ray.job is not None, "only of a trainer that Ray knows"
     problem = PodProblem(Reason.OUT_OF_MEMORY, "OOMKilled")
     killed = replace(pod("killed", cluster=seen.job.status.attempts[-1].cluster), ready=False, problem=problem)
-    lost = replace(seen.ray, job=replace(seen.ray.job, status=RayJobStatus.FAILED, exit_code=75), run_state=None)
-    gone = replace(seen.ray, job=None, run_state=None)
-    return replace(seen, pods=(*seen.pods, killed), ray=pick.choice([lost, gone]))
+    job = pick.choice([replace(seen.ray.job, status=RayJobStatus.FAILED, exit_code=75), None])
+    return replace(seen, pods=(*seen.pods, killed), ray=replace(seen.ray, job=job, run_state=None))
 
 
 def _blind_for_long(pick: Random, seen: Observed) -> Observed:
@@ -210,7 +230,7 @@ def _blind_for_long(pick: Random, seen: Observed) -> Observed:
     seen = _with_attempt(seen, silent_since=timestamp(at(pick.choice([-601, -600, -599]))))
     if is_so(pick):
         return pick.choice([_run_state_unreadable, _forbidden])(pick, seen)
-    how = pick.choice([Reachability.UNREACHABLE, Reachability.REJECTED, Reachability.NOT_ASKED])
+    how = pick.choice([Reachability.UNREACHABLE, Reachability.REJECTED, Reachability.REJECTED, Reachability.NOT_ASKED])
     return replace(seen, ray=ObservedRay(how, pick.choice(TEXTS), silent_seconds=pick.choice([0.0, 19.0, 20.0, 599.0])))
 
 
@@ -231,6 +251,11 @@ def _policy_changed(pick: Random, seen: Observed) -> Observed:
         seen,
         job=replace(seen.job, spec=spec.model_copy(update={"run_policy": spec.run_policy.model_copy(update=update)})),
     )
+
+
+def _resumed(_: Random, seen: Observed) -> Observed:
+    assert seen.job.spec is not None, "only of a job that is suspended"
+    return replace(seen, job=replace(seen.job, spec=seen.job.spec.model_copy(update={"suspend": False})))
 
 
 def _spec_unfit(pick: Random, seen: Observed) -> Observed:
@@ -266,7 +291,7 @@ def _written_by_another_version(_: Random, seen: Observed) -> Observed:
 def _was_to_stop(pick: Random, seen: Observed) -> Observed:
     """An attempt that has not got far was asked to stop, a while ago."""
     newest = seen.job.status.attempts[-1]
-    reason = pick.choice([Reason.STOPPED_BY_USER, Reason.SUSPENDED])
+    reason = pick.choice([Reason.STOPPED_BY_USER, Reason.SUSPENDED, Reason.STALLED])
     stop = StopRequest(reason=reason.value, requested_at=newest.started)
     return _with_attempt(seen, stop=stop, state=AttemptState.STOPPING.value)
 
@@ -294,6 +319,10 @@ _OF_ANY_JOB: tuple[Disturbance, ...] = (
     *(_retry_requested, _written_by_another_version, _deleted),
 )
 _OF_AN_ATTEMPT: tuple[Disturbance, ...] = (_effect_failed, _effect_failed, _was_to_stop)
+_OF_A_CLUSTER_TO_COME: tuple[Disturbance, ...] = (*(_name_taken,) * 4, *(_lost_pods_left,) * 4)
 _OF_PODS: tuple[Disturbance, ...] = (*(_cluster_changed,) * 3, *(_pod_changed,) * 5, _node_lost)
-_OF_A_DASHBOARD: tuple[Disturbance, ...] = (*(_ray_is_silent,) * 3, *(_ray_lacks,) * 2)
-_OF_A_TRAINER: tuple[Disturbance, ...] = (*(_trainer_ended,) * 9, *(_blind_for_long,) * 6, *(_out_of_memory,) * 2)
+_OF_A_DASHBOARD: tuple[Disturbance, ...] = (*(_ray_is_silent,) * 5, *(_ray_lacks,) * 4)
+_OF_A_TRAINER: tuple[Disturbance, ...] = (
+    *(*(_trainer_ended,) * 24, *(_ended_without_words,) * 4, *(_blind_for_long,) * 18),
+    *(*(_out_of_memory,) * 3, *(_driver_lost,) * 4),
+)

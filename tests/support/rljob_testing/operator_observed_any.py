@@ -88,7 +88,10 @@ class Stage(StrEnum):
 
 
 _ORDER = tuple(Stage)
-_OFTEN = (Stage.WRITTEN, Stage.PROVISIONING, Stage.PROVISIONING, Stage.READY, Stage.SUBMITTED, *(Stage.RUNNING,) * 5)
+_OFTEN = (
+    *(Stage.WRITTEN, *(Stage.PROVISIONING,) * 4, *(Stage.READY,) * 2, *(Stage.SUBMITTED,) * 3, *(Stage.RUNNING,) * 6),
+    *(Stage.WAITING, Stage.WAITING, Stage.WAITING_ON_CLUSTER),
+)
 """Most can happen there."""
 
 _RETRIED = (FailureClass.APPLICATION, FailureClass.INFRASTRUCTURE)
@@ -99,18 +102,16 @@ _STOPS = (Reason.STOPPED_BY_USER, Reason.SUSPENDED, Reason.ACTIVE_DEADLINE_EXCEE
 
 @st.composite
 def observations(draw: st.DrawFn) -> Observed:
-    """Anything the operator may see, and more. What it is made of is drawn; the details are picked by one seed, so that
-    an example costs little."""
-    stage = draw(st.sampled_from((*Stage, *_OFTEN)))
+    """Anything the operator may see, and more. All but the number of disturbances is picked by one seed: an example
+    costs little, and each is as likely as it should be."""
     num_disturbances = draw(st.sampled_from([0, 1, 1, 1, 2, 2, 3]))
     pick = draw(st.randoms(use_true_random=True))
-    seen = moment(pick, stage)
+    seen = moment(pick, pick.choice((*Stage, *_OFTEN)))
     # What was decided about it is the beginning of what follows in some.
-    if draw(st.sampled_from([False, False, True])):
+    if pick.random() < 0.3:
         seen = after(seen, decide(seen))
     for _ in range(num_disturbances):
-        disturb = draw(st.sampled_from(fitting_disturbances(seen)))
-        seen = disturb(pick, seen)
+        seen = pick.choice(fitting_disturbances(seen))(pick, seen)
     return seen
 
 
@@ -162,8 +163,8 @@ def _bare_specs() -> tuple[RLJobSpec, ...]:
 
 def _spec(pick: Random) -> RLJobSpec:
     policy = RunPolicy(
-        max_app_retries=pick.choice([0, 2, 2]),
-        max_infra_retries=pick.choice([0, 10, 10]),
+        max_app_retries=pick.choice([0, 2]),
+        max_infra_retries=pick.choice([0, 10]),
         provisioning_deadline_seconds=PROVISIONING_SECONDS,
         active_deadline_seconds=pick.choice([None, None, ACTIVE_SECONDS]),
         stall_deadline_seconds=STALL_SECONDS,
@@ -188,7 +189,7 @@ def _status(pick: Random, stage: Stage, num_former: int) -> RLJobStatus:
         application_retries=pick.choice([0, 0, 1, 2]),
         infrastructure_retries=pick.choice([0, 0, 3, 10]),
         failed_attempts=num_former,
-        active_seconds=pick.choice([0, 0, 400, 999, 1000]),
+        active_seconds=pick.choice([0, 0, 0, 400, 1000]),
         checkpoint_step=pick.choice([None, 3]) if num_former else None,
     )
     status = RLJobStatus(
@@ -209,7 +210,7 @@ def _between_or_after(pick: Random, stage: Stage, newest: Attempt) -> dict[str, 
             reason=reason,
             message="it failed",
             failure_class=newest.failure_class or FailureClass.APPLICATION,
-            not_before=ago(pick.choice([-600, -20, -10, -1, 0, 1, 60])),
+            not_before=ago(pick.choice([-600, -10, -1, 0, 1, 60])),
             same_cluster=stage is Stage.WAITING_ON_CLUSTER,
         )
         return {"next_attempt": waits}
@@ -272,7 +273,7 @@ def _outside(pick: Random, stage: Stage, about: ObservedJob) -> Observed:
     newest = about.status.attempts[-1]
     there = cluster(name=newest.cluster, uid=newest.cluster_uid or "c", deleting=not holds and is_so(pick))
     pods = _pods(about, newest.cluster)
-    if stage is Stage.PROVISIONING and is_so(pick):
+    if stage is Stage.PROVISIONING and pick.random() < 0.8:
         problem = PodProblem(pick.choice(POD_PROBLEMS), pick.choice(TEXTS)) if is_so(pick) else None
         pods = tuple(replace(each, ready=False, problem=problem) for each in pods[: pick.randint(0, len(pods))])
     elif not holds and is_so(pick):
