@@ -154,7 +154,10 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
     """What matters most about it, and what to do about that."""
     status, attempt, end = job.status, attempt_under_way(job), ending(job.status)
     found = waits_for(status)
-    if end is not None:
+    if job.metadata.deletion_timestamp is not None:
+        yield Text(f"It is being deleted, for {age(job.metadata.deletion_timestamp, now)}.", "bold")
+        yield Text("What to do: Wait; what belongs to it is removed after it.", "cyan")
+    elif end is not None:
         yield from _end_text(job, end, now)
     elif attempt is not None and attempt.stop is not None:
         yield from _stop_text(attempt, attempt.stop, now)

@@ -1,0 +1,72 @@
+"""Whatever this version's operator can write is read as a whole, shown and explained, whatever a job goes through."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from hypothesis import given, settings
+
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
+from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_cli.explain import explanation
+from rljob_cli.job_state import ending
+from rljob_cli.listing import list_lines
+from rljob_cli.status import job_lines
+from rljob_cli.stored_job import StoredJob, stored_job
+from rljob_operator.reconcile.observed import Observed
+from rljob_testing.operator_observed import NOW, decide
+from rljob_testing.operator_observed_any import observations
+
+HEADLINES = {
+    "It is being deleted",
+    "It has ended",
+    "It has ended in attempt N",
+    "Attempt N is to end",
+    "Somebody has asked to stop it",
+    "It is being suspended",
+    "It is suspended",
+    "It is between two attempts",
+    "It is waiting for",
+    "It is waiting for (attempt N)",
+    "Nothing keeps it from going on",
+}
+
+
+def stored(seen: Observed) -> StoredJob:
+    """The job after the operator has written what it decided."""
+    requests = {ANNOTATION_STOP: seen.job.stop_request, ANNOTATION_RETRY: seen.job.retry_request}
+    annotations = {name: value for name, value in requests.items() if value is not None}
+    metadata = {"name": seen.job.name, "namespace": "here", "creationTimestamp": NOW.isoformat()}
+    if seen.job.deleting:
+        metadata["deletionTimestamp"] = NOW.isoformat()
+    spec = seen.job.spec.to_full_wire() if seen.job.spec is not None else {}
+    status = decide(seen).status.to_wire()
+    return stored_job({"metadata": metadata | {"annotations": annotations}, "spec": spec, "status": status})
+
+
+def test_every_moment_of_a_job_is_shown_and_explained() -> None:
+    headlines: Counter[str] = Counter()
+
+    @settings(max_examples=1000)
+    @given(observations())
+    def check(seen: Observed) -> None:
+        job = stored(seen)
+        assert job.unread == ()
+        assert job.status == RLJobStatus.from_wire(job.wire["status"])
+        lines = [line.plain for line in explanation(job, [], [], NOW)]
+        next_lines = lines[lines.index("\nWhat comes next:") + 1 :]
+        assert next_lines
+        told = [line for line in lines if line.startswith("What to do: ")]
+        assert told or any(line.startswith("Nothing keeps it from going on") for line in lines)
+        assert list_lines([job], NOW, everywhere=True, wide=True)[1].plain.split()[:2] == ["here", seen.job.name]
+        text = "\n".join(line.plain for line in job_lines(job, NOW))
+        result = job.status.result
+        assert ("  result " in text) == (result is not None)
+        assert ("  next  " in text) == (job.status.next_attempt is not None)
+        assert (ending(job.status) is None) == (result is None)
+        headline = next(line for line in lines[1:] if line and not line.startswith(" "))
+        headlines[re.split(r"[:,.]", re.sub(r"\d+", "N", headline))[0].removesuffix(" and the operator has not")] += 1
+
+    check()
+    assert set(headlines) == HEADLINES
