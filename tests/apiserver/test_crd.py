@@ -210,18 +210,24 @@ def test_status_is_written_only_through_its_subresource(api: httpx.Client, store
     assert "image" not in spec
 
 
-def test_columns_show_phase_step_reward_checkpoint_attempt_and_age(api: httpx.Client, stored: str) -> None:
+def test_columns_show_phase_reason_progress_attempt_gpus_and_age(api: httpx.Client, stored: str) -> None:
     attempts = [{"number": number, "cluster": f"example-{number}", "started": NOW} for number in (1, 2)]
     status = {
         "phase": "Running",
+        "reason": "Training",
+        "gpus": 16,
         "progress": {"step": 40, "totalSteps": 500, "rewardMean": 0.25, "updatedAt": NOW},
         "checkpoint": {"step": 20, "uri": "/checkpoints/20", "digest": "abc", "savedAt": NOW},
+        "counters": {"attempts": 2, "failedAttempts": 1},
         "attempts": attempts,
     }
     assert merge(api, stored, {"status": status}, "/status").status == 200
     names, cells = get_table(api, stored)
-    assert names == ["Name", "Phase", "Step", "Reward", "Ckpt", "Attempt", "Age"]
-    assert cells[:6] == ["example", "Running", 40, 0.25, 20, 2]
+    assert names == [
+        *("Name", "Phase", "Reason", "Step", "Reward", "Ckpt", "Attempt", "GPUs"),
+        *("Total", "Failures", "Cluster", "Age"),
+    ]
+    assert cells[:11] == ["example", "Running", "Training", 40, 0.25, 20, 2, 16, 500, 1, "example-2"]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from rljob_operator.handlers.lease_thread import LeaseThread
 from rljob_operator.kube.client import KubeClient
 from rljob_operator.kube.connection import load_connection
 from rljob_operator.kube.errors import NotFoundError
-from rljob_operator.kube.lease import read_lease
+from rljob_operator.kube.lease import read_lease, write_lease
 from rljob_operator.kube.objects import LEASES, KubeObjects, ResourceType
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.log import LineFormatter, about
@@ -151,13 +151,15 @@ def test_a_lease_that_is_not_renewed_changes_hands(place: JobPlace, monkeypatch:
             record = await read_lease(objects, OPERATOR_NAMESPACE, "hands")
             assert record is not None
             assert (record.holder, record.num_transitions) == ("second", 1)
-            with pytest.raises(LeadershipLostError, match="second holds it"):
+            with pytest.raises(LeadershipLostError, match=r"could not be renewed for 1\.5 s"):
                 await first.hold()
             await first.release()
             record = await read_lease(objects, OPERATOR_NAMESPACE, "hands")
             assert record is not None
             assert record.holder == "second", "what is not ours is not given back"
-            await second.release()
+            assert await write_lease(objects, OPERATOR_NAMESPACE, "hands", "third", 2, record, CLOCK.now())
+            with pytest.raises(LeadershipLostError, match="third holds it"):
+                await second.hold()
             await first.acquire()
 
     run(test)

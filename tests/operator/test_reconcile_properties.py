@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from random import Random
+from typing import get_args
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from rljob_api.conditions import REASONS, ConditionType, Reason
 from rljob_api.crdgen.structural import root_schema
-from rljob_api.v1alpha1.run_policy import Cleanup
+from rljob_api.v1alpha1.run_policy import Cleanup, Elastic
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, RLJobStatus
 from rljob_operator.kube.merge_patch import without_nulls
 from rljob_operator.reconcile.failure_classes import FAILURE_CLASSES
@@ -64,12 +65,12 @@ def test_every_effect_reason_and_ending_is_reached() -> None:
 
     collect()
     conditions = {(kind, reason) for kind, reasons in REASONS.items() for reason in reasons} - NEVER_GIVEN
-    effects = {CreateCluster, SubmitJob, StopJob, ApplyNetworkPolicy, DeleteCluster, DeleteJob}
+    effects = set(get_args(Effect))
     endings = {("attempt", reason) for reason in (R.SUCCEEDED, *FAILURE_CLASSES)} - {
         ("attempt", reason) for reason in ENDED_BEFORE_AN_ATTEMPT
     }
     wanted: set[object] = conditions | effects | endings | set(AttemptState) | set(FailureClass) | set(AttemptOutcome)
-    wanted |= {"on the same cluster", "with lost pods", "reopened", "given back", "resumed"}
+    wanted |= {"on the same cluster", "with lost pods", "reopened", "given back", "resumed", "on fewer nodes"}
     assert wanted - set(reached) == set()
 
 
@@ -84,6 +85,7 @@ def what_came_of(seen: Observed, plan: Plan) -> list[object]:
         if known.get(condition.type) != (condition.status, condition.reason)
     ]
     told += ["with lost pods" for effect in plan.effects if isinstance(effect, CreateCluster) and effect.lost_pods]
+    told += ["on fewer nodes" for effect in plan.effects if isinstance(effect, SubmitJob) and effect.nodes]
     told += ["reopened"] if before.result is not None and status.result is None else []
     told += ["resumed"] if before.suspended_at is not None and under_way(status) is not None else []
     used = [counters.infrastructure_retries for counters in (before.counters, status.counters) if counters is not None]
@@ -311,7 +313,9 @@ def check_creation(seen: Observed, newest: Attempt, effect: CreateCluster) -> No
 
 def check_submission(seen: Observed, status: RLJobStatus, newest: Attempt, effect: SubmitJob) -> None:
     assert status.counters is not None
-    assert effect == SubmitJob(f"example-{newest.number}-1", newest.number, status.counters.start_number)
+    start_number = status.counters.start_number
+    nodes = tuple((pool.name, pool.nodes) for pool in newest.nodes)
+    assert effect == SubmitJob(f"example-{newest.number}-1", newest.number, start_number, nodes)
     assert (newest.submissions, newest.start_number) == (1, effect.start_number)
     assert (newest.running_since, newest.stop) == (None, None)
     ray, spec = seen.ray, seen.job.spec
@@ -325,9 +329,20 @@ def check_submission(seen: Observed, status: RLJobStatus, newest: Attempt, effec
     }
     ready = Counter(pod.group for pod in seen.pods if pod.cluster == newest.cluster and is_at_work(pod))
     assert ready["head"] >= 1
-    assert ready["main"] >= spec.pools[0].nodes
+    num_nodes = newest.nodes[0].nodes if newest.nodes else spec.pools[0].nodes
+    assert ready["main"] >= num_nodes
     workers = [node.num_gpus for node in ray.nodes if not node.is_head]
-    assert sum(gpus >= spec.pools[0].gpus_per_node for gpus in workers) >= spec.pools[0].nodes
+    assert sum(gpus >= spec.pools[0].gpus_per_node for gpus in workers) >= num_nodes
+    if newest.nodes:
+        check_fewer_nodes(status, newest, spec.run_policy.elastic)
+
+
+def check_fewer_nodes(status: RLJobStatus, newest: Attempt, elastic: Elastic | None) -> None:
+    assert elastic is not None
+    assert newest.admitted_at is not None
+    assert newest.nodes[0].nodes >= elastic.min_nodes
+    goes_on = any(each.cluster_uid == newest.cluster_uid and each.nodes for each in status.attempts[:-1])
+    assert goes_on or seconds_since(newest.admitted_at, NOW) >= elastic.wait_seconds
 
 
 def is_at_work(pod: ObservedPod) -> bool:

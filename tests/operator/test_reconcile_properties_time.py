@@ -15,6 +15,7 @@ from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Ef
 from rljob_operator.reconcile.timestamps import moment, seconds_since, timestamp
 from rljob_testing.operator_observed import NOW, after, at, cluster, decide
 from rljob_testing.operator_observed_any import (
+    ELASTIC_WAIT_SECONDS,
     GRACE_SECONDS,
     PROVISIONING_SECONDS,
     STALL_SECONDS,
@@ -84,6 +85,10 @@ def seconds_to_deadlines(seen: Observed) -> list[float]:
 def seconds_to_deadlines_of_attempt(attempt: Attempt, grace: int) -> list[float]:
     # A conflict of names; the trainer's last words; what a trainer that runs may take.
     due = [seconds_to(attempt.started, 60), seconds_to(attempt.admitted_at or attempt.started, PROVISIONING_SECONDS)]
+    # Fewer nodes than all: until they are taken, and until they are given up for all.
+    due.append(seconds_to(attempt.admitted_at or attempt.started, ELASTIC_WAIT_SECONDS))
+    if attempt.whole_since is not None:
+        due.append(seconds_to(attempt.whole_since, 60))
     if attempt.stop is not None:
         due.append(seconds_to(attempt.stop.requested_at, grace))
     if attempt.ending_seen_at is not None:

@@ -10,7 +10,7 @@ import pytest
 from rljob_testing.scoring_folder import save_scoring_model
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, RunFiles, small_job
-from rljob_trainer.controller.build_run import LOG_FOLDER
+from rljob_trainer.attempt_logs import LOGS_FOLDER
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -64,7 +64,7 @@ def test_where_judging_models_run_changes_nothing(placement: str, cluster: str, 
     for name in (*SERIES, *of_ppo):
         assert apart.series(name) == pytest.approx(together.series(name), rel=1e-5, abs=1e-7), name
     assert apart.series("actor/kl_loss")[-1] > 1e-3
-    logs = apart.folder / LOG_FOLDER
+    logs = apart.folder / LOGS_FOLDER
     assert sorted(str(path.relative_to(logs)) for path in logs.rglob("worker-*")) == [
         "judges/worker-0.log",
         "main/worker-0.log",

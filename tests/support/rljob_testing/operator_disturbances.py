@@ -41,6 +41,7 @@ _FAILURES = MappingProxyType(
         EffectKind.CREATE_CLUSTER: (Reason.CREATION_REFUSED, Reason.NAME_CONFLICT, Reason.KUBERAY_UNAVAILABLE),
         EffectKind.SUBMIT_JOB: (Reason.SUBMISSION_FAILED, Reason.DASHBOARD_UNREACHABLE, Reason.TOKEN_REJECTED),
         EffectKind.STOP_JOB: (Reason.DASHBOARD_UNREACHABLE, Reason.TOKEN_REJECTED),
+        EffectKind.DUMP_STACKS: (Reason.SUBMISSION_FAILED, Reason.DASHBOARD_UNREACHABLE, Reason.TOKEN_REJECTED),
         EffectKind.APPLY_NETWORK_POLICY: (Reason.CREATION_REFUSED,),
         EffectKind.DELETE_CLUSTER: (Reason.CREATION_REFUSED,),
         EffectKind.DELETE_JOB: (Reason.CREATION_REFUSED,),
@@ -68,6 +69,7 @@ def fitting_disturbances(seen: Observed) -> tuple[Disturbance, ...]:
         *(_OF_PODS if seen.clusters and seen.pods else ()),
         *(_OF_A_DASHBOARD if newest is not None and ray_answers else ()),
         *(_OF_A_TRAINER if newest is not None and seen.ray.job is not None and ray_answers else ()),
+        *((_stopped_as_asked,) * 30 if _is_to_stop(seen) and seen.ray.job is not None and ray_answers else ()),
     )
 
 
@@ -90,7 +92,7 @@ def _forbidden(pick: Random, seen: Observed) -> Observed:
 def _effect_failed(pick: Random, seen: Observed) -> Observed:
     """Most often the effect that is due."""
     newest = _under_way(seen)
-    kind = pick.choice(tuple(EffectKind))
+    kind = pick.choice(tuple(_FAILURES))
     if newest is not None and not seen.clusters and is_so(pick):
         kind = EffectKind.CREATE_CLUSTER
     if newest is not None and newest.submissions > 0 and newest.running_since is None:
@@ -120,7 +122,7 @@ def _cluster_changed(pick: Random, seen: Observed) -> Observed:
             replace(first, uid="another"),
             replace(first, deleting=True),
             replace(first, pod_creation_error=pick.choice(TEXTS)),
-            replace(first, authenticated=False),
+            *(replace(first, authenticated=False),) * 6,
             replace(first, provisioned=True),
         ]
     )
@@ -133,6 +135,8 @@ def _cluster_changed(pick: Random, seen: Observed) -> Observed:
 def _cluster_left(pick: Random, seen: Observed) -> Observed:
     """A cluster or pods of an attempt that nobody remembers, too."""
     name = "example-990"
+    if any(each.name == name for each in seen.clusters):
+        return seen
     there = cluster(name=name, uid="c990", deleting=is_so(pick))
     lost = {"deleting": True, "overdue": True}
     left = replace(pod("left", cluster=name), **pick.choice([lost, {"node_silent_seconds": 60.0}, {}]))  # type: ignore[arg-type]
@@ -167,6 +171,11 @@ def _node_lost(_: Random, seen: Observed) -> Observed:
     """All pods on nodes that nobody hears of."""
     silent = tuple(replace(each, node_silent_seconds=61.0) for each in seen.pods)
     return replace(seen, pods=silent, ray=ObservedRay(Reachability.NOT_ASKED))
+
+
+def _node_lost_of_an_unfit_spec(pick: Random, seen: Observed) -> Observed:
+    """What the job asks for is not known any more, and the cluster is told about by itself."""
+    return _node_lost(pick, _spec_unfit(pick, seen))
 
 
 def _ray_is_silent(pick: Random, seen: Observed) -> Observed:
@@ -205,6 +214,12 @@ def _trainer_ended(pick: Random, seen: Observed) -> Observed:
     phase = pick.choice([RunPhase.COMPLETE, RunPhase.COMPLETE, *RunPhase])
     state = run_state(phase, step=9, checkpoint_step=9, error=error, export_uri=export)
     return replace(seen, ray=replace(ray_then, run_state=state))
+
+
+def _stopped_as_asked(_: Random, seen: Observed) -> Observed:
+    assert seen.ray.job is not None, "only of a trainer that Ray knows"
+    told = replace(seen.ray.job, status=RayJobStatus.STOPPED)
+    return replace(seen, ray=replace(seen.ray, job=told, run_state=run_state(RunPhase.STOPPED, step=9)))
 
 
 def _ended_without_words(pick: Random, seen: Observed) -> Observed:
@@ -305,6 +320,11 @@ def _under_way(seen: Observed) -> Attempt | None:
     return attempts[-1] if attempts and attempts[-1].ended is None else None
 
 
+def _is_to_stop(seen: Observed) -> bool:
+    newest = _under_way(seen)
+    return newest is not None and newest.stop is not None
+
+
 def _with_attempt(seen: Observed, **record: object) -> Observed:
     """Of the newest."""
     status = seen.job.status
@@ -320,7 +340,12 @@ _OF_ANY_JOB: tuple[Disturbance, ...] = (
 )
 _OF_AN_ATTEMPT: tuple[Disturbance, ...] = (_effect_failed, _effect_failed, _was_to_stop)
 _OF_A_CLUSTER_TO_COME: tuple[Disturbance, ...] = (*(_name_taken,) * 4, *(_lost_pods_left,) * 4)
-_OF_PODS: tuple[Disturbance, ...] = (*(_cluster_changed,) * 3, *(_pod_changed,) * 5, _node_lost)
+_OF_PODS: tuple[Disturbance, ...] = (
+    *(_cluster_changed,) * 3,
+    *(_pod_changed,) * 5,
+    _node_lost,
+    *(_node_lost_of_an_unfit_spec,) * 2,
+)
 _OF_A_DASHBOARD: tuple[Disturbance, ...] = (*(_ray_is_silent,) * 5, *(_ray_lacks,) * 4)
 _OF_A_TRAINER: tuple[Disturbance, ...] = (
     *(*(_trainer_ended,) * 24, *(_ended_without_words,) * 4, *(_blind_for_long,) * 18),

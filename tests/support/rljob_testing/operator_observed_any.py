@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rljob_api.conditions import REASONS, ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase, RunState
-from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
+from rljob_api.v1alpha1.run_policy import Cleanup, Elastic, RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import (
     Attempt,
@@ -29,6 +29,7 @@ from rljob_api.v1alpha1.status import (
     HandledRequests,
     JobResult,
     NextAttempt,
+    PoolNodes,
     RLJobStatus,
     StopRequest,
 )
@@ -62,6 +63,7 @@ from rljob_testing.operator_observed import (
 from rljob_testing.operator_observed import ended as ended_attempt
 
 PROVISIONING_SECONDS, ACTIVE_SECONDS, STALL_SECONDS, GRACE_SECONDS, TTL_SECONDS = 300, 1000, 600, 30, 400
+ELASTIC_WAIT_SECONDS = 59
 
 AGES = (0, 1, 5, 9, 10, 20, 29, 30, 31, 59, 60, 61, 100, 299, 300, 301, 599, 600, 601, 1000, 50_000)
 """At and around the limits in time, in seconds."""
@@ -90,6 +92,7 @@ class Stage(StrEnum):
 _ORDER = tuple(Stage)
 _OFTEN = (
     *(Stage.WRITTEN, *(Stage.PROVISIONING,) * 4, *(Stage.READY,) * 2, *(Stage.SUBMITTED,) * 3, *(Stage.RUNNING,) * 6),
+    *(Stage.STOPPING, Stage.STOPPING),
     *(Stage.WAITING, Stage.WAITING, Stage.WAITING_ON_CLUSTER),
 )
 """Most can happen there."""
@@ -97,7 +100,10 @@ _OFTEN = (
 _RETRIED = (FailureClass.APPLICATION, FailureClass.INFRASTRUCTURE)
 _HOLDS_A_CLUSTER = (Stage.PROVISIONING, *_ORDER[_ORDER.index(Stage.READY) : _ORDER.index(Stage.WAITING)])
 _SUSPENDED = (Stage.SUSPENDING, Stage.SUSPENDED)
-_STOPS = (Reason.STOPPED_BY_USER, Reason.SUSPENDED, Reason.ACTIVE_DEADLINE_EXCEEDED, Reason.STALLED)
+_STOPS = (
+    *(Reason.STOPPED_BY_USER, Reason.SUSPENDED, Reason.ACTIVE_DEADLINE_EXCEEDED, Reason.STALLED),
+    *(Reason.RESIZED,) * 2,
+)
 
 
 @st.composite
@@ -124,7 +130,7 @@ def moment(pick: Random, stage: Stage) -> Observed:
         policy = job_spec.run_policy.model_copy(update={"cleanup": Cleanup.KEEP_CLUSTER})
         job_spec = job_spec.model_copy(update={"run_policy": policy})
     num_former = 0 if stage is Stage.NEW else pick.choice([0, 0, 0, 1, 2, 9, 12])
-    status = RLJobStatus() if stage is Stage.NEW else _status(pick, stage, num_former)
+    status = RLJobStatus() if stage is Stage.NEW else _status(pick, stage, num_former, job_spec)
     if is_so(pick):
         status = status.model_copy(update={"conditions": _told(pick)})
     return _outside(pick, stage, job(job_spec, status))
@@ -162,24 +168,29 @@ def _bare_specs() -> tuple[RLJobSpec, ...]:
 
 
 def _spec(pick: Random) -> RLJobSpec:
+    bare = pick.choice(_bare_specs())
+    may_shrink = bare.pools[0].nodes > 1 and pick.random() < 0.8
     policy = RunPolicy(
         max_app_retries=pick.choice([0, 2]),
         max_infra_retries=pick.choice([0, 10]),
         provisioning_deadline_seconds=PROVISIONING_SECONDS,
         active_deadline_seconds=pick.choice([None, None, ACTIVE_SECONDS]),
         stall_deadline_seconds=STALL_SECONDS,
+        elastic=Elastic(min_nodes=1, wait_seconds=ELASTIC_WAIT_SECONDS) if may_shrink else None,
         ttl_seconds_after_finished=pick.choice([None, None, 0, TTL_SECONDS]),
         cleanup=pick.choice(tuple(Cleanup)),
         grace_period_seconds=GRACE_SECONDS,
     )
-    return pick.choice(_bare_specs()).model_copy(update={"run_policy": policy})
+    return bare.model_copy(update={"run_policy": policy})
 
 
-def _status(pick: Random, stage: Stage, num_former: int) -> RLJobStatus:
+def _status(pick: Random, stage: Stage, num_former: int, job_spec: RLJobSpec) -> RLJobStatus:
     """The records; conditions tell nothing that they do not."""
     number = num_former + 1
     is_under_way = stage in _ORDER[: _ORDER.index(Stage.WAITING)]
     newest = _under_way(pick, stage, number) if is_under_way else _ended(pick, number, stage)
+    if is_under_way and newest.submissions > 0 and job_spec.run_policy.elastic is not None and is_so(pick):
+        newest = _on_fewer_nodes(pick, newest)
     former = tuple(_ended(pick, each, Stage.WAITING) for each in range(max(1, number - 9), number))
     saved = pick.choice([None, None, 3, 7])
     state = run_state(step=saved or 1, checkpoint_step=saved, seconds_ago=an_age(pick))
@@ -260,6 +271,13 @@ def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
     if stage is Stage.ENDING:
         record |= {"ending_seen_at": ago(min(running, an_age(pick)))}
     return attempt(number=number, seen=stage is not Stage.WRITTEN, record=record)
+
+
+def _on_fewer_nodes(pick: Random, attempt: Attempt) -> Attempt:
+    """Which it took after waiting for all of them; they may have come since."""
+    waited = {"started": ago(100), "admitted_at": ago(ELASTIC_WAIT_SECONDS + 1)}
+    whole = ago(pick.choice([1, 59, 60, 61])) if attempt.running_since is not None and is_so(pick) else None
+    return attempt.model_copy(update=waited | {"nodes": (PoolNodes(name="main", nodes=1),), "whole_since": whole})
 
 
 def _outside(pick: Random, stage: Stage, about: ObservedJob) -> Observed:

@@ -103,7 +103,7 @@ def _explained(reason: Reason) -> Iterator[str]:
     explanation, others = EXPLANATIONS[reason], _givers(reason)[1:]
     yield f"### {reason}"
     yield ""
-    yield explanation.means + (f" Also a reason of {' and '.join(others)}." if others else "")
+    yield explanation.means + (f" Also a reason of {', '.join(others)}." if others else "")
     yield ""
     yield f"**What to do:** {explanation.advice}"
     yield ""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.chosen_part import block_rule, chosen_cel
+from rljob_api.v1alpha1.chosen_part import block_rule, is_chosen_cel
 from rljob_api.v1alpha1.kl import KlPlacement
 from rljob_api.v1alpha1.recipes import advantage_type
 from rljob_api.v1alpha1.rule import Rule, rule, union_rules
@@ -32,7 +32,6 @@ WITH_BASELINE = (*COMPARING, AdvantageType.REMAX)
 def _block_rule(block: str, variant: AdvantageType, read: Callable[[Advantage], object]) -> Rule:
     return block_rule(
         f".advantage.{block}",
-        chosen_cel("self", "advantage"),
         variant,
         lambda a: read(a.advantage) is None or advantage_type(a) is variant,
     )
@@ -66,8 +65,7 @@ ADVANTAGE_RULES = (
         Training,
         "Training.groupSize",
         field=".rollout.groupSize",
-        cel=f"!({chosen_cel('self.algorithm', 'advantage')} in {[str(each) for each in COMPARING]})"
-        " || self.rollout.groupSize >= 2",
+        cel=f"!{is_chosen_cel('self.algorithm', 'advantage', COMPARING)} || self.rollout.groupSize >= 2",
         wrong="the job's advantage compares responses to the same prompt and needs at least 2 of them",
         advice="set groupSize to 2 or more (8 is usual)",
         holds=_responses_are_compared,
@@ -76,7 +74,7 @@ ADVANTAGE_RULES = (
         Algorithm,
         "Algorithm.gdpoKl",
         field=".kl.placement",
-        cel=f"!has(self.kl) || !has(self.type) || {chosen_cel('self', 'advantage')} != 'GDPO'"
+        cel=f"!has(self.kl) || !has(self.type) || !{is_chosen_cel('self', 'advantage', ['GDPO'])}"
         " || self.kl.coefficient == 0.0 || self.kl.placement != 'Reward'",
         wrong="GDPO compares each of the job's rewards by itself, and the KL would be in none of them",
         advice="write `placement: Loss`",
@@ -86,7 +84,7 @@ ADVANTAGE_RULES = (
         Training,
         "Training.gdpoRewards",
         field=".rewards",
-        cel=f"{chosen_cel('self.algorithm', 'advantage')} != 'GDPO'"
+        cel=f"!{is_chosen_cel('self.algorithm', 'advantage', ['GDPO'])}"
         " || self.rewards.filter(reward, reward.weight != 0.0).size() >= 2",
         wrong="GDPO normalises each of several rewards by itself, and there is one whose weight is not 0",
         advice="add another reward, or choose GroupRelative advantages",
@@ -98,8 +96,7 @@ ADVANTAGE_RULES = (
         Training,
         "Training.topK",
         field=".rollout.topK",
-        cel="self.rollout.topK != 1"
-        f" || !({chosen_cel('self.algorithm', 'advantage')} in {[str(each) for each in WITH_BASELINE]})",
+        cel=f"self.rollout.topK != 1 || !{is_chosen_cel('self.algorithm', 'advantage', WITH_BASELINE)}",
         wrong="every response is the greedy one to its prompt then, and the job's advantage, which compares it with "
         "others or with that one, is always 0",
         advice="write 0 to sample among all tokens, or 2 or more",

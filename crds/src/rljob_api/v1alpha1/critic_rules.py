@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.chosen_part import chosen_cel
+from rljob_api.v1alpha1.chosen_part import is_chosen_cel
 from rljob_api.v1alpha1.critic import CriticModel
 from rljob_api.v1alpha1.recipes import advantage_type
 from rljob_api.v1alpha1.roles import pool_of_cel
@@ -24,7 +24,7 @@ def may_need_critic(training: Training) -> bool:
 
 def may_need_critic_cel(training: str) -> str:
     """The same in CEL."""
-    return f"{chosen_cel(f'{training}.algorithm', 'advantage')} in ['GAE', 'Function']"
+    return is_chosen_cel(f"{training}.algorithm", "advantage", ["GAE", "Function"])
 
 
 def _has_one_replica(spec: RLJobSpec) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.advantage_rules import COMPARING
-from rljob_api.v1alpha1.chosen_part import chosen_cel
+from rljob_api.v1alpha1.chosen_part import is_chosen_cel
 from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling
 from rljob_api.v1alpha1.recipes import RECIPES, advantage_type, has_dynamic_sampling
 from rljob_api.v1alpha1.rule import rule
@@ -41,7 +41,7 @@ DYNAMIC_SAMPLING_RULES = (
         Training,
         "Training.dynamicSamplingGroups",
         field=".algorithm.dynamicSampling",
-        cel=f"!{_IS_ON_CEL} || {chosen_cel('self.algorithm', 'advantage')} in {[str(each) for each in _COMPARING]}",
+        cel=f"!{_IS_ON_CEL} || {is_chosen_cel('self.algorithm', 'advantage', _COMPARING)}",
         wrong="dynamicSampling replaces groups with equal scores, and the job's advantage (algorithm.advantage.type, or"
         " that of the recipe algorithm.type) compares no groups: it learns from equal scores, too",
         advice="remove it (with type: DAPO write dynamicSampling: {enabled: false}), or choose an advantage.type that"
@@ -52,7 +52,7 @@ DYNAMIC_SAMPLING_RULES = (
         Training,
         "Training.dynamicSamplingPassAtK",
         field=".algorithm.dynamicSampling",
-        cel=f"!{_IS_ON_CEL} || {chosen_cel('self.algorithm', 'advantage')} != 'GroupRelativePassAtK'",
+        cel=f"!{_IS_ON_CEL} || !{is_chosen_cel('self.algorithm', 'advantage', ['GroupRelativePassAtK'])}",
         wrong="dynamicSampling keeps groups whose scores differ, and GroupRelativePassAtK learns only from those in"
         " which one response is better than all others",
         advice="remove it (with type: DAPO write dynamicSampling: {enabled: false}), or choose GroupRelative",
@@ -66,7 +66,7 @@ DYNAMIC_SAMPLING_RULES = (
         "Training.dropZeroVarianceGroupsCompared",
         field=".algorithm.dropZeroVarianceGroups",
         cel="!has(self.algorithm.dropZeroVarianceGroups) || !self.algorithm.dropZeroVarianceGroups"
-        f" || {chosen_cel('self.algorithm', 'advantage')} in {[str(each) for each in _COMPARING]}",
+        f" || {is_chosen_cel('self.algorithm', 'advantage', _COMPARING)}",
         wrong="the job's advantage (algorithm.advantage.type, or that of the recipe algorithm.type) compares no groups:"
         " it learns from equal scores, too, and they would be lost",
         advice="remove it, or choose an advantage.type that compares them, such as GroupRelative",

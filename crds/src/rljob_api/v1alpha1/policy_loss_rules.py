@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rljob_api.v1alpha1.chosen_part import block_rule, chosen_cel
+from rljob_api.v1alpha1.chosen_part import block_rule
 from rljob_api.v1alpha1.policy_loss import ClipCov, Clipped, Loss, LossType
 from rljob_api.v1alpha1.recipes import loss_type
 from rljob_api.v1alpha1.rule import Rule, rule, union_rules
@@ -25,7 +25,6 @@ _BLOCKS: tuple[tuple[LossType, str, Callable[[Loss], object]], ...] = (
 def _belongs_rule(variant: LossType, block: str, read: Callable[[Loss], object]) -> Rule:
     return block_rule(
         f".loss.{block}",
-        chosen_cel("self", "loss"),
         variant,
         lambda a: read(a.loss) is None or loss_type(a) is variant,
     )
