@@ -46,9 +46,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> LocalRun:
     while run.process.poll() is None:
         stacks = take_stacks(traced_processes(run.files.folder), 5)
         roles.update(each.role for each in stacks if each.text)
-        time.sleep(0.2)
     assert run.end() == 0, run.output
-    assert all(roles[role] >= 20 for role in ("controller", "scorer", "reward+actor+rollout+hybrid+ref")), roles
+    # Of two workers and one scorer, in the seconds that four steps take.
+    assert roles["controller"] >= 10, roles
+    assert min(roles["reward+actor+ref+rollout+hybrid"], roles["scorer"]) >= 3, roles
     return run
 
 

@@ -48,6 +48,13 @@ def ending():
     faulthandler.unregister(44)
     sleeping()
 
+def becoming_another():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    print("there", flush=True)
+    signal.sigwait([signal.SIGUSR1])
+    stacks.rename("second role", 4)
+    sleeping()
+
 def counting():
     print("there", flush=True)
     until = time.monotonic() + 3
@@ -157,6 +164,20 @@ def test_what_begins_or_ends_and_has_no_handler_is_left_alone(tmp_path: Path, st
     os.kill(process.pid, DUMP_SIGNAL)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.3)
+
+
+def test_what_has_just_taken_its_role_is_not_waited_for(tmp_path: Path, start: Start) -> None:
+    process = start("becoming_another")
+    found = traced_processes(tmp_path)
+    os.kill(process.pid, signal.SIGUSR1)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    began = time.monotonic()
+    [stacks] = take_stacks(found, 60.0)
+    assert time.monotonic() - began < 5
+    assert (stacks.role, stacks.text) == ("first_role", "")
+    assert stacks.stood_at.startswith("unknown: the process is beginning or ending")
+    assert [(each.role, each.rank) for each in taken(tmp_path)] == [("second_role", 4)]
 
 
 def test_processes_of_other_runs_and_dead_ones_are_left_alone(tmp_path: Path, start: Start) -> None:

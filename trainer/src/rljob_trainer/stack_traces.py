@@ -73,6 +73,8 @@ class TracedProcess:
     main_thread: int
     """As faulthandler names it."""
     file: Path
+    identity: tuple[int, int]
+    """Of the file: its device and number. Processes that were forked share one."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,11 @@ def _take(traced: Sequence[TracedProcess], deadline: float) -> list[Stacks]:
     while waiting and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
         for place, (size, num_equal) in list(waiting.items()):
+            if _identity(traced[place].file) != traced[place].identity:
+                # It has ended, or is just becoming what its role says, and writes elsewhere from now on.
+                asked[place] = False
+                del waiting[place]
+                continue
             now = _size(traced[place].file)
             num_equal = num_equal + 1 if now == size else 0
             waiting[place] = (now, num_equal)
@@ -129,7 +136,7 @@ def _without_shared_files(traced: Sequence[TracedProcess]) -> Iterator[list[Trac
     """Such that no two of a list write into one file, as a process and what it has forked do."""
     by_file: dict[tuple[int, int], list[TracedProcess]] = {}
     for each in traced:
-        by_file.setdefault(_identity(each), []).append(each)
+        by_file.setdefault(each.identity, []).append(each)
     for together in zip_longest(*by_file.values()):
         yield [each for each in together if each is not None]
 
@@ -152,7 +159,10 @@ def _traced(folder: Path, key: str) -> Iterator[TracedProcess]:
         if not name.startswith(f"/memfd:{FILE_PREFIX}:{key}:"):
             continue
         _, _, _, role, rank, main_thread, is_ranked = name.removesuffix(" (deleted)").split(":")
-        yield TracedProcess(int(folder.name), role, int(rank) if is_ranked else None, int(main_thread, 16), file)
+        identity = _identity(file)
+        if identity is not None:
+            number = int(rank) if is_ranked else None
+            yield TracedProcess(int(folder.name), role, number, int(main_thread, 16), file, identity)
         return
 
 
@@ -208,12 +218,11 @@ def _text(process: TracedProcess, start: int) -> str:
         return ""
 
 
-def _identity(process: TracedProcess) -> tuple[int, int]:
-    """Of its file; of one that is gone nobody else's."""
+def _identity(file: Path) -> tuple[int, int] | None:
     try:
-        status = process.file.stat()
+        status = file.stat()
     except OSError:
-        return -1, process.process_id
+        return None
     return status.st_dev, status.st_ino
 
 
