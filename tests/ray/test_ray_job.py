@@ -230,7 +230,9 @@ def test_what_drivers_print_comes_out_of_the_second_container(pods: Pods, finish
     logs.close()
     assert "resumed from step" in finished.output()
     assert finished.output() in output.getvalue().decode()
-    assert (pods.folder / "copies" / "driver-small-1-1b.log").read_text() == finished.output()
+    # It is no submission of an attempt by its name.
+    assert (pods.folder / "copies" / "logs" / "driver-small-1-1b.log").read_text() == finished.output()
+    assert (pods.folder / "copies" / "logs" / "attempt-1" / "driver.log").stat().st_size > 0
 
 
 def test_a_reward_that_raises_is_an_application_failure(pods: Pods) -> None:
@@ -260,4 +262,4 @@ def test_a_job_that_cannot_be_read_is_a_configuration_error(pods: Pods) -> None:
     assert state is not None
     assert (state.phase, state.attempt) == ("Failed", 3)
     assert state.error is not None
-    assert state.error.message.startswith("job: contract versions 1 to 1 can be read here (seen: 99)")
+    assert state.error.message.startswith("job: contract versions 1 to 2 can be read here (seen: 99)")
