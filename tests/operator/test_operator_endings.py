@@ -159,7 +159,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ("ClusterReady", "False", "DashboardUnreachable"), ("does not answer",), dashboard={"down": True}
     ),
     "open-dashboard": Scenario(
-        ("ClusterReady", "False", "AuthenticationMissing"), ("asks nobody for a token",), dashboard={"open": True}
+        ("Failed", "True", "AuthenticationMissing"), ("asks nobody for a token",), dashboard={"open": True}
     ),
     "refused": Scenario(
         ("JobSubmitted", "False", "SubmissionFailed"),
