@@ -351,7 +351,7 @@ def test_dashboards_are_looked_at_less_often_the_more_there_are(
     run(settings, test)
 
 
-def ready_head(world: ControllerInMemory, job: str, cluster_uid: str) -> None:
+def ready_head(world: ControllerInMemory, job: str, cluster_uid: str, *, is_node_silent: bool = False) -> None:
     labels = {
         "ray.io/cluster": f"{job}-1",
         "ray.io/node-type": "head",
@@ -359,21 +359,25 @@ def ready_head(world: ControllerInMemory, job: str, cluster_uid: str) -> None:
         "rljob.dev/job": job,
     }
     owners = [{"uid": cluster_uid, "controller": True}]
-    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    ready = {"type": "Ready", "status": str(not is_node_silent), "lastTransitionTime": "2026-01-31T11:00:00Z"}
+    status = {"phase": "Running", "conditions": [ready, {"type": "ContainersReady", "status": "True"}]}
     metadata = {"name": f"{job}-head", "labels": labels, "ownerReferences": owners}
     world.api.put(PODS, {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": status})
 
 
-@pytest.mark.parametrize(("is_renewed", "reason"), [(False, "HeadLost"), (True, "")])
+@pytest.mark.parametrize(
+    ("is_renewed", "answers", "reason"), [(False, False, "HeadLost"), (True, False, ""), (False, True, "")]
+)
 def test_a_head_that_neither_dashboard_nor_kubelet_speak_for_is_lost_after_a_minute(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, is_renewed: bool, reason: str
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, is_renewed: bool, answers: bool, reason: str
 ) -> None:
     seconds = 0.0
 
-    async def silent(_: RunWatcher, __: str, ___: Dashboard, ____: str | None) -> ObservedRay:
-        return ObservedRay(Reachability.UNREACHABLE, error="no answer", silent_seconds=seconds)
+    async def seen(_: RunWatcher, __: str, ___: Dashboard, ____: str | None) -> ObservedRay:
+        how = Reachability.OK if answers else Reachability.UNREACHABLE
+        return ObservedRay(how, silent_seconds=0.0 if answers else seconds)
 
-    monkeypatch.setattr(RunWatcher, "observe", silent)
+    monkeypatch.setattr(RunWatcher, "observe", seen)
     monkeypatch.setattr(loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
     async def test(world: ControllerInMemory) -> None:
@@ -381,12 +385,12 @@ def test_a_head_that_neither_dashboard_nor_kubelet_speak_for_is_lost_after_a_min
         await with_cluster(world)
         cluster = world.api.objects[CLUSTERS, "job-1"]
         world.api.put(CLUSTERS, cluster | {"status": {"conditions": [PROVISIONED]}})
-        ready_head(world, "job", text_at(cluster, "metadata", "uid"))
+        ready_head(world, "job", text_at(cluster, "metadata", "uid"), is_node_silent=answers)
         await world.relist()
         for number in range(6):
             renewed = f"2026-01-31T12:0{number if is_renewed else 0}:00.000000Z"
             world.api.put(LEASES, {"metadata": {"name": "node-1"}, "spec": {"renewTime": renewed}})
-            assert "get leases" in await world.passes(KEY, 1)
+            assert ("get leases" in await world.passes(KEY, 1)) is not answers
             assert world.condition("job", "Retrying") == "", f"after {seconds} s"
             world.clock.pass_by(10.0)
             seconds += 10.0

@@ -69,13 +69,10 @@ def _seconds_overdue(raw: JsonObject, ages: Ages) -> float:
 
 
 def _node_silent_seconds(raw: JsonObject, ages: Ages) -> float:
-    """Since when the pod's node is NotReady: its pods are then said not to be ready, by another than its kubelet, which
-    would have said so of their containers too."""
-    ready = _condition(raw, "Ready")
-    containers = _condition(raw, "ContainersReady")
-    if text_at(ready, "status") != "False" or text_at(containers, "status") != "True" or _ended(raw):
+    """Since when the pod's node is NotReady."""
+    since = time_at(_condition(raw, "Ready"), "lastTransitionTime")
+    if not is_on_silent_node(raw):
         return 0.0
-    since = time_at(ready, "lastTransitionTime")
     return max(0.0, ages.seconds(text_at(raw, "metadata", "uid"), ("not ready", since), since))
 
 
@@ -92,6 +89,13 @@ def is_ready(raw: JsonObject) -> bool:
     # Any other reason, such as a node that is gone, concerns the whole pod, whatever its containers last said.
     only_containers = text_at(ready, "reason") == "ContainersNotReady"
     return text_at(ready, "status") == "True" or (only_containers and _ray_container(raw).get("ready") is True)
+
+
+def is_on_silent_node(raw: JsonObject) -> bool:
+    """Whether its node is NotReady: its pods are then said not to be ready, by another than its kubelet, which would
+    have said so of their containers too. They may work all the same."""
+    ready, containers = _condition(raw, "Ready"), _condition(raw, "ContainersReady")
+    return text_at(ready, "status") == "False" and text_at(containers, "status") == "True" and not _ended(raw)
 
 
 def needs_events(raw: JsonObject, now: datetime) -> bool:
