@@ -70,10 +70,10 @@ bench: $(INSTALLED) ## Measurements of bench/, minutes, beside verl and TRL (BEN
 		echo "== $$program"; name=$${program##*/}; \
 		$(BIN)/python "$$program" --json "runs/bench/$${name%.py}.json" $(BENCH_ARGS); done
 
-proof: export PYTHONPATH := $(CURDIR)/tests/support:$(CURDIR)/proof
+proof: export PYTHONPATH := $(CURDIR)/tests/support:$(CURDIR)/e2e/cluster:$(CURDIR)/proof
 proof: export OMP_NUM_THREADS := 1
-proof: $(INSTALLED) ## Learning curves of many runs, half an hour, resumable, in runs/proof; PART=rollout-correction, algorithms, reward-model or golden
-	@$(BIN)/python "proof/$(subst -,_,$(or $(PART),$(error which? PART=rollout-correction, algorithms, reward-model or golden))).py" $(PROOF_ARGS)
+proof: $(INSTALLED) ## What no test has time for: learning curves, in runs/proof, resumable; faults on the cluster; PART=rollout-correction, algorithms, reward-model, golden or survival
+	@$(BIN)/python "proof/$(subst -,_,$(or $(PART),$(error which? PART=rollout-correction, algorithms, reward-model, golden or survival))).py" $(PROOF_ARGS)
 
 bench-constraints: $(INSTALLED) ## Resolve bench/peers/*.txt again, at our versions wherever the peers take them
 	for peer in verl trl; do \

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -13,9 +12,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from rljob_kind import faults
 from rljob_kind.bring_up import bring_up
-from rljob_kind.cluster import CPU_NODE, delete_cluster, make_namespace, make_volume, on_node
 from rljob_kind.cluster import audit_log as audit_log_file
+from rljob_kind.cluster import delete_cluster, make_namespace, make_volume
 from rljob_kind.diagnosis import diagnosis
 from rljob_kind.installation import NAMESPACE as OPERATOR_NAMESPACE
 from rljob_kind.installation import RELEASE, ensure_own_images, install
@@ -122,18 +122,7 @@ def jobs() -> Path:
 @pytest.fixture
 def kill_operator(cluster: None) -> Callable[[], None]:
     """Kills the operator's process without a warning and waits until another one is ready."""
-
-    def kill() -> None:
-        kubectl = ["kubectl", "--namespace", OPERATOR_NAMESPACE]
-        selector = f"--selector=app.kubernetes.io/instance={RELEASE}"
-        pod = json.loads(run([*kubectl, "get", "pods", selector, "--output=json"]))["items"][0]
-        container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
-        on_node(CPU_NODE, ["ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", container])
-        # In place the kubelet would wait longer with every kill; a new pod starts at once.
-        run([*kubectl, "delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0"])
-        run([*kubectl, "rollout", "status", f"deployment/{RELEASE}", "--timeout=120s"])
-
-    return kill
+    return faults.kill_operator
 
 
 @pytest.fixture(scope="session")
