@@ -64,6 +64,7 @@ cluster-down: $(INSTALLED) ## Remove that cluster; what was built for it stays i
 	@$(KIND) down
 
 # verl and TRL are installed by the programs themselves, into .cache/bench; without an index they say what is missing.
+bench: export PYTHONPATH := $(CURDIR)/tests/support
 bench: $(INSTALLED) ## Measurements of bench/, minutes, beside verl and TRL (BENCH_ARGS=--quick shows that they run); JSON in runs/bench
 	@mkdir -p runs/bench
 	@for program in bench/*.py; do \

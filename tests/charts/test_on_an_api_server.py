@@ -100,7 +100,13 @@ def release(server: ApiServer, helm: Helm) -> Iterator[Helm]:
     if "rljob-operator" in connection("list", "--short", f"--namespace={NAMESPACE}"):
         connection.uninstall()
     server.http.delete(SECRET)
-    server.http.delete("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.rljob.dev")
+    definition = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.rljob.dev"
+    server.http.delete(definition)
+    deadline = time.monotonic() + 30
+    # It is there for a moment longer, with what it defines.
+    while server.http.get(definition).status_code != 404:
+        assert time.monotonic() < deadline, "the definition is still there after 30 s"
+        time.sleep(0.05)
 
 
 def allowed(http: httpx.Client, namespace: str, group: str, resource: str, verb: str, name: str = "") -> bool:

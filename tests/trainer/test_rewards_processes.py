@@ -19,7 +19,7 @@ from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
 
 USER_CODE = """
-import ctypes, os, signal, subprocess, sys, time
+import ctypes, os, signal, stat, subprocess, sys, time
 
 def score(prompt, response, answer, row):
     verb, _, rest = response.partition(" ")
@@ -51,6 +51,8 @@ def score(prompt, response, answer, row):
         # The connection has the number that it has in the process that started this one.
         for descriptor in sorted(map(int, os.listdir("/proc/self/fd")))[3:]:
             try:
+                if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                    continue
                 os.set_blocking(descriptor, True)
                 while garbage:
                     garbage = garbage[os.write(descriptor, garbage):]

@@ -67,6 +67,9 @@ globals()[sys.argv[2]]()
 """
 
 
+PRINTS = 'print("there", flush=True)'
+"""What it has not always left when the other side reads it."""
+
 Start = Callable[[str], subprocess.Popen[str]]
 
 
@@ -111,11 +114,18 @@ def taken(folder: Path, seconds: float = 10.0) -> list[Stacks]:
 def test_where_a_process_stands_that_never_comes_back(tmp_path: Path, start: Start, way: str, line: str) -> None:
     process = start(way)
     [stacks] = taken(tmp_path)
+    while stacks.stood_at.rpartition(":")[2] == f"{line_of(way, PRINTS)} {way}":
+        [stacks] = taken(tmp_path)
     assert (stacks.process_id, stacks.role, stacks.rank) == (process.pid, "first_role", 3)
-    number = PROGRAM.splitlines().index(f"    {line}", PROGRAM.splitlines().index(f"def {way}():")) + 1
+    number = line_of(way, line)
     assert stacks.stood_at == stacks.stood_within == f"{tmp_path}/program.py:{number} {way}"
     assert stacks.state == ("R" if way == "computing" else "S")
     assert f'File "{tmp_path}/program.py", line {number} in {way}' in stacks.text
+
+
+def line_of(way: str, line: str) -> int:
+    lines = PROGRAM.splitlines()
+    return lines.index(f"    {line}", lines.index(f"def {way}():")) + 1
 
 
 def test_it_goes_on_and_is_asked_again(tmp_path: Path, start: Start) -> None:

@@ -110,7 +110,7 @@ class OperatorProcess:
             (keys / "key").write_bytes(KEY)
         self.health_port, self.metrics_port = free_ports(2)
         self.log_path = setup.folder / f"{name}.log"
-        self._environment = (
+        self.environment = (
             {key: value for key, value in inherited_environment().items() if not key.startswith("KUBE")}
             | {
                 "KUBECONFIG": str(setup.kubeconfig()),
@@ -134,7 +134,7 @@ class OperatorProcess:
 
     def start(self) -> None:
         """Starts it; does not wait."""
-        self._process = _context().Process(target=_live, args=(self._environment, self.log_path), daemon=True)
+        self._process = _context().Process(target=_live, args=(self.environment, self.log_path), daemon=True)
         self._process.start()
 
     def wait_until_healthy(self) -> None:
