@@ -1,0 +1,128 @@
+"""What jobs that run cost: requests to their dashboards and to the API server, and the operator's processor time.
+
+    python bench/running_jobs.py [--quick] [--before CHECKOUT] [--json PATH]
+
+A real API server, with small stand-ins for KubeRay and for Ray's dashboards; every job does a step in five seconds,
+which the operator writes into its status. With --before the operator of another checkout of this repository is
+measured, too, on an API server with its own definition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rljob_bench.operators import (
+    CRDS,
+    REPOSITORY,
+    cpu_seconds,
+    create_all,
+    new_namespace,
+    our_operator,
+    read_yaml,
+    resident_mib,
+)
+from rljob_bench.report import OURS, Bar, Measurement, Report
+from rljob_testing.apiserver import ApiServer, running_apiserver
+from rljob_testing.kuberay_stand_in import install_ray_cluster_resource, kuberay_stand_in
+from rljob_testing.operator_process_jobs import cluster_job
+from rljob_testing.ray_dashboard_stand_in import RunMoment, ray_dashboard_stand_in, run_state
+
+NUM_JOBS, SECONDS, START_SECONDS = 20, 120.0, 120.0
+STEP_SECONDS = 5.0
+COUNTER = re.compile(
+    r'^apiserver_flowcontrol_dispatched_requests_total\{.*flow_schema="service-accounts".*\} ([0-9.e+]+)$', re.MULTILINE
+)
+"""Requests of service accounts: of the operator only, since all else here is an administrator."""
+
+
+def trains(age: float, environment: dict[str, object]) -> RunMoment:
+    """A step in `STEP_SECONDS`, for ever."""
+    step = 1 + int(age / STEP_SECONDS)
+    progress = {"step": step, "totalSteps": 1000, "rewardMean": 0.5, "tokensPerSecond": 100.0, "etaSeconds": 1000}
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return RunMoment(run_state=run_state(environment, "Running", 1, now, progress=progress | {"updatedAt": now}))
+
+
+def measured(checkout: Path, num_jobs: int, seconds: float) -> tuple[float, float, float, float]:
+    """Requests to dashboards, requests to the API server, and milliseconds of processor time, each for a job in a
+    minute; and the process's memory in MiB."""
+    with running_apiserver() as server, tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
+        server.http.post(CRDS, json=read_yaml(checkout / "crds" / "rljobs.yaml")).raise_for_status()
+        install_ray_cluster_resource(server.http)
+        path = "/apis/rljob.dev/v1alpha1/rljobs"
+        until(lambda: server.http.get(path).status_code == 200, "RLJobs are served")
+        namespace = new_namespace(server)
+        jobs = [cluster_job(f"job-{number}") for number in range(num_jobs)]
+        with (
+            kuberay_stand_in(server),
+            ray_dashboard_stand_in(server) as dashboards,
+            our_operator(server, Path(folder), [namespace], dashboards.url_template, checkout) as process_id,
+        ):
+            asked = [dashboards.cluster(namespace, f"job-{number}-1") for number in range(num_jobs)]
+            for each in asked:
+                each.life = trains
+            create_all(server, f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs", jobs)
+            until(lambda: all_run(server, path, num_jobs), f"{num_jobs} jobs run")
+            time.sleep(10)
+            before = sum(each.num_asked for each in asked), num_requests(server), cpu_seconds(process_id)
+            begin = time.monotonic()
+            time.sleep(seconds)
+            after = sum(each.num_asked for each in asked), num_requests(server), cpu_seconds(process_id)
+            job_minutes = num_jobs * (time.monotonic() - begin) / 60
+            memory = resident_mib(process_id)
+    dashboard, api, processor = (late - early for early, late in zip(before, after, strict=True))
+    return dashboard / job_minutes, api / job_minutes, 1e3 * processor / job_minutes, memory
+
+
+def all_run(server: ApiServer, path: str, num_jobs: int) -> bool:
+    """Whether as many jobs have reported a step."""
+    jobs: list[dict[str, Any]] = server.http.get(path).raise_for_status().json()["items"]
+    return sum(bool(job.get("status", {}).get("progress", {}).get("step")) for job in jobs) == num_jobs
+
+
+def num_requests(server: ApiServer) -> float:
+    """Of the operator so far, watches that go on not counted."""
+    return sum(map(float, COUNTER.findall(server.http.get("/metrics").raise_for_status().text)))
+
+
+def until(look: Any, what: str) -> None:
+    """Waits. Raises TimeoutError."""
+    deadline = time.monotonic() + START_SECONDS
+    while not look():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {START_SECONDS:.0f} s: {what}")
+        time.sleep(0.2)
+
+
+def main() -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few jobs, a few seconds: shows that it runs")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout, whose operator is measured")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
+    options = parser.parse_args()
+    num_jobs, seconds = (2, 10.0) if options.quick else (NUM_JOBS, SECONDS)
+    report = Report("bench/running_jobs.py", {})
+    if options.quick:
+        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+    report.print_head()
+    checkouts = {OURS: REPOSITORY} | ({"before": options.before.resolve()} if options.before else {})
+    rows = {name: measured(checkout, num_jobs, seconds) for name, checkout in checkouts.items()}
+    header = ("dashboard requests", "API requests", "processor, ms", "memory of the process, MiB")
+    report.add(Measurement(f"A minute of one of {num_jobs} running jobs", header, rows, bars(rows)))
+    report.write(options.json)
+
+
+def bars(rows: dict[str, tuple[float, float, float, float]]) -> tuple[Bar, ...]:
+    """A look every 4 seconds, one request each."""
+    return (Bar("at most 16 requests to a dashboard in a minute", rows[OURS][0], 16.0),)
+
+
+if __name__ == "__main__":
+    main()
