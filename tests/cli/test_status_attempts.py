@@ -66,6 +66,15 @@ def test_attempts_with_why_they_ended_and_what_is_left_of_the_retries() -> None:
     ]
 
 
+def test_retries_count_anew_once_a_later_checkpoint_is_saved() -> None:
+    saved = {"step": 50, "uri": "file:///c/50", "digest": "sha256:1", "savedAt": CREATED}
+    for former, used in ((10, 0), (50, 1)):
+        counters = COUNTERS | {"checkpointStep": former}
+        status = {"attempts": [FIRST, SECOND], "counters": counters, "checkpoint": saved}
+        [retries] = [line for line in facts(job(status)) if "retries" in line]
+        assert f"infrastructure {used} of 10 used" in retries
+
+
 def test_an_attempt_that_is_to_end_or_is_not_heard_of() -> None:
     stop = {"reason": "Suspended", "requestedAt": "2026-01-31T12:29:40Z"}
     attempts = [SECOND | {"state": "Stopping", "stop": stop, "silentSince": "2026-01-31T12:28:30Z"}]

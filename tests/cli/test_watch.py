@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 from ruamel.yaml import YAML
 
+from rljob_api.constants import ANNOTATION_RETRY
 from rljob_cli.cluster import ClusterOptions, connect
 from rljob_cli.errors import ClusterUnreachableError
 from rljob_cli.watching import Clock, watch_job
@@ -101,6 +102,19 @@ def test_every_change_is_one_line_and_the_end_is_the_whole_status(small: JobClus
         f"RLJob {small.namespace}/small   Running   age 0s",
     ]
     assert lines[-1] == "  Complete      True    Succeeded  14s    80 steps"
+
+
+def test_the_end_of_a_job_that_is_asked_to_try_again_is_not_waited_for(small: JobCluster) -> None:
+    ended = {"outcome": "Failed", "reason": "ApplicationError", "at": SINCE}
+
+    def goes_on() -> None:
+        small.write_status("small", {"result": None, "conditions": [VALID], "handledRequests": {"retry": "now"}})
+
+    small.write_status("small", {"phase": "Failed", "conditions": [VALID, FAILED], "result": ended})
+    small.annotate("small", {ANNOTATION_RETRY: "now"})
+    code, output = watched(small, [lambda: None, goes_on, says(small, VALID, COMPLETE, phase="Complete")])
+    assert code == 0
+    assert "Complete=True Succeeded" in output
 
 
 def test_every_attempt_is_told(small: JobCluster) -> None:

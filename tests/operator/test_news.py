@@ -185,6 +185,18 @@ def test_a_job_that_is_over_costs_nothing() -> None:
     run(test)
 
 
+def test_a_cluster_that_is_made_when_its_job_is_over_is_seen_to() -> None:
+    """As by a leader that was paused before it made it."""
+
+    async def test(world: World) -> None:
+        world.api.objects[JOBS] = [job(OVER)]
+        await world.relist.once()
+        world.news.on_event(CLUSTERS, "ADDED", part(15, name="job-2", uid="c2"))
+        assert await world.work() == [KEY]
+
+    run(test)
+
+
 def test_a_job_that_is_to_be_deleted_later_is_looked_at_then() -> None:
     async def test(world: World) -> None:
         world.api.objects[JOBS] = [job(OVER, lifetime=3600)]

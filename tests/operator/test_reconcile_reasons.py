@@ -56,6 +56,7 @@ DEADLINE = "the trainer did not run within 1800 s: "
 UNREACHABLE = silence(error="connection refused")
 REJECTED = silence(Reachability.REJECTED, error="403")
 DONE = ray_job(RayJobStatus.SUCCEEDED, 0)
+STOPPED = {"ending_seen_at": timestamp(at(-30))}
 KEPT = spec({"runPolicy.cleanup": "KeepCluster"})
 ACTIVE = spec({"runPolicy.activeDeadlineSeconds": 600})
 SUSPENDED = spec({"suspend": True})
@@ -366,7 +367,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
         " Ray's message",
     ),
     (
-        C.FAILED, R.STOPPED_OUTSIDE, at_work(ray_job(RayJobStatus.STOPPED)),
+        C.FAILED, R.STOPPED_OUTSIDE, at_work(ray_job(RayJobStatus.STOPPED), None, running(record=STOPPED)),
         "True", "the trainer was stopped through Ray, and not by the operator",
     ),
     (

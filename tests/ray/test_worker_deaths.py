@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from rljob_testing.echo_groups import PYTHON_PATH, ROLES, call
+from rljob_testing.echo_groups import PYTHON_PATH, ROLES, call, started_echoes
 from rljob_trainer.errors import WorkerDiedError
 from rljob_trainer.groups.death import memory_kills
 from rljob_trainer.groups.worker_group import WorkerGroup, spawn
@@ -62,6 +62,13 @@ def test_how_it_ended(tmp_path: Path, how: str, cause: str) -> None:
         group = built(pool, processes, tmp_path)
         with pytest.raises(WorkerDiedError, match=rf"rank 0 .*process {process_id} on .* died in first\.fail: {cause}"):
             call(group, "fail", 0, how)
+
+
+def test_a_death_is_told_whatever_its_peers_say_of_it() -> None:
+    with started_echoes(2) as processes:
+        group = spawn(processes)["first"]
+        with pytest.raises(WorkerDiedError, match=r"^worker rank 1 "):
+            call(group, "fail", 1, "death, told by peers in words of their own")
 
 
 @contextmanager

@@ -144,16 +144,35 @@ def retry_asked_at(job: StoredJob) -> str | None:
     return _not_handled(job, ANNOTATION_RETRY)
 
 
+def application_tries_used(job: StoredJob) -> int:
+    """How often the training has failed since it last got further."""
+    counters = job.status.counters
+    return counters.application_retries if counters is not None and not _has_got_further(job) else 0
+
+
+def infrastructure_tries_used(job: StoredJob) -> int:
+    """How often what is under the training has failed since it last got further."""
+    counters = job.status.counters
+    return counters.infrastructure_retries if counters is not None and not _has_got_further(job) else 0
+
+
 def application_tries_left(job: StoredJob) -> int:
     """How often the training may still fail."""
-    used = job.status.counters.application_retries if job.status.counters else 0
-    return max(job.run_policy.max_app_retries - used, 0)
+    return max(job.run_policy.max_app_retries - application_tries_used(job), 0)
 
 
 def infrastructure_tries_left(job: StoredJob) -> int:
     """How often what is under the training may still fail."""
-    used = job.status.counters.infrastructure_retries if job.status.counters else 0
-    return max(job.run_policy.max_infra_retries - used, 0)
+    return max(job.run_policy.max_infra_retries - infrastructure_tries_used(job), 0)
+
+
+def _has_got_further(job: StoredJob) -> bool:
+    """Whether a later checkpoint was saved than when a retry was last counted: the operator counts anew at the next
+    failure."""
+    checkpoint, counters = job.status.checkpoint, job.status.counters
+    if checkpoint is None or counters is None or attempt_under_way(job) is None:
+        return False
+    return counters.checkpoint_step is None or checkpoint.step > counters.checkpoint_step
 
 
 def where_it_begins(job: StoredJob) -> str:

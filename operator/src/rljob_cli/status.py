@@ -11,8 +11,10 @@ from rljob_api.conditions import ConditionType
 from rljob_api.printable import printable
 from rljob_api.v1alpha1.status import Attempt, Condition, ConditionStatus, NextAttempt
 from rljob_cli.job_state import (
+    application_tries_used,
     attempt_state,
     ending,
+    infrastructure_tries_used,
     moment,
     newest_attempt,
     phase,
@@ -151,8 +153,8 @@ def _attempts(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
         policy = job.run_policy
         yield (
             "retries",
-            f"application {counters.application_retries} of {policy.max_app_retries} used, infrastructure"
-            f" {counters.infrastructure_retries} of {policy.max_infra_retries} used;"
+            f"application {application_tries_used(job)} of {policy.max_app_retries} used, infrastructure"
+            f" {infrastructure_tries_used(job)} of {policy.max_infra_retries} used;"
             f" {counters.failed_attempts} of {counters.attempts} attempts failed",
         )
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from rljob_api.constants import ExitCode
 from rljob_cli.cluster import Cluster
 from rljob_cli.errors import NOT_FOUND_EXIT_CODE, ClusterUnreachableError, JobNotFoundError
-from rljob_cli.job_state import ending, stop_asked_at
+from rljob_cli.job_state import ending, retry_asked_at, stop_asked_at
 from rljob_cli.plain_text import one_line
 from rljob_cli.status import attempt_text, job_lines, next_attempt_text, progress_text
 from rljob_cli.stored_job import StoredJob
@@ -107,7 +107,8 @@ def _watch(cluster: Cluster, name: str, view: _View, clock: Clock) -> int:
     for job in looks_at(cluster, name, clock, view.note):
         view.show(job, clock.now())
         end = ending(job.status)
-        if end is not None:
+        # The end of a job that is to be tried again is not what is waited for.
+        if end is not None and (end.is_complete or retry_asked_at(job) is None):
             return ExitCode.SUCCESS if end.is_complete else ExitCode.APPLICATION
     view.note(f"RLJob {name} was deleted", clock.now())
     return NOT_FOUND_EXIT_CODE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -109,6 +110,11 @@ class EchoWorker(Worker):
         if kind == "peers first":
             time.sleep(0.5 if self.context.rank == rank else 0)
             raise ZeroDivisionError("the cause") if self.context.rank == rank else RuntimeError(CLOSED_BY_PEER)
+        if kind == "death, told by peers in words of their own":
+            if self.context.rank != rank:
+                raise RuntimeError("the other side did not say goodbye")
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.context.rank != rank:
             time.sleep(1)
         elif kind == "own":

@@ -64,6 +64,12 @@ class JobCluster:
         answer = self.server.http.patch(path, headers=headers, params=params, json={"status": status})
         assert answer.status_code == 200, answer.text
 
+    def annotate(self, name: str, annotations: Mapping[str, str]) -> None:
+        """Adds annotations to a job."""
+        patch = {"metadata": {"annotations": annotations}}
+        headers = {"Content-Type": "application/merge-patch+json"}
+        self.server.http.patch(f"{self.jobs}/{name}", json=patch, headers=headers).raise_for_status()
+
     def delete_job(self, name: str) -> None:
         """Deletes a job."""
         self.server.http.delete(f"{self.jobs}/{name}").raise_for_status()

@@ -6,7 +6,7 @@ from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.handlers.attention import seconds_until_look
 from rljob_operator.kube.cache import DELETED, ObjectCache, job_uid
-from rljob_operator.kube.objects import JOBS, ResourceType
+from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.kube.settled import is_settled
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, optional_text_at, text_at
@@ -56,13 +56,17 @@ class News:
             if self._versions.is_news(key, event_type, raw) and self._cache.is_complete:
                 self._look(key, raw)
         elif is_news and self._cache.is_complete:
-            self.on_part(raw)
+            self.on_part(raw, kind, event_type)
 
-    def on_part(self, part: JsonObject) -> None:
+    def on_part(self, part: JsonObject, kind: ResourceType = PODS, event_type: str = "MODIFIED") -> None:
         """Something happened to a cluster or a pod, or it is gone."""
         key = JobKey(text_at(part, "metadata", "namespace"), text_at(object_at(part, "metadata", "labels"), LABEL_JOB))
         job = self._cache.job(*key)
-        if job is not None and text_at(job, "metadata", "uid") == job_uid(part) and not is_settled(job):
+        if job is None or text_at(job, "metadata", "uid") != job_uid(part):
+            return
+        # Who led before, and comes back late, may make a cluster for a job that is over.
+        is_late = kind == CLUSTERS and event_type in ("", "ADDED")
+        if is_late or not is_settled(job):
             self._queue.add(key)
 
     def on_listed(self, job: JsonObject) -> None:

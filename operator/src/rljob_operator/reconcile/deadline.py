@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.run_policy import RunPolicy
+from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS
 from rljob_operator.reconcile.endings import Ending
-from rljob_operator.reconcile.observed import EffectKind, Observed
+from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
 from rljob_operator.reconcile.silence import seconds_without_progress
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.stops import seconds_of_activity_left
@@ -53,7 +54,11 @@ def _endings(
             return []
         limit = policy.stall_deadline_seconds
         text = f"nothing was learned of the trainer for {limit} s: {blind[1]}"
-        return [(limit - seconds_since(attempt.silent_since, draft.now), Ending(blind[0], text))]
+        left = limit - seconds_since(attempt.silent_since, draft.now)
+        if observed.ray.reachability in (Reachability.UNREACHABLE, Reachability.REJECTED):
+            # Whoever has not looked for long has not been without an answer for long.
+            left = max(left, SHORT_SILENCE_SECONDS - observed.ray.silent_seconds)
+        return [(left, Ending(blind[0], text))]
     limit = policy.provisioning_deadline_seconds
     waited = seconds_since(attempt.admitted_at or attempt.started, draft.now)
     text = f"the trainer did not run within {limit} s: {open_point}"

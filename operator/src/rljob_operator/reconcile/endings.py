@@ -20,6 +20,9 @@ from rljob_operator.reconcile.submission import ray_job
 
 RUN_STATE_SECONDS = 30
 """How long the run state of a trainer that has ended well is looked for."""
+STOP_SECONDS = 30
+"""How long the cause of a stop that the operator did not ask for is looked for: a kubelet that ends the head (a node
+that shuts down, an eviction) has its driver stopped first, and tells of the pod only when it has ended."""
 
 _CANNOT_START = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 """Ray's error types for a trainer that cannot be started from this image."""
@@ -44,10 +47,8 @@ _EXIT_REASONS = {
 }
 """Every other exit code is the application's own."""
 
-_FATAL = (
-    *(Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST),
-    *(Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING),
-)
+_LOST = (Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST)
+_FATAL = (*_LOST, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
 """Of a cluster, or of what was submitted to it: it will not get better."""
 
 _MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
@@ -69,10 +70,20 @@ def ending_of_attempt(
     ending = _ending_of_job(draft, observed, job, grace_seconds) if job is not None else None
     for verdict in verdicts:
         if ending is None and verdict is not None and verdict.reason in _FATAL:
-            ending = Ending(verdict.reason, verdict.message)
+            ending = _ending_by_loss(draft, verdict)
     if ending is not None and ending.reason in _MEMORY_MAY_BE_THE_CAUSE:
         return _with_memory(ending, observed.pods_of(draft.attempt.cluster))
     return ending
+
+
+def _ending_by_loss(draft: StatusDraft, verdict: Verdict) -> Ending:
+    """What was to stop anyway, and was lost while it did, has stopped."""
+    stop = draft.attempt.stop
+    if stop is not None and verdict.reason in _LOST:
+        return Ending(
+            reason_of_stop(stop), f"the trainer was to stop, and before it told of its end: {verdict.message}"
+        )
+    return Ending(verdict.reason, verdict.message)
 
 
 def reason_of_stop(stop: StopRequest) -> Reason:
@@ -108,7 +119,7 @@ def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob
     return Ending(reason, _told(f"the trainer ended with {_exit(job.exit_code)}", ray, job))
 
 
-def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob) -> Ending:
+def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob) -> Ending | None:
     """A trainer that had told how it ended, and was stopped since its process did not end, ended as it told."""
     state, stop = observed.ray.run_state, draft.attempt.stop
     if state is not None and state.phase is RunPhase.COMPLETE:
@@ -118,6 +129,9 @@ def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob)
     head = head_pod(observed.pods_of(draft.attempt.cluster))
     if head is not None and head.deleting:
         return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was removed while the trainer ran")
+    waited_seconds = seconds_since_last_words(draft)
+    if waited_seconds is None or waited_seconds < STOP_SECONDS:
+        return None
     return _ending_by_run_state(draft, observed.ray, job)
 
 

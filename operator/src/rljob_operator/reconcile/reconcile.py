@@ -20,14 +20,14 @@ from rljob_operator.reconcile.events import events_between
 from rljob_operator.reconcile.observed import Observed, Reachability
 from rljob_operator.reconcile.placement import report_placement
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy, CreateCluster, Effect, Plan
-from rljob_operator.reconcile.progress import note_last_words, report_run
+from rljob_operator.reconcile.progress import ENDED_IN_RAY, note_last_words, report_run
 from rljob_operator.reconcile.retries import end_job, follow_ending
 from rljob_operator.reconcile.silence import note_progress, report_silence
 from rljob_operator.reconcile.specification import spec_problem
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
 from rljob_operator.reconcile.stops import ending_by_stop, request_stop, stop_when_due
-from rljob_operator.reconcile.submission import report_submission, submit
-from rljob_operator.reconcile.suspension import heed_retry, report_suspension
+from rljob_operator.reconcile.submission import ray_job, report_submission, submit
+from rljob_operator.reconcile.suspension import heed_retry, report_suspension, stop_between_attempts
 
 RAY_POLL_SECONDS = 4.0
 """Ray tells nothing of its own accord: it is asked from when all pods are ready until the attempt has ended."""
@@ -35,7 +35,7 @@ RAY_POLL_SECONDS = 4.0
 POD_POLL_SECONDS = 10.0
 """While pods start or end. Their own changes are watched, the events that say what keeps them are not."""
 
-_WITHOUT_LIMITS = RunPolicy(stall_deadline_seconds=MAX_COUNT)
+_WITHOUT_LIMITS = RunPolicy(stall_deadline_seconds=MAX_COUNT, max_app_retries=MAX_COUNT, max_infra_retries=MAX_COUNT)
 """Of a job whose spec cannot be read."""
 
 
@@ -73,10 +73,14 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     blind = _report_trainer(draft, observed, spec, policy)
     report_suspension(draft, observed)
     open_point = _open_point(cluster, misplaced, submission)
+    may_submit = spec is not None and ready and misplaced is None and observed.ray.reachability is Reachability.OK
+    # A submission that is possible now is not too late, however long nobody looked.
+    is_due = may_submit and observed.failure is None and ray_job(draft, observed) is None
+    has_deadline = spec is not None and not is_due
     ending = (
         ending_of_attempt(draft, observed, (cluster, submission), policy.grace_period_seconds)
         or ending_by_stop(draft, policy, open_point)
-        or (exceeded_deadline(draft, observed, policy, open_point, blind) if spec is not None else None)
+        or (exceeded_deadline(draft, observed, policy, open_point, blind) if has_deadline else None)
     )
     if ending is not None:
         _end(draft, observed, ending, policy)
@@ -88,7 +92,7 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
         return unowned
     if observed.cluster(draft.attempt.cluster) is None:
         return (*unowned, *_create(draft, observed))
-    if ready and misplaced is None and observed.ray.reachability is Reachability.OK:
+    if may_submit:
         return (*unowned, submit(draft, observed))
     return unowned
 
@@ -96,7 +100,7 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
 def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> tuple[Effect, ...]:
     """Waits for the next attempt, or begins it; what is to be done about it waits until it is written down."""
     if spec is None:
-        return delete_unowned(draft, observed)
+        return () if stop_between_attempts(draft, observed) else delete_unowned(draft, observed)
     effects = wait_or_start(draft, observed)
     if draft.is_under_way:
         report_cluster(draft, observed, spec)
@@ -110,7 +114,7 @@ def _report_trainer(
     blind = None
     if draft.attempt.running_since is not None:
         blind = report_silence(draft, observed)
-        note_progress(draft, observed)
+        note_progress(draft, observed, policy)
         note_last_words(draft, observed)
     request_stop(draft, observed, policy)
     report_run(draft, observed, spec, blind)
@@ -119,8 +123,10 @@ def _report_trainer(
 
 def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPolicy) -> None:
     """Ends the attempt; what follows from that is another matter."""
+    job = ray_job(draft, observed)
     end_attempt(draft, ending)
-    well = is_well(draft, observed)
+    # A trainer that may still be there is got rid of with its cluster.
+    well = job is not None and job.status in ENDED_IN_RAY and is_well(draft, observed)
     if ending.reason is Reason.SUCCEEDED:
         end_job(draft, ending)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.conditions import Reason
+from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS
 from rljob_operator.reconcile.observed import Observed, Reachability
 from rljob_operator.reconcile.status_draft import StatusDraft
@@ -10,7 +11,8 @@ from rljob_operator.reconcile.submission import ray_job
 from rljob_operator.reconcile.timestamps import seconds_since, timestamp
 
 MIN_SECONDS_BETWEEN_NOTES = 60
-"""A trainer that works is noted to have got further once in so long: each note is a write."""
+"""A trainer that works is noted to have got further once in so long, or in a third of the stall deadline where that is
+less: each note is a write."""
 
 
 def report_silence(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | None:
@@ -26,7 +28,7 @@ def report_silence(draft: StatusDraft, observed: Observed) -> tuple[Reason, str]
     return blind
 
 
-def note_progress(draft: StatusDraft, observed: Observed) -> None:
+def note_progress(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
     """Notes when the trainer got further, by what it writes: not by its clock, which need not be ours."""
     state = observed.ray.run_state if ray_job(draft, observed) is not None else None
     attempt = draft.attempt
@@ -35,7 +37,8 @@ def note_progress(draft: StatusDraft, observed: Observed) -> None:
     if state is None or state.written_at == attempt.run_state_at:
         return
     since = seconds_since(attempt.progressed_at, draft.now) if attempt.progressed_at is not None else None
-    if attempt.run_state_at is None or since is None or since >= MIN_SECONDS_BETWEEN_NOTES:
+    pause = min(MIN_SECONDS_BETWEEN_NOTES, policy.stall_deadline_seconds / 3)
+    if attempt.run_state_at is None or since is None or since >= pause:
         draft.change_attempt(progressed_at=timestamp(draft.now), run_state_at=state.written_at)
 
 

@@ -107,7 +107,8 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
     left = seconds_of_activity_left(draft, policy)
     if left is not None and left <= 0:
         return Reason.ACTIVE_DEADLINE_EXCEEDED
-    runs = draft.attempt.running_since is not None and draft.attempt.silent_since is None
+    # Of what was not looked at, no time has passed without progress.
+    runs = draft.attempt.running_since is not None and ray_job(draft, observed) is not None
     if runs and seconds_without_progress(draft) >= policy.stall_deadline_seconds:
         return Reason.STALLED
     if runs and should_grow(draft):

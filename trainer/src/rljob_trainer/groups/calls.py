@@ -21,8 +21,9 @@ T = TypeVar("T")
 FAILURE_GRACE_SECONDS = 5.0
 """How long the other ranks have to end after the first has failed: some cannot, because they wait for it."""
 FOLLOW_UP = re.compile(
-    r"closed by peer|[Cc]onnection (?:reset|refused|was closed|closed)|[Bb]roken pipe|remote process exited"
-    r"|[Tt]imed out waiting|Socket Timeout|NCCL (?:communicator was aborted|timeout)|ncclRemoteError"
+    r"closed by peer|[Cc]onnection (?:reset|refused|was closed|was likely closed|closed)|[Bb]roken pipe"
+    r"|remote process exited|caused pair closure|Socket closed|[Tt]imed out waiting|Socket Timeout"
+    r"|NCCL (?:communicator was aborted|timeout)|ncclRemoteError"
 )
 """What collectives (gloo, NCCL, torch's store) say on a rank whose peer has failed."""
 
@@ -45,8 +46,8 @@ class Ranks:
 
     def results(self, timeout_seconds: float | None = None) -> list[object]:
         """In the order of the ranks. Raised is the cause rather than what followed from it: one of our own errors, else
-        the first failure that does not speak of a peer (`FOLLOW_UP`), else a rank that died (its peers fail in their
-        collectives, often sooner than the death is known); after the first failure the rest get
+        a rank that died (its peers fail in their collectives, often sooner than the death is known, and in many words),
+        else the first failure that does not speak of a peer (`FOLLOW_UP`); after the first failure the rest get
         `FAILURE_GRACE_SECONDS` to end.
 
         Raises TrainerError as the worker raised it, WorkerError, WorkerDiedError, CallTimeoutError; ResourceError when
@@ -101,8 +102,8 @@ class Ranks:
             if errors and deadline is None:
                 deadline = time.monotonic() + FAILURE_GRACE_SECONDS
         causes = [error for error in errors if not FOLLOW_UP.search(str(error))]
-        if deaths and not causes:
-            raise deaths[0]
+        if deaths:
+            raise next((error for error in causes if not isinstance(error, WorkerError)), deaths[0])
         if errors:
             raise min(causes or errors, key=lambda error: isinstance(error, WorkerError))
         return [results[rank] for rank in ranks]
