@@ -28,12 +28,16 @@ from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
 from rljob_operator.reconcile.stops import ending_by_stop, request_stop, stop_when_due
 from rljob_operator.reconcile.submission import ray_job, report_submission, submit
 from rljob_operator.reconcile.suspension import heed_retry, report_suspension, stop_between_attempts
+from rljob_operator.reconcile.timestamps import seconds_since, timestamp
 
 RAY_POLL_SECONDS = 4.0
 """Ray tells nothing of its own accord: it is asked from when all pods are ready until the attempt has ended."""
 
 POD_POLL_SECONDS = 10.0
 """While pods start or end. Their own changes are watched, the events that say what keeps them are not."""
+
+SUBMISSION_SECONDS = 60
+"""What a submission has at least, however late its cluster became ready."""
 
 _WITHOUT_LIMITS = RunPolicy(stall_deadline_seconds=MAX_COUNT, max_app_retries=MAX_COUNT, max_infra_retries=MAX_COUNT)
 """Of a job whose spec cannot be read."""
@@ -74,14 +78,13 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     report_suspension(draft, observed)
     open_point = _open_point(cluster, misplaced, submission)
     may_submit = spec is not None and ready and misplaced is None and observed.ray.reachability is Reachability.OK
-    # A submission that is possible now is not too late, however long nobody looked.
-    is_due = may_submit and observed.failure is None and ray_job(draft, observed) is None
-    has_deadline = spec is not None and not is_due
     ending = (
         ending_of_attempt(draft, observed, (cluster, submission), policy.grace_period_seconds)
         or ending_by_stop(draft, policy, open_point)
-        or (exceeded_deadline(draft, observed, policy, open_point, blind) if has_deadline else None)
+        or (exceeded_deadline(draft, observed, policy, open_point, blind) if spec is not None else None)
     )
+    if ending is not None and ending.reason is Reason.PROVISIONING_DEADLINE_EXCEEDED and may_submit:
+        ending = None if _has_just_become_ready(draft, observed) else ending
     if ending is not None:
         _end(draft, observed, ending, policy)
         return _between(draft, observed, spec) if draft.result is None else ()
@@ -95,6 +98,17 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     if may_submit:
         return (*unowned, submit(draft, observed))
     return unowned
+
+
+def _has_just_become_ready(draft: StatusDraft, observed: Observed) -> bool:
+    """Whether what can be submitted now may be, however late it is: while nobody looked, nobody could."""
+    if observed.failure is not None or ray_job(draft, observed) is not None:
+        return False
+    attempt = draft.attempt
+    if attempt.submissions == 0:
+        draft.change_attempt(ready_at=timestamp(draft.now))
+        return True
+    return attempt.ready_at is not None and seconds_since(attempt.ready_at, draft.now) < SUBMISSION_SECONDS
 
 
 def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> tuple[Effect, ...]:
