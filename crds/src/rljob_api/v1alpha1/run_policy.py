@@ -33,7 +33,8 @@ class RunPolicy(WireModel):
     max_infra_retries: Count = 10
     """The same after a pod, a node, memory or the network has failed."""
     provisioning_deadline_seconds: Seconds = 1800
-    """From when an attempt's cluster is there until its trainer runs; the job fails after that."""
+    """From when an attempt's cluster is there (one that cannot be made: when the attempt began) until its trainer runs;
+    the job fails after that."""
     active_deadline_seconds: Seconds | None = None
     """Of all attempts together, from when their clusters are there, waiting for pods included; time between attempts
     and suspension do not count. Then the job is stopped with a checkpoint and fails."""
