@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from rljob_cli.__main__ import main
 from rljob_testing.apiserver import ApiServer, running_apiserver
@@ -87,3 +88,10 @@ def rljob(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         return code, output.out, output.err
 
     return run
+
+
+@pytest.fixture
+def small(job_cluster: JobCluster) -> JobCluster:
+    """A namespace with one job, called `small`, that no operator has looked at."""
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    return job_cluster

@@ -25,12 +25,6 @@ from rljob_testing.steered_jobs import (
 pytestmark = pytest.mark.apiserver
 
 
-@pytest.fixture
-def small(job_cluster: JobCluster) -> JobCluster:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
-    return job_cluster
-
-
 @pytest.mark.parametrize("command", ["suspend", "resume", "stop", "retry"])
 def test_a_job_that_is_being_deleted_is_left_alone(small: JobCluster, command: str) -> None:
     headers = {"Content-Type": "application/merge-patch+json"}

@@ -6,11 +6,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 
 import pytest
-from ruamel.yaml import YAML
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_cli.errors import CliError
-from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, condition, full_status
 from rljob_testing.steered_jobs import (
     ASKED,
@@ -30,12 +28,6 @@ from rljob_testing.steered_jobs import (
 Rljob = Callable[..., tuple[int, str, str]]
 
 pytestmark = pytest.mark.apiserver
-
-
-@pytest.fixture
-def small(job_cluster: JobCluster) -> JobCluster:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
-    return job_cluster
 
 
 def test_stop_asks_with_the_time_and_tells_how_to_take_it_back(small: JobCluster) -> None:
@@ -121,6 +113,17 @@ def test_retry_of_a_failed_job_waits_for_the_attempt_that_follows(small: JobClus
         "waiting: Provisioning, attempt 2 Provisioning",
         f"RLJob {small.namespace}/small: attempt 2 runs",
     ]
+
+
+def test_a_retry_that_somebody_asked_for_at_length_is_recognized_by_its_digest(small: JobCluster) -> None:
+    request = "x" * 300
+    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "result": FAILED})
+    small.annotate("small", {ANNOTATION_RETRY: request})
+    second = ATTEMPT | {"number": 2, "cluster": "small-2", "state": "Running"}
+    handled = {"retry": hashlib.sha256(request.encode()).hexdigest()}
+    steps = [lambda: None, says(small, result=None, attempts=[ENDED, second], handledRequests=handled)]
+    code, lines = steer(small, "retry", steps)
+    assert (code, lines[-1]) == (0, f"RLJob {small.namespace}/small: attempt 2 runs")
 
 
 def test_a_retry_that_fails_again_is_told_from_the_failure_before(small: JobCluster) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from ruamel.yaml import YAML
 
 from rljob_api.constants import ANNOTATION_RETRY
 from rljob_cli.errors import CliError
-from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster
 from rljob_testing.steered_jobs import (
     ATTEMPT,
@@ -26,12 +24,6 @@ from rljob_testing.steered_jobs import (
 )
 
 pytestmark = pytest.mark.apiserver
-
-
-@pytest.fixture
-def small(job_cluster: JobCluster) -> JobCluster:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
-    return job_cluster
 
 
 def test_suspend_says_what_will_happen_and_how_to_watch_it(small: JobCluster) -> None:

@@ -16,13 +16,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from ruamel.yaml import YAML
 
 from rljob_api.constants import ANNOTATION_RETRY
 from rljob_cli.cluster import ClusterOptions, connect
 from rljob_cli.errors import ClusterUnreachableError
 from rljob_cli.watching import Clock, watch_job
-from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, condition, full_status, kubeconfig_text
 from rljob_testing.settings import inherited_environment
 from rljob_testing.tcp_gate import TcpGate
@@ -32,12 +30,6 @@ pytestmark = pytest.mark.apiserver
 START = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 SINCE = "2026-01-31T12:30:00Z"
 AGAIN = "rljob status small --watch"
-
-
-@pytest.fixture
-def small(job_cluster: JobCluster) -> JobCluster:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
-    return job_cluster
 
 
 class Script:
