@@ -124,12 +124,12 @@ class Steering:
             self._say_if_nobody_sees_it(job)
         else:
             self._say(f"{job.where} was asked for another attempt already, at {shortened(one_line(asked_at))}")
-        asked_at, former = job.metadata.annotations.get(ANNOTATION_RETRY), newest_attempt(job)
+        former = newest_attempt(job)
 
         def retried(seen: StoredJob) -> _Outcome | None:
-            handled, newest = seen.status.handled_requests, newest_attempt(seen)
+            newest = newest_attempt(seen)
             # An ending before that is the old one.
-            if handled is None or handled.retry != asked_at:
+            if retry_asked_at(seen) is not None:
                 return None
             if newest is not None and (former is None or newest.number > former.number):
                 return _runs(seen)
