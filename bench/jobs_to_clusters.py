@@ -1,6 +1,6 @@
 """How long until 100 jobs that are created at once have their RayClusters: RLJob, KubeRay's RayJob, a plain client.
 
-    python bench/jobs_to_clusters.py [--quick] [--json PATH]
+    PYTHONPATH=tests/support python bench/jobs_to_clusters.py [--quick] [--json PATH]
 
 A real API server, and KubeRay's operator at work in every turn (it makes the pods, as on a cluster); no nodes. All
 contenders have the same RayCluster, the one that our operator makes of the job. The plain client creates the

@@ -1,6 +1,6 @@
 """What jobs that run cost: requests to their dashboards and to the API server, and the operator's processor time.
 
-    python bench/running_jobs.py [--quick] [--before CHECKOUT] [--json PATH]
+    PYTHONPATH=tests/support python bench/running_jobs.py [--quick] [--before CHECKOUT] [--json PATH]
 
 A real API server, with small stand-ins for KubeRay and for Ray's dashboards; every job does a step in five seconds,
 which the operator writes into its status. With --before the operator of another checkout of this repository is

@@ -11,19 +11,33 @@ import pytest
 
 from rljob_testing.settings import inherited_environment
 
-BENCH = Path(__file__).parents[2] / "bench"
+REPOSITORY = Path(__file__).parents[2]
+BENCH = REPOSITORY / "bench"
 PROGRAMS = {
     "dispatch": 6,
     "sequence_balancing": 4,
     "worker_start": 1,
 }
 """And how many tables each has with --quick."""
-LONG_PROGRAMS = ("algorithms", "arrangements", "token_logprobs", "training_step", "weight_sync")
+LONG_PROGRAMS = (
+    "algorithms",
+    "arrangements",
+    "jobs_to_clusters",
+    "running_jobs",
+    "token_logprobs",
+    "training_step",
+    "weight_sync",
+)
 """Minutes even with --quick: here they only start; `make bench` runs them."""
 ON_DEVICES = ("gpu_step",)
 """tests/trainer/test_few_libraries.py runs them."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+def environment() -> dict[str, str]:
+    """As `make bench` has it."""
+    return {**inherited_environment(), "PYTHONPATH": str(REPOSITORY / "tests" / "support")}
 
 
 def test_every_program_is_run_here() -> None:
@@ -33,7 +47,7 @@ def test_every_program_is_run_here() -> None:
 @pytest.mark.parametrize("program", LONG_PROGRAMS)
 def test_the_long_program_starts(program: str) -> None:
     command = [sys.executable, str(BENCH / f"{program}.py"), "--help"]
-    finished = subprocess.run(command, env=inherited_environment(), capture_output=True, text=True, check=False)
+    finished = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     assert "--quick" in finished.stdout
 
@@ -44,7 +58,7 @@ def test_the_program_measures_ours_and_the_floor(program: str, cluster: str, tmp
     options = ["--quick", "--without-peer", "--json", str(result), "--ray", cluster]
     finished = subprocess.run(
         [sys.executable, str(BENCH / f"{program}.py"), *options],
-        env=inherited_environment(),
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,
