@@ -187,6 +187,9 @@ def test_a_failure_says_how_to_go_on() -> None:
         "  results, logs and checkpoints: pvc://results/small\n"
         "  its cluster is kept, GPUs included; `rljob delete small` frees them"
     )
+    given_up = status | {"attempts": [ATTEMPT | {"trainerMayRun": True}]}
+    text = explained(given_up, [pod("p", {})], more="  runPolicy: {cleanup: KeepCluster}\n")
+    assert text.endswith("\n  its cluster is not kept: its trainer was not seen to end")
 
 
 def test_a_trainer_that_is_being_stopped_gets_its_grace_period() -> None:

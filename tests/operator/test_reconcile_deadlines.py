@@ -238,9 +238,31 @@ def test_it_ends_as_it_told(
 
 
 def name_conflict(seconds_ago: float) -> Observed:
-    """Another cluster has had the name for so long."""
-    seen = observed(provisioning(seen=False, seconds_ago=seconds_ago), job_spec=LIMITS)
+    """Another cluster has had the name for so long, as was seen after a long wait for something else."""
+    record = {"name_taken_since": timestamp(at(-seconds_ago))}
+    seen = observed(provisioning(seen=False, seconds_ago=200, record=record), job_spec=LIMITS)
     return replace(seen, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's"))
+
+
+def test_a_name_is_waited_for_from_when_it_is_seen_to_be_taken() -> None:
+    quota = EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
+    waited = replace(observed(provisioning(seen=False, seconds_ago=200), job_spec=LIMITS), failure=quota)
+    waited = after(waited, decide(waited))
+    taken = replace(waited, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's"))
+    plan = decide(taken)
+    assert plan.status.result is None
+    noted = after(taken, plan)
+    assert decide(noted, at(59)).status.result is None
+    # What is not tried for a while, as after a restart, tells nothing new.
+    untried = replace(noted, failure=None)
+    assert decide(untried, at(30)).status.attempts == noted.job.status.attempts
+    result = decide(noted, at(60)).status.result
+    assert result is not None
+    assert result.reason == Reason.NAME_CONFLICT
+    refused = replace(noted, failure=quota)
+    assert decide(refused, at(60)).status.attempts[0].name_taken_since is None
+    made = replace(noted, clusters=(cluster(),), failure=None)
+    assert decide(made, at(59)).status.attempts[0].name_taken_since is None
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from rljob_testing.operator_observed import (
     ray_job,
     run_state,
     running,
+    silence,
 )
 
 C = ConditionType
@@ -81,6 +82,28 @@ def test_before_that_it_waits_and_with_all_nodes_it_takes_all() -> None:
     assert decide(starting(3, seconds_ago=99)).requeue_after_seconds == 1
     assert decide(starting(4)).effects == (SubmitJob("example-1-1", 1, START_NUMBER),)
     assert newest(decide(starting(4)).status).nodes == ()
+
+
+def about_to_submit(num_ready: int, nodes: tuple[PoolNodes, ...]) -> Observed:
+    """A submission on so many nodes is written down, and was not made, for the dashboard did not take it."""
+    seen = starting(num_ready, seconds_ago=200)
+    record = {"submissions": 1, "start_number": START_NUMBER, "ready_at": "2026-03-01T11:59:00Z", "nodes": nodes}
+    status = provisioning(seconds_ago=200, record=record)
+    counters = Counters(attempts=1, start_number=START_NUMBER)
+    return replace(seen, job=replace(seen.job, status=status.model_copy(update={"counters": counters})))
+
+
+@pytest.mark.parametrize("nodes", [(), ON_TWO], ids=["all nodes", "two nodes"])
+def test_a_node_that_is_lost_before_ray_has_the_trainer_is_not_waited_for(nodes: tuple[PoolNodes, ...]) -> None:
+    plan = decide(about_to_submit(1, nodes))
+    assert plan.effects == (SubmitJob("example-1-1", 1, START_NUMBER, (("main", 1),)),)
+    assert newest(plan.status).nodes == (PoolNodes(name="main", nodes=1),)
+
+
+def test_what_ray_has_or_may_have_runs_as_it_was_submitted() -> None:
+    seen = about_to_submit(1, ON_TWO)
+    for told in (silence(), replace(seen.ray, job=ray_job())):
+        assert newest(decide(replace(seen, ray=told)).status).nodes == ON_TWO
 
 
 @pytest.mark.parametrize("seen", [starting(0), starting(3, job_spec=RIGID)], ids=["no node", "not elastic"])

@@ -39,6 +39,7 @@ def state_at(seconds: float, checkpoint_step: int | None = None) -> RunState:
         (state_at(3605), 4, 2),
         (state_at(-3590), 4, 1),
         (state_at(-3590), 9, 2),
+        (state_at(-3600), -3590, 2),
         # A checkpoint brings the progress with it.
         (state_at(1, checkpoint_step=2), 2, 2),
     ],

@@ -369,7 +369,8 @@ def check_deletion(seen: Observed, status: RLJobStatus, effect: DeleteCluster) -
     assert not (is_newest and newest.ended is None)
     assert not (is_newest and status.next_attempt is not None and status.next_attempt.same_cluster)
     keeps = spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER
-    assert not (is_newest and status.result is not None and keeps)
+    if is_newest and status.result is not None and keeps:
+        assert newest.trainer_may_run
 
 
 @ANY_MOMENT

@@ -12,6 +12,7 @@ from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.status import Attempt, RLJobStatus
 from rljob_operator.reconcile.observed import Observed, ObservedRay, Reachability
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Effect
+from rljob_operator.reconcile.reconcile import SUBMISSION_SECONDS
 from rljob_operator.reconcile.timestamps import moment, seconds_since, timestamp
 from rljob_testing.operator_observed import NOW, after, at, cluster, decide
 from rljob_testing.operator_observed_any import (
@@ -84,7 +85,10 @@ def seconds_to_deadlines(seen: Observed) -> list[float]:
 
 def seconds_to_deadlines_of_attempt(attempt: Attempt, grace: int) -> list[float]:
     # A conflict of names; the trainer's last words; what a trainer that runs may take.
-    due = [seconds_to(attempt.started, 60), seconds_to(attempt.admitted_at or attempt.started, PROVISIONING_SECONDS)]
+    due = [seconds_to(attempt.name_taken_since or attempt.started, 60)]
+    due.append(seconds_to(attempt.admitted_at or attempt.started, PROVISIONING_SECONDS))
+    if attempt.ready_at is not None:
+        due.append(seconds_to(attempt.ready_at, SUBMISSION_SECONDS))
     # Fewer nodes than all: until they are taken, and until they are given up for all.
     due.append(seconds_to(attempt.admitted_at or attempt.started, ELASTIC_WAIT_SECONDS))
     if attempt.whole_since is not None:
@@ -133,6 +137,27 @@ def test_the_clock_of_the_trainer_decides_nothing(seen: Observed, seconds: int) 
         plan.events,
         plan.requeue_after_seconds,
     )
+
+
+def test_a_clock_of_the_trainer_that_is_set_anew_keeps_no_progress_back() -> None:
+    """One that was wrong before, too."""
+    num_told = 0
+
+    @ANY_MOMENT
+    @given(observations(), JUMPS, JUMPS)
+    def check(seen: Observed, seconds_before: int, seconds_now: int) -> None:
+        nonlocal num_told
+        job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds_before))
+        seen = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds_now))
+        seen = after(seen, decide(seen))
+        unknown = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"progress": None})))
+        expected = decide(unknown, at(9)).status.progress
+        if expected is not None:
+            assert decide(seen, at(9)).status.progress == expected
+            num_told += 1
+
+    check()
+    assert num_told >= 5
 
 
 def with_clock_of_trainer(status: RLJobStatus, seconds: float) -> RLJobStatus:

@@ -103,7 +103,7 @@ def on_ready(seen: ObservedRay, job_spec: Mapping[str, object] | None = None) ->
 
 
 def name_conflict(seconds_ago: float) -> Observed:
-    seen = observed(provisioning(seen=False, seconds_ago=seconds_ago))
+    seen = observed(provisioning(seen=False, record={"name_taken_since": timestamp(at(-seconds_ago))}))
     return failed_effect(seen, EffectKind.CREATE_CLUSTER, R.NAME_CONFLICT, "it belongs to another")
 
 

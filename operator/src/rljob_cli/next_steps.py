@@ -125,7 +125,10 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime) -> Iterator[str]:
     folder = storage_uri(job)
     if folder is not None:
         yield f"results, logs and checkpoints: {folder}"
-    if policy.cleanup is Cleanup.KEEP_CLUSTER:
+    newest = newest_attempt(job)
+    if policy.cleanup is Cleanup.KEEP_CLUSTER and newest is not None and newest.trainer_may_run:
+        yield "its cluster is not kept: its trainer was not seen to end"
+    elif policy.cleanup is Cleanup.KEEP_CLUSTER:
         yield f"its cluster is kept, GPUs included; `rljob delete {name}` frees them"
     if policy.ttl_seconds_after_finished is not None:
         deleted = end.at + timedelta(seconds=policy.ttl_seconds_after_finished)

@@ -103,7 +103,7 @@ def _effect_failed(pick: Random, seen: Observed) -> Observed:
 
 def _name_taken(pick: Random, seen: Observed) -> Observed:
     """By the cluster of somebody else, for a while or for too long."""
-    seen = _with_attempt(seen, started=timestamp(at(pick.choice([-59, -60, -90]))))
+    seen = _with_attempt(seen, name_taken_since=timestamp(at(pick.choice([-59, -60, -90]))))
     return replace(seen, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, pick.choice(TEXTS)))
 
 

@@ -245,6 +245,7 @@ def _ended(pick: Random, number: int, stage: Stage) -> Attempt:
         reason = Reason.SUSPENDED if stage in _SUSPENDED else pick.choice(fitting)
         made, record = ended_attempt(reason, FAILURE_CLASSES[reason], number=number), {}
     record |= {"start_number": START_NUMBER + number - 1, "ended": ago(an_age(pick))}
+    record |= {"trainer_may_run": stage in (Stage.ENDED, Stage.KEPT) and pick.randint(0, 3) == 0}
     return made.model_copy(update=record)
 
 

@@ -138,6 +138,8 @@ class Attempt(WireModel):
     start_number: Count | None = None
     """What the trainer is given to fence earlier starts; grows with every start of the job."""
     started: Timestamp
+    name_taken_since: Timestamp | None = None
+    """Since when a RayCluster of another owner has had the name."""
     admitted_at: Timestamp | None = None
     """When its cluster was there; what was waited for before does not count against deadlines."""
     ready_at: Timestamp | None = None
@@ -152,6 +154,8 @@ class Attempt(WireModel):
     """Since when nothing could be learned of the trainer; unset while it can."""
     ending_seen_at: Timestamp | None = None
     """When the trainer, or Ray, first told that it has ended; what is missing is waited for a little."""
+    trainer_may_run: bool = False
+    """Whether it ended before its trainer was seen to end; then its cluster is not kept."""
     stop: StopRequest | None = None
     ended: Timestamp | None = None
     outcome: ShortText = AttemptOutcome.RUNNING.value

@@ -15,6 +15,7 @@ NODE_LOST_SECONDS = 60
 _GOING = "the job has ended; its cluster is being removed"
 _GONE = "the job has ended; its cluster was removed"
 _KEPT = "the job has ended; its cluster is kept"
+_IN_SPITE = ", though it was to be kept: its trainer was not seen to end"
 _NEVER_MADE = "the job has ended before its cluster was made"
 
 
@@ -47,8 +48,9 @@ def hold_nothing(draft: StatusDraft) -> None:
 
 
 def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Of a job that has ended: removes its clusters, or keeps the last one, as the job says now; where its spec cannot
-    be read, a cluster that was kept stays. Removes the job when its time has come."""
+    """Of a job that has ended: removes its clusters, or keeps the last one, as the job says now, but none whose trainer
+    may still run; where its spec cannot be read, a cluster that was kept stays. Removes the job when its time has come.
+    """
     result = draft.result
     assert result is not None, "only of a job that has ended"
     kept = _kept_cluster(draft, observed)
@@ -75,7 +77,7 @@ def seconds_to_deletion(draft: StatusDraft, observed: Observed) -> float | None:
 
 
 def _kept_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | None:
-    if not draft.attempts or draft.result is None:
+    if not draft.attempts or draft.result is None or draft.attempt.trainer_may_run:
         return None
     spec, cluster = observed.job.spec, observed.cluster(draft.attempt.cluster)
     if cluster is None or cluster.deleting or draft.attempt.cluster_uid not in (None, cluster.uid):
@@ -97,12 +99,15 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         hold_nothing(draft)
     if attempt.reason == Reason.CLUSTER_LOST:
         return
+    spec = observed.job.spec
+    was_to_be_kept = spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER
+    in_spite = _IN_SPITE if was_to_be_kept and attempt.trainer_may_run else ""
     if is_cleared(observed):
-        draft.set(kind, FALSE, Reason.REMOVED, _NEVER_MADE if attempt.cluster_uid is None else _GONE)
+        draft.set(kind, FALSE, Reason.REMOVED, _NEVER_MADE if attempt.cluster_uid is None else _GONE + in_spite)
         return
     failure = observed.failure
     if failure is not None and failure.kind is EffectKind.DELETE_CLUSTER:
         text = f"the job has ended; its cluster cannot be removed: {failure.message}"
         draft.set(kind, FALSE, failure.reason, text)
     else:
-        draft.set(kind, FALSE, Reason.ENDED, _GOING)
+        draft.set(kind, FALSE, Reason.ENDED, _GOING + in_spite)

@@ -40,6 +40,7 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
         asked = observed.job.spec or spec
         draft.pools = pool_statuses(asked, observed.pods_of(draft.attempt.cluster) if ours is not None else ())
         draft.gpus = sum(pool.nodes * pool.gpus_per_node for pool in asked.pools)
+    _note_conflict(draft, observed, ours)
     if ours is not None and draft.attempt.cluster_uid is None:
         draft.change_attempt(cluster_uid=ours.uid, admitted_at=timestamp(draft.now))
     verdict = _absent(draft, observed) if ours is None else _present(draft, observed, spec, ours)
@@ -56,6 +57,18 @@ def our_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | Non
     if cluster is None or cluster.deleting or draft.attempt.cluster_uid not in (None, cluster.uid):
         return None
     return cluster
+
+
+def _note_conflict(draft: StatusDraft, observed: Observed, ours: ObservedCluster | None) -> None:
+    """Notes since when another owner's cluster has had the name. Whoever has not tried to make the cluster knows
+    nothing new of it."""
+    failure, since = observed.failure, draft.attempt.name_taken_since
+    tried = failure is not None and failure.kind is EffectKind.CREATE_CLUSTER
+    is_taken = tried and failure is not None and failure.reason is Reason.NAME_CONFLICT
+    if is_taken and ours is None and since is None:
+        draft.change_attempt(name_taken_since=timestamp(draft.now))
+    elif since is not None and (ours is not None or (tried and not is_taken)):
+        draft.change_attempt(name_taken_since=None)
 
 
 def _absent(draft: StatusDraft, observed: Observed) -> Verdict:

@@ -10,7 +10,7 @@ from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
 from rljob_operator.reconcile.silence import seconds_without_progress
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.stops import seconds_of_activity_left
-from rljob_operator.reconcile.timestamps import seconds_since
+from rljob_operator.reconcile.timestamps import seconds_since, timestamp
 
 NAME_CONFLICT_SECONDS = 60
 """How long another cluster may have the name: that of a job which was deleted and made again is about to go."""
@@ -65,6 +65,6 @@ def _endings(
     found = [(limit - waited, Ending(Reason.PROVISIONING_DEADLINE_EXCEEDED, text))]
     failure = observed.failure
     if failure is not None and failure.kind is EffectKind.CREATE_CLUSTER and failure.reason is Reason.NAME_CONFLICT:
-        age = seconds_since(attempt.started, draft.now)
-        found.append((NAME_CONFLICT_SECONDS - age, Ending(Reason.NAME_CONFLICT, failure.message)))
+        taken = seconds_since(attempt.name_taken_since or timestamp(draft.now), draft.now)
+        found.append((NAME_CONFLICT_SECONDS - taken, Ending(Reason.NAME_CONFLICT, failure.message)))
     return found

@@ -7,7 +7,7 @@ from collections import Counter
 from rljob_api.v1alpha1.elastic import fitting_nodes, with_nodes
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt, PoolNodes
-from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.observed import Observed, Reachability
 from rljob_operator.reconcile.pod_readiness import Pods, not_ready
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.timestamps import seconds_since, timestamp
@@ -23,9 +23,9 @@ def spec_of_attempt(spec: RLJobSpec, attempt: Attempt) -> RLJobSpec:
 
 def choose_nodes(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> RLJobSpec:
     """The job as the attempt under way runs it. One that has waited long enough for all nodes takes those that are
-    ready; that is settled when it is submitted."""
+    ready; that is settled when Ray has its trainer. Until then nodes may be lost, or come."""
     attempt = draft.attempt
-    if attempt.submissions > 0:
+    if _may_have_trainer(draft, observed):
         _note_room(draft, observed, spec)
         return spec_of_attempt(spec, attempt)
     chosen = _nodes_that_are_there(draft, observed, spec)
@@ -45,9 +45,16 @@ def seconds_to_choice(draft: StatusDraft, spec: RLJobSpec) -> float | None:
     attempt, elastic = draft.attempt, spec.run_policy.elastic
     if attempt.whole_since is not None:
         return WHOLE_SECONDS - seconds_since(attempt.whole_since, draft.now)
-    if elastic is None or attempt.submissions > 0 or attempt.admitted_at is None:
+    if elastic is None or attempt.running_since is not None or attempt.admitted_at is None:
         return None
     return elastic.wait_seconds - seconds_since(attempt.admitted_at, draft.now)
+
+
+def _may_have_trainer(draft: StatusDraft, observed: Observed) -> bool:
+    attempt, ray = draft.attempt, observed.ray
+    if attempt.submissions == 0:
+        return False
+    return attempt.running_since is not None or ray.reachability is not Reachability.OK or ray.job is not None
 
 
 def _nodes_that_are_there(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> tuple[PoolNodes, ...]:

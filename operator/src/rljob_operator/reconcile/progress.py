@@ -57,6 +57,20 @@ def seconds_since_last_words(draft: StatusDraft) -> float | None:
     return None if seen is None else seconds_since(seen, draft.now)
 
 
+def trainer_may_run(draft: StatusDraft, observed: Observed) -> bool:
+    """Whether the trainer of the newest attempt was not seen to end: neither does Ray say so, nor is the head gone in
+    which it runs. Of one that is about to be submitted, too."""
+    attempt, job = draft.attempt, ray_job(draft, observed)
+    if attempt.submissions == 0:
+        return False
+    if job is not None:
+        return job.status not in ENDED_IN_RAY
+    if observed.ray.reachability is Reachability.OK:
+        return attempt.running_since is None
+    head = head_pod(observed.pods_of(attempt.cluster))
+    return observed.forbidden is not None or (head is not None and not head.ended)
+
+
 def _take_over(draft: StatusDraft, observed: Observed, state: RunState) -> None:
     checkpoint = state.checkpoint
     job = ray_job(draft, observed)
@@ -73,13 +87,14 @@ def _take_over(draft: StatusDraft, observed: Observed, state: RunState) -> None:
 
 def _is_due(draft: StatusDraft, progress: Progress) -> bool:
     """Whether this progress is worth a write: not more often than every 5 s on the average, nor later than the pass
-    after 9 s."""
+    after 9 s; whatever the trainer's clock says, which may have been set back."""
     if draft.progress is None:
         return True
     written = draft.progress.updated_at
     step_seconds = seconds_since(written, draft.now) - seconds_since(progress.updated_at, draft.now)
     waited_seconds = seconds_since(written, draft.now)
-    return step_seconds >= MIN_SECONDS_BETWEEN_PROGRESS or waited_seconds >= MAX_SECONDS_OF_OLD_PROGRESS
+    is_recent = 0 <= waited_seconds < MAX_SECONDS_OF_OLD_PROGRESS
+    return step_seconds >= MIN_SECONDS_BETWEEN_PROGRESS or not is_recent
 
 
 def _report_progressing(

@@ -20,7 +20,7 @@ from rljob_operator.reconcile.events import events_between
 from rljob_operator.reconcile.observed import Observed, Reachability
 from rljob_operator.reconcile.placement import report_placement
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy, CreateCluster, Effect, Plan
-from rljob_operator.reconcile.progress import ENDED_IN_RAY, note_last_words, report_run
+from rljob_operator.reconcile.progress import ENDED_IN_RAY, note_last_words, report_run, trainer_may_run
 from rljob_operator.reconcile.retries import end_job, follow_ending
 from rljob_operator.reconcile.silence import note_progress, report_silence
 from rljob_operator.reconcile.specification import spec_problem
@@ -139,6 +139,8 @@ def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPoli
     """Ends the attempt; what follows from that is another matter."""
     job = ray_job(draft, observed)
     end_attempt(draft, ending)
+    if trainer_may_run(draft, observed):
+        draft.change_attempt(trainer_may_run=True)
     # A trainer that may still be there is got rid of with its cluster.
     well = job is not None and job.status in ENDED_IN_RAY and is_well(draft, observed)
     if ending.reason is Reason.SUCCEEDED:

@@ -1,0 +1,117 @@
+"""What is kept of a job that has ended: its cluster where the job says so, but never a trainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.conditions import ConditionType
+from rljob_api.run_state import RunPhase
+from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
+from rljob_operator.reconcile.plan_types import DeleteCluster
+from rljob_testing.operator_jobs import spec
+from rljob_testing.operator_observed import (
+    CLUSTER_UID,
+    after,
+    at,
+    at_work,
+    cluster,
+    decide,
+    found,
+    observed,
+    provisioning,
+    ray,
+    ray_job,
+    ready_pods,
+    run_state,
+    running,
+    silence,
+)
+
+C = ConditionType
+KEEP = spec(
+    {
+        "runPolicy": {
+            "cleanup": "KeepCluster",
+            "activeDeadlineSeconds": 1000,
+            "stallDeadlineSeconds": 600,
+            "provisioningDeadlineSeconds": 300,
+            "gracePeriodSeconds": 50,
+            "maxAppRetries": 0,
+            "maxInfraRetries": 0,
+        }
+    }
+)
+REMOVED = (DeleteCluster("example-1", CLUSTER_UID),)
+IN_SPITE = ", though it was to be kept: its trainer was not seen to end"
+
+
+def late(run: RayJobStatus) -> Observed:
+    """A trainer that was asked to stop by the active deadline, 50 s ago."""
+    seen = at_work(state=run_state(), status=running(1000), job_spec=KEEP)
+    return replace(after(seen, decide(seen)), ray=ray(ray_job(run), run_state(RunPhase.STOPPING)))
+
+
+def silent() -> Observed:
+    """A trainer of which nothing was learned for as long as the operator waits."""
+    status = running(1000, record={"silent_since": "2026-03-01T11:50:00Z", "progressed_at": "2026-03-01T11:59:59Z"})
+    job_spec = KEEP.model_copy(
+        update={"run_policy": KEEP.run_policy.model_copy(update={"active_deadline_seconds": None})}
+    )
+    return observed(status, cluster(), ready_pods(), silence(seconds=600), job_spec)
+
+
+def half_submitted(seen: ObservedRay) -> Observed:
+    """A submission that was written down, and that Ray has not told of for as long as it may take."""
+    status = provisioning(seconds_ago=300, record={"submissions": 1, "ready_at": "2026-03-01T11:56:00Z"})
+    return observed(status, cluster(), ready_pods(), seen, KEEP)
+
+
+def told_its_end() -> Observed:
+    """A trainer that has told that it is done, and whose process is there twice its grace later."""
+    status = running(200, record={"ending_seen_at": "2026-03-01T11:59:10Z"})
+    return at_work(ray_job(), run_state(RunPhase.COMPLETE, step=10), status, job_spec=KEEP)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [late(RayJobStatus.RUNNING), silent(), half_submitted(ray()), half_submitted(silence()), told_its_end()],
+    ids=["does not stop", "silent", "not known to Ray", "not known at all", "told its end"],
+)
+def test_no_cluster_is_kept_whose_trainer_was_not_seen_to_end(seen: Observed) -> None:
+    plan = decide(seen, at(50))
+    assert plan.status.result is not None
+    assert plan.effects == REMOVED
+    going = f"the job has ended; its cluster is being removed{IN_SPITE}"
+    assert found(plan.status, C.CLUSTER_READY) == ("False", "Ended", going)
+    gone = observed(plan.status, job_spec=KEEP)
+    text = f"the job has ended; its cluster was removed{IN_SPITE}"
+    assert found(decide(gone, at(60)).status, C.CLUSTER_READY) == ("False", "Removed", text)
+
+
+@pytest.mark.parametrize("run", [RayJobStatus.STOPPED, RayJobStatus.FAILED, RayJobStatus.SUCCEEDED])
+def test_one_whose_trainer_has_ended_in_time_is_kept(run: RayJobStatus) -> None:
+    seen = late(run)
+    state = run_state(RunPhase.COMPLETE if run is RayJobStatus.SUCCEEDED else RunPhase.STOPPED)
+    plan = decide(replace(seen, ray=ray(ray_job(run), state)), at(49))
+    assert plan.status.result is not None
+    assert plan.effects == ()
+    assert found(plan.status, C.CLUSTER_READY) == ("True", "Kept", "the job has ended; its cluster is kept")
+
+
+@pytest.mark.parametrize("head_is_there", [True, False], ids=["ended", "gone"])
+def test_a_trainer_has_ended_with_its_head(head_is_there: bool) -> None:
+    head, *others = ready_pods()
+    heads = (replace(head, ready=False, ended=True),) if head_is_there else ()
+    not_asked = ObservedRay(Reachability.NOT_ASKED)
+    plan = decide(observed(running(), cluster(provisioned=True), (*heads, *others), not_asked, KEEP))
+    assert plan.status.attempts[0].reason == "HeadLost"
+    assert plan.effects == ()
+
+
+def test_a_cluster_on_which_nothing_was_started_is_kept() -> None:
+    plan = decide(observed(provisioning(seconds_ago=300), cluster(), ready_pods()[:1], job_spec=KEEP))
+    assert plan.status.attempts[0].reason == "ProvisioningDeadlineExceeded"
+    assert plan.effects == ()
+    assert found(plan.status, C.CLUSTER_READY) == ("True", "Kept", "the job has ended; its cluster is kept")
