@@ -313,10 +313,10 @@ def test_a_network_policy_is_applied_once_a_minute(settings: Settings) -> None:
         world.api.calls.clear()
         effects = (ApplyNetworkPolicy("job-1"),)
         for _ in range(3):
-            assert await world.actor.carry_out(effects, seen) is None
+            assert await world.actor.carry_out(effects, seen, "1") is None
         assert world.api.calls == ["apply networkpolicies"]
         world.clock.pass_by(60)
-        await world.actor.carry_out(effects, seen)
+        await world.actor.carry_out(effects, seen, "1")
         assert world.api.calls == ["apply networkpolicies"] * 2
 
     run(settings, test)

@@ -37,6 +37,9 @@ class ApiInMemory:
         self.calls: list[str] = []
         self.stored: Callable[[JsonObject], JsonObject] = lambda raw: raw
         """What becomes of what is written: a definition may drop fields."""
+        self.interrupted = ""
+        """A method and a kind, as in `delete rljobs`: somebody is faster than the next such call, by `in_between`."""
+        self.in_between: Callable[[], object] = lambda: None
         self._version = 100
 
     def put(self, kind: ResourceType, raw: JsonObject) -> Json:
@@ -98,10 +101,13 @@ class ApiInMemory:
         assert isinstance(status, dict)
         return copy.deepcopy(self.put(JOBS, {**job, "status": _merged(status, patch)}))
 
-    async def delete(self, kind: ResourceType, _: str, name: str, uid: str) -> bool:
+    async def delete(self, kind: ResourceType, _: str, name: str, uid: str, version: str = "") -> bool:
         self._call("delete", kind)
-        if text_at(self.objects.get((kind, name), {}), "metadata", "uid") != uid:
+        found = self.objects.get((kind, name), {})
+        if text_at(found, "metadata", "uid") != uid:
             return False
+        if version and text_at(found, "metadata", "resourceVersion") != version:
+            raise ConflictError(name)
         del self.objects[kind, name]
         return True
 
@@ -110,6 +116,9 @@ class ApiInMemory:
         self.calls.append(what)
         if what in self.errors:
             raise self.errors[what]
+        if what == self.interrupted:
+            self.interrupted = ""
+            self.in_between()
 
 
 class NotedQueue(WorkQueue[JobKey]):

@@ -85,16 +85,17 @@ class Actor:
         self._applied: dict[str, float] = {}
         """When, by the UID of a cluster."""
 
-    async def write_status(self, job: JobObject, plan: Plan) -> None:
-        """Writes the plan's status where it differs. Raises ConflictError if the job was changed since it was read,
-        and DefinitionOutdatedError where what was written is not what is stored."""
+    async def write_status(self, job: JobObject, plan: Plan) -> str:
+        """Writes the plan's status where it differs; returns the version of the job with that status. Raises
+        ConflictError if the job was changed since it was read, and DefinitionOutdatedError where what was written is
+        not what is stored."""
         if plan.status == job.observed.status and not job.is_upgraded:
-            return
+            return job.resource_version
         wanted = without_nulls(plan.status.to_wire())
         assert isinstance(wanted, Mapping)
         patch = merge_patch(job.status, wanted)
         if not patch:
-            return
+            return job.resource_version
         self._require_leadership()
         written = await self._objects.patch_job_status(
             job.observed.namespace, job.observed.name, patch, job.resource_version
@@ -108,14 +109,18 @@ class Actor:
                 f"CustomResourceDefinition rljobs.rljob.dev: is older than this operator (it drops {lost[0]});"
                 " apply the definition of this version (crds/rljobs.yaml), jobs wait until then"
             )
+        return text_at(written, "metadata", "resourceVersion")
 
-    async def carry_out(self, effects: tuple[Effect, ...], observation: Observation) -> EffectFailure | None:
-        """Does the effects in order, up to the first that fails. Raises KubeError where there is nothing to tell."""
+    async def carry_out(
+        self, effects: tuple[Effect, ...], observation: Observation, job_version: str
+    ) -> EffectFailure | None:
+        """Does the effects in order, up to the first that fails. `job_version`: of the job that they were decided by.
+        Raises KubeError where there is nothing to tell."""
         for effect in effects:
             if isinstance(effect, ApplyNetworkPolicy) and not self._is_due(effect, observation):
                 continue
             self._require_leadership()
-            failure = await self._carry_out(effect, observation)
+            failure = await self._carry_out(effect, observation, job_version)
             kind = kind_of(effect)
             self._metrics.effects.labels(kind.value, "failed" if failure else "done").inc()
             job = f"{observation.observed.job.namespace}/{observation.observed.job.name}"
@@ -133,7 +138,7 @@ class Actor:
             except KubeError as error:
                 logger.warning("event %s: %s", event.reason, error, extra=about(f"{job.namespace}/{job.name}"))
 
-    async def _carry_out(self, effect: Effect, observation: Observation) -> EffectFailure | None:
+    async def _carry_out(self, effect: Effect, observation: Observation, job_version: str) -> EffectFailure | None:
         kind, job = kind_of(effect), observation.observed.job
         try:
             match effect:
@@ -151,7 +156,7 @@ class Actor:
                 case DeleteCluster():
                     await self._objects.delete(CLUSTERS, job.namespace, effect.name, effect.uid)
                 case DeleteJob():
-                    await self._objects.delete(JOBS, job.namespace, job.name, effect.uid)
+                    await self._objects.delete(JOBS, job.namespace, job.name, effect.uid, job_version)
         except RefusedError as error:
             return EffectFailure(kind, Reason.CREATION_REFUSED, str(error))
         except ResourceTypeMissingError as error:

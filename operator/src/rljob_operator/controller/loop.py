@@ -161,9 +161,9 @@ class Controller:
     async def _act(
         self, key: JobKey, job: JobObject, plan: Plan, effects: tuple[Effect, ...], observation: Observation
     ) -> None:
-        await self._actor.write_status(job, plan)
+        version = await self._actor.write_status(job, plan)
         try:
-            failure = await self._actor.carry_out(effects, observation)
+            failure = await self._actor.carry_out(effects, observation, version)
             if failure is not None or len(effects) == len(plan.effects):
                 self._note(key, failure)
         finally:

@@ -114,18 +114,22 @@ class KubeObjects:
         path = f"{JOBS.path(namespace, name)}/status"
         return await self._client.request("PATCH", path, resource="rljobs/status", body=body, content_type=MERGE_PATCH)
 
-    async def delete(self, kind: ResourceType, namespace: str, name: str, uid: str) -> bool:
+    async def delete(self, kind: ResourceType, namespace: str, name: str, uid: str, version: str = "") -> bool:
         """Deletes an object if it is the one with this UID, and in the background what it owns; False where it is not
-        there."""
+        there. With `version` only as it was then: raises ConflictError where it has changed since."""
         body = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
-            "preconditions": {"uid": uid},
+            "preconditions": {"uid": uid} | ({"resourceVersion": version} if version else {}),
             "propagationPolicy": "Background",
         }
         try:
             await self._client.request("DELETE", kind.path(namespace, name), resource=kind.plural, body=body)
-        except (NotFoundError, ConflictError):
+        except NotFoundError:
+            return False
+        except ConflictError:
+            if version:
+                raise
             return False
         return True
 
