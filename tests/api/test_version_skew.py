@@ -137,6 +137,23 @@ def test_a_newer_job_that_asks_for_something_new_is_refused_by_the_name_of_the_f
         load_job(json.dumps(golden("trainer_job") | AFTER_NEXT))
 
 
+def test_what_only_the_operator_carries_out_keeps_no_trainer_from_running() -> None:
+    news: Wire = {"spec.runPolicy.patience": "Long", "spec.runPolicy.elastic": {"minNodes": 1, "pause": {"x": 1}}}
+    read = load_job(json.dumps(edited(golden("trainer_job"), NEXT | news)))
+    assert read.spec.training == load_job(json.dumps(golden("trainer_job"))).spec.training
+    with pytest.raises(HandoverError, match=r"^job: spec\.runPolicyOfTheQueue: is not known to this trainer"):
+        load_job(json.dumps(edited(golden("trainer_job"), NEXT | {"spec.runPolicyOfTheQueue": {"a": 1}})))
+
+
+def test_of_the_run_policy_the_trainer_is_told_what_it_reads() -> None:
+    """So an image that knows fewer of its fields, and refuses what it does not know, runs the job."""
+    policy = {"provisioningDeadlineSeconds": 77, "elastic": {"minNodes": 1}, "stallDeadlineSeconds": 60}
+    spec = RLJob.from_wire(edited(valid_job(), {"spec.runPolicy": policy})).spec
+    written = json.loads(dump_job(TrainerJob(name="example", spec=spec)))
+    assert written["spec"]["runPolicy"] == {"provisioningDeadlineSeconds": 77}
+    assert load_job(json.dumps(written)).spec.run_policy.provisioning_deadline_seconds == 77
+
+
 def test_defaults_that_a_server_filled_in_do_not_reach_the_trainer() -> None:
     """A server fills in those of its own version, which the trainer in the image may not know."""
     spec = RLJob.from_wire(valid_job()).spec

@@ -39,10 +39,13 @@ class WireModel(BaseModel):
         return cls.model_validate(data, by_alias=True, by_name=False)
 
     @classmethod
-    def from_newer_wire(cls, data: object, *, only_empty: bool = False) -> tuple[Self, tuple[str, ...]]:
+    def from_newer_wire(
+        cls, data: object, *, only_empty: bool = False, but_below: Path = ()
+    ) -> tuple[Self, tuple[str, ...]]:
         """The value of a wire form that a newer program may have written, and where fields that are unknown here stood
         in it, such as `spec.pools[0].foo`: these are dropped, at any depth. With `only_empty` only those that hold
-        null or something empty are; others are errors, as they are in `from_wire`. Raises pydantic.ValidationError.
+        null or something empty are, and all those below the place `but_below`; others are errors, as they are in
+        `from_wire`. Raises pydantic.ValidationError.
         """
         dropped: list[Path] = []
         while True:
@@ -52,7 +55,8 @@ class WireModel(BaseModel):
                 unknown = [
                     details["loc"]
                     for details in error.errors(include_url=False, include_context=False)
-                    if details["type"] == "extra_forbidden" and not (only_empty and not _is_empty(details["input"]))
+                    if details["type"] == "extra_forbidden"
+                    and (not only_empty or _is_empty(details["input"]) or _is_below(details["loc"], but_below))
                 ]
                 # Twice at one place would be twice for ever.
                 if not unknown or not set(dropped).isdisjoint(unknown):
@@ -73,6 +77,10 @@ class WireModel(BaseModel):
     def to_full_wire(self) -> dict[str, object]:
         """The JSON form with every default written out; fields that are unset by default are left out."""
         return _without_unset(self, self.model_dump(mode="json", by_alias=True))
+
+
+def _is_below(place: Path, above: Path) -> bool:
+    return above != () and place[: len(above)] == above
 
 
 def _is_empty(value: object) -> bool:

@@ -2,7 +2,8 @@
 
 The job goes to the trainer as one JSON document in an environment variable; RunState comes back as a file. Operator and
 image may be of neighbouring versions. What tells of a run is read whatever else it says. What a job asks for has to be
-understood: a field that the trainer does not know would change the training if it did.
+understood: a field that the trainer does not know would change the training if it did. But for its run policy, which
+the operator carries out: of that the trainer is told no more than it reads.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rljob_api.pydantic_messages import is_echo, plain_message, spread_out
 from rljob_api.run_state import RunState
 from rljob_api.scalars import PositiveCount
 from rljob_api.v1alpha1.moved_fields import MOVED_FIELDS
+from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import wire_path
 
@@ -39,9 +41,13 @@ class TrainerJob(WireModel):
     spec: RLJobSpec
 
 
+RUN_POLICY_PLACE = ("spec", "runPolicy")
+
+
 def dump_job(job: TrainerJob) -> str:
-    """The document for `RLJOB_SPEC`, without what equals its default. Raises HandoverError above `MAX_SPEC_BYTES`."""
-    text = _dump(job.to_wire_without_defaults(), job.contract_version)
+    """The document for `RLJOB_SPEC`, without what equals its default, and without what only the operator reads of the
+    run policy. Raises HandoverError above `MAX_SPEC_BYTES`."""
+    text = _dump(_as_the_trainer_reads_it(job).to_wire_without_defaults(), job.contract_version)
     size = len(text.encode())
     if size > MAX_SPEC_BYTES:
         raise HandoverError(
@@ -53,11 +59,12 @@ def dump_job(job: TrainerJob) -> str:
 
 def load_job(text: str) -> TrainerJob:
     """The job that `dump_job` wrote, by a version before this one, of this one, or after it. Raises HandoverError for
-    damage, for versions that cannot be read here, and for a field that is set and unknown here."""
+    damage, for versions that cannot be read here, and for a field that is set and unknown here, but in its run policy.
+    """
     what = "job"
     data = _versioned(text, what)
     try:
-        return TrainerJob.from_newer_wire(data, only_empty=True)[0]
+        return TrainerJob.from_newer_wire(data, only_empty=True, but_below=RUN_POLICY_PLACE)[0]
     except ValidationError as error:
         raise HandoverError(f"{what}: {_found(error, TrainerJob)}") from None
 
@@ -86,6 +93,12 @@ def readable_versions() -> str:
 def is_readable_version(version: object) -> bool:
     """Whether documents of this contract version are read here. Of a newer one, its fields decide."""
     return type(version) is int and OLDEST_READABLE_CONTRACT_VERSION <= version <= NEWEST_READABLE_CONTRACT_VERSION
+
+
+def _as_the_trainer_reads_it(job: TrainerJob) -> TrainerJob:
+    """How long its pools are waited for is all of the run policy that it reads."""
+    policy = RunPolicy(provisioning_deadline_seconds=job.spec.run_policy.provisioning_deadline_seconds)
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"run_policy": policy})})
 
 
 def _dump(wire: dict[str, object], version: int) -> str:
