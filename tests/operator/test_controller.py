@@ -67,11 +67,6 @@ async def with_cluster(world: ControllerInMemory) -> None:
     assert world.condition("job", "ClusterReady") == "PodsPending"
 
 
-def pod(world: ControllerInMemory, name: str, *, cluster: str, job_uid: str) -> None:
-    labels = {"ray.io/cluster": cluster, "rljob.dev/job-uid": job_uid}
-    world.api.put(PODS, {"metadata": {"name": name, "labels": labels}, "status": {"phase": "Running"}})
-
-
 def writes(calls: list[str]) -> list[str]:
     return [call for call in calls if call.split()[0] not in ("get", "list") and call != "create events"]
 
@@ -132,9 +127,10 @@ def test_a_cluster_that_the_cache_does_not_have_yet_is_not_made_again(settings: 
 def test_a_cluster_waits_for_all_pods_of_former_ones(settings: Settings) -> None:
     async def test(world: ControllerInMemory) -> None:
         await written_down(world)
-        pod(world, "of-a-former-attempt", cluster="job-0", job_uid="uid-of-job")
-        pod(world, "of-a-former-job", cluster="job-1", job_uid="former")
-        pod(world, "of-another-job", cluster="other-1", job_uid="other")
+        pods = {"of-a-former-attempt": ("job-0", "uid-of-job"), "of-a-former-job": ("job-1", "former")}
+        for name, (cluster, uid) in (pods | {"of-another-job": ("other-1", "other")}).items():
+            labels = {"ray.io/cluster": cluster, "rljob.dev/job-uid": uid}
+            world.api.put(PODS, {"metadata": {"name": name, "labels": labels}, "status": {"phase": "Running"}})
         assert not set(CREATED) & set(await world.passes(KEY, 2)), "only the API server knows of the pods"
         del world.api.objects[PODS, "of-a-former-attempt"]
         await world.relist()
@@ -259,6 +255,9 @@ def test_a_replica_that_does_not_lead_for_sure_writes_nothing(settings: Settings
         await world.passes(KEY, 1)
         world.leads = False
         assert writes(await world.passes(KEY, 1)) == []
+        world.api.interrupted, world.api.in_between = CREATED[1], lambda: setattr(world, "leads", False)
+        world.leads = True
+        assert writes(await world.passes(KEY, 1)) == CREATED[:2]
         world.leads = True
         assert writes(await world.passes(KEY, 1)) == CREATED
 

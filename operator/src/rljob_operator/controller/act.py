@@ -18,7 +18,6 @@ from rljob_operator.kube.errors import (
     KubeError,
     RefusedError,
     ResourceTypeMissingError,
-    UnavailableError,
 )
 from rljob_operator.kube.merge_patch import merge_patch, without_nulls
 from rljob_operator.kube.objects import CLUSTERS, EVENTS, JOBS, NETWORK_POLICIES
@@ -80,7 +79,7 @@ class Actor:
         self._slots = surroundings.slots
         self._metrics = surroundings.metrics
         self._clock = surroundings.clock
-        self._may_act = surroundings.may_act
+        self._require_leadership = surroundings.require_leadership
         self._creation = ClusterCreation(surroundings)
         self._applied: dict[str, float] = {}
         """When, by the UID of a cluster."""
@@ -186,10 +185,6 @@ class Actor:
         manifest = network_policy(identity(job), int(attempt), self._defaults)
         name = text_at(manifest, "metadata", "name")
         await self._objects.apply(NETWORK_POLICIES, job.namespace, name, manifest)
-
-    def _require_leadership(self) -> None:
-        if not self._may_act():
-            raise UnavailableError("this replica has not renewed its lease in time; another one may lead")
 
     async def _submit(self, effect: SubmitJob, observation: Observation) -> None:
         """After any error Ray is asked whether it has the job: it may have started before the answer was lost."""

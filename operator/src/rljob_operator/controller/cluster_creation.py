@@ -43,6 +43,7 @@ class ClusterCreation:
         self._cache = surroundings.cache
         self._settings = surroundings.settings
         self._defaults = surroundings.defaults
+        self._require_leadership = surroundings.require_leadership
 
     async def carry_out(self, effect: CreateCluster, observation: Observation) -> EffectFailure | None:
         """Raises KubeError for what has no reason of its own."""
@@ -56,6 +57,7 @@ class ClusterCreation:
         try:
             return await self._create(effect, job, job.spec)
         except UnavailableError as error:
+            self._require_leadership()
             # A server that names a time is only busy. Otherwise it may be a dead admission webhook, which lasts until
             # somebody reads of it.
             if error.retry_after_seconds:
@@ -71,6 +73,7 @@ class ClusterCreation:
         policy = network_policy(owner, effect.attempt, self._defaults)
         await self._objects.create(NETWORK_POLICIES, job.namespace, policy)
         manifest = ray_cluster(owner, spec, effect.attempt, self._defaults, key_id(key))
+        self._require_leadership()
         try:
             made = await self._objects.create_strictly(CLUSTERS, job.namespace, manifest)
         except AlreadyExistsError:

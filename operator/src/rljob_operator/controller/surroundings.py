@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rljob_operator.kube.cache import ObjectCache
+from rljob_operator.kube.errors import UnavailableError
 from rljob_operator.kube.objects import KubeObjects
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.manifests.defaults import Defaults
@@ -27,3 +28,8 @@ class Surroundings:
     clock: ServerClock
     may_act: Callable[[], bool]
     """Whether this replica still leads for sure."""
+
+    def require_leadership(self) -> None:
+        """Asked right before each write. Raises UnavailableError where another replica may lead by now."""
+        if not self.may_act():
+            raise UnavailableError("this replica has not renewed its lease in time; another one may lead")
