@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 
 import kopf
@@ -184,13 +184,13 @@ class _NoDiffs(kopf.DiffBaseStorage):
     """kopf would copy every object that an event brings, to tell what has changed: for handlers that there are none of
     here. It was a quarter of this process's time."""
 
-    def build(self, *, body: kopf.Body, extra_fields: Iterable[kopf.FieldSpec] | None = None) -> kopf.BodyEssence:
+    def build(self, **_: object) -> kopf.BodyEssence:
         return kopf.BodyEssence()
 
-    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+    def fetch(self, **_: object) -> kopf.BodyEssence | None:
         return None
 
-    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+    def store(self, **_: object) -> None:
         """Nothing is kept."""
 
 
