@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from rljob_trainer.checkpoints import tensor_file
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
-from rljob_trainer.checkpoints.save import HostBuffers, begin_save, commit, save_shard_async
+from rljob_trainer.checkpoints.save import HostBuffers, begin_save, commit, save_shard, save_shard_async
 from rljob_trainer.checkpoints.sharding import ShardedTensor
+from rljob_trainer.observability.activity import Activity
 
 
 class SlowStorage:
@@ -51,6 +53,17 @@ def test_training_goes_on_while_storage_hangs_and_the_copy_is_what_is_saved(
     reader = open_checkpoint(folder)
     assert torch.equal(reader.read("weight"), torch.arange(6.0))
     assert reader.read("step").item() == 20
+
+
+def test_a_worker_tells_that_it_gets_further_with_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    activity = Activity(lambda: now[0])
+    activity.write_beside(tmp_path / "worker-0.log")
+    monkeypatch.setattr(tensor_file, "ACTIVITY", activity)
+    now[0] += 100
+    tensors = [ShardedTensor(name, torch.zeros(2), (2,), (0,)) for name in ("a", "b")]
+    save_shard(begin_save(tmp_path, 20, 1), 0, tensors)
+    assert (tmp_path / "worker-0.activity").read_text() == "1 of 2 tensors of a checkpoint are written"
 
 
 def test_buffers_are_used_again_and_follow_a_change_of_shape(tmp_path: Path) -> None:

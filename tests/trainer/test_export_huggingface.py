@@ -111,6 +111,19 @@ def test_the_logits_of_the_loaded_folder_are_equal(tmp_path: Path, source: Path,
     assert ("lm_head.weight" in stored) is not tied
 
 
+def test_it_tells_how_far_it_is(tmp_path: Path, source: Path, tied: bool) -> None:
+    checkpoint = checkpoint_of(tmp_path / "checkpoints", tiny_model(tied, seed=1).named_parameters())
+    told: list[tuple[int, int]] = []
+
+    def note(number: int, of: int) -> None:
+        told.append((number, of))
+
+    saved = open_known_checkpoint(checkpoint)
+    write_huggingface(tmp_path / "export", source, saved, "model.", torch.float32, told=note)
+    assert told == [(number, len(told)) for number in range(1, len(told) + 1)]
+    assert len(told) > 10
+
+
 def test_second_names_of_tied_tensors_are_left_out(tmp_path: Path, source: Path, tied: bool) -> None:
     trained = tiny_model(tied, seed=2)
     folder = export(tmp_path, source, trained.state_dict().items())

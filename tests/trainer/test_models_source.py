@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -24,6 +25,7 @@ from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.models import download, gguf_conversion
 from rljob_trainer.models.source import ModelPlace, controller_model, converted_gguf, local_model_folder
 from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.observability.growth import watched_growth
 from rljob_trainer.settings import cache_folder
 
 SORT_DIGITS = "package://rljob_trainer/assets/sort_digits/model"
@@ -103,7 +105,7 @@ class StandInHub:
         local_files_only: bool = False,
     ) -> str:
         self.calls.append((revision, local_files_only))
-        folder = self.cache / repository.replace("/", "--") / "snapshots" / COMMIT
+        folder = self.cache / f"models--{repository.replace('/', '--')}" / "snapshots" / COMMIT
         if local_files_only:
             if not folder.is_dir():
                 raise huggingface_hub.errors.LocalEntryNotFoundError("not here")
@@ -120,6 +122,7 @@ class StandInHub:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInHub:
     hub = StandInHub(tmp_path / "hub")
     monkeypatch.setattr(download, "snapshot_download", hub.snapshot_download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub.cache))
     return hub
 
 
@@ -147,6 +150,19 @@ def test_a_node_downloads_once_whatever_the_number_of_workers(tmp_path: Path, hu
     # The library's cache was emptied, ours was not.
     shutil.rmtree(hub.cache)
     assert (place.folder() / "model.safetensors").is_file()
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_download_tells_what_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "watched_growth", partial(watched_growth, look_seconds=0.01))
+    place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
+    told: list[int] = []
+    place.folder(told.append)
+    assert len(told) >= 2
+    assert told == sorted(set(told))
+    told.clear()
+    place.folder(told.append)
+    assert told == []
 
 
 def test_a_download_that_was_cut_short_is_not_taken_for_a_model(tmp_path: Path, hub: StandInHub) -> None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from rljob_api.v1alpha1.model import Lora, Model
 from rljob_trainer.checkpoints.errors import CheckpointError
-from rljob_trainer.checkpoints.export import write_huggingface
+from rljob_trainer.checkpoints.export import Told, tell_nobody, write_huggingface
 from rljob_trainer.checkpoints.layout import TensorEntry
 from rljob_trainer.checkpoints.load import CheckpointReader
 from rljob_trainer.checkpoints.storage import sync_folder
@@ -42,6 +42,7 @@ def write_merged_huggingface(
     settings: AdapterSettings,
     base_model: Model,
     dtype: torch.dtype,
+    told: Told = tell_nobody,
 ) -> None:
     """As `write_huggingface`: the model in `source` with the adapters added, which are the checkpoint's tensors whose
     names begin with `prefix`. They are also written to ADAPTER_FOLDER of it, in 32 bits; `base_model` is what the
@@ -61,7 +62,7 @@ def write_merged_huggingface(
 
     with WeightFiles(source) as files:
         weights = MergedWeights(files, adapters, prefix, settings.scaling)
-        write_huggingface(folder, source, weights, "", dtype, write_more=write_adapters)
+        write_huggingface(folder, source, weights, "", dtype, write_more=write_adapters, told=told)
 
 
 class MergedWeights:

@@ -6,6 +6,7 @@ fails. They go from file to file one tensor at a time, read once and not hashed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -53,6 +54,14 @@ class SavedWeights(Protocol):
         """The whole tensor."""
 
 
+Told = Callable[[int, int], None]
+"""Is told how many tensors of how many are read."""
+
+
+def tell_nobody(_number: int, _of: int) -> None:
+    """Of what nobody waits for."""
+
+
 def export_dtype(choice: ExportDtype, source: Path) -> torch.dtype:
     """The dtype of an export of the model whose folder `source` is.
 
@@ -82,6 +91,7 @@ def write_huggingface(
     dtype: torch.dtype,
     max_file_bytes: int = MAX_FILE_BYTES,
     write_more: Callable[[Path], None] | None = None,
+    told: Told = tell_nobody,
 ) -> None:
     """Writes the model to `folder`, which appears complete or not at all and replaces an earlier export.
 
@@ -89,7 +99,8 @@ def write_huggingface(
     copied, with `dtype` as the model's dtype. The weights are the tensors whose names begin with `prefix`, followed by
     the name in the `transformers` model. They get the names and forms that the model has on the hub; floating-point
     ones are converted to `dtype`, and tensors tied to another one are left out. No more is in memory than one tensor as
-    it was saved (all experts of a layer are one), and as it is written. `write_more` may add to the folder.
+    it was saved (all experts of a layer are one), and as it is written. `write_more` may add to the folder;
+    `told` is told of each tensor.
 
     Raises CheckpointError where a tensor of the model is missing, unknown or of another shape (`from_pretrained` would
     fill it with random numbers and only warn), where `dtype` cannot hold a value, and where reading or writing fails.
@@ -102,7 +113,7 @@ def write_huggingface(
         shutil.rmtree(temporary, ignore_errors=True)
         os.mkdir(temporary)
         try:
-            _write_weights(temporary, specs, tensors.read, max_file_bytes)
+            _write_weights(temporary, specs, _counted(tensors.read, len(specs), told), max_file_bytes)
             _copy_settings(source, temporary, dtype)
             if write_more is not None:
                 write_more(temporary)
@@ -189,6 +200,17 @@ def _check_shape(folder: Path, name: str, shape: tuple[int, ...], expected: dict
             f"{folder}: tensor {name} of shape {list(shape)} was saved, the model has {wanted}; "
             f"export the model that was trained"
         )
+
+
+def _counted(read: Callable[[str], torch.Tensor], num_tensors: int, told: Told) -> Callable[[str], torch.Tensor]:
+    numbers = itertools.count(1)
+
+    def read_and_tell(name: str) -> torch.Tensor:
+        tensor = read(name)
+        told(next(numbers), num_tensors)
+        return tensor
+
+    return read_and_tell
 
 
 def _write_weights(

@@ -22,6 +22,7 @@ import torch
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.layout import digest_of
 from rljob_trainer.checkpoints.storage import durable_file, write_all
+from rljob_trainer.observability.activity import ACTIVITY
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -99,7 +100,8 @@ def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata:
         digests: dict[str, Future[str]] = {}
         with durable_file(path) as descriptor:
             write_all(descriptor, header)
-            for name in specs:
+            for number, name in enumerate(specs, 1):
+                ACTIVITY.tell("tensors of a checkpoint are written", number, len(specs))
                 data = _bytes_of(tensors[name])
                 digests[name] = pool.submit(digest_of, data)
                 write_all(descriptor, data)

@@ -156,12 +156,17 @@ class Controller:
         log.info("exporting the model as %s", str(dtype).removeprefix("torch."))
         saved, model = open_known_checkpoint(self.checkpointing.newest), self.job.spec.training.model
         if model.lora is None:
-            write_huggingface(folder, source, saved, MODEL_PREFIX, dtype)
+            write_huggingface(folder, source, saved, MODEL_PREFIX, dtype, told=self._exported)
         else:
             adapters = AdapterSettings(model.lora, self.job.spec.training.seed)
-            base = self.run_parts.model_place.folder()
-            write_merged_huggingface(folder, base, saved, ADAPTER_PREFIX, adapters, model, dtype)
+            base = self.run_parts.model_place.folder(
+                lambda size: self.reporter.doing(f"exports the model; {size // 10**6} MB of its base are downloaded")
+            )
+            write_merged_huggingface(folder, base, saved, ADAPTER_PREFIX, adapters, model, dtype, self._exported)
         return folder
+
+    def _exported(self, number: int, of: int) -> None:
+        self.reporter.doing(f"exports the model; {number} of {of} tensors are read")
 
     def _step(self, step: int) -> None:
         self.timeline.begin(step + 1)

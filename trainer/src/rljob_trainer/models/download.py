@@ -15,8 +15,10 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import repo_folder_name
 
 from rljob_trainer.errors import ConfigurationError, ResourceError
+from rljob_trainer.observability.growth import GrowthTold, watched_growth
 
 SETTINGS_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 """Configuration and tokenizer."""
@@ -24,8 +26,9 @@ ALL_FILES = (*SETTINGS_FILES, "*.safetensors")
 """No weights in pickled form: those run code when they are loaded."""
 
 
-def download_once(repository: str, revision: str, where: str, marker: Path) -> Path:
+def download_once(repository: str, revision: str, where: str, marker: Path, told: GrowthTold) -> Path:
     """All files of a commit; the hub is asked until the first success, of which `marker` tells, and no more after it.
+    `told`: of the bytes as they come.
 
     One caller at a time. Raises as `download_model`, and ConfigurationError where weights are missing."""
     if marker.exists():
@@ -33,7 +36,8 @@ def download_once(repository: str, revision: str, where: str, marker: Path) -> P
             return Path(snapshot_download(repository, revision=revision, local_files_only=True))
         except LocalEntryNotFoundError:
             marker.unlink()
-    folder = download_model(repository, revision, where, ALL_FILES)
+    with watched_growth(_cache_of(repository), told):
+        folder = download_model(repository, revision, where, ALL_FILES)
     missing = [name for name in _weight_files(folder) if not (folder / name).is_file()]
     if missing:
         raise ConfigurationError(
@@ -41,6 +45,11 @@ def download_once(repository: str, revision: str, where: str, marker: Path) -> P
         )
     marker.touch()
     return folder
+
+
+def _cache_of(repository: str) -> Path:
+    """Where the library downloads to."""
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
 
 
 def _weight_files(folder: Path) -> Sequence[str]:

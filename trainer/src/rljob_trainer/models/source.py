@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rljob_api.v1alpha1.model import Model
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.observability.growth import GrowthTold, tell_downloaded
 from rljob_trainer.source_paths import local_path, looks_local
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,10 @@ class ModelPlace:
     cache_folder: Path
     base_folder: Path
 
-    def folder(self) -> Path:
+    def folder(self, told: GrowthTold = tell_downloaded) -> Path:
         """The model's folder on this machine; raises as `controller_model`. May be called by several processes at
-        once: one downloads or converts, the others wait, and later calls use what is there."""
+        once: one downloads or converts, the others wait, and later calls use what is there. `told`: of the bytes of a
+        download as they come."""
         if looks_local(self.model.source, self.base_folder):
             return local_model_folder(self.model, self.cache_folder, self.base_folder)
         from rljob_trainer.models.download import download_once
@@ -48,7 +50,7 @@ class ModelPlace:
         locks.mkdir(parents=True, exist_ok=True)
         name = f"{self.model.source.replace('/', '--')}-{self.model.revision}"
         with _locked(locks / f"{name}.lock"):
-            return download_once(self.model.source, self.model.revision, WHERE, locks / f"{name}.complete")
+            return download_once(self.model.source, self.model.revision, WHERE, locks / f"{name}.complete", told)
 
 
 def controller_model(model: Model, cache_folder: Path, base_folder: Path) -> tuple[Path, ModelPlace]:
