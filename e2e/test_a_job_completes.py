@@ -18,6 +18,7 @@ from rljob_testing.cluster_client import Kubectl, Recording, recorded, wait_for
 
 JOB = "sort-digits"
 CLUSTER = f"{JOB}-1"
+STEPS = 40
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ def test_progress_was_in_the_resource_while_it_ran(finished: Finished) -> None:
         for s in finished.recording.sightings
         if s.status.progress and not any(c.type == "Complete" and c.status == "True" for c in s.status.conditions)
     ]
-    steps = sorted({progress.step for progress in running if 0 < progress.step < 20})
+    steps = sorted({progress.step for progress in running if 0 < progress.step < STEPS})
     assert len(steps) >= 2, steps
     assert any(progress.reward_mean is not None and progress.eta_seconds is not None for progress in running)
 
 
 def test_the_status_changed_at_least_every_ten_seconds(finished: Finished) -> None:
-    times = [s.at for s in finished.recording.sightings if s.status.progress and 0 < s.status.progress.step < 20]
+    times = [s.at for s in finished.recording.sightings if s.status.progress and 0 < s.status.progress.step < STEPS]
     gaps = [after - before for before, after in pairwise(times)]
     assert max(gaps, default=0.0) <= 10.0, gaps
 
@@ -87,7 +88,7 @@ def test_it_ran_on_two_worker_pods_with_a_gpu_each(finished: Finished) -> None:
 def test_the_checkpoint_loads(finished: Finished, kubectl: Kubectl) -> None:
     checkpoint = kubectl.status(JOB).checkpoint
     assert checkpoint is not None
-    assert checkpoint.step == 20
+    assert checkpoint.step == STEPS
     assert checkpoint.uri.startswith(f"pvc://rljob-storage/{JOB}/checkpoints/")
     folder = finished.storage / "checkpoints" / checkpoint.uri.rsplit("/", 1)[1]
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -123,13 +123,24 @@ def node_paused(job: Job) -> None:
 
 
 def fencing(job: Job) -> None:
-    """The former trainer goes on, by itself, when the next one has saved a checkpoint on another node."""
+    """The former trainer goes on, by itself, when the next one has saved a checkpoint on another node. It is told that
+    it does not count any more, and what it had begun to save is never complete."""
     with faults.paused_node(GPU_NODE):
         run(["kubectl", "uncordon", CPU_NODE])
         saved = job.status().checkpoint
         assert saved is not None, "there was one before the fault"
         job.trains(2)
         job.wait(lambda status: status.checkpoint and status.checkpoint.step > saved.step, "a checkpoint of attempt 2")
+    folder, attempts = job.place.storage / job.name, job.status().attempts
+    log = folder / "run" / "logs" / "attempt-1" / "driver.log"
+
+    def is_told() -> bool:
+        # Looked at meanwhile: what does not count is removed by the next start when it saves.
+        completed = list(fenced(folder / "checkpoints", attempts))
+        assert not completed, completed
+        return "may not change the checkpoints" in log.read_text(errors="replace")
+
+    wait_for(is_told, f"{job.name}: the former trainer is told that a later start has begun", 120)
 
 
 def operator(_: Job) -> None:
