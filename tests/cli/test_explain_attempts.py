@@ -226,6 +226,20 @@ def test_a_stop_that_ray_could_not_be_asked_for() -> None:
     assert what_is_next(lines)[1] == "then the job is Failed, StoppedByUser; `rljob retry small` lets it go on"
 
 
+def test_a_trainer_that_stalls_is_traced_first_and_told_where_it_stood() -> None:
+    stop = {"reason": "Stalled", "message": "no progress for 600 s; it stood at step 9 of 40"}
+    stop |= {"requestedAt": "2026-01-31T12:29:30Z"}
+    lines = explained({"conditions": [VALID], "attempts": [RUNNING | {"stop": stop, "state": "Stopping"}]})
+    assert lines[2:4] == [
+        "Attempt 2 is to end: reason Stalled, for 30s",
+        "  no progress for 600 s; it stood at step 9 of 40",
+    ]
+    assert what_is_next(lines)[0] == (
+        "attempt 2: its trainer is asked to end when its stacks are written, and ends by 2026-01-31T12:32:00Z (in 2m;"
+        " runPolicy.gracePeriodSeconds), else it is ended"
+    )
+
+
 def failed(reason: str) -> dict[str, object]:
     result = {"outcome": "Failed", "reason": reason, "message": "why", "at": "2026-01-31T12:20:00Z"}
     return {"phase": "Failed", "conditions": [VALID], "attempts": [ENDED], "result": result, "checkpoint": CHECKPOINT}

@@ -116,6 +116,8 @@ DASHBOARD_PORT = 8265
 
 STACKS_ENTRYPOINT = "python -m rljob_trainer.pod.dump_stacks"
 """The command of the Ray job that writes down where the processes of a trainer stand."""
+STACKS_SECONDS = 30
+"""What that has before a trainer that stalls is asked to stop; added to its grace period."""
 POD_LOGS_FOLDER = f"{POD_RUN_FOLDER}/logs"
 """Logs of attempts, a folder for each."""
 

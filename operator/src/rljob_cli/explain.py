@@ -195,6 +195,8 @@ def _end_text(job: StoredJob, end: Ending, now: datetime) -> Iterator[Text]:
 def _stop_text(attempt: Attempt, stop: StopRequest, now: datetime) -> Iterator[Text]:
     since = age(moment(stop.requested_at), now)
     yield Text(f"Attempt {attempt.number} is to end: reason {one_line(stop.reason)}, for {since}", "bold")
+    if stop.message is not None:
+        yield from _message_lines(stop.message)
     told = f"Ray was asked {age(moment(stop.told_at), now)} ago" if stop.told_at else "Ray could not be asked yet"
     yield Text(f"  {told} to stop its trainer")
     yield _advice(stop.reason)

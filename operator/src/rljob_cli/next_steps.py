@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from rljob_api.conditions import ConditionType, Reason
+from rljob_api.constants import STACKS_SECONDS
 from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
 from rljob_api.v1alpha1.status import Attempt, FailureClass, NextAttempt, StopRequest
 from rljob_cli.job_state import (
@@ -79,9 +80,13 @@ def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
 
 def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: datetime) -> Iterator[str]:
     grace_seconds = job.run_policy.grace_period_seconds
+    what = "saves a checkpoint and ends"
+    if stop.reason == Reason.STALLED:
+        grace_seconds += STACKS_SECONDS
+        what = "is asked to end when its stacks are written, and ends"
     end = moment(stop.requested_at) + timedelta(seconds=grace_seconds)
     yield (
-        f"attempt {attempt.number}: its trainer saves a checkpoint and ends by {time_text(end)} ({in_time(end, now)};"
+        f"attempt {attempt.number}: its trainer {what} by {time_text(end)} ({in_time(end, now)};"
         " runPolicy.gracePeriodSeconds), else it is ended"
     )
     known = _AFTER_A_STOP.get(Reason(stop.reason)) if stop.reason in list(Reason) else None

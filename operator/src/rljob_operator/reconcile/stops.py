@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.conditions import Reason
-from rljob_api.constants import POD_LOGS_FOLDER, attempt_logs_folder
+from rljob_api.constants import POD_LOGS_FOLDER, STACKS_SECONDS, attempt_logs_folder
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
 from rljob_operator.reconcile.attempts import MAX_MESSAGE
@@ -18,9 +18,6 @@ from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.submission import newest_submission, ray_job
 from rljob_operator.reconcile.suspension import is_suspended, note_stop, wants_to_be_stopped
 from rljob_operator.reconcile.timestamps import seconds_since, timestamp
-
-STACKS_SECONDS = 30
-"""What the processes of a stalled trainer have to write their stacks, before it is asked to stop."""
 
 
 def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
