@@ -42,7 +42,7 @@ NAMESPACE, CLAIM = "rljob-proof", "rljob-storage"
 NODE_SELECTOR = "scheduler.alpha.kubernetes.io/node-selector"
 CHECKPOINT_EVERY = 3
 END_SECONDS = 900
-STALL_SECONDS, ELASTIC_SECONDS = 45, 15
+STALL_SECONDS, ELASTIC_SECONDS = 120, 15
 STOP_ALL_WORKERS = (
     "import os, signal; from rljob_trainer.stack_traces import traced_processes;"
     " [os.kill(each.process_id, signal.SIGSTOP) for each in traced_processes(os.environ['RLJOB_RUN_FOLDER'])]"
