@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed_loop import Operator, ran
-from rljob_testing.operator_observed_world import Scenario, Start
+from rljob_testing.operator_observed_world import Cluster, Scenario, Start, World
 
 LIMITS = {"provisioningDeadlineSeconds": 60, "gracePeriodSeconds": 30}
 NO_RETRY = {"maxAppRetries": 0, "maxInfraRetries": 0}
@@ -51,6 +52,16 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
         Scenario(spec({"runPolicy.ttlSecondsAfterFinished": 60})), "Complete", "Succeeded", 1,
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("clusters", [("example-1",), ("example-1", "example-2")], ids=["one cluster", "two"])
+def test_two_trainers_at_the_same_time_are_noticed(clusters: tuple[str, ...]) -> None:
+    world = World(Scenario())
+    world.clusters.update({name: Cluster(name, name, since=0) for name in clusters})
+    for number, name in enumerate((clusters[0], clusters[-1]), 1):
+        world.carry_out(SubmitJob(f"example-{number}-1", number, number), name)
+    world.advance()
+    assert world.most_running == 2
 
 
 def told(status: RLJobStatus) -> object:

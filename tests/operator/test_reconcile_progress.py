@@ -124,6 +124,24 @@ def test_what_is_known_stays_when_the_trainer_no_longer_says_it() -> None:
     assert later.checkpoint == known.checkpoint
 
 
+def test_the_attempt_says_what_it_saved_itself() -> None:
+    """A start that has found the checkpoint of a former one tells of it before it has begun to train, or fails."""
+    found = run_state(RunPhase.STARTING, step=0, checkpoint_step=6)
+    seen = at_work(state=found)
+    record = decide(seen).status.attempts[0]
+    assert (record.resumed_from_step, record.checkpoint_step) == (None, None)
+    for state, saved in (
+        (found.model_copy(update={"resumed_from_step": 6}), None),
+        (run_state(RunPhase.FAILED, step=0, checkpoint_step=6), None),
+        (run_state(step=6, checkpoint_step=6).model_copy(update={"resumed_from_step": 6}), None),
+        (run_state(step=8, checkpoint_step=8).model_copy(update={"resumed_from_step": 6}), 8),
+        (run_state(step=6, checkpoint_step=6), 6),
+    ):
+        status = decide(at_work(state=state)).status
+        assert status.attempts[0].checkpoint_step == saved
+        assert status.checkpoint is not None
+
+
 def test_the_attempt_says_where_it_resumed() -> None:
     state = run_state().model_copy(update={"resumed_from_step": 3})
     assert decide(at_work(state=state)).status.attempts[0].resumed_from_step == 3

@@ -40,6 +40,11 @@ def test_the_first_state_is_written_at_once_with_its_version(tmp_path: Path) -> 
 def test_a_run_from_resume_to_the_end(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.json", WallClock()
     run = reporter(path, clock)
+    found = CheckpointStatus(step=4, uri="file:checkpoints/4", digest="sha256:0", saved_at="2023-11-14T22:13:00Z")
+    run.goes_on_from(found.model_copy(update={"step": 5}))
+    run.goes_on_from(found)
+    state = RunState.model_validate_json(path.read_text())
+    assert (state.phase, state.checkpoint, state.resumed_from_step) == (RunPhase.STARTING, found, 4)
     run.training_started(4, resumed_from_step=4)
     run.evaluated({"eval/greedy_score": 0.75})
     clock.now += 6.0

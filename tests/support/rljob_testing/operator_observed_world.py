@@ -7,7 +7,6 @@ passes is the status alone, so that it may crash anywhere, or be paused there an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -150,8 +149,7 @@ class World:
                 del self.clusters[found.uid]
                 if found.node_lost_since is not None:
                     self.lost_pods += [each for each in self._pods_of(found) if each.group == HEAD_GROUP]
-        running = [found for found in self.clusters.values() if found.deleted_since is None and self._runs(found)]
-        self.most_running = max(self.most_running, len(running))
+        self.most_running = max(self.most_running, sum(map(self._num_running, self.clusters.values())))
 
     def observe(self, name: str, failure: EffectFailure | None) -> Observed:
         """As the operator sees it now; `name`: the cluster whose dashboard it asks."""
@@ -204,7 +202,7 @@ class World:
         lost = script.cluster_deleted_at_step
         if lost is not None and step >= lost and found.deleted_since is None:
             found.deleted_since = self.tick
-        is_there = not found.head_lost and found.node_lost_since is None
+        is_there = _is_reached(found)
         saves = step % STEPS_BETWEEN_CHECKPOINTS == 0 or (self._runs(found) and trainer.stop_since == self.tick - 1)
         if is_there and saves:
             self._save(trainer, step)
@@ -216,9 +214,14 @@ class World:
             self.savers.append(trainer.start_number)
 
     def _runs(self, found: Cluster) -> bool:
-        trainer = found.newest
-        if trainer is None or found.head_lost or found.node_lost_since is not None:
-            return False
+        """Whether its newest trainer does."""
+        return found.newest is not None and _is_reached(found) and self._is_running(found.newest)
+
+    def _num_running(self, found: Cluster) -> int:
+        """Trainers, those of a cluster that is being removed included."""
+        return sum(map(self._is_running, found.trainers.values())) if _is_reached(found) else 0
+
+    def _is_running(self, trainer: Trainer) -> bool:
         return self._status(trainer) is RayJobStatus.RUNNING
 
     def _create(self, effect: CreateCluster) -> EffectFailure | None:
@@ -328,8 +331,9 @@ class World:
         return state.model_copy(update=update)
 
 
-Later = Callable[[], None]
-"""What a paused operator still has to do."""
+def _is_reached(found: Cluster) -> bool:
+    """Whether its head is there, and its node."""
+    return not found.head_lost and found.node_lost_since is None
 
 
 def copied(scenario: Scenario) -> Scenario:

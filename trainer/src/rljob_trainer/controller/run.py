@@ -38,7 +38,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
         for note in point.notes:
             log.warning("%s", note)
         refuse_fewer_steps(first_step, job.spec.training.steps)
-        reporter.checkpoint_saved(point.status)
+        reporter.goes_on_from(point.status)
     with built_run(job, settings, point.state.choices if point else None, reporter.doing) as run:
         job = run.job
         checkpointing.choices = run.choices
@@ -93,7 +93,7 @@ def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, rep
     if loaded is not point:
         for note in loaded.notes:
             log.warning("%s", note)
-        reporter.checkpoint_saved(loaded.status)
+        reporter.goes_on_from(loaded.status)
     return loaded
 
 

@@ -130,6 +130,10 @@ class RunReporter:
         """As `doing`, of somebody who is in the midst of the newest phase."""
         self.doing(f"{self._phase_activity}; {printable(how, MAX_DETAIL_CHARS)}")
 
+    def goes_on_from(self, checkpoint: CheckpointStatus) -> None:
+        """This start begins with what a former one has saved; said again where that one proves to be damaged."""
+        self._change(checkpoint=checkpoint, resumed_from_step=checkpoint.step)
+
     def checkpoint_saved(self, checkpoint: CheckpointStatus) -> None:
         """A checkpoint is complete."""
         self._change(checkpoint=checkpoint)
