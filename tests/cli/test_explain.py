@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
@@ -25,12 +26,16 @@ STORAGE = "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
 
 
 def explained(
-    status: Mapping[str, object], pods: list[Pod] | None = None, warnings: list[Event] | None = None, more: str = ""
+    status: Mapping[str, object],
+    pods: list[Pod] | None = None,
+    warnings: list[Event] | None = None,
+    more: str = "",
+    flags: str = "",
 ) -> str:
     metadata = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": CREATED}
     spec = YAML(typ="safe", pure=True).load(JOB + STORAGE + more)["spec"]
     job = stored_job({"metadata": metadata, "spec": spec, "status": dict(status)})
-    return "\n".join(line.plain for line in explanation(job, pods or [], warnings or [], NOW))
+    return "\n".join(line.plain for line in explanation(job, pods or [], warnings or [], NOW, flags))
 
 
 def pod(name: str, status: Mapping[str, object]) -> Pod:
@@ -167,6 +172,25 @@ def test_a_job_without_a_checkpoint_says_what_would_be_lost() -> None:
     assert (
         f"Nothing keeps it from going on.\nNo checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}\n" in text
     )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"conditions": [condition("Failed", "True", "ConfigurationError", "2026-01-31T12:20:00Z", "exit code 2")]},
+        {"suspendedAt": "2026-01-31T12:20:00Z"},
+        {"nextAttempt": {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:31:00Z"}},
+    ],
+    ids=["failed", "suspended", "between attempts"],
+)
+def test_commands_name_the_cluster_and_the_namespace_that_were_given(more: Mapping[str, object]) -> None:
+    flags = " --context prod --namespace team-a"
+    suspend = "  suspend: true\n" if "suspendedAt" in more else ""
+    text = explained({"attempts": [ATTEMPT], "conditions": [VALID], **more}, more=suspend, flags=flags)
+    commands = re.findall("`(rljob [^`]*)`", text.partition("What comes next:")[2])
+    assert commands
+    for command in commands:
+        assert command.endswith(flags), command
 
 
 def test_a_failure_says_how_to_go_on() -> None:

@@ -90,7 +90,7 @@ def test_a_job_that_has_ended_has_no_time_left() -> None:
 def test_a_job_that_nobody_has_seen_yet() -> None:
     assert printed(job({})) == (
         "RLJob team-a/small   Unseen   age 30m\n"
-        "  no operator has looked at it yet; `rljob explain` says what to check\n"
+        "  no operator has looked at it yet; `rljob explain small` says what to check\n"
     )
 
 
@@ -141,3 +141,5 @@ def test_a_job_that_is_not_there_has_an_exit_code_of_its_own(rljob: Rljob) -> No
             "error: RLJob nothing: there is none in this namespace; `rljob list` shows which there are, --namespace"
             " names another one\n"
         )
+    _, _, errors = rljob("status", "nothing", "--namespace", "team-a")
+    assert "; `rljob list --namespace team-a` shows which there are" in errors

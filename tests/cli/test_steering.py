@@ -32,7 +32,7 @@ def test_a_job_that_is_being_deleted_is_left_alone(small: JobCluster, command: s
     http.patch(path, headers=headers, json={"metadata": {"finalizers": ["example.com/slow"]}}).raise_for_status()
     small.delete_job("small")
     with pytest.raises(
-        CliError, match=f"RLJob {small.namespace}/small: is being deleted; `rljob submit` makes it again"
+        CliError, match=f"RLJob {small.namespace}/small: is being deleted; `rljob submit --context here` makes"
     ):
         steer(small, command)
     http.patch(path, headers=headers, json={"metadata": {"finalizers": None}}).raise_for_status()

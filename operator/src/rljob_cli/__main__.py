@@ -174,7 +174,7 @@ def status_command(
     if output is not None:
         printed_objects.print_object(job, output, _console())
         return
-    for line in statuses.job_lines(job, watching.utc_now()):
+    for line in statuses.job_lines(job, watching.utc_now(), cluster.flags):
         _console().print(line, soft_wrap=True)
 
 

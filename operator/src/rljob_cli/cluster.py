@@ -62,12 +62,14 @@ class ClusterOptions:
 class Cluster:
     """Requests to one API server. Methods raise ClusterError, or one of its kinds where that is said."""
 
-    def __init__(self, api: ApiClient, namespace: str, name: str) -> None:
+    def __init__(self, api: ApiClient, namespace: str, name: str, flags: str = "") -> None:
         self._api = api
         self.namespace = namespace
         """Where jobs are looked for unless another one is said."""
         self.name = name
         """For messages: the context of the kubeconfig, or `in-cluster`."""
+        self.flags = flags
+        """What further commands for this cluster and namespace must say."""
 
     def create_job(self, job: Mapping[str, object]) -> StoredJob:
         """Stores a job; unknown fields are refused. Raises JobExistsError."""
@@ -151,7 +153,7 @@ class Cluster:
             timeout = (CONNECT_SECONDS, None if endless else ANSWER_SECONDS)
             answer = self._api.call_api(*request, _request_timeout=timeout)
             if answer.status >= 400:
-                raise _refusal(answer.status, answer.response.data, self.name)
+                raise _refusal(answer.status, answer.response.data, self.name, self.flags)
         return answer
 
 
@@ -178,7 +180,8 @@ def connect(options: ClusterOptions) -> Cluster:
             f"no kubeconfig (looked at {looked_at}); name one with --kubeconfig or KUBECONFIG, or write it with the"
             " tool of your cluster"
         )
-    return Cluster(ApiClient(configuration), namespace if options.namespace is None else options.namespace, name)
+    namespace = namespace if options.namespace is None else options.namespace
+    return Cluster(ApiClient(configuration), namespace, name, options.flags())
 
 
 def _checked_name(what: str, name: str) -> str:
@@ -246,7 +249,7 @@ def _plain_errors(cluster: str) -> Iterator[None]:
         raise ClusterUnreachableError(cluster, reason) from error
 
 
-def _refusal(status: int, body: bytes, cluster: str) -> ClusterError:
+def _refusal(status: int, body: bytes, cluster: str, flags: str) -> ClusterError:
     """What the API server's answer means. A `Status` object says more than the number, where there is one."""
     try:
         refusal = Refusal.model_validate_json(body)
@@ -259,7 +262,7 @@ def _refusal(status: int, body: bytes, cluster: str) -> ClusterError:
     if status == 403 and 'User "' in message:
         return NotAllowedError(f"{cluster}: not allowed ({message}); ask for a role as in docs/install.md")
     if status == 404 and refusal.details.kind == _PLURAL and refusal.details.name:
-        return JobNotFoundError(refusal.details.name)
+        return JobNotFoundError(refusal.details.name, flags)
     if status == 404 and not refusal.details.name:
         return ClusterError(
             f"{cluster}: the API server does not know RLJobs; install the operator (docs/install.md), or name another"

@@ -50,10 +50,10 @@ class ClusterUnreachableError(ClusterError):
 class JobNotFoundError(ClusterError):
     """There is no job of this name."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, flags: str = "") -> None:
         super().__init__(
-            f"RLJob {name}: there is none in this namespace; `rljob list` shows which there are, --namespace names"
-            " another one",
+            f"RLJob {name}: there is none in this namespace; `rljob list{flags}` shows which there are,"
+            " --namespace names another one",
             NOT_FOUND_EXIT_CODE,
         )
 

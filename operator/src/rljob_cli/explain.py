@@ -57,7 +57,7 @@ def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | N
     # What the operator itself says about the job stands in the conditions.
     about = {attempt.cluster for attempt in job.status.attempts} | {pod.metadata.name for pod in pods}
     warnings = [event for event in warnings if event.involved_object.name in about]
-    for line in explanation(job, pods, warnings, now):
+    for line in explanation(job, pods, warnings, now, cluster.flags):
         console.print(line, soft_wrap=True)
     if unknown:
         console.print(Text(unknown, "yellow"), soft_wrap=True)
@@ -76,8 +76,11 @@ def explain_reason(text: str, console: Console) -> None:
     console.print(Text(f"What to do: {EXPLANATIONS[found].advice}"), soft_wrap=True)
 
 
-def explanation(job: StoredJob, pods: list[Pod], warnings: list[Event], now: datetime) -> Iterator[Text]:
-    """The whole text. `warnings`: those about the job's clusters and pods, oldest first."""
+def explanation(
+    job: StoredJob, pods: list[Pod], warnings: list[Event], now: datetime, flags: str = ""
+) -> Iterator[Text]:
+    """The whole text. `warnings`: those about the job's clusters and pods, oldest first; `flags`: what commands for the
+    same cluster and namespace must say."""
     yield Text.assemble((job.where, "bold"), f": {phase(job)}, {age(job.metadata.creation_timestamp, now)} old")
     progress = progress_text(job)
     if progress is not None:
@@ -100,7 +103,7 @@ def explanation(job: StoredJob, pods: list[Pod], warnings: list[Event], now: dat
         for event in new[-_MAX_WARNINGS:]:
             yield Text(f"  {age(event.seen, now):>5}  {_warning(event)}")
     yield Text("\nWhat comes next:", "bold")
-    for line in what_is_next(job, now):
+    for line in what_is_next(job, now, flags):
         yield Text(f"  {line}")
 
 

@@ -101,7 +101,9 @@ def _show(cluster: Cluster, name: str, options: LogOptions, console: Console, cl
             _tell_what_is_left(job, source, options, console)
             return 1
         if not options.follow:
-            raise CliError(f"{job.where}: {source.missing}; --follow waits for it, `rljob explain {name}` says more")
+            raise CliError(
+                f"{job.where}: {source.missing}; --follow waits for it, `rljob explain {name}{cluster.flags}` says more"
+            )
         if source.missing != said:
             said = source.missing
             console.print(Text(f"waiting: {said}", "dim"), soft_wrap=True)

@@ -43,19 +43,20 @@ _AFTER_A_STOP = {
 }
 
 
-def what_is_next(job: StoredJob, now: datetime) -> Iterator[str]:
-    """A line for each thing."""
+def what_is_next(job: StoredJob, now: datetime, flags: str = "") -> Iterator[str]:
+    """A line for each thing. `flags`: what commands for the same cluster and namespace must say."""
+    name = f"{job.metadata.name}{flags}"
     end, attempt = ending(job.status), attempt_under_way(job)
     if job.metadata.deletion_timestamp is not None:
         yield "it is being deleted; its pods stop within their grace period"
     elif end is not None:
-        yield from _after_the_end(job, end, now)
+        yield from _after_the_end(job, end, now, flags)
     elif attempt is not None and attempt.stop is not None:
-        yield from _after_a_stop(job, attempt, attempt.stop, now)
+        yield from _after_a_stop(job, attempt, attempt.stop, now, name)
     elif job.is_to_be_suspended:
-        yield from _when_suspended(job)
+        yield from _when_suspended(job, name)
     elif job.status.next_attempt is not None:
-        yield from _when_between(job, job.status.next_attempt, now)
+        yield from _when_between(job, job.status.next_attempt, now, name)
     else:
         yield _next_step(job, attempt)
         yield from _deadlines(job, attempt, now)
@@ -78,7 +79,7 @@ def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
     return f"when {waits.type} is True: {_NEXT[ConditionType(waits.type)]}"
 
 
-def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: datetime) -> Iterator[str]:
+def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: datetime, name: str) -> Iterator[str]:
     grace_seconds = job.run_policy.grace_period_seconds
     what = "saves a checkpoint and ends"
     if stop.reason == Reason.STALLED:
@@ -91,19 +92,19 @@ def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: date
     )
     known = _AFTER_A_STOP.get(Reason(stop.reason)) if stop.reason in list(Reason) else None
     if known is not None:
-        yield f"then {known.format(name=job.metadata.name)}"
+        yield f"then {known.format(name=name)}"
 
 
-def _when_suspended(job: StoredJob) -> Iterator[str]:
+def _when_suspended(job: StoredJob, name: str) -> Iterator[str]:
     if job.status.suspended_at is None:
         grace = length(job.run_policy.grace_period_seconds)
         yield f"its trainer, if one runs, saves a checkpoint and ends within {grace} (runPolicy.gracePeriodSeconds)"
         yield "then its cluster is removed"
-    yield f"`rljob resume {job.metadata.name}` lets it go on {where_it_begins(job)}"
+    yield f"`rljob resume {name}` lets it go on {where_it_begins(job)}"
     yield from _paused_deadline(job)
 
 
-def _when_between(job: StoredJob, following: NextAttempt, now: datetime) -> Iterator[str]:
+def _when_between(job: StoredJob, following: NextAttempt, now: datetime, name: str) -> Iterator[str]:
     newest = newest_attempt(job)
     number, begins = newest.number + 1 if newest is not None else 1, moment(following.not_before)
     place = "on the same cluster, if that is still well" if following.same_cluster else "on a new cluster"
@@ -111,12 +112,12 @@ def _when_between(job: StoredJob, following: NextAttempt, now: datetime) -> Iter
     if begins <= now and not following.same_cluster:
         yield "it waits until no pod of the former attempt is left"
     yield f"tries left: {_tries_left(job)}"
-    yield f"`rljob retry {job.metadata.name}` begins it now and gives all tries back"
+    yield f"`rljob retry {name}` begins it now and gives all tries back"
     yield from _paused_deadline(job)
 
 
-def _after_the_end(job: StoredJob, end: Ending, now: datetime) -> Iterator[str]:
-    name, status, policy = job.metadata.name, job.status, job.run_policy
+def _after_the_end(job: StoredJob, end: Ending, now: datetime, flags: str) -> Iterator[str]:
+    name, status, policy = f"{job.metadata.name}{flags}", job.status, job.run_policy
     if end.is_complete:
         yield (
             f"the model: {status.export_uri}"
@@ -126,7 +127,7 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime) -> Iterator[str]:
     elif retry_asked_at(job) is not None:
         yield f"a retry was asked for: the operator begins another attempt {where_it_begins(job)}"
     else:
-        yield from _after_a_failure(job, end)
+        yield from _after_a_failure(job, end, flags)
     folder = storage_uri(job)
     if folder is not None:
         yield f"results, logs and checkpoints: {folder}"
@@ -143,9 +144,9 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime) -> Iterator[str]:
         )
 
 
-def _after_a_failure(job: StoredJob, end: Ending) -> Iterator[str]:
-    name = job.metadata.name
-    again = f"`rljob delete {name}` and `rljob submit` with the corrected file"
+def _after_a_failure(job: StoredJob, end: Ending, flags: str) -> Iterator[str]:
+    name = f"{job.metadata.name}{flags}"
+    again = f"`rljob delete {name}` and `rljob submit{flags}` with the corrected file"
     if end.reason in _NEEDS_ANOTHER_JOB:
         yield f"correct the job: {again}"
         return

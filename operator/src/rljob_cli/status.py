@@ -38,8 +38,9 @@ _STYLES_WHEN_TRUE = {
 _MAX_ATTEMPTS = 8
 
 
-def job_lines(job: StoredJob, now: datetime) -> list[Text]:
-    """Everything about one job. The same for a terminal, a file and the live view."""
+def job_lines(job: StoredJob, now: datetime, flags: str = "") -> list[Text]:
+    """Everything about one job. The same for a terminal, a file and the live view. `flags`: what commands for the same
+    cluster and namespace must say."""
     name = f"{job.metadata.namespace}/{job.metadata.name}"
     words = one_line(", ".join(dict.fromkeys(word for word in (phase(job), _said_reason(job)) if word)))
     created = job.metadata.creation_timestamp
@@ -50,7 +51,8 @@ def job_lines(job: StoredJob, now: datetime) -> list[Text]:
         rows = [_condition_row(found, now) for found in job.status.conditions]
         lines += [Text(), *table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, indent="  ")]
     elif not job.unread:
-        lines.append(Text("  no operator has looked at it yet; `rljob explain` says what to check", style="yellow"))
+        explain = f"rljob explain {job.metadata.name}{flags}"
+        lines.append(Text(f"  no operator has looked at it yet; `{explain}` says what to check", style="yellow"))
     for found in job.status.conditions:
         # Finished says what Complete or Failed says.
         if "\n" in found.message.strip() and found.type != ConditionType.FINISHED:

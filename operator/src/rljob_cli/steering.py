@@ -158,7 +158,9 @@ class Steering:
     def _job(self) -> StoredJob:
         job = self.cluster.job(self.name)
         if job.metadata.deletion_timestamp is not None:
-            raise CliError(f"{job.where}: is being deleted; `rljob submit` makes it again when that is done")
+            raise CliError(
+                f"{job.where}: is being deleted; `rljob submit{self.flags}` makes it again when that is done"
+            )
         return job
 
     def _until(self, job: StoredJob, done: Callable[[StoredJob], _Outcome | None]) -> int:

@@ -82,12 +82,14 @@ def _existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> Sto
     """The job of this name that is there already, if it is the same one; a changed runPolicy is applied to it."""
     stored = cluster.job(job.metadata.name)
     if stored.metadata.deletion_timestamp is not None:
-        raise CliError(f"{stored.where}: is being deleted; submit again when `rljob list` no longer shows it")
+        raise CliError(
+            f"{stored.where}: is being deleted; submit again when `rljob list{cluster.flags}` no longer shows it"
+        )
     spec = stored.spec()
     changes = _changes(spec, job.spec)
     if immutable_changes(spec, job.spec):
         kept = {"run_policy": spec.run_policy, "suspend": spec.suspend}
-        raise CliError(_other_job(file, stored, differences(spec, job.spec.model_copy(update=kept))))
+        raise CliError(_other_job(file, stored, differences(spec, job.spec.model_copy(update=kept)), cluster.flags))
     if not changes:
         console.print(Text(f"{stored.where} exists already with this spec ({phase(stored)})"), soft_wrap=True)
         return stored
@@ -135,11 +137,12 @@ def _shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
-def _other_job(file: Path, stored: StoredJob, shown: list[str]) -> str:
+def _other_job(file: Path, stored: StoredJob, shown: list[str], flags: str) -> str:
+    delete = f"rljob delete {stored.metadata.name}{flags}"
     lines = [
         f"{file}: {stored.where} exists already with another spec, and only suspend and runPolicy may change while"
-        " it exists; give the file another metadata.name, or delete the job first (`rljob delete`). Stored -> in the"
-        " file:",
+        f" it exists; give the file another metadata.name, or delete the job first (`{delete}`). Stored -> in"
+        " the file:",
         *(f"  {line}" for line in shown[:_MAX_DIFFERENCES]),
     ]
     if len(shown) > _MAX_DIFFERENCES:

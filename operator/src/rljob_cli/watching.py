@@ -64,8 +64,8 @@ def watch_job(cluster: Cluster, name: str, console: Console, again: str, clock: 
     try:
         if console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
-                return _watch(cluster, name, _LiveView(live), clock)
-        last = _Lines(console)
+                return _watch(cluster, name, _LiveView(live, cluster.flags), clock)
+        last = _Lines(console, cluster.flags)
         code = _watch(cluster, name, last, clock)
         last.summary(clock.now())
         return code
@@ -117,8 +117,9 @@ def _watch(cluster: Cluster, name: str, view: _View, clock: Clock) -> int:
 class _LiveView:
     """The whole status, drawn again in place."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: Live, flags: str) -> None:
         self._live = live
+        self._flags = flags
         self._job: StoredJob | None = None
 
     def show(self, job: StoredJob, now: datetime) -> None:
@@ -130,7 +131,7 @@ class _LiveView:
         self._draw(self._job, now, Text(text, "bold yellow"))
 
     def _draw(self, job: StoredJob, now: datetime, *notes: Text) -> None:
-        head, *rest = job_lines(job, now)
+        head, *rest = job_lines(job, now, self._flags)
         bar = []
         progress = job.status.progress
         if progress is not None and progress.total_steps > 0:
@@ -141,8 +142,9 @@ class _LiveView:
 class _Lines:
     """A line with the time for everything that has changed."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, flags: str) -> None:
         self._console = console
+        self._flags = flags
         self._said: dict[str, str] = {}
         self._job: StoredJob | None = None
 
@@ -182,7 +184,7 @@ class _Lines:
     def summary(self, now: datetime) -> None:
         """The whole status, at the end."""
         if self._job is not None:
-            for line in job_lines(self._job, now):
+            for line in job_lines(self._job, now, self._flags):
                 self._console.print(line, soft_wrap=True)
 
     def _say(self, about: str, text: str, now: datetime) -> None:
