@@ -40,19 +40,11 @@ EVERYTHING = settings(max_examples=4000)
 
 ENDED_BEFORE_AN_ATTEMPT = (R.INVALID_SPEC, R.STORAGE_MISSING)
 
-NEVER_GIVEN = {
-    (C.PROGRESSING, R.STALLED),
-    # The job has ended by then: ClusterReady tells what becomes of its cluster, and Failed why.
-    (C.CLUSTER_READY, R.AUTHENTICATION_MISSING),
+RARELY_GIVEN = {
+    # Of a cluster that lost its token, whose trainer failed at the same moment, of a job that can no longer be read.
     (C.CLUSTER_READY, R.KUBERAY_TOO_OLD),
-    # Only a failure after which there may be a retry is followed by one.
-    *(
-        (C.RETRYING, reason)
-        for reason, found in FAILURE_CLASSES.items()
-        if found not in (FailureClass.APPLICATION, FailureClass.INFRASTRUCTURE) and reason is not R.SUSPENDED
-    ),
 }
-"""Reasons that a condition may have by the contract, and has by no decision."""
+"""Reasons that few examples of thousands come to."""
 
 
 def test_every_effect_reason_and_ending_is_reached() -> None:
@@ -64,14 +56,16 @@ def test_every_effect_reason_and_ending_is_reached() -> None:
         reached.update(what_came_of(seen, decide(seen)))
 
     collect()
-    conditions = {(kind, reason) for kind, reasons in REASONS.items() for reason in reasons} - NEVER_GIVEN
+    conditions = {(kind, reason) for kind, reasons in REASONS.items() for reason in reasons}
     effects = set(get_args(Effect))
     endings = {("attempt", reason) for reason in (R.SUCCEEDED, *FAILURE_CLASSES)} - {
         ("attempt", reason) for reason in ENDED_BEFORE_AN_ATTEMPT
     }
     wanted: set[object] = conditions | effects | endings | set(AttemptState) | set(FailureClass) | set(AttemptOutcome)
     wanted |= {"on the same cluster", "with lost pods", "reopened", "given back", "resumed", "on fewer nodes"}
-    assert wanted - set(reached) == set()
+    assert wanted - set(reached) <= RARELY_GIVEN
+    told = {each for each in reached if isinstance(each, tuple) and isinstance(each[0], ConditionType)}
+    assert told <= conditions, "a reason that the contract does not have"
 
 
 def what_came_of(seen: Observed, plan: Plan) -> list[object]:

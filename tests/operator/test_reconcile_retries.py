@@ -196,6 +196,18 @@ def test_what_another_try_would_not_mend_ends_the_job(code: int) -> None:
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
 
 
+def test_a_cluster_that_asks_nobody_for_a_token_is_not_used_again() -> None:
+    open_to_all = replace(failing(APPLICATION), clusters=(cluster(authenticated=False),))
+    plan = decide(open_to_all)
+    assert plan.status.next_attempt is not None
+    assert not plan.status.next_attempt.same_cluster
+    assert plan.effects == (DeleteCluster("example-1", "c1"),)
+    unread = replace(open_to_all, job=replace(open_to_all.job, spec=None, spec_error="spec.new: not known here"))
+    told = found(decide(unread).status, C.CLUSTER_READY)
+    assert told is not None
+    assert told[1] == "KubeRayTooOld"
+
+
 def test_the_history_is_bounded_and_the_numbers_go_on() -> None:
     attempts = tuple(ended(number=number) for number in range(95, 105))
     status = waiting(0, attempts=attempts).model_copy(update={"counters": Counters(attempts=104, start_number=2**31)})

@@ -121,6 +121,20 @@ _ENDINGS = (
 )
 """Why an attempt, or the job, fails."""
 
+_RETRIED = (
+    Reason.CLUSTER_LOST,
+    Reason.HEAD_LOST,
+    Reason.DRIVER_LOST,
+    Reason.APPLICATION_ERROR,
+    Reason.INFRASTRUCTURE_ERROR,
+    Reason.OUT_OF_MEMORY,
+    Reason.ENDED_WITHOUT_RESULT,
+    Reason.DASHBOARD_UNREACHABLE,
+    Reason.TOKEN_REJECTED,
+    Reason.STALLED,
+)
+"""After which another attempt may follow."""
+
 REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
     {
         ConditionType.SPEC_VALID: (
@@ -135,6 +149,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.CREATION_REFUSED,
             Reason.NAME_CONFLICT,
             Reason.KUBERAY_UNAVAILABLE,
+            Reason.KUBERAY_TOO_OLD,
             Reason.READ_FORBIDDEN,
             Reason.POD_CREATION_FAILED,
             Reason.UNSCHEDULABLE,
@@ -177,14 +192,14 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
             Reason.DASHBOARD_UNREACHABLE,
             Reason.TOKEN_REJECTED,
             Reason.RUN_STATE_UNREADABLE,
-            Reason.STALLED,
+            Reason.READ_FORBIDDEN,
             Reason.NEXT_ATTEMPT_STARTED,
             Reason.ENDED,
         ),
         ConditionType.CHECKPOINTED: (Reason.NO_CHECKPOINT_YET, Reason.SAVED),
         ConditionType.SUSPENDED: (Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED),
         ConditionType.RETRYING: (
-            *_ENDINGS,
+            *_RETRIED,
             Reason.RESIZED,
             Reason.NEXT_ATTEMPT_STARTED,
             Reason.SUSPENDED,

@@ -40,11 +40,13 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
 
 
 def is_well(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether the cluster of the newest attempt is there with all pods ready that the attempt used, or that the next
-    one will."""
+    """Whether the cluster of the newest attempt is there, asks for a token, and has all pods ready that the attempt
+    used, or that the next one will."""
     spec, attempt = observed.job.spec, draft.attempt
     cluster = observed.cluster(attempt.cluster)
     if spec is None or cluster is None or cluster.deleting or cluster.uid != attempt.cluster_uid:
+        return False
+    if not cluster.authenticated:
         return False
     used = spec if attempt.reason == Reason.RESIZED else spec_of_attempt(spec, attempt)
     return not_ready(used, observed.pods_of(cluster.name), None) is None
