@@ -1,78 +1,205 @@
-"""The operator is killed around every write of a job's life; the job does not notice."""
+"""The operator is killed around everything that it asks, in every state of several attempts; the job does not notice.
+
+Beside each job whose operator dies runs one whose operator lives: their ends are compared.
+"""
 
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from rljob_testing.operator_process import OperatorProcess
-from rljob_testing.operator_process_jobs import JobPlace
-from rljob_testing.operator_process_proxy import ApiProxy, SeenRequest, api_proxy
-from rljob_testing.ray_dashboard_stand_in import succeeding
+from rljob_testing.apiserver import ApiServer
+from rljob_testing.kuberay_stand_in import HAPPY, STARTING, ClusterScript, KubeRayStandIn
+from rljob_testing.operator_process_jobs import JobPlace, new_place
+from rljob_testing.operator_process_kills import Killer, Point, clusters_version, haunted, most_live_clusters
+from rljob_testing.operator_process_proxy import api_proxy
+from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, RunMoment, run_state
 
 pytestmark = pytest.mark.apiserver
 
+JOB = "steady"
+WAIT_SECONDS = 180.0
 TIMES = {
     *("lastTransitionTime", "started", "ended", "clusterUid", "updatedAt", "savedAt"),
     *("admittedAt", "readyAt", "runningSince", "progressedAt", "runStateAt", "endingSeenAt", "at", "cleanedUpAt"),
-    *("activeSeconds", "startNumber", "tokensPerSecond"),
+    *("activeSeconds", "startNumber", "tokensPerSecond", "requestedAt", "toldAt", "handledRequests"),
 }
-REPEATED = ("patch rljobs/status", "create events")
+LISTS = 3
+"""Requests of an operator that begins."""
+LOOK = LISTS + 4
+"""And of its first look at a dashboard."""
+Environment = Mapping[str, object]
 
 
-class Killer:
-    """Kills the operator `before` each write or `after` it: around what is made once, once; around each status and
-    event. The write that cost one life is let through in the next."""
+@dataclass
+class Course:
+    """A job, what becomes of its trainers, and the operator's killer, if there is one."""
 
-    def __init__(self, operator: OperatorProcess, moment: str) -> None:
-        self._operator = operator
-        self._moment = moment
-        self._owed: str | None = None
-        self._lock = threading.Lock()
-        self.victims: list[str] = []
+    place: JobPlace
+    killer: Killer | None
+    moments: dict[int, Callable[[Environment], RunMoment]] = field(default_factory=dict)
+    """Of the trainer of each attempt."""
 
-    def around(self, what: str, moment: str) -> None:
-        """Called before and after each write."""
-        if moment != self._moment:
-            return
-        with self._lock:
-            paid = what in self.victims and what not in REPEATED
-            if paid or what == self._owed:
-                self._owed = None
-                return
-            self._owed = what if moment == "before" else None
-            self.victims.append(what)
-            self._operator.kill()
+    def begin(self, clusters: Iterable[str]) -> None:
+        """Submits the job; its clusters start when they are told to."""
+        for name in clusters:
+            self.place.dashboard(name).life = lambda _, environment: self._moment(environment)
+            self.place.script(name, ClusterScript({"main": STARTING}))
+        self.place.submit(JOB)
 
-    def revive(self) -> None:
-        """Starts the operator, if it does not run."""
-        if not self._operator.is_running():
-            self._operator.start()
+    def until(self, attempt: int, state: str, num_requests: int) -> None:
+        """Until an attempt is in this state, and everything has been asked in it around which to die."""
+
+        def reached() -> bool:
+            if self._is_busy(num_requests):
+                return False
+            attempts = self.status().get("attempts", [{"number": 0, "state": "New"}])
+            return (attempts[-1]["number"], attempts[-1]["state"]) == (attempt, state)
+
+        self.place.wait(reached, f"attempt {attempt} to be {state}; it says {{}}", self.status, WAIT_SECONDS)
+
+    def until_removed(self, condition: str) -> None:
+        """Until nothing of the job runs any more, and a condition says why."""
+
+        def reached() -> bool:
+            if self._is_busy(LISTS) or self.place.condition(JOB, condition).get("status") != "True":
+                return False
+            is_gone = not self.place.items("rayclusters") and not self.place.items("pods")
+            return is_gone and self.place.condition(JOB, "ClusterReady").get("reason") in ("Removed", "Suspended")
+
+        self.place.wait(reached, f"{condition}; it says {{}}", self.status, WAIT_SECONDS)
+
+    def train(self, attempt: int, step: int) -> None:
+        """An attempt with a cluster of its own through all states until its trainer runs."""
+        self.until(attempt, "Provisioning", LISTS)
+        self.place.script(f"{JOB}-{attempt}", HAPPY)
+        self.until(attempt, "Starting", LOOK)
+        self.moments[attempt] = lambda environment: RunMoment(run_state=run_state(environment, "Running", step))
+        self.until(attempt, "Running", LOOK)
+
+    def ask(self, annotation: str) -> None:
+        """As `rljob stop` and `rljob retry` do."""
+        self.place.change(JOB, {"metadata": {"annotations": {f"rljob.dev/{annotation}-requested-at": "now"}}})
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.place.job(JOB).get("status", {}))
+
+    def _is_busy(self, num_requests: int) -> bool:
+        """Whether the operator is dead, or still on its way to where it waits; one that was dead is not any more."""
+        if self.killer is None:
+            return False
+        self.killer.revive()
+        return not self.killer.is_done(num_requests)
+
+    def _moment(self, environment: Environment) -> RunMoment:
+        starting = RunMoment(run_state=run_state(environment, "Starting", 0))
+        moment = self.moments.get(int(str(environment["RLJOB_ATTEMPT"])))
+        return starting if moment is None else moment(environment)
 
 
-@contextmanager
-def haunted(place: JobPlace, proxy: ApiProxy, killer: Killer) -> Iterator[None]:
-    """The killer stands at the API server's door and at the dashboard's."""
+def exited(code: int, kind: str) -> Callable[[Environment], RunMoment]:
+    def moment(environment: Environment) -> RunMoment:
+        state = run_state(environment, "Failed", 2, error={"kind": kind, "message": "told"})
+        message = f"Job entrypoint command failed with exit code {code}, last available logs:\nlog"
+        return RunMoment("FAILED", message, "JOB_ENTRYPOINT_COMMAND_ERROR", code, state, "log\n")
 
-    def at(moment: str) -> None:
-        killer.around("start of the trainer", moment)
+    return moment
 
-    def around(moment: str, request: SeenRequest) -> None:
-        if request.is_write:
-            killer.around(str(request), moment)
 
-    proxy.before = lambda request: around("before", request)
-    proxy.after = lambda request: around("after", request)
-    place.dashboards.on_submit = at
-    try:
-        yield
-    finally:
-        place.dashboards.on_submit = lambda _: None
+def completed(environment: Environment) -> RunMoment:
+    state = run_state(environment, "Complete", 4, exportUri="file:///rljob/storage/run/export")
+    return RunMoment("SUCCEEDED", "Job finished successfully.", run_state=state, exit_code=0)
+
+
+def fails_twice(course: Course) -> None:
+    """A node is lost; then the training fails, on a new cluster, which is used again."""
+    course.begin(["steady-1", "steady-2"])
+    course.train(1, 2)
+    course.moments[1] = exited(75, "WorkerLostError")
+    course.train(2, 4)
+    course.moments[3] = completed
+    course.moments[2] = exited(1, "RewardError")
+    course.until_removed("Complete")
+
+
+def is_steered(course: Course) -> None:
+    """Stopped and asked to try again; suspended and resumed."""
+    course.begin(["steady-1", "steady-2"])
+    course.train(1, 2)
+    stop_with(course, 1, lambda: course.ask("stop"))
+    course.until_removed("Failed")
+    course.ask("retry")
+    course.train(2, 2)
+    stop_with(course, 2, lambda: course.place.change(JOB, {"spec": {"suspend": True}}))
+    course.until_removed("Suspended")
+    course.moments[3] = completed
+    course.place.change(JOB, {"spec": {"suspend": False}})
+    course.until_removed("Complete")
+
+
+def stop_with(course: Course, attempt: int, order: Callable[[], None]) -> None:
+    """The trainer takes its time."""
+    dashboard = course.place.dashboard(f"{JOB}-{attempt}")
+    dashboard.stops_late = True
+    order()
+    course.until(attempt, "Stopping", LOOK)
+    dashboard.stops_late = False
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happens to the job, and what there must be at the end."""
+
+    run: Callable[[Course], None]
+    submissions: Mapping[str, list[str]]
+    """Ray jobs, by cluster."""
+    deadly: frozenset[tuple[int, str]]
+    """Numbers and states of the attempts in which the operator must die."""
+    writes: tuple[str, ...]
+    """Before and after each of these it must die."""
+    num_points: int
+    """At least so many are found."""
+
+
+GETS_THERE = ("Provisioning", "Starting", "Running", "Ended nextAttempt")
+TWO_CLUSTERS = {"steady-1": ["steady-1-1"], "steady-2": ["steady-2-1", "steady-3-1"]}
+WRITES = (
+    "patch rljobs/status",
+    "create secrets",
+    "create networkpolicies",
+    "create rayclusters",
+    "ray submit",
+    "delete rayclusters",
+)
+STORIES = {
+    "dies in the first attempt": Story(
+        fails_twice,
+        TWO_CLUSTERS,
+        frozenset([(0, ""), (0, "New"), *((1, state) for state in GETS_THERE)]),
+        WRITES,
+        40,
+    ),
+    "dies in the second attempt": Story(
+        fails_twice,
+        TWO_CLUSTERS,
+        frozenset([*((2, state) for state in GETS_THERE), (3, "Provisioning"), (3, "Ended result")]),
+        WRITES,
+        50,
+    ),
+    "dies while it stops": Story(
+        is_steered,
+        {f"{JOB}-{number}": [f"{JOB}-{number}-1"] for number in (1, 2, 3)},
+        frozenset([(1, "Stopping"), (1, "Ended result"), (2, "Stopping"), (2, "Ended"), (2, "Ended suspendedAt")]),
+        ("patch rljobs/status", "ray stop", "delete rayclusters"),
+        30,
+    ),
+}
 
 
 def without_times(value: Any) -> Any:
@@ -82,53 +209,83 @@ def without_times(value: Any) -> Any:
     return [without_times(item) for item in value] if isinstance(value, list) else copy.deepcopy(value)
 
 
-def is_over(place: JobPlace, job: str) -> bool:
-    return place.condition(job, "ClusterReady").get("reason") == "Removed"
-
-
-def run_undisturbed(place: JobPlace) -> dict[str, Any]:
+def run_undisturbed(place: JobPlace, run: Callable[[Course], None]) -> dict[str, Any]:
+    """The status at the end."""
     operator = place.operator()
     operator.start()
     try:
-        place.dashboard("steady-1").life = succeeding(0.5)
-        place.submit("steady")
-        place.wait(lambda: is_over(place, "steady"), "the end", lambda: place.job("steady").get("status"))
+        course = Course(place, None)
+        run(course)
     finally:
         operator.kill()
-    status: dict[str, Any] = without_times(place.job("steady")["status"])
-    return status
+    return course.status()
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_killed_around_every_write(place: JobPlace, moment: str) -> None:
-    expected = run_undisturbed(place)
-    place.delete("steady")
-    place.wait(lambda: not place.items("rayclusters") and not place.items("pods"), "the first job's remains")
-    place.dashboard("steady-1").started.clear()
+def run_killed(place: JobPlace, story: Story) -> tuple[dict[str, Any], list[Point]]:
+    """The same, and where the operator died."""
     with api_proxy(place.server) as proxy:
         operator = place.through(proxy.url).operator("operator-1")
-        killer = Killer(operator, moment)
-        clusters: set[str] = set()
-        with haunted(place, proxy, killer):
-            place.submit("steady")
+        killer = Killer(place, JOB, operator, lambda attempt, state: (attempt, state) in story.deadly)
+        try:
+            with haunted(place, proxy, killer):
+                course = Course(place, killer)
+                story.run(course)
+        finally:
+            operator.kill()
+    assert "mistake in the operator" not in operator.log(), operator.log()
+    return course.status(), killer.victims
 
-            def over() -> bool:
-                killer.revive()
-                clusters.update(cluster["metadata"]["uid"] for cluster in place.items("rayclusters"))
-                return is_over(place, "steady")
 
-            place.wait(over, "the end; it says {}", lambda: (place.job("steady").get("status"), operator.log()), 180)
-        operator.kill()
-    assert without_times(place.job("steady")["status"]) == expected
-    assert len(clusters) == 1
-    assert list(place.dashboard("steady-1").started) == ["steady-1-1"]
-    assert killer.victims.count("patch rljobs/status") >= 4
-    # Events come last in a pass, so the lives do not get as far as each of them.
-    assert set(killer.victims) >= {
-        "patch rljobs/status",
-        "create secrets",
-        "create networkpolicies",
-        "create rayclusters",
-        "start of the trainer",
-        "delete rayclusters",
-    }
+@dataclass(frozen=True)
+class Lives:
+    """A story under way, with an operator that dies and with one that lives."""
+
+    place: JobPlace
+    since: str
+    """The version of the RayClusters before."""
+    killed: Future[tuple[dict[str, Any], list[Point]]]
+    undisturbed: Future[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def lives(
+    server: ApiServer,
+    kuberay: KubeRayStandIn,
+    dashboards: RayDashboardStandIn,
+    account_token: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Mapping[str, Lives]]:
+    """All stories at once: most of the time they wait."""
+
+    def new() -> JobPlace:
+        return new_place(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
+
+    with ThreadPoolExecutor(2 * len(STORIES)) as threads:
+        runs = {story.run for story in STORIES.values()}
+        undisturbed = {run: threads.submit(run_undisturbed, new(), run) for run in runs}
+        found = {}
+        for name, story in STORIES.items():
+            place = new()
+            since = clusters_version(place)
+            found[name] = Lives(place, since, threads.submit(run_killed, place, story), undisturbed[story.run])
+        yield found
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_killed_around_everything_it_asks(lives: Mapping[str, Lives], name: str) -> None:
+    story, life = STORIES[name], lives[name]
+    place = life.place
+    status, victims = life.killed.result()
+    counted = Counter((point.attempt, point.state) for point in victims)
+    print(f"{name}: the operator died {len(victims)} times: {dict(sorted(counted.items()))}")
+    assert without_times(status) == without_times(life.undisturbed.result())
+    assert most_live_clusters(place, life.since) == (1, len(story.submissions))
+    for cluster, jobs in story.submissions.items():
+        assert place.dashboard(cluster).posts == jobs
+    assert set(counted) == story.deadly
+    around = {(point.request, point.moment) for point in victims}
+    assert {(write, moment) for write in story.writes for moment in ("before", "after")} <= around
+    assert len(victims) >= story.num_points
+    place.delete(JOB)
+    for kind in ("secrets", "networkpolicies"):
+        place.wait(lambda kind=kind: not place.items(kind), f"no {kind} to be left")

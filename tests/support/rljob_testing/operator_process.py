@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
+from kubernetes.aio.config import incluster_config
 
 from rljob_operator.__main__ import main
 from rljob_testing.apiserver import ApiServer, free_ports
@@ -62,8 +65,17 @@ def prepare_account(server: ApiServer) -> str:
     _create(http, "/api/v1/namespaces", {"metadata": {"name": NODE_LEASES}})
     there = f"{RBAC}/namespaces/{NODE_LEASES}"
     _bind(http, f"{there}/roles", f"{there}/rolebindings", "Role", f"{ACCOUNT}-nodes", NODE_LEASE_RULES, subject)
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
-    answer = http.post(f"{accounts}/{ACCOUNT}/token", json=request)
+    return account_token(http)
+
+
+def account_token(http: httpx.Client, secret: str | None = None) -> str:
+    """A token of the operator's service account. `secret`: it ends with this Secret in the operator's namespace."""
+    spec: dict[str, object] = {"expirationSeconds": 7200}
+    if secret is not None:
+        spec["boundObjectRef"] = {"kind": "Secret", "apiVersion": "v1", "name": secret}
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    account = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/serviceaccounts/{ACCOUNT}"
+    answer = http.post(f"{account}/token", json=request)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["status"]["token"])
 
@@ -81,6 +93,15 @@ class OperatorSetup:
     namespaces: Sequence[str]
     environment: Mapping[str, str]
     """Further variables."""
+    account: Path | None = None
+    """A folder with `token` and `ca.crt`, as a pod has it of its service account; None for a kubeconfig."""
+
+    def connection(self) -> Mapping[str, str]:
+        """The variables that say where the API server is."""
+        if self.account is None:
+            return {"KUBECONFIG": str(self.kubeconfig())}
+        server = urlsplit(self.server_url)
+        return {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port)}
 
     def kubeconfig(self) -> Path:
         """A file with the account's token."""
@@ -112,8 +133,8 @@ class OperatorProcess:
         self.log_path = setup.folder / f"{name}.log"
         self.environment = (
             {key: value for key, value in inherited_environment().items() if not key.startswith("KUBE")}
+            | dict(setup.connection())
             | {
-                "KUBECONFIG": str(setup.kubeconfig()),
                 "RLJOB_OPERATOR_NAMESPACES": ",".join(setup.namespaces),
                 "RLJOB_OPERATOR_TRAINER_IMAGE": "example/trainer:1",
                 "RLJOB_OPERATOR_RAY_VERSION": "2.60.0",
@@ -130,11 +151,13 @@ class OperatorProcess:
             }
             | dict(setup.environment)
         )
+        self._account = setup.account
         self._process: ForkServerProcess | None = None
 
     def start(self) -> None:
         """Starts it; does not wait."""
-        self._process = _context().Process(target=_live, args=(self.environment, self.log_path), daemon=True)
+        life = (self.environment, self.log_path, self._account)
+        self._process = _context().Process(target=_live, args=life, daemon=True)
         self._process.start()
 
     def wait_until_healthy(self) -> None:
@@ -160,9 +183,18 @@ class OperatorProcess:
 
     def kill(self) -> None:
         """SIGKILL: no chance to put anything in order."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.join()
+
+    def pause(self) -> None:
+        """SIGSTOP: it does nothing, and its connections stay open."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT, after `pause`."""
+        self._signal(signal.SIGCONT)
 
     def terminate(self, deadline_seconds: float = 15.0) -> int:
         """SIGTERM; returns the exit code."""
@@ -171,6 +203,11 @@ class OperatorProcess:
         self._process.join(deadline_seconds)
         assert self._process.exitcode is not None, f"still there after {deadline_seconds} s: {self.log()}"
         return self._process.exitcode
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
     def is_running(self) -> bool:
         """Whether it was started and has not ended."""
@@ -191,12 +228,16 @@ def _context() -> ForkServerContext:
     return context
 
 
-def _live(environment: Mapping[str, str], log: Path) -> None:
+def _live(environment: Mapping[str, str], log: Path, account: Path | None) -> None:
     """The life of a process."""
     with log.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     replace_environment(environment)
+    if account is not None:
+        # Where the kubelet puts them in every pod.
+        incluster_config.SERVICE_TOKEN_FILENAME = str(account / "token")
+        incluster_config.SERVICE_CERT_FILENAME = str(account / "ca.crt")
     sys.exit(main())
 
 

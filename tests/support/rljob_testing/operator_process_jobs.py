@@ -123,6 +123,11 @@ class JobPlace:
         found = self.http.get(f"{group}/namespaces/{self.namespace}/{kind}").raise_for_status().json()
         return list(found["items"])
 
+    def item_of(self, job: str, kind: str) -> dict[str, Any]:
+        """The only object of a kind that belongs to a job."""
+        (found,) = (item for item in self.items(kind) if item["metadata"]["labels"]["rljob.dev/job"] == job)
+        return found
+
     def script(self, cluster: str, script: ClusterScript) -> None:
         """What becomes of a RayCluster."""
         self.kuberay.script(self.namespace, cluster, script)

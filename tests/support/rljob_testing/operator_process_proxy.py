@@ -41,6 +41,10 @@ class SeenRequest:
     resource: str
     """With the subresource, as in `rljobs/status`."""
     name: str
+    labels: str = ""
+    """What the objects of a listing are chosen by."""
+    token: str = field(default="", compare=False, repr=False)
+    """Who asks."""
 
     @property
     def is_write(self) -> bool:
@@ -60,6 +64,8 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str | None = None
     """A Status object where nothing is said."""
+    num_sent: int | None = None
+    """Of the body so many bytes are sent, and then the connection ends."""
 
 
 class _Upstream(http.client.HTTPSConnection):
@@ -67,7 +73,8 @@ class _Upstream(http.client.HTTPSConnection):
 
 
 class ApiProxy:
-    """Passes requests on. `before` and `after` are called around each one that is not a watch; what `fault` returns is
+    """Passes requests on. `before` and `after` are called around each one that is not a watch, `after` with the answer;
+    where `before` raises ConnectionAbortedError, the request does not reach the server. What `fault` returns is
     answered instead. `events` makes of each event of a watch (a line) those that are passed on."""
 
     def __init__(self, server: ApiServer) -> None:
@@ -77,7 +84,7 @@ class ApiProxy:
         self._upstreams: list[_Upstream] = []
         self.requests: list[SeenRequest] = []
         self.before: Callable[[SeenRequest], None] = lambda _: None
-        self.after: Callable[[SeenRequest], None] = lambda _: None
+        self.after: Callable[[SeenRequest, bytes], None] = lambda _, __: None
         self.fault: Callable[[SeenRequest], Fault | None] = lambda _: None
         self.events: Callable[[SeenRequest, bytes], Iterable[bytes]] = lambda _, event: (event,)
         self.seconds_ahead = 0.0
@@ -113,6 +120,11 @@ class ApiProxy:
         """Plain HTTP, on this machine."""
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
+    def num_asked(self, what: str) -> int:
+        """How often something was asked for, such as `watch pods`."""
+        with self._lock:
+            return sum(str(request) == what for request in self.requests)
+
     def connect(self) -> _Upstream:
         """A connection to the server."""
         assert self._target.hostname is not None
@@ -135,14 +147,15 @@ class ApiProxy:
     def pass_on(self, client: BaseHTTPRequestHandler, upstream: _Upstream) -> None:
         """Serves one request."""
         body = client.rfile.read(int(client.headers.get("Content-Length") or 0))
-        seen = seen_request(client.command, client.path)
+        token = (client.headers.get("Authorization") or "").rpartition(" ")[2]
+        seen = seen_request(client.command, client.path, token)
         if seen is not None:
             with self._lock:
                 self.requests.append(seen)
             fault = self.fault(seen)
             if fault is not None:
                 text = fault.body if fault.body is not None else json.dumps(_status(fault))
-                _answer(client, fault.status, fault.headers, text.encode())
+                _answer(client, fault.status, fault.headers, text.encode(), fault.num_sent)
                 return
             if seen.verb != "watch":
                 self.before(seen)
@@ -160,7 +173,7 @@ class ApiProxy:
             kept["Date"] = format_datetime(parsedate_to_datetime(kept["Date"]) + ahead, usegmt=True)
         data = answer.read()
         if seen is not None:
-            self.after(seen)
+            self.after(seen, data)
         _answer(client, answer.status, kept, data)
 
 
@@ -177,18 +190,17 @@ def api_proxy(server: ApiServer) -> Iterator[ApiProxy]:
         proxy.cut()
 
 
-def seen_request(method: str, path: str) -> SeenRequest | None:
+def seen_request(method: str, path: str, token: str = "") -> SeenRequest | None:
     """What a request asks for; None for discovery."""
     url = urlsplit(path)
     found = PATH.match(url.path)
     if found is None:
         return None
-    name = found["name"] or ""
-    if method == "GET":
-        verb = "watch" if parse_qs(url.query).get("watch") else "get" if name else "list"
-    else:
-        verb = VERBS[method]
-    return SeenRequest(verb, found["group"] or "", found["plural"] + (found["sub"] or ""), name)
+    name, query = found["name"] or "", parse_qs(url.query)
+    read = "watch" if query.get("watch") else "get" if name else "list"
+    verb = read if method == "GET" else VERBS[method]
+    labels = query.get("labelSelector", [""])[0]
+    return SeenRequest(verb, found["group"] or "", found["plural"] + (found["sub"] or ""), name, labels, token)
 
 
 def _status(fault: Fault) -> dict[str, object]:
@@ -202,13 +214,20 @@ def _status(fault: Fault) -> dict[str, object]:
     }
 
 
-def _answer(client: BaseHTTPRequestHandler, status: int, headers: Mapping[str, str], data: bytes) -> None:
+def _answer(
+    client: BaseHTTPRequestHandler,
+    status: int,
+    headers: Mapping[str, str],
+    data: bytes,
+    num_sent: int | None = None,
+) -> None:
     client.send_response_only(status)
     for name, value in headers.items():
         client.send_header(name, value)
     client.send_header("Content-Length", str(len(data)))
     client.end_headers()
-    client.wfile.write(data)
+    client.wfile.write(data[:num_sent])
+    client.close_connection |= num_sent is not None
 
 
 def _stream(

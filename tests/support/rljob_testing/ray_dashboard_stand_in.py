@@ -124,6 +124,8 @@ class ClusterDashboard:
     """Why it starts no job."""
     lose_answer: bool = False
     """It starts the job and then hangs up."""
+    stops_late: bool = False
+    """Jobs that were asked to stop go on for as long as this is so."""
     forgets_jobs: bool = False
     """As after a restart of the head."""
     num_gpus_missing: int = 0
@@ -144,9 +146,12 @@ class RayDashboardStandIn:
         self._api = server.http
         self._clusters: dict[tuple[str, str], ClusterDashboard] = {}
         self._lock = threading.Lock()
+        self._tokens: dict[str, str] = {}
+        """By the UID of a cluster: its pods have read their Secret when they began."""
         self.stopped = threading.Event()
-        self.on_submit: Callable[[str], None] = lambda _: None
-        """Called with `before` and `after` around the start of each job."""
+        self.around: dict[str, Callable[[str, str], None]] = {}
+        """By namespace: called with `before` and `after` around each request, and with what it asks for. One that
+        raises ConnectionAbortedError before has the request do nothing."""
         stand_in = self
 
         class Handler(QuietHandler):
@@ -179,13 +184,17 @@ class RayDashboardStandIn:
         if self.stopped.wait(cluster.delay_seconds) or cluster.down:
             request.close_connection = True
             return
-        status, text = (200, "") if cluster.open else self._authorized(request, namespace, name)
-        if status == 200:
-            try:
+        around = self.around.get(namespace, _nothing)
+        what = _asked_for(request, rest)
+        try:
+            around("before", what)
+            status, text = (200, "") if cluster.open else self._authorized(request, namespace, name)
+            if status == 200:
                 status, text = self._route(request, cluster, (namespace, name), rest, parse_qs(url.query), body)
-            except ConnectionAbortedError:
-                request.close_connection = True
-                return
+            around("after", what)
+        except ConnectionAbortedError:
+            request.close_connection = True
+            return
         data = text.encode()
         request.send_response(status)
         request.send_header("Content-Length", str(len(data)))
@@ -196,14 +205,21 @@ class RayDashboardStandIn:
         sent = request.headers.get("Authorization")
         if sent is None:
             return 401, "Unauthorized: Missing authentication token"
-        secret_name = self._spec(namespace, name).get("authOptions", {}).get("secretName", name)
-        secret = self._api.get(f"/api/v1/namespaces/{namespace}/secrets/{secret_name}")
-        if secret.status_code != 200:
-            return 403, "Forbidden: Invalid authentication token"
-        token = base64.b64decode(secret.json()["data"]["auth_token"]).decode()
+        token = self._token(namespace, name)
         if sent != f"Bearer {token}":
             return 403, "Forbidden: Invalid authentication token"
         return 200, ""
+
+    def _token(self, namespace: str, name: str) -> str | None:
+        cluster = self._cluster(namespace, name)
+        uid = str(cluster.get("metadata", {}).get("uid", ""))
+        if uid and uid not in self._tokens:
+            secret_name = cluster.get("spec", {}).get("authOptions", {}).get("secretName", name)
+            secret = self._api.get(f"/api/v1/namespaces/{namespace}/secrets/{secret_name}")
+            if secret.status_code != 200:
+                return None
+            self._tokens[uid] = base64.b64decode(secret.json()["data"]["auth_token"]).decode()
+        return self._tokens.get(uid)
 
     def _route(
         self,
@@ -236,7 +252,6 @@ class RayDashboardStandIn:
 
     def _submit(self, cluster: ClusterDashboard, body: Json) -> tuple[int, str]:
         job = str(body["submission_id"])
-        self.on_submit("before")
         with self._lock:
             cluster.posts.append(job)
             if cluster.submit_error is not None:
@@ -246,7 +261,6 @@ class RayDashboardStandIn:
             environment = body["runtime_env"]
             assert isinstance(environment, dict)
             cluster.started[job] = (time.monotonic(), environment["env_vars"])
-        self.on_submit("after")
         if cluster.lose_answer:
             raise ConnectionAbortedError
         return 200, json.dumps({"job_id": job, "submission_id": job})
@@ -290,9 +304,12 @@ class RayDashboardStandIn:
         return nodes
 
     def _spec(self, namespace: str, name: str) -> dict[str, Any]:
-        found = self._api.get(f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{name}").json()
-        spec: dict[str, Any] = found.get("spec", {})
+        spec: dict[str, Any] = self._cluster(namespace, name).get("spec", {})
         return spec
+
+    def _cluster(self, namespace: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._api.get(f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{name}").json()
+        return found
 
 
 @contextmanager
@@ -316,10 +333,28 @@ def _moment(cluster: ClusterDashboard, job: str) -> RunMoment | None:
     started, environment = found
     moment = cluster.life(time.monotonic() - started, environment)
     stopped = cluster.stopped.get(job)
-    if stopped is not None and moment.status == "RUNNING":
+    if stopped is not None and moment.status == "RUNNING" and not cluster.stops_late:
         state = run_state(environment, "Stopped", 2)
         return RunMoment("STOPPED", "Job was intentionally stopped.", run_state=state)
     return moment
+
+
+def _nothing(_: str, __: str) -> None:
+    """Around requests of whom nobody disturbs."""
+
+
+def _asked_for(request: BaseHTTPRequestHandler, path: Sequence[str]) -> str:
+    """Such as `ray submit`, `ray job`, `ray probe` (without a token), or the last part of the path."""
+    match path:
+        case _ if request.headers.get("Authorization") is None:
+            what = "probe"
+        case ["api", "jobs", ""]:
+            what = "submit"
+        case ["api", "jobs", _]:
+            what = "job"
+        case _:
+            what = path[-1]
+    return f"ray {what}"
 
 
 def _node(node_id: str, is_head: bool, num_gpus: int) -> Json:
