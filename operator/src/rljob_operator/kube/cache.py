@@ -63,6 +63,15 @@ class ObjectCache:
         found = self._of_jobs.get((kind, namespace, uid), {})
         return tuple(found[name] for name in sorted(found))
 
+    def newest_of_job(self, kind: ResourceType, namespace: str, uid: str) -> int:
+        """The newest version of a job's clusters or pods; -1 where none is known. What is asked for after this must be
+        as new."""
+        return max((_version(raw) for raw in self.of_job(kind, namespace, uid)), default=-1)
+
+    def version_of_job(self, namespace: str, name: str) -> int:
+        """The version of a job; -1 where it is not known."""
+        return _version(self._objects[JOBS].get((namespace, name), {}))
+
     def is_missing(self, kind: ResourceType) -> bool:
         """Whether the API server does not know this kind of object."""
         return kind in self._missing
@@ -183,6 +192,11 @@ def _uid(raw: JsonObject) -> str:
 
 def _version(raw: JsonObject) -> int:
     return _number(text_at(raw, "metadata", "resourceVersion"))
+
+
+def is_behind(version: str, known: int) -> bool:
+    """Whether an answer of this version is older than what was known when it was asked for."""
+    return 0 <= _number(version) < known
 
 
 def _number(version: str) -> int:

@@ -75,6 +75,8 @@ class KubeClient:
         if status >= 400:
             text = data.decode(errors="replace")
             raise error_of(what, status, answer, text, retry_after, is_read=method == "GET")
+        if not answer:
+            raise UnavailableError(f"{what}: the answer is no JSON object (HTTP {status})")
         return answer
 
     async def _send(

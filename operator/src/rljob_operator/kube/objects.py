@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rljob_api.constants import API_GROUP, API_VERSION
 from rljob_operator.kube.client import APPLY_PATCH, MERGE_PATCH, KubeClient
-from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, ExpiredError, NotFoundError
+from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, ExpiredError, NotFoundError, UnavailableError
 from rljob_operator.raw_json import JsonObject, objects_at, text_at
 
 PAGE_SIZE = 500
@@ -21,6 +21,7 @@ class ResourceType:
 
     group_path: str
     plural: str
+    kind: str
 
     def path(self, namespace: str | None, name: str = "") -> str:
         """Of the objects in a namespace (None: in all), or of one of them."""
@@ -28,14 +29,14 @@ class ResourceType:
         return "/".join([*parts, name] if name else parts)
 
 
-JOBS = ResourceType(f"/apis/{API_GROUP}/{API_VERSION}", "rljobs")
-CLUSTERS = ResourceType("/apis/ray.io/v1", "rayclusters")
-PODS = ResourceType("/api/v1", "pods")
-SECRETS = ResourceType("/api/v1", "secrets")
-CORE_EVENTS = ResourceType("/api/v1", "events")
-EVENTS = ResourceType("/apis/events.k8s.io/v1", "events")
-NETWORK_POLICIES = ResourceType("/apis/networking.k8s.io/v1", "networkpolicies")
-LEASES = ResourceType("/apis/coordination.k8s.io/v1", "leases")
+JOBS = ResourceType(f"/apis/{API_GROUP}/{API_VERSION}", "rljobs", "RLJob")
+CLUSTERS = ResourceType("/apis/ray.io/v1", "rayclusters", "RayCluster")
+PODS = ResourceType("/api/v1", "pods", "Pod")
+SECRETS = ResourceType("/api/v1", "secrets", "Secret")
+CORE_EVENTS = ResourceType("/api/v1", "events", "Event")
+EVENTS = ResourceType("/apis/events.k8s.io/v1", "events", "Event")
+NETWORK_POLICIES = ResourceType("/apis/networking.k8s.io/v1", "networkpolicies", "NetworkPolicy")
+LEASES = ResourceType("/apis/coordination.k8s.io/v1", "leases", "Lease")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class KubeObjects:
 
     async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
         """One object. Raises NotFoundError, or ResourceTypeMissingError where its kind is unknown."""
-        return await self._client.request("GET", kind.path(namespace, name), resource=kind.plural)
+        answer = await self._client.request("GET", kind.path(namespace, name), resource=kind.plural)
+        return _that(answer, kind, name)
 
     async def list_all(
         self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
@@ -77,22 +79,24 @@ class KubeObjects:
     async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
         """Creates an object; False where one of this name exists, which is left as it is. Raises RefusedError."""
         try:
-            await self._client.request("POST", kind.path(namespace), resource=kind.plural, body=manifest)
+            answer = await self._client.request("POST", kind.path(namespace), resource=kind.plural, body=manifest)
         except AlreadyExistsError:
             return False
+        _that(answer, kind, text_at(manifest, "metadata", "name"))
         return True
 
     async def create_strictly(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> JsonObject:
         """Creates an object of which no field may be dropped; returns it as stored. Raises AlreadyExistsError,
         UnknownFieldError or RefusedError."""
-        return await self._client.request(
+        answer = await self._client.request(
             "POST", kind.path(namespace), resource=kind.plural, query={"fieldValidation": "Strict"}, body=manifest
         )
+        return _that(answer, kind, text_at(manifest, "metadata", "name"))
 
     async def apply(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
         """Makes the fields of a manifest what it says (server-side apply), whoever wrote them before. Raises
         RefusedError."""
-        await self._client.request(
+        answer = await self._client.request(
             "PATCH",
             kind.path(namespace, name),
             resource=kind.plural,
@@ -100,10 +104,12 @@ class KubeObjects:
             body=manifest,
             content_type=APPLY_PATCH,
         )
+        _that(answer, kind, name)
 
     async def replace(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
         """Writes an object that was read before. Raises ConflictError where it was changed since."""
-        await self._client.request("PUT", kind.path(namespace, name), resource=kind.plural, body=manifest)
+        answer = await self._client.request("PUT", kind.path(namespace, name), resource=kind.plural, body=manifest)
+        _that(answer, kind, name)
 
     async def patch_job_status(
         self, namespace: str, name: str, patch: Mapping[str, object], resource_version: str
@@ -112,7 +118,10 @@ class KubeObjects:
         since that version."""
         body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
         path = f"{JOBS.path(namespace, name)}/status"
-        return await self._client.request("PATCH", path, resource="rljobs/status", body=body, content_type=MERGE_PATCH)
+        answer = await self._client.request(
+            "PATCH", path, resource="rljobs/status", body=body, content_type=MERGE_PATCH
+        )
+        return _that(answer, JOBS, name)
 
     async def delete(self, kind: ResourceType, namespace: str, name: str, uid: str, version: str = "") -> bool:
         """Deletes an object if it is the one with this UID, and in the background what it owns; False where it is not
@@ -142,8 +151,18 @@ class KubeObjects:
         found: list[JsonObject] = []
         while True:
             page = await self._client.request("GET", kind.path(namespace), resource=kind.plural, query=query)
+            if text_at(page, "kind") != f"{kind.kind}List":
+                raise UnavailableError(f"list {kind.plural}: the answer is no {kind.kind}List")
             found += objects_at(page, "items")
             rest = text_at(page, "metadata", "continue")
             if not rest:
                 return Listing(tuple(found), text_at(page, "metadata", "resourceVersion"))
             query["continue"] = rest
+
+
+def _that(answer: JsonObject, kind: ResourceType, name: str) -> JsonObject:
+    """The answer, if it is the object that was asked for. Raises UnavailableError: what stands between this process and
+    the API server may answer in its place, and nothing may be taken for gone by that."""
+    if text_at(answer, "kind") != kind.kind or text_at(answer, "metadata", "name") != name:
+        raise UnavailableError(f"{kind.plural} {name}: the answer is no {kind.kind} of this name")
+    return answer
