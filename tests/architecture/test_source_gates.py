@@ -43,7 +43,7 @@ def misplaced(sources: Iterable[Source]) -> list[str]:
     return gates.misplaced_imports(sources, PLACES)
 
 
-GATES_FOR_ALL: list[Gate] = [gates.long_files, gates.long_functions, gates.vague_names]
+GATES_FOR_ALL: list[Gate] = [gates.long_files, gates.long_functions, gates.vague_names, gates.repeated_constants]
 GATES_FOR_PACKAGES: list[Gate] = [
     gates.undocumented,
     gates.environment_reads,
@@ -100,6 +100,7 @@ FUNCTION_OF_61_LINES = '"""Doc."""\n\n\ndef f() -> None:\n    """Doc."""\n' + " 
     [
         (gates.long_files, GOOD_LINES + "x = 1\n"),
         (gates.long_functions, FUNCTION_OF_61_LINES),
+        (gates.repeated_constants, "A = 1\nB = 2\nA: int = 3\n"),
         (gates.undocumented, "x = 1\n"),
         (gates.undocumented, '"""Doc."""\ndef public() -> None: ...\n'),
         (gates.undocumented, '"""Doc."""\nclass Public: ...\n'),

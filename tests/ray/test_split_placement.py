@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
+from rljob_api.constants import LOGS_FOLDER
 from rljob_testing.scoring_folder import save_scoring_model
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, RunFiles, small_job
-from rljob_trainer.attempt_logs import LOGS_FOLDER
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

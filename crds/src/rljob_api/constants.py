@@ -40,18 +40,13 @@ ENV_DEVICE = "RLJOB_DEVICE"
 """What the workers compute on: `cuda` or `cpu`. Found out by the trainer when unset."""
 
 ENV_POD_NAME = "RLJOB_POD_NAME"
-"""On a cluster: the pod that a process runs in, so that messages can name it."""
+"""The pod that a process runs in, so that messages can name it; unset outside of Kubernetes."""
 ENV_NODE_NAME = "RLJOB_NODE_NAME"
-"""On a cluster: the Kubernetes node of that pod."""
+"""The Kubernetes node of that pod; unset outside of Kubernetes."""
 ENV_CACHE = "RLJOB_CACHE"
 """Folder for converted models, kept between runs where there is room for it."""
 ENV_GRACE_SECONDS = "RLJOB_GRACE_SECONDS"
 """How long the stop hooks of a pod may wait for the trainer to save and end."""
-
-ENV_POD_NAME = "RLJOB_POD_NAME"
-"""Name of the pod that a process runs in; unset outside of Kubernetes."""
-ENV_NODE_NAME = "RLJOB_NODE_NAME"
-"""Name of the node that the pod runs on; unset outside of Kubernetes."""
 
 POOL_RESOURCE_PREFIX = "rljob-pool-"
 """Before a pool's name: the Ray resource of which each node of the pool has one per GPU, so that no other pool's
@@ -113,18 +108,19 @@ DRIVER_LOG_CONTAINER = "driver"
 """In the head pod: prints the driver's log, so that `kubectl logs` shows it."""
 DASHBOARD_PORT = 8265
 
-
 STACKS_ENTRYPOINT = "python -m rljob_trainer.pod.dump_stacks"
 """The command of the Ray job that writes down where the processes of a trainer stand."""
 STACKS_SECONDS = 30
 """What that has before a trainer that stalls is asked to stop; added to its grace period."""
-POD_LOGS_FOLDER = f"{POD_RUN_FOLDER}/logs"
-"""Logs of attempts, a folder for each."""
+LOGS_FOLDER = "logs"
+"""Of the logs of workers, in the run folder; what is kept of an attempt is in `attempt_logs_folder` below it."""
+ATTEMPT_LOGS_PREFIX = "attempt-"
+POD_LOGS_FOLDER = f"{POD_RUN_FOLDER}/{LOGS_FOLDER}"
 
 
 def attempt_logs_folder(attempt: int) -> str:
     """Name of the folder of an attempt's logs."""
-    return f"attempt-{attempt}"
+    return f"{ATTEMPT_LOGS_PREFIX}{attempt}"
 
 
 def run_state_file_name(submission_id: str) -> str:

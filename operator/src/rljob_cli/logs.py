@@ -11,7 +11,15 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.text import Text
 
-from rljob_api.constants import DRIVER_LOG_CONTAINER, HEAD_GROUP, RAY_CONTAINER, ExitCode
+from rljob_api.constants import (
+    DRIVER_LOG_CONTAINER,
+    HEAD_GROUP,
+    POD_LOGS_FOLDER,
+    POD_STORAGE_FOLDER,
+    RAY_CONTAINER,
+    ExitCode,
+    attempt_logs_folder,
+)
 from rljob_api.printable import printable
 from rljob_api.v1alpha1.status import Attempt
 from rljob_cli.cluster import Cluster
@@ -222,11 +230,12 @@ def _tell_what_is_left(job: StoredJob, source: _Source, options: LogOptions, con
 
 
 def _places(job: StoredJob, attempt: int, options: LogOptions) -> Iterator[str]:
-    folder = storage_uri(job)
-    if folder is None:
+    storage = storage_uri(job)
+    if storage is None:
         return
+    folder = f"{storage}{POD_LOGS_FOLDER.removeprefix(POD_STORAGE_FOLDER)}"
     if options.container_name == Container.DRIVER:
-        yield f"a copy of the driver's log is {folder}/run/logs/attempt-{attempt}/driver.log"
+        yield f"a copy of the driver's log is {folder}/{attempt_logs_folder(attempt)}/driver.log"
     else:
-        yield f"what is kept of the logs of workers is below {folder}/run/logs/"
+        yield f"what is kept of the logs of workers is below {folder}/"
     yield "this command cannot read it: it takes a pod that mounts the claim (docs/cluster.md has one)"

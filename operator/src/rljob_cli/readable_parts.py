@@ -1,5 +1,7 @@
 """Reads what another version wrote as far as it can be read here: what is unknown is passed over, what cannot be read
-is left out and named. What a command shows of a job must not hang on one field that it does not know."""
+is left out and named. What a command shows of a job must not hang on one field that it does not know.
+
+Programs that act on what they read are stricter: `WireModel.from_newer_wire` leaves out only what is unknown."""
 
 from __future__ import annotations
 

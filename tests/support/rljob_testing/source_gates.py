@@ -159,6 +159,21 @@ def import_time_work(sources: Iterable[Source]) -> list[str]:
     return found
 
 
+def repeated_constants(sources: Iterable[Source]) -> list[str]:
+    """Names in capitals that a module gives a value twice."""
+    found = []
+    for source in sources:
+        seen: set[str] = set()
+        for node in source.tree.body:
+            single = [node.target] if isinstance(node, ast.AnnAssign) else []
+            for target in node.targets if isinstance(node, ast.Assign) else single:
+                if isinstance(target, ast.Name) and target.id.isupper():
+                    if target.id in seen:
+                        found.append(f"{source.path}:{node.lineno}: {target.id} is there already")
+                    seen.add(target.id)
+    return found
+
+
 def import_cycles(sources: Sequence[Source]) -> list[str]:
     """Groups of modules that import each other in a circle; imports inside functions and for types count."""
     modules = {source.module for source in sources}

@@ -6,16 +6,16 @@ import re
 import shutil
 from pathlib import Path
 
-LOGS_FOLDER = "logs"
-"""In the run's folder."""
+from rljob_api.constants import ATTEMPT_LOGS_PREFIX, LOGS_FOLDER, attempt_logs_folder
+
 NUM_ATTEMPTS_KEPT = 10
 MAX_TAIL_BYTES = 1 << 20
-_FOLDER = re.compile(r"attempt-([1-9][0-9]{0,9})")
+_FOLDER = re.compile(rf"{ATTEMPT_LOGS_PREFIX}([1-9][0-9]{{0,9}})")
 
 
 def attempt_folder(run_folder: Path, attempt: int) -> Path:
     """The folder of an attempt, which may not be there yet."""
-    return run_folder / LOGS_FOLDER / f"attempt-{attempt}"
+    return run_folder / LOGS_FOLDER / attempt_logs_folder(attempt)
 
 
 def newest_attempt(run_folder: Path) -> int | None:

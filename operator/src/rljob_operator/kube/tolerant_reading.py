@@ -1,4 +1,8 @@
-"""Reading what another version wrote: fields that this one does not know are left out and named, the rest is read."""
+"""Reading what another version wrote: fields that this one does not know are left out and named, the rest is read.
+
+Beside `WireModel.from_newer_wire`, which gives a value or raises: the operator writes status fields back, so it needs
+the document as it was read, too, and the errors of a job that stays listed without a value. The command line leaves out
+even what cannot be read (`rljob_cli.readable_parts`), for it only shows."""
 
 from __future__ import annotations
 

@@ -3,7 +3,10 @@
 | record | decided in |
 |---|---|
 | an attempt's beginning and end | `attempts`, with reasons of `endings`, `deadline` and `stops` |
-| what follows from its end: retries, the end of the job | `retries`, by `failure_classes` |
+| on which nodes it runs, and when it goes back to all | `elastic`; which numbers are valid: `v1alpha1.elastic` |
+| that its trainer is to stop, and asking it | `stops`: people, suspension, deadline; `stall`: no progress; `elastic` |
+| since when nothing is learned of its trainer, or nothing has come of it | `silence` |
+| what follows from its end: another try, tries given back, the end of the job | `retries`, by `failure_classes` |
 | the time without an attempt: pauses, suspension, requests of people | `between_attempts`, `suspension` |
 | what is removed | `cleanup` |
 

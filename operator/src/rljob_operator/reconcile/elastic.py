@@ -1,4 +1,5 @@
-"""Elastic restart: an attempt on the nodes that are there, and back to all of them when they are."""
+"""Elastic restart: an attempt on the nodes that are there, and back to all of them when they are. With which numbers of
+nodes a job is valid, `rljob_api.v1alpha1.elastic` works out."""
 
 from __future__ import annotations
 

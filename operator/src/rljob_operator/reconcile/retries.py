@@ -1,4 +1,6 @@
-"""What follows from the end of an attempt: the end of the job, or another attempt, and when."""
+"""What follows from the end of an attempt: the end of the job, or another attempt, and when.
+
+Tries are counted here, and given back: after progress, or when somebody asks for another attempt."""
 
 from __future__ import annotations
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from rljob_api.conditions import Reason
-from rljob_api.constants import POD_LOGS_FOLDER, STACKS_SECONDS, attempt_logs_folder
+from rljob_api.constants import STACKS_SECONDS
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
-from rljob_operator.reconcile.attempts import MAX_MESSAGE
 from rljob_operator.reconcile.elastic import should_grow
 from rljob_operator.reconcile.endings import Ending, reason_of_stop
-from rljob_operator.reconcile.messages import beginning_of
 from rljob_operator.reconcile.observed import Observed, Reachability
 from rljob_operator.reconcile.plan_types import DumpStacks, Effect, StopJob
-from rljob_operator.reconcile.progress import ENDED_IN_RAY, claim_uri
-from rljob_operator.reconcile.silence import seconds_without_progress
+from rljob_operator.reconcile.progress import ENDED_IN_RAY
+from rljob_operator.reconcile.stall import is_stalled, stacks_are_due, where_it_stood
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.submission import newest_submission, ray_job
 from rljob_operator.reconcile.suspension import is_suspended, note_stop, wants_to_be_stopped
@@ -27,7 +25,7 @@ def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> N
         reason = _reason_to_stop(draft, observed, policy)
         if reason is None:
             return
-        message = _where_it_stood(draft, observed) if reason is Reason.STALLED else None
+        message = where_it_stood(draft, observed) if reason is Reason.STALLED else None
         request = StopRequest(reason=reason.value, message=message, requested_at=timestamp(draft.now))
         draft.change_attempt(stop=request, state=AttemptState.STOPPING.value)
     stop = draft.attempt.stop
@@ -64,9 +62,8 @@ def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> 
     hangs = seen is not None and seconds_since(seen, draft.now) >= policy.grace_period_seconds
     if attempt.stop is None and not hangs:
         return ()
-    name, stop = newest_submission(draft, observed.job), attempt.stop
-    stalled = stop is not None and stop.reason == Reason.STALLED
-    if stop is not None and stalled and seconds_since(stop.requested_at, draft.now) < STACKS_SECONDS:
+    name = newest_submission(draft, observed.job)
+    if stacks_are_due(draft):
         return (DumpStacks(name, attempt.number),)
     return (StopJob(name),)
 
@@ -80,21 +77,6 @@ def seconds_of_activity_left(draft: StatusDraft, policy: RunPolicy) -> float | N
     return policy.active_deadline_seconds - draft.counters.active_seconds - current
 
 
-def _where_it_stood(draft: StatusDraft, observed: Observed) -> str:
-    """Of a trainer without progress: step and activity, and where its stacks will be."""
-    seconds = seconds_without_progress(draft)
-    parts = [f"no progress for {seconds:.0f} s"]
-    state = observed.ray.run_state
-    if state is not None:
-        activity = f" ({state.activity})" if state.activity is not None else ""
-        parts.append(f"it stood at step {state.progress.step} of {state.progress.total_steps}{activity}")
-    spec = observed.job.spec
-    folder = f"{POD_LOGS_FOLDER}/{attempt_logs_folder(draft.attempt.number)}"
-    place = claim_uri(f"file://{folder}", spec, observed.job.name) if spec is not None else folder
-    parts.append(f"its stacks are in {place}")
-    return beginning_of("; ".join(parts), MAX_MESSAGE)
-
-
 def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> Reason | None:
     if wants_to_be_stopped(draft, observed):
         note_stop(draft, observed)
@@ -104,10 +86,8 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
     left = seconds_of_activity_left(draft, policy)
     if left is not None and left <= 0:
         return Reason.ACTIVE_DEADLINE_EXCEEDED
-    # Of what was not looked at, no time has passed without progress.
-    runs = draft.attempt.running_since is not None and ray_job(draft, observed) is not None
-    if runs and seconds_without_progress(draft) >= policy.stall_deadline_seconds:
+    if is_stalled(draft, observed, policy):
         return Reason.STALLED
-    if runs and should_grow(draft):
+    if ray_job(draft, observed) is not None and should_grow(draft):
         return Reason.RESIZED
     return None

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import torch
 
-from rljob_api.constants import ENV_RUN_FOLDER
+from rljob_api.constants import ENV_RUN_FOLDER, LOGS_FOLDER
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.training import Training
-from rljob_trainer.attempt_logs import LOGS_FOLDER
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
     refuse_other_adapters,

@@ -10,9 +10,9 @@ import logging
 import time
 from pathlib import Path
 
+from rljob_api.constants import LOGS_FOLDER
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
-from rljob_trainer.attempt_logs import LOGS_FOLDER
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint

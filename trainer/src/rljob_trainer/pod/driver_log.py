@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from rljob_api.constants import DASHBOARD_PORT, POD_RAY_LOG_FOLDER
-from rljob_trainer.attempt_logs import LOGS_FOLDER, attempt_folder
+from rljob_api.constants import DASHBOARD_PORT, LOGS_FOLDER, POD_RAY_LOG_FOLDER
+from rljob_trainer.attempt_logs import attempt_folder
 from rljob_trainer.pod.log_copy import LogCopy
 from rljob_trainer.pod.ray_jobs import RayJobs
 from rljob_trainer.settings import read_pod_settings
