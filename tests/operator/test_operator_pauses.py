@@ -1,0 +1,127 @@
+"""A minute without a word: a leader that is stopped and wakes up when another one leads; watches that bring nothing.
+
+Both minutes are the same one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from rljob_testing.apiserver import ApiServer
+from rljob_testing.kuberay_stand_in import HAPPY, STARTING, ClusterScript, KubeRayStandIn
+from rljob_testing.operator_process import LEASE, OPERATOR_NAMESPACE, OperatorProcess
+from rljob_testing.operator_process_jobs import JobPlace, new_place
+from rljob_testing.operator_process_kills import clusters_version, most_live_clusters
+from rljob_testing.operator_process_proxy import ApiProxy, api_proxy
+from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, running_for_ever, succeeding
+
+pytestmark = pytest.mark.apiserver
+
+LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{LEASE}"
+PAUSE_SECONDS = 60.0
+HAND_OVER_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Deaf:
+    """An operator whose watches are open and bring nothing."""
+
+    place: JobPlace
+    operator: OperatorProcess
+    started_at: float
+
+
+@pytest.fixture(scope="module")
+def deaf(
+    server: ApiServer,
+    kuberay: KubeRayStandIn,
+    dashboards: RayDashboardStandIn,
+    account_token: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Deaf]:
+    """It makes a cluster for its job, and hears nothing of its pods."""
+    place = new_place(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
+    with api_proxy(server) as proxy:
+        proxy.events = lambda _, __: ()
+        operator = place.through(proxy.url).operator("operator-deaf")
+        place.script("unheard-1", ClusterScript({"main": STARTING}))
+        place.submit("unheard")
+        operator.start()
+        try:
+            started_at = time.monotonic()
+            place.wait(lambda: place.items("pods"), "the cluster")
+            place.script("unheard-1", HAPPY)
+            yield Deaf(place, operator, started_at)
+        finally:
+            operator.kill()
+
+
+@contextmanager
+def behind_a_proxy(place: JobPlace, name: str) -> Iterator[tuple[OperatorProcess, ApiProxy]]:
+    """A replica, and what it asks of the API server."""
+    with api_proxy(place.server) as proxy:
+        replica = place.through(proxy.url).with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"}).operator(name)
+        replica.start()
+        try:
+            replica.wait_until_healthy()
+            yield replica, proxy
+        finally:
+            replica.kill()
+
+
+@pytest.mark.usefixtures("deaf")
+def test_a_leader_that_sleeps_for_a_minute_has_nothing_more_to_say(place: JobPlace) -> None:
+    place.http.delete(LEASE_PATH)
+    place.dashboard("trains-1").life = running_for_ever()
+    place.script("begins-1", ClusterScript({"main": STARTING}))
+    since = clusters_version(place)
+    with ExitStack() as stack:
+        first, asked = stack.enter_context(behind_a_proxy(place, "operator-a"))
+        place.wait(lambda: first.metric("rljob_operator_leader") == 1, "the first to lead")
+        second, _ = stack.enter_context(behind_a_proxy(place, "operator-b"))
+        for name in ("trains", "begins"):
+            place.submit(name)
+        place.wait_for("trains", "Progressing", "Training")
+        place.wait_for("begins", "ClusterReady", "PodsPending", "False")
+
+        first.pause()
+        paused_at = time.monotonic()
+        place.script("begins-1", HAPPY)
+        place.wait(lambda: second.metric("rljob_operator_leader") == 1, "the second to lead", seconds=HAND_OVER_SECONDS)
+        print(f"the second replica led {time.monotonic() - paused_at:.1f} s after the first was stopped")
+        place.wait_for("begins", "Complete", "Succeeded")
+        time.sleep(max(0.0, paused_at + PAUSE_SECONDS - time.monotonic()))
+
+        num_asked = len(asked.requests)
+        first.go_on()
+        place.wait(lambda: first.exit_code() is not None, "the end of the first: {}", first.log, seconds=15)
+        assert first.exit_code() == 1
+        assert "could not be renewed for 10 s" in first.log()
+        late = asked.requests[num_asked:]
+        assert [request for request in late if request.is_write] == []
+        print(f"woken up, it asked for {[str(request) for request in late]}")
+
+        first.start()
+        first.wait_until_healthy()
+        place.dashboard("trains-1").life = succeeding(0.1)
+        place.wait_for("trains", "Complete", "Succeeded")
+        assert (first.metric("rljob_operator_leader"), second.metric("rljob_operator_leader")) == (0, 1)
+    assert most_live_clusters(place, since) == (2, 2)
+    for name in ("trains", "begins"):
+        assert place.dashboard(f"{name}-1").posts == [f"{name}-1-1"]
+    place.http.delete(LEASE_PATH)
+
+
+def test_watches_that_bring_nothing_are_made_up_for_by_a_listing(deaf: Deaf) -> None:
+    # Within a minute of the listing that everything began with.
+    deaf.place.wait_for("unheard", "Complete", "Succeeded", seconds=90)
+    print(
+        f"a job behind silent watches was complete {time.monotonic() - deaf.started_at:.0f} s after the operator began"
+    )
+    assert deaf.place.dashboard("unheard-1").posts == ["unheard-1-1"]
+    assert deaf.operator.probe("/healthz") == 200
