@@ -1,4 +1,7 @@
-"""The conditions of a job and the reasons that they give; the operator uses no reason that is not here."""
+"""The conditions of a job and the reasons that they give; the operator uses no reason that is not here.
+
+It derives them in `rljob_operator.reconcile`, whose docstring says which module decides which condition.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.NAME_CONFLICT: Explanation(
             means=(
                 "There is a RayCluster of the name that the job's own needs, and it belongs to something else. If it is"
-                " still there a minute after the attempt began, the job fails."
+                " still there a minute after it was first seen, the job fails."
             ),
             advice="Remove the other one, or create the job under another name.",
         ),
@@ -87,7 +87,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.READ_FORBIDDEN: Explanation(
             means="The API server does not let the operator read what it must; a training that runs goes on.",
-            advice="Give the operator back the role of its Helm chart; the message names what it may not do.",
+            advice=(
+                "Give the operator back the role of its Helm chart; the message names what it may not do. A job whose"
+                " trainer runs fails when nothing was learned of it for `runPolicy.stallDeadlineSeconds`."
+            ),
         ),
         Reason.POD_CREATION_FAILED: Explanation(
             means="KubeRay wants to make a pod, and the API server refuses it.",
@@ -149,8 +152,9 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         Reason.TOKEN_REJECTED: Explanation(
             means="Ray's dashboard answers, and refuses the token that the operator derived for this job.",
             advice=(
-                "The key in the operator's Secret was replaced. Put the former key back as `previous-key`; else the"
-                " attempt ends after `runPolicy.stallDeadlineSeconds`, and the next one has a token of the new key."
+                "The key in the operator's Secret was replaced. Put the former key back as `previous-key`; else a"
+                " trainer that runs ends after `runPolicy.stallDeadlineSeconds`, and the next attempt has the new key."
+                " Where none ran yet, the job fails at its provisioning deadline; then `rljob retry`."
             ),
         ),
         Reason.AUTHENTICATION_MISSING: Explanation(
@@ -214,7 +218,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Nothing to do.",
         ),
         Reason.SUBMISSION_FAILED: Explanation(
-            means="Ray refused the trainer's job, or could not start its process.",
+            means=(
+                "Ray refused the trainer's job, which is tried again until `runPolicy.provisioningDeadlineSeconds` are"
+                " over, or could not start its process, and the job has failed."
+            ),
             advice="The message holds Ray's answer. Check that the image contains the trainer.",
         ),
         Reason.DRIVER_LOST: Explanation(
@@ -238,18 +245,21 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.RUN_STATE_UNREADABLE: Explanation(
             means="The trainer writes its state in a form that this operator cannot read, so nothing is known of it.",
-            advice="Use an image and an operator of neighbouring versions; the message says what cannot be read.",
+            advice=(
+                "Use an image and an operator of neighbouring versions; the message says what cannot be read. The job"
+                " fails when nothing was learned of it for `runPolicy.stallDeadlineSeconds`."
+            ),
         ),
         Reason.STALLED: Explanation(
             means="The trainer has shown no progress for `runPolicy.stallDeadlineSeconds`.",
             advice=(
-                "The message says where it stood. Look at the logs in the job's storage; raise the deadline if a step"
-                " of this job takes that long."
+                "The message says where it stood; the stacks of every process are in the job's storage, in"
+                " `run/logs/attempt-N/stacks-*.txt`. Raise the deadline if a step of this job takes that long."
             ),
         ),
         Reason.ENDED: Explanation(
-            means="The trainer has ended; its cluster is being removed, unless it is kept.",
-            advice="Nothing to do; Complete or Failed says how the job ended.",
+            means="The trainer of the newest attempt has ended.",
+            advice=("Nothing to do; Retrying or Suspended says what follows, or Complete or Failed how the job ended."),
         ),
         Reason.NO_CHECKPOINT_YET: Explanation(
             means="The trainer has not saved a complete checkpoint.",
@@ -261,7 +271,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.SUSPENDING: Explanation(
             means="The job is to be suspended: its trainer saves a checkpoint, then its cluster is removed.",
-            advice="Wait, for at most `runPolicy.gracePeriodSeconds`.",
+            advice=(
+                "Wait: the trainer has `runPolicy.gracePeriodSeconds` to save, then its pods end, which may take as"
+                " long again."
+            ),
         ),
         Reason.SUSPENDED: Explanation(
             means="The job is suspended (`spec.suspend`) and holds no nodes.",

@@ -20,8 +20,9 @@ kubectl get pods -l rljob.dev/job=NAME                         # its pods
 kubectl logs -c driver -l rljob.dev/job=NAME,ray.io/node-type=head --tail=-1     # what the training prints
 ```
 
-Look for the first condition that is not True; its reason is explained below (`rljob explain --reason REASON` prints the
-same). A job goes through the conditions in this order:
+`status.reason`, the column REASON of `kubectl get rlj`, is the reason to look up below (`rljob explain --reason REASON`
+prints the same). It is that of Failed or Complete where a job has ended, that of Retrying where another attempt is due,
+else that of the first condition that says what is missing. A job goes through the conditions in this order:
 
 {conditions}
 
@@ -58,7 +59,8 @@ after `maxRounds` rounds of fresh prompts too few were left. The scores in the m
 **What to do:** Take prompts that the model solves now and then, or a reward that tells near misses apart. A larger
 `rollout.groupSize` makes groups differ more often; a larger `maxRounds` costs time in each such step
 (`dynamic_sampling/rounds`, `dynamic_sampling/kept_fraction` in the [metrics](metrics.md) show it coming). With
-`onMaxRounds: TrainOnFewer` a step learns from the groups that there are. The run goes on from its newest checkpoint.
+`onMaxRounds: TrainOnFewer` a step learns from the groups that there are. With such a change the job is deleted and
+created again, under the same name and claim; it goes on from its newest checkpoint.
 """
 
 _WHAT = {

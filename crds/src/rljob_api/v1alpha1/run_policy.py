@@ -40,7 +40,7 @@ class RunPolicy(WireModel):
     and suspension do not count. Then the job is stopped with a checkpoint and fails."""
     stall_deadline_seconds: Seconds = 3600
     """How long a trainer may show no progress (a step, a phase, an evaluation), or cannot be asked; then the attempt
-    ends as a failure of the infrastructure."""
+    ends as a failure of the infrastructure (where its state cannot be read, or a right is missing: the job fails)."""
     ttl_seconds_after_finished: Count | None = None
     """So long after its end the job is deleted, with all but its files; never when unset."""
     elastic: Elastic | None = None

@@ -11,8 +11,8 @@ from datetime import timedelta
 from rljob_api.constants import ANNOTATION_TOKEN_KEY, LABEL_JOB_UID
 from rljob_api.v1alpha1.status import Attempt
 from rljob_operator.controller.surroundings import Surroundings
-from rljob_operator.kube.cache import is_behind
-from rljob_operator.kube.errors import ForbiddenError, NotFoundError, ResourceTypeMissingError, UnavailableError
+from rljob_operator.kube.answers import require_news
+from rljob_operator.kube.errors import ForbiddenError, NotFoundError, ResourceTypeMissingError
 from rljob_operator.kube.node_leases import NodeLeases
 from rljob_operator.kube.objects import CLUSTERS, CORE_EVENTS, JOBS, PODS, ResourceType
 from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster, time_at
@@ -154,7 +154,7 @@ class Observer:
         """The job as it is now. Raises NotFoundError, or KubeError."""
         known = self._cache.version_of_job(namespace, name)
         raw = await self._objects.get(JOBS, namespace, name)
-        _require_news(f"RLJob {namespace}/{name}", text_at(raw, "metadata", "resourceVersion"), known)
+        require_news(f"RLJob {namespace}/{name}", text_at(raw, "metadata", "resourceVersion"), known)
         self._cache.note(JOBS, "", raw)
         return self._reader.read(raw)
 
@@ -167,7 +167,7 @@ class Observer:
             known = self._cache.newest_of_job(kind, job.namespace, job.uid)
             try:
                 listing = await self._objects.listing(kind, job.namespace, labels=labels)
-                _require_news(f"{kind.plural} of RLJob {job.namespace}/{job.name}", listing.version, known)
+                require_news(f"{kind.plural} of RLJob {job.namespace}/{job.name}", listing.version, known)
                 found[kind] = listing.items
                 for raw in found[kind]:
                     self._cache.note(kind, "", raw)
@@ -233,13 +233,6 @@ class Observer:
         keys = sorted(read_token_keys(self._settings.token_keys_folder).keys, key=lambda key: key_id(key) != made_with)
         url = self._settings.dashboard_url.format(cluster=name, namespace=job.namespace)
         return self._ray.dashboard(url, [derived_token(key, identity(job), name) for key in keys])
-
-
-def _require_news(what: str, version: str, known: int) -> None:
-    """Raises UnavailableError for an answer that is older than what was known before it was asked for, as a cache
-    between this process and the API server may give it: what is missing in it is not gone."""
-    if is_behind(version, known):
-        raise UnavailableError(f"{what}: the answer is of version {version}, older than {known}, which was seen before")
 
 
 def _owned(clusters: JsonObjects, job: ObservedJob) -> JsonObjects:

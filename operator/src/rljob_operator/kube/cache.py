@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rljob_api.constants import LABEL_JOB_UID
+from rljob_operator.kube.answers import version_number
 from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.settled import is_settled, remnant
 from rljob_operator.raw_json import JsonObject, object_at, text_at
@@ -118,7 +119,7 @@ class ObjectCache:
         """Takes a listing of a kind in a namespace (None: in all), made at this version. What is newer than the listing
         stays as it is. Returns what was here and is gone."""
         found = {_key(raw): raw for raw in listed}
-        listed_at = _number(version)
+        listed_at = version_number(version)
         removed = [
             known
             for key, known in self._objects[kind].items()
@@ -191,17 +192,7 @@ def _uid(raw: JsonObject) -> str:
 
 
 def _version(raw: JsonObject) -> int:
-    return _number(text_at(raw, "metadata", "resourceVersion"))
-
-
-def is_behind(version: str, known: int) -> bool:
-    """Whether an answer of this version is older than what was known when it was asked for."""
-    return 0 <= _number(version) < known
-
-
-def _number(version: str) -> int:
-    """-1 for a version that is no number, which is nothing that Kubernetes promises, and what all its servers do."""
-    return int(version) if version.isascii() and version.isdecimal() else -1
+    return version_number(text_at(raw, "metadata", "resourceVersion"))
 
 
 def _is_as_old(version: int, other: int) -> bool:

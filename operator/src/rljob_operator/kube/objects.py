@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.constants import API_GROUP, API_VERSION
+from rljob_operator.kube.answers import require_list, require_object
 from rljob_operator.kube.client import APPLY_PATCH, MERGE_PATCH, KubeClient
-from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, ExpiredError, NotFoundError, UnavailableError
+from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, ExpiredError, NotFoundError
 from rljob_operator.raw_json import JsonObject, objects_at, text_at
 
 PAGE_SIZE = 500
@@ -57,7 +58,7 @@ class KubeObjects:
     async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
         """One object. Raises NotFoundError, or ResourceTypeMissingError where its kind is unknown."""
         answer = await self._client.request("GET", kind.path(namespace, name), resource=kind.plural)
-        return _that(answer, kind, name)
+        return require_object(answer, kind.kind, name)
 
     async def list_all(
         self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
@@ -82,7 +83,7 @@ class KubeObjects:
             answer = await self._client.request("POST", kind.path(namespace), resource=kind.plural, body=manifest)
         except AlreadyExistsError:
             return False
-        _that(answer, kind, text_at(manifest, "metadata", "name"))
+        require_object(answer, kind.kind, text_at(manifest, "metadata", "name"))
         return True
 
     async def create_strictly(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> JsonObject:
@@ -91,7 +92,7 @@ class KubeObjects:
         answer = await self._client.request(
             "POST", kind.path(namespace), resource=kind.plural, query={"fieldValidation": "Strict"}, body=manifest
         )
-        return _that(answer, kind, text_at(manifest, "metadata", "name"))
+        return require_object(answer, kind.kind, text_at(manifest, "metadata", "name"))
 
     async def apply(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
         """Makes the fields of a manifest what it says (server-side apply), whoever wrote them before. Raises
@@ -104,12 +105,12 @@ class KubeObjects:
             body=manifest,
             content_type=APPLY_PATCH,
         )
-        _that(answer, kind, name)
+        require_object(answer, kind.kind, name)
 
     async def replace(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
         """Writes an object that was read before. Raises ConflictError where it was changed since."""
         answer = await self._client.request("PUT", kind.path(namespace, name), resource=kind.plural, body=manifest)
-        _that(answer, kind, name)
+        require_object(answer, kind.kind, name)
 
     async def patch_job_status(
         self, namespace: str, name: str, patch: Mapping[str, object], resource_version: str
@@ -121,7 +122,7 @@ class KubeObjects:
         answer = await self._client.request(
             "PATCH", path, resource="rljobs/status", body=body, content_type=MERGE_PATCH
         )
-        return _that(answer, JOBS, name)
+        return require_object(answer, JOBS.kind, name)
 
     async def delete(self, kind: ResourceType, namespace: str, name: str, uid: str, version: str = "") -> bool:
         """Deletes an object if it is the one with this UID, and in the background what it owns; False where it is not
@@ -151,18 +152,9 @@ class KubeObjects:
         found: list[JsonObject] = []
         while True:
             page = await self._client.request("GET", kind.path(namespace), resource=kind.plural, query=query)
-            if text_at(page, "kind") != f"{kind.kind}List":
-                raise UnavailableError(f"list {kind.plural}: the answer is no {kind.kind}List")
+            require_list(page, kind.kind)
             found += objects_at(page, "items")
             rest = text_at(page, "metadata", "continue")
             if not rest:
                 return Listing(tuple(found), text_at(page, "metadata", "resourceVersion"))
             query["continue"] = rest
-
-
-def _that(answer: JsonObject, kind: ResourceType, name: str) -> JsonObject:
-    """The answer, if it is the object that was asked for. Raises UnavailableError: what stands between this process and
-    the API server may answer in its place, and nothing may be taken for gone by that."""
-    if text_at(answer, "kind") != kind.kind or text_at(answer, "metadata", "name") != name:
-        raise UnavailableError(f"{kind.plural} {name}: the answer is no {kind.kind} of this name")
-    return answer

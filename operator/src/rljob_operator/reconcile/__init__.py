@@ -7,7 +7,8 @@
 | that its trainer is to stop, and asking it | `stops`: people, suspension, deadline; `stall`: no progress; `elastic` |
 | since when nothing is learned of its trainer, or nothing has come of it | `silence` |
 | what follows from its end: another try, tries given back, the end of the job | `retries`, by `failure_classes` |
-| the time without an attempt: pauses, suspension, requests of people | `between_attempts`, `suspension` |
+| how long the pause before a try is (back-off) | `retries` |
+| the time without an attempt: the end of a pause, suspension, requests of people | `between_attempts`, `suspension` |
 | what is removed | `cleanup` |
 
 | condition | decided in |

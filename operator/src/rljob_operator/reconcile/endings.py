@@ -1,4 +1,4 @@
-"""How an attempt ends, and why: the one place that says whose fault a failure is."""
+"""How an attempt ends, and for what reason; whose fault each reason is stands in `failure_classes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Suspension, and what people ask for by annotations: stop for good, and another attempt now."""
+"""Suspension, and what people ask for by annotations: stop for good, and another attempt now.
+
+A trainer that runs is stopped for them in `stops`; what waits until a job is suspended no longer is in
+`between_attempts`.
+"""
 
 from __future__ import annotations
 
