@@ -141,7 +141,7 @@ def test_a_job_that_is_being_suspended() -> None:
         f"What to do: {EXPLANATIONS[Reason.SUSPENDED].advice}",
     ]
     assert what_is_next(lines) == [
-        "attempt 2: its trainer saves a checkpoint and ends by 2026-01-31T12:31:30Z (in 90s;"
+        "attempt 2: its trainer saves a checkpoint and ends by 2026-01-31T12:31:40Z (in 100s;"
         " runPolicy.gracePeriodSeconds), else it is ended",
         "then its cluster is removed, and the job is suspended",
     ]

@@ -8,26 +8,15 @@ from pathlib import Path
 import pytest
 
 from rljob_api.constants import ANNOTATION_RETRY
-from rljob_operator.controller.loop import JobKey
 from rljob_operator.kube.objects import JOBS
-from rljob_operator.settings import parse_settings
 from rljob_testing.api_in_memory import ControllerInMemory, Json
+from rljob_testing.controller_in_memory import KEY, controller_settings
 from rljob_testing.valid_job import Wire, edited
-
-KEY = JobKey("team", "job")
 
 
 def changed_meanwhile(folder: Path, edits: Wire) -> tuple[list[str], Json]:
     """The requests of the pass that deletes a job, which somebody changes just before, and of the next one; the job."""
-    (folder / "key").write_bytes(b"0123456789abcdef")
-    settings = parse_settings(
-        {
-            "RLJOB_OPERATOR_RAY_VERSION": "2.60.0",
-            "RLJOB_OPERATOR_TOKEN_KEYS_FOLDER": str(folder),
-            "RLJOB_OPERATOR_POD_NAME": "operator-0",
-            "RLJOB_OPERATOR_POD_NAMESPACE": "rljob-system",
-        }
-    )
+    settings = controller_settings(folder)
 
     async def made() -> tuple[list[str], Json]:
         world = ControllerInMemory(settings)

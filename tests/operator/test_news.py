@@ -174,6 +174,7 @@ def test_a_job_that_is_over_costs_nothing() -> None:
     async def test(world: World) -> None:
         world.api.objects |= {JOBS: [job(OVER)], CLUSTERS: [part(4, name="job-1", uid="c1")], PODS: [part(5)]}
         await world.relist.once()
+        assert await world.work() == [KEY]
         world.news.on_event(JOBS, "", job(OVER))
         world.news.on_event(PODS, "MODIFIED", part(12))
         world.news.on_event(CLUSTERS, "DELETED", part(13, name="job-1", uid="c1"))
@@ -193,6 +194,20 @@ def test_a_cluster_that_is_made_when_its_job_is_over_is_seen_to() -> None:
         await world.relist.once()
         world.news.on_event(CLUSTERS, "ADDED", part(15, name="job-2", uid="c2"))
         assert await world.work() == [KEY]
+
+    run(test)
+
+
+def test_a_cluster_that_was_made_when_its_job_was_over_is_seen_to_once_if_only_a_listing_tells() -> None:
+    async def test(world: World) -> None:
+        world.api.objects[JOBS] = [job(OVER)]
+        await world.relist.once()
+        assert await world.work() == []
+        world.api.objects[CLUSTERS] = [part(15, name="job-2", uid="c2")]
+        await world.relist.once()
+        assert await world.work() == [KEY]
+        await world.relist.once()
+        assert await world.work() == []
 
     run(test)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_api.constants import STACKS_SECONDS
 from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.status import Attempt, RLJobStatus
 from rljob_operator.reconcile.observed import Observed, ObservedRay, Reachability
@@ -94,7 +95,8 @@ def seconds_to_deadlines_of_attempt(attempt: Attempt, grace: int) -> list[float]
     if attempt.whole_since is not None:
         due.append(seconds_to(attempt.whole_since, 60))
     if attempt.stop is not None:
-        due.append(seconds_to(attempt.stop.requested_at, grace))
+        asked = attempt.stop.told_at or attempt.stop.requested_at
+        due += [seconds_to(asked, seconds) for seconds in (STACKS_SECONDS, grace, grace + STACKS_SECONDS)]
     if attempt.ending_seen_at is not None:
         due += [seconds_to(attempt.ending_seen_at, seconds) for seconds in (30, grace, 2 * grace)]
     if attempt.progressed_at is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunPhase
+from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Counters, RLJobStatus
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, DeleteJob, DumpStacks, StopJob
@@ -93,6 +94,35 @@ def test_a_trainer_that_does_not_end_in_time_is_not_waited_for() -> None:
     first = after(seen, decide(seen))
     assert decide(first, at(119)).effects == (StopJob("example-1-1"),)
     assert decide(first, at(120)).effects == (DeleteCluster("example-1", "c1"),)
+
+
+def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
+    """The operator was away, and longer than that, since it had written the request down."""
+    seen = at_work(state=run_state(), job_spec=SUSPENDED)
+    silent = replace(seen, ray=silence(seconds=0))
+    requested = after(silent, decide(silent))
+    asked_now = decide(replace(requested, ray=seen.ray), at(160))
+    assert asked_now.effects == (StopJob("example-1-1"),)
+    later = replace(after(requested, asked_now), ray=seen.ray)
+    assert decide(later, at(160 + 119)).status.attempts[0].ended is None
+    assert decide(later, at(160 + 120)).status.attempts[0].reason == "Suspended"
+    # Nor is it over when nobody has been asking for long.
+    assert decide(requested, at(160)).status.attempts[0].ended is None
+    ended = decide(replace(requested, ray=silence(seconds=20)), at(160)).status.attempts[0]
+    text = "the trainer could not be asked to stop for 120 s: Ray's dashboard does not answer"
+    assert (ended.reason, ended.message) == ("Suspended", text)
+
+
+@pytest.mark.parametrize("job_spec", [SUSPENDED, spec({"runPolicy.activeDeadlineSeconds": 1}), spec()])
+def test_a_trainer_that_has_ended_by_itself_ended_for_its_own_reason(job_spec: RLJobSpec) -> None:
+    seen = asked(at_work(ray_job(RayJobStatus.FAILED, 2), run_state(RunPhase.FAILED), job_spec=job_spec))
+    if job_spec == spec():
+        seen = asked(seen, stop="now")
+    plan = decide(seen)
+    attempt = plan.status.attempts[0]
+    assert (attempt.reason, attempt.stop, plan.status.phase) == ("ConfigurationError", None, "Failed")
+    old = at_work(ray_job(RayJobStatus.FAILED, 1), run_state(), status=running(90_000), job_spec=job_spec)
+    assert decide(old).status.attempts[0].reason == "ApplicationError"
 
 
 def test_pods_that_only_start_go_at_once() -> None:
@@ -216,6 +246,13 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
         " pvc://ckpt/example/run/logs/attempt-1; the trainer was asked to stop and did not end within 80 s"
     )
     assert ended.next_attempt is not None
+    # Who was away since the request was written down has its stacks written, too.
+    unasked = stalled.status.attempts[0].model_copy(
+        update={"stop": stalled.status.attempts[0].stop.model_copy(update={"told_at": None})}
+    )
+    untold = replace(told, job=replace(told.job, status=told.job.status.model_copy(update={"attempts": (unasked,)})))
+    late = decide(untold, at(9000))
+    assert (late.effects, late.status.attempts[0].ended) == ((DumpStacks("example-1-1", 1),), None)
     moved = replace(seen, ray=ray(ray_job(), run_state(seconds_ago=7200)))
     assert decide(moved, at(600)).effects == ()
 

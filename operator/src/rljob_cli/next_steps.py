@@ -85,7 +85,7 @@ def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: date
     if stop.reason == Reason.STALLED:
         grace_seconds += STACKS_SECONDS
         what = "is asked to end when its stacks are written, and ends"
-    end = moment(stop.requested_at) + timedelta(seconds=grace_seconds)
+    end = moment(stop.told_at or stop.requested_at) + timedelta(seconds=grace_seconds)
     yield (
         f"attempt {attempt.number}: its trainer {what} by {time_text(end)} ({in_time(end, now)};"
         " runPolicy.gracePeriodSeconds), else it is ended"

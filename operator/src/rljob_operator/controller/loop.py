@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_operator.controller.act import Actor, kind_of
 from rljob_operator.controller.observe import Observation, Observer
@@ -36,6 +37,10 @@ DASHBOARD_PAUSE_SECONDS = 1.5
 AFTER_EFFECT_SECONDS = 1.0
 LOOKS_PER_SECOND = 50.0
 """At dashboards, of all jobs together: with more than two hundred that run, each is looked at less often."""
+LONGEST_LOOK_SECONDS = 30.0
+"""However many there are: deadlines count what was seen."""
+NAME_TAKEN_SECONDS = 5.0
+"""At most this long until a cluster is made whose name was taken: what has it is about to go, and has a minute."""
 INCOMPLETE_SECONDS = 0.5
 """Until a job is looked at again that comes before everything was listed once."""
 DEFINITION_LOG_SECONDS = 60.0
@@ -197,6 +202,8 @@ class Controller:
             self._queue.forget_failures(key)
         else:
             seconds = self._queue.retry(key)
+            if failure.reason is Reason.NAME_CONFLICT:
+                seconds = min(seconds, NAME_TAKEN_SECONDS)
             memory.held = _Held(failure, asyncio.get_running_loop().time() + seconds)
 
     def _due(self, plan: Plan, memory: _Memory) -> tuple[Effect, ...]:
@@ -214,7 +221,7 @@ class Controller:
             if plan.effects:
                 seconds = max(seconds, AFTER_EFFECT_SECONDS)
             if was_asked and seconds > 0:
-                seconds = max(seconds, self._num_asked() / LOOKS_PER_SECOND)
+                seconds = max(seconds, min(LONGEST_LOOK_SECONDS, self._num_asked() / LOOKS_PER_SECOND))
             self._queue.add_after(key, seconds)
         held = self._memories[key].held
         if held is None and any(not isinstance(effect, SLOW_EFFECTS) for effect in effects):

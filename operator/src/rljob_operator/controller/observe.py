@@ -13,8 +13,9 @@ from rljob_api.v1alpha1.status import Attempt
 from rljob_operator.controller.surroundings import Surroundings
 from rljob_operator.kube.answers import require_news
 from rljob_operator.kube.errors import ForbiddenError, NotFoundError, ResourceTypeMissingError
+from rljob_operator.kube.explaining_events import ExplainingEvents, by_pod
 from rljob_operator.kube.node_leases import NodeLeases
-from rljob_operator.kube.objects import CLUSTERS, CORE_EVENTS, JOBS, PODS, ResourceType
+from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster, time_at
 from rljob_operator.kube.pod_problems import is_head, is_on_silent_node, is_ready, needs_events, observed_pod
 from rljob_operator.kube.server_clock import Ages
@@ -85,11 +86,11 @@ class Observer:
         self._watcher = RunWatcher(surroundings.clock.monotonic)
         self._leases = NodeLeases(surroundings.objects, surroundings.clock)
         self._reader = JobReader()
-        self._events_forbidden = False
+        self._events = ExplainingEvents(surroundings.objects, surroundings.clock)
 
     async def observe(self, job: JobObject, failure: EffectFailure | None) -> Observation:
-        """Everything `reconcile` asks for, from what is known. Raises KubeError where the reasons of a pod that does
-        not start cannot be read; what a dashboard does never raises."""
+        """Everything `reconcile` asks for, from what is known. Raises KubeError where the silence of a node cannot be
+        read; what a dashboard does never raises."""
         about = job.observed
         parts = _Parts(
             _owned(self._cache.of_job(CLUSTERS, about.namespace, about.uid), about),
@@ -196,7 +197,8 @@ class Observer:
         is_young = created is None or self._clock.now() - created < CLUSTER_PATIENCE
         if has_pods or found.pod_creation_error or found.deleting or is_young:
             return found
-        return observed_cluster(raw, await self._events(namespace, f"involvedObject.uid={found.uid}"))
+        async with self._slots.aside():
+            return observed_cluster(raw, await self._events.of_cluster(namespace, found.uid))
 
     async def _observed_pods(self, namespace: str, pods: Sequence[JsonObject]) -> tuple[ObservedPod, ...]:
         now = self._clock.now()
@@ -204,8 +206,8 @@ class Observer:
         events: dict[str, list[JsonObject]] = {}
         if unclear:
             # One request for all pods: a large job that lacks a volume would otherwise send one for each.
-            for event in await self._events(namespace, "involvedObject.kind=Pod,type=Warning"):
-                events.setdefault(text_at(event, "involvedObject", "uid"), []).append(event)
+            async with self._slots.aside():
+                events = by_pod(await self._events.of_pods(namespace))
         return tuple(
             observed_pod(
                 pod,
@@ -215,16 +217,6 @@ class Observer:
             )
             for pod in pods
         )
-
-    async def _events(self, namespace: str, fields: str) -> JsonObjects:
-        """They only explain: an operator that may not read them explains less."""
-        try:
-            return await self._objects.list_all(CORE_EVENTS, namespace, fields=fields)
-        except ForbiddenError as error:
-            if not self._events_forbidden:
-                logger.warning("events: %s; jobs will say less of what keeps their pods from starting", error)
-            self._events_forbidden = True
-            return ()
 
     def _dashboard(self, job: ObservedJob, cluster: JsonObject) -> Dashboard:
         """With the token of the key that the cluster was made with first, if the operator still has it."""

@@ -46,6 +46,8 @@ class News:
         self._queue = queue
         self._clock = clock
         self._versions = JobVersions()
+        self._late: set[str] = set()
+        """UIDs of the clusters of jobs that are over, such as kept ones, that were looked at."""
 
     def on_event(self, kind: ResourceType, event_type: str, raw: JsonObject) -> None:
         """What a watch tells; the type is empty for what was there when it began."""
@@ -60,7 +62,7 @@ class News:
 
     def on_part(self, part: JsonObject, kind: ResourceType = PODS, event_type: str = "MODIFIED") -> None:
         """Something happened to a cluster or a pod, or it is gone."""
-        key = JobKey(text_at(part, "metadata", "namespace"), text_at(object_at(part, "metadata", "labels"), LABEL_JOB))
+        key = JobKey(text_at(part, "metadata", "namespace"), _job_name(part))
         job = self._cache.job(*key)
         if job is None or text_at(job, "metadata", "uid") != job_uid(part):
             return
@@ -73,6 +75,18 @@ class News:
         """A job was listed."""
         self._look(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")), job)
 
+    def on_listed_clusters(self) -> None:
+        """All clusters were listed: that of a job which is over is looked at once, as if it had just been made."""
+        late: set[str] = set()
+        for cluster in self._cache.clusters():
+            uid = text_at(cluster, "metadata", "uid")
+            job = self._cache.job(text_at(cluster, "metadata", "namespace"), _job_name(cluster))
+            if job is not None and is_settled(job):
+                late.add(uid)
+                if uid not in self._late:
+                    self.on_part(cluster, CLUSTERS, "ADDED")
+        self._late = late
+
     def on_gone(self, key: JobKey) -> None:
         """A job is no longer listed."""
         self._queue.add(key)
@@ -83,3 +97,7 @@ class News:
             self._queue.add(key)
         elif seconds is not None:
             self._queue.add_after(key, seconds)
+
+
+def _job_name(part: JsonObject) -> str:
+    return text_at(object_at(part, "metadata", "labels"), LABEL_JOB)

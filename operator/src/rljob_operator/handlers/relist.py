@@ -87,6 +87,7 @@ class Relist:
             self._news.on_part(part)
         for job in jobs:
             self._news.on_listed(job)
+        self._news.on_listed_clusters()
 
     def _pause_seconds(self) -> float:
         if self._missing or self._forbidden:

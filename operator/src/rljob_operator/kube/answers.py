@@ -15,9 +15,9 @@ def require_object(answer: JsonObject, kind: str, name: str) -> JsonObject:
 
 
 def require_list(answer: JsonObject, kind: str) -> JsonObject:
-    """The answer, if it is a list of such objects. Raises UnavailableError."""
-    if text_at(answer, "kind") != f"{kind}List":
-        raise UnavailableError(f"list of {kind}: the answer is no {kind}List")
+    """The answer, if it is a list of this kind. Raises UnavailableError."""
+    if text_at(answer, "kind") != kind:
+        raise UnavailableError(f"the answer is no {kind}")
     return answer
 
 

@@ -59,6 +59,10 @@ class ObjectCache:
         """All jobs."""
         return tuple(self._objects[JOBS].values())
 
+    def clusters(self) -> tuple[JsonObject, ...]:
+        """All RayClusters of jobs."""
+        return tuple(self._objects[CLUSTERS].values())
+
     def of_job(self, kind: ResourceType, namespace: str, uid: str) -> tuple[JsonObject, ...]:
         """All clusters or pods that carry a job's UID, by name."""
         found = self._of_jobs.get((kind, namespace, uid), {})

@@ -8,10 +8,18 @@ from dataclasses import dataclass
 from rljob_api.constants import API_GROUP, API_VERSION
 from rljob_operator.kube.answers import require_list, require_object
 from rljob_operator.kube.client import APPLY_PATCH, MERGE_PATCH, KubeClient
-from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, ExpiredError, NotFoundError
+from rljob_operator.kube.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    ExpiredError,
+    NotFoundError,
+    ResourceTypeMissingError,
+    UnavailableError,
+)
 from rljob_operator.raw_json import JsonObject, objects_at, text_at
 
 PAGE_SIZE = 500
+CORE_PATH, GROUPS_PATH = "/api/v1", "/apis"
 FIELD_MANAGER = "rljob-operator"
 """Whose fields they are that are applied."""
 
@@ -32,9 +40,9 @@ class ResourceType:
 
 JOBS = ResourceType(f"/apis/{API_GROUP}/{API_VERSION}", "rljobs", "RLJob")
 CLUSTERS = ResourceType("/apis/ray.io/v1", "rayclusters", "RayCluster")
-PODS = ResourceType("/api/v1", "pods", "Pod")
-SECRETS = ResourceType("/api/v1", "secrets", "Secret")
-CORE_EVENTS = ResourceType("/api/v1", "events", "Event")
+PODS = ResourceType(CORE_PATH, "pods", "Pod")
+SECRETS = ResourceType(CORE_PATH, "secrets", "Secret")
+CORE_EVENTS = ResourceType(CORE_PATH, "events", "Event")
 EVENTS = ResourceType("/apis/events.k8s.io/v1", "events", "Event")
 NETWORK_POLICIES = ResourceType("/apis/networking.k8s.io/v1", "networkpolicies", "NetworkPolicy")
 LEASES = ResourceType("/apis/coordination.k8s.io/v1", "leases", "Lease")
@@ -72,10 +80,14 @@ class KubeObjects:
         """All objects, by selectors, and the version that they are of. Raises ResourceTypeMissingError, or
         ForbiddenError."""
         try:
-            return await self._pages(kind, namespace, labels, fields)
-        except ExpiredError:
-            # The pages took longer than the server keeps what they belong to.
-            return await self._pages(kind, namespace, labels, fields)
+            try:
+                return await self._pages(kind, namespace, labels, fields)
+            except ExpiredError:
+                # The pages took longer than the server keeps what they belong to.
+                return await self._pages(kind, namespace, labels, fields)
+        except ResourceTypeMissingError as error:
+            await self._require_missing(kind, error)
+            raise
 
     async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
         """Creates an object; False where one of this name exists, which is left as it is. Raises RefusedError."""
@@ -143,6 +155,29 @@ class KubeObjects:
             return False
         return True
 
+    async def _require_missing(self, kind: ResourceType, error: ResourceTypeMissingError) -> None:
+        """Returns where the API server's list of kinds lacks this one. Raises UnavailableError where it has it, or is
+        not to be had: a page of something in between is Not Found, too."""
+        if kind.group_path == CORE_PATH:
+            raise UnavailableError(str(error))
+        try:
+            is_served = await self._is_served(kind)
+        except ResourceTypeMissingError:
+            raise UnavailableError(str(error)) from None
+        if is_served:
+            raise UnavailableError(str(error))
+
+    async def _is_served(self, kind: ResourceType) -> bool:
+        group, _, version = kind.group_path.removeprefix(f"{GROUPS_PATH}/").partition("/")
+        groups = require_list(await self._client.request("GET", GROUPS_PATH, resource="apis"), "APIGroupList")
+        for each in objects_at(groups, "groups"):
+            versions = [text_at(served, "version") for served in objects_at(each, "versions")]
+            if text_at(each, "name") == group and version in versions:
+                found = await self._client.request("GET", kind.group_path, resource="apis")
+                resources = objects_at(require_list(found, "APIResourceList"), "resources")
+                return kind.plural in [text_at(resource, "name") for resource in resources]
+        return False
+
     async def _pages(self, kind: ResourceType, namespace: str | None, labels: str, fields: str) -> Listing:
         query = {"limit": str(PAGE_SIZE)}
         if labels:
@@ -152,7 +187,7 @@ class KubeObjects:
         found: list[JsonObject] = []
         while True:
             page = await self._client.request("GET", kind.path(namespace), resource=kind.plural, query=query)
-            require_list(page, kind.kind)
+            require_list(page, f"{kind.kind}List")
             found += objects_at(page, "items")
             rest = text_at(page, "metadata", "continue")
             if not rest:

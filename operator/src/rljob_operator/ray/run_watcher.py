@@ -2,8 +2,9 @@
 
 A whole look takes the nodes, the job, its run state, placement groups while it starts, and the log of one that went
 wrong. While a trainer runs, one request is enough each time: its run state as long as that changes, else Ray's word on
-its process. What was not asked for is filled in from memory, so that who reads the result sees whole values; a watcher
-that has forgotten everything (a process that was restarted) looks at the whole again, and nothing else is different.
+its process; now and then the nodes besides. What was not asked for is filled in from memory, so that who reads the
+result sees whole values; a watcher that has forgotten everything (a process that was restarted) looks at the whole
+again, and nothing else is different.
 """
 
 from __future__ import annotations
@@ -166,8 +167,6 @@ class RunWatcher:
         """What has changed, as cheaply as can be told; None where it must be looked at as a whole."""
         if self._clock() - nodes.asked_at >= NODES_SECONDS:
             await self._look_at_nodes(nodes, dashboard)
-            if run.is_steady:
-                return _remembered(nodes, run)
         if run.is_steady and not run.job_is_next:
             former = run.file
             await _read_run_state(run, dashboard)

@@ -60,7 +60,8 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
         is_done = not going and (kept is not None or is_cleared(observed))
         if is_done and result.cleaned_up_at is None:
             draft.result = result.model_copy(update={"cleaned_up_at": timestamp(draft.now)})
-        elif not is_done and result.cleaned_up_at is not None:
+        elif not is_done and result.cleaned_up_at is not None and not (kept is not None and observed.job.spec is None):
+            # Of a spec that cannot be read, that time says that a cluster was kept.
             draft.result = result.model_copy(update={"cleaned_up_at": None})
     left = seconds_to_deletion(draft, observed)
     if left is not None and left <= 0:

@@ -9,7 +9,7 @@ from rljob_operator.reconcile.endings import Ending
 from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
 from rljob_operator.reconcile.silence import seconds_without_progress
 from rljob_operator.reconcile.status_draft import StatusDraft
-from rljob_operator.reconcile.stops import seconds_of_activity_left
+from rljob_operator.reconcile.stops import seconds_of_activity_left, seconds_to_end_of_stop
 from rljob_operator.reconcile.timestamps import seconds_since, timestamp
 
 NAME_CONFLICT_SECONDS = 60
@@ -32,7 +32,7 @@ def seconds_to_deadline(draft: StatusDraft, observed: Observed, policy: RunPolic
     limits = [seconds for seconds, _ in _endings(draft, observed, policy, "", None)]
     attempt, grace = draft.attempt, policy.grace_period_seconds
     if attempt.stop is not None:
-        limits.append(grace - seconds_since(attempt.stop.requested_at, draft.now))
+        limits.append(seconds_to_end_of_stop(draft, observed, attempt.stop, policy))
     if attempt.ending_seen_at is not None:
         waited = seconds_since(attempt.ending_seen_at, draft.now)
         limits += [grace - waited, 2 * grace - waited]

@@ -80,7 +80,7 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     may_submit = spec is not None and ready and misplaced is None and observed.ray.reachability is Reachability.OK
     ending = (
         ending_of_attempt(draft, observed, (cluster, submission), policy.grace_period_seconds)
-        or ending_by_stop(draft, policy, open_point)
+        or ending_by_stop(draft, observed, policy, open_point)
         or (exceeded_deadline(draft, observed, policy, open_point, blind) if spec is not None else None)
     )
     if ending is not None and ending.reason is Reason.PROVISIONING_DEADLINE_EXCEEDED and may_submit:

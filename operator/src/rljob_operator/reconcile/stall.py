@@ -28,7 +28,7 @@ def stacks_are_due(draft: StatusDraft) -> bool:
     stop = draft.attempt.stop
     if stop is None or stop.reason != Reason.STALLED:
         return False
-    return seconds_since(stop.requested_at, draft.now) < STACKS_SECONDS
+    return stop.told_at is None or seconds_since(stop.told_at, draft.now) < STACKS_SECONDS
 
 
 def where_it_stood(draft: StatusDraft, observed: Observed) -> str:

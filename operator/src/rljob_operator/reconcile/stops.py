@@ -6,6 +6,7 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import STACKS_SECONDS
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
+from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS
 from rljob_operator.reconcile.elastic import should_grow
 from rljob_operator.reconcile.endings import Ending, reason_of_stop
 from rljob_operator.reconcile.observed import Observed, Reachability
@@ -20,8 +21,11 @@ from rljob_operator.reconcile.timestamps import seconds_since, timestamp
 
 def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
     """Writes down that the attempt is to stop, where there is a reason to, and when it could be asked."""
-    attempt = draft.attempt
-    if attempt.stop is None:
+    if draft.attempt.stop is None:
+        job = ray_job(draft, observed)
+        if job is not None and job.status in ENDED_IN_RAY:
+            # It ended by itself, and by its own reason; what people ask for is seen to between attempts.
+            return
         reason = _reason_to_stop(draft, observed, policy)
         if reason is None:
             return
@@ -33,23 +37,36 @@ def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> N
         draft.change_attempt(stop=stop.model_copy(update={"told_at": timestamp(draft.now)}))
 
 
-def ending_by_stop(draft: StatusDraft, policy: RunPolicy, open_point: str) -> Ending | None:
-    """The end of an attempt that is to stop: at once where no trainer runs, else when its time is over. None while it
-    has time. `open_point`: what the attempt waits for."""
+def ending_by_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy, open_point: str) -> Ending | None:
+    """The end of an attempt that is to stop: at once where no trainer runs, else when its time is over, which begins
+    when it could be asked. None while it has time. `open_point`: what the attempt waits for."""
     stop = draft.attempt.stop
     if stop is None:
         return None
     reason = reason_of_stop(stop)
     if draft.attempt.running_since is None:
         return Ending(reason, f"the attempt was to stop before its trainer ran: {open_point}")
-    grace = policy.grace_period_seconds + (STACKS_SECONDS if reason is Reason.STALLED else 0)
-    if seconds_since(stop.requested_at, draft.now) < grace:
+    if seconds_to_end_of_stop(draft, observed, stop, policy) > 0:
         return None
+    grace = _seconds_to_stop(stop, policy)
     if stop.told_at is None:
         text = f"the trainer could not be asked to stop for {grace} s: Ray's dashboard does not answer"
         return Ending(reason, text)
     why = f"{stop.message}; " if stop.message is not None else ""
     return Ending(reason, f"{why}the trainer was asked to stop and did not end within {grace} s")
+
+
+def seconds_to_end_of_stop(draft: StatusDraft, observed: Observed, stop: StopRequest, policy: RunPolicy) -> float:
+    """Until a trainer that is to stop is waited for no longer."""
+    left = _seconds_to_stop(stop, policy) - seconds_since(stop.told_at or stop.requested_at, draft.now)
+    if stop.told_at is None and observed.ray.reachability in (Reachability.UNREACHABLE, Reachability.REJECTED):
+        # Whoever has not looked for long has not been without an answer for long.
+        return max(left, SHORT_SILENCE_SECONDS - observed.ray.silent_seconds)
+    return left
+
+
+def _seconds_to_stop(stop: StopRequest, policy: RunPolicy) -> int:
+    return policy.grace_period_seconds + (STACKS_SECONDS if stop.reason == Reason.STALLED else 0)
 
 
 def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> tuple[Effect, ...]:

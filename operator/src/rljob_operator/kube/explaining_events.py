@@ -1,0 +1,82 @@
+"""Events that say why pods do not start, or are not made. They only explain: what cannot be read explains less, and
+nothing waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from rljob_operator.kube.errors import KubeError
+from rljob_operator.kube.objects import CORE_EVENTS, KubeObjects
+from rljob_operator.kube.server_clock import ServerClock
+from rljob_operator.raw_json import JsonObject, text_at
+
+KEPT_SECONDS = 5.0
+"""How long an answer, or that there was none, is taken for the newest: all jobs of a namespace share one request."""
+TIMEOUT_SECONDS = 5.0
+LOG_SECONDS = 60.0
+PODS = "involvedObject.kind=Pod,type=Warning"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Answer:
+    """Of one selection in one namespace."""
+
+    events: tuple[JsonObject, ...] = ()
+    asked_at: float = float("-inf")
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class ExplainingEvents:
+    """For one process. What cannot be read is what was read last. Nothing is raised."""
+
+    def __init__(self, objects: KubeObjects, clock: ServerClock) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._answers: dict[tuple[str, str], _Answer] = {}
+        self._complained_at = float("-inf")
+
+    async def of_pods(self, namespace: str) -> tuple[JsonObject, ...]:
+        """All warnings about pods of a namespace."""
+        return await self._list(namespace, PODS)
+
+    async def of_cluster(self, namespace: str, uid: str) -> tuple[JsonObject, ...]:
+        """All about one RayCluster."""
+        return await self._list(namespace, f"involvedObject.uid={uid}")
+
+    async def _list(self, namespace: str, fields: str) -> tuple[JsonObject, ...]:
+        now = self._clock.monotonic()
+        self._answers = {
+            key: answer for key, answer in self._answers.items() if answer.lock.locked() or _is_kept(answer, now)
+        }
+        answer = self._answers.setdefault((namespace, fields), _Answer())
+        async with answer.lock:
+            if not _is_kept(answer, self._clock.monotonic(), KEPT_SECONDS):
+                try:
+                    async with asyncio.timeout(TIMEOUT_SECONDS):
+                        answer.events = await self._objects.list_all(CORE_EVENTS, namespace, fields=fields)
+                except (KubeError, TimeoutError) as error:
+                    self._complain(namespace, str(error) or f"no answer within {TIMEOUT_SECONDS:g} s")
+                answer.asked_at = self._clock.monotonic()
+            return answer.events
+
+    def _complain(self, namespace: str, words: str) -> None:
+        now = self._clock.monotonic()
+        if now - self._complained_at >= LOG_SECONDS:
+            self._complained_at = now
+            logger.warning("events of %s: %s; jobs say less of what keeps their pods from starting", namespace, words)
+
+
+def _is_kept(answer: _Answer, now: float, seconds: float = LOG_SECONDS) -> bool:
+    return now - answer.asked_at < seconds
+
+
+def by_pod(events: tuple[JsonObject, ...]) -> dict[str, list[JsonObject]]:
+    """The events of each pod, by its UID."""
+    found: dict[str, list[JsonObject]] = {}
+    for event in events:
+        found.setdefault(text_at(event, "involvedObject", "uid"), []).append(event)
+    return found

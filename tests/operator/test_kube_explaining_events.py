@@ -1,0 +1,92 @@
+"""Events are asked for once for all jobs of a namespace, and what cannot be read keeps nothing from being done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import cast
+
+import pytest
+
+from rljob_operator.kube import explaining_events
+from rljob_operator.kube.errors import ForbiddenError, KubeError, UnavailableError
+from rljob_operator.kube.explaining_events import KEPT_SECONDS, ExplainingEvents, by_pod
+from rljob_operator.kube.objects import CORE_EVENTS, KubeObjects, ResourceType
+from rljob_operator.raw_json import JsonObject
+from rljob_testing.hand_clock import HandClock, heard_clock
+
+FAILED_MOUNT: JsonObject = {"reason": "FailedMount", "involvedObject": {"kind": "Pod", "uid": "p1"}}
+
+
+class Api:
+    """The API server's events."""
+
+    def __init__(self) -> None:
+        self.error: KubeError | None = None
+        self.seconds = 0.0
+        self.asked: list[tuple[str | None, str]] = []
+
+    async def list_all(self, kind: ResourceType, namespace: str | None, *, fields: str) -> tuple[JsonObject, ...]:
+        assert kind == CORE_EVENTS
+        self.asked.append((namespace, fields))
+        await asyncio.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+        return (FAILED_MOUNT,)
+
+
+def in_world(test: Callable[[Api, HandClock, ExplainingEvents], Coroutine[None, None, None]]) -> None:
+    api, clock = Api(), heard_clock()
+    asyncio.run(test(api, clock, ExplainingEvents(cast(KubeObjects, api), clock.clock)))
+
+
+def test_all_jobs_of_a_namespace_share_an_answer_for_some_seconds() -> None:
+    async def test(api: Api, clock: HandClock, events: ExplainingEvents) -> None:
+        found = await asyncio.gather(*(events.of_pods("team") for _ in range(100)))
+        assert found == [(FAILED_MOUNT,)] * 100
+        assert api.asked == [("team", "involvedObject.kind=Pod,type=Warning")]
+        await events.of_pods("another")
+        await events.of_cluster("team", "c1")
+        assert api.asked[1:] == [
+            ("another", "involvedObject.kind=Pod,type=Warning"),
+            ("team", "involvedObject.uid=c1"),
+        ]
+        clock.pass_by(KEPT_SECONDS)
+        await events.of_pods("team")
+        assert len(api.asked) == 4
+
+    in_world(test)
+
+
+@pytest.mark.parametrize("error", [ForbiddenError("not allowed"), UnavailableError("too many requests")])
+def test_what_cannot_be_read_is_what_was_read_last(error: KubeError, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(api: Api, clock: HandClock, events: ExplainingEvents) -> None:
+        await events.of_pods("team")
+        api.error = error
+        for _ in range(3):
+            clock.pass_by(KEPT_SECONDS)
+            assert await events.of_pods("team") == (FAILED_MOUNT,)
+        assert await events.of_pods("another") == ()
+        assert len(api.asked) == 5
+
+    with caplog.at_level(logging.WARNING):
+        in_world(test)
+    assert len(caplog.messages) == 1, "one line a minute tells it"
+
+
+def test_no_answer_is_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explaining_events, "TIMEOUT_SECONDS", 0.05)
+
+    async def test(api: Api, _: HandClock, events: ExplainingEvents) -> None:
+        api.seconds = 60.0
+        async with asyncio.timeout(10):
+            assert await events.of_pods("team") == ()
+            assert await events.of_pods("team") == ()
+        assert len(api.asked) == 1, "nor is it asked for again at once"
+
+    in_world(test)
+
+
+def test_events_belong_to_pods() -> None:
+    assert by_pod((FAILED_MOUNT, FAILED_MOUNT)) == {"p1": [FAILED_MOUNT, FAILED_MOUNT]}
