@@ -90,7 +90,12 @@ def test_the_search_ends_where_a_rule_between_pools_forbids_everything(
     checked: list[RLJobSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbidden = Violation(rule="none", path=(), wrong="", advice="")
-    monkeypatch.setattr(elastic, "violations", lambda job: (checked.append(job), (forbidden,))[1])
+
+    def forbids(job: RLJobSpec) -> object:
+        checked.append(job)
+        return (forbidden,)
+
+    monkeypatch.setattr(elastic, "violations", forbids)
     assert fitting_nodes(two_pools(64, 64, 64 * 63 * 62 * 60), {"main": 64, "value": 64}) is None
     assert 1 < len(checked) <= elastic.MAX_CHECKS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -94,6 +95,15 @@ def test_a_ready_cluster_gets_the_job_with_a_number_that_only_grows() -> None:
     known = decide(replace(after(seen, first), ray=ray(ray_job(RayJobStatus.PENDING))), at(8))
     assert known.effects == ()
     assert found(known.status, C.JOB_SUBMITTED) == ("True", "Submitted", "Ray job example-1-1")
+
+
+def test_a_job_of_the_year_2038_is_started_too() -> None:
+    """The seconds of its creation are more than a count can be."""
+    seen = observed(provisioning(), cluster(), ready_pods(), ray())
+    late = replace(seen, job=replace(seen.job, created=datetime.fromtimestamp(2**31, UTC)))
+    plan = decide(late)
+    assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=2**31 + 1),)
+    assert plan.status.attempts[0].start_number == 2**31 + 1
 
 
 @pytest.mark.parametrize(

@@ -300,8 +300,10 @@ def without_retries(seen: Observed) -> Observed:
 
 
 def decide(seen: Observed, now: datetime = NOW) -> Plan:
-    """What the operator does about it."""
-    return reconcile(seen, now, DEFAULTS)
+    """What the operator does about it. Its status is one that can be stored and read again."""
+    plan = reconcile(seen, now, DEFAULTS)
+    assert RLJobStatus.from_wire(plan.status.to_wire()) == plan.status
+    return plan
 
 
 def after(seen: Observed, plan: Plan) -> Observed:

@@ -24,6 +24,9 @@ def _moment(text: str) -> str:
 Timestamp = Annotated[str, AfterValidator(_moment), Field(json_schema_extra={"format": "date-time"})]
 """RFC 3339 in UTC, for example `2026-01-31T12:00:00Z`."""
 
+StartNumber = Annotated[Integer, Field(ge=0)]
+"""Seconds since the epoch and a little more, so it has no bound as counts have."""
+
 
 class ConditionStatus(StrEnum):
     """As in every Kubernetes condition."""
@@ -135,7 +138,7 @@ class Attempt(WireModel):
     state: ShortText = AttemptState.PROVISIONING.value
     submissions: Count = 0
     """1 from when the trainer is about to be submitted."""
-    start_number: Count | None = None
+    start_number: StartNumber | None = None
     """What the trainer is given to fence earlier starts; grows with every start of the job."""
     started: Timestamp
     name_taken_since: Timestamp | None = None
@@ -180,7 +183,7 @@ class Counters(WireModel):
 
     attempts: Count = 0
     """Number of the newest attempt."""
-    start_number: Annotated[Integer, Field(ge=0)] = 0
+    start_number: StartNumber = 0
     """Of the newest start of a trainer."""
     application_retries: Count = 0
     """Used of `runPolicy.maxAppRetries`; 0 again once a later checkpoint than ever before has been saved."""
