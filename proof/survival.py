@@ -248,7 +248,7 @@ def main() -> int:
             rows.append(row(place, name, CASES[name], options.steps))
             print(rows[-1], flush=True)
     print(f"\n{datetime.now():%Y-%m-%d}, {options.steps} steps, a checkpoint every {CHECKPOINT_EVERY}:\n")
-    print("| fault | attempts | first ended with | seen after | trains again after | resumed at | problems |")
+    print("| fault | attempts | first ended with | attempt ended after | trains again after | resumed at | problems |")
     print("|---|---|---|---|---|---|---|")
     print("\n".join(rows))
     return int(any(not each.endswith("| none |") for each in rows))

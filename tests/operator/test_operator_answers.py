@@ -75,6 +75,10 @@ def no_json(_: Liar, __: SeenRequest, ___: str) -> Fault:
     return Fault(200, "", body=PAGE)
 
 
+def a_page_that_is_not_found(_: Liar, __: SeenRequest, ___: str) -> Fault:
+    return Fault(404, "", body=PAGE)
+
+
 def half_json(_: Liar, request: SeenRequest, __: str) -> Fault:
     return Fault(200, "", body='{"kind": "List", "metadata": {"name": "' + request.name)
 
@@ -112,6 +116,7 @@ LIES: Mapping[str, tuple[Answer, bool]] = {
     "a status": (of_another_kind, False),
     "other objects": (of_other_objects, False),
     "cut off": (cut_off, False),
+    "not found": (a_page_that_is_not_found, False),
     "the first answer": (oldest, False),
     "the former answer": (of_the_former_state, False),
     "a write: no JSON": (no_json, True),

@@ -110,6 +110,17 @@ def test_a_trainer_has_ended_with_its_head(head_is_there: bool) -> None:
     assert plan.effects == ()
 
 
+def test_a_kept_cluster_stays_where_another_one_goes_and_the_spec_cannot_be_read() -> None:
+    seen = late(RayJobStatus.SUCCEEDED)
+    seen = replace(seen, ray=ray(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE)))
+    kept = after(seen, decide(seen))
+    other = replace(cluster(), name="example-7", uid="c7")
+    unread = replace(kept, job=replace(kept.job, spec=None), clusters=(*kept.clusters, other))
+    plan = decide(unread)
+    assert plan.effects == (DeleteCluster("example-7", "c7"),)
+    assert decide(after(unread, plan), at(1)).effects == plan.effects
+
+
 def test_a_cluster_on_which_nothing_was_started_is_kept() -> None:
     plan = decide(observed(provisioning(seconds_ago=300), cluster(), ready_pods()[:1], job_spec=KEEP))
     assert plan.status.attempts[0].reason == "ProvisioningDeadlineExceeded"
