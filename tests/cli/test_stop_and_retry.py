@@ -178,3 +178,40 @@ def test_a_retry_waits_for_a_stop_that_nobody_has_seen(small: JobCluster) -> Non
     steer(small, "stop")
     with pytest.raises(CliError, match="is still ending; retry when "):
         steer(small, "retry")
+
+
+BEFORE, BEFORE_THAT = "2026-01-31T12:29:00Z", "2026-01-31T12:28:00Z"
+
+
+def test_a_failed_job_that_is_to_be_retried_can_be_stopped(small: JobCluster) -> None:
+    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "result": FAILED})
+    small.annotate("small", {ANNOTATION_RETRY: BEFORE})
+    stopped = FAILED | {"reason": "StoppedByUser", "message": "somebody asked for it"}
+    handled = {"retry": BEFORE, "stop": ASKED}
+    code, lines = steer(small, "stop", [lambda: None, says(small, result=stopped, handledRequests=handled)])
+    assert (code, annotation(small, ANNOTATION_STOP)) == (0, ASKED)
+    assert lines[0] == (
+        f"RLJob {small.namespace}/small will be stopped: nothing of it runs, and the job is Failed, StoppedByUser"
+    )
+    assert lines[-1] == f"RLJob {small.namespace}/small has ended: Failed, StoppedByUser: somebody asked for it"
+
+
+def test_of_a_stop_and_a_retry_that_nobody_has_seen_the_later_one_counts(small: JobCluster) -> None:
+    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "result": FAILED})
+    # The retry takes this stop back.
+    small.annotate("small", {ANNOTATION_STOP: BEFORE_THAT, ANNOTATION_RETRY: BEFORE})
+    assert "was asked for another attempt already" in steer(small, "retry")[1][0]
+    assert "will be stopped: " in steer(small, "stop")[1][0]
+    assert annotation(small, ANNOTATION_STOP) == ASKED
+    assert "was asked to stop already" in steer(small, "stop")[1][0]
+    # And this stop the retry.
+    small.annotate("small", {ANNOTATION_STOP: BEFORE, ANNOTATION_RETRY: BEFORE_THAT})
+    assert "attempt 2 begins now" in steer(small, "retry")[1][0]
+    assert annotation(small, ANNOTATION_RETRY) == ASKED
+
+
+def test_what_is_complete_cannot_be_stopped_whatever_was_asked_for(small: JobCluster) -> None:
+    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "result": COMPLETE})
+    small.annotate("small", {ANNOTATION_RETRY: BEFORE})
+    assert steer(small, "stop")[1] == [f"RLJob {small.namespace}/small has ended already (Complete, Succeeded)"]
+    assert annotation(small, ANNOTATION_STOP) is None

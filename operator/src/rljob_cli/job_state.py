@@ -6,12 +6,12 @@ asked where there is no record.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from datetime import datetime
 
 from rljob_api.conditions import ConditionType
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
+from rljob_api.requests import as_noted, is_later
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, Condition, ConditionStatus, RLJobStatus
 from rljob_cli.stored_job import StoredJob
@@ -27,9 +27,6 @@ _MUST_BE_TRUE = (
     ConditionType.PROGRESSING,
 )
 """In the order in which a job gets there. Without a checkpoint a job still goes on."""
-
-
-_MAX_REQUEST_LENGTH = 253
 
 
 @dataclass(frozen=True)
@@ -144,6 +141,18 @@ def retry_asked_at(job: StoredJob) -> str | None:
     return _not_handled(job, ANNOTATION_RETRY)
 
 
+def is_to_be_retried(job: StoredJob) -> bool:
+    """Whether a job that has failed will go on: somebody asked for it, and the operator has not seen to it yet."""
+    end = ending(job.status)
+    return end is not None and not end.is_complete and retry_asked_at(job) is not None
+
+
+def stop_counts(job: StoredJob) -> bool:
+    """Whether the request to stop that is not seen to yet will stop the job: a retry takes back those before it."""
+    asked, retry = stop_asked_at(job), retry_asked_at(job)
+    return asked is not None and (not is_to_be_retried(job) or is_later(asked, than=retry))
+
+
 def application_tries_used(job: StoredJob) -> int:
     """How often the training has failed since it last got further."""
     counters = job.status.counters
@@ -197,9 +206,4 @@ def _not_handled(job: StoredJob, annotation: str) -> str | None:
     asked = job.metadata.annotations.get(annotation)
     handled = job.status.handled_requests
     seen = None if handled is None else handled.stop if annotation == ANNOTATION_STOP else handled.retry
-    return asked if asked is not None and _as_noted(asked) != seen else None
-
-
-def _as_noted(request: str) -> str:
-    """As the operator notes it: an annotation may be empty, or longer than what fits a status."""
-    return request if 0 < len(request) <= _MAX_REQUEST_LENGTH else hashlib.sha256(request.encode()).hexdigest()
+    return asked if asked is not None and as_noted(asked) != seen else None

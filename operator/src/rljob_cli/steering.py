@@ -24,12 +24,14 @@ from rljob_cli.job_state import (
     attempt_under_way,
     ending,
     is_running,
+    is_to_be_retried,
     moment,
     newest_attempt,
     phase,
     reason,
     retry_asked_at,
     stop_asked_at,
+    stop_counts,
     where_it_begins,
 )
 from rljob_cli.plain_text import age, length, one_line, shortened, time_text
@@ -96,12 +98,12 @@ class Steering:
     def stop(self) -> int:
         """Ends the job for good, with a checkpoint. 0 however it ends."""
         job = self._job()
-        end = ending(job.status)
-        if end is not None:
+        end, goes_on = ending(job.status), is_to_be_retried(job)
+        if end is not None and not goes_on:
             self._say(f"{job.where} has ended already ({end.kind}, {end.reason})")
             return ExitCode.SUCCESS
         asked_at, attempt = stop_asked_at(job), attempt_under_way(job)
-        if asked_at is not None:
+        if asked_at is not None and stop_counts(job):
             self._say(f"{job.where} was asked to stop already, at {shortened(one_line(asked_at))}")
         elif attempt is not None and attempt.stop is not None and attempt.stop.reason == Reason.STOPPED_BY_USER:
             self._say(f"{job.where} is being stopped already, since {attempt.stop.requested_at}")
@@ -111,13 +113,14 @@ class Steering:
             self._say(f"{job.where} will be stopped: {takes}, and the job is Failed, {Reason.STOPPED_BY_USER}")
             self._say(f"{self._command('retry')} lets it go on from its newest checkpoint")
             self._say_if_nobody_sees_it(job)
-        return self._until(job, _ended)
+        # An ending before the retry is seen to is the old one.
+        return self._until(job, lambda seen: None if goes_on and is_to_be_retried(seen) else _ended(seen))
 
     def retry(self) -> int:
         """Asks for another attempt now."""
         job = self._job()
         asked_at = retry_asked_at(job)
-        if asked_at is None:
+        if asked_at is None or (is_to_be_retried(job) and stop_counts(job)):
             self._refuse_retry(job)
             job = self.cluster.annotate_job(self.name, ANNOTATION_RETRY, _new_value(self.clock.now()))
             self._say(f"{job.where}: {_what_a_retry_does(job)}")

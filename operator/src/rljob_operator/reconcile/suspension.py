@@ -6,9 +6,8 @@ A trainer that runs is stopped for them in `stops`; what waits until a job is su
 
 from __future__ import annotations
 
-import hashlib
-
 from rljob_api.conditions import ConditionType, Reason
+from rljob_api.requests import as_noted, is_later
 from rljob_api.v1alpha1.status import AttemptOutcome
 from rljob_operator.reconcile.cleanup import is_cleared
 from rljob_operator.reconcile.endings import Ending
@@ -16,9 +15,6 @@ from rljob_operator.reconcile.observed import Observed
 from rljob_operator.reconcile.retries import end_job, give_back_all, reopen_job
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
 from rljob_operator.reconcile.timestamps import timestamp
-
-MAX_REQUEST_LENGTH = 253
-"""Characters of a request in `status.handledRequests`, as its schema says."""
 
 _STOPPED = "somebody asked for it while nothing of the job ran"
 
@@ -49,8 +45,9 @@ def heed_retry(draft: StatusDraft, observed: Observed) -> None:
     draft.handled = draft.handled.model_copy(update={"retry": request})
     if draft.result is not None and draft.result.outcome != AttemptOutcome.SUCCEEDED:
         reopen_job(draft)
-        # A request to stop that ended the job is not heeded again.
-        note_stop(draft, observed)
+        # A request to stop that ended the job is not heeded again; one that is later than this counts.
+        if not is_later(observed.job.stop_request, than=observed.job.retry_request):
+            note_stop(draft, observed)
     elif draft.next_attempt is not None:
         give_back_all(draft)
         draft.next_attempt = draft.next_attempt.model_copy(update={"not_before": timestamp(draft.now)})
@@ -82,10 +79,7 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
 
 
 def _noted(request: str | None) -> str | None:
-    """A request as it fits a status: an annotation may be empty, or as long as anybody likes."""
-    if request is None or 0 < len(request) <= MAX_REQUEST_LENGTH:
-        return request
-    return hashlib.sha256(request.encode()).hexdigest()
+    return None if request is None else as_noted(request)
 
 
 def _where_it_goes_on(draft: StatusDraft) -> str:
