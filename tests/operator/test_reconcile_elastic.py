@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_api.conditions import ConditionType
+from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.elastic import fitting_nodes, with_nodes
 from rljob_api.v1alpha1.status import Attempt, Counters, PoolNodes, RLJobStatus
-from rljob_operator.reconcile.observed import Observed, RayJobStatus
+from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, RayJobStatus
 from rljob_operator.reconcile.plan_types import DeleteCluster, StopJob, SubmitJob
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (
@@ -104,6 +104,36 @@ def test_what_ray_has_or_may_have_runs_as_it_was_submitted() -> None:
     seen = about_to_submit(1, ON_TWO)
     for told in (silence(), replace(seen.ray, job=ray_job())):
         assert newest(decide(replace(seen, ray=told)).status).nodes == ON_TWO
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["a new operator", "no answer"])
+def test_nodes_that_come_after_a_submission_without_answer_do_not_change_it(silent: bool) -> None:
+    """Ray may have taken it: the record would tell of all nodes, and the job train on two to its end."""
+    seen = about_to_submit(4, ON_TWO)
+    failure = EffectFailure(EffectKind.SUBMIT_JOB, Reason.DASHBOARD_UNREACHABLE, "no answer within 60 s")
+    plan = decide(replace(seen, failure=failure if silent else None))
+    assert newest(plan.status).nodes == ON_TWO
+    assert plan.effects == (SubmitJob("example-1-1", 1, START_NUMBER, (("main", 2),)),)
+    # So it is stopped for all nodes as usual, when Ray is seen to have it.
+    taken = replace(after(seen, plan), ray=ray(ray_job(), run_state(), gpus=(2,) * 4))
+    begun = decide(taken)
+    assert newest(begun.status).nodes == ON_TWO
+    noted = decide(after(taken, begun))
+    assert decide(after(taken, noted), at(60)).effects == (StopJob("example-1-1"),)
+
+
+def test_a_submission_that_ray_refused_takes_the_nodes_that_are_there_by_then() -> None:
+    refusal = EffectFailure(EffectKind.SUBMIT_JOB, Reason.SUBMISSION_FAILED, "no agent is there")
+    plan = decide(replace(about_to_submit(4, ON_TWO), failure=refusal))
+    assert plan.effects == (SubmitJob("example-1-1", 1, START_NUMBER),)
+
+
+@pytest.mark.parametrize("num_ready", [0, 1], ids=["no node", "not elastic any more"])
+def test_where_no_fewer_nodes_do_what_may_have_been_submitted_is_not_forgotten(num_ready: int) -> None:
+    seen = about_to_submit(num_ready, ON_TWO)
+    if num_ready:
+        seen = replace(seen, job=replace(seen.job, spec=RIGID))
+    assert newest(decide(seen).status).nodes == ON_TWO
 
 
 @pytest.mark.parametrize("seen", [starting(0), starting(3, job_spec=RIGID)], ids=["no node", "not elastic"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.elastic import fitting_nodes, with_nodes
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt, PoolNodes
-from rljob_operator.reconcile.observed import Observed, Reachability
+from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
 from rljob_operator.reconcile.pod_readiness import Pods, not_ready
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.timestamps import seconds_since, timestamp
@@ -24,13 +25,15 @@ def spec_of_attempt(spec: RLJobSpec, attempt: Attempt) -> RLJobSpec:
 
 def choose_nodes(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> RLJobSpec:
     """The job as the attempt under way runs it. One that has waited long enough for all nodes takes those that are
-    ready; that is settled when Ray has its trainer. Until then nodes may be lost, or come."""
+    ready; that is settled when Ray may have its trainer, but that nodes which are lost before Ray is seen to have it
+    are not waited for."""
     attempt = draft.attempt
     if _may_have_trainer(draft, observed):
         _note_room(draft, observed, spec)
         return spec_of_attempt(spec, attempt)
     chosen = _nodes_that_are_there(draft, observed, spec)
-    draft.change_attempt(nodes=chosen)
+    if attempt.submissions == 0 or _was_refused(observed) or (chosen and not _is_ready(draft, observed, spec)):
+        draft.change_attempt(nodes=chosen)
     return spec_of_attempt(spec, draft.attempt)
 
 
@@ -56,6 +59,18 @@ def _may_have_trainer(draft: StatusDraft, observed: Observed) -> bool:
     if attempt.submissions == 0:
         return False
     return attempt.running_since is not None or ray.reachability is not Reachability.OK or ray.job is not None
+
+
+def _was_refused(observed: Observed) -> bool:
+    """Whether Ray has said that it did not take the trainer. One that does not answer, or does not know it yet, may
+    start it all the same."""
+    failure = observed.failure
+    return failure is not None and failure.kind is EffectKind.SUBMIT_JOB and failure.reason is Reason.SUBMISSION_FAILED
+
+
+def _is_ready(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> bool:
+    """Whether the nodes that the attempt was submitted for are there."""
+    return not_ready(spec_of_attempt(spec, draft.attempt), _pods(draft, observed), None) is None
 
 
 def _nodes_that_are_there(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> tuple[PoolNodes, ...]:
