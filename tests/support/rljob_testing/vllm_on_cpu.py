@@ -9,14 +9,16 @@ import torch
 from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
 
 
-def small_vllm_engine(folder: Path, num_ranks: int, *, adapter_rank: int | None = None) -> VllmEngine:
-    """Collective over `num_ranks`, which hold one copy of the model together: rows of at most 64 tokens, 32 bits."""
+def small_vllm_engine(
+    folder: Path, num_ranks: int, *, adapter_rank: int | None = None, dtype: torch.dtype = torch.float32
+) -> VllmEngine:
+    """Collective over `num_ranks`, which hold one copy of the model together: rows of at most 64 tokens."""
     return VllmEngine(
         VllmSettings(
             model_folder=folder,
             device_type="cpu",
             compiles=False,
-            dtype=torch.float32,
+            dtype=dtype,
             tensor_parallel=num_ranks,
             max_model_length=64,
             max_num_sequences=8,

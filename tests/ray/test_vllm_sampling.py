@@ -1,0 +1,109 @@
+"""What vLLM samples: temperature, top-k and top-p as defined, each token with the log-probability it then had; and in
+bfloat16 log-probabilities as near the exact ones as those of transformers are.
+
+In a process of its own, without Ray.
+
+Legend: R response tokens of all rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rljob_testing.cut_off_sampling import NUM_SAMPLES, PROMPT, SETTINGS, Sample, assert_follows, distribution
+from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.replayed_steps import MODEL
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
+
+if TYPE_CHECKING:
+    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+PROMPTS = (PROMPT, (4, 9, 5), (12, 7, 3, 8, 4, 6, 11, 5, 9), (3, 3, 7))
+FREELY = SamplingSettings(1.5, 1.0, 0, 24, ())
+"""The temperature makes most tokens uncertain, and responses long."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What the engines have given: of 32 bits by the name of the setting, and sequences of 16."""
+
+    samples: dict[str, list[Sample]]
+    in_bfloat16: list[FinishedSequence]
+
+
+def generated(context: WorkerContext) -> Generated:
+    from rljob_testing.vllm_on_cpu import small_vllm_engine
+
+    # The first engine that goes would take the process group with it.
+    engines: list[VllmEngine] = []
+
+    def sequences(dtype: torch.dtype, requests: Sequence[Sequence[GenerationRequest]]) -> list[list[FinishedSequence]]:
+        engine = small_vllm_engine(MODEL, context.world_size, dtype=dtype)
+        engines.append(engine)
+        model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype)
+        engine.update_weights(model.named_parameters(), 0)
+        return [list(engine.generate(each).values()) for each in requests]
+
+    samples = sequences(
+        torch.float32,
+        [
+            [GenerationRequest(str(seed), PROMPT, sampling, seed) for seed in range(NUM_SAMPLES)]
+            for sampling in SETTINGS.values()
+        ],
+    )
+    [in_bfloat16] = sequences(
+        torch.bfloat16,
+        [[GenerationRequest(str(row), PROMPTS[row % len(PROMPTS)], FREELY, row) for row in range(32)]],
+    )
+    return Generated(
+        {
+            name: [(each.token_ids[0], each.logprobs[0]) for each in found]
+            for name, found in zip(SETTINGS, samples, strict=True)
+        },
+        in_bfloat16,
+    )
+
+
+@pytest.fixture(scope="module")
+def found() -> Generated:
+    [[one]] = run_on_ranks([RankedRun(generated, 1)])
+    assert isinstance(one, Generated)
+    return one
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_samples_follow_the_cut_distribution(found: Generated, name: str) -> None:
+    assert_follows(found.samples[name], distribution(MODEL, SETTINGS[name]))
+
+
+@torch.no_grad()
+def logprobs_of(sequences: Sequence[FinishedSequence], dtype: torch.dtype) -> torch.Tensor:
+    """[R], by transformers, on each row alone; the weights are rounded to bfloat16 whatever is computed in."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16).to(dtype)
+    rows = []
+    for sequence in sequences:
+        prompt = PROMPTS[int(sequence.request_id) % len(PROMPTS)]
+        tokens = torch.tensor([*prompt, *sequence.token_ids])
+        logits_RV = model(tokens[None]).logits[0, len(prompt) - 1 : -1].float() / FREELY.temperature
+        rows.append(logits_RV.log_softmax(dim=-1).gather(1, tokens[len(prompt) :, None])[:, 0])
+    return torch.cat(rows)
+
+
+def test_in_bfloat16_logprobs_are_as_near_as_those_of_transformers(found: Generated) -> None:
+    vllm_R = torch.tensor([logprob for each in found.in_bfloat16 for logprob in each.logprobs])
+    half_R, exact_R = (logprobs_of(found.in_bfloat16, dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert len(vllm_R) > 300
+    assert -2 < float(exact_R.mean()) < -0.3
+    assert float((vllm_R - half_R).abs().max()) < 0.2
+    # Passes are in bfloat16 at all, and on the whole round no more than those of transformers.
+    rounding, usual = (float((each_R - exact_R).abs().mean()) for each_R in (vllm_R, half_R))
+    assert 1e-3 < rounding < 1.5 * usual
