@@ -197,11 +197,12 @@ def test_a_trainer_that_is_not_heard_of() -> None:
 )
 def test_provisioning_counts_from_when_the_cluster_was_there(admitted: Mapping[str, object], end: str) -> None:
     attempt = {"number": 3, "cluster": "small-3", "state": "Provisioning", "started": "2026-01-31T12:10:00Z"}
-    pending = condition("ClusterReady", "False", "PodsPending", "2026-01-31T12:12:00Z")
+    pending = condition("ClusterReady", "False", "PodsPending", "2026-01-31T12:02:00Z")
     # Of the attempt before.
     submitted = condition("JobSubmitted", "True", "Submitted", CREATED)
     status = {"conditions": [VALID, pending, submitted], "attempts": [attempt | admitted], "counters": COUNTERS}
     lines = explained(status, {"runPolicy": {"provisioningDeadlineSeconds": 1500, "activeDeadlineSeconds": 3600}})
+    assert "It is waiting for (attempt 3): ClusterReady=False, reason PodsPending, for 20m" in lines
     assert f"  Failed if the trainer of attempt 3 does not run by 2026-01-31T{end}" in lines
     # Time without a cluster does not count.
     activity = "13:02:00Z (in 32m)" if admitted else "13:20:00Z (in 50m)"

@@ -173,7 +173,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
         yield from _between_text(job, status.next_attempt, now)
     elif found is not None:
         named = f" (attempt {attempt.number})" if attempt is not None and attempt.number > 1 else ""
-        yield Text(f"It is waiting for{named}: {_condition_text(found, now)}", "bold")
+        yield Text(f"It is waiting for{named}: {_condition_text(found, attempt, now)}", "bold")
         yield from _message_lines(found.message)
         yield from _silence_text(attempt, now)
         yield _advice(found.reason)
@@ -250,9 +250,12 @@ def _how_it_goes(job: StoredJob, now: datetime) -> str:
     return f": {found.reason} for {age(moment(found.last_transition_time), now)}{named}" if found is not None else ""
 
 
-def _condition_text(found: Condition, now: datetime) -> str:
-    since = age(moment(found.last_transition_time), now)
-    return f"{found.type}={found.status}, reason {found.reason}, for {since}"
+def _condition_text(found: Condition, attempt: Attempt | None, now: datetime) -> str:
+    """A condition may not hold since a former attempt; this one waits since it began."""
+    since = moment(found.last_transition_time)
+    if attempt is not None and attempt.number > 1:
+        since = max(since, moment(attempt.started))
+    return f"{found.type}={found.status}, reason {found.reason}, for {age(since, now)}"
 
 
 def _message_lines(message: str) -> Iterator[Text]:
