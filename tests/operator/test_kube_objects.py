@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_operator.kube.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -113,6 +114,23 @@ def test_a_spec_that_cannot_be_read_says_why(path: str, value: object, message: 
     assert seen.spec_error is not None
     assert message in seen.spec_error
     assert seen.status.attempts[0].cluster == "job-1"
+
+
+@pytest.mark.parametrize(
+    ("policy", "read"),
+    [
+        ({"stallDeadlineSeconds": 60, "patience": 1}, RunPolicy(stall_deadline_seconds=60)),
+        (
+            {"activeDeadlineSeconds": 90, "cleanup": "KeepPods", "elastic": {"minNodes": "half"}},
+            RunPolicy(active_deadline_seconds=90),
+        ),
+        ("none", RunPolicy()),
+    ],
+)
+def test_of_a_spec_that_cannot_be_read_the_deadlines_are(policy: object, read: RunPolicy) -> None:
+    raw = edited(job(status=STATUS), {"spec.pools[0].gpusPerNode": 5, "spec.runPolicy": policy})
+    seen = job_object(raw).observed
+    assert (seen.spec, seen.readable_policy) == (None, read)
 
 
 def test_fields_of_a_newer_definition_are_ignored_and_named() -> None:

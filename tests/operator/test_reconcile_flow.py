@@ -262,16 +262,6 @@ def test_a_job_that_cannot_be_read_waits_for_its_next_attempt_until_it_can() -> 
     )
 
 
-def test_a_job_that_cannot_be_read_gets_neither_a_trainer_nor_an_end_before_it_runs() -> None:
-    for seen in (
-        observed(provisioning(seen=False, seconds_ago=90_000)),
-        observed(provisioning(seconds_ago=90_000), cluster(), ready_pods(), ray()),
-    ):
-        plan = decide(unread(seen))
-        assert plan.effects == ()
-        assert found(plan.status, C.FAILED) is None
-
-
 def test_of_a_job_that_cannot_be_read_the_known_addresses_stay() -> None:
     known = decide(at_work(state=run_state(checkpoint_step=4))).status
     plan = decide(unread(at_work(state=run_state(step=8, checkpoint_step=8), status=known)), at(60))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rljob_api.constants import STACKS_SECONDS
 from rljob_api.run_state import RunState
+from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import Attempt, RLJobStatus
 from rljob_operator.reconcile.observed import Observed, ObservedRay, Reachability
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Effect
@@ -77,17 +78,19 @@ def seconds_to_deadlines(seen: Observed) -> list[float]:
     if status.result is not None and spec is not None and spec.run_policy.ttl_seconds_after_finished is not None:
         due.append(seconds_to(status.result.at, spec.run_policy.ttl_seconds_after_finished))
     if status.attempts and status.attempts[-1].ended is None:
-        due += seconds_to_deadlines_of_attempt(status.attempts[-1], 120 if spec is None else GRACE_SECONDS)
-        active = spec.run_policy.active_deadline_seconds if spec is not None else None
+        policy = spec.run_policy if spec is not None else seen.job.readable_policy
+        due += seconds_to_deadlines_of_attempt(status.attempts[-1], policy)
+        active = policy.active_deadline_seconds
         if active is not None and status.counters is not None and status.attempts[-1].admitted_at is not None:
             due.append(seconds_to(status.attempts[-1].admitted_at, active - status.counters.active_seconds))
     return [seconds for seconds in due if seconds > 0]
 
 
-def seconds_to_deadlines_of_attempt(attempt: Attempt, grace: int) -> list[float]:
+def seconds_to_deadlines_of_attempt(attempt: Attempt, policy: RunPolicy) -> list[float]:
+    grace, stall = policy.grace_period_seconds, policy.stall_deadline_seconds
     # A conflict of names; the trainer's last words; what a trainer that runs may take.
     due = [seconds_to(attempt.name_taken_since or attempt.started, 60)]
-    due.append(seconds_to(attempt.admitted_at or attempt.started, PROVISIONING_SECONDS))
+    due.append(seconds_to(attempt.admitted_at or attempt.started, policy.provisioning_deadline_seconds))
     if attempt.ready_at is not None:
         due.append(seconds_to(attempt.ready_at, SUBMISSION_SECONDS))
     # Fewer nodes than all: until they are taken, and until they are given up for all.
@@ -100,9 +103,9 @@ def seconds_to_deadlines_of_attempt(attempt: Attempt, grace: int) -> list[float]
     if attempt.ending_seen_at is not None:
         due += [seconds_to(attempt.ending_seen_at, seconds) for seconds in (30, grace, 2 * grace)]
     if attempt.progressed_at is not None:
-        due += [seconds_to(attempt.progressed_at, seconds) for seconds in (60, STALL_SECONDS)]
+        due += [seconds_to(attempt.progressed_at, seconds) for seconds in (60, stall)]
     if attempt.silent_since is not None:
-        due.append(seconds_to(attempt.silent_since, STALL_SECONDS))
+        due.append(seconds_to(attempt.silent_since, stall))
     return due
 
 
@@ -238,6 +241,23 @@ def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
         if not seen.job.status.attempts or seen.job.status.attempts[-1].ended is not None:
             # Between attempts, what may be read is waited for without an end.
             seen = replace(seen, forbidden=None)
+
+
+@settings(max_examples=100)
+@given(observations(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
+def test_no_attempt_goes_on_for_ever_whose_spec_cannot_be_read(seen: Observed, silence: Reachability) -> None:
+    if seen.job.deleting:
+        return
+    policy = RunPolicy(
+        provisioning_deadline_seconds=PROVISIONING_SECONDS,
+        stall_deadline_seconds=STALL_SECONDS,
+        grace_period_seconds=GRACE_SECONDS,
+    )
+    job = replace(seen.job, spec=None, spec_error="is new", readable_policy=policy)
+    seen, seconds = replace(seen, job=job, ray=ObservedRay(silence, "timeout", silent_seconds=3600)), 0
+    while seen.job.status.attempts and seen.job.status.attempts[-1].ended is None:
+        assert seconds <= STALL_SECONDS + 2 * GRACE_SECONDS + PROVISIONING_SECONDS + SECONDS_TO_SPARE
+        seen, seconds = after(seen, decide(seen, at(seconds))), seconds + 30
 
 
 def has_fitting_spec(seen: Observed) -> bool:

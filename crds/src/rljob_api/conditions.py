@@ -203,6 +203,9 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
         ConditionType.SUSPENDED: (Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED),
         ConditionType.RETRYING: (
             *_RETRIED,
+            # Of a job that this operator cannot read.
+            Reason.PROVISIONING_DEADLINE_EXCEEDED,
+            Reason.RUN_STATE_UNREADABLE,
             Reason.RESIZED,
             Reason.NEXT_ATTEMPT_STARTED,
             Reason.SUSPENDED,

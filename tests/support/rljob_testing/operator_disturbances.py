@@ -277,7 +277,8 @@ def _spec_unfit(pick: Random, seen: Observed) -> Observed:
     """Unreadable for this operator, or without the storage that a cluster needs."""
     spec = seen.job.spec
     if spec is None or is_so(pick):
-        return replace(seen, job=replace(seen.job, spec=None, spec_error=pick.choice(TEXTS)))
+        policy = spec.run_policy if spec is not None and is_so(pick) else seen.job.readable_policy
+        return replace(seen, job=replace(seen.job, spec=None, spec_error=pick.choice(TEXTS), readable_policy=policy))
     without = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"storage": None})})
     return replace(seen, job=replace(seen.job, spec=without))
 

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, API_GROUP, API_VERSION, KIND
 from rljob_api.pydantic_messages import plain_message
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.yaml_text import wire_path
 from rljob_operator.kube.errors import KubeError
@@ -117,6 +118,7 @@ def _job_object(raw: JsonObject, reading: TolerantReading[RLJob]) -> JobObject:
         unknown_fields=reading.unknown_fields,
         stop_request=optional_text_at(annotations, ANNOTATION_STOP),
         retry_request=optional_text_at(annotations, ANNOTATION_RETRY),
+        readable_policy=RunPolicy() if reading.value is not None else _readable_policy(raw),
     )
     return JobObject(observed, text_at(metadata, "resourceVersion"), stored, is_upgraded)
 
@@ -134,6 +136,17 @@ def _checked(raw: JsonObject) -> TolerantReading[RLJob]:
         "spec": raw.get("spec"),
     }
     return read_tolerantly(RLJob, document)
+
+
+def _readable_policy(raw: JsonObject) -> RunPolicy:
+    """What can be read of `spec.runPolicy` by itself."""
+    reading = read_tolerantly(RunPolicy, object_at(raw, "spec", "runPolicy"))
+    while reading.value is None:
+        place = reading.errors[0]["loc"][:1]
+        if not place or not remove(reading.document, place):
+            return RunPolicy()
+        reading = read_tolerantly(RunPolicy, reading.document)
+    return reading.value
 
 
 def _words(errors: Iterable[ErrorDetails]) -> str:

@@ -6,12 +6,13 @@ sees the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
 from rljob_api.conditions import Reason
 from rljob_api.run_state import RunState
+from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 
@@ -37,6 +38,8 @@ class ObservedJob:
     """Value of `constants.ANNOTATION_STOP`."""
     retry_request: str | None = None
     """Value of `constants.ANNOTATION_RETRY`."""
+    readable_policy: RunPolicy = field(default_factory=RunPolicy)
+    """Of a spec that cannot be read: what can be read of its `runPolicy`, with defaults for the rest."""
 
 
 @dataclass(frozen=True)

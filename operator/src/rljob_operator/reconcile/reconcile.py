@@ -21,7 +21,7 @@ from rljob_operator.reconcile.observed import Observed, Reachability
 from rljob_operator.reconcile.placement import report_placement
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy, CreateCluster, Effect, Plan
 from rljob_operator.reconcile.progress import ENDED_IN_RAY, note_last_words, report_run, trainer_may_run
-from rljob_operator.reconcile.retries import end_job, follow_ending
+from rljob_operator.reconcile.retries import end_job, follow_ending, wait_for_another_operator
 from rljob_operator.reconcile.silence import note_progress, report_silence
 from rljob_operator.reconcile.specification import spec_problem
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
@@ -39,8 +39,9 @@ POD_POLL_SECONDS = 10.0
 SUBMISSION_SECONDS = 60
 """What a submission has at least, however late its cluster became ready."""
 
-_WITHOUT_LIMITS = RunPolicy(stall_deadline_seconds=MAX_COUNT, max_app_retries=MAX_COUNT, max_infra_retries=MAX_COUNT)
-"""Of a job whose spec cannot be read."""
+# It is not an operator that cannot read a job which ends that for good.
+_ALL_TRIES = {"max_app_retries": MAX_COUNT, "max_infra_retries": MAX_COUNT}
+_BY_WHAT_IS_NOT_READ = (Reason.PROVISIONING_DEADLINE_EXCEEDED, Reason.RUN_STATE_UNREADABLE)
 
 
 def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
@@ -67,7 +68,7 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
         return ()
     if not draft.is_under_way:
         return _between(draft, observed, spec)
-    policy = _WITHOUT_LIMITS if spec is None else spec.run_policy
+    policy = _run_policy(observed)
     if spec is not None:
         spec = choose_nodes(draft, observed, spec)
     cluster = report_cluster(draft, observed, spec)
@@ -76,12 +77,12 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     submission = report_submission(draft, observed)
     blind = _report_trainer(draft, observed, spec, policy)
     report_suspension(draft, observed)
-    open_point = _open_point(cluster, misplaced, submission)
+    open_point = _open_point(observed, cluster, misplaced, submission)
     may_submit = spec is not None and ready and misplaced is None and observed.ray.reachability is Reachability.OK
     ending = (
         ending_of_attempt(draft, observed, (cluster, submission), policy.grace_period_seconds)
         or ending_by_stop(draft, observed, policy, open_point)
-        or (exceeded_deadline(draft, observed, policy, open_point, blind) if spec is not None else None)
+        or exceeded_deadline(draft, observed, policy, open_point, blind)
     )
     if ending is not None and ending.reason is Reason.PROVISIONING_DEADLINE_EXCEEDED and may_submit:
         ending = None if _has_just_become_ready(draft, observed) else ending
@@ -145,13 +146,15 @@ def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPoli
     well = job is not None and job.status in ENDED_IN_RAY and is_well(draft, observed)
     if ending.reason is Reason.SUCCEEDED:
         end_job(draft, ending)
+    elif observed.job.spec is None and ending.reason in _BY_WHAT_IS_NOT_READ:
+        wait_for_another_operator(draft, ending)
     else:
         follow_ending(draft, ending, policy, observed.job.uid, cluster_is_well=well)
 
 
 def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) -> RLJobSpec | None:
     """The spec, if the job can run by it. A job that has begun is not ended because this operator, of another version
-    perhaps, cannot read it: an attempt goes on, and only its end is looked for; the next one waits."""
+    perhaps, cannot read it: an attempt goes on, to its end or its deadlines, and the next one waits."""
     job = observed.job
     problem: Ending | None = None
     if job.spec is None:
@@ -165,6 +168,11 @@ def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) ->
     if not draft.attempts:
         end_job(draft, problem)
     return None
+
+
+def _run_policy(observed: Observed) -> RunPolicy:
+    job = observed.job
+    return job.spec.run_policy if job.spec is not None else job.readable_policy.model_copy(update=_ALL_TRIES)
 
 
 def _ignored_fields(observed: Observed) -> str:
@@ -186,8 +194,10 @@ def _let_us_in(draft: StatusDraft) -> tuple[Effect, ...]:
     return (ApplyNetworkPolicy(attempt.cluster),) if attempt.silent_since is not None else ()
 
 
-def _open_point(cluster: Verdict | None, misplaced: str | None, submission: Verdict | None) -> str:
+def _open_point(observed: Observed, cluster: Verdict | None, misplaced: str | None, submission: Verdict | None) -> str:
     """What the attempt still waits for."""
+    if observed.job.spec is None:
+        return f"this operator cannot read the job's spec ({observed.job.spec_error})"
     if cluster is not None and not cluster.holds:
         return cluster.message
     return misplaced or (submission.message if submission is not None else "it was about to be submitted")
@@ -208,7 +218,8 @@ def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | No
     waits_for_ray = draft.attempt.submissions > 0 or draft.attempt.ready_at is not None
     ray = observed.ray.reachability is not Reachability.NOT_ASKED
     poll = RAY_POLL_SECONDS if waits_for_ray or ray else POD_POLL_SECONDS
-    if spec is None:
-        return poll
-    limits = (seconds_to_deadline(draft, observed, spec.run_policy), seconds_to_choice(draft, spec))
+    limits = (
+        seconds_to_deadline(draft, observed, _run_policy(observed)),
+        seconds_to_choice(draft, spec) if spec is not None else None,
+    )
     return min([poll, *(seconds for seconds in limits if seconds is not None and seconds > 0)])

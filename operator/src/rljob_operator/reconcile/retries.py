@@ -59,6 +59,14 @@ def follow_ending(
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, text)
 
 
+def wait_for_another_operator(draft: StatusDraft, ending: Ending) -> None:
+    """After an attempt that ended because this operator, of another version perhaps, reads too little of the job: the
+    next one waits for one that can, holds nothing meanwhile, and costs no try."""
+    draft.change_attempt(failure_class=FailureClass.FREE.value)
+    _plan_next(draft, ending, FailureClass.FREE, 0.0, same_cluster=False)
+    draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
+
+
 def _plan_next(
     draft: StatusDraft, ending: Ending, found: FailureClass, pause_seconds: float, *, same_cluster: bool
 ) -> None:

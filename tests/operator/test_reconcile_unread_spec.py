@@ -1,0 +1,121 @@
+"""An attempt under way whose spec this operator cannot read, after a roll-back perhaps: it ends at its deadlines, the
+job does not, and nothing is held while it waits for an operator that can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.v1alpha1.run_policy import RunPolicy
+from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_operator.reconcile.observed import Observed, Reachability
+from rljob_operator.reconcile.plan_types import DeleteCluster, DumpStacks, Effect, StopJob
+from rljob_testing.operator_jobs import spec
+from rljob_testing.operator_observed import (
+    after,
+    at,
+    at_work,
+    cluster,
+    decide,
+    observed,
+    provisioning,
+    ray,
+    ray_job,
+    ready_pods,
+    run_state,
+    running,
+    silence,
+)
+
+GONE = (DeleteCluster("example-1", "c1"),)
+HOUR = 3600
+
+
+def unread(seen: Observed, policy: RunPolicy | None = None) -> Observed:
+    """`policy`: what can be read of it; by default nothing."""
+    job = replace(seen.job, spec=None, spec_error="pools[0].topology: is new", readable_policy=policy or RunPolicy())
+    return replace(seen, job=job)
+
+
+def begun(seconds_ago: float) -> Observed:
+    """All is ready, and nobody can submit."""
+    return observed(provisioning(seconds_ago=seconds_ago), cluster(), ready_pods(), ray())
+
+
+def assert_waits_for_another_operator(seen: Observed, status: RLJobStatus, reason: str) -> None:
+    assert (status.result, status.phase, status.reason) == (None, "Retrying", reason)
+    counters = status.counters
+    assert counters is not None
+    assert (counters.failed_attempts, counters.application_retries, counters.infrastructure_retries) == (0, 0, 0)
+    free = replace(seen, job=replace(seen.job, status=status), clusters=(), pods=())
+    assert decide(free, at(10 * HOUR)).status.phase == "Retrying"
+    readable = replace(free, job=replace(free.job, spec=spec(), spec_error=None))
+    assert decide(readable, at(10 * HOUR)).status.attempts[-1].number == 2
+
+
+@pytest.mark.parametrize(("policy", "limit"), [(None, 1800), (RunPolicy(provisioning_deadline_seconds=300), 300)])
+def test_an_attempt_without_trainer_ends_at_its_deadline(policy: RunPolicy | None, limit: int) -> None:
+    before = decide(unread(begun(limit - 1), policy))
+    assert (before.effects, before.status.attempts[0].ended, before.requeue_after_seconds) == ((), None, 1)
+    seen = unread(begun(limit), policy)
+    plan = decide(seen)
+    assert plan.effects == GONE
+    attempt = plan.status.attempts[0]
+    assert (attempt.reason, attempt.failure_class) == ("ProvisioningDeadlineExceeded", "Free")
+    why = "this operator cannot read the job's spec (pools[0].topology: is new)"
+    assert attempt.message == f"the trainer did not run within {limit} s: {why}"
+    assert_waits_for_another_operator(seen, plan.status, "ProvisioningDeadlineExceeded")
+
+
+def test_one_that_has_no_cluster_ends_too() -> None:
+    seen = unread(observed(provisioning(seen=False, seconds_ago=1800)))
+    assert decide(unread(observed(provisioning(seen=False, seconds_ago=1799)))).status.attempts[0].ended is None
+    assert_waits_for_another_operator(seen, decide(seen).status, "ProvisioningDeadlineExceeded")
+
+
+@pytest.mark.parametrize(("policy", "limit"), [(None, HOUR), (RunPolicy(stall_deadline_seconds=600), 600)])
+def test_a_trainer_that_hangs_is_stopped(policy: RunPolicy | None, limit: int) -> None:
+    seen = unread(at_work(state=run_state()), policy)
+    seen = after(seen, decide(seen))
+    assert decide(seen, at(limit - 1)).effects == ()
+    stalled = decide(seen, at(limit))
+    assert effects_until_the_end(after(seen, stalled), limit) == [
+        (DumpStacks("example-1-1", 1),),
+        (StopJob("example-1-1"),),
+        GONE,
+    ]
+
+
+def effects_until_the_end(seen: Observed, since: int) -> list[tuple[Effect, ...]]:
+    """Of three passes: the stacks are written in 30 s, and it may take 120 s to stop."""
+    plans = [decide(seen, at(since + seconds)) for seconds in (0, 30, 150)]
+    ended = plans[-1].status
+    assert (ended.attempts[0].reason, ended.phase) == ("Stalled", "Retrying")
+    return [plan.effects for plan in plans]
+
+
+def test_a_dashboard_that_is_silent_is_not_waited_for_longer() -> None:
+    seen = unread(replace(at_work(status=running(9000)), ray=silence(Reachability.UNREACHABLE)))
+    seen = after(seen, decide(seen))
+    assert decide(seen, at(HOUR - 1)).status.attempts[0].ended is None
+    ended = decide(seen, at(HOUR))
+    assert (ended.effects, ended.status.attempts[0].reason) == (GONE, "DashboardUnreachable")
+    assert ended.status.phase == "Retrying"
+
+
+def test_a_run_state_that_cannot_be_read_either_does_not_end_the_job() -> None:
+    newer = replace(ray(ray_job()), run_state_error="phase: is new")
+    seen = unread(replace(at_work(), ray=newer))
+    seen = after(seen, decide(seen))
+    plan = decide(seen, at(HOUR))
+    assert plan.effects == GONE
+    assert_waits_for_another_operator(seen, plan.status, "RunStateUnreadable")
+
+
+def test_an_active_deadline_that_can_be_read_ends_the_job_as_usual() -> None:
+    seen = unread(at_work(state=run_state()), RunPolicy(active_deadline_seconds=60))
+    plan = decide(seen)
+    assert plan.effects == (StopJob("example-1-1"),)
+    assert plan.status.attempts[0].stop is not None
+    assert plan.status.attempts[0].stop.reason == "ActiveDeadlineExceeded"
