@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from rljob_api.constants import LABEL_JOB_UID
 from rljob_testing.apiserver import ApiServer
 from rljob_testing.kuberay_stand_in import HAPPY, STARTING, ClusterScript, KubeRayStandIn
 from rljob_testing.operator_process import LEASE, OPERATOR_NAMESPACE, OperatorProcess
 from rljob_testing.operator_process_jobs import JobPlace, new_place
 from rljob_testing.operator_process_kills import clusters_version, most_live_clusters
-from rljob_testing.operator_process_proxy import ApiProxy, api_proxy
+from rljob_testing.operator_process_proxy import ApiProxy, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, running_for_ever, succeeding
 
 pytestmark = pytest.mark.apiserver
@@ -34,6 +35,10 @@ class Deaf:
     place: JobPlace
     operator: OperatorProcess
     started_at: float
+    num_listings: int
+    """That there had been of pods when all pods of the job became ready."""
+    listings_by_then: list[int]
+    """That there had been each time the operator wrote a status that knows it."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +52,16 @@ def deaf(
     """It makes a cluster for its job, and hears nothing of its pods."""
     place = new_place(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
     with api_proxy(server) as proxy:
-        proxy.events = lambda _, __: ()
+        listings_by_then: list[int] = []
+
+        def num_listings() -> int:
+            return sum(str(asked) == "list pods" and asked.labels == LABEL_JOB_UID for asked in list(proxy.requests))
+
+        def note(asked: SeenRequest, answer: bytes) -> None:
+            if str(asked) == "patch rljobs/status" and b'"readyAt"' in answer:
+                listings_by_then.append(num_listings())
+
+        proxy.events, proxy.after = lambda _, __: (), note
         operator = place.through(proxy.url).operator("operator-deaf")
         place.script("unheard-1", ClusterScript({"main": STARTING}))
         place.submit("unheard")
@@ -55,8 +69,9 @@ def deaf(
         try:
             started_at = time.monotonic()
             place.wait(lambda: place.items("pods"), "the cluster")
+            known = num_listings()
             place.script("unheard-1", HAPPY)
-            yield Deaf(place, operator, started_at)
+            yield Deaf(place, operator, started_at, known, listings_by_then)
         finally:
             operator.kill()
 
@@ -123,5 +138,7 @@ def test_watches_that_bring_nothing_are_made_up_for_by_a_listing(deaf: Deaf) -> 
     print(
         f"a job behind silent watches was complete {time.monotonic() - deaf.started_at:.0f} s after the operator began"
     )
+    # Before that listing nothing was known of what had happened.
+    assert deaf.listings_by_then[0] > deaf.num_listings
     assert deaf.place.dashboard("unheard-1").posts == ["unheard-1-1"]
     assert deaf.operator.probe("/healthz") == 200

@@ -11,12 +11,14 @@ from rljob_operator.controller.act import Actor
 from rljob_operator.controller.loop import Controller, JobKey
 from rljob_operator.controller.observe import Observer
 from rljob_operator.controller.surroundings import Surroundings
+from rljob_operator.handlers.news import News
+from rljob_operator.handlers.relist import Relist
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
-from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, KubeObjects, Listing, ResourceType
+from rljob_operator.kube.objects import JOBS, KubeObjects, Listing, ResourceType
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
-from rljob_operator.raw_json import JsonObject, text_at
+from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.ray.client import RayClient
 from rljob_operator.settings import Settings
 from rljob_operator.workqueue import Slots, WorkQueue
@@ -159,6 +161,8 @@ class ControllerInMemory:
         self.observer = Observer(shared, self._ray, self.clock.ages)
         self.actor = Actor(shared)
         self.controller = Controller(self.queue, self.observer, self.actor, shared)
+        news = News(self.cache, self.queue, self.clock.clock)
+        self._relist = Relist(shared.objects, (None,), self.cache, self.clock.ages, news, lambda: None, self.metrics)
 
     async def close(self) -> None:
         """Nothing comes any more."""
@@ -174,9 +178,7 @@ class ControllerInMemory:
 
     async def relist(self) -> None:
         """The cache learns everything."""
-        for kind in (JOBS, CLUSTERS, PODS):
-            listing = await self.api.listing(kind, None)
-            self.cache.replace(kind, None, listing.items, listing.version)
+        await self._relist.once()
         self.api.calls.clear()
 
     async def passes(self, key: JobKey, number: int) -> list[str]:
@@ -200,13 +202,11 @@ class ControllerInMemory:
         return next((str(each["reason"]) for each in conditions if each["type"] == kind), "")
 
 
-def _has_labels(raw: JsonObject, wanted: str) -> bool:
-    labels = raw["metadata"]
-    assert isinstance(labels, dict)
-    found = labels.get("labels", {})
-    return all(
-        found.get(name) == value for name, _, value in (each.partition("=") for each in wanted.split(",") if each)
-    )
+def _has_labels(raw: JsonObject, selector: str) -> bool:
+    """By equality, or by existence where no value is named."""
+    labels = object_at(raw, "metadata", "labels")
+    wanted = (each.partition("=") for each in selector.split(",") if each)
+    return all(name in labels and (not sign or labels[name] == value) for name, sign, value in wanted)
 
 
 def _merged(old: Mapping[str, object], patch: Mapping[str, object]) -> Json:
