@@ -56,6 +56,7 @@ from rljob_trainer.observability.metrics import (
     POLICY_LOSS,
     REJECTED_FRACTION,
     TOKEN_IMBALANCE,
+    WHOLE_PASS_SECONDS,
 )
 
 
@@ -159,6 +160,11 @@ def test_a_loss_that_looks_at_the_whole_mini_batch_is_that_of_one_worker(seen: S
     assert difference(one.gradients[0], seen.steps["one"][0].gradients[0]) > 0.1
     for outcome in seen.steps[f"covariance, {other}"]:
         assert_same(outcome, one)
+        # What the pass costs is shown, and named as a span once for each of the two updates.
+        assert outcome.spans.count("whole_pass") == 2
+        assert outcome.metrics[WHOLE_PASS_SECONDS] > 1e-4
+    assert WHOLE_PASS_SECONDS not in seen.steps["one"][0].metrics
+    assert "whole_pass" not in seen.steps["one"][0].spans
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -235,6 +241,16 @@ def test_twenty_steps_on_two_workers_are_those_of_one(seen: Seen) -> None:
     for rank in seen.long[2]:
         assert len(rank.metrics) == NUM_STEPS
         for found, right in zip(rank.metrics, one.metrics, strict=True):
+            assert_same_metrics(found, right)
+
+
+@pytest.mark.parametrize("name", ["long, four workers", "long, padded"])
+def test_twenty_steps_in_another_way_are_those_of_one_worker(seen: Seen, name: str) -> None:
+    """The second in small micro-batches, and with activations that are computed again."""
+    [one] = seen.long[1]
+    assert len(seen.steps[name]) == CASES[name].num_ranks
+    for rank in seen.steps[name]:
+        for found, right in zip([*rank.earlier, rank.metrics], one.metrics, strict=True):
             assert_same_metrics(found, right)
 
 

@@ -12,6 +12,7 @@ from rljob_testing.replayed_steps import Replay, kept_gradients, replayed_run
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train import attention, attention_kernels, token_logprobs
 from rljob_trainer.engines.train.attention_kernels import Kernel, attend
+from rljob_trainer.observability.spans import SPANS, Span
 
 
 class Layout(Enum):
@@ -46,6 +47,10 @@ class Outcome:
     """Of each update, whole."""
     metrics: dict[str, float]
     kernels: set[Kernel]
+    earlier: tuple[dict[str, float], ...] = ()
+    """Metrics of the steps before."""
+    spans: tuple[str, ...] = ()
+    """Names of what was done in the step, in the order of the ends."""
 
 
 def one_step(case: Case, context: WorkerContext) -> Outcome:
@@ -65,8 +70,10 @@ def one_step(case: Case, context: WorkerContext) -> Outcome:
             patch.setattr(token_logprobs, "WHOLE_BYTES", 0)
             patch.setattr(token_logprobs, "CPU_CHUNK_BYTES", 1024)
         run = replayed_run(case.replay, context)
-        run.steps(0, case.step)
+        earlier = run.steps(0, case.step)
         patch.setattr(attention, "attend", noted)
         with kept_gradients(run.actor.engine) as gradients:
+            SPANS.take()
             metrics = run.step(case.step)
-    return Outcome(gradients, metrics, kernels)
+    spans = tuple(each.name for each in SPANS.take() if isinstance(each, Span))
+    return Outcome(gradients, metrics, kernels, tuple(earlier), spans)

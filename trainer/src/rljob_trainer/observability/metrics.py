@@ -118,6 +118,8 @@ EVAL_SAMPLED: Final = "eval/sampled_score"
 TIMING_PREFIX: Final = "timing_s/"
 STEP_SECONDS: Final = TIMING_PREFIX + "step"
 EVAL_SECONDS: Final = TIMING_PREFIX + "eval"
+WHOLE_PASS_SECONDS: Final = TIMING_PREFIX + "whole_pass"
+"""Of the step's passes without gradient over whole mini-batches, with losses that ask for them."""
 
 MEMORY_PREFIX: Final = "memory/"
 

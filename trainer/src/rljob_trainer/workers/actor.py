@@ -6,6 +6,7 @@ Legend: B sequences of this worker, R response tokens of the rows at hand.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from rljob_trainer.observability.metrics import (
     GRADIENT_NORM,
     LEARNING_RATE,
     NUM_SKIPPED_UPDATES,
+    WHOLE_PASS_SECONDS,
     Metrics,
 )
 from rljob_trainer.observability.spans import SPANS
@@ -99,6 +101,7 @@ class ActorWorker(TrainedWorker):
         self.advantages = advantage_estimator(settings.algorithm, settings.group_size)
         self.policy_loss = policy_loss(settings.algorithm)
         self.policy_version = 0
+        self._whole_pass_seconds = 0.0
         MEMORY.watch(self.memory)
 
     def memory(self) -> Bytes:
@@ -162,7 +165,7 @@ class ActorWorker(TrainedWorker):
 
         Needs TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS, ADVANTAGES, IS_LEARNED; OLD_LOGPROBS unless
         there is a single update and nothing to reject; REF_LOGPROBS where the loss has a KL term. Metrics are those of
-        the whole batch, equal on all ranks.
+        the whole batch, equal on all ranks but for seconds.
         Raises NonFiniteUpdateError after several updates in a row whose gradients are not finite, and
         AlgorithmFunctionError where the user's own loss fails or gives what is no number."""
         first = self.settings.first_step
@@ -178,6 +181,7 @@ class ActorWorker(TrainedWorker):
             batch, rejected = without_rejected(batch, rejection, self.engine)
             others |= rejected
         in_update = None if has_old_logprobs else agreement
+        self._whole_pass_seconds = 0.0
         coefficient = self._kl_coefficient(kl_coefficient)
         norms = [
             self._update(mini_batch, rate, coefficient, sums, in_update) for mini_batch in self._mini_batches(batch)
@@ -190,6 +194,8 @@ class ActorWorker(TrainedWorker):
             metrics |= agreement.reduced(self.engine)
         metrics[GRADIENT_NORM] = sum(norms) / len(norms)
         metrics[LEARNING_RATE] = rate
+        if self.policy_loss.whole_pass is not None:
+            metrics[WHOLE_PASS_SECONDS] = self._whole_pass_seconds
         metrics[NUM_SKIPPED_UPDATES] = float(sum(not math.isfinite(norm) for norm in norms))
         return metrics
 
@@ -272,6 +278,7 @@ class ActorWorker(TrainedWorker):
         columns, whose names come last; single numbers by name. One forward pass, only where the loss asks for it."""
         if self.policy_loss.whole_pass is None:
             return mini_batch, {}, frozenset()
+        started = time.perf_counter()
         with SPANS.span("whole_pass"):
             logprobs_R = self.engine.forward(mini_batch, self.settings.temperature).logprobs_N
             mask_L = mini_batch.response_mask.values
@@ -285,6 +292,7 @@ class ActorWorker(TrainedWorker):
             )
             with _others_may_wait():
                 found = self.policy_loss.whole_pass(inputs, RankReduce(self.engine))
+        self._whole_pass_seconds += time.perf_counter() - started
         per_token = {name: in_rows(value, mini_batch.response_mask) for name, value in found.items() if value.dim()}
         numbers = {name: value.to(self.engine.device) for name, value in found.items() if not value.dim()}
         columns_of_rows = {**mini_batch.columns, **per_token}
