@@ -7,6 +7,7 @@ Legend: T tokens of a row, R response tokens of all rows, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -296,10 +297,15 @@ def engine_of(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Train
 @pytest.mark.parametrize(
     "name", ["gemma2", "gemma3", "phi", "cohere", "granite", "qwen2_moe", "qwen3_moe", "mixtral", "gpt_neox"]
 )
-def test_an_engine_gives_the_distribution_of_from_pretrained(name: str, tmp_path: Path) -> None:
+def test_an_engine_gives_the_distribution_of_from_pretrained(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = save_tiny_model(name, tmp_path / "model")
     right = from_pretrained(folder)
-    engine = engine_of(folder)
+    with caplog.at_level(logging.INFO):
+        engine = engine_of(folder)
+    padded = "attention: rows are padded, because of the model its attention is soft-capped"
+    assert [each for each in caplog.messages if each.startswith("attention:")] == ([padded] if name == "gemma2" else [])
     assert all(isinstance(parameter, DTensor) for parameter in engine.model.parameters())
     assert_same_buffers(engine.model.language_model, right)
     # Several micro-batches of 100 tokens, padded or not.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from rljob_trainer.engines.train.model import build_on_meta, materialize, transformer_layers, without_dropout
+from rljob_trainer.engines.train.model import (
+    build_on_meta,
+    check_bfloat16,
+    materialize,
+    transformer_layers,
+    without_dropout,
+)
 from rljob_trainer.engines.train.weight_loading import INDEX_FILE, SINGLE_FILE, load_weights
 from rljob_trainer.errors import ConfigurationError
 
@@ -120,3 +127,20 @@ def test_the_single_file_counts_where_there_is_an_index_too(tmp_path: Path) -> N
     materialize(model, torch.device("cpu"))
     model.tie_weights()
     load_weights(model, model, tmp_path, "")
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_a_gpu_that_only_imitates_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch, has_units: bool) -> None:
+    """torch, too, calls bfloat16 supported where it is imitated, unless it is asked about units alone."""
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or has_units
+    )
+    if has_units:
+        check_bfloat16(device)
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        check_bfloat16(device)
+    assert str(caught.value) == "spec.training.model.dtype: Tesla T4 has no bfloat16; write Float32"
