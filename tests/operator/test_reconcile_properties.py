@@ -43,7 +43,8 @@ ENDED_BEFORE_AN_ATTEMPT = (R.INVALID_SPEC, R.STORAGE_MISSING)
 RARELY_GIVEN = {
     # Of a cluster that lost its token, whose trainer failed at the same moment, of a job that can no longer be read.
     (C.CLUSTER_READY, R.KUBERAY_TOO_OLD),
-    # Of a job of which neither spec nor run state can be read any more, and that for as long as the stall deadline.
+    # Of a job that can no longer be read, at the moment of a deadline (test_reconcile_unread_spec).
+    (C.RETRYING, R.PROVISIONING_DEADLINE_EXCEEDED),
     (C.RETRYING, R.RUN_STATE_UNREADABLE),
 }
 """Reasons that few examples of thousands come to."""
