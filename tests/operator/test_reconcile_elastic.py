@@ -157,6 +157,8 @@ def test_it_is_stopped_with_a_checkpoint_when_all_nodes_have_been_there_for_a_mi
     whole = after(seen, plan)
     assert decide(whole, at(59)).effects == ()
     assert decide(replace(whole, pods=pods(3)), at(59)).status.attempts[-1].whole_since is None
+    unread = replace(whole, job=replace(whole.job, spec=None, spec_error="it is of a newer version"))
+    assert decide(unread, at(60)).effects == (), "another attempt would have to wait"
     stopped = decide(whole, at(60))
     assert stopped.effects == (StopJob("example-1-1"),)
     saved = ray(ray_job(RayJobStatus.STOPPED), run_state(RunPhase.STOPPED, checkpoint_step=9))

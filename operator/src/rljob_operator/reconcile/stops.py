@@ -105,6 +105,7 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
         return Reason.ACTIVE_DEADLINE_EXCEEDED
     if is_stalled(draft, observed, policy):
         return Reason.STALLED
-    if ray_job(draft, observed) is not None and should_grow(draft):
+    # Of a spec that cannot be read the next attempt would wait.
+    if observed.job.spec is not None and ray_job(draft, observed) is not None and should_grow(draft):
         return Reason.RESIZED
     return None
