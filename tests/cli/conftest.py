@@ -73,9 +73,11 @@ def job_cluster(apiserver: ApiServer, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def rljob(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Rljob:
-    """Runs `rljob ARGUMENTS` in this process: exit code, standard output, standard error."""
+def rljob(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rljob:
+    """Runs `rljob ARGUMENTS` in this process, of a user who has calibrated nothing: exit code, standard output,
+    standard error."""
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["rljob", *arguments])

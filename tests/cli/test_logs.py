@@ -134,13 +134,13 @@ def test_where_the_log_of_an_attempt_is_when_its_pods_are_gone(small: JobCluster
     waits = {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:31:00Z"}
     attempts = [ATTEMPT | {"number": number, "submissions": 1} | lost for number in (3, 4)]
     small.write_status("small", {"attempts": attempts, "nextAttempt": waits})
-    reader = "this command cannot read it: it takes a pod that mounts the claim (docs/cluster.md has one)\n"
+    command = "where claim results is mounted at FOLDER, this prints it: rljob logs small --storage FOLDER"
     where = f"RLJob {small.namespace}/small"
     code, output, errors = rljob("logs", "small")
     assert (code, output) == (1, "")
     assert errors == (
         f"{where}: the pods of attempt 4 are gone, and their logs with them\n"
-        f"a copy of the driver's log is pvc://results/small/run/logs/attempt-4/driver.log\n{reader}"
+        f"a copy of the driver's log is pvc://results/small/run/logs/attempt-4/driver.log\n{command} --attempt 4\n"
         "attempt 4, Failed, HeadLost:\nnode n7 was lost\n"
     )
     # No longer listed, and of a worker.
@@ -148,7 +148,8 @@ def test_where_the_log_of_an_attempt_is_when_its_pods_are_gone(small: JobCluster
     assert (code, errors) == (
         1,
         f"{where}: the pods of attempt 2 are gone, and their logs with them\n"
-        f"what is kept of the logs of workers is below pvc://results/small/run/logs/\n{reader}",
+        f"what is kept of the logs of workers is below pvc://results/small/run/logs/\n"
+        f"{command} --pool main --index RANK\n",
     )
 
 
@@ -300,10 +301,21 @@ def test_when_the_pods_are_gone_the_place_of_the_copy_and_the_last_lines_are_sho
         assert errors == (
             f"RLJob {small.namespace}/small: the pods of attempt 1 are gone, and their logs with them\n"
             "a copy of the driver's log is pvc://results/small/run/logs/attempt-1/driver.log\n"
-            "this command cannot read it: it takes a pod that mounts the claim (docs/cluster.md has one)\n"
+            "where claim results is mounted at FOLDER, this prints it: rljob logs small --storage FOLDER --attempt 1\n"
             "Failed, ApplicationError:\n"
             "exit code 1, last lines of the log:\nZeroDivisionError: division by zero\n"
         )
+
+
+def test_the_command_for_a_job_with_a_folder_of_its_own_in_the_claim(job_cluster: JobCluster, rljob: Rljob) -> None:
+    storage = "{persistentVolumeClaim: results, subPath: team/my runs}"
+    text = JOB + f"  checkpoint: {{storage: {storage}}}\n"
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(text))
+    ended = {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost"}
+    job_cluster.write_status("small", {"attempts": [ATTEMPT | {"submissions": 1} | ended]})
+    errors = rljob("logs", "small")[2]
+    assert "is pvc://results/team/my runs/run/logs/attempt-1/driver.log\n" in errors
+    assert ": rljob logs small --storage FOLDER/'team/my runs' --attempt 1\n" in errors
 
 
 def test_a_job_that_never_trained_has_no_log_to_look_for(small: JobCluster, rljob: Rljob) -> None:

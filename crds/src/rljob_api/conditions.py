@@ -33,6 +33,7 @@ class Reason(StrEnum):
     VALID = "Valid"
     INVALID_SPEC = "InvalidSpec"
     STORAGE_MISSING = "StorageMissing"
+    MEMORY_TOO_SMALL = "MemoryTooSmall"
     TRAINER_IMAGE_INCOMPATIBLE = "TrainerImageIncompatible"
 
     CREATING = "Creating"
@@ -142,6 +143,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
     {
         ConditionType.SPEC_VALID: (
             Reason.VALID,
+            Reason.MEMORY_TOO_SMALL,
             Reason.INVALID_SPEC,
             Reason.STORAGE_MISSING,
         ),

@@ -25,6 +25,16 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             means="The operator can read the job, and nothing that a cluster needs is missing.",
             advice="Nothing to do.",
         ),
+        Reason.MEMORY_TOO_SMALL: Explanation(
+            means=(
+                "The operator can read the job, and by an estimate its models do not fit into the memory of the GPUs"
+                " that its pools name. It is not refused for that: an estimate may be wrong."
+            ),
+            advice=(
+                "Look at `rljob plan` for the job's file, and change what the message names; a job that does run has"
+                " nothing to fear from it."
+            ),
+        ),
         Reason.INVALID_SPEC: Explanation(
             means=(
                 "The job cannot run on this cluster as it is written, or this operator cannot read it. A job that runs"

@@ -15,11 +15,14 @@ from rich.text import Text
 from rljob_api.constants import ExitCode
 from rljob_api.errors import ContractError
 from rljob_cli import delete, explain, init, listing, logs, printed_objects, submit, validate, versions, watching
+from rljob_cli import plan_arguments as of_plan
 from rljob_cli import plot as plotting
 from rljob_cli import run as running
 from rljob_cli import status as statuses
+from rljob_cli.arguments import Context, JobFile, JobName, Kubeconfig, Namespace
 from rljob_cli.cluster import ClusterOptions, connect
 from rljob_cli.errors import CliError
+from rljob_cli.log_options import Container, LogOptions
 from rljob_cli.steering import Steering
 
 app = typer.Typer(
@@ -29,25 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_CLUSTER_PANEL = "Which cluster"
-
-JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job file (YAML).")]
-JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a job on the cluster.")]
-Context = Annotated[
-    str | None,
-    typer.Option(help="Of the kubeconfig.", show_default="its current one", rich_help_panel=_CLUSTER_PANEL),
-]
-Namespace = Annotated[
-    str | None,
-    typer.Option("--namespace", "-n", show_default="that of the context", rich_help_panel=_CLUSTER_PANEL),
-]
-Kubeconfig = Annotated[
-    Path | None,
-    typer.Option(
-        show_default="those of KUBECONFIG, ~/.kube/config, or the service account of this pod",
-        rich_help_panel=_CLUSTER_PANEL,
-    ),
-]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when it is so, or when the job has ended.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show it until it has ended: 0 for Complete, 1 for Failed.")]
 
@@ -93,6 +77,66 @@ def validate_command(
         raise typer.Exit(ExitCode.CONFIGURATION)
     if resolved:
         validate.print_resolved(job, _console())
+
+
+@app.command("plan")
+def plan_command(
+    file: of_plan.JobToPlan = None,
+    from_run: of_plan.FromRun = None,
+    calibrate: of_plan.Calibrate = None,
+    cluster: of_plan.Nodes = None,
+    from_cluster: of_plan.FromCluster = False,
+    kinds: of_plan.Kinds = None,
+    gpu_memory: of_plan.GpuMemory = None,
+    gpu_tflops: of_plan.GpuTflops = None,
+    gpu_bandwidth: of_plan.GpuBandwidth = None,
+    mean_prompt: of_plan.MeanPrompt = None,
+    mean_response: of_plan.MeanResponse = None,
+    model_config: of_plan.ModelConfig = None,
+    profile: of_plan.Profile = None,
+    searches: of_plan.Search = False,
+    write: of_plan.Write = None,
+    is_explained: of_plan.Explain = False,
+    as_json: of_plan.AsJson = False,
+    context: of_plan.PlanContext = None,
+    kubeconfig: of_plan.PlanKubeconfig = None,
+) -> None:
+    """Say what a job needs before it takes a GPU: memory, time, and where its roles are best.
+
+    Give a job file, or a run's folder with --from-run or --calibrate.
+
+    GPUs are those that an option says, else those of the pools' nodeSelector, else this machine's.
+
+    rljob plan job.yaml --gpu H100 --mean-response 800
+
+    rljob plan job.yaml --cluster 4x8xH100 --search --write better.yaml
+
+    rljob plan --from-run runs/x
+
+    Exit codes: 0 its memory fits, 1 it does not, 2 something is wrong with the file or an option. With --search 0 means
+    that the job fits somewhere as it is, in other pools and places at most; with --write too, that what was written
+    fits.
+    """
+    # Other commands need none of it.
+    from rljob_cli.plan import PlanOptions, plan
+    from rljob_cli.plan_cluster import GpuOptions
+    from rljob_planner.job import LengthOptions
+
+    asked = ClusterOptions(context, None, kubeconfig) if from_cluster else None
+    options = PlanOptions(
+        file=file,
+        from_run=from_run,
+        calibrate=tuple(calibrate or ()),
+        gpus=GpuOptions(cluster, asked, tuple(kinds or ()), gpu_memory, gpu_tflops, gpu_bandwidth),
+        lengths=LengthOptions(mean_prompt, mean_response),
+        model_config=model_config,
+        profile=profile,
+        search=searches,
+        write=write,
+        explain=is_explained,
+        as_json=as_json,
+    )
+    raise typer.Exit(plan(options, _console()))
 
 
 @app.command("run")
@@ -207,8 +251,12 @@ def logs_command(
         int | None, typer.Option(min=1, help="Of this attempt.", show_default="the newest one that has pods")
     ] = None,
     pool: Annotated[str | None, typer.Option(help="A worker of this pool instead of the head.")] = None,
-    index: Annotated[int, typer.Option(min=0, help="Which worker of the pool.")] = 0,
-    container: Annotated[logs.Container | None, typer.Option(show_default="driver in the head, ray in workers")] = None,
+    index: Annotated[int, typer.Option(min=0, help="Which worker of the pool; with --storage, its rank.")] = 0,
+    container: Annotated[Container | None, typer.Option(show_default="driver in the head, ray in workers")] = None,
+    storage: Annotated[
+        Path | None,
+        typer.Option(help="Read what is kept in the job's claim, mounted here. Asks no cluster.", show_default=False),
+    ] = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -217,7 +265,9 @@ def logs_command(
 
     Exit code 1: the pods, and their logs with them, are gone; what is left of them is named.
     """
-    options = logs.LogOptions(pool, index, container, follow, tail, attempt)
+    options = LogOptions(pool, index, container, follow, tail, attempt)
+    if storage is not None:
+        raise typer.Exit(logs.show_kept_logs(name, storage, options, _console(stderr=True)))
     cluster = connect(ClusterOptions(context, namespace, kubeconfig))
     raise typer.Exit(logs.show_logs(cluster, name, options, _console(stderr=True)))
 

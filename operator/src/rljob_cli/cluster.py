@@ -104,6 +104,10 @@ class Cluster:
         found = self._json("GET", path, [("labelSelector", f"{LABEL_JOB_UID}={job.metadata.uid}")])
         return sorted(map(Pod.model_validate, _items(found)), key=lambda pod: pod.metadata.name)
 
+    def nodes(self) -> list[Json]:
+        """The nodes of the cluster, as they are stored."""
+        return _items(self._json("GET", "/api/v1/nodes"))
+
     def warnings(self, namespace: str) -> list[Event]:
         """The Warning events of a namespace, oldest first."""
         found = self._json("GET", f"/api/v1/namespaces/{namespace}/events", [("fieldSelector", "type=Warning")])

@@ -89,6 +89,10 @@ def explanation(
         yield Text(f"  cannot be read here: {one_line('; '.join(job.unread))}; {OTHER_VERSION}", "yellow")
     yield Text()
     yield from _headline(job, now)
+    # Other commands need no planner.
+    from rljob_cli.explain_memory import memory_text
+
+    yield from memory_text(job)
     waiting = [pod for pod in pods if not pod.is_ready and pod.metadata.deletion_timestamp is None]
     troubles = {pod.metadata.name: pod_trouble(pod) for pod in waiting} if ending(job.status) is None else {}
     if troubles:

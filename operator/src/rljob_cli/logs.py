@@ -1,71 +1,33 @@
-"""`rljob logs`: what the training prints, from a head pod while there is one, else where to find it."""
+"""`rljob logs`: what the training prints, from a head pod while there is one, else where to find it.
+
+What the job has left in its claim is read by `kept_logs`, where the claim is mounted on this machine.
+"""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
+from pathlib import Path
 from typing import BinaryIO
 
 from rich.console import Console
 from rich.text import Text
 
-from rljob_api.constants import (
-    DRIVER_LOG_CONTAINER,
-    HEAD_GROUP,
-    POD_LOGS_FOLDER,
-    POD_STORAGE_FOLDER,
-    RAY_CONTAINER,
-    ExitCode,
-    attempt_logs_folder,
-)
+from rljob_api.constants import POD_LOGS_FOLDER, POD_STORAGE_FOLDER, ExitCode, attempt_logs_folder
 from rljob_api.printable import printable
 from rljob_api.v1alpha1.status import Attempt
 from rljob_cli.cluster import Cluster
 from rljob_cli.errors import CliError
 from rljob_cli.job_state import ending, moment, newest_attempt, storage_uri, waits_for
+from rljob_cli.kept_logs import kept_log, pieces_of, tell_which
 from rljob_cli.kube_objects import Pod
+from rljob_cli.log_options import Container, LogOptions
 from rljob_cli.plain_text import one_line, time_text
 from rljob_cli.status import attempt_text
 from rljob_cli.stored_job import StoredJob
 from rljob_cli.watching import POLL_SECONDS, Clock
-
-
-class Container(StrEnum):
-    """Whose log."""
-
-    DRIVER = DRIVER_LOG_CONTAINER
-    """The training, in the head pod."""
-    RAY = RAY_CONTAINER
-    """Ray itself."""
-
-
-@dataclass(frozen=True)
-class LogOptions:
-    """Which log, and how much of it."""
-
-    pool: str | None = None
-    """A worker of this pool instead of the head pod."""
-    index: int = 0
-    """Which worker, in the order of the pods' names."""
-    container: Container | None = None
-    """The head's driver, or the worker's Ray, when unset."""
-    follow: bool = False
-    num_lines: int | None = None
-    """From the end; all when unset."""
-    attempt: int | None = None
-    """Of this attempt; else of the newest one that has pods."""
-
-    @property
-    def group(self) -> str:
-        """The pool, or the head."""
-        return self.pool or HEAD_GROUP
-
-    @property
-    def container_name(self) -> str:
-        """The container to read."""
-        return self.container or (Container.RAY if self.pool else Container.DRIVER)
 
 
 @dataclass(frozen=True)
@@ -92,6 +54,21 @@ def show_logs(cluster: Cluster, name: str, options: LogOptions, console: Console
         return _show(cluster, name, options, console, clock or Clock())
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+
+
+def show_kept_logs(name: str, storage: Path, options: LogOptions, console: Console) -> int:
+    """Copies a log that is kept in the claim to standard output; its place goes to `console`. 0, or 130 for Ctrl-C.
+
+    Raises:
+        CliError: there is none.
+    """
+    log = kept_log(name, storage, options)
+    tell_which(log, console)
+    try:
+        _copy(pieces_of(log, options.num_lines))
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return 0
 
 
 def _show(cluster: Cluster, name: str, options: LogOptions, console: Console, clock: Clock) -> int:
@@ -230,12 +207,16 @@ def _tell_what_is_left(job: StoredJob, source: _Source, options: LogOptions, con
 
 
 def _places(job: StoredJob, attempt: int, options: LogOptions) -> Iterator[str]:
-    storage = storage_uri(job)
+    """Where copies are, and the command that prints them."""
+    storage = job.storage
     if storage is None:
         return
-    folder = f"{storage}{POD_LOGS_FOLDER.removeprefix(POD_STORAGE_FOLDER)}"
+    name, logs = job.metadata.name, POD_LOGS_FOLDER.removeprefix(POD_STORAGE_FOLDER)
     if options.container_name == Container.DRIVER:
-        yield f"a copy of the driver's log is {folder}/{attempt_logs_folder(attempt)}/driver.log"
+        yield f"a copy of the driver's log is {storage_uri(job)}{logs}/{attempt_logs_folder(attempt)}/driver.log"
     else:
-        yield f"what is kept of the logs of workers is below {folder}/"
-    yield "this command cannot read it: it takes a pod that mounts the claim (docs/cluster.md has one)"
+        yield f"what is kept of the logs of workers is below {storage_uri(job)}{logs}/"
+    claim = storage.persistent_volume_claim
+    folder = "FOLDER" if storage.sub_path is None else f"FOLDER/{shlex.quote(storage.sub_path)}"
+    which = f" --attempt {attempt}" if options.pool is None else f" --pool {options.pool} --index RANK"
+    yield f"where claim {claim} is mounted at FOLDER, this prints it: rljob logs {name} --storage {folder}{which}"

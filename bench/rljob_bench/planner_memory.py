@@ -1,0 +1,88 @@
+"""The planner's memory of a train engine beside torch's memory tracker on fake tensors (`fsdp_memory_oracle`): whole
+models by their public configurations, layers none left out, in three layouts.
+
+A measurement is a layout and a way of training; its rows are models. Both numbers are bytes of the first rank at the
+peak of an update of two micro-batches after the first update, or of a pass of a frozen model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rljob_bench.report import Bar, Measurement
+from rljob_planner.memory_types import Peak
+from rljob_testing.fsdp_memory_oracle import Tracked, tracked
+from rljob_testing.planned_memory import MemoryCase, planned
+
+DENSE = (
+    "Qwen/Qwen3-0.6B",
+    "Qwen/Qwen3-4B",
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen2.5-7B",
+    "meta-llama/Llama-3.1-8B",
+    "Qwen/Qwen3-32B",
+    "meta-llama/Llama-3.1-70B",
+)
+WITH_EXPERTS = ("Qwen/Qwen3-30B-A3B",)
+MAX_DENSE_ERROR, MAX_EXPERTS_ERROR = 0.03, 0.10
+TOKENS = 16_384
+"""Of a rank and micro-batch; over sequence ranks a quarter of it, so that the rows are the same."""
+ADAPTER_RANK = 16
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """One measurement. `case` is completed by a model."""
+
+    title: str
+    case: MemoryCase
+
+
+def memory_groups() -> list[MemoryGroup]:
+    """All of them."""
+    shards = MemoryCase("", num_shards=8, tokens_of_rank=TOKENS)
+    layouts = {
+        "8 shards": shards,
+        "2 replicas x 8 shards": MemoryCase("", num_shards=8, num_replicas=2, tokens_of_rank=TOKENS),
+        "8 shards, 4 sequence ranks": MemoryCase("", num_shards=8, sequence_parallel=4, tokens_of_rank=TOKENS // 4),
+    }
+    found = []
+    for name, case in layouts.items():
+        found.append(MemoryGroup(f"{name}, activations recomputed", case.changed(recomputed_every=1)))
+        found.append(MemoryGroup(f"{name}, activations kept", case))
+    found.append(
+        MemoryGroup("8 shards, LoRA, activations recomputed", shards.changed(recomputed_every=1, rank=ADAPTER_RANK))
+    )
+    found.append(MemoryGroup("8 shards, LoRA, activations kept", shards.changed(rank=ADAPTER_RANK)))
+    found.append(MemoryGroup("8 shards, frozen", shards.changed(is_trained=False)))
+    return found
+
+
+def measured(case: MemoryCase) -> tuple[Tracked, Peak]:
+    """The tracker's count, and the planner's."""
+    return tracked(case.oracle()), planned(case)
+
+
+def memory_measurements(*, is_quick: bool) -> Iterator[Measurement]:
+    """One after the other; `is_quick`: of the smallest dense model and the smallest with experts alone."""
+    models = (DENSE[0], *WITH_EXPERTS) if is_quick else (*DENSE, *WITH_EXPERTS)
+    for group in memory_groups():
+        yield of_memory(group.title, {name: measured(group.case.changed(model=name)) for name in models})
+
+
+def of_memory(title: str, results: dict[str, tuple[Tracked, Peak]]) -> Measurement:
+    """Sizes in GB (1e9 bytes)."""
+    rows: dict[str, tuple[float | None, ...]] = {}
+    errors: dict[str, float] = {}
+    for name, (found, peak) in results.items():
+        total = peak.resident + peak.transient
+        errors[name] = total / found.whole - 1
+        rows[name] = (found.resident / 1e9, peak.resident / 1e9, found.whole / 1e9, total / 1e9, 100 * errors[name])
+    bars = []
+    for names, text, limit in ((DENSE, "dense", MAX_DENSE_ERROR), (WITH_EXPERTS, "with experts", MAX_EXPERTS_ERROR)):
+        chosen = [abs(errors[name]) for name in names if name in errors]
+        if chosen:
+            bars.append(Bar(f"{text}: at most {100 * limit:g} % from the tracker", max(chosen), limit))
+    header = ("resident: tracker, GB", "planner, GB", "peak: tracker, GB", "planner, GB", "difference, %")
+    return Measurement(f"Memory of a train engine: {title}", header, rows, tuple(bars), num_decimals=2)

@@ -1,0 +1,120 @@
+"""A run beside what the model says of it: seconds by phase, bytes by owner and boundary.
+
+Where what was measured has no exact counterpart, none is made up: such a row has one side only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rljob_planner.advice.run_facts import OTHER, PHASES, Measured, RunFacts
+from rljob_planner.memory_types import Part, Phase, PhaseMemory
+from rljob_planner.timing_types import Seconds, StepTime
+
+STEP = "step"
+PROCESS = "process"
+_BOUNDARIES: Mapping[Phase, tuple[str, ...]] = {
+    Phase.LATER_WAKE: ("after_wake_kv_cache",),
+    Phase.SYNC: ("during_sync_weights",),
+    Phase.GENERATION: ("during_generate",),
+    Phase.LOGPROBS: ("during_old_logprobs", "during_ref_logprobs", "during_values", "during_reward_model"),
+    Phase.CRITIC_UPDATE: ("during_update_critic",),
+    Phase.UPDATE: ("during_forward_backward", "during_optimizer_step"),
+    Phase.CHECKPOINT: ("during_save",),
+}
+"""Of the names of docs/memory.md; of several the largest counts."""
+_OWNERS: Mapping[str, tuple[str, ...]] = {
+    "actor parameters": ("parameters",),
+    "actor gradients": ("gradients",),
+    "actor moments": ("optimizer",),
+    "rollout weights": ("rollout_weights",),
+    "KV cache": ("kv_cache",),
+    "ref parameters": ("reference",),
+    "rewardModel parameters": ("reward_model",),
+}
+_COUNTED_ON_CPUS = ("parameters", "moments", "gradients", "rollout weights", "KV cache")
+"""Ends of the owners that counters see on CPUs; the process's own size has all else, too."""
+_OF_PASSES = ("gathered", "whole")
+"""What is there within passes only, and no owner's."""
+
+
+@dataclass(frozen=True)
+class ComparedTime:
+    """A phase of a step, or the step."""
+
+    name: str
+    predicted: Seconds | None
+    measured: Measured | None
+    bound_by: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Predicted over measured."""
+        if self.predicted is None or self.measured is None or self.measured.median <= 0:
+            return None
+        return self.predicted.likely / self.measured.median
+
+
+@dataclass(frozen=True)
+class ComparedMemory:
+    """One owner or one moment, in bytes of the fullest worker."""
+
+    name: str
+    predicted: float
+    measured: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Predicted over measured."""
+        return self.predicted / self.measured if self.measured > 0 else None
+
+
+def compared_times(step: StepTime, facts: RunFacts) -> tuple[ComparedTime, ...]:
+    """The phases in the order of a step, then the whole step."""
+    predicted = {phase.name: phase for phase in step.phases}
+    measured = facts.phases
+    names = [name for name in (*PHASES, OTHER) if name in predicted or name in measured]
+    names += [name for name in predicted if name not in names]
+    rows = []
+    for name in names:
+        phase = predicted.get(name)
+        waited = None if phase is None else phase.waited or phase.seconds
+        rows.append(ComparedTime(name, waited, measured.get(name), "" if phase is None else phase.bound_by))
+    return (*rows, ComparedTime(STEP, step.total, facts.step, step.bound_by))
+
+
+def compared_memory(phases: Sequence[PhaseMemory], facts: RunFacts, process: float) -> tuple[ComparedMemory, ...]:
+    """Of the actor's pool, whose memory the metrics have: owners first, then boundaries, then the worker's process,
+    for which `process` bytes are predicted.
+
+    On GPUs a process has what the host keeps, which is not planned, so that is not compared."""
+    found = (*_owners(phases, facts), *_boundaries(phases, facts))
+    measured = facts.memory.get("process", 0.0)
+    if facts.has_gpu or not measured:
+        return found
+    return (*found, ComparedMemory(PROCESS, process, measured))
+
+
+def _owners(phases: Sequence[PhaseMemory], facts: RunFacts) -> Iterator[ComparedMemory]:
+    for owner, names in _OWNERS.items():
+        predicted = max((part.num_bytes for phase in phases for part in phase.parts if part.owner == owner), default=0)
+        measured = sum(facts.memory.get(name, 0.0) for name in names)
+        if predicted and measured:
+            yield ComparedMemory(owner, float(predicted), measured)
+
+
+def _boundaries(phases: Sequence[PhaseMemory], facts: RunFacts) -> Iterator[ComparedMemory]:
+    for phase in phases:
+        if phase.phase is Phase.FIRST_WAKE:
+            measured = facts.first_memory.get("after_wake_kv_cache", 0.0)
+        else:
+            found = [facts.memory.get(name, 0.0) for name in _BOUNDARIES.get(phase.phase, ())]
+            measured = max(found, default=0.0)
+        if measured:
+            counted = sum(part.num_bytes for part in phase.parts if facts.has_gpu or _is_counted(part))
+            yield ComparedMemory(str(phase.phase), counted, measured)
+
+
+def _is_counted(part: Part) -> bool:
+    return part.owner.endswith(_COUNTED_ON_CPUS) and not any(text in part.owner for text in _OF_PASSES)

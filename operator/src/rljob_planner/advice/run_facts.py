@@ -1,0 +1,229 @@
+"""What a run has shown: seconds by phase, lengths, memory, balance, from the lines of its metrics.jsonl.
+
+The names are those of docs/metrics.md (trainer, observability/metrics.py). The first step is left out of medians: it
+loads, compiles and touches memory for the first time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from rljob_planner.advice.observed_lengths import ObservedLengths
+from rljob_planner.errors import PlanError
+from rljob_planner.workload import Workload
+
+MetricsLine = Mapping[str, float]
+"""One row: the step (from 1) under `step`, and metrics by name."""
+
+PHASES = ("weight_sync", "generate", "reward", "old_logprob", "ref", "values", "update_critic", "update_actor")
+"""Parts of a step that the trainer times; none of them is within another."""
+BESIDE_REWARDS = ("old_logprob", "ref", "values")
+"""Those that are waited for while rewards are computed."""
+NOTHING_SECONDS, NOTHING_SHARE = 0.01, 0.02
+"""Up to this long, or this share of those passes, it takes to ask for scores and to fetch what is there."""
+OTHER = "other"
+"""What is left of a step: calls, data on its way, logging."""
+STEP_SECONDS = "timing_s/step"
+MEMORY_PREFIX, MEMORY_SUFFIX = "memory/", "_bytes_max"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One number of several steps."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Measured:
+        """At least one value."""
+        return cls(median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """One step."""
+
+    step: int
+    """From 1."""
+    seconds: float
+    phases: Mapping[str, float]
+    """Those of PHASES that the step had, and OTHER."""
+    lengths: ObservedLengths
+    learned_fraction: float
+    generated_per_learned: float
+    """Prompts that were generated for, by those of the batch; above 1 with dynamic sampling."""
+
+    @property
+    def learned_tokens(self) -> float:
+        """Of each response of the batch, on average: tokens that an update passes over."""
+        return self.learned_fraction * (self.lengths.prompt_mean + self.lengths.response_mean)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run's metrics say."""
+
+    num_steps: int
+    """That were done."""
+    steps: tuple[StepFacts, ...]
+    """Without the first where there are others."""
+    memory: Mapping[str, float]
+    """Bytes, the largest of all steps but the first: `parameters`, `during_generate`, `after_sleep`, `process`, ..."""
+    first_memory: Mapping[str, float]
+    """The same of the first step, which begins without the optimizer's moments."""
+    token_imbalance: float | None
+    """Tokens of the busiest worker over those of the mean one; mean of the steps."""
+    has_gpu: bool
+    """Whether workers computed on GPUs: these alone say what else torch has given out."""
+    longest_prompt: float = 0.0
+    """Tokens; 0 where the run does not tell."""
+
+    @property
+    def step(self) -> Measured:
+        """Seconds of a step."""
+        return Measured.of([each.seconds for each in self.steps])
+
+    @property
+    def phases(self) -> dict[str, Measured]:
+        """Seconds by phase, in the order of PHASES; a phase that some steps lack counts as 0 in them."""
+        names = [name for name in (*PHASES, OTHER) if any(name in each.phases for each in self.steps)]
+        return {name: Measured.of([each.phases.get(name, 0.0) for each in self.steps]) for name in names}
+
+    @property
+    def lengths(self) -> ObservedLengths:
+        """Means over the steps, and the longest of all."""
+        return ObservedLengths.together([each.lengths for each in self.steps])
+
+    @property
+    def learned_fraction(self) -> float:
+        """Mean share of the batch's responses that were learned from."""
+        return fmean(each.learned_fraction for each in self.steps)
+
+    @property
+    def generated_per_learned(self) -> float:
+        """Mean of the steps."""
+        return fmean(each.generated_per_learned for each in self.steps)
+
+
+def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
+    """The facts of a run with so many prompts per step. Several lines of one step are one.
+
+    Raises:
+        PlanError: no step has its seconds.
+    """
+    merged: dict[int, dict[str, float]] = {}
+    for line in lines:
+        if "step" in line:
+            merged.setdefault(int(line["step"]), {}).update(line)
+    rows = [merged[step] for step in sorted(merged) if merged[step].get(STEP_SECONDS, 0.0) > 0]
+    if not rows:
+        raise PlanError(
+            f"metrics.jsonl: no finished step is in it ({len(lines)} lines); wait for the second step of the run, "
+            "or name the folder of another"
+        )
+    later = rows[1:] or rows
+    return RunFacts(
+        num_steps=len(rows),
+        steps=tuple(_step_facts(row, batch_size) for row in later),
+        memory=_largest_memory(later),
+        first_memory=_largest_memory(rows[:1]),
+        token_imbalance=_mean(later, "perf/token_imbalance"),
+        has_gpu=any("memory/other_bytes_max" in row for row in rows),
+        longest_prompt=max(row.get("prompt_length/max", 0.0) for row in rows),
+    )
+
+
+def observed_workload(workload: Workload, facts: RunFacts) -> Workload:
+    """The job's work with what the run has shown in the place of what was assumed."""
+    return _with(workload, facts.lengths, facts.learned_fraction, facts.generated_per_learned, facts.phases)
+
+
+def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
+    """The same as `observed_workload`, with rows as long as they were on average in the step that learned from most
+    tokens: a plan is for the longest rows there may be, and a run has hardly had these. The engine is built for the
+    longest prompt of the data: that of the run, where it tells."""
+    fullest = max(facts.steps, key=lambda each: each.learned_tokens)
+    observed = observed_workload(workload, facts)
+    seen = fullest.lengths.token_lengths(workload.lengths, workload.num_responses)
+    lengths = replace(
+        observed.lengths,
+        prompt_max=max(1, math.floor(seen.prompt_mean * fullest.learned_fraction)),
+        response_max=max(1, math.ceil(seen.response_mean * fullest.learned_fraction)),
+    )
+    prompt = math.ceil(facts.longest_prompt) or workload.lengths.prompt_max
+    longest = min(observed.rollout.max_model_length, prompt + workload.lengths.response_max)
+    return replace(observed, lengths=lengths, rollout=replace(observed.rollout, max_model_length=longest))
+
+
+def workload_of_step(workload: Workload, step: StepFacts) -> Workload:
+    """The same of one step alone."""
+    phases = {name: Measured(seconds, seconds, seconds) for name, seconds in step.phases.items()}
+    return _with(workload, step.lengths, step.learned_fraction, step.generated_per_learned, phases)
+
+
+def _with(
+    workload: Workload,
+    lengths: ObservedLengths,
+    learned_fraction: float,
+    generated_per_learned: float,
+    phases: Mapping[str, Measured],
+) -> Workload:
+    return replace(
+        workload,
+        lengths=lengths.token_lengths(workload.lengths, workload.num_responses),
+        learned_fraction=learned_fraction,
+        generated_per_learned=generated_per_learned,
+        reward_seconds=_reward_seconds(workload, phases),
+    )
+
+
+def _reward_seconds(workload: Workload, phases: Mapping[str, Measured]) -> float:
+    """All that rewards took. `timing_s/reward` is what was still waited for after the passes beside which they were
+    computed (trainer, controller/training_step.py). Where that is nothing, they took no longer than those: 0."""
+    waited = phases["reward"].median if "reward" in phases else 0.0
+    if workload.scores_first:
+        return waited
+    beside = sum(phases[name].median for name in BESIDE_REWARDS if name in phases)
+    is_nothing = beside > 0 and waited <= max(NOTHING_SECONDS, NOTHING_SHARE * beside)
+    return 0.0 if is_nothing else waited + beside
+
+
+def _step_facts(row: MetricsLine, batch_size: int) -> StepFacts:
+    seconds = row[STEP_SECONDS]
+    phases = {name: max(0.0, row[f"timing_s/{name}"]) for name in PHASES if f"timing_s/{name}" in row}
+    # A rollout on GPUs and CPUs alike has its two parts beside the call's own time.
+    phases[OTHER] = max(0.0, seconds - sum(phases.values()))
+    prompts = row.get("dynamic_sampling/prompts", float(batch_size))
+    return StepFacts(
+        step=int(row["step"]),
+        seconds=seconds,
+        phases=phases,
+        lengths=ObservedLengths(
+            prompt_mean=row.get("prompt_length/mean", 0.0),
+            response_mean=row.get("response_length/mean", 0.0),
+            response_max=row.get("response_length/max", 0.0),
+            clip_ratio=row.get("response_length/clip_ratio", 0.0),
+        ),
+        learned_fraction=min(1.0, max(0.0, row.get("actor/learned_fraction", 1.0))),
+        generated_per_learned=max(1.0, prompts / batch_size),
+    )
+
+
+def _largest_memory(rows: Sequence[MetricsLine]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith(MEMORY_PREFIX) and name.endswith(MEMORY_SUFFIX):
+                short = name[len(MEMORY_PREFIX) : -len(MEMORY_SUFFIX)]
+                found[short] = max(found.get(short, 0.0), value)
+    return found
+
+
+def _mean(rows: Sequence[MetricsLine], name: str) -> float | None:
+    values = [row[name] for row in rows if name in row]
+    return fmean(values) if values else None

@@ -1,0 +1,209 @@
+"""What to change in a job so that its steps get shorter: every change is worked out anew by the model that the plan is
+from, and only those that help, and fit, are named. The sections are those of docs/tuning.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rljob_planner.advice.faster_jobs import FasterJob, Price, faster_jobs
+from rljob_planner.advice.run_facts import OTHER, RunFacts
+from rljob_planner.advice.timeline_facts import TimelineFacts
+from rljob_planner.constants import Constants
+from rljob_planner.memory.changes import Change, Changed
+from rljob_planner.memory.knobs import all_phases, worst_phase
+from rljob_planner.memory_types import PhaseMemory, Verdict, verdict_of
+from rljob_planner.placement import Placement
+from rljob_planner.plan import Plan
+from rljob_planner.timing.step import step_time
+from rljob_planner.timing_types import Seconds, StepTime
+from rljob_planner.workload import EngineKind, Role, Workload
+
+LEAST_GAIN = 0.01
+"""Of a step; less is no advice."""
+LEAST_GAIN_AT_A_PRICE = 0.03
+"""Of what changes learning, or takes more GPUs."""
+MOST_TOGETHER = 4
+NEARLY_AS_GOOD = 0.01
+"""Of a step: of two values of a field that are so near each other the one nearer to the present value is named."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One field, and what comes of it."""
+
+    changed: Changed
+    """The field, and the job with it."""
+    section: str
+    price: Price
+    step: Seconds
+    """With it."""
+    gain: float
+    """Seconds of a step, by the likely ends."""
+    share: float
+    """Of the step without it."""
+    phases: tuple[tuple[str, float], ...]
+    """Which phases become shorter, or longer (below 0), by how many seconds; the largest first."""
+    worst: PhaseMemory
+    """With least to spare then."""
+    verdict: Verdict
+    more_gpus: int = 0
+
+    @property
+    def change(self) -> Change:
+        """The field."""
+        return self.changed.change
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the run shows beside phases and memory, as a sentence; with the section that says what to do."""
+
+    text: str
+    section: str
+
+
+def advice_of(workload: Workload, placement: Placement, constants: Constants) -> tuple[Advice, ...]:
+    """The best value of each field that helps, the largest gain first; what changes learning or takes more GPUs comes
+    after all others."""
+    now = step_time(workload, placement, constants)
+    verdict = verdict_of(all_phases(workload, placement, constants))
+    found = [
+        best
+        for ladder in faster_jobs(workload, placement)
+        if (best := _best([_advice(each, now, placement, constants) for each in ladder], now, verdict)) is not None
+    ]
+    order = list(Price)
+    return tuple(sorted(found, key=lambda each: (order.index(each.price) > 0, -each.gain)))
+
+
+def together(workload: Workload, placement: Placement, constants: Constants) -> tuple[Advice, ...]:
+    """Changes that cost nothing beside memory, one after the other: each the best one after those before it, its gain
+    beside these. At most MOST_TOGETHER, and no field twice."""
+    found: list[Advice] = []
+    while len(found) < MOST_TOGETHER:
+        changed = {each.change.field for each in found}
+        free = [
+            each
+            for each in advice_of(workload, placement, constants)
+            if each.price is Price.NOTHING and each.change.field not in changed
+        ]
+        if not free:
+            break
+        found.append(free[0])
+        workload, placement = free[0].changed.workload, free[0].changed.placement
+    return tuple(found)
+
+
+def findings_of(facts: RunFacts, plan: Plan, timelines: Mapping[int, TimelineFacts]) -> tuple[Finding, ...]:
+    """What the run shows that phases alone do not say. `plan`: of the job with the run's lengths."""
+    return (*_of_steps(facts), *_of_responses(facts), *_of_engine(plan), *_of_timelines(timelines))
+
+
+def _advice(job: FasterJob, now: StepTime, placement: Placement, constants: Constants) -> Advice:
+    changed = job.changed
+    step = step_time(changed.workload, changed.placement, constants)
+    phases = all_phases(changed.workload, changed.placement, constants)
+    before, after = _waits(now), _waits(step)
+    saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {**before, **after}}
+    told = sorted(((name, each) for name, each in saved.items() if abs(each) > 1e-9), key=lambda item: -abs(item[1]))
+    gain = now.total.likely - step.total.likely
+    return Advice(
+        changed=changed,
+        section=job.section,
+        price=job.price,
+        step=step.total,
+        gain=gain,
+        share=gain / now.total.likely if now.total.likely > 0 else 0.0,
+        phases=tuple(told),
+        worst=worst_phase(phases),
+        verdict=verdict_of(phases),
+        more_gpus=changed.placement.num_gpus - placement.num_gpus,
+    )
+
+
+def _waits(step: StepTime) -> dict[str, float]:
+    return {phase.name: (phase.waited or phase.seconds).likely for phase in step.phases}
+
+
+def _best(ladder: Sequence[Advice], now: StepTime, verdict: Verdict) -> Advice | None:
+    """The first value that is nearly as good as the best one that fits (of a job that does not fit by the model, though
+    it has run: that needs no more than this)."""
+    allowed = [each for each in ladder if each.verdict is not Verdict.TOO_LARGE or verdict is Verdict.TOO_LARGE]
+    helpful = [
+        each for each in allowed if each.share >= (LEAST_GAIN if each.price is Price.NOTHING else LEAST_GAIN_AT_A_PRICE)
+    ]
+    if not helpful:
+        return None
+    most = max(each.gain for each in helpful)
+    return next(each for each in helpful if each.gain >= most - NEARLY_AS_GOOD * now.total.likely)
+
+
+def _of_steps(facts: RunFacts) -> Iterator[Finding]:
+    step = facts.step.median
+    shares = {name: each.median / step for name, each in facts.phases.items()} if step > 0 else {}
+    if shares.get("reward", 0.0) > 0.1:
+        yield Finding(f"{shares['reward']:.0%} of a step is spent waiting for rewards (timing_s/reward)", "rewards")
+    if shares.get(OTHER, 0.0) > 0.2:
+        yield Finding(
+            f"{shares[OTHER]:.0%} of a step is in no phase: calls, data, logging; small steps have much of it",
+            "small steps",
+        )
+    if facts.token_imbalance is not None and facts.token_imbalance > 1.1:
+        yield Finding(
+            f"the busiest worker updates with {facts.token_imbalance:.2f} times as many tokens as the mean one, and"
+            " the others wait for it (perf/token_imbalance)",
+            "balance",
+        )
+
+
+def _of_responses(facts: RunFacts) -> Iterator[Finding]:
+    lengths = facts.lengths
+    if lengths.clip_ratio > 0.05:
+        yield Finding(
+            f"{lengths.clip_ratio:.0%} of the responses are cut off at rollout.maxNewTokens"
+            " (response_length/clip_ratio)",
+            "lengths",
+        )
+    if lengths.response_mean and lengths.response_max > 3 * lengths.response_mean:
+        yield Finding(
+            f"the longest response of a step has {lengths.response_max:,.0f} tokens, the mean one"
+            f" {lengths.response_mean:,.0f}: few sequences are left at the end of generation, and all wait for them",
+            "lengths",
+        )
+    if facts.learned_fraction < 0.8:
+        yield Finding(
+            f"{1 - facts.learned_fraction:.0%} of the responses are generated and not learned from"
+            " (actor/learned_fraction)",
+            "responses that teach nothing",
+        )
+    if facts.generated_per_learned > 1.2:
+        yield Finding(
+            f"dynamic sampling generates {facts.generated_per_learned:.1f} times as many responses as a batch has"
+            " (dynamic_sampling/prompts)",
+            "responses that teach nothing",
+        )
+
+
+def _of_engine(plan: Plan) -> Iterator[Finding]:
+    layout = plan.placement.pool_of(Role.ROLLOUT).rollout
+    own = plan.workload.num_requests / layout.num_engines if layout is not None else 0.0
+    limit = min(own, plan.workload.rollout.max_sequences)
+    if plan.workload.rollout.engine is EngineKind.VLLM and 0 < plan.sequences_at_once < limit:
+        yield Finding(
+            f"the KV cache holds about {plan.sequences_at_once:,.0f} of the {limit:,.0f} sequences that an engine could"
+            " decode at once: others wait, or are preempted and begun again",
+            "memory of the engine",
+        )
+
+
+def _of_timelines(timelines: Mapping[int, TimelineFacts]) -> Iterator[Finding]:
+    for step, facts in timelines.items():
+        if facts.idle_share > 0.1 and facts.idlest is not None:
+            worker, share = facts.idlest
+            yield Finding(
+                f"in step {step} workers were idle {facts.idle_share:.0%} of the time, most of all {worker}"
+                f" ({share:.0%}; timelines/)",
+                "idle devices",
+            )

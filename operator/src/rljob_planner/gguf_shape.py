@@ -1,0 +1,172 @@
+"""A model's shape from the header of a GGUF file, llama.cpp's one-file format (ggml-org/ggml, docs/gguf.md).
+
+The trainer turns such a file into a model of transformers by the same entries (models/gguf_conversion.py). Only the
+header is read: entries of keys and values, then the names and sizes of tensors.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+from rljob_planner.errors import PlanError
+from rljob_planner.model_config import shape_of_config
+from rljob_planner.model_shape import ModelShape
+
+Buffer = bytes | memoryview
+
+_MAGIC = b"GGUF"
+_STRING, _ARRAY = 8, 9
+_FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_LONGEST_KEPT = 64
+"""Arrays of more entries are vocabularies; of them only the length counts."""
+_MAX_ENTRIES = 1_000_000
+
+_MODEL_TYPES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen2moe": "qwen2_moe",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "phi3": "phi3",
+    "gpt2": "gpt2",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "nemotron": "nemotron",
+}
+"""Of transformers, by `general.architecture`; those that transformers reads from GGUF and the planner knows."""
+_KEYS = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "context_length": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+
+Value = int | float | bool | str | list[object] | None
+
+
+def shape_of_gguf(header: Buffer, name: str) -> ModelShape:
+    """`header` is the file, or as much of its beginning as has the names of all tensors.
+
+    Raises PlanError for what is no GGUF file of version 2 or 3, is cut off, or is a model of an unknown kind."""
+    reader = _Reader(memoryview(header), name)
+    try:
+        entries, tensors = _read(reader)
+    except struct.error:
+        raise PlanError(f"{name}: the GGUF header is cut off; name a whole file") from None
+    architecture = str(entries.get("general.architecture"))
+    model_type = _MODEL_TYPES.get(architecture)
+    if model_type is None:
+        raise PlanError(
+            f"{name}: the planner does not know models of this kind (GGUF, general.architecture: {architecture!r});"
+            " name a config.json of about the same sizes with --model-config FILE"
+        )
+    return shape_of_config(_config(entries, tensors, architecture, model_type), name)
+
+
+def _config(
+    entries: Mapping[str, Value], tensors: Mapping[str, tuple[int, ...]], architecture: str, model_type: str
+) -> dict[str, object]:
+    config: dict[str, object] = {
+        key: entries[f"{architecture}.{name}"] for name, key in _KEYS.items() if f"{architecture}.{name}" in entries
+    }
+    if embedding := tensors.get("token_embd.weight"):
+        config["vocab_size"] = embedding[-1]
+    config["model_type"] = model_type
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    return config
+
+
+def _read(reader: _Reader) -> tuple[dict[str, Value], dict[str, tuple[int, ...]]]:
+    """Entries, and the sizes of tensors by their names; sizes are the other way round than torch's."""
+    if bytes(reader.data[:4]) != _MAGIC:
+        raise PlanError(f"{reader.name}: is no GGUF file (it begins with {bytes(reader.data[:4])!r}); name another one")
+    reader.place = 4
+    version = reader.number("<I")
+    if version not in (2, 3):
+        raise PlanError(f"{reader.name}: is of a GGUF version that is not read (seen {version}); name one of 2 or 3")
+    num_tensors, num_entries = reader.number("<Q"), reader.number("<Q")
+    if max(num_tensors, num_entries) > _MAX_ENTRIES:
+        raise PlanError(f"{reader.name}: its GGUF header is damaged (seen {num_tensors} tensors); fetch it again")
+    entries: dict[str, Value] = {}
+    for _ in range(num_entries):
+        key = reader.text()
+        entries[key] = reader.value(reader.number("<I"))
+    tensors: dict[str, tuple[int, ...]] = {}
+    for _ in range(num_tensors):
+        key = reader.text()
+        sizes = tuple(reader.number("<Q") for _ in range(reader.number("<I")))
+        reader.number("<I")
+        reader.number("<Q")
+        tensors[key] = sizes
+    return entries, tensors
+
+
+class _Reader:
+    """Numbers and texts, one after the other. Raises struct.error behind the end."""
+
+    def __init__(self, data: memoryview, name: str) -> None:
+        self.data = data
+        self.name = name
+        self.place = 0
+
+    def number(self, form: str) -> int:
+        """An integer."""
+        return int(self._unpacked(form))
+
+    def text(self) -> str:
+        """A length and so many bytes."""
+        length = self.number("<Q")
+        self._need(length)
+        found = bytes(self.data[self.place : self.place + length])
+        self.place += length
+        return found.decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Value:
+        """A value of a kind of the format; None for an array that is long, which is passed over."""
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            return self._array()
+        if kind not in _FORMATS:
+            raise PlanError(f"{self.name}: its GGUF header is damaged (seen a value of kind {kind}); fetch it again")
+        return self._unpacked(_FORMATS[kind])
+
+    def _array(self) -> list[object] | None:
+        kind, length = self.number("<I"), self.number("<Q")
+        if kind == _ARRAY:
+            raise PlanError(f"{self.name}: its GGUF header is damaged (seen a list of lists); fetch it again")
+        if length <= _LONGEST_KEPT:
+            return [self.value(kind) for _ in range(length)]
+        if kind in _FORMATS:
+            num_bytes = struct.calcsize(_FORMATS[kind]) * length
+            self._need(num_bytes)
+            self.place += num_bytes
+            return None
+        if kind != _STRING:
+            self.value(kind)  # not a kind that there is
+        for _ in range(length):
+            num_bytes = self.number("<Q")
+            self._need(num_bytes)
+            self.place += num_bytes
+        return None
+
+    def _unpacked(self, form: str) -> int | float | bool:
+        size = struct.calcsize(form)
+        self._need(size)
+        found: int | float | bool = struct.unpack_from(form, self.data, self.place)[0]
+        self.place += size
+        return found
+
+    def _need(self, num_bytes: int) -> None:
+        if self.place + num_bytes > len(self.data):
+            raise struct.error

@@ -1,0 +1,156 @@
+"""Where a job has its roles, and a job that has them elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rljob_api.v1alpha1.placement_rules import absent_roles, reference_is_the_actor
+from rljob_api.v1alpha1.pools import Pool
+from rljob_api.v1alpha1.roles import ActorRole, RolloutRole, TrainRole
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_planner.errors import PlanError
+from rljob_planner.gpus import Gpu
+from rljob_planner.model_shape import ModelShape
+from rljob_planner.placement import PlacedPool, Placement, RolloutLayout, TrainLayout
+from rljob_planner.workload import TRAIN_ROLES, Role, Workload
+
+
+def placement_of(spec: RLJobSpec, gpus: Mapping[str, Gpu]) -> Placement:
+    """The pools of the job as they are, with the kind of GPU of each by its name. A layout that a job leaves open is
+    that of the trainer (engines/train/layout.py): all GPUs of the pool hold one copy together.
+
+    Raises PlanError for a pool without a kind, a role whose pool is not there, and a layout that does not divide."""
+    placed, absent = spec.placed_roles(), absent_roles(spec)
+    names = [pool.name for pool in spec.pools]
+    roles = [role for role in Role if role.value not in absent]
+    for role in roles:
+        if placed[role.value] not in names:
+            raise PlanError(
+                f"spec.roles.{role.value}.pool: there is no pool of this name (seen {placed[role.value]!r});"
+                f" name one of {', '.join(names)}"
+            )
+    return Placement(tuple(_placed_pool(spec, pool, _gpu_of(pool, gpus), roles) for pool in spec.pools))
+
+
+def spec_with(spec: RLJobSpec, placement: Placement) -> RLJobSpec:
+    """The job with these pools and roles; what equals its default is left out. A pool that has a name of before keeps
+    what else the job says of it. Roles that the job has not keep what is said of them.
+
+    Raises PlanError for a placement that this version of the trainer cannot run."""
+    if not placement.runs_today:
+        raise PlanError(
+            "the plan: it has actor and rollout on pools of their own, or generates beside training, which this version"
+            " cannot run; choose one that has both on one pool"
+        )
+    before = {pool.name: pool for pool in spec.pools}
+    pools = tuple(_job_pool(pool, before.get(pool.name)) for pool in placement.pools)
+    roles: dict[str, TrainRole | RolloutRole] = {}
+    first = placement.pools[0].name
+    for pool in placement.pools:
+        for role in pool.roles:
+            field = "reward_model" if role is Role.REWARD_MODEL else role.value
+            roles[field] = _role(spec, role, pool, None if pool.name == first else pool.name)
+    return spec.model_copy(update={"pools": pools, "roles": spec.roles.model_copy(update=roles)})
+
+
+def with_selectors(spec: RLJobSpec, placement: Placement, labels: Mapping[str, tuple[str, str]]) -> RLJobSpec:
+    """The job whose pools choose nodes of their kind of GPU, by the label and value of each kind's name."""
+    kinds = {pool.name: pool.gpu.name for pool in placement.pools}
+    pools = []
+    for pool in spec.pools:
+        chosen = labels.get(kinds[pool.name])
+        if chosen is not None:
+            selector = {**pool.template.node_selector, chosen[0]: chosen[1]}
+            template = pool.template.model_copy(update={"node_selector": selector})
+            pool = pool.model_copy(update={"template": template})
+        pools.append(pool)
+    return spec.model_copy(update={"pools": tuple(pools)})
+
+
+def _gpu_of(pool: Pool, gpus: Mapping[str, Gpu]) -> Gpu:
+    if pool.name not in gpus:
+        raise PlanError(f"spec.pools {pool.name}: its kind of GPU is not known; name it with --gpu NAME or --cluster")
+    return gpus[pool.name]
+
+
+def _placed_pool(spec: RLJobSpec, pool: Pool, gpu: Gpu, roles: list[Role]) -> PlacedPool:
+    placed = spec.placed_roles()
+    here = [role for role in roles if placed[role.value] == pool.name]
+    num_gpus = pool.nodes * pool.gpus_per_node
+    layouts = {role: _train_layout(spec, role, num_gpus) for role in here if role in TRAIN_ROLES}
+    rollout = None
+    if Role.ROLLOUT in here:
+        parallel = spec.roles.rollout.tensor_parallel
+        _refuse_uneven("rollout", "tensorParallel", parallel, pool.gpus_per_node, "the gpusPerNode of its pool")
+        rollout = RolloutLayout(num_gpus, parallel)
+    return PlacedPool(pool.name, pool.nodes, pool.gpus_per_node, gpu, layouts, rollout)
+
+
+def _train_layout(spec: RLJobSpec, role: Role, num_gpus: int) -> TrainLayout:
+    is_actor = role is Role.REF and reference_is_the_actor(spec)
+    place = spec.roles.actor if is_actor else spec.roles.train_role(role.value)
+    shard_size, shares = place.shard_size or num_gpus, place.num_sequence_ranks
+    _refuse_uneven(role.value, "shardSize", shard_size, num_gpus, "the GPUs of its pool")
+    _refuse_uneven(role.value, "sequenceParallel", shares, num_gpus, "the GPUs of its pool")
+    return TrainLayout(num_gpus, shard_size, shares, keeps_shard_size=place.shard_size is not None)
+
+
+def _refuse_uneven(role: str, field: str, value: int, total: int, what: str) -> None:
+    if total % value:
+        raise PlanError(f"spec.roles.{role}.{field}: must divide {what}, {total} (seen {value}); choose a divisor")
+
+
+def _job_pool(pool: PlacedPool, before: Pool | None) -> Pool:
+    sizes = {"nodes": pool.nodes, "gpus_per_node": pool.gpus_per_node}
+    if before is not None:
+        return before.model_copy(update=sizes)
+    return Pool(name=pool.name, nodes=pool.nodes, gpus_per_node=pool.gpus_per_node)
+
+
+def _role(spec: RLJobSpec, role: Role, pool: PlacedPool, name: str | None) -> TrainRole | RolloutRole:
+    if role is Role.ROLLOUT:
+        assert pool.rollout is not None, "a pool with this role has its layout"
+        return RolloutRole(pool=name, tensor_parallel=pool.rollout.tensor_parallel)
+    layout = pool.layouts[role]
+    shard_size = None if layout.shard_size == layout.num_gpus else layout.shard_size
+    shares = None if layout.sequence_parallel == 1 else layout.sequence_parallel
+    if role is Role.REF and spec.training.model.lora is not None:
+        # By what the file says of its layout a reference is the actor's model, or one of its own.
+        if reference_is_the_actor(spec):
+            return TrainRole(pool=name)
+        shard_size = layout.shard_size
+    if role is Role.ACTOR:
+        defers = spec.roles.actor.defer_gradient_reduction
+        return ActorRole(pool=name, shard_size=shard_size, sequence_parallel=shares, defer_gradient_reduction=defers)
+    return TrainRole(pool=name, shard_size=shard_size, sequence_parallel=shares)
+
+
+def check_layouts(workload: Workload, placement: Placement) -> None:
+    """What no rule of the contract can say, because it takes the model: the heads of attention divide. Raises PlanError
+    where they do not (trainer, engines/train/layout.py; vLLM, config/model.py)."""
+    for pool in placement.pools:
+        for role, layout in pool.layouts.items():
+            field = f"spec.roles.{role.value}.sequenceParallel"
+            _check_heads(field, layout.sequence_parallel, workload.models[role].shape)
+        if pool.rollout is not None:
+            field = "spec.roles.rollout.tensorParallel"
+            _check_heads(field, pool.rollout.tensor_parallel, workload.rollout.shape)
+    check_checkpointing(workload)
+
+
+def check_checkpointing(workload: Workload) -> None:
+    """Wherever the job is. Raises PlanError where fewer layers are there than there are between two recomputed ones."""
+    policy = workload.models[Role.ACTOR]
+    if policy.checkpoints_every_nth_layer > policy.shape.num_layers:
+        raise PlanError(
+            "spec.training.model.gradientCheckpointingEveryNthLayer: must be at most the model's layers,"
+            f" {policy.shape.num_layers} (seen {policy.checkpoints_every_nth_layer}); lower it"
+        )
+
+
+def _check_heads(field: str, size: int, shape: ModelShape) -> None:
+    if not shape.spreads_over(size):
+        raise PlanError(
+            f"{field}: must divide the {shape.num_heads} heads of attention of {shape.name}, and divide or be a"
+            f" multiple of its {shape.num_kv_heads} heads of keys and values (seen {size}); choose another one"
+        )

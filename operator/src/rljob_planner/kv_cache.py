@@ -1,0 +1,163 @@
+"""What a rollout engine makes of its memory: weights, what a process of it takes, and the space for keys and values.
+
+Below `memory` and `timing`, which both need it: how many sequences are decoded at once follows from the space.
+
+Sources: the trainer's engines/rollout/vllm_engine.py (what vLLM is started with) and hf_engine.py; vLLM 0.32, where the
+cache gets what weights, context, libraries, the largest pass and the graphs leave of `gpu_memory_utilization` x all of
+the GPU's memory (its v1/worker/gpu_worker.py, `determine_available_memory`); vLLM's pull request 10511 has an
+example of such numbers.
+
+Legend: as in `model_shape`, and T tensor parallelism, b bytes of a number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rljob_planner.constants import Constants
+from rljob_planner.gpus import Gpu
+from rljob_planner.model_shape import ModelShape
+from rljob_planner.placement import RolloutLayout
+from rljob_planner.workload import EngineKind, LoraShape, RolloutWork, TokenLengths
+
+BLOCK_TOKENS = 16
+"""vLLM gives a sequence's keys and values room in blocks of so many tokens."""
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""As in the trainer's engines/rollout/vllm_engine.py: the next larger one is taken."""
+_SAMPLER_BYTES = 16
+"""For each sequence and word of the vocabulary beside the logits: these in 32 bits, sorted ones, and where those were
+(what vLLM's sampler holds at once in the pass by which it measures)."""
+
+
+@dataclass(frozen=True)
+class EngineSpace:
+    """Bytes of one GPU while the engine is awake."""
+
+    budget: float
+    """What the engine may take in all; what it does take where nothing limits it."""
+    weights: float
+    adapters: float
+    context: float
+    """Context, libraries, workspace; communication between GPUs."""
+    activations: float
+    """Of the largest pass."""
+    graphs: float
+    kv_cache: float
+    """What is left; below 0 where nothing is."""
+    longest_sequence: float
+    """Keys and values of one sequence that is as long as they may be."""
+    shape: ModelShape
+    kv_bytes_per_layer_token: float
+    max_sequences: int
+
+    @property
+    def without_cache(self) -> float:
+        """All but keys and values."""
+        return self.weights + self.adapters + self.context + self.activations + self.graphs
+
+    @property
+    def lacks(self) -> float:
+        """What the cache needs more for one longest sequence: without it vLLM does not start."""
+        return max(0.0, self.longest_sequence - self.kv_cache)
+
+    def sequence_bytes(self, context: float) -> float:
+        """Keys and values of a sequence of so many tokens."""
+        return sequence_kv_bytes(self.shape, self.kv_bytes_per_layer_token, context)
+
+    def sequences_at_once(self, mean_context: float) -> float:
+        """How many are decoded side by side where they are so long on average; no fewer than 1, where it fits."""
+        if self.lacks:
+            return 0.0
+        return max(1.0, min(float(self.max_sequences), self.kv_cache / self.sequence_bytes(mean_context)))
+
+
+def engine_space(
+    rollout: RolloutWork,
+    layout: RolloutLayout,
+    gpu: Gpu,
+    constants: Constants,
+    lora: LoraShape | None = None,
+    num_requests: int | None = None,
+) -> EngineSpace:
+    """Of one GPU that holds a T-th of a copy. `lora`: the adapters of the model in training. `num_requests`: that one
+    engine gets in a step; on CPUs, where vLLM does not measure with the largest pass there may be, none is larger."""
+    shape, parallel, each = rollout.shape, layout.tensor_parallel, rollout.weight_bytes
+    is_vllm = rollout.engine is EngineKind.VLLM
+    weights = each * shape.num_parameters / parallel
+    adapters = _adapter_bytes(rollout, lora) / parallel
+    context = 0.0 if gpu.is_cpu or not is_vllm else constants.engine_context_bytes * (1 if parallel == 1 else 2)
+    graphs = constants.graph_bytes if is_vllm and rollout.compiles and not gpu.is_cpu else 0.0
+    activations = pass_bytes(rollout, layout, num_requests if gpu.is_cpu else None) if is_vllm else 0.0
+    per_token = kv_bytes_per_layer_token(shape, layout, each)
+    others = weights + adapters + context + activations + graphs
+    longest = sequence_kv_bytes(shape, per_token, rollout.max_model_length)
+    if is_vllm and not gpu.is_cpu:
+        budget = rollout.memory_utilization * gpu.memory_bytes
+    else:
+        # transformers' cache grows with its rows.
+        budget = others + (float(rollout.cpu_kv_cache_bytes) if is_vllm else rollout.max_sequences * longest)
+    kv_cache = budget - others
+    return EngineSpace(
+        budget=budget,
+        weights=weights,
+        adapters=adapters,
+        context=context,
+        activations=activations,
+        graphs=graphs,
+        kv_cache=kv_cache,
+        longest_sequence=longest if is_vllm else 0.0,
+        shape=shape,
+        kv_bytes_per_layer_token=per_token,
+        max_sequences=rollout.max_sequences,
+    )
+
+
+def kv_bytes_per_layer_token(shape: ModelShape, layout: RolloutLayout, number_bytes: int) -> float:
+    """2 kv b / T, and no less than one head of keys and one of values."""
+    parallel = min(layout.tensor_parallel, max(1, shape.num_kv_heads))
+    return number_bytes * shape.kv_numbers_per_token / parallel
+
+
+def sequence_kv_bytes(shape: ModelShape, per_layer_token: float, context: float) -> float:
+    """Of a sequence of so many tokens, in whole blocks. Layers with a window keep that."""
+    tokens = BLOCK_TOKENS * math.ceil(context / BLOCK_TOKENS)
+    if shape.sliding_window is None or shape.num_full_attention_layers is None:
+        return per_layer_token * shape.num_layers * tokens
+    in_window = min(tokens, BLOCK_TOKENS * math.ceil(shape.sliding_window / BLOCK_TOKENS))
+    num_full = shape.num_full_attention_layers
+    return per_layer_token * (num_full * tokens + (shape.num_layers - num_full) * in_window)
+
+
+def pass_bytes(rollout: RolloutWork, layout: RolloutLayout, num_requests: int | None = None) -> float:
+    """Activations of the largest pass: (4F + 2H) b of each token, which with T GPUs are cut up; or where that is more,
+    logits and what is made of them to sample, of all sequences that are decoded at once."""
+    shape, each = rollout.shape, rollout.weight_bytes
+    width = max(
+        shape.dense_mlp_size,
+        shape.mlp_size * (shape.experts_per_token if shape.has_experts else 1) + shape.shared_expert_size,
+    )
+    tokens, sequences = rollout.max_batched_tokens, rollout.max_sequences
+    if num_requests is not None:
+        tokens, sequences = min(tokens, num_requests * rollout.max_model_length), min(sequences, num_requests)
+    layers = tokens * each * (4 * width + 2 * shape.hidden_size) / layout.tensor_parallel
+    sampled = sequences * shape.vocabulary_size * (each + _SAMPLER_BYTES)
+    return max(layers, sampled)
+
+
+def mean_live_context(lengths: TokenLengths) -> float:
+    """Tokens of a sequence at a random moment of its decoding: long ones are met more often, E[r^2] / 2 E[r]."""
+    if lengths.response_lengths:
+        total = sum(lengths.response_lengths)
+        response = sum(each * each for each in lengths.response_lengths) / (2 * max(1, total))
+    else:
+        response = lengths.response_mean * (1 + lengths.response_cv**2) / 2
+    return lengths.prompt_mean + min(response, float(lengths.response_max))
+
+
+def _adapter_bytes(rollout: RolloutWork, lora: LoraShape | None) -> float:
+    """Room for one adapter, whose rank is rounded up."""
+    if rollout.adapter_rank is None or lora is None:
+        return 0.0
+    room = next((rank for rank in ADAPTER_RANKS if rank >= lora.rank), lora.rank)
+    return rollout.weight_bytes * lora.num_parameters * room / lora.rank

@@ -1,0 +1,160 @@
+"""What to change in a job whose memory does not fit, or hardly does: each proposal is worked out anew, not guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from rljob_planner.constants import Constants
+from rljob_planner.memory.changes import Change, Changed, ladders
+from rljob_planner.memory.phases import phases_of
+from rljob_planner.memory_types import PhaseMemory, Verdict, verdict_of
+from rljob_planner.placement import Placement
+from rljob_planner.timing_types import Seconds
+from rljob_planner.workload import Workload
+
+MAX_PAIRS = 6
+MAX_CHANGES = 4
+"""That are put together where no two are enough."""
+TIGHT_SHARE = 0.1
+"""As `verdict_of`."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """Changes, one or two most often, and what comes of them together."""
+
+    changes: tuple[Change, ...]
+    workload: Workload
+    placement: Placement
+    worst: PhaseMemory
+    """Of all pools and phases the one with least to spare."""
+    verdict: Verdict
+    step_seconds: Seconds | None = None
+    """Of a step with it, where somebody has worked that out."""
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What there is to change."""
+
+    fitting: tuple[Knob, ...] = ()
+    """With these it fits; the cheapest first."""
+    nearest_miss: Knob | None = None
+    """Where nothing does: what comes closest."""
+
+
+def worst_phase(phases: Iterable[PhaseMemory]) -> PhaseMemory:
+    """That with least to spare, as a share of what there is. Raises ValueError where there are no phases."""
+    return min(phases, key=lambda phase: phase.spare / phase.limit)
+
+
+def all_phases(workload: Workload, placement: Placement, constants: Constants) -> tuple[PhaseMemory, ...]:
+    """Of all pools."""
+    return tuple(phase for pool in placement.pools for phase in phases_of(pool, workload, constants))
+
+
+def knobs_of(workload: Workload, placement: Placement, constants: Constants, *, with_pairs: bool = True) -> Knobs:
+    """Nothing for a job that has a tenth of its memory to spare. Pairs, and more where no two are enough, take ten
+    times as long as single changes."""
+    return _Search(workload, placement, constants).found(with_pairs=with_pairs)
+
+
+class _Search:
+    def __init__(self, workload: Workload, placement: Placement, constants: Constants) -> None:
+        self.workload, self.placement, self.constants = workload, placement, constants
+        phases = all_phases(workload, placement, constants)
+        self.verdict = verdict_of(phases)
+        self.margin = 0.0 if self.verdict is Verdict.TOO_LARGE else TIGHT_SHARE
+        self.missing = self._missing(phases)
+        self.closest: Knob | None = None
+
+    def found(self, *, with_pairs: bool) -> Knobs:
+        if self.verdict is Verdict.FITS:
+            return Knobs()
+        helpful: list[str] = []
+        gentle: list[Knob] = []
+        drastic: list[Knob] = []
+        for ladder in ladders(self.workload, self.placement):
+            results = [self._knob(each) for each in ladder]
+            change = results[0].changes[0]
+            if any(self._missing_with(knob) < self.missing for knob in results) and not change.is_drastic:
+                helpful.append(_key(change))
+            (drastic if change.is_drastic else gentle).extend(self._gentlest(results))
+        if not gentle and with_pairs:
+            pairs = (self._pair(one, other) for one, other in combinations(helpful, 2))
+            gentle = [knob for knob in pairs if knob is not None]
+            gentle.sort(key=lambda knob: knob.verdict is Verdict.TIGHT)
+        fitting = (*gentle[:MAX_PAIRS], *drastic)
+        if not fitting and with_pairs and (knob := self._together()) is not None:
+            fitting = (knob,)
+        return Knobs(fitting, None if fitting else self.closest)
+
+    def _pair(self, one: str, other: str) -> Knob | None:
+        """The gentlest values of two fields with which it fits: of one beside the strongest of the other, then of the
+        other beside that."""
+        for changed in _ladder(one, self.workload, self.placement):
+            beside = _ladder(other, changed.workload, changed.placement)
+            if beside and self._is_better(self._knob(beside[-1], changed.change)):
+                return next(iter(self._gentlest([self._knob(each, changed.change) for each in beside])), None)
+        return None
+
+    def _together(self) -> Knob | None:
+        """Up to MAX_CHANGES fields, each time that which leaves the least missing. Not all combinations are tried."""
+        workload, placement, missing = self.workload, self.placement, self.missing
+        changes: tuple[Change, ...] = ()
+        while len(changes) < MAX_CHANGES:
+            fields = {change.field for change in changes}
+            ladder = [each for every in ladders(workload, placement) for each in every]
+            knobs = [self._knob(each, *changes) for each in ladder if each.change.field not in fields]
+            if not knobs:
+                return None
+            best = min(knobs, key=self._missing_with)
+            if self._is_better(best):
+                return best
+            if self._missing_with(best) >= missing:
+                return None
+            workload, placement, changes, missing = (
+                best.workload,
+                best.placement,
+                best.changes,
+                self._missing_with(best),
+            )
+        return None
+
+    def _knob(self, changed: Changed, *before: Change) -> Knob:
+        phases = all_phases(changed.workload, changed.placement, self.constants)
+        changes = (*before, changed.change)
+        knob = Knob(changes, changed.workload, changed.placement, worst_phase(phases), verdict_of(phases))
+        if self.closest is None or knob.worst.spare > self.closest.worst.spare:
+            self.closest = knob
+        return knob
+
+    def _missing_with(self, knob: Knob) -> float:
+        return self._missing(all_phases(knob.workload, knob.placement, self.constants))
+
+    def _missing(self, phases: Iterable[PhaseMemory]) -> float:
+        """What all phases together have too little."""
+        return sum(max(0.0, self.margin * phase.limit - phase.spare) for phase in phases)
+
+    def _is_better(self, knob: Knob) -> bool:
+        order = (Verdict.FITS, Verdict.TIGHT, Verdict.TOO_LARGE)
+        return order.index(knob.verdict) < order.index(self.verdict)
+
+    def _gentlest(self, ladder: Sequence[Knob]) -> list[Knob]:
+        """Of the values of one field the first that leaves a tenth, or else the first that fits."""
+        better = [knob for knob in ladder if self._is_better(knob)]
+        roomy = [knob for knob in better if knob.verdict is Verdict.FITS]
+        return (roomy or better)[:1]
+
+
+def _key(change: Change) -> str:
+    """One field may have values upwards and downwards: they are two."""
+    is_up = change.field.endswith("gpuMemoryUtilization") and float(change.value) > float(change.before)
+    return f"{change.field} up" if is_up else change.field
+
+
+def _ladder(key: str, workload: Workload, placement: Placement) -> tuple[Changed, ...]:
+    """Empty where another change has made this one impossible."""
+    return next((each for each in ladders(workload, placement) if _key(each[0].change) == key), ())

@@ -1,0 +1,138 @@
+"""A job on its GPUs, worked out: memory phase by phase, what would make it fit, and the time of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from rljob_planner.constants import Constants
+from rljob_planner.kv_cache import EngineSpace, engine_space, mean_live_context
+from rljob_planner.memory.knobs import Knob, Knobs, knobs_of, worst_phase
+from rljob_planner.memory.phases import phases_of
+from rljob_planner.memory_types import PhaseMemory, Verdict, fails_from_second_step, verdict_of
+from rljob_planner.placement import Placement
+from rljob_planner.timing.step import step_time
+from rljob_planner.timing_types import Seconds, StepTime
+from rljob_planner.workload import EngineKind, Role, Workload
+
+DEFAULTS = Constants()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is expected of a job."""
+
+    workload: Workload
+    placement: Placement
+    phases: Mapping[str, tuple[PhaseMemory, ...]]
+    """By pool, in the order of a run."""
+    verdict: Verdict
+    worst: PhaseMemory
+    """Of all pools that with least to spare."""
+    knobs: tuple[Knob, ...]
+    """Where it does not fit, or hardly: what makes it fit, the cheapest first, each with the seconds of its step."""
+    nearest_miss: Knob | None
+    """Where nothing that is tried makes it fit: what comes closest."""
+    step: StepTime
+    engine: EngineSpace
+    """Of one GPU that generates."""
+    sequences_at_once: float
+    """That one engine decodes side by side, on average; of Hugging Face's engine the most."""
+    notes: tuple[str, ...]
+    """What is to be known beside the numbers, as sentences."""
+
+    @property
+    def all_phases(self) -> tuple[PhaseMemory, ...]:
+        """Of all pools."""
+        return tuple(phase for each in self.phases.values() for phase in each)
+
+    @property
+    def run_seconds(self) -> Seconds:
+        """Of all steps; saves and evaluations apart."""
+        return self.step.total.times(self.workload.num_steps)
+
+    @property
+    def gpu_hours(self) -> tuple[float, float, float]:
+        """Of all steps on all GPUs, those that wait, too: low, likely, high."""
+        num_gpus, seconds = self.placement.num_gpus, self.run_seconds
+        low, likely, high = (num_gpus * each / 3600 for each in (seconds.low, seconds.likely, seconds.high))
+        return low, likely, high
+
+    @property
+    def fails_from_second_step(self) -> bool:
+        """Whether the first rollout fits and the second does not: the optimizer's moments do not exist before."""
+        return fails_from_second_step(self.all_phases)
+
+
+def plan_of(
+    workload: Workload, placement: Placement, constants: Constants = DEFAULTS, *, with_knobs: bool = True
+) -> Plan:
+    """Raises KeyError where a role has no place. Knobs take the most of its time."""
+    phases = {pool.name: phases_of(pool, workload, constants) for pool in placement.pools}
+    everything = tuple(phase for each in phases.values() for phase in each)
+    knobs = knobs_of(workload, placement, constants) if with_knobs else Knobs()
+    space = rollout_space(workload, placement, constants)
+    at_once = min(
+        space.sequences_at_once(mean_live_context(workload.lengths)), float(_requests_per_engine(workload, placement))
+    )
+    return Plan(
+        workload=workload,
+        placement=placement,
+        phases=phases,
+        verdict=verdict_of(everything),
+        worst=worst_phase(everything),
+        knobs=_priced(knobs, constants),
+        nearest_miss=knobs.nearest_miss,
+        step=step_time(workload, placement, constants),
+        engine=space,
+        sequences_at_once=at_once,
+        notes=tuple(_notes(workload, placement, everything, at_once)),
+    )
+
+
+def rollout_space(workload: Workload, placement: Placement, constants: Constants) -> EngineSpace:
+    """Of one GPU that generates. Raises KeyError where none does."""
+    pool = placement.pool_of(Role.ROLLOUT)
+    assert pool.rollout is not None, "the pool of the rollout has one"
+    actor = workload.models.get(Role.ACTOR)
+    lora = None if actor is None else actor.lora
+    requests = _requests_per_engine(workload, placement)
+    return engine_space(workload.rollout, pool.rollout, pool.gpu, constants, lora, requests)
+
+
+def _requests_per_engine(workload: Workload, placement: Placement) -> int:
+    layout = placement.pool_of(Role.ROLLOUT).rollout
+    assert layout is not None, "the pool of the rollout has one"
+    return -(-workload.num_requests // max(1, layout.num_engines))
+
+
+def _priced(knobs: Knobs, constants: Constants) -> tuple[Knob, ...]:
+    """Within those that take one change, and no other GPUs nor another kind of training, the fastest first."""
+    priced = [
+        replace(knob, step_seconds=step_time(knob.workload, knob.placement, constants).total) for knob in knobs.fitting
+    ]
+    return tuple(sorted(priced, key=_cost))
+
+
+def _cost(knob: Knob) -> tuple[bool, int, bool, float]:
+    is_drastic = any(change.is_drastic for change in knob.changes)
+    seconds = knob.step_seconds.likely if knob.step_seconds is not None else 0.0
+    return is_drastic, len(knob.changes), knob.verdict is Verdict.TIGHT, seconds
+
+
+def _notes(workload: Workload, placement: Placement, phases: tuple[PhaseMemory, ...], at_once: float) -> Iterator[str]:
+    if fails_from_second_step(phases):
+        yield (
+            "The first step would fit and later ones would not: the optimizer's moments exist from the first update "
+            "on, beside the engine that wakes up. Where they are the actor's, the trainer ends such a job before it "
+            "begins."
+        )
+    rows = _requests_per_engine(workload, placement)
+    if workload.rollout.engine is EngineKind.VLLM and 0 < at_once < min(rows, workload.rollout.max_sequences):
+        yield (
+            f"The KV cache of an engine holds {at_once:.0f} sequences of mean length at once, of {rows} that it gets "
+            "in a step: the others wait, or are preempted."
+        )
+    if not placement.runs_today:
+        yield "This version of the trainer cannot run it: actor and rollout are not on one pool, taking turns."
+    yield from workload.assumptions

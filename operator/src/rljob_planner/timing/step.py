@@ -1,0 +1,199 @@
+"""The seconds of a step, put together as the trainer's controller does it (controller/training_step.py).
+
+    weights to the rollout -> generation -> passes (old log-probs | reference | values | scores)
+                                         -> updates (critic | actor)
+
+Calls of one stage are begun together: on one pool they follow each other, on several they go on side by side. Scores
+are computed beside the passes, and waited for before them where they say what is learned from. One step off, the
+rollout generates for the next step while everything else works on this one, and both then wait for the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rljob_planner.constants import Constants
+from rljob_planner.known_gpus import CPU_NAME
+from rljob_planner.placement import PlacedPool, Placement, Schedule, TrainLayout
+from rljob_planner.timing.costs import FIXED, NO_COST, Cost, Site
+from rljob_planner.timing.lengths import Lengths
+from rljob_planner.timing.roles import LengthCase, lengths_in, rollout_cost, scoring_cost, training_cost
+from rljob_planner.timing.weight_sync import sync_cost
+from rljob_planner.timing_types import PhaseTime, Seconds, StepTime
+from rljob_planner.workload import Role, Workload
+
+WEIGHT_SYNC, GENERATE, REWARD = "weight_sync", "generate", "reward"
+OLD_LOGPROB, REF, VALUES = "old_logprob", "ref", "values"
+UPDATE_CRITIC, UPDATE_ACTOR = "update_critic", "update_actor"
+OTHER = "other"
+"""Of the step's seconds what is in no phase."""
+ALONE = "the host"
+"""Where rewards that are functions are computed: beside every pool."""
+
+_PASSES = {OLD_LOGPROB: Role.ACTOR, REF: Role.REF, VALUES: Role.CRITIC}
+_UPDATES = {UPDATE_CRITIC: Role.CRITIC, UPDATE_ACTOR: Role.ACTOR}
+_NARROW, _FEW_TOKENS, _SMALL_FACTOR = 1024, 4096, 2.0
+"""Hidden size and tokens of a micro-batch below which passes may take so many times as long as the defaults say: a GPU
+then waits for launches and memory more than for products."""
+_ORDER = (WEIGHT_SYNC, GENERATE, OLD_LOGPROB, REF, VALUES, REWARD, UPDATE_CRITIC, UPDATE_ACTOR)
+"""In which the controller waits."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    pool: str
+    cost: Cost
+
+
+def step_time(workload: Workload, placement: Placement, constants: Constants | None = None) -> StepTime:
+    """Of one step, saving and evaluation apart. Raises KeyError where a role has no place."""
+    used = constants or Constants()
+    lengths = [lengths_in(workload, case) for case in LengthCase]
+    by_lengths = {each: _tasks(workload, placement, used, each) for each in dict.fromkeys(lengths)}
+    cases = [by_lengths[each] for each in lengths]
+    likely = cases[1]
+    ends = _ends(cases, workload, used)
+    waits = [_waits({name: end[place] for name, end in ends.items()}, likely, workload) for place in range(3)]
+    kinds = {pool.name: pool.gpu.name for pool in placement.pools}
+    phases = [
+        PhaseTime(
+            name=name,
+            pool=task.pool,
+            seconds=Seconds(*ends[name]),
+            bound_by=task.cost.bound_by,
+            assumption=_assumption(name, task, kinds.get(task.pool, ""), workload, used),
+            formula=task.cost.formula,
+            waited=Seconds(*(each[name] for each in waits)),
+        )
+        for name, task in likely.items()
+    ]
+    total = Seconds(*(_total(each, placement.schedule) for each in waits))
+    if used.step_seconds:
+        fixed = Seconds(0.5 * used.step_seconds, used.step_seconds, 2 * used.step_seconds)
+        phases.append(PhaseTime(OTHER, ALONE, fixed, FIXED, "calls, logging, data", f"{used.step_seconds:.3g} s"))
+        total = total + fixed
+    return StepTime(tuple(phases), total, _bound_by(phases))
+
+
+def site_of(pool: PlacedPool) -> Site:
+    """What costs depend on of a pool."""
+    return Site(pool.gpu, pool.gpus_per_node)
+
+
+def _tasks(workload: Workload, placement: Placement, constants: Constants, lengths: Lengths) -> dict[str, _Task]:
+    """All phases that the job has, in the order in which the controller waits for them."""
+    found: dict[str, _Task] = {}
+    rollout, actor = placement.pool_of(Role.ROLLOUT), placement.pool_of(Role.ACTOR)
+    assert rollout.rollout is not None, "a pool with the rollout has its layout"
+    model, layout = workload.models[Role.ACTOR], actor.layouts[Role.ACTOR]
+    sites = site_of(actor), site_of(rollout)
+    is_shared = rollout is actor
+    sync = sync_cost(model, layout, workload.rollout, rollout.rollout, *sites, constants, is_shared=is_shared)
+    found[WEIGHT_SYNC] = _Task(rollout.name, sync)
+    found[GENERATE] = _Task(rollout.name, rollout_cost(workload, lengths, rollout.rollout, site_of(rollout), constants))
+    for name, role in _PASSES.items():
+        if role in workload.models and not (role is Role.ACTOR and not workload.needs_old_logprobs):
+            pool, layout = _place(role, workload, placement)
+            cost = scoring_cost(role, workload, lengths, layout, site_of(pool), constants)
+            found[name] = _Task(pool.name, cost)
+    found[REWARD] = _reward(workload, placement, constants, lengths)
+    for name, role in _UPDATES.items():
+        if role in workload.models:
+            pool, layout = _place(role, workload, placement)
+            found[name] = _Task(pool.name, training_cost(role, workload, lengths, layout, site_of(pool), constants))
+    return {name: task for name, task in found.items() if task.cost is not NO_COST}
+
+
+def _place(role: Role, workload: Workload, placement: Placement) -> tuple[PlacedPool, TrainLayout]:
+    """A reference that is the actor without its adapters is computed where the actor is."""
+    asked = Role.ACTOR if workload.models[role].is_actor_without_adapters else role
+    pool = placement.pool_of(asked)
+    return pool, pool.layouts[asked]
+
+
+def _reward(workload: Workload, placement: Placement, constants: Constants, lengths: Lengths) -> _Task:
+    """A model's scores, or what functions take; where there are both, the longer of them."""
+    by_functions = Cost(workload.reward_seconds, "rewards", f"{workload.reward_seconds:.3g} s")
+    if Role.REWARD_MODEL not in workload.models:
+        return _Task(ALONE, by_functions if workload.reward_seconds else NO_COST)
+    pool, layout = _place(Role.REWARD_MODEL, workload, placement)
+    by_model = scoring_cost(Role.REWARD_MODEL, workload, lengths, layout, site_of(pool), constants)
+    return _Task(pool.name, by_model) if by_model.seconds >= by_functions.seconds else _Task(ALONE, by_functions)
+
+
+def _ends(
+    cases: Sequence[Mapping[str, _Task]], workload: Workload, constants: Constants
+) -> dict[str, tuple[float, float, float]]:
+    """Low, likely and high end of each phase: by the lengths that are possible, and by what is not known of speeds."""
+    short, likely, long = cases
+    spread = constants.spread
+    found: dict[str, tuple[float, float, float]] = {}
+    for name, task in likely.items():
+        seconds = [each[name].cost.seconds for each in (short, likely, long)]
+        upwards = (1 + spread) * (_SMALL_FACTOR if _has_small_products(name, workload, constants) else 1)
+        found[name] = (min(seconds) * (1 - spread), task.cost.seconds, max(seconds) * upwards)
+    return found
+
+
+def _has_small_products(name: str, workload: Workload, constants: Constants) -> bool:
+    """Whether defaults promise too much: shares of a GPU's speed are of wide models and full micro-batches."""
+    role = (_PASSES | _UPDATES).get(name)
+    if role is None or role not in workload.models or constants.source != Constants().source:
+        return False
+    narrow = workload.models[role].shape.hidden_size <= _NARROW
+    return narrow or workload.max_tokens_per_micro_batch < _FEW_TOKENS
+
+
+def _waits(seconds: Mapping[str, float], tasks: Mapping[str, _Task], workload: Workload) -> dict[str, float]:
+    """What the controller waits for each phase, after those before it."""
+    stages: list[tuple[str, ...]] = [(WEIGHT_SYNC,), (GENERATE,)]
+    # The model among the rewards is asked before the passes are begun.
+    stages += [(REWARD,), tuple(_PASSES)] if workload.scores_first else [(REWARD, *_PASSES)]
+    stages.append(tuple(_UPDATES))
+    found: dict[str, float] = {}
+    for stage in stages:
+        ends: dict[str, float] = {}
+        busy: dict[str, float] = {}
+        for name in (each for each in stage if each in tasks):
+            pool = tasks[name].pool
+            ends[name] = busy[pool] = busy.get(pool, 0.0) + seconds[name]
+        now = 0.0
+        for name in sorted(ends, key=_ORDER.index):
+            found[name] = max(0.0, ends[name] - now)
+            now = max(now, ends[name])
+    return found
+
+
+def _total(waits: Mapping[str, float], schedule: Schedule) -> float:
+    """Of what is waited for."""
+    if schedule is Schedule.SYNCHRONOUS:
+        return sum(waits.values())
+    rest = sum(seconds for name, seconds in waits.items() if name not in (WEIGHT_SYNC, GENERATE))
+    return max(waits[GENERATE], rest) + waits[WEIGHT_SYNC]
+
+
+def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants: Constants) -> str:
+    """What the phase's seconds stand on, beside its formula."""
+    if name == GENERATE:
+        has_experts = workload.rollout.shape.has_experts
+        step = constants.expert_decode_step_seconds if has_experts else constants.decode_step_seconds
+        reached = (
+            f"{constants.decode_bandwidth_efficiency:.0%} of the memory's bandwidth, {1e3 * step:.3g} ms per token"
+        )
+        return "; ".join(each for each in (workload.lengths.assumption, reached, constants.source) if each)
+    role = (_PASSES | _UPDATES).get(name)
+    if role is None:
+        return f"what the job says ({constants.source})" if task.pool == ALONE else f"links as in {constants.source}"
+    shape = workload.models[role].shape
+    of_kind = constants.training_efficiency_of if name in _UPDATES else constants.forward_efficiency_of
+    whose = "the cores' guessed speed" if kind == CPU_NAME else "the GPU's stated speed"
+    reached = f"{of_kind(kind, has_experts=shape.has_experts):.0%} of {whose} in products ({constants.source})"
+    if _has_small_products(name, workload, constants):
+        return f"{reached}, which is too much to ask of so small products: up to {_SMALL_FACTOR:g} times as long"
+    return reached
+
+
+def _bound_by(phases: Sequence[PhaseTime]) -> str:
+    worst = max(phases, key=lambda each: each.seconds.likely)
+    return f"{worst.name}: {worst.bound_by}"

@@ -1,0 +1,223 @@
+"""What a job does in a step, wherever its roles are: models, tokens, passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rljob_planner.model_shape import ModelShape
+
+
+class Role(StrEnum):
+    """As in `spec.roles`."""
+
+    ACTOR = "actor"
+    ROLLOUT = "rollout"
+    REF = "ref"
+    CRITIC = "critic"
+    REWARD_MODEL = "rewardModel"
+
+
+TRAIN_ROLES = (Role.ACTOR, Role.REF, Role.CRITIC, Role.REWARD_MODEL)
+"""Those that a train engine serves."""
+
+
+WHOLE_LOGITS_BYTES = 32 * 2**20
+"""Logits of a micro-batch, in 32 bits, that are not cut into tiles (trainer, engines/train/token_logprobs.py)."""
+
+
+class Head(StrEnum):
+    """What a model says of a token."""
+
+    TOKENS = "tokens"
+    VALUE = "value"
+    SCORE = "score"
+
+
+@dataclass(frozen=True)
+class LoraShape:
+    """Adapters beside linear layers."""
+
+    rank: int
+    num_parameters: int
+    """Of all of them."""
+    num_layers: int
+    """Linear layers that have one."""
+    input_sizes_per_layer: int = 0
+    """Sum of the widths of what the adapted linear layers of one decoder layer read."""
+    syncs_alone: bool = False
+    """Whether the rollout engine gets the adapters by themselves."""
+
+
+@dataclass(frozen=True)
+class ModelOffload:
+    """What is on the host while nothing needs it."""
+
+    parameters: bool = False
+    gradients: bool = False
+    optimizer: bool = False
+
+
+@dataclass(frozen=True)
+class TrainModel:
+    """A model that a train engine holds."""
+
+    shape: ModelShape
+    is_trained: bool
+    head: Head = Head.TOKENS
+    compute_bytes: int = 2
+    """Of a number in the passes; a frozen model's shards have it, too."""
+    checkpoints_activations: bool = False
+    checkpoints_every_nth_layer: int = 1
+    lora: LoraShape | None = None
+    offload: ModelOffload = field(default_factory=ModelOffload)
+    defers_reduction: bool = False
+    is_actor_without_adapters: bool = False
+    """A reference that is the actor's own model: takes no memory."""
+
+    @property
+    def num_parameters(self) -> int:
+        """With this head in the place of that for tokens."""
+        shape = self.shape
+        if self.head is Head.TOKENS:
+            return shape.num_parameters
+        return shape.layers_parameters + shape.embedding_parameters + 2 * shape.hidden_size
+
+    @property
+    def whole_logits_tokens(self) -> int:
+        """Up to so many tokens of a micro-batch and rank have logits that are not cut into tiles."""
+        return WHOLE_LOGITS_BYTES // (4 * self.shape.vocabulary_size)
+
+
+class EngineKind(StrEnum):
+    """The program that generates."""
+
+    VLLM = "VLLM"
+    HUGGING_FACE = "HuggingFace"
+
+
+@dataclass(frozen=True)
+class RolloutWork:
+    """Generation."""
+
+    shape: ModelShape
+    weight_bytes: int = 2
+    """Of a number."""
+    engine: EngineKind = EngineKind.VLLM
+    compiles: bool = True
+    max_sequences: int = 256
+    """That one engine decodes at once."""
+    max_model_length: int = 4096
+    memory_utilization: float = 0.5
+    """Share of a GPU's memory, while it generates."""
+    cpu_kv_cache_bytes: int = 1 << 30
+    sync_every_steps: int = 1
+    adapter_rank: int | None = None
+    """Of adapters beside the weights."""
+
+    @property
+    def max_batched_tokens(self) -> int:
+        """Tokens that one pass of vLLM may have (trainer, engines/rollout/vllm_engine.py)."""
+        return max(8192, self.max_model_length)
+
+    @property
+    def keeps_weights_asleep(self) -> bool:
+        """In the host's memory, between steps (trainer, controller/model_roles.py)."""
+        return self.sync_every_steps > 1 or self.adapter_rank is not None
+
+
+@dataclass(frozen=True)
+class TokenLengths:
+    """How long prompts and responses are, in tokens."""
+
+    prompt_mean: float
+    prompt_max: int
+    response_mean: float
+    """As they come out: what is cut off counts with the length that it is cut to."""
+    response_max: int
+    """`rollout.maxNewTokens`: where responses are cut off."""
+    response_cv: float = 0.8
+    """Standard deviation over mean, before they are cut off (log-normal)."""
+    response_lengths: tuple[int, ...] = ()
+    """Of a run, where there is one; counts instead of the three numbers above."""
+    clipped_share: float | None = None
+    """Of responses those that are cut off, where it is known; counts instead of `response_cv`."""
+    response_mean_low: float | None = None
+    """Where the mean is a guess: what it may be at least, by which ranges of seconds are wider."""
+    response_mean_high: float | None = None
+    """At most."""
+    assumption: str = ""
+    """Where they are from, as a sentence."""
+
+    @property
+    def longest_row(self) -> int:
+        """Prompt and response."""
+        return self.prompt_max + self.response_max
+
+    @property
+    def mean_row(self) -> float:
+        """Prompt and response."""
+        return self.prompt_mean + self.response_mean
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A job without its places."""
+
+    name: str
+    batch_size: int
+    """Prompts per step."""
+    group_size: int
+    """Responses per prompt."""
+    mini_batch_size: int
+    """Prompts per optimizer update."""
+    num_epochs_per_batch: int
+    num_steps: int
+    max_tokens_per_micro_batch: int
+    lengths: TokenLengths
+    models: Mapping[Role, TrainModel]
+    """Of the train roles that the job has."""
+    rollout: RolloutWork
+    needs_old_logprobs: bool
+    """Whether there is a pass for them: an only update's own forward pass gives them else."""
+    needs_old_logprobs_in_any_case: bool = True
+    """Whether something else than several updates per step asks for them."""
+    needs_whole_pass: bool = False
+    """A pass without gradient over each mini-batch (Clip-Cov, KL-Cov)."""
+    needs_entropy: bool = False
+    checkpoint_every_steps: int | None = None
+    evaluation_every_steps: int | None = None
+    """0: only before the first and after the last step; None: there are no evaluations."""
+    scores_first: bool = False
+    """Whether scores say what is learned from, and so are waited for before the passes."""
+    learned_fraction: float = 1.0
+    """Of the responses those that are learned from; more are generated where dynamic sampling replaces the others."""
+    generated_per_learned: float = 1.0
+    """Rounds of dynamic sampling, as a factor on generation."""
+    has_greedy_responses: bool = False
+    """One more to each prompt, beside the others, which is scored and not learned from (ReMax)."""
+    assumptions: tuple[str, ...] = ()
+    """What is taken for granted beside lengths, for people."""
+    reward_seconds: float = 0.0
+    """Per step, beside the reward model; waited for after the passes beside which scores are computed."""
+
+    @property
+    def num_responses(self) -> int:
+        """Of a step, over all workers."""
+        return self.batch_size * self.group_size
+
+    @property
+    def num_requests(self) -> int:
+        """Responses that are generated at once, over all engines."""
+        return self.num_responses + (self.batch_size if self.has_greedy_responses else 0)
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates per step."""
+        return self.num_epochs_per_batch * (self.batch_size // self.mini_batch_size)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Those that the job has, in the order of `Role`."""
+        return tuple(role for role in Role if role is Role.ROLLOUT or role in self.models)

@@ -1,0 +1,89 @@
+"""`rljob explain` of jobs that have run out of memory, on GPUs and in their pods, and of one that may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import pytest
+from ruamel.yaml import YAML
+
+from rljob_cli.explain import explanation
+from rljob_cli.stored_job import stored_job
+from rljob_testing.command_line import JOB
+from rljob_testing.job_cluster import condition
+
+NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
+CREATED = "2026-01-31T12:00:00Z"
+H100 = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}
+GIB = 2**30
+
+
+def explained(
+    reason: str, message: str, model: Mapping[str, object], pool: Mapping[str, object], outcome: str = "Failed"
+) -> list[str]:
+    """Of a job that has ended; the lines about its memory."""
+    wanted = YAML(typ="safe", pure=True).load(JOB)["spec"]
+    wanted["pools"] = [{"name": "main", "nodes": 1, "gpusPerNode": 4, **pool}]
+    wanted["training"]["model"] = {"source": "Qwen/Qwen3-4B", **model}
+    wanted["training"]["rollout"] = {**wanted["training"].get("rollout", {}), "gpuMemoryUtilization": 0.9}
+    valid = condition("SpecValid", "True", "MemoryTooSmall", CREATED, "by an estimate the memory is too small")
+    status = {
+        "phase": outcome,
+        "conditions": [valid],
+        "attempts": [{"number": 1, "cluster": "small-1", "started": CREATED, "ended": CREATED, "outcome": outcome}],
+        "result": {"outcome": outcome, "reason": reason, "message": message, "at": CREATED},
+    }
+    metadata = {"name": "small", "namespace": "team-a", "creationTimestamp": CREATED}
+    job = stored_job({"metadata": metadata, "spec": wanted, "status": status})
+    lines = [line for text in explanation(job, [], [], NOW) for line in text.plain.split("\n")]
+    [begin] = [place for place, line in enumerate(lines) if line.startswith("What to do")] or [2]
+    return lines[begin + 1 : lines.index("What comes next:") - 1]
+
+
+def test_a_gpu_that_is_full_is_answered_by_the_fields_that_make_room() -> None:
+    message = "the trainer ended with exit code 1: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    first, *changes = explained("ApplicationError", message, {}, {"template": H100})
+    # 0.9 of 79.1 GiB beside 3.7 of parameters and 7.5 of moments of four GPUs.
+    assert first == "  by an estimate most is taken in pool main: later wake-ups takes 82.4 of 78.4 GiB on each GPU"
+    assert changes[0].startswith("  what would do: spec.training.")
+    assert any("offload.optimizer: true" in line or "gpuMemoryUtilization: 0.8" in line for line in changes)
+
+
+def test_where_the_kind_of_gpu_is_not_known_the_command_that_asks_for_it_is_named() -> None:
+    lines = explained("ApplicationError", "CUDA out of memory", {}, {})
+    assert lines == ["  `rljob plan` for the job's file, with --gpu, says what takes memory and which field to change"]
+
+
+def test_a_pod_that_is_full_is_answered_by_its_limit_and_by_what_is_offloaded() -> None:
+    """Copies for checkpoints are 12 bytes of 4.02e9 numbers, moments 8, of all workers of the only node."""
+    message = "pod small-1-main-worker-abc: container ray was killed for want of memory (OOMKilled)"
+    [line] = explained(
+        "OutOfMemory", message, {"offload": {"optimizer": True}}, {"resources": {"limits": {"memory": "64Gi"}}}
+    )
+    copies, moments, libraries = 12 * 4.0225e9 / GIB, 8 * 4.0225e9 / GIB, 4 * 1.1e9 / GIB
+    total = copies + moments + libraries
+    assert line == (
+        f"  by an estimate a pod of pool main has at least {total:.1f} GiB in its own memory, and may have 64.0 (GiB:"
+        f" actor copies for checkpoints {copies:.1f}, actor moments {moments:.1f}, libraries {libraries:.1f});"
+        " what would do: raise spec.pools[0].resources.limits.memory, or spec.training.model.offload.optimizer: false"
+        f" ({total - moments:.1f} GiB)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "model"),
+    [
+        ("pod small-1-head-abc: container ray was killed for want of memory (OOMKilled)", {}),
+        ("pod small-1-main-worker-abc: container ray was killed", {"source": "owner/unknown"}),
+    ],
+    ids=["the head", "an unknown model"],
+)
+def test_nothing_is_added_where_the_planner_knows_nothing(message: str, model: Mapping[str, object]) -> None:
+    assert explained("OutOfMemory", message, model, {}) == []
+
+
+def test_what_the_operator_has_said_before_is_shown_unless_all_went_well() -> None:
+    failed = explained("ApplicationError", "KeyError: 'x'", {}, {})
+    assert failed == ["  by an estimate the memory is too small"]
+    assert not any("estimate" in line for line in explained("Succeeded", "done", {}, {}, outcome="Succeeded"))

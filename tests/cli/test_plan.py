@@ -1,0 +1,357 @@
+"""`rljob plan` of a job file: what is shown, exit codes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rljob_cli.plan_profile import Profile, write_profile
+from rljob_planner.constants import Constants
+from rljob_testing.settings import inherited_environment
+
+Rljob = Callable[..., tuple[int, str, str]]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+JOB = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: grpo}
+spec:
+  pools:
+  - {name: main, nodes: 1, gpusPerNode: 8}
+  training:
+    steps: 100
+    batchSize: 64
+    model: {source: Qwen/Qwen3-4B, gradientCheckpointing: true}
+    dataset: {type: File, file: {path: rows.jsonl}, maxPromptTokens: 1024}
+    rewards: [{type: MathAnswer}]
+    rollout: {groupSize: 8, maxNewTokens: 3072}
+    algorithm: {kl: {coefficient: 0.001}}
+"""
+TWO_POOLS = JOB.replace(
+    "  training:\n",
+    "  - {name: aside, nodes: 1, gpusPerNode: 8}\n  roles: {ref: {pool: aside}}\n  training:\n",
+)
+
+
+@pytest.fixture(autouse=True)
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither this user's profiles and caches nor the network say anything."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The job file."""
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    return file
+
+
+def replaced(job: Path, *changes: tuple[str, str]) -> str:
+    text = job.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    job.write_text(text)
+    return str(job)
+
+
+def test_a_job_that_fits_is_shown_with_its_last_line_as_the_sum(rljob: Rljob, job: Path) -> None:
+    code, output, errors = rljob("plan", str(job), "--cluster", "4x8xH100")
+    assert (code, errors) == (0, "")
+    lines = output.splitlines()
+    assert lines[0] == "grpo: 8 of 32 GPUs (4x8xH100)"
+    assert lines[1] == "  actor        Qwen/Qwen3-4B, 4.02 billion parameters (known model)"
+    assert lines[2] == "  step         64 prompts x 8 responses, 1 update"
+    assert "  actor    [0 1 2 3 4 5 6 7]         a copy on 8 GPUs" in lines
+    assert "  rollout  [0][1][2][3][4][5][6][7]  8 engines, each on 1 GPU" in lines
+    assert "Memory of one GPU, GiB" in lines
+    for phase in ("engine start", "first wake-up", "later wake-ups", "weight sync", "update", "checkpoint"):
+        assert re.search(rf"^  {phase} +[0-9.]+ +78\.4  fits", output, re.MULTILINE), phase
+    for phase in ("weight_sync", "generate", "ref", "update_actor", "step"):
+        assert re.search(rf"^  {phase} +[0-9.]+ +[0-9.]+ to [0-9.]+ ", output, re.MULTILINE), phase
+    assert re.fullmatch(
+        r"Plan: fits, [0-9.]+ of 78\.4 GiB in [a-z -]+; a step [0-9.]+ s \([0-9.]+ to [0-9.]+\); 100 steps \w+,"
+        r" [0-9.]+ GPU-hours",
+        lines[-1],
+    )
+
+
+def test_parts_add_up_to_what_is_said_to_be_used(rljob: Rljob, job: Path) -> None:
+    code, output, _ = rljob("plan", str(job), "--gpu", "H100", "--json")
+    assert code == 0
+    plan = json.loads(output)
+    assert (plan["formatVersion"], plan["kind"]) == ("1.0", "Plan")
+    assert "verdictOfFile" not in plan
+    for phase in plan["memory"]:
+        sizes = [phase[name] for name in ("bytes", "limit", "spare", "kvCacheLacks")]
+        assert all(isinstance(size, int) for size in (*sizes, *(part["bytes"] for part in phase["parts"])))
+    assert plan["verdict"] == "FITS"
+    for phase in plan["memory"]:
+        assert sum(part["bytes"] for part in phase["parts"]) == pytest.approx(phase["bytes"])
+        assert phase["spare"] == pytest.approx(phase["limit"] - phase["bytes"])
+        assert phase["kvCacheLacks"] == 0
+    # One pool: phases follow each other.
+    total = sum(phase["seconds"]["likely"] for phase in plan["step"]["phases"])
+    assert plan["step"]["seconds"]["likely"] == pytest.approx(total)
+    assert plan["run"]["gpuHours"]["likely"] == pytest.approx(8 * 100 * total / 3600)
+    assert plan["placement"]["pools"][0]["roles"]["actor"] == {"shardSize": 8, "sequenceParallel": 1}
+    assert plan["placement"]["schedule"] == "SYNCHRONOUS"
+    assert [phase["phase"] for phase in plan["memory"]][:3] == ["ENGINE_START", "FIRST_WAKE", "LATER_WAKE"]
+
+
+def test_a_job_that_does_not_fit_ends_with_1_and_says_what_would_do(rljob: Rljob, job: Path) -> None:
+    file = replaced(job, (", gradientCheckpointing: true", ""))
+    code, output, _ = rljob("plan", file, "--gpu", "L40S")
+    assert code == 1
+    assert re.search(r"^  update +[0-9.]+ +43\.7  [0-9.]+ too much", output, re.MULTILINE)
+    assert "What would make it fit, each worked out anew\n" in output
+    assert "~ spec.training.model.gradientCheckpointing: false -> true" in output
+    assert output.splitlines()[-1].startswith("Plan: does not fit, ")
+    plan = json.loads(rljob("plan", file, "--gpu", "L40S", "--json")[1])
+    assert plan["verdict"] == "TOO_LARGE"
+    # What is proposed fits, as the plan of the changed file says, too.
+    [change] = next(knob["changes"] for knob in plan["changes"] if "Checkpointing" in knob["changes"][0]["field"])
+    assert change == {"field": "spec.training.model.gradientCheckpointing", "value": "true", "before": "false"}
+    changed = replaced(
+        job, ("model: {source: Qwen/Qwen3-4B", "model: {source: Qwen/Qwen3-4B, gradientCheckpointing: true")
+    )
+    assert rljob("plan", changed, "--gpu", "L40S")[0] == 0
+
+
+def test_an_engine_without_room_for_a_sequence_says_what_it_lacks(rljob: Rljob, job: Path) -> None:
+    file = replaced(job, ("groupSize: 8", "groupSize: 8, gpuMemoryUtilization: 0.1"))
+    code, output, _ = rljob("plan", file, "--gpu", "H100")
+    assert code == 1
+    # 4.02e9 weights of two bytes are 7.5 GiB, a tenth of 79.1 GiB is 7.9: with its context the engine has no cache.
+    assert re.search(r"^  engine start +[0-9.]+ +78\.4  KV cache [0-9.]+ short ", output, re.MULTILINE)
+    assert re.search(r"^Plan: does not fit, in engine start the KV cache is [0-9.]+ GiB short; ", output, re.M)
+    plan = json.loads(rljob("plan", file, "--gpu", "H100", "--json")[1])
+    assert plan["memory"][0]["kvCacheLacks"] > 2 * 2**30
+
+
+def test_explain_shows_formulas_with_their_numbers(rljob: Rljob, job: Path) -> None:
+    short = rljob("plan", str(job), "--gpu", "H100")[1]
+    code, output, _ = rljob("plan", str(job), "--gpu", "H100", "--explain")
+    assert code == 0
+    assert "8 x 4.022e+09 / 8" not in short
+    assert re.search(r"^      actor moments +3\.75  8 x 4.022e\+09 / 8$", output, re.MULTILINE)  # 4.022e9 bytes
+    # 151,936 tokens and 2,560 numbers of each, in 16 bits.
+    assert re.search(
+        r"^      actor whole gradients +[0-9.]+  2 x 151,936 x 2,560 of the output head", output, re.MULTILINE
+    )
+    assert re.search(r"^      actor activations +[0-9.]+  16,384 tokens x [0-9,]+ at the ", output, re.MULTILINE)
+    assert "35% of the GPU's stated speed in products (defaults)" in output
+    assert output.splitlines()[-1] == short.splitlines()[-1]
+    plan = json.loads(rljob("plan", str(job), "--gpu", "H100", "--json")[1])
+    assert [part for phase in plan["memory"] for part in phase["parts"] if not part["formula"]] == []
+
+
+def test_explain_says_the_speed_of_cores_as_it_is(rljob: Rljob, job: Path) -> None:
+    file = replaced(job, ("nodes: 1, gpusPerNode: 8", "nodes: 1, gpusPerNode: 1"))
+    _, output, _ = rljob("plan", file, "--gpu", "cpu", "--explain")
+    assert re.search(r" / \(1 x [0-9.]*[1-9][0-9.]* TFLOP/s\)", output)
+    assert "of the cores' guessed speed in products (defaults)" in output
+    assert "GPU's" not in output
+
+
+def test_the_help_has_examples_and_says_what_is_wanted(rljob: Rljob) -> None:
+    code, output, _ = rljob("plan", "--help")
+    assert code == 0
+    words = " ".join(output.replace("│", " ").split())
+    for said in (
+        "rljob plan job.yaml --gpu H100 --mean-response 800",
+        "Wanted unless --from-run or --calibrate is given.",
+        "Where --from-cluster looks",
+        "Print JSON, for programs.",
+    ):
+        assert said in words
+
+
+def test_where_the_constants_are_from_is_said(rljob: Rljob, job: Path, tmp_path: Path) -> None:
+    _, output, _ = rljob("plan", str(job), "--gpu", "H100")
+    assert "  constants    defaults; after a run, rljob plan --calibrate FOLDER fits them to its machine\n" in output
+    profile = tmp_path / "H100.json"
+    write_profile(profile, Profile("H100", Constants(source="runs/x"), ("runs/x",), "2026-01-31T12:00:00Z"))
+    _, output, _ = rljob("plan", str(job), "--gpu", "H100", "--profile", str(profile))
+    assert "  constants    calibrated by runs/x\n" in output
+
+
+def test_means_that_are_given_are_shown_and_shorter_responses_are_faster(rljob: Rljob, job: Path) -> None:
+    _, output, _ = rljob("plan", str(job), "--gpu", "H100")
+    assert "taken to be half of their limit" in output
+    code, output, _ = rljob("plan", str(job), "--gpu", "H100", "--mean-prompt", "100", "--mean-response", "200")
+    assert code == 0
+    assert "  lengths      prompts of 100 tokens (at most 1,024), responses of 200 (at most 3,072)\n" in output
+    assert "taken to be" not in output
+
+    def likely(*arguments: str) -> float:
+        plan = json.loads(rljob("plan", str(job), "--gpu", "H100", "--json", *arguments)[1])
+        return float(plan["step"]["seconds"]["likely"])
+
+    assert likely("--mean-response", "200") < likely("--mean-response", "2000")
+    code, _, errors = rljob("plan", str(job), "--gpu", "H100", "--mean-response", "9000")
+    assert code == 2
+    assert errors.startswith("error: --mean-response: must be above 0 and at most the job's limit, 3072 (seen 9000)")
+
+
+def test_pools_of_several_kinds_have_a_table_each(rljob: Rljob, job: Path) -> None:
+    job.write_text(TWO_POOLS)
+    code, output, _ = rljob("plan", str(job), "--cluster", "1x8xH200,1x8xL40S")
+    assert code == 0
+    assert "main  1 node x 8 H200\n" in output
+    assert "aside  1 node x 8 L40S\n" in output
+    assert "Memory of one GPU of pool main, GiB\n" in output
+    assert "Memory of one GPU of pool aside, GiB\n" in output
+    assert (
+        rljob("plan", str(job), "--gpu", "main=H200", "--gpu", "aside=L40S")[1].splitlines()[3:]
+        == (output.splitlines()[3:])
+    )
+
+
+def test_a_kind_that_nobody_knows_is_described(rljob: Rljob, job: Path) -> None:
+    three = ("--gpu-memory", "79.1Gi", "--gpu-tflops", "989", "--gpu-bandwidth", "3350")
+    code, output, _ = rljob("plan", str(job), *three, "--gpu", "mine")
+    assert code == 0
+    assert "main  1 node x 8 mine\n" in output
+    code, _, errors = rljob("plan", str(job), "--gpu", "mine", *three[:4])
+    assert code == 2
+    assert errors.startswith("error: --gpu-memory, --gpu-tflops, --gpu-bandwidth: describe a GPU together; give all")
+    code, _, errors = rljob("plan", str(job), "--gpu", "mine", "--gpu-memory", "lots", *three[2:])
+    assert (code, errors) == (
+        2,
+        "error: --gpu-memory: must be an amount of memory (seen 'lots'); write such as 80Gi\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "kind"),
+    [
+        ("amd.com/gpu.product-name: MI300X", "MI300X"),
+        ("cloud.google.com/gke-accelerator: nvidia-l4", "L4"),
+        ("karpenter.k8s.aws/instance-gpu-name: h100", "H100"),
+    ],
+)
+def test_labels_of_kinds_are_those_that_the_operator_knows(rljob: Rljob, job: Path, label: str, kind: str) -> None:
+    file = replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, template: {{nodeSelector: {{{label}}}}}}}"))
+    assert rljob("plan", file)[1].startswith(f"grpo: 8 GPUs (1x8x{kind}, by the pools' nodeSelector)\n")
+
+
+def test_nodes_that_a_pool_asks_for_say_its_kind(rljob: Rljob, job: Path) -> None:
+    selector = "template: {nodeSelector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}}"
+    file = replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, {selector}}}"))
+    code, output, _ = rljob("plan", file)
+    assert code == 0
+    assert output.startswith("grpo: 8 GPUs (1x8xA100-80, by the pools' nodeSelector)\n")
+    assert "main  1 node x 8 A100-80\n" in output
+    # A cluster that has others first, too: the pool goes where its selector lets it.
+    assert "main  1 node x 8 A100-80\n" in rljob("plan", file, "--cluster", "1x8xH100,1x8xA100-80")[1]
+    code, _, errors = rljob("plan", file, "--cluster", "1x8xH100")
+    assert code == 2
+    assert errors.startswith(
+        "error: spec.pools main: 1 x 8 GPUs of A100-80 do not fit into the cluster (seen 1x8xH100)"
+    )
+    code, output, _ = rljob("plan", file, "--cluster", "1x8xH100", "--search")
+    assert code == 0
+    assert "  ! pool main: its nodeSelector is for nodes with A100-80, and here it is on H100.\n" in output
+
+
+def test_this_machine_is_asked_last(rljob: Rljob, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert "main  1 node x 8 H100\n" in rljob("plan", str(job))[1]
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    code, _, errors = rljob("plan", str(job))
+    assert code == 2
+    assert errors == (
+        "error: spec.pools main: the kind of its GPUs is not known, and this machine has none; name it with --gpu H100,"
+        " say the nodes with --cluster 4x8xH100, ask the cluster with --from-cluster, or plan for this machine's CPUs"
+        " with --gpu cpu\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["quickstart", "quickstart-lora", "quickstart-ppo", "smollm2-arithmetic"])
+def test_examples_are_planned_for_cpus_and_gpus(rljob: Rljob, name: str) -> None:
+    file = str(EXAMPLES / f"{name}.yaml")
+    code, output, errors = rljob("plan", file, "--gpu", "cpu")
+    assert (code, errors) == (0, "")
+    assert "Memory of one worker, GiB\n" in output
+    assert output.splitlines()[-1].endswith(" hours of workers")
+    assert rljob("plan", file, "--gpu", "L4")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpu", "T4"), "--gpu: no GPU of this name is known (seen 'T4'); known are A100-40, A100-80, "),
+        (("--gpu", "other=H100"), "--gpu other=H100: there is no pool 'other' in the job; name one of main\n"),
+        (("--cluster", "1x4xH100"), "spec.pools main: 1 x 8 GPUs do not fit into the cluster (seen 1x4xH100); "),
+        (("--cluster", "0x8xH100"), "--cluster: a cluster without GPUs (seen '0x8xH100'); write nodes x GPUs x kind"),
+        (("--cluster", "lots"), "--cluster: must be nodes x GPUs of each x kind (seen 'lots'); write such as 4x8xH100"),
+        (("--cluster", "8xH100", "--from-cluster"), "--cluster: says the nodes, and --from-cluster asks for them; "),
+        (("--cluster", "8xH100", "--gpu", "H200"), "--gpu: --cluster says the kinds already; leave it out, or give P"),
+        (
+            ("--gpu", "H100", "--gpu-memory", "94Gi"),
+            "--gpu-memory, --gpu-tflops, --gpu-bandwidth: describe a kind that is not known, and all are (seen H100)",
+        ),
+        (("--gpu", "H100", "--write", "x.yaml"), "--write: writes what --search finds; give both\n"),
+        (("--from-run", "x"), "rljob plan: wants one of FILE, --from-run, --calibrate (seen FILE and --from-run); "),
+    ],
+)
+def test_wrong_options_are_one_line_each(rljob: Rljob, job: Path, arguments: tuple[str, ...], message: str) -> None:
+    code, output, errors = rljob("plan", str(job), *arguments)
+    assert (code, output) == (2, "")
+    assert errors.startswith(f"error: {message}")
+    assert errors.count("\n") == 1
+
+
+def test_layouts_that_do_not_divide_are_refused(rljob: Rljob, job: Path) -> None:
+    file = replaced(job, ("  training:\n", "  roles: {rollout: {tensorParallel: 8}}\n  training:\n"))
+    replaced(job, ("Qwen/Qwen3-4B", "Qwen/Qwen2.5-7B"))
+    code, _, errors = rljob("plan", file, "--gpu", "H100")
+    assert code == 2
+    assert errors.startswith("error: spec.roles.rollout.tensorParallel: must divide the 28 heads of attention of Qwen/")
+
+
+def test_a_file_that_is_no_valid_job_is_refused_with_its_line(rljob: Rljob, job: Path) -> None:
+    file = replaced(job, ("batchSize: 64", "batchSize: 63"), ("groupSize: 8", "groupSize: 3"))
+    code, output, errors = rljob("plan", file, "--gpu", "H100")
+    assert (code, output) == (2, "")
+    assert f"{job}:9:16: spec.training.batchSize: " in errors
+
+
+def test_without_a_file_it_says_what_it_wants(rljob: Rljob) -> None:
+    code, output, errors = rljob("plan")
+    assert (code, output) == (2, "")
+    wanted = "wants one of FILE, --from-run, --calibrate (seen none); give a job file, or a run's folder"
+    assert errors == f"error: rljob plan: {wanted}\n"
+
+
+def test_a_plan_is_fast_because_it_loads_little(job: Path) -> None:
+    heavy = ("torch", "numpy", "transformers", "ray", "kubernetes", "urllib.request", "rljob_planner.search")
+    program = (
+        "import sys, time; sys.argv = ['rljob', 'plan', *sys.argv[1:]]; start = time.process_time()\n"
+        "from rljob_cli.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: code = ended.code\n"
+        f"print(code, [name for name in {heavy} if name in sys.modules], time.process_time() - start)"
+    )
+    command = [sys.executable, "-c", program, str(job), "--cluster", "4x8xH100"]
+    environment = inherited_environment()
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    last = result.stdout.splitlines()[-1]
+    code, loaded, seconds = last.split(" ", 1)[0], last[last.index("[") : last.index("]") + 1], last.rsplit(" ", 1)[1]
+    assert (code, loaded) == ("0", "[]")
+    # Of the processor, which other programs on the machine do not make longer.
+    assert float(seconds) < 2.0

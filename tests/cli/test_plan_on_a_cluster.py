@@ -1,0 +1,125 @@
+"""`rljob plan --from-cluster`: the GPUs of the nodes that a real API server knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rljob_api.job_file import load_job_file
+from rljob_testing.apiserver import ApiServer
+from rljob_testing.job_cluster import JobCluster, kubeconfig_text
+
+pytestmark = pytest.mark.apiserver
+
+Rljob = Callable[..., tuple[int, str, str]]
+AddNode = Callable[[str, str, str | None], None]
+
+JOB = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: grpo}
+spec:
+  pools:
+  - {name: main, nodes: 2, gpusPerNode: 8}
+  training:
+    steps: 100
+    batchSize: 64
+    model: {source: Qwen/Qwen3-4B, gradientCheckpointing: true}
+    dataset: {type: File, file: {path: rows.jsonl}}
+    rewards: [{type: MathAnswer}]
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    """The job file."""
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    return str(file)
+
+
+@pytest.fixture
+def add_node(apiserver: ApiServer) -> Iterator[AddNode]:
+    """Adds a node with so many GPUs, and the label of a product; nodes go at the end."""
+    names: list[str] = []
+
+    def add(name: str, gpus: str, product: str | None) -> None:
+        labels = {} if product is None else {"nvidia.com/gpu.product": product}
+        apiserver.http.post("/api/v1/nodes", json={"metadata": {"name": name, "labels": labels}}).raise_for_status()
+        names.append(name)
+        resources = {"cpu": "64", "nvidia.com/gpu": gpus}
+        headers = {"Content-Type": "application/merge-patch+json"}
+        status = {"capacity": resources, "allocatable": resources}
+        apiserver.http.patch(
+            f"/api/v1/nodes/{name}/status", headers=headers, json={"status": status}
+        ).raise_for_status()
+
+    yield add
+    for name in names:
+        apiserver.http.delete(f"/api/v1/nodes/{name}").raise_for_status()
+
+
+@pytest.mark.usefixtures("job_cluster")
+def test_nodes_say_how_many_gpus_they_have_and_their_labels_which(rljob: Rljob, job: str, add_node: AddNode) -> None:
+    add_node("gpu-a", "8", "NVIDIA-H100-80GB-HBM3")
+    add_node("gpu-b", "8", "NVIDIA-H100-80GB-HBM3")
+    add_node("gpu-c", "4", "NVIDIA-L4")
+    code, output, errors = rljob("plan", job, "--from-cluster")
+    assert (code, errors) == (0, "")
+    assert output.startswith("grpo: 16 of 20 GPUs (nodes of here: 2x8xH100,1x4xL4)\n")
+
+
+@pytest.mark.usefixtures("job_cluster")
+def test_a_mapping_on_nodes_of_several_kinds_says_which_it_means(
+    rljob: Rljob, job: str, add_node: AddNode, tmp_path: Path
+) -> None:
+    add_node("gpu-a", "8", "NVIDIA-H100-80GB-HBM3")
+    add_node("gpu-b", "8", "NVIDIA-L4")
+    target = tmp_path / "mapped.yaml"
+    code, output, errors = rljob("plan", job, "--from-cluster", "--search", "--write", str(target))
+    assert (code, errors) == (0, "")
+    label = "nvidia.com/gpu.product"
+    assert f"  ~ spec.pools[main].template.nodeSelector: {label}: NVIDIA-H100-80GB-HBM3\n" in output
+    [pool] = load_job_file(target).spec.pools
+    assert pool.template.node_selector == {label: "NVIDIA-H100-80GB-HBM3"}
+    assert (pool.nodes, pool.gpus_per_node) == (1, 8)
+
+
+@pytest.mark.usefixtures("job_cluster")
+def test_the_kind_of_nodes_without_a_label_is_asked_for(rljob: Rljob, job: str, add_node: AddNode) -> None:
+    add_node("gpu-a", "8", None)
+    add_node("gpu-b", "8", None)
+    code, _, errors = rljob("plan", job, "--from-cluster")
+    assert code == 2
+    assert errors == (
+        "error: --from-cluster: node gpu-a has GPUs and no label that says of which kind (nvidia.com/gpu.product); name"
+        " it with --gpu NAME\n"
+    )
+    assert rljob("plan", job, "--from-cluster", "--gpu", "H200")[1].startswith("grpo: 16 GPUs (nodes of here: 2x8xH200")
+
+
+@pytest.mark.usefixtures("job_cluster")
+def test_a_cluster_without_gpus_is_said_to_be_one(rljob: Rljob, job: str) -> None:
+    code, _, errors = rljob("plan", job, "--from-cluster")
+    assert code == 2
+    assert errors.startswith("error: --from-cluster: no node has GPUs to give away (seen ")
+    assert errors.endswith("looked for nvidia.com/gpu); name the GPUs with --cluster, such as 4x8xH100\n")
+
+
+def test_whoever_may_not_list_nodes_is_told_what_needs_no_right(
+    job_cluster: JobCluster, rljob: Rljob, job: str
+) -> None:
+    server, namespace = job_cluster.server, job_cluster.namespace
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    server.http.post(accounts, json={"metadata": {"name": "visitor"}}).raise_for_status()
+    answer = server.http.post(f"{accounts}/visitor/token", json={"spec": {"expirationSeconds": 3600}})
+    token = answer.raise_for_status().json()["status"]["token"]
+    job_cluster.kubeconfig.write_text(kubeconfig_text(server.url, server.certificate, token, namespace))
+    code, _, errors = rljob("plan", job, "--from-cluster")
+    assert code == 2
+    assert errors.startswith("error: here: not allowed (nodes is forbidden: User ")
+    assert errors.endswith(
+        "--from-cluster lists nodes, which takes a ClusterRole that allows it; --cluster 4x8xH100 takes no right\n"
+    )

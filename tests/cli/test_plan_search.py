@@ -1,0 +1,273 @@
+"""`rljob plan --search` and `--write`: the best places of a job's roles, and a file that has them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rljob_api.job_file import load_job_file, load_job_text
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_cli.errors import CliError
+from rljob_cli.plan_changes import placement_changes
+from rljob_cli.plan_mapping import change_path, changed_spec
+from rljob_cli.plan_write import mapped_text
+from rljob_planner.memory.changes import Change
+
+Rljob = Callable[..., tuple[int, str, str]]
+
+JOB = """\
+# What the job is for.
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: grpo}  # its name
+spec:
+  # Where it runs.
+  pools:
+    - name: main         # all of it
+      nodes: 1
+      gpusPerNode: 8
+      resources: {requests: {cpu: "8"}}
+
+  training:
+    steps: 100     # enough
+    batchSize: 64
+    model:
+      source: "Qwen/Qwen3-4B"
+      gradientCheckpointing: true   # 80 GB are not much
+    dataset: {type: File, file: {path: 'rows.jsonl'}, maxPromptTokens: 1024}
+    rewards: [{type: MathAnswer}]
+    optimizer: {learningRate: 1e-6}
+    rollout: {groupSize: 8, maxNewTokens: 3072}
+    algorithm: {kl: {coefficient: 0.001}}
+"""
+NOT_CHECKPOINTED = JOB.replace("      gradientCheckpointing: true   # 80 GB are not much\n", "")
+
+
+@pytest.fixture(autouse=True)
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither this user's profiles and caches nor the network say anything."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The job file."""
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    return file
+
+
+def moved(text: str, pools: str, roles: str) -> RLJobSpec:
+    """The job of a text with other pools and roles."""
+    before = text.index("  # Where it runs.")
+    after = text.index("  training:\n")
+    return load_job_text(f"{text[:before]}  pools: {pools}\n  roles: {roles}\n{text[after:]}").spec
+
+
+def test_the_best_placements_come_with_why_the_others_lose(rljob: Rljob, job: Path) -> None:
+    code, output, errors = rljob("plan", str(job), "--cluster", "2x8xH100", "--search")
+    assert (code, errors) == (0, "")
+    assert output.startswith("grpo: 16 GPUs (2x8xH100)\n")
+    rows = re.findall(r"^  (\d+) +([0-9.,]+)  [0-9.,]+ to [0-9.,]+ .*(yes|no) +(\S.*)$", output, re.MULTILINE)
+    assert [int(number) for number, *_ in rows] == list(range(1, len(rows) + 1))
+    assert 3 <= len(rows) <= 10
+    assert any(runs == "no" for _, _, runs, _ in rows)
+    assert len({where for *_, where in rows}) == len(rows)
+    for at, line in enumerate(lines := output.splitlines()):
+        if re.match(r"^  ([2-9]|10) +[0-9]", line):
+            assert lines[at + 1].startswith("       "), line  # why it is behind
+    assert output.splitlines()[-1].startswith("Plan: fits, ")
+
+
+def test_the_search_is_there_for_programs(rljob: Rljob, job: Path) -> None:
+    code, output, _ = rljob("plan", str(job), "--cluster", "2x8xH100", "--search", "--json")
+    assert code == 0
+    plan = json.loads(output)
+    assert (plan["formatVersion"], plan["kind"]) == ("1.0", "Plan")
+    assert (plan["verdict"], plan["verdictOfFile"]) == ("FITS", "FITS")
+    assert all(isinstance(each["memoryBytes"], int) for each in plan["search"]["candidates"])
+    best, candidates = plan["search"]["bestToday"], plan["search"]["candidates"]
+    assert best["runsToday"]
+    fastest = min(each["stepSeconds"]["likely"] for each in candidates)
+    assert candidates[0]["stepSeconds"]["likely"] <= 1.1 * fastest
+    today = [each["stepSeconds"]["likely"] for each in candidates if each["runsToday"]]
+    assert best["stepSeconds"]["likely"] <= 1.1 * min(today)
+
+
+def test_what_is_written_is_the_plan_that_was_shown(rljob: Rljob, job: Path, tmp_path: Path) -> None:
+    target = tmp_path / "mapped.yaml"
+    code, output, _ = rljob("plan", str(job), "--cluster", "2x8xH100", "--search", "--write", str(target))
+    assert code == 0
+    assert output.endswith(f"wrote {target}; next: rljob validate {target}\n")
+    assert rljob("validate", str(target))[0] == 0
+    shown = next(line for line in output.splitlines() if line.startswith("Plan: "))
+    code, again, _ = rljob("plan", str(target), "--cluster", "2x8xH100")
+    assert (code, again.splitlines()[-1]) == (0, shown)
+    code, _, errors = rljob("plan", str(job), "--cluster", "2x8xH100", "--search", "--write", str(target))
+    assert code == 2
+    assert errors == f"error: --write: {target} exists already; give another name\n"
+
+
+def test_where_nothing_fits_the_nearest_miss_is_tried_again_with_what_would_do(
+    rljob: Rljob, job: Path, tmp_path: Path
+) -> None:
+    job.write_text(NOT_CHECKPOINTED)
+    target = tmp_path / "mapped.yaml"
+    arguments = ("plan", str(job), "--cluster", "1x8xL40S", "--search")
+    code, output, _ = rljob(*arguments)
+    assert code == 1  # the job as it is does not fit
+    assert "Nothing fits on 1x8xL40S: " in output
+    assert re.search(r"^The best placements with spec\.training\.\S+: ", output, re.MULTILINE)
+    assert re.search(r"^  ~ spec\.training\.\S+: \S+ -> \S+$", output, re.MULTILINE)
+    assert output.splitlines()[-1].startswith("Plan: fits with the changes above, ")
+    code, output, _ = rljob(*arguments, "--write", str(target))
+    assert code == 0
+    assert rljob("plan", str(target), "--cluster", "1x8xL40S")[0] == 0
+    code, output, _ = rljob(*arguments, "--json")
+    assert (code, json.loads(output)["verdict"], json.loads(output)["verdictOfFile"]) == (1, "TOO_LARGE", "TOO_LARGE")
+    # With --write it is that of the job as it is written, whatever the file's own is.
+    code, output, _ = rljob(*arguments, "--json", "--write", str(tmp_path / "again.yaml"))
+    plan = json.loads(output)
+    assert (code, plan["verdict"], plan["verdictOfFile"]) == (0, plan["search"]["bestToday"]["verdict"], "TOO_LARGE")
+    changes = plan["search"]["changes"]
+    wire = load_job_file(target).spec.to_wire()
+    for change in changes:
+        place: object = {"spec": wire}
+        for part in change["field"].split("."):
+            assert isinstance(place, dict)
+            place = place[part]
+        assert str(place).lower() == change["value"].lower()
+
+
+def test_the_help_says_what_the_exit_code_of_a_search_is_of(rljob: Rljob) -> None:
+    words = " ".join(rljob("plan", "--help")[1].split())
+    assert "With --search 0 means that the job fits somewhere as it is" in words
+    assert "with --write too, that what was written fits" in words
+
+
+def test_where_nothing_would_do_it_says_the_nearest_miss_and_writes_nothing(
+    rljob: Rljob, job: Path, tmp_path: Path
+) -> None:
+    job.write_text(JOB.replace("Qwen/Qwen3-4B", "meta-llama/Llama-3.1-405B"))
+    target = tmp_path / "mapped.yaml"
+    code, output, _ = rljob("plan", str(job), "--cluster", "1x8xL4", "--search", "--write", str(target))
+    assert code == 1
+    assert "\nNo mapping fits. The nearest miss\n" in output
+    assert "Nothing fits on 1x8xL4: of all mappings" in output
+    assert output.endswith(f"{target}: not written, because no placement that can run fits\n")
+    assert not target.exists()
+
+
+def test_pools_that_do_not_fit_are_no_hindrance_to_a_search(rljob: Rljob, job: Path) -> None:
+    code, output, _ = rljob("plan", str(job), "--cluster", "1x4xH100", "--search")
+    assert code == 0
+    assert "as it is" not in output
+    assert "  ~ spec.pools[main].gpusPerNode: 8 -> 4\n" in output
+
+
+def test_what_is_wrong_wherever_the_job_is_is_said_in_a_search_too(rljob: Rljob, job: Path) -> None:
+    here = "      gradientCheckpointing: true"
+    job.write_text(JOB.replace(here, f"      gradientCheckpointingEveryNthLayer: 99\n{here}"))
+    code, _, errors = rljob("plan", str(job), "--cluster", "1x4xH100", "--search")
+    assert code == 2
+    assert "EveryNthLayer: must be at most the model's layers, 36 (seen 99); lower it" in errors
+
+
+@pytest.mark.parametrize("tflops", ["nan", "inf", "0", "-1", "1e300"])
+def test_a_speed_that_cannot_be_is_refused(rljob: Rljob, job: Path, tflops: str) -> None:
+    three = ("--gpu-memory", "80Gi", "--gpu-tflops", tflops, "--gpu-bandwidth", "3350")
+    code, _, errors = rljob("plan", str(job), "--cluster", "1x8xmine", *three)
+    assert code == 2
+    assert errors.startswith("error: --gpu-tflops, --gpu-bandwidth: must be at least 0.001 and at most 1,000,000 (seen")
+
+
+def test_comments_quotes_and_all_else_stay_as_they_were() -> None:
+    pools = "[{name: main, nodes: 2, gpusPerNode: 8, resources: {requests: {cpu: '8'}}}]"
+    spec = moved(JOB, pools, "{rollout: {tensorParallel: 2}, actor: {shardSize: 8}}")
+    assert mapped_text(JOB, spec) == JOB.replace("nodes: 1\n", "nodes: 2\n").replace(
+        "\n  training:\n",
+        "\n  roles:\n    actor: {shardSize: 8}\n    rollout: {tensorParallel: 2}\n  training:\n",
+    )
+
+
+def test_a_file_that_says_it_already_is_written_as_it_is() -> None:
+    assert mapped_text(JOB, load_job_text(JOB).spec) == JOB
+
+
+def test_pools_come_and_go_and_change_places() -> None:
+    resources = "resources: {requests: {cpu: '8'}}"
+    two = f"[{{name: aside, gpusPerNode: 4}}, {{name: main, nodes: 2, gpusPerNode: 8, {resources}}}]"
+    roles = "{actor: {pool: main}, rollout: {pool: main}, ref: {pool: aside, shardSize: 2}}"
+    spec = moved(JOB, two, roles)
+    text = mapped_text(JOB, spec)
+    found = load_job_text(text).spec
+    assert found.pools == spec.pools
+    assert found.placed_roles() == spec.placed_roles()
+    assert "# all of it" in text
+    assert "# enough" in text
+    # And back again: what equals its default is left out.
+    again = load_job_text(mapped_text(text, load_job_text(JOB).spec)).spec
+    assert again.to_wire() == load_job_text(JOB).spec.to_wire()
+
+
+def test_a_rule_that_would_be_broken_is_said_and_nothing_written() -> None:
+    spec = load_job_text(JOB).spec
+    [pool] = spec.pools
+    uneven = spec.model_copy(update={"pools": (pool.model_copy(update={"nodes": 3, "gpus_per_node": 7}),)})
+    with pytest.raises(CliError, match=r"(?s)^--write: the mapping breaks a rule.*spec.training.batchSize"):
+        mapped_text(JOB, uneven)
+
+
+def test_what_an_alias_stands_for_is_not_changed_behind_the_users_back() -> None:
+    text = JOB.replace("  training:\n", "  roles: {actor: &where {shardSize: 8}, ref: *where}\n  training:\n")
+    spec = load_job_text(text).spec
+    ref = spec.roles.ref.model_copy(update={"shard_size": 4})
+    other = spec.model_copy(update={"roles": spec.roles.model_copy(update={"ref": ref})})
+    with pytest.raises(CliError, match=r"^--write: .*cannot be changed here \(an alias, perhaps\)"):
+        mapped_text(text, other)
+
+
+def test_changes_are_listed_field_by_field() -> None:
+    old = load_job_text(JOB).spec
+    resources = "resources: {requests: {cpu: '8'}}"
+    pools = f"[{{name: main, nodes: 2, gpusPerNode: 8, {resources}}}, {{name: aside, nodes: 1, gpusPerNode: 2}}]"
+    new = moved(JOB, pools, "{rollout: {tensorParallel: 2}, ref: {pool: aside}}")
+    assert list(placement_changes(old, new).lines()) == [
+        "+ pool aside: 1 x 2 GPUs",
+        "~ spec.pools[main].nodes: 1 -> 2",
+        "~ spec.roles.rollout.tensorParallel: (default) -> 2",
+        "~ spec.roles.ref.pool: (default) -> aside",
+    ]
+    assert next(placement_changes(new, old).lines()) == "- pool aside: 1 x 2 GPUs"
+    assert placement_changes(old, old).is_empty
+
+
+def test_changes_of_the_training_reach_their_fields() -> None:
+    spec = load_job_text(JOB).spec
+    changes = [
+        Change("spec.training.model.offload.optimizer", "true", "false"),
+        Change("spec.training.rollout.gpuMemoryUtilization", "0.35", "0.5"),
+    ]
+    changed = changed_spec(spec, changes)
+    assert changed.training.model.offload.optimizer
+    assert changed.training.rollout.gpu_memory_utilization == 0.35
+    assert changed.training.rollout.group_size == 8
+    text = mapped_text(JOB, changed, changes)
+    assert load_job_text(text).spec == changed
+    assert "# 80 GB are not much" in text
+    judged = load_job_text(
+        JOB.replace(
+            "[{type: MathAnswer}]",
+            "[{type: MathAnswer}, {type: RewardModel, name: taste, rewardModel: {source: a/b}}]",
+        )
+    ).spec
+    field = Change("spec.training.rewards[].rewardModel.offload", "true", "false")
+    assert change_path(field, judged) == ("training", "rewards", 1, "rewardModel", "offload")
+    assert changed_spec(judged, [field]).training.rewards[1].reward_model is not None

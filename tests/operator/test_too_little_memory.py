@@ -1,0 +1,58 @@
+"""A job whose models are too large for its GPUs by an estimate: it is told once, and nothing else is different."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.conditions import Reason
+from rljob_operator.kube import observed_objects
+from rljob_operator.kube.observed_objects import JobReader
+from rljob_operator.reconcile.plan_types import EventRecord, EventType
+from rljob_testing.operator_observed import decide, observed
+from rljob_testing.operator_process_jobs import cluster_job
+from rljob_testing.valid_job import edited
+
+Json = dict[str, object]
+
+
+def job(**parts: object) -> Json:
+    """As the API server returns it."""
+    metadata = {"name": "job", "namespace": "team", "uid": "u1", "creationTimestamp": "2026-01-31T12:00:00Z"}
+    return {**cluster_job("job"), "metadata": metadata, **parts}
+
+
+def test_the_memory_of_a_spec_is_estimated_once() -> None:
+    reader = JobReader()
+    too_large = {
+        "spec.training.model.source": "Qwen/Qwen3-32B",
+        "spec.pools[0].template.nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
+    }
+    first = reader.read(edited(job(), too_large)).observed.memory_shortage
+    assert first.startswith("by an estimate the memory of pool main (L4) is too small: ")
+    assert reader.read(edited(job(status={"observedGeneration": 1}), too_large)).observed.memory_shortage is first
+    assert reader.read(job()).observed.memory_shortage == ""
+    assert reader.read(edited(job(), {**too_large, "spec.training.steps": 0})).observed.memory_shortage == ""
+
+
+def test_an_estimate_that_fails_keeps_no_job_from_being_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def mistake(_spec: object) -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(observed_objects, "memory_shortage", mistake)
+    assert JobReader().read(job()).observed.spec is not None
+    assert "the memory of a job could not be estimated" in caplog.text
+
+
+def test_too_little_memory_is_told_once_and_keeps_nothing_from_being_made() -> None:
+    seen = observed()
+    too_large = replace(seen, job=replace(seen.job, memory_shortage="later wake-ups takes 91.0 of 78.4 GiB"))
+    plan = decide(too_large)
+    warning = EventRecord(EventType.WARNING, Reason.MEMORY_TOO_SMALL, "later wake-ups takes 91.0 of 78.4 GiB")
+    assert plan.events == (warning, *decide(seen).events)
+    assert plan.effects == decide(seen).effects
+    again = decide(replace(too_large, job=replace(too_large.job, status=plan.status)))
+    assert warning not in again.events

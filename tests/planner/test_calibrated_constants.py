@@ -1,0 +1,117 @@
+"""Constants that are fitted to steps: those that made the steps come back, and what was not seen stays as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_planner.calibration import (
+    DECODE_STEP,
+    OF_A_MACHINE,
+    STEP,
+    TRAINING_EFFICIENCY,
+    Observation,
+    fit,
+)
+from rljob_planner.constants import Constants
+from rljob_planner.timing.step import step_time
+from rljob_planner.workload import TokenLengths, Workload
+from rljob_testing.planner_cases import gpu, one_pool, placed, workload
+
+KIND = gpu().name
+DEFAULT = Constants()
+TRUE = replace(
+    DEFAULT,
+    training_efficiency={KIND: 0.45},
+    forward_efficiency={KIND: 0.25},
+    decode_step_seconds=4e-3,
+    decode_bandwidth_efficiency=0.75,
+    step_seconds=8.0,
+    update_seconds=0.5,
+    wake_seconds=3.0,
+)
+
+
+def jobs() -> list[Workload]:
+    """Of other sizes and lengths, so that what is fixed shows beside what grows."""
+    base = workload(needs_old_logprobs=True)
+    sizes = ((32, 8, 300.0), (64, 64, 1000.0), (256, 32, 600.0), (128, 128, 1500.0))
+    return [
+        replace(
+            base, batch_size=batch, mini_batch_size=mini, lengths=TokenLengths(256.0, 1024, mean, 3072, response_cv=0.5)
+        )
+        for batch, mini, mean in sizes
+    ]
+
+
+def observed(job: Workload, constants: Constants = TRUE, factor: float = 1.0) -> Observation:
+    time = step_time(job, placed(one_pool(job)), constants)
+    seconds = {phase.name: factor * (phase.waited or phase.seconds).likely for phase in time.phases}
+    return Observation(job, placed(one_pool(job)), {**seconds, STEP: factor * time.total.likely})
+
+
+def predicted(job: Workload, constants: Constants) -> float:
+    return step_time(job, placed(one_pool(job)), constants).total.likely
+
+
+def test_constants_come_back() -> None:
+    found = fit(DEFAULT, [observed(job) for job in jobs()], OF_A_MACHINE, noise=0.003)
+    assert found.training_efficiency_of(KIND) == pytest.approx(0.45, rel=0.02)
+    assert found.forward_efficiency_of(KIND) == pytest.approx(0.25, rel=0.02)
+    assert found.decode_step_seconds == pytest.approx(4e-3, rel=0.05)
+    assert found.decode_bandwidth_efficiency == pytest.approx(0.75, rel=0.03)
+    assert found.step_seconds == pytest.approx(8.0, rel=0.05)
+    assert found.update_seconds == pytest.approx(0.5, rel=0.1)
+    assert found.wake_seconds == pytest.approx(3.0, rel=0.05)
+    assert found.spread == 0.1
+
+
+def test_one_step_brings_others_near() -> None:
+    *others, seen = jobs()
+    found = fit(DEFAULT, [observed(seen)])
+    for job in others:
+        before, after = (predicted(job, each) / predicted(job, TRUE) - 1 for each in (DEFAULT, found))
+        assert abs(after) < 0.15
+        assert abs(after) < max(0.06, abs(before))
+
+
+def test_what_was_not_seen_stays() -> None:
+    job = jobs()[0]
+    only = Observation(job, placed(one_pool(job)), {"update_actor": 20.0})
+    found = fit(DEFAULT, [only])
+    assert found.decode_step_seconds == DEFAULT.decode_step_seconds
+    assert found.step_seconds == DEFAULT.step_seconds
+    assert found.forward_efficiency_of(KIND) == DEFAULT.forward_efficiency_of(KIND)
+    assert found.training_efficiency_of(KIND) < DEFAULT.training_efficiency_of(KIND)
+    assert fit(DEFAULT, []) is DEFAULT
+
+
+def test_defaults_that_are_right_stay_nearly() -> None:
+    found = fit(DEFAULT, [observed(job, DEFAULT) for job in jobs()])
+    assert found.training_efficiency_of(KIND) == pytest.approx(DEFAULT.default_efficiency, rel=1e-3)
+    assert found.decode_step_seconds == pytest.approx(DEFAULT.decode_step_seconds, rel=1e-3)
+    assert (found.pass_seconds, found.update_seconds, found.wake_seconds) == pytest.approx((0, 0, 0), abs=1e-3)
+
+
+def test_a_step_that_went_wrong_does_not_decide() -> None:
+    good = [observed(job, DEFAULT) for job in jobs()]
+    found = fit(DEFAULT, [*good, observed(jobs()[0], DEFAULT, factor=5.0)])
+    for job in jobs():
+        assert predicted(job, found) == pytest.approx(predicted(job, DEFAULT), rel=0.12)
+
+
+def test_only_what_may_change_changes() -> None:
+    other = replace(DEFAULT, training_efficiency={KIND: 0.45}, decode_step_seconds=6e-3, step_seconds=5.0)
+    found = fit(DEFAULT, [observed(job, other) for job in jobs()], (TRAINING_EFFICIENCY, DECODE_STEP))
+    assert found.step_seconds == DEFAULT.step_seconds
+    assert found.decode_bandwidth_efficiency == DEFAULT.decode_bandwidth_efficiency
+    assert found.training_efficiency_of(KIND) == pytest.approx(0.45, rel=0.05)
+    assert found.decode_step_seconds == pytest.approx(6e-3, rel=0.15)
+
+
+def test_the_range_is_as_wide_as_what_is_left() -> None:
+    # Four steps of one job that nothing tells apart, and that took other times.
+    job = jobs()[1]
+    unlike = [observed(job, DEFAULT, factor) for factor in (0.8, 0.9, 1.1, 1.25)]
+    assert 0.1 < fit(DEFAULT, unlike).spread <= DEFAULT.spread

@@ -1,0 +1,195 @@
+"""How long engines decode, against going token by token and against the ends of the roofline."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from rljob_planner.constants import Constants
+from rljob_planner.placement import RolloutLayout
+from rljob_planner.timing.costs import LONGEST_RESPONSE, Site
+from rljob_planner.timing.generation import Requests, decode_speed, decode_time, generation_cost
+from rljob_planner.timing.lengths import Lengths
+from rljob_planner.timing.makespan import DecodeSpeed, makespan, mixed
+from rljob_planner.workload import EngineKind, RolloutWork
+from rljob_testing.planner_cases import LLAMA3_8B, QWEN3_4B, gpu
+
+DENSE = DecodeSpeed(
+    weights=4e-3,
+    experts=0.0,
+    num_experts=0,
+    experts_per_token=0,
+    kv=2e-8,
+    sequence_kv=1e-6,
+    sequence_compute=3e-5,
+    context_compute=1e-8,
+    fixed=2e-3,
+    per_sequence=1e-6,
+)
+EXPERTS = replace(DENSE, experts=2e-2, num_experts=64, experts_per_token=4)
+SHORT_PROMPTS_COMPUTE = replace(DENSE, kv=1e-6, sequence_compute=3e-4, context_compute=0.0)
+"""Products take longest until the cache has grown."""
+CONSTANTS = Constants()
+
+
+def by_tokens(speed: DecodeSpeed, prompt: float, lengths: list[int], slots: int, *, refills: bool) -> tuple[float, int]:
+    """One step of decoding after the other."""
+    waiting, live = list(lengths), list[list[float]]()
+    seconds, steps = 0.0, 0
+    while waiting or live:
+        if refills or not live:
+            while waiting and len(live) < slots:
+                live.append([prompt, waiting.pop(0)])
+        seconds += speed.step(len(live), sum(context for context, _ in live))
+        steps += 1
+        live = [[context + 1, left - 1] for context, left in live if left > 1]
+    return seconds, steps
+
+
+@pytest.mark.parametrize("refills", [True, False])
+@pytest.mark.parametrize("speed", [DENSE, EXPERTS, SHORT_PROMPTS_COMPUTE])
+@pytest.mark.parametrize("slots", [1, 3, 40])
+def test_from_finish_to_finish_is_the_same_as_token_by_token(speed: DecodeSpeed, slots: int, *, refills: bool) -> None:
+    draw = random.Random(slots)
+    lengths = [draw.choice([1, 2, 7, draw.randint(1, 400)]) for _ in range(40)]
+    found = makespan(speed, 50.0, lengths, slots, refills=refills)
+    seconds, steps = by_tokens(speed, 50.0, lengths, slots, refills=refills)
+    assert found.seconds == pytest.approx(seconds, rel=1e-12)
+    assert found.token_steps == steps
+
+
+def test_both_bounds_occur_in_one_run() -> None:
+    lengths = [300] * 20
+    found = makespan(SHORT_PROMPTS_COMPUTE, 10.0, lengths, 20)
+    working = found.seconds - found.in_overhead
+    assert 0.1 * working < found.in_compute < 0.9 * working
+    assert found.seconds == pytest.approx(by_tokens(SHORT_PROMPTS_COMPUTE, 10.0, lengths, 20, refills=True)[0])
+
+
+def test_without_a_limit_it_is_the_sum_over_the_survival_curve() -> None:
+    lengths = Lengths(1000, location=5.0, scale=0.8)
+    drawn = [max(1, round(each)) for each in lengths.spread_over(200)]
+    # Live sequences at each token, and what they have in the cache: that many tokens each.
+    seconds = sum(
+        DENSE.step(live, live * (64 + token))
+        for token in range(max(drawn))
+        if (live := sum(each > token for each in drawn))
+    )
+    assert makespan(DENSE, 64.0, drawn, 200).seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("slots", [64, 300, 4000])
+def test_one_that_stands_for_several_is_near_all_of_them(slots: int) -> None:
+    lengths = Lengths(4096, location=6.5, scale=0.8)
+    exact = [*lengths.spread_over(2000)[:-1], lengths.longest_of(2000)]
+    order = mixed(exact) if slots < 2000 else exact
+    all_of_them = makespan(DENSE, 200.0, order, slots)
+    found = decode_time(DENSE, 200.0, lengths, 2000, min(slots, 2000), 2000, refills=True)
+    # With fewer places than responses it matters when the long ones come, which is chance.
+    assert found.seconds == pytest.approx(all_of_them.seconds, rel=0.06 if slots < 2000 else 0.01)
+
+
+def test_a_mixed_order_has_the_same_lengths_evenly() -> None:
+    ascending = [float(each) for each in range(101)]
+    found = mixed(ascending)
+    assert sorted(found) == ascending
+    assert 30 < found.index(100.0) < 70
+    assert all(abs(sum(found[start : start + 20]) / 20 - 50) < 6 for start in (0, 40, 80))
+
+
+def speed_of(work: RolloutWork, tensor_parallel: int = 1, context: float = 0.0) -> DecodeSpeed:
+    return decode_speed(work, RolloutLayout(8, tensor_parallel), Site(gpu(), 8), CONSTANTS, context)
+
+
+def test_one_sequence_reads_all_weights() -> None:
+    speed = speed_of(RolloutWork(LLAMA3_8B))
+    # All but the embedding, of which a token reads one row.
+    read = 2 * (LLAMA3_8B.num_parameters - LLAMA3_8B.embedding_parameters - LLAMA3_8B.hidden_size)
+    by_memory = read / (3.35e12 * CONSTANTS.decode_bandwidth_efficiency)
+    overhead = CONSTANTS.decode_step_seconds + CONSTANTS.decode_sequence_seconds
+    assert speed.step(1, 0) == pytest.approx(by_memory + overhead)
+
+
+def test_many_sequences_with_little_in_the_cache_wait_for_products() -> None:
+    speed = speed_of(RolloutWork(LLAMA3_8B))
+    by_compute = 5000 * 2 * LLAMA3_8B.matmul_parameters / (989e12 * CONSTANTS.decode_compute_efficiency)
+    overhead = CONSTANTS.decode_step_seconds + 5000 * CONSTANTS.decode_sequence_seconds
+    assert speed.step(5000, 0) == pytest.approx(by_compute + overhead)
+
+
+def test_long_contexts_wait_for_the_cache() -> None:
+    speed = speed_of(RolloutWork(LLAMA3_8B))
+    # 2 x 2 bytes x 32 layers x 1,024 numbers: 128 KiB of each token.
+    more = speed.step(100, 2_000_000) - speed.step(100, 1_000_000)
+    assert more == pytest.approx(1e6 * 131_072 / (3.35e12 * CONSTANTS.decode_bandwidth_efficiency))
+
+
+def test_two_gpus_read_half_each_and_talk_in_between() -> None:
+    one, two = (speed_of(RolloutWork(LLAMA3_8B), each) for each in (1, 2))
+    assert two.weights == pytest.approx(one.weights / 2)
+    assert two.kv == pytest.approx(one.kv / 2)
+    assert two.fixed == pytest.approx(one.fixed + 64 * CONSTANTS.tensor_parallel_seconds)
+    # More GPUs than heads of keys: each has one head.
+    assert speed_of(RolloutWork(LLAMA3_8B), 16).kv == pytest.approx(speed_of(RolloutWork(LLAMA3_8B), 8).kv)
+
+
+def test_few_tokens_read_few_experts() -> None:
+    speed = EXPERTS
+    assert speed.reading(1) - DENSE.reading(1) == pytest.approx(2e-2 * 4 / 64)
+    assert speed.reading(1000) - DENSE.reading(1000) == pytest.approx(2e-2)
+    # Two tokens choose the same expert now and then: 64 (1 - (1 - 4/64)^2) = 7.75 of them.
+    assert speed.reading(2) - DENSE.reading(2) == pytest.approx(2e-2 * 7.75 / 64)
+
+
+def test_windows_bound_what_a_layer_reads() -> None:
+    half = replace(LLAMA3_8B, sliding_window=128, num_full_attention_layers=16)
+    whole, windowed = speed_of(RolloutWork(LLAMA3_8B)), speed_of(RolloutWork(half), context=1000.0)
+    assert windowed.kv == pytest.approx(whole.kv / 2)
+    assert windowed.sequence_kv == pytest.approx(whole.kv / 2 * 128)
+
+
+def cost(work: RolloutWork, count: int, lengths: Lengths, at_once: float = 256, speed: float = 1.0) -> float:
+    card = gpu()
+    card = replace(card, flops=speed * card.flops, bandwidth=speed * card.bandwidth)
+    requests = Requests(count, 8, 200.0, lengths)
+    return generation_cost(work, requests, RolloutLayout(8), Site(card, 8), at_once, CONSTANTS).seconds
+
+
+def test_monotone() -> None:
+    work, lengths = RolloutWork(QWEN3_4B), Lengths(4096, location=6.5, scale=0.8)
+    base = cost(work, 2048, lengths)
+    assert cost(work, 2048, lengths, speed=2.0) < base
+    assert cost(work, 4096, lengths) > base
+    assert cost(work, 2048, lengths, at_once=64) > base
+    assert cost(work, 2048, Lengths(8192, location=7.0, scale=0.8)) > base
+
+
+def test_prompts_are_read_once_by_an_engine_that_keeps_prefixes() -> None:
+    lengths = Lengths(10, known=(10,))
+    by_vllm, by_other = (
+        RolloutWork(QWEN3_4B, engine=each, max_sequences=64) for each in (EngineKind.VLLM, EngineKind.HUGGING_FACE)
+    )
+    speed = makespan(speed_of(by_vllm), 200.0, [10] * 64, 64).seconds
+    layers = 2 * QWEN3_4B.layer_matmul_parameters * 200 / 0.35
+    attention = 2 * 36 * 4096 * 200 * 200 / CONSTANTS.attention_efficiency
+    # 512 responses to 64 prompts on 8 engines.
+    assert cost(by_vllm, 512, lengths) == pytest.approx(speed + 8 * (layers + attention) / 989e12)
+    head = 2 * QWEN3_4B.embedding_parameters * 200 / 0.35
+    assert cost(by_other, 512, lengths) == pytest.approx(speed + 64 * (layers + head + attention) / 989e12)
+
+
+def test_without_new_ones_in_free_places_batches_wait_for_their_longest() -> None:
+    work = RolloutWork(QWEN3_4B, max_sequences=16)
+    lengths = Lengths(4096, location=6.0, scale=0.8)
+    batches = cost(replace(work, engine=EngineKind.HUGGING_FACE), 512, lengths)
+    assert batches > 1.3 * cost(work, 512, lengths)
+
+
+def test_the_longest_response_is_named_where_it_is_waited_for() -> None:
+    lengths = Lengths(30_000, known=(*[200] * 255, 20_000))
+    requests = Requests(256, 8, 200.0, lengths)
+    quick = replace(CONSTANTS, decode_step_seconds=1e-3)
+    found = generation_cost(RolloutWork(LLAMA3_8B), requests, RolloutLayout(8), Site(gpu(), 8), 256, quick)
+    assert found.bound_by == LONGEST_RESPONSE

@@ -1,0 +1,235 @@
+"""What the planner makes of a job: which models and passes it has, as the trainer reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_planner.errors import PlanError
+from rljob_planner.job import LengthOptions, model_sources, workload_of
+from rljob_planner.known_models import known_model
+from rljob_planner.model_shape import ModelShape
+from rljob_planner.workload import EngineKind, Head, ModelOffload, Role, Workload
+from rljob_testing.valid_job import edited, valid_job
+from rljob_trainer.controller.dynamic_sampling import num_fresh_prompts
+
+Edits = dict[str, object]
+
+T = "spec.training"
+PPO: Edits = {f"{T}.algorithm": {"type": "PPO"}}
+KL: Edits = {f"{T}.algorithm": {"kl": {"coefficient": 0.001}}}
+LORA: Edits = {f"{T}.model.lora": {"rank": 4}}
+
+
+def shape(name: str = "Qwen/Qwen3-0.6B") -> ModelShape:
+    found = known_model(name)
+    assert found is not None
+    return found
+
+
+def spec_of(edits: Mapping[str, object]) -> RLJobSpec:
+    return RLJob.from_wire(edited(valid_job(), edits)).spec
+
+
+def made(edits: Mapping[str, object], *, is_cpu: bool = False, lengths: LengthOptions | None = None) -> Workload:
+    return workload_of(spec_of(edits), {Role.ACTOR: shape()}, is_cpu=is_cpu, lengths=lengths)
+
+
+def test_a_job_with_defaults_has_an_actor_and_a_rollout() -> None:
+    found = made({})
+    assert found.roles == (Role.ACTOR, Role.ROLLOUT)
+    assert (found.batch_size, found.group_size, found.mini_batch_size, found.num_steps) == (8, 4, 8, 10)
+    assert (found.num_responses, found.num_updates) == (32, 1)
+    assert found.max_tokens_per_micro_batch == 16384
+    assert not found.needs_old_logprobs
+    assert found.generated_per_learned == 1.0
+    assert found.checkpoint_every_steps == 20
+
+
+def test_a_kl_term_brings_a_reference_and_ppo_a_critic() -> None:
+    assert made(KL).roles == (Role.ACTOR, Role.ROLLOUT, Role.REF)
+    assert not made(KL).models[Role.REF].is_trained
+    critic = made(PPO).models[Role.CRITIC]
+    assert critic.is_trained
+    assert critic.head is Head.VALUE
+    # The body and a head of one number for each hidden one, in the place of an output head.
+    assert critic.num_parameters == shape().layers_parameters + shape().embedding_parameters + 2 * 1024
+
+
+def test_a_reward_model_has_a_source_of_its_own() -> None:
+    edits: dict[str, object] = {
+        f"{T}.rewards": [
+            {"name": "math", "type": "MathAnswer"},
+            {"name": "taste", "type": "RewardModel", "rewardModel": {"source": "them/judge", "offload": True}},
+        ],
+        f"{T}.rollout": {"groupSize": 4, "maxNewTokens": 64},
+    }
+    spec = spec_of(edits)
+    sources = model_sources(spec)
+    assert sources[Role.REWARD_MODEL].source == "them/judge"
+    assert sources[Role.REWARD_MODEL].field == "spec.training.rewards[1].rewardModel.source"
+    judge = shape("Qwen/Qwen3-1.7B")
+    model = workload_of(spec, {Role.ACTOR: shape(), Role.REWARD_MODEL: judge}).models[Role.REWARD_MODEL]
+    assert (model.shape, model.head, model.offload) == (judge, Head.SCORE, ModelOffload(parameters=True))
+    with pytest.raises(PlanError, match=r"^rewardModel: the shape of its model is not there"):
+        workload_of(spec, {Role.ACTOR: shape()})
+
+
+def test_a_critic_of_its_own_has_its_own_source_and_shape() -> None:
+    edits = PPO | {f"{T}.critic": {"model": {"source": "them/critic", "gradientCheckpointing": True}}}
+    sources = model_sources(spec_of(edits))
+    assert sources[Role.CRITIC].source == "them/critic"
+    other = shape("Qwen/Qwen3-1.7B")
+    found = workload_of(spec_of(edits), {Role.ACTOR: shape(), Role.CRITIC: other}).models
+    assert found[Role.CRITIC].shape == other
+    assert (found[Role.CRITIC].checkpoints_activations, found[Role.ACTOR].checkpoints_activations) == (True, False)
+    assert model_sources(spec_of(PPO))[Role.CRITIC] == model_sources(spec_of(PPO))[Role.ACTOR]
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {f"{T}.miniBatchSize": 4},
+        {f"{T}.numEpochsPerBatch": 2},
+        {f"{T}.model.lora": {"dropout": 0.1}},
+        {f"{T}.algorithm": {"kl": {"coefficient": 0.1, "placement": "Reward"}}},
+        {f"{T}.algorithm": {"advantage": {"type": "OptimalTokenBaseline"}}},
+    ],
+)
+def test_old_log_probs_take_a_pass_where_an_update_does_not_give_them(edits: dict[str, object]) -> None:
+    assert made(edits).needs_old_logprobs
+
+
+def test_covariance_losses_take_a_pass_over_mini_batches() -> None:
+    assert not made({}).needs_whole_pass
+    assert made({f"{T}.algorithm": {"loss": {"type": "ClipCov"}}}).needs_whole_pass
+
+
+def test_the_dtype_of_auto_is_that_of_the_device() -> None:
+    assert made({}).models[Role.ACTOR].compute_bytes == 2
+    assert made({}, is_cpu=True).models[Role.ACTOR].compute_bytes == 4
+    assert made({f"{T}.model.dtype": "BFloat16"}, is_cpu=True).rollout.weight_bytes == 2
+    assert made({f"{T}.model.dtype": "Float32"}).rollout.weight_bytes == 4
+
+
+def test_adapters_stand_beside_all_linear_layers() -> None:
+    lora = made(LORA).models[Role.ACTOR].lora
+    assert lora is not None
+    # Qwen3-0.6B: hidden 1024, queries 2048, keys and values 1024 each, MLP 3072; 28 layers of seven linear ones.
+    attention = (1024 + 2048) + 2 * (1024 + 1024) + (2048 + 1024)
+    assert lora.num_parameters == 28 * 4 * (attention + 3 * (1024 + 3072))
+    assert lora.num_layers == 28 * 7
+    assert lora.input_sizes_per_layer == 3 * 1024 + 2048 + 2 * 1024 + 3072
+    assert lora.syncs_alone
+
+
+def test_adapters_may_stand_beside_some_layers_alone() -> None:
+    lora = made({f"{T}.model.lora": {"rank": 4, "targets": ["self_attn.q_proj", "down_proj"]}}).models[Role.ACTOR].lora
+    assert lora is not None
+    assert lora.num_layers == 28 * 2
+    assert lora.num_parameters == 28 * 4 * ((1024 + 2048) + (3072 + 1024))
+
+
+def test_adapters_beside_experts_are_those_of_the_attention_and_are_merged() -> None:
+    spec = spec_of(LORA)
+    lora = workload_of(spec, {Role.ACTOR: shape("Qwen/Qwen3-30B-A3B")}).models[Role.ACTOR].lora
+    assert lora is not None
+    assert lora.num_layers == 48 * 4
+    assert not lora.syncs_alone
+    assert made(LORA, is_cpu=True).rollout.adapter_rank is None
+    assert made(LORA).rollout.adapter_rank == 4
+
+
+def test_a_reference_beside_adapters_is_the_actor() -> None:
+    assert made(LORA | KL).models[Role.REF].is_actor_without_adapters
+    assert not made(LORA | KL | {"spec.roles.ref.shardSize": 1}).models[Role.REF].is_actor_without_adapters
+    assert not made(KL).models[Role.REF].is_actor_without_adapters
+
+
+def test_what_is_offloaded_is_said_for_each_model() -> None:
+    edits = KL | {f"{T}.model.offload": {"optimizer": True, "reference": True}}
+    models = made(edits).models
+    assert models[Role.ACTOR].offload == ModelOffload(optimizer=True)
+    assert models[Role.REF].offload == ModelOffload(parameters=True)
+
+
+def test_the_rollout_has_the_lengths_and_limits_of_the_job() -> None:
+    edits: Edits = {f"{T}.rollout.gpuMemoryUtilization": 0.7, f"{T}.rollout.maxNumSequences": 64}
+    rollout = made(edits).rollout
+    assert (rollout.max_model_length, rollout.max_sequences, rollout.memory_utilization) == (128, 64, 0.7)
+    assert rollout.engine is EngineKind.VLLM
+    assert made({f"{T}.rollout.engine": "HuggingFace"}).rollout.engine is EngineKind.HUGGING_FACE
+
+
+def test_vllm_compiles_on_gpus_and_in_long_jobs_on_cpus() -> None:
+    assert made({}).rollout.compiles
+    assert not made({}, is_cpu=True).rollout.compiles
+    assert made({f"{T}.steps": 300}, is_cpu=True).rollout.compiles
+    assert not made({f"{T}.rollout.compile": "Never"}).rollout.compiles
+
+
+def test_means_that_nobody_knows_are_half_of_their_limits_and_said_so() -> None:
+    lengths = made({f"{T}.rollout.maxNewTokens": 200}).lengths
+    assert (lengths.prompt_mean, lengths.prompt_max, lengths.response_mean, lengths.response_max) == (32, 64, 100, 200)
+    assert (lengths.response_mean_low, lengths.response_mean_high) == (50, 200)
+    assert lengths.assumption == (
+        "prompts and responses are taken to be half of their limit on average; --mean-prompt and --mean-response can"
+        " say more"
+    )
+
+
+def test_means_that_are_given_are_taken() -> None:
+    lengths = made({}, lengths=LengthOptions(10, 20)).lengths
+    assert (lengths.prompt_mean, lengths.response_mean, lengths.assumption) == (10, 20, "")
+    assert lengths.response_mean_low is None
+    with pytest.raises(PlanError, match=r"^--mean-response: must be above 0 and at most the job's limit, 64 \(seen 65"):
+        made({}, lengths=LengthOptions(10, 65))
+    with pytest.raises(PlanError, match=r"^--mean-prompt: must be above 0"):
+        made({}, lengths=LengthOptions(0, 20))
+
+
+def test_dynamic_sampling_generates_more_than_is_learned_from() -> None:
+    found = made({f"{T}.algorithm": {"type": "DAPO"}})
+    # Of 120 prompts 72 are kept: the trainer asks for 48 more by 100 others.
+    again = num_fresh_prompts(num_wanted=120, num_kept=72, num_drawn=120, multiple=1)
+    assert found.generated_per_learned == pytest.approx(1 + again / 120)
+    assert found.assumptions == ("Dynamic sampling is taken to replace 40% of the groups.",)
+
+
+def test_scores_come_first_where_they_say_what_is_learned_from() -> None:
+    def scores_first(algorithm: dict[str, object]) -> bool:
+        return made({f"{T}.algorithm": algorithm}).scores_first
+
+    assert scores_first({"type": "DAPO"})
+    assert scores_first({"dropZeroVarianceGroups": True})
+    assert not scores_first({"dropZeroVarianceGroups": False})
+    assert not scores_first({"dropZeroVarianceGroups": False, "maskTruncatedResponses": True})
+    assert not scores_first({"type": "ReMax"})
+
+
+def test_greedy_responses_are_made_beside_the_others() -> None:
+    found = made({f"{T}.algorithm": {"type": "ReMax"}})
+    assert found.generated_per_learned == 1.0
+    # One to each prompt beside four that are drawn.
+    assert found.num_requests == 5 * found.batch_size
+    assert found.num_responses == 4 * found.batch_size
+    assert made({}).num_requests == made({}).num_responses
+
+
+def test_what_functions_may_ask_for_is_counted_and_said() -> None:
+    edits = {f"{T}.algorithm": {"advantage": {"type": "Function", "function": {"path": "mine:advantage"}}}}
+    found = made(edits)
+    assert found.roles == (Role.ACTOR, Role.ROLLOUT, Role.REF, Role.CRITIC)
+    assert found.assumptions == (
+        "A function of the job's own may ask for the reference's log-probabilities: a reference is counted.",
+        "A function of the job's own may ask for values: a critic is counted.",
+    )
+    assert made(PPO | KL).assumptions == ()
+
+
+def test_rows_that_are_longer_than_the_model_reads_are_said() -> None:
+    found = made({f"{T}.rollout.maxNewTokens": 41_000, f"{T}.maxTokensPerMicroBatch": 50_000})
+    assert found.assumptions == ("Qwen/Qwen3-0.6B has 40,960 positions, and the longest row of the job 41,064 tokens.",)

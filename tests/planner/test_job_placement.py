@@ -1,0 +1,161 @@
+"""Where a job has its roles, and the job that has them elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.rules import violations
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_planner.errors import PlanError
+from rljob_planner.job import workload_of
+from rljob_planner.job_placement import check_layouts, placement_of, spec_with, with_selectors
+from rljob_planner.known_gpus import gpu_named
+from rljob_planner.known_models import known_model
+from rljob_planner.placement import PlacedPool, Placement, RolloutLayout, Schedule, TrainLayout
+from rljob_planner.workload import Role
+from rljob_testing.valid_job import edited, valid_job
+
+Edits = dict[str, object]
+
+H100 = gpu_named("H100")
+KL: Edits = {"spec.training.algorithm": {"kl": {"coefficient": 0.001}}}
+TWO_POOLS: Edits = {
+    "spec.pools": [{"name": "main", "nodes": 2, "gpusPerNode": 4}, {"name": "aside", "nodes": 1, "gpusPerNode": 2}],
+    "spec.roles": {"actor": {"shardSize": 4}, "rollout": {"tensorParallel": 2}, "ref": {"pool": "aside"}},
+    **KL,
+}
+
+
+def spec_of(edits: Mapping[str, object]) -> RLJobSpec:
+    return RLJob.from_wire(edited(valid_job(), edits)).spec
+
+
+def placed(spec: RLJobSpec) -> Placement:
+    return placement_of(spec, {pool.name: H100 for pool in spec.pools})
+
+
+def test_what_a_job_leaves_open_is_one_copy_on_all_gpus() -> None:
+    [pool] = placed(spec_of(KL)).pools
+    assert pool.roles == (Role.ACTOR, Role.ROLLOUT, Role.REF)
+    assert pool.layouts[Role.ACTOR] == pool.layouts[Role.REF] == TrainLayout(2, 2, 1)
+    assert pool.rollout == RolloutLayout(2, 1)
+
+
+def test_roles_are_where_the_job_puts_them() -> None:
+    main, aside = placed(spec_of(TWO_POOLS)).pools
+    assert main.roles == (Role.ACTOR, Role.ROLLOUT)
+    assert main.layouts == {Role.ACTOR: TrainLayout(8, 4, 1)}
+    assert main.rollout == RolloutLayout(8, 2)
+    assert (aside.roles, aside.layouts) == ((Role.REF,), {Role.REF: TrainLayout(2, 2, 1)})
+
+
+def test_a_reference_that_is_the_actor_has_its_layout() -> None:
+    edits = KL | {
+        "spec.training.model.lora": {"rank": 4},
+        "spec.roles.actor": {"shardSize": 1, "sequenceParallel": 2},
+    }
+    [pool] = placed(spec_of(edits)).pools
+    assert pool.layouts[Role.REF] == pool.layouts[Role.ACTOR] == TrainLayout(2, 1, 2)
+
+
+def test_roles_that_a_job_has_not_have_no_place() -> None:
+    assert placed(spec_of({})).pools[0].roles == (Role.ACTOR, Role.ROLLOUT)
+
+
+def test_a_pool_without_a_kind_is_named() -> None:
+    with pytest.raises(PlanError, match=r"^spec.pools aside: its kind of GPU is not known"):
+        placement_of(spec_of(TWO_POOLS), {"main": H100})
+
+
+def test_layouts_that_do_not_divide_are_refused() -> None:
+    spec = spec_of({})
+    roles = spec.roles
+    uneven = spec.model_copy(
+        update={"roles": roles.model_copy(update={"actor": roles.actor.model_copy(update={"shard_size": 3})})}
+    )
+    with pytest.raises(PlanError, match=r"^spec.roles.actor.shardSize: must divide the GPUs of its pool, 2 \(seen 3\)"):
+        placed(uneven)
+
+
+def test_heads_of_attention_divide() -> None:
+    shape = known_model("HuggingFaceTB/SmolLM2-135M")  # nine heads, three of keys and values
+    assert shape is not None
+    spec = spec_of({"spec.roles.rollout.tensorParallel": 2})
+    with pytest.raises(PlanError, match=r"^spec.roles.rollout.tensorParallel: must divide the 9 heads .*\(seen 2\)"):
+        check_layouts(workload_of(spec, {Role.ACTOR: shape}), placed(spec))
+    spec = spec_of({"spec.roles.actor.sequenceParallel": 2})
+    with pytest.raises(PlanError, match=r"^spec.roles.actor.sequenceParallel: must divide the 9 heads"):
+        check_layouts(workload_of(spec, {Role.ACTOR: shape}), placed(spec))
+    other = known_model("Qwen/Qwen3-0.6B")
+    assert other is not None
+    check_layouts(workload_of(spec, {Role.ACTOR: other}), placed(spec))
+
+
+def test_activations_are_not_kept_of_every_nth_of_fewer_layers() -> None:
+    shape = known_model("Qwen/Qwen3-0.6B")
+    assert shape is not None
+    edits: Edits = {"spec.training.model": {"source": "a/b", "gradientCheckpointing": True}}
+    spec = spec_of(edits | {"spec.training.model.gradientCheckpointingEveryNthLayer": 29})
+    with pytest.raises(PlanError, match=r"EveryNthLayer: must be at most the model's layers, 28 \(seen 29\)"):
+        check_layouts(workload_of(spec, {Role.ACTOR: shape}), placed(spec))
+
+
+@pytest.mark.parametrize("edits", [{}, KL, TWO_POOLS, {"spec.roles.actor.sequenceParallel": 2}])
+def test_a_job_with_its_own_placement_is_the_same_job(edits: dict[str, object]) -> None:
+    spec = spec_of(edits)
+    again = spec_with(spec, placed(spec))
+    assert placed(again) == placed(spec)
+    assert again.pools == spec.pools
+    assert again.roles == spec.roles
+
+
+def test_a_job_takes_another_placement_and_leaves_out_what_is_default() -> None:
+    spec = spec_of(
+        KL
+        | {
+            "spec.pools": [{"name": "main", "gpusPerNode": 2, "resources": {"requests": {"cpu": "8"}}}],
+            "spec.roles.actor": {"shardSize": 1, "deferGradientReduction": True},
+        }
+    )
+    main = PlacedPool("main", 2, 4, H100, {Role.ACTOR: TrainLayout(8, 8, 2)}, RolloutLayout(8, 1))
+    aside = PlacedPool("aside", 1, 2, H100, {Role.REF: TrainLayout(2, 1, 1)})
+    found = spec_with(spec, Placement((main, aside)))
+    assert not violations(found)
+    assert placed(found) == Placement((main, aside))
+    assert [pool.name for pool in found.pools] == ["main", "aside"]
+    assert found.pools[0].resources.requests == {"cpu": "8"}
+    assert (found.roles.actor.pool, found.roles.actor.shard_size, found.roles.actor.sequence_parallel) == (
+        None,
+        None,
+        2,
+    )
+    assert found.roles.actor.defer_gradient_reduction
+    assert (found.roles.ref.pool, found.roles.ref.shard_size) == ("aside", 1)
+    assert found.training == spec.training
+
+
+def test_what_cannot_run_today_is_not_put_into_a_job() -> None:
+    spec = spec_of({})
+    apart = Placement(
+        (
+            PlacedPool("a", 1, 2, H100, {Role.ACTOR: TrainLayout(2, 2)}),
+            PlacedPool("b", 1, 2, H100, {}, RolloutLayout(2, 1)),
+        )
+    )
+    with pytest.raises(PlanError, match=r"which this version cannot run"):
+        spec_with(spec, apart)
+    with pytest.raises(PlanError, match=r"which this version cannot run"):
+        spec_with(spec, replace(placed(spec), schedule=Schedule.ONE_STEP_OFF))
+
+
+def test_pools_choose_nodes_of_their_kind() -> None:
+    selector = {"disk": "fast", "product": "old"}
+    spec = spec_of({**TWO_POOLS, "spec.pools[0].template.nodeSelector": selector})
+    found = with_selectors(spec, placed(spec), {"H100": ("product", "H100-SXM"), "L4": ("product", "L4")})
+    assert found.pools[0].template.node_selector == {"disk": "fast", "product": "H100-SXM"}
+    assert found.pools[1].template.node_selector == {"product": "H100-SXM"}
+    assert with_selectors(spec, placed(spec), {}) == spec

@@ -1,0 +1,107 @@
+"""What a job's file alone says of its memory: kinds of GPUs by labels of nodes, models by the table."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_planner.job_memory import gpu_of_pool, memory_outlook, memory_shortage
+from rljob_testing.valid_job import edited, valid_job
+
+H100 = "NVIDIA-H100-80GB-HBM3"
+SELECTOR = "spec.pools[0].template.nodeSelector"
+AFFINITY = "spec.pools[0].template.affinity"
+SECOND_STEP = {
+    "spec.training.model.source": "Qwen/Qwen3-4B",
+    "spec.training.rollout.gpuMemoryUtilization": 0.9,
+    "spec.pools[0].gpusPerNode": 4,
+}
+"""Of 79.1 GiB: 71.2 for the engine, 3.7 of parameters and 7.5 of moments."""
+
+
+def spec(edits: dict[str, object]) -> RLJobSpec:
+    return RLJob.from_wire(edited(valid_job(), edits)).spec
+
+
+def required(*terms: dict[str, object]) -> dict[str, object]:
+    return {
+        AFFINITY: {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+        }
+    }
+
+
+def term(*products: str, operator: str = "In") -> dict[str, object]:
+    return {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": operator, "values": list(products)}]}
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        ({}, None),
+        ({SELECTOR: {"nvidia.com/gpu.product": H100}}, "H100"),
+        ({SELECTOR: {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}}, "H100"),
+        ({SELECTOR: {"nvidia.com/gpu.product": "Some-New-One"}}, None),
+        ({SELECTOR: {"disktype": "ssd"}}, None),
+        (required(term("NVIDIA-L4")), "L4"),
+        # Either may come: what does not fit into the larger one fits nowhere.
+        (required(term("NVIDIA-L4", H100)), "H100"),
+        (required(term("NVIDIA-L4"), term(H100)), "H100"),
+        (required(term("NVIDIA-L4", "Some-New-One")), None),
+        (required(term("NVIDIA-L4"), {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}), None),
+        (required(term("NVIDIA-L4", operator="NotIn")), None),
+        ({AFFINITY: {"nodeAffinity": {}}}, None),
+    ],
+)
+def test_the_kind_of_a_pool_is_that_of_nodes_that_it_must_have(edits: dict[str, object], expected: str | None) -> None:
+    found = gpu_of_pool(spec(edits).pools[0])
+    assert (None if found is None else found.name) == expected
+
+
+def test_a_shortage_names_pool_phase_numbers_and_changes() -> None:
+    text = memory_shortage(spec(SECOND_STEP | {SELECTOR: {"nvidia.com/gpu.product": H100}}))
+    assert text.startswith(
+        "by an estimate the memory of pool main (H100) is too small: later wake-ups takes 82.4 of 78.4 GiB on each GPU;"
+        " the first step would fit, and later ones would not, because of the optimizer's moments; what would do: "
+    )
+    assert "spec.training.model.offload.optimizer: true (" in text or "gpuMemoryUtilization: 0." in text
+
+
+def test_changes_that_do_only_together_are_left_to_the_command() -> None:
+    """They take ten times as long to find, and the operator does nothing else meanwhile."""
+    edits = SECOND_STEP | {SELECTOR: {"nvidia.com/gpu.product": H100}, "spec.pools[0].gpusPerNode": 1}
+    outlook = memory_outlook(spec(edits))
+    assert outlook is not None
+    assert {len(knob.changes) for knob in outlook.knobs if not knob.changes[0].is_drastic} == {2}
+    assert [knob.changes[0].field for knob in outlook.single_knobs] == ["spec.pools[0].nodes"]
+    assert memory_shortage(spec(edits)).endswith(
+        "; what would do: spec.pools[0].nodes: 8 (76.8 GiB at most); or perhaps two smaller changes: see `rljob plan`"
+    )
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        SECOND_STEP,
+        SECOND_STEP | {SELECTOR: {"nvidia.com/gpu.product": "NVIDIA-H200"}},
+        SECOND_STEP | {SELECTOR: {"nvidia.com/gpu.product": H100}, "spec.training.model.source": "owner/unknown"},
+        SECOND_STEP | {SELECTOR: {"nvidia.com/gpu.product": H100}, "spec.roles.rollout.tensorParallel": 3,
+                       "spec.pools[0].gpusPerNode": 3, "spec.training.batchSize": 9},
+    ],
+    ids=["no kind", "fits", "no shape", "heads do not divide"],
+)  # fmt: skip
+def test_nothing_is_said_where_it_fits_or_where_too_little_is_known(edits: dict[str, object]) -> None:
+    assert memory_shortage(spec(edits)) == ""
+
+
+def test_of_several_pools_those_count_whose_kind_is_known() -> None:
+    """A reference of 32B on one L4 does not fit, whatever the others are on."""
+    edits: dict[str, object] = {
+        "spec.training.model.source": "Qwen/Qwen3-32B",
+        "spec.training.algorithm.kl.coefficient": 0.1,
+        "spec.pools[1]": {"name": "ref", "gpusPerNode": 1},
+        "spec.pools[1].template.nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
+        "spec.roles.ref.pool": "ref",
+    }
+    assert "pool ref (L4) is too small: log-probs takes " in memory_shortage(spec(edits))

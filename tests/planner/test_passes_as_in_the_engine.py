@@ -1,0 +1,317 @@
+"""Operations and bytes of passes against what the training engine's own module does, and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from transformers import LlamaConfig, Qwen3Config
+
+from rljob_planner.constants import Constants
+from rljob_planner.gpus import Gpu
+from rljob_planner.job_adapters import lora_shape
+from rljob_planner.model_config import shape_of_config
+from rljob_planner.model_shape import ModelShape
+from rljob_planner.placement import TrainLayout
+from rljob_planner.timing.communication import exchange
+from rljob_planner.timing.costs import Site
+from rljob_planner.timing.lengths import Lengths
+from rljob_planner.timing.passes import (
+    Operations,
+    Rows,
+    forward_operations,
+    imbalance,
+    num_micro_batches,
+    optimizer_seconds,
+    pass_cost,
+    rows_of,
+    update_cost,
+    update_operations,
+)
+from rljob_planner.workload import Head, ModelOffload, TrainModel
+from rljob_testing.fsdp_memory_oracle import PROMPT_TOKENS, OracleCase
+from rljob_testing.planner_engine_counts import EXCHANGE, GATHER, OVER_COPIES, REDUCE, Counts, counted
+from rljob_trainer.engines.train.layout import ParallelLayout
+
+SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "head_dim": 16}
+QWEN = Qwen3Config(**SIZES, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
+LLAMA = LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False)
+LARGE = Qwen3Config(**SIZES | {"vocab_size": 200_000}, num_attention_heads=4, num_key_value_heads=2)
+"""Its logits of 60 tokens are 46 MiB, which the engine cuts into tiles."""
+ROW = 32
+TOKENS = 64
+RANKS_1, COPIES, SHARED = ParallelLayout(4), ParallelLayout(2, 2), ParallelLayout(4, 1, 2)
+UNIT_GPU = Gpu("unit", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+"""One byte and one operation in each second."""
+UNIT = Constants(
+    training_efficiency={},
+    default_efficiency=1.0,
+    attention_efficiency=1.0,
+    link_efficiency=1.0,
+    network_efficiency=1.0,
+    pass_seconds=0.0,
+    update_seconds=0.0,
+)
+HAND = ModelShape("hand", 2, 8, 2, 1, 4, 16, 32, ties_head=False)
+
+
+def train_model(case: OracleCase) -> TrainModel:
+    shape = shape_of_config(case.config.to_dict(), "tiny")
+    lora = None if case.adapter_rank is None else lora_shape(shape, case.adapter_rank, None, syncs_alone=False)
+    return TrainModel(
+        shape,
+        is_trained=case.is_trained,
+        checkpoints_activations=case.recomputed_every > 0,
+        checkpoints_every_nth_layer=max(1, case.recomputed_every),
+        lora=lora,
+        defers_reduction=case.defers_reduction,
+    )
+
+
+def rows(case: OracleCase) -> Rows:
+    """Of one rank's own tokens: that many rows, or parts of rows."""
+    count = case.tokens_of_rank / case.row_tokens
+    # The engine's rows end with a token that is not read.
+    response = case.row_tokens + 1 - PROMPT_TOKENS
+    prompt = case.row_tokens - response
+    return Rows(count, prompt, response, case.row_tokens**2, case.row_tokens, case.row_tokens)
+
+
+def layout(case: OracleCase) -> TrainLayout:
+    given = case.layout
+    return TrainLayout(given.num_ranks, given.num_shards, given.num_sequence_ranks)
+
+
+CASES = {
+    "all kept, reduced once": OracleCase(QWEN, RANKS_1, TOKENS, ROW, defers_reduction=True),
+    "every second layer again": OracleCase(QWEN, RANKS_1, TOKENS, ROW, recomputed_every=2),
+    "two copies": OracleCase(LLAMA, COPIES, TOKENS, ROW),
+    "shared tokens": OracleCase(QWEN, SHARED, TOKENS, ROW, recomputed_every=1),
+    "adapters": OracleCase(QWEN, RANKS_1, TOKENS, ROW, adapter_rank=4),
+    "frozen": OracleCase(QWEN, RANKS_1, TOKENS, ROW, is_trained=False),
+    "large vocabulary": OracleCase(LARGE, RANKS_1, TOKENS, ROW, recomputed_every=1),
+    "large vocabulary, adapters": OracleCase(LARGE, RANKS_1, TOKENS, ROW, adapter_rank=4),
+    "large vocabulary, frozen": OracleCase(LARGE, RANKS_1, TOKENS, ROW, is_trained=False),
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> dict[str, Counts]:
+    return {name: counted(case) for name, case in CASES.items()}
+
+
+def spared(case: OracleCase) -> float:
+    """Operations that we count and torch does not make. The product that ends a layer is not computed again, because
+    nothing needs its result: we count it, as published shares of a GPU's speed do. And beside adapters nothing is
+    learned before the first layer, which needs no gradient of what it reads: a share of a layer, of many."""
+    shape, tokens, found = train_model(case).shape, case.tokens_of_rank, 0.0
+    if case.recomputed_every:
+        num_layers = -(-shape.num_layers // case.recomputed_every)
+        found += 2 * tokens * num_layers * shape.hidden_size * shape.mlp_size
+    if case.adapter_rank is not None:
+        outputs = shape.query_size + 2 * shape.kv_size
+        found += 2 * tokens * shape.hidden_size * (outputs + 3 * case.adapter_rank)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_are_those_of_the_engine(name: str, engine: dict[str, Counts]) -> None:
+    case = CASES[name]
+    model, own = train_model(case), rows(case)
+    operations = update_operations(model, own) if case.is_trained else forward_operations(model, own)
+    assert operations.products - spared(case) == engine[name].products
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention_is_half_of_what_torch_counts_forward(name: str, engine: dict[str, Counts]) -> None:
+    case = CASES[name]
+    model = train_model(case)
+    found = update_operations(model, rows(case)) if case.is_trained else forward_operations(model, rows(case))
+    again = found.attention / forward_operations(model, rows(case)).attention
+    # torch counts a backward pass of attention as two and a half forward ones, and no mask.
+    counted_as = again + 0.5 if case.is_trained else again
+    assert found.attention / again * counted_as * 2 == pytest.approx(engine[name].attention)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_are_those_of_the_engine(name: str, engine: dict[str, Counts]) -> None:
+    case = CASES[name]
+    model, spread = train_model(case), layout(case)
+    links = exchange(model, spread, Site(UNIT_GPU, spread.num_gpus), UNIT)
+    share = (spread.shard_size - 1) / spread.shard_size
+    found = engine[name].num_bytes
+    gathered = found[GATHER] * share
+    if not case.is_trained:
+        # FSDP2 pads shards to equal rows; these sizes need none.
+        assert links.per_pass == pytest.approx(gathered)
+        return
+    reduced = found[REDUCE] * share
+    once = found[OVER_COPIES] * 2 * (spread.num_replicas - 1) / spread.num_replicas
+    if case.defers_reduction:
+        once, reduced = once + reduced, 0.0
+    assert links.per_pass + links.per_backward == pytest.approx(gathered + reduced)
+    assert links.per_update == pytest.approx(once)
+    exchanged = found[EXCHANGE] * (spread.sequence_parallel - 1) / spread.sequence_parallel
+    assert 3 * links.per_token * case.tokens_of_rank == pytest.approx(exchanged)
+
+
+def test_operations_of_a_small_model_by_hand() -> None:
+    # Per layer 8 x (2 x 8 + 2 x 4) + 3 x 8 x 16 = 576 weights, 1,152 in two; a head of 32 x 8 = 256.
+    own = Rows(count=10, prompt=3, response=2, square=25, longest=5, shortest=5)
+    model = TrainModel(HAND, is_trained=True)
+    # 2 x 1,152 x 50 tokens + 2 x 256 x 20 response tokens; attention 2 layers x 4 x 8 x 10 rows x 25 / 2.
+    assert forward_operations(model, own) == Operations(115_200 + 10_240, 8_000)
+    assert update_operations(model, own) == Operations(3 * 125_440, 24_000)
+    again = replace(model, checkpoints_activations=True)
+    assert update_operations(again, own) == Operations(4 * 115_200 + 3 * 10_240, 32_000)
+    half = replace(again, checkpoints_every_nth_layer=2)
+    assert update_operations(half, own) == Operations(3.5 * 115_200 + 3 * 10_240, 28_000)
+    assert forward_operations(replace(model, head=Head.VALUE), own).products == 115_200
+
+
+def test_logits_in_tiles_are_worked_out_again_by_hand() -> None:
+    # 2**25 bytes are 2**18 tokens of 32 logits in 32 bits.
+    model, lora = TrainModel(HAND, is_trained=True), lora_shape(HAND, 2, None, syncs_alone=False)
+    own = Rows(count=2**18, prompt=3, response=2, square=25, longest=5, shortest=5)
+    head = 2 * 256 * own.count * own.response
+    layers = forward_operations(model, own).products - head
+    assert update_operations(model, own, 1).products == 3 * layers + 4 * head
+    assert update_operations(model, own, 2).products == 3 * layers + 3 * head
+    beside = replace(model, lora=lora)
+    assert update_operations(beside, own, 1).products - update_operations(beside, own, 2).products == head
+
+
+def test_each_gpus_micro_batches_are_what_is_cut_into_tiles() -> None:
+    """Two GPUs have half of the tokens each, and so have two micro-batches of one."""
+    model, own = TrainModel(HAND, is_trained=True), Rows(2**18, 0, 2, 4, 2, 2)
+    slow = Site(replace(UNIT_GPU, link_bandwidth=1e12, bandwidth=1e12), 2)
+
+    def seconds(max_tokens: int, num_gpus: int) -> float:
+        return update_cost(model, own, 1, max_tokens, TrainLayout(num_gpus, num_gpus), slow, UNIT).seconds
+
+    whole, in_tiles = (update_operations(model, own, parts).total for parts in (2, 1))
+    assert seconds(2**20, 1) == pytest.approx(in_tiles)
+    assert seconds(2**18 + 2, 1) == pytest.approx(whole)
+    assert seconds(2**20, 2) == pytest.approx(whole / 2)
+
+
+def test_experts_cost_what_a_token_uses_of_them() -> None:
+    experts = replace(HAND, num_experts=8, experts_per_token=2)
+    own = Rows(1, 0, 1, 1, 1, 1)
+    # 192 of attention, two experts of 3 x 8 x 16, a router of 8 x 8; two layers; the head.
+    assert forward_operations(TrainModel(experts, is_trained=False), own).products == 2 * (2 * (192 + 768 + 64) + 256)
+
+
+def test_a_window_bounds_what_a_token_sees() -> None:
+    one_of_two = replace(HAND, sliding_window=4, num_full_attention_layers=1)
+    own = Rows(1, 0, 16, 256, 16, 16)
+    # All of it in one layer: 256 / 2 pairs; in the other 16 x 4 - 4 x 4 / 2.
+    assert forward_operations(TrainModel(one_of_two, is_trained=False), own).attention == 4 * 8 * (128 + 56)
+
+
+def test_adapters_spare_the_gradients_of_the_base() -> None:
+    own = Rows(count=10, prompt=3, response=2, square=25, longest=5, shortest=5)
+    lora = lora_shape(HAND, 2, None, syncs_alone=False)
+    model = TrainModel(HAND, is_trained=True, lora=lora)
+    adapters = 2 * lora.num_parameters * 50
+    assert update_operations(model, own).products == pytest.approx(2 * 125_440 + 3 * adapters)
+
+
+def test_the_longest_row_sets_the_pace_where_workers_have_few() -> None:
+    own = Rows(count=8, prompt=0, response=10, square=100, longest=30, shortest=4)
+    assert imbalance(own, 8) == 3.0
+    assert imbalance(own, 4) == pytest.approx((30 + 4) / 20)
+    assert imbalance(own, 1) == 1.0
+    # With more workers than rows, some have none, and the rest take as long as before.
+    assert imbalance(own, 16) == 6.0
+    assert imbalance(replace(own, longest=10), 3) == pytest.approx(3 / (8 / 3))
+
+
+def test_micro_batches_lose_half_a_row_of_room() -> None:
+    own = rows_of(64, 0, Lengths(100, known=(100,)))
+    assert num_micro_batches(own, 6400, TrainLayout(1, 1)) == 1
+    # 10.5 rows fit, of which half a row is lost: 64 / 10.
+    assert num_micro_batches(own, 1050, TrainLayout(1, 1)) == 7
+    # Two ranks share a micro-batch of twice as many tokens, and have twice as many rows.
+    assert num_micro_batches(own, 1050, TrainLayout(4, 4, 2)) == num_micro_batches(own, 2100, TrainLayout(2, 2))
+
+
+def test_gathers_are_hidden_behind_products_until_they_are_longer() -> None:
+    own = rows_of(8, 0, Lengths(100, known=(100,)))
+    model, spread = TrainModel(HAND, is_trained=True), TrainLayout(4, 4)
+    slow = replace(UNIT_GPU, flops=1e-3)
+    computing = update_operations(model, own)
+    no_other = 1e9
+    fast_links = replace(slow, link_bandwidth=no_other, bandwidth=no_other)
+    found = update_cost(model, own, 3, 1000, spread, Site(fast_links, 4), UNIT)
+    assert found.seconds == pytest.approx(3 * computing.total / 4 / 1e-3, rel=1e-6)
+    assert found.bound_by == "compute"
+    quick = replace(UNIT_GPU, flops=no_other, bandwidth=no_other)
+    found = update_cost(model, own, 3, 1000, spread, Site(quick, 4), UNIT)
+    # Gathered twice, but the root once; reduced in 32 bits: 3/4 of 2 P + 2 P_layers + 4 P.
+    parameters = HAND.num_parameters
+    assert found.seconds == pytest.approx(3 * 0.75 * (6 * parameters + 2 * HAND.layers_parameters), rel=1e-3)
+    assert found.bound_by == "the link between GPUs"
+
+
+def test_the_optimizer_reads_and_writes_its_shards() -> None:
+    model = TrainModel(HAND, is_trained=True, offload=ModelOffload(optimizer=True))
+    in_memory, on_the_link = optimizer_seconds(model, TrainLayout(4, 2), Site(UNIT_GPU, 4), 5)
+    assert in_memory == 32 * HAND.num_parameters / 2
+    assert on_the_link == 16 * HAND.num_parameters / 2
+
+
+@pytest.mark.parametrize(("num_micro_batches", "num_copies"), [(1, 0), (2, 2), (5, 8)])
+def test_offloaded_gradients_go_and_come_between_micro_batches(num_micro_batches: int, num_copies: int) -> None:
+    model = TrainModel(HAND, is_trained=True, offload=ModelOffload(gradients=True))
+    _, on_the_link = optimizer_seconds(model, TrainLayout(4, 4), Site(UNIT_GPU, 4), num_micro_batches)
+    assert on_the_link == num_copies * 4 * HAND.num_parameters / 4
+
+
+def test_a_frozen_model_that_is_offloaded_comes_for_its_pass() -> None:
+    own = rows_of(8, 0, Lengths(100, known=(100,)))
+    here, away = (TrainModel(HAND, is_trained=False, offload=ModelOffload(parameters=each)) for each in (False, True))
+    spread, site = TrainLayout(4, 4), Site(UNIT_GPU, 4)
+    seconds = [pass_cost(each, own, 1000, spread, site, UNIT).seconds for each in (here, away)]
+    assert seconds[1] - seconds[0] == pytest.approx(2 * HAND.num_parameters / 4)
+
+
+def test_a_critic_that_is_offloaded_comes_and_goes_for_values_and_for_its_updates() -> None:
+    """However many updates there are; an actor is brought by the hand-over of weights."""
+    own = rows_of(8, 0, Lengths(100, known=(100,)))
+    spread, site = TrainLayout(4, 4), Site(UNIT_GPU, 4)
+
+    def seconds(head: Head, *, away: bool) -> list[float]:
+        model = TrainModel(HAND, is_trained=True, head=head, offload=ModelOffload(parameters=away))
+        values = pass_cost(model, own, 1000, spread, site, UNIT).seconds
+        return [values, *(update_cost(model, own, num, 1000, spread, site, UNIT).seconds for num in (1, 3))]
+
+    critic = TrainModel(HAND, is_trained=True, head=Head.VALUE)
+    for here, away in zip(seconds(Head.VALUE, away=False), seconds(Head.VALUE, away=True), strict=True):
+        assert away - here == pytest.approx(2 * 4 * critic.num_parameters / 4)
+    assert seconds(Head.TOKENS, away=True) == seconds(Head.TOKENS, away=False)
+
+
+def test_nodes_share_their_networks() -> None:
+    node_of_4 = replace(UNIT_GPU, link_bandwidth=100.0, network_bandwidth=5.0)
+    site = Site(node_of_4, 4)
+    assert site.bandwidth(4, UNIT) == 100.0
+    # Each byte comes into a node once, by any of its four networks.
+    assert site.bandwidth(8, UNIT) == 20.0
+    # Copies of two GPUs: two of a node add up with two of the other. Of four: each by itself.
+    assert site.bandwidth_apart(8, 2, UNIT) == 10.0
+    assert site.bandwidth_apart(8, 4, UNIT) == 5.0
+    assert site.bandwidth_apart(4, 2, UNIT) == 100.0
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 4, 8, 16, 32, 64, 128])
+def test_more_gpus_are_never_slower_while_products_take_longest(num_gpus: int) -> None:
+    lengths = Lengths(4000, location=6.0, scale=0.8)
+    own = rows_of(256, 200, lengths)
+    model = TrainModel(HAND, is_trained=True)
+    site = Site(replace(UNIT_GPU, link_bandwidth=1e12, bandwidth=1e12), 256)
+    seconds = [
+        update_cost(model, own, 1, 8192, TrainLayout(each, each), site, UNIT).seconds
+        for each in (num_gpus, 2 * num_gpus)
+    ]
+    assert seconds[1] <= seconds[0] * (1 + 1e-9)

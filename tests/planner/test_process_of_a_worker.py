@@ -1,0 +1,68 @@
+"""How large a worker's process becomes on CPUs: what was written of the cache, and what an update leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_planner.advice.process_memory import process_bytes, written_cache_bytes
+from rljob_planner.memory_types import Part, Phase, PhaseMemory
+from rljob_planner.placement import RolloutLayout
+from rljob_planner.workload import EngineKind, TokenLengths
+from rljob_testing.planner_cases import workload
+
+STATE = (Part("actor parameters", 10), Part("actor moments", 20), Part("rollout weights", 5))
+LIBRARIES = Part("process", 1000)
+
+
+def phase(which: Phase, *parts: Part) -> PhaseMemory:
+    return PhaseMemory(which, "pool", (*STATE, *parts, LIBRARIES), 1e12)
+
+
+def test_full_blocks_of_128_tokens_are_written_for_every_row_and_others_for_those_decoded_at_once() -> None:
+    """Qwen3-4B has 36 layers with 2 x 8 x 128 numbers of 2 bytes for a token. 64 prompts x 8 responses on 2 engines are
+    256 for each; of 130 tokens a row has one full block and one of two tokens."""
+    job = replace(workload(), lengths=TokenLengths(30.0, 64, 100.0, 200))
+    block = 128 * 36 * 2 * 8 * 128 * 2
+    assert written_cache_bytes(job, RolloutLayout(2, 1)) == (256 + 256) * block
+    few = replace(job, rollout=replace(job.rollout, max_sequences=16))
+    assert written_cache_bytes(few, RolloutLayout(2, 1)) == (256 + 16) * block
+    short = replace(few, lengths=TokenLengths(30.0, 64, 97.0, 200))
+    assert written_cache_bytes(short, RolloutLayout(2, 1)) == 16 * block
+
+
+def test_generation_after_an_update_has_what_that_has_freed() -> None:
+    """State 35, libraries 1000. An update adds gradients of 10 and activations of 300: 1345. Then the generation has
+    these 310 beside 35 and the cache of 900, all of it written; its own activations are taken from them."""
+    update = phase(Phase.UPDATE, Part("actor gradients", 10), Part("actor activations", 300))
+    generation = phase(Phase.GENERATION, Part("KV cache", 900), Part("engine activations", 50))
+    assert process_bytes([update], workload(), None) == 1345
+    job = replace(workload(), lengths=TokenLengths(30.0, 64, 90.0, 200))
+    written = written_cache_bytes(job, RolloutLayout(1, 1))
+    assert written > 900
+    assert process_bytes([update, generation], job, RolloutLayout(1, 1)) == 1035 + 310 + 900
+
+
+@pytest.mark.parametrize(
+    ("engine", "longest", "fullest"),
+    [(EngineKind.VLLM, 127, 1345 + 50 + 90), (EngineKind.VLLM, 128, 1435), (EngineKind.HUGGING_FACE, 127, 1435)],
+)
+def test_what_was_written_of_a_cache_that_is_lent_is_still_there_in_later_phases(
+    engine: EngineKind, longest: int, fullest: float
+) -> None:
+    """State 35, libraries 1000, a cache of 90, all of it written, gradients of 10 and activations of 300. Where the
+    hand-over of weights, with buckets of 50, has no cache, the generation is the fullest: 1435."""
+    generation = phase(Phase.GENERATION, Part("KV cache", 90))
+    update = phase(Phase.UPDATE, Part("actor gradients", 10), Part("actor activations", 300))
+    sync = phase(Phase.SYNC, Part("buckets", 50))
+    rollout = replace(workload().rollout, engine=engine, max_model_length=longest)
+    job = replace(workload(), rollout=rollout)
+    assert process_bytes([generation, update, sync], job, RolloutLayout(1, 1)) == fullest
+
+
+@pytest.mark.parametrize("owner", ["actor gathered parameters", "actor whole gradients"])
+def test_what_passes_gather_is_left_behind_too(owner: str) -> None:
+    update = phase(Phase.UPDATE, Part(owner, 70))
+    sync = phase(Phase.SYNC, Part("buckets", 200))
+    assert process_bytes([update, sync], workload(), None) == 1035 + 70 + 200

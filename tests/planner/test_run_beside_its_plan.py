@@ -1,0 +1,92 @@
+"""Predicted beside measured: each phase, owner and boundary with its own counterpart."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_planner.advice.comparison import compared_memory, compared_times
+from rljob_planner.advice.run_facts import facts_of
+from rljob_planner.advice.timeline_facts import TimelineSpan, timeline_facts
+from rljob_planner.constants import Constants
+from rljob_planner.memory.phases import phases_of
+from rljob_planner.timing_types import PhaseTime, Seconds, StepTime
+from rljob_testing.planner_cases import GIB, gpu, one_pool, workload
+
+
+def seconds(likely: float) -> Seconds:
+    return Seconds(likely / 2, likely, likely * 2)
+
+
+def test_each_phase_stands_beside_its_own_and_the_step_comes_last() -> None:
+    """Where pools work beside each other the metric has what is still waited for, and so has the prediction."""
+    phases = (
+        PhaseTime("generate", "main", seconds(8), "compute"),
+        PhaseTime("ref", "other", seconds(5), "compute", waited=seconds(1)),
+        PhaseTime("other", "host", seconds(1), "calls"),
+    )
+    row = {"step": 2.0, "timing_s/step": 12.0, "timing_s/generate": 4.0, "timing_s/ref": 2.0, "timing_s/reward": 3.0}
+    rows = compared_times(StepTime(phases, seconds(10), "generate"), facts_of([{**row, "step": 1.0}, row], 8))
+    assert [each.name for each in rows] == ["generate", "reward", "ref", "other", "step"]
+    by_name = {each.name: each for each in rows}
+    assert by_name["generate"].ratio == 2.0
+    assert by_name["ref"].ratio == 0.5
+    assert by_name["other"].ratio == pytest.approx(1 / 3)
+    assert by_name["reward"].predicted is None
+    assert by_name["reward"].ratio is None
+    assert by_name["step"].ratio == pytest.approx(10 / 12)
+
+
+def memory_row(step: int, **owners: float) -> dict[str, float]:
+    row = {"step": float(step), "timing_s/step": 1.0}
+    return row | {f"memory/{name}_bytes_max": value for name, value in owners.items()}
+
+
+def test_owners_and_boundaries_stand_beside_the_counters_of_the_same_thing() -> None:
+    job = workload()
+    phases = phases_of(one_pool(job), job, Constants())
+    shards, moments = 4 * job.rollout.shape.num_parameters / 8, 8 * job.rollout.shape.num_parameters / 8
+    first = memory_row(1, other=1, after_wake_kv_cache=41 * GIB)
+    later = memory_row(2, other=1, parameters=shards, optimizer=2 * moments, after_wake_kv_cache=50 * GIB)
+    rows = {each.name: each for each in compared_memory(phases, facts_of([first, later], 64), 0.0)}
+    assert set(rows) == {"actor parameters", "actor moments", "first wake-up", "later wake-ups"}
+    assert rows["actor parameters"].ratio == pytest.approx(1.0, rel=1e-3)
+    assert rows["actor moments"].ratio == pytest.approx(0.5, rel=1e-3)
+    assert rows["first wake-up"].measured == 41 * GIB
+    assert rows["later wake-ups"].predicted - rows["first wake-up"].predicted == pytest.approx(moments, rel=1e-3)
+
+
+def test_on_cpus_activations_are_in_the_process_and_in_no_counter() -> None:
+    """Counters there are of owners' tensors alone (trainer, observability/memory.py)."""
+    job = workload()
+    constants = Constants(process_bytes=7.0 * GIB)
+    phases = phases_of(one_pool(job, gpu(2000, is_cpu=True)), job, constants)
+    update = next(phase for phase in phases if phase.phase.value == "update")
+    row = memory_row(2, during_forward_backward=1.0, process=100 * GIB)
+    facts = facts_of([row, {**row, "step": 3.0}], 64)
+    rows = {each.name: each for each in compared_memory(phases, facts, 90.0 * GIB)}
+    # All but the cache, which is asleep: parameters, moments and gradients of one rank of eight, and weights.
+    num = job.rollout.shape.num_parameters
+    assert rows["update"].predicted == pytest.approx((4 + 8 + 4) * num / 8 + 2 * num + 2 * num / 8, rel=0.01)
+    assert rows["update"].predicted < update.total - 7 * GIB
+    assert rows["process"].ratio == pytest.approx(0.9)
+
+
+def test_idle_workers_are_seen_in_a_timeline() -> None:
+    """A step of 10 s: one worker has a method for 8 of them, of which parts are not counted twice, the other for 5."""
+    spans = [
+        TimelineSpan("controller", "rollout", 0, 6),
+        TimelineSpan("controller", "update_actor", 6, 10),
+        TimelineSpan("rank 0", "hybrid.generate_sequences", 0, 5),
+        TimelineSpan("rank 0", "generate", 1, 5),
+        TimelineSpan("rank 0", "actor.update_policy", 4, 8),
+        TimelineSpan("rank 1", "hybrid.generate_sequences", 1, 6),
+    ]
+    facts = timeline_facts(spans)
+    assert facts is not None
+    assert facts.seconds == 10
+    assert facts.busy == {"rank 0": pytest.approx(0.8), "rank 1": pytest.approx(0.5)}
+    assert facts.idle_share == pytest.approx(0.35)
+    assert facts.idlest is not None
+    assert facts.idlest[0] == "rank 1"
+    assert facts.idlest[1] == pytest.approx(0.5)
+    assert timeline_facts(spans[2:]) is None

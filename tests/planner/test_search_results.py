@@ -1,0 +1,254 @@
+"""What a search says: which plan comes first, why others do not, and what to do where nothing fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.rules import violations
+from rljob_planner.constants import Constants
+from rljob_planner.errors import PlanError
+from rljob_planner.gpus import Cluster, NodeGroup
+from rljob_planner.job import model_sources, workload_of
+from rljob_planner.job_placement import placement_of, spec_with
+from rljob_planner.memory_types import Verdict
+from rljob_planner.placement import Schedule
+from rljob_planner.search.fewer_gpus import on_fewer_gpus, without_idle_gpus
+from rljob_planner.search.mapping import best_mappings, search
+from rljob_planner.search.role_layouts import PoolSize, pool_sizes, shard_sizes, train_layouts
+from rljob_planner.search.set_tables import SetTables
+from rljob_planner.workload import LoraShape, Role, RolloutWork
+from rljob_testing.planner_cases import LLAMA3_8B, QWEN3_4B, critic, frozen, gpu, trained, workload
+from rljob_testing.valid_job import edited, valid_job
+
+TWO_NODES: Cluster = (NodeGroup(2, 8, gpu()),)
+PPO = workload(models={Role.ACTOR: trained(), Role.REF: frozen(), Role.CRITIC: critic()})
+
+
+def test_candidates_fit_and_come_in_order() -> None:
+    """Those within a tenth of the fastest first, however simple; the others by their seconds."""
+    result = search(PPO, TWO_NODES)
+    fastest = min(each.seconds for each in result.candidates)
+    assert len(result.candidates) == 10
+    assert all(each.plan.verdict is not Verdict.TOO_LARGE for each in result.candidates)
+    assert [each.is_tie for each in result.candidates] == [each.seconds <= 1.1 * fastest for each in result.candidates]
+    later = [each.seconds for each in result.candidates if not each.is_tie]
+    assert later == sorted(later)
+    assert not any(not each.is_tie for each in result.candidates[: sum(each.is_tie for each in result.candidates)])
+    assert result.nearest_miss is None
+
+
+def test_each_candidate_but_the_first_says_why() -> None:
+    first, *others = search(PPO, TWO_NODES, schedules=[Schedule.SYNCHRONOUS]).candidates
+    assert first.reasons == ()
+    assert all(each.reasons for each in others)
+    slower = [each for each in others if not each.is_tie]
+    assert [each.reasons[0] for each in slower] == [f"{each.seconds / first.seconds - 1:.0%} longer" for each in slower]
+    assert slower
+    assert all(" s instead of " in each.reasons[-1] for each in slower)
+
+
+def test_the_best_that_runs_today_is_named_beside_one_that_cannot() -> None:
+    """Where training is on fast GPUs and generation on others beside it, one step off wins."""
+    slower = replace(gpu(), name="slower", flops=300e12)
+    result = search(PPO, (NodeGroup(1, 8, gpu()), NodeGroup(1, 8, slower)))
+    first = result.candidates[0]
+    assert (first.runs_today, first.plan.placement.schedule) == (False, Schedule.ONE_STEP_OFF)
+    today = result.best_today
+    assert today is not None
+    assert today.runs_today
+    assert today.seconds > first.seconds
+    assert today.plan.placement.pool_of(Role.ACTOR).rollout is not None
+
+
+def test_of_ties_the_simpler_one_is_first() -> None:
+    """One step off on two pools is a little faster than all on one, which this version can run."""
+    result = search(workload(trained(LLAMA3_8B), max_tokens_per_micro_batch=4096), TWO_NODES)
+    first, *others = result.candidates
+    faster = [each for each in others if each.seconds < first.seconds]
+    assert first.runs_today
+    assert faster
+    assert all(each.is_tie and "this version cannot run it" in each.reasons for each in faster)
+    assert result.best_today is first
+
+
+def test_pools_are_named_by_the_job_or_by_their_roles() -> None:
+    """The actor's pool is the first."""
+    names = [pool.name for pool in search(PPO, TWO_NODES).candidates[-1].plan.placement.pools]
+    assert len(names) > 1
+    assert names[0].startswith("actor")
+    kept = search(PPO, TWO_NODES, pool_names=("mine",)).candidates
+    assert {each.plan.placement.pools[0].name for each in kept} == {"mine"}
+    assert all(each.plan.placement.pools[0] is each.plan.placement.pool_of(Role.ACTOR) for each in kept)
+    assert all(
+        len({pool.name for pool in each.plan.placement.pools}) == len(each.plan.placement.pools) for each in kept
+    )
+
+
+def test_what_runs_today_is_what_a_job_may_be() -> None:
+    """Batches divide, layouts divide, an engine stays within a node: 24 responses on nodes of 8 GPUs."""
+    job = replace(PPO, batch_size=6, mini_batch_size=6, group_size=4)
+    best = search(job, (NodeGroup(4, 8, gpu()),)).best_today
+    assert best is not None
+    for pool in best.plan.placement.pools:
+        for role, layout in pool.layouts.items():
+            assert layout.num_gpus % layout.shard_size == layout.num_gpus % layout.sequence_parallel == 0
+            assert role is Role.REF or 24 % layout.num_data_ranks == 0
+        assert pool.rollout is None or pool.gpus_per_node % pool.rollout.tensor_parallel == 0
+
+
+def test_a_reference_that_is_the_actor_without_adapters_has_its_place_and_layout() -> None:
+    lora = LoraShape(16, 20_000_000, 252, syncs_alone=True)
+    reference = frozen(is_actor_without_adapters=True)
+    job = workload(trained(lora=lora), models={Role.ACTOR: trained(lora=lora), Role.REF: reference})
+    for candidate in search(job, TWO_NODES).candidates:
+        layouts = candidate.plan.placement.pool_of(Role.ACTOR).layouts
+        assert layouts[Role.REF] == layouts[Role.ACTOR]
+
+
+def test_no_more_gpus_are_taken_than_help() -> None:
+    """Eight responses of one engine each: more engines than responses generate no faster."""
+    job = workload(batch_size=1, mini_batch_size=1, models={Role.ACTOR: trained()})
+    best = search(replace(job, rollout=RolloutWork(QWEN3_4B, max_model_length=4096)), (NodeGroup(16, 8, gpu()),))
+    assert best.candidates[0].plan.placement.num_gpus < 128
+
+
+def test_a_tie_on_half_of_the_gpus_or_fewer_is_preferred() -> None:
+    """Eight responses at once: what more GPUs save is less than a tenth. The hundreds of a large batch need all."""
+    small = workload(batch_size=8, group_size=1, mini_batch_size=8, models={Role.ACTOR: trained()})
+    assert search(small, TWO_NODES).candidates[0].plan.placement.num_gpus <= 8
+    assert search(PPO, TWO_NODES).candidates[0].plan.placement.num_gpus == 16
+
+
+@pytest.mark.parametrize("share", [1.02, 1.1, 1.5, 3.0])
+def test_no_fewer_gpus_would_do(share: float) -> None:
+    """Of all roles on one pool: each smaller one is too slow; and with twice as many, there is nothing to gain."""
+    tables = SetTables(PPO, (NodeGroup(4, 8, gpu()),), Constants())
+    everyone = {roles: (options if roles == tables.everyone else []) for roles, options in tables.options.items()}
+    tables.options = everyone
+    (best,) = best_mappings(tables, Schedule.SYNCHRONOUS, 1)
+    limit = share * best.cost
+    sizes = [o.num_gpus for o in everyone[tables.everyone] if tables.seconds(Schedule.SYNCHRONOUS, o.seconds) <= limit]
+    found = on_fewer_gpus(tables, best, Schedule.SYNCHRONOUS, limit)
+    assert best.num_gpus == 32
+    assert (found is None) is (2 * min(sizes) > 32)
+    assert found is None or (found.num_gpus, found.cost <= limit) == (min(sizes), True)
+    least = without_idle_gpus(tables, best, Schedule.SYNCHRONOUS, limit)
+    assert least.cost <= 1.01 * best.cost
+
+
+def test_where_nothing_fits_the_nearest_miss_says_by_how_much_and_what_would_do() -> None:
+    job = workload(trained(LLAMA3_8B), models={Role.ACTOR: trained(LLAMA3_8B), Role.CRITIC: critic(LLAMA3_8B)})
+    result = search(job, (NodeGroup(1, 2, gpu()),))
+    missed = result.nearest_miss
+    assert (result.candidates, result.best_today) == ((), None)
+    assert missed is not None
+    assert missed.plan.verdict is Verdict.TOO_LARGE
+    lacks = max(-phase.spare for phase in missed.plan.all_phases) / 2**30
+    assert f"lacks least, {lacks:.1f} GiB on a GPU" in missed.advice[0]
+    assert "would fit on" in missed.advice[1]
+    factor = int(missed.advice[1].split("would fit on ")[1].split("x")[0])
+    assert search(job, (NodeGroup(factor, 2, gpu()),)).candidates
+    assert not search(job, (NodeGroup(factor // 2, 2, gpu()),)).candidates
+
+
+def test_where_nothing_fits_a_changed_job_is_searched_for() -> None:
+    """Without recomputed activations: with fewer tokens at once, or with them, there is a mapping."""
+    job = workload(trained(LLAMA3_8B, checkpoints_activations=False), max_tokens_per_micro_batch=32768)
+    missed = search(job, (NodeGroup(1, 8, gpu()),)).nearest_miss
+    assert missed is not None
+    assert missed.changed is not None
+    assert missed.changed.changes
+    assert not any(each.field.startswith("spec.pools") for each in missed.changed.changes)
+    assert missed.changed.result.candidates == search(missed.changed.workload, (NodeGroup(1, 8, gpu()),)).candidates
+    assert search(job, (NodeGroup(1, 8, gpu()),), may_change_job=False).nearest_miss == replace(missed, changed=None)
+
+
+def test_what_one_tries_first_and_does_not_fit_is_told() -> None:
+    """All roles on one pool of each kind; on the small kind they do not fit."""
+    small = replace(gpu(24), name="small")
+    refused = search(PPO, (NodeGroup(2, 8, gpu()), NodeGroup(1, 2, small))).refused
+    assert len(refused) == 1
+    assert refused[0].startswith("All roles on 2 small: ")
+    assert "GiB on a GPU" in refused[0]
+
+
+def test_schedules_are_those_asked_for() -> None:
+    result = search(PPO, TWO_NODES, schedules=[Schedule.SYNCHRONOUS])
+    assert {each.plan.placement.schedule for each in result.candidates} == {Schedule.SYNCHRONOUS}
+
+
+def test_a_cluster_without_gpus_is_refused() -> None:
+    for cluster in ((), (NodeGroup(0, 8, gpu()),)):
+        with pytest.raises(PlanError, match="it has no GPUs"):
+            search(PPO, cluster)
+
+
+def test_a_role_without_any_layout_is_refused() -> None:
+    """A longest row of 4,096 tokens, of which eight GPUs hold no more than 800."""
+    with pytest.raises(PlanError, match=r"spec\.roles\.actor: .*maxTokensPerMicroBatch"):
+        search(replace(PPO, max_tokens_per_micro_batch=100), TWO_NODES)
+
+
+def test_sizes_of_pools_pack_into_nodes() -> None:
+    def sizes(nodes: int, per_node: int) -> list[tuple[int, int]]:
+        return [(each.nodes, each.gpus_per_node) for each in pool_sizes(0, NodeGroup(nodes, per_node, gpu()))]
+
+    assert sizes(2, 8) == [(1, 1), (1, 2), (1, 4), (1, 8), (2, 8)]
+    assert sizes(3, 6) == [(1, 1), (1, 2), (1, 6), (2, 6), (3, 6)]
+    assert sizes(2, 1) == [(1, 1), (2, 1)]
+
+
+def test_copies_are_on_parts_of_a_node_or_on_whole_nodes() -> None:
+    assert shard_sizes(PoolSize(0, 1, 4)) == [1, 2, 4]
+    assert shard_sizes(PoolSize(0, 6, 8)) == [1, 2, 4, 8, 16, 24, 48]
+
+
+def test_ranks_that_share_rows_divide_heads_and_hold_the_longest_row() -> None:
+    """32 heads of queries and 8 of keys; the longest row has 4,096 tokens, and 512 responses are dealt out."""
+    job = replace(PPO, max_tokens_per_micro_batch=2048)
+    found = {layout.sequence_parallel for layout in train_layouts(Role.ACTOR, job, PoolSize(0, 1, 8))}
+    assert found == {2, 4, 8}
+    assert not list(train_layouts(Role.ACTOR, replace(job, batch_size=1, group_size=1), PoolSize(0, 2, 8)))
+
+
+PPO_FIELDS: dict[str, object] = {
+    "spec.training.algorithm": {"type": "PPO", "kl": {"coefficient": 0.01}},
+    "spec.training.rewards": [{"type": "RewardModel", "rewardModel": {"source": "owner/judge"}}],
+}
+LORA_FIELDS: dict[str, object] = {
+    "spec.training.algorithm": {"kl": {"coefficient": 0.01}},
+    "spec.training.model": {"source": "owner/model", "lora": {"rank": 8}},
+}
+OWN_REFERENCE_FIELDS = LORA_FIELDS | {"spec.roles.ref.shardSize": 1}
+GRADIENTS_FIELDS: dict[str, object] = {"spec.training.model.offload.gradients": True}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [PPO_FIELDS, LORA_FIELDS, OWN_REFERENCE_FIELDS, GRADIENTS_FIELDS],
+    ids=["PPO", "LoRA", "LoRA with a reference of its own", "offloaded gradients"],
+)
+@pytest.mark.parametrize(("batch", "mini_batch", "group", "per_node"), [(12, 6, 5, 6), (6, 3, 14, 4)])
+def test_every_plan_that_runs_today_makes_a_valid_job(
+    fields: dict[str, object], batch: int, mini_batch: int, group: int, per_node: int
+) -> None:
+    sizes: dict[str, object] = {
+        "spec.training.batchSize": batch,
+        "spec.training.miniBatchSize": mini_batch,
+        "spec.training.rollout.groupSize": group,
+        "spec.pools": [{"name": "main", "nodes": 1, "gpusPerNode": 1}],
+    }
+    spec = RLJob.from_wire(edited(valid_job(), fields | sizes)).spec
+    job = workload_of(spec, dict.fromkeys(model_sources(spec), QWEN3_4B))
+    cluster = (NodeGroup(3, per_node, gpu()), NodeGroup(1, 4, gpu(48)))
+    found = search(job, cluster, num_wanted=30, pool_names=["main"]).candidates
+    today = [each.plan.placement for each in found if each.runs_today]
+    assert today
+    for placement in today:
+        planned = spec_with(spec, placement)
+        assert not violations(planned)
+        assert placement_of(planned, {pool.name: pool.gpu for pool in placement.pools}) == placement
+        assert workload_of(planned, dict.fromkeys(model_sources(planned), QWEN3_4B)) == job

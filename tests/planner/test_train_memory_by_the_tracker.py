@@ -1,0 +1,39 @@
+"""Peaks of a train engine beside torch's memory tracker on fake tensors. Two layers of each model, the rest as it is:
+what a layer and what the root takes shows in them; whole models are in bench/planner.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_testing.fsdp_memory_oracle import tracked
+from rljob_testing.planned_memory import MemoryCase, planned
+
+DENSE = MemoryCase("Qwen/Qwen3-4B", num_shards=8, num_replicas=2, tokens_of_rank=8192, num_layers=2)
+CASES = {
+    "two replicas, activations kept": (DENSE, 0.01),
+    "sequence ranks, activations recomputed": (
+        MemoryCase(
+            "Qwen/Qwen2.5-7B",
+            num_shards=8,
+            sequence_parallel=4,
+            tokens_of_rank=8192,
+            recomputed_every=1,
+            num_layers=2,
+        ),
+        0.01,
+    ),
+    "experts, adapters, activations kept": (
+        MemoryCase("Qwen/Qwen3-30B-A3B", num_shards=8, tokens_of_rank=8192, rank=16, num_layers=2),
+        0.05,
+    ),
+    "frozen": (MemoryCase("Qwen/Qwen3-8B", num_shards=8, tokens_of_rank=8192, is_trained=False, num_layers=2), 0.01),
+}
+"""With the largest difference. A wrong byte per token and layer in a dense model is more than that."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_peak_is_that_of_the_tracker(name: str) -> None:
+    case, limit = CASES[name]
+    found, peak = tracked(case.oracle()), planned(case)
+    assert peak.resident == pytest.approx(found.resident, rel=1e-4)
+    assert peak.resident + peak.transient == pytest.approx(found.whole, rel=limit)

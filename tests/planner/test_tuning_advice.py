@@ -1,0 +1,164 @@
+"""What would make a job faster: only what helps, fits and the contract takes, with what the model says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_planner.advice.faster_jobs import Price, faster_jobs
+from rljob_planner.advice.run_facts import facts_of
+from rljob_planner.advice.tuning import Advice, advice_of, findings_of, together
+from rljob_planner.constants import Constants
+from rljob_planner.memory.knobs import all_phases
+from rljob_planner.memory_types import Verdict, verdict_of
+from rljob_planner.placement import Placement
+from rljob_planner.plan import plan_of
+from rljob_planner.timing.step import step_time
+from rljob_planner.workload import ModelOffload, Role, TokenLengths, Workload
+from rljob_testing.planner_cases import gpu, one_pool, placed, trained, workload
+
+CONSTANTS = Constants()
+SHORT = TokenLengths(64.0, 128, 32.0, 64)
+
+
+def by_field(job: Workload, placement: Placement) -> dict[str, Advice]:
+    return {each.change.field: each for each in advice_of(job, placement, CONSTANTS)}
+
+
+def test_each_gain_is_that_of_the_model_with_the_change() -> None:
+    job = workload(trained(offload=ModelOffload(parameters=True, optimizer=True)))
+    job = replace(job, rollout=replace(job.rollout, max_sequences=16), mini_batch_size=8, lengths=SHORT)
+    placement = placed(one_pool(job, tensor_parallel=4))
+    now = step_time(job, placement, CONSTANTS).total.likely
+    found = advice_of(job, placement, CONSTANTS)
+    assert len(found) > 3
+    for each in found:
+        after = step_time(each.changed.workload, each.changed.placement, CONSTANTS).total.likely
+        assert each.gain == pytest.approx(now - after)
+        assert each.share >= (0.01 if each.price is Price.NOTHING else 0.03)
+        assert sum(seconds for _, seconds in each.phases) == pytest.approx(each.gain, abs=1e-6)
+        assert verdict_of(all_phases(each.changed.workload, each.changed.placement, CONSTANTS)) is each.verdict
+        assert each.verdict is not Verdict.TOO_LARGE
+
+
+def test_what_costs_nothing_comes_first_and_the_largest_gain_before_smaller_ones() -> None:
+    """Of short rows much of a step is per update, and few large updates are another training."""
+    job = replace(workload(trained(offload=ModelOffload(optimizer=True))), mini_batch_size=8, lengths=SHORT)
+    job = replace(job, rollout=replace(job.rollout, max_sequences=16))
+    found = advice_of(job, placed(one_pool(job)), CONSTANTS)
+    free = [each.price is Price.NOTHING for each in found]
+    assert free == sorted(free, reverse=True)
+    assert any(free)
+    assert not all(free)
+    for same in (True, False):
+        gains = [each.gain for each, is_free in zip(found, free, strict=True) if is_free is same]
+        assert gains == sorted(gains, reverse=True)
+
+
+def test_few_sequences_at_once_are_found_and_no_more_than_there_are() -> None:
+    """64 prompts x 8 responses on 8 engines are 64 for each."""
+    job = workload()
+    job = replace(job, rollout=replace(job.rollout, max_sequences=16))
+    advice = by_field(job, placed(one_pool(job)))["spec.training.rollout.maxNumSequences"]
+    assert (advice.change.before, advice.change.value) == ("16", "64")
+    assert advice.phases[0][0] == "generate"
+
+
+def test_recomputed_activations_are_kept_where_there_is_room() -> None:
+    """16,384 tokens of Qwen3-4B keep about 100 GB without checkpointing (see test_memory_*): a GPU of 80 GiB has no
+    room for it, one of 288 has."""
+    field = "spec.training.model.gradientCheckpointing"
+    job = workload()
+    assert field not in by_field(job, placed(one_pool(job, gpu(80))))
+    advice = by_field(job, placed(one_pool(job, gpu(288))))[field]
+    assert (advice.change.before, advice.change.value) == ("true", "false")
+    assert not advice.changed.workload.models[Role.ACTOR].checkpoints_activations
+    assert dict(advice.phases)["update_actor"] > 0
+
+
+def test_offload_is_taken_back_where_there_is_room() -> None:
+    """In a step with few tokens the copies show."""
+    job = workload(trained(offload=ModelOffload(parameters=True, gradients=True, optimizer=True)))
+    job = replace(job, lengths=SHORT)
+    found = by_field(job, placed(one_pool(job, gpu(288))))
+    assert "spec.training.model.offload.optimizer" in found
+    kept = found["spec.training.model.offload.optimizer"].changed.workload.models[Role.ACTOR].offload
+    assert kept == ModelOffload(parameters=True, gradients=True)
+
+
+@pytest.mark.parametrize("in_any_case", [True, False])
+def test_an_only_update_needs_no_pass_for_old_log_probabilities(in_any_case: bool) -> None:
+    """Unless something else asks for them."""
+    job = replace(workload(), mini_batch_size=32, needs_old_logprobs=True, lengths=SHORT)
+    job = replace(job, needs_old_logprobs_in_any_case=in_any_case)
+    ladders = faster_jobs(job, placed(one_pool(job)))
+    larger = next(each for each in ladders if each[0].changed.change.field == "spec.training.miniBatchSize")
+    assert [each.changed.change.value for each in larger] == ["64"]
+    assert larger[0].changed.workload.needs_old_logprobs is in_any_case
+
+
+def test_a_job_with_nothing_to_gain_gets_no_advice() -> None:
+    """One GPU, everything at once, nothing offloaded."""
+    job = replace(workload(trained(checkpoints_activations=False)), batch_size=1, mini_batch_size=1)
+    placement = placed(one_pool(job, gpu(2000), gpus_per_node=1))
+    job = replace(job, models={Role.ACTOR: job.models[Role.ACTOR]})
+    placement = placed(replace(placement.pools[0], layouts={Role.ACTOR: placement.pools[0].layouts[Role.ACTOR]}))
+    fields = [each.change.field for each in advice_of(job, placement, CONSTANTS) if each.price is Price.NOTHING]
+    assert fields == []
+
+
+def test_what_the_contract_refuses_is_not_proposed() -> None:
+    """Gradients of replicas cannot be offloaded, nor deferred; TP divides a node's GPUs and the heads; sizes divide."""
+    job = workload(trained(offload=ModelOffload(gradients=True)))
+    pool = one_pool(job)
+    for ladder in faster_jobs(job, placed(pool)):
+        for each in ladder:
+            actor = each.changed.workload.models[Role.ACTOR]
+            home = each.changed.placement.pool_of(Role.ACTOR)
+            layout, rollout = home.layouts[Role.ACTOR], home.rollout
+            assert rollout is not None
+            assert not (actor.offload.gradients and (layout.num_replicas > 1 or actor.defers_reduction))
+            assert home.gpus_per_node % rollout.tensor_parallel == 0
+            assert 32 % rollout.tensor_parallel == 0
+            assert layout.num_gpus % layout.shard_size == 0
+            assert each.changed.workload.batch_size % each.changed.workload.mini_batch_size == 0
+            assert home is not pool or each.changed.workload != job
+
+
+def test_changes_together_are_each_worked_out_after_those_before() -> None:
+    job = workload(trained(offload=ModelOffload(parameters=True, optimizer=True)))
+    job = replace(job, rollout=replace(job.rollout, max_sequences=16))
+    placement = placed(one_pool(job, tensor_parallel=4))
+    found = together(job, placement, CONSTANTS)
+    fields = [each.change.field for each in found]
+    assert len(fields) == len(set(fields)) >= 2
+    gains = sum(each.gain for each in found)
+    before = step_time(job, placement, CONSTANTS).total.likely
+    assert found[-1].step.likely == pytest.approx(before - gains)
+    assert all(each.price is Price.NOTHING for each in found)
+
+
+def test_a_run_says_what_phases_do_not() -> None:
+    job = workload()
+    plan = plan_of(job, placed(one_pool(job)), CONSTANTS, with_knobs=False)
+    row = {
+        "timing_s/step": 10.0,
+        "timing_s/generate": 2.0,
+        "timing_s/reward": 5.0,
+        "response_length/mean": 100.0,
+        "response_length/max": 900.0,
+        "response_length/clip_ratio": 0.25,
+        "actor/learned_fraction": 0.5,
+        "perf/token_imbalance": 1.4,
+    }
+    facts = facts_of([{**row, "step": float(step)} for step in (1, 2, 3)], 64)
+    found = {each.section: each.text for each in findings_of(facts, plan, {})}
+    assert set(found) == {"rewards", "small steps", "balance", "lengths", "responses that teach nothing"}
+    assert found["rewards"].startswith("50% of a step")
+    assert found["small steps"].startswith("30% of a step")
+    assert "1.40 times" in found["balance"]
+    calm = {**row, "timing_s/reward": 0.1, "timing_s/generate": 9.5, "response_length/clip_ratio": 0.0}
+    calm |= {"response_length/max": 200.0, "actor/learned_fraction": 1.0, "perf/token_imbalance": 1.02}
+    facts = facts_of([{**calm, "step": float(step)} for step in (1, 2, 3)], 64)
+    assert findings_of(facts, plan, {}) == ()
