@@ -162,7 +162,9 @@ def measure_times(case: Case, report: Report) -> None:
     )
     bar = Bar(f"at most {case.max_forward:g} x {WHOLE}", ratio(forward, OURS, WHOLE), case.max_forward)
     report.add(of_timings(f"{case}: forward", forward, WHOLE, (bar,)))
-    calls: dict[str, Callable[[], object]] = {name: partial(gradients, each, inputs) for name, each in BOTH.items()}
+    # What an update asks for: the value of entropy beside the gradient of log-probabilities.
+    asked = {**BOTH, OURS + WITH_ENTROPY: FORWARD[OURS + WITH_ENTROPY]}
+    calls: dict[str, Callable[[], object]] = {name: partial(gradients, each, inputs) for name, each in asked.items()}
     calls[FLOOR] = partial(products, inputs, with_backward=True)
     both = interleaved(
         {name: partial(timed_calls, call, case.num_calls) for name, call in calls.items()}, case.num_rounds

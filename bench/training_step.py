@@ -186,7 +186,7 @@ def attribution(title: str, timings: Mapping[str, Timings], contenders: Mapping[
     )
     share = rests[OURS] / timings[OURS].median
     return Measurement(
-        f"{title}: the parts of a step, ms (of TRL, `everything else` has the update)",
+        f"{title}: the parts of a step, ms (of TRL, the update is all that follows the batch)",
         tuple(columns),
         rows,
         (Bar(f"{OURS}, everything else: at most {MAX_REST_SHARE:.0%} of the step", share, MAX_REST_SHARE),),

@@ -42,7 +42,7 @@ class Parts:
         parts = self
 
         def note(context: ProfilingContext, seconds: float) -> None:
-            name = context.name.rpartition(".")[2] if context.name.startswith("GRPOTrainer.") else context.name
+            name = context.name.removeprefix("GRPOTrainer.")
             parts._seconds[name] = parts._seconds.get(name, 0.0) + seconds
 
         ProfilingContext._log_metrics = note

@@ -88,7 +88,7 @@ class OurTraining:
         self._log_file = folder / "rljob.log"
         self._turns.mkdir(parents=True)
         job = folder / "job.yaml"
-        job.write_text(json.dumps(self._job(case, dtype, details)))
+        job.write_text(json.dumps(self._job(tree, case, dtype, details)))
         packages = os.pathsep.join([*(str(tree / each) for each in PACKAGES), python_path()])
         environment = {**os.environ, "PYTHONPATH": packages}
         with self._log_file.open("w") as log:
@@ -155,7 +155,7 @@ class OurTraining:
     def _steps_per_turn(self) -> int:
         return WARM_UP_STEPS + self._num_steps + 1
 
-    def _job(self, case: CaseFolder, dtype: str, details: OurDetails) -> dict[str, object]:
+    def _job(self, tree: Path, case: CaseFolder, dtype: str, details: OurDetails) -> dict[str, object]:
         """The job file; what it does not say is as the product has it."""
         held_out = self.folder / "held_out.jsonl"
         # As many as there are workers, so that none is asked twice; the first one waits.
@@ -175,13 +175,7 @@ class OurTraining:
                 "training": {
                     "model": {"source": str(case.model), "dtype": dtype},
                     "dataset": _file_dataset(case.prompts) | {"shuffle": False},
-                    "rewards": [
-                        {
-                            "type": "Function",
-                            "function": {"path": "rljob_bench.step_reward:score"},
-                            "timeoutSeconds": 86_400,
-                        }
-                    ],
+                    **_rewards(tree),
                     "optimizer": {"learningRate": LEARNING_RATE},
                     "rollout": {"groupSize": GROUP_SIZE, "maxNewTokens": NEW_TOKENS, **details.rollout},
                     "evaluation": {
@@ -223,6 +217,17 @@ def span_seconds(timeline: Path, names: Sequence[str]) -> dict[str, float]:
         if event["ph"] == "X" and event["name"] in names:
             seconds[event["name"]] = seconds.get(event["name"], 0.0) + 1e-6 * event["dur"]
     return seconds
+
+
+def _rewards(tree: Path) -> dict[str, object]:
+    """As that checkout has them: earlier ones know one reward only."""
+    reward = {
+        "type": "Function",
+        "function": {"path": "rljob_bench.step_reward:score"},
+        "timeoutSeconds": 86_400,
+    }
+    knows_many = "rewards:" in (tree / "crds/src/rljob_api/v1alpha1/training.py").read_text()
+    return {"rewards": [reward]} if knows_many else {"reward": reward}
 
 
 def _file_dataset(path: Path) -> dict[str, object]:

@@ -21,8 +21,11 @@ PARTS = {
     "generate": ("transformers.generate", "vLLM.generate"),
     "weight sync": ("sync_weights",),
     "reward": ("_calculate_rewards",),
+    "update": ("update",),
+    "forward": ("compute_loss",),
 }
 """By the names that ours have: those by which TRL measures itself."""
+BEFORE_THE_UPDATE = "_prepare_inputs"
 
 
 class TrlTraining:
@@ -57,6 +60,8 @@ class TrlTraining:
         seconds, parts = answer["seconds"], answer["parts"]
         assert isinstance(seconds, list)
         assert isinstance(parts, list)
+        for step, part in zip(seconds, parts, strict=True):
+            part["update"] = step - part[BEFORE_THE_UPDATE]
         self._parts.add_turn(parts[WARM_UP_STEPS:])
         return [float(each) for each in seconds[WARM_UP_STEPS:]]
 

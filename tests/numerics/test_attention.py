@@ -20,7 +20,13 @@ from rljob_trainer.engines.train.attention import (
     register_flat_attention,
     use_attention,
 )
-from rljob_trainer.engines.train.attention_kernels import FlatRows, Kernel, attend, choose_kernel
+from rljob_trainer.engines.train.attention_kernels import (
+    MAX_WIDENED_TOKENS,
+    FlatRows,
+    Kernel,
+    attend,
+    choose_kernel,
+)
 from rljob_trainer.errors import ConfigurationError
 
 CPU = torch.device("cpu")
@@ -66,6 +72,20 @@ def inputs(num_tokens: int, value_size: int = VALUE_SIZE) -> tuple[Tensor, Tenso
 def outputs_and_gradients(output_1NHE: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     weights = torch.linspace(-1, 1, output_1NHE.numel(), dtype=output_1NHE.dtype).view(output_1NHE.shape)
     return [output_1NHE, *torch.autograd.grad((output_1NHE * weights).sum(), tensors)]
+
+
+@pytest.mark.parametrize("num_tokens", [9, MAX_WIDENED_TOKENS, MAX_WIDENED_TOKENS + 1])
+def test_short_rows_in_16_bits_are_attended_to_in_32(num_tokens: int) -> None:
+    rows = FlatRows((num_tokens,) * 2, CPU)
+    tensors = [each.detach().bfloat16().requires_grad_() for each in inputs(rows.num_tokens, SIZE)]
+    wide = [each.detach().float().requires_grad_() for each in tensors]
+    output, wide_output = (attend(Kernel.ONE_VIEW, *each, rows, None, None) for each in (tensors, wide))
+    slope = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found = [output, *torch.autograd.grad(output, tensors, slope)]
+    expected = [wide_output, *torch.autograd.grad(wide_output, wide, slope.float())]
+    assert [each.dtype for each in found] == [torch.bfloat16] * 4
+    is_equal = [torch.equal(mine, other.bfloat16()) for mine, other in zip(found, expected, strict=True)]
+    assert is_equal == [num_tokens <= MAX_WIDENED_TOKENS] * 4
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 20])

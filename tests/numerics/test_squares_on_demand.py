@@ -1,11 +1,12 @@
-"""The sums of squared probabilities cost a pass over the vocabulary: they are computed where somebody asks, and what is
-given is what the model says.
+"""Sums of squared probabilities and entropy cost passes over the vocabulary: they are computed where somebody asks, and
+what is given is what the model says. For entropy only updates ask, whose metric it is.
 
 Legend: R response tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -16,8 +17,12 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_testing import covariance_loss
 from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import plain_model, rollout_of, rows_of
-from rljob_testing.replayed_steps import Replay, ReplayedRun, replayed_run
+from rljob_testing.replayed_steps import Replay, replayed_run
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.engine import Loss, TrainEngine
+from rljob_trainer.engines.train.token_batch import TokenBatch
+from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
+from rljob_trainer.observability.metrics import ENTROPY
 from rljob_trainer.workers.columns import SQUARES
 
 OTB: dict[str, object] = {"advantage": {"type": "OptimalTokenBaseline"}}
@@ -37,23 +42,41 @@ def replay_of(wire: dict[str, object]) -> Replay:
 
 @dataclass
 class Asked:
-    """Whether each pass was asked for squares."""
+    """Whether each pass was asked for squares, and for which entropy."""
 
     forward: list[bool] = field(default_factory=list)
     updates: list[bool] = field(default_factory=list)
+    forward_entropy: list[Entropy] = field(default_factory=list)
+    update_entropy: list[Entropy] = field(default_factory=list)
 
 
-def watched(run: ReplayedRun, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    engine, asked = run.actor.engine, Asked()
+def watched(engine: TrainEngine, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    asked = Asked()
     forward, forward_backward = engine.forward, engine.forward_backward
 
-    def noted_forward(*given: object, with_squares: bool = False) -> object:
+    def noted_forward(
+        batch: TokenBatch,
+        temperature: float,
+        entropy: Entropy = Entropy.NO,
+        *,
+        with_squares: bool = False,
+        with_adapters: bool = True,
+    ) -> TokenDistribution:
         asked.forward.append(with_squares)
-        return forward(*given, with_squares=with_squares)  # type: ignore[arg-type]
+        asked.forward_entropy.append(entropy)
+        return forward(batch, temperature, entropy, with_squares=with_squares, with_adapters=with_adapters)
 
-    def noted_update(*given: object, with_squares: bool = False) -> object:
+    def noted_update(
+        batch: TokenBatch,
+        loss: Loss,
+        temperature: float,
+        entropy: Entropy = Entropy.NO,
+        *,
+        with_squares: bool = False,
+    ) -> None:
         asked.updates.append(with_squares)
-        return forward_backward(*given, with_squares=with_squares)  # type: ignore[arg-type]
+        asked.update_entropy.append(entropy)
+        forward_backward(batch, loss, temperature, entropy, with_squares=with_squares)
 
     monkeypatch.setattr(engine, "forward", noted_forward)
     monkeypatch.setattr(engine, "forward_backward", noted_update)
@@ -73,7 +96,7 @@ def test_passes_give_them_to_whom_asks(
     of_updates: bool,
 ) -> None:
     run = replayed_run(replay_of(wire), context)
-    asked = watched(run, monkeypatch)
+    asked = watched(run.actor.engine, monkeypatch)
     found = []
     compute_logprobs = run.group.compute_logprobs
     monkeypatch.setattr(run.group, "compute_logprobs", lambda batch: found.append(compute_logprobs(batch)) or found[-1])
@@ -93,3 +116,18 @@ def test_they_are_those_of_the_model(context: WorkerContext) -> None:
             right_R = row.all_logprobs_RV(model, 0.7).exp().square().sum(dim=1)
         torch.testing.assert_close(squares_T[row.is_response_T], right_R, rtol=1e-5, atol=1e-6)
         assert not squares_T[~row.is_response_T].any()
+
+
+@pytest.mark.parametrize(("coefficient", "of_updates"), [(0.0, Entropy.VALUE), (0.01, Entropy.GRADIENT)])
+def test_for_entropy_only_updates_ask(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch, coefficient: float, of_updates: Entropy
+) -> None:
+    wire = {"entropyCoefficient": coefficient, "kl": {"coefficient": 0.1, "placement": "Loss"}}
+    run = replayed_run(replay_of(wire), context)
+    assert run.reference is not None
+    asked, of_reference = (watched(each.engine, monkeypatch) for each in (run.actor, run.reference))
+    metrics = run.step(0)
+    assert (asked.forward_entropy, of_reference.forward_entropy) == ([Entropy.NO], [Entropy.NO])
+    assert asked.update_entropy == [of_updates] * 2
+    # In nats, of 64 tokens.
+    assert 0.1 < metrics[ENTROPY] < math.log(64)

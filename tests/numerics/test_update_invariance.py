@@ -244,7 +244,7 @@ def test_twenty_steps_on_two_workers_are_those_of_one(seen: Seen) -> None:
             assert_same_metrics(found, right)
 
 
-@pytest.mark.parametrize("name", ["long, four workers", "long, padded"])
+@pytest.mark.parametrize("name", ["long, four workers", "long, padded", "long, row by row"])
 def test_twenty_steps_in_another_way_are_those_of_one_worker(seen: Seen, name: str) -> None:
     """The second in small micro-batches, and with activations that are computed again."""
     [one] = seen.long[1]

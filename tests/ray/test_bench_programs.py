@@ -23,6 +23,7 @@ LONG_PROGRAMS = (
     "algorithms",
     "arrangements",
     "jobs_to_clusters",
+    "planner",
     "running_jobs",
     "token_logprobs",
     "training_step",

@@ -6,15 +6,21 @@ And clusters that do not fit or do not answer: exit code 75, for another try els
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from shutil import copy
 
 import pytest
+from transformers import BertConfig
 
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
 from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_cli.run_folder import RunFolder
+from rljob_testing.algorithm_module import MODULE
+from rljob_testing.replayed_steps import MODEL
+from rljob_testing.tiny_models import drawn_model
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, LocalRun, function_reward, small_job
 from rljob_testing.valid_job import edited
@@ -41,6 +47,11 @@ def reasoning_gym(task: str) -> Document:
     return {"type": "ReasoningGym", "file": None, "reasoningGym": {"task": task, "size": 8}}
 
 
+def with_function(part: str, name: str) -> Document:
+    """An `advantage` or a `loss` of the user's own."""
+    return small_job(algorithm={part: {"type": "Function", "function": {"path": f"bad_algorithm:{name}"}}})
+
+
 CASES: dict[str, tuple[Document, str]] = {
     "missing model folder": (
         small_job(model={"source": "./not-there"}),
@@ -63,13 +74,31 @@ CASES: dict[str, tuple[Document, str]] = {
         small_job(rewards=[function_reward("json:no_such_function", name="style")]),
         r"spec\.training\.rewards\[0\]\.function\.path \(reward style\): .*no_such_function",
     ),
+    "missing loss function": (
+        with_function("loss", "no_such_loss"),
+        r"spec\.training\.algorithm\.loss\.function\.path: module bad_algorithm .* has no 'no_such_loss'",
+    ),
+    "advantage that is no number": (
+        with_function("advantage", "normalized"),
+        r"advantage\.function\.path: bad_algorithm:normalized gave NaN or infinity for 4 of 12 responses, first for "
+        r"number 4, whose reward is 1; .*\n\(seen on small made-up inputs, before the first step\)",
+    ),
+    "loss of another shape": (
+        with_function("loss", "per_row"),
+        r"loss\.function\.path: bad_algorithm:per_row gave a tensor \[3\] of float32; give one loss per token",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("no_ray")
-def test_a_job_that_cannot_work_is_refused_before_ray(name: str, tmp_path: Path, run_trainer: RunTrainer) -> None:
+def test_a_job_that_cannot_work_is_refused_before_ray(
+    name: str, tmp_path: Path, run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, text = CASES[name]
+    (tmp_path / "bad_algorithm.py").write_text(MODULE)
+    monkeypatch.delitem(sys.modules, "bad_algorithm", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "empty").mkdir()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": oops}\n')
     (tmp_path / "other.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"answer": "2"}\n')
@@ -138,6 +167,27 @@ def test_vllm_that_is_not_installed_is_refused_before_ray(tmp_path: Path) -> Non
     assert not [process for process in run.seen if "gcs_server" in process.title]
     # Nothing was done that a second try would have to be protected from.
     assert not RunFolder(run.files.folder).has_results()
+
+
+def test_a_model_that_is_not_called_rightly_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    """BERT's head has a layer of its own before the weights of its output, which the trainer does not know of."""
+    sizes = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = drawn_model(BertConfig(**sizes, intermediate_size=64, is_decoder=True, eos_token_id=1, bos_token_id=None))
+    model.save_pretrained(tmp_path / "bert")
+    for file in MODEL.glob("tokenizer*"):
+        copy(file, tmp_path / "bert")
+    run = LocalRun(tmp_path, small_job(model={"source": "./bert"}))
+    assert run.end() == 2, run.output
+    told = r"does not get the log-probabilities of a 'bert' model right \(they differ .* by up to \d\.\de[+-]\d+, more"
+    state = run.files.state()
+    assert state.error is not None
+    for said in (run.output, state.error.message):
+        assert re.search(told, said), said
+    assert "exit code 2: the job cannot work as written; change the file" in run.output
+    assert [process for process in run.seen if "gcs_server" in process.title]
+    assert run.left_behind() == []
+    assert run.files.checkpoint_names() == []
+    assert not (run.files.folder / "export").exists()
 
 
 def test_a_pool_that_the_cluster_cannot_hold_says_what_is_missing(run_trainer: RunTrainer, cluster: str) -> None:

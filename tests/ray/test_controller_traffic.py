@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from rljob_testing.columns_apart import columns_apart
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import small_job
+from rljob_trainer.batch.remote import BYTES_PER_ROW
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 NUM_PROMPTS, GROUP_SIZE = 8, 8
+NUM_RESPONSES = NUM_PROMPTS * GROUP_SIZE
 LONG_RESPONSE_TOKENS = 1024
 BYTES_PER_TOKEN = 8 + 1 + 4
 """Token id, mask and log-probability: what a rollout has of each token."""
 
 
-def test_one_number_per_response(cluster: str, tmp_path: Path) -> None:
-    job = small_job(num_workers=2, steps=2, batchSize=NUM_PROMPTS, rollout={"groupSize": GROUP_SIZE})
-    run = RunTrainer(tmp_path)(job, cluster)
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of each step."""
+
+    sent: list[float]
+    received: list[float]
+
+    @property
+    def per_response(self) -> float:
+        """In the last step."""
+        return (self.sent[-1] + self.received[-1]) / NUM_RESPONSES
+
+
+def traffic(folder: Path, cluster: str, num_steps: int) -> Traffic:
+    job = small_job(num_workers=2, steps=num_steps, batchSize=NUM_PROMPTS, rollout={"groupSize": GROUP_SIZE})
+    run = RunTrainer(folder)(job, cluster)
     assert run.exit_code == 0, run.terminal
-    sent = run.files.series("perf/controller_sent_bytes")
-    received = run.files.series("perf/controller_received_bytes")
-    per_response = (sent[-1] + received[-1]) / (NUM_PROMPTS * GROUP_SIZE)
+    return Traffic(run.files.series("perf/controller_sent_bytes"), run.files.series("perf/controller_received_bytes"))
+
+
+@pytest.fixture(scope="module")
+def small(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Traffic:
+    return traffic(tmp_path_factory.mktemp("small"), cluster, 2)
+
+
+def test_one_number_per_response(small: Traffic) -> None:
     # Prompts go out once each; the samples that are logged, 8 in every step, come back with their texts.
-    assert 8 * 4 < per_response < LONG_RESPONSE_TOKENS * BYTES_PER_TOKEN / 100
+    assert 8 * 4 < small.per_response < LONG_RESPONSE_TOKENS * BYTES_PER_TOKEN / 100
     # No step has anything of the one before to carry.
-    assert received[0] == received[1]
+    assert small.received[0] == small.received[1]
+
+
+def test_columns_that_are_objects_of_their_own_cost_a_place_per_response(
+    small: Traffic, cluster: str, tmp_path: Path
+) -> None:
+    """As those beyond a mebibyte. The rollout's five columns come to the controller as five blocks of places instead of
+    one; scoring and update, which ask for several columns, are sent five blocks more."""
+    with columns_apart():
+        large = traffic(tmp_path, cluster, 1)
+    more_received, more_sent = (
+        (after[-1] - before[-1]) / NUM_RESPONSES / BYTES_PER_ROW
+        for before, after in ((small.received, large.received), (small.sent, large.sent))
+    )
+    assert (more_received, more_sent) == (4, 5)

@@ -37,9 +37,11 @@ class Killed:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    run = LocalRun(tmp_path_factory.mktemp("killed"), job())
+    where = {"RLJOB_POD_NAME": "small-1-main-0", "RLJOB_NODE_NAME": "node-7"}
+    run = LocalRun(tmp_path_factory.mktemp("killed"), job(), **where)
     run.wait_for(lambda: run.files.newest_checkpoint() >= 2)
-    victim = max((process for process in run.seen if "RayWorker" in process.title), key=lambda process: process.pid)
+    # Not one that a worker has started, which may have ended.
+    victim = min((process for process in run.seen if "RayWorker" in process.title), key=lambda process: process.started)
     time.sleep(0.3)
     os.kill(victim.pid, signal.SIGKILL)
     killed_at = time.monotonic()
@@ -53,9 +55,9 @@ def test_the_error_names_the_rank_and_the_cause(killed: Killed) -> None:
     errors = [line for line in run.output.splitlines() if " ERROR " in line]
     assert len(errors) == 1, run.output
     expected = (
-        rf"worker rank [01] \(reward, actor, rollout, hybrid; process {killed.victim.pid} on \S+\) died"
-        r"( in \S+)?: its process ended without a word; the kernel killed nothing there for lack of memory, .*kill -9.*"
-        r"; its last words are in .*worker-[01]\.log"
+        rf"worker rank [01] \(reward, actor, rollout, hybrid; process {killed.victim.pid}"
+        r" on pod small-1-main-0, node node-7\) died( in \S+)?: its process ended without a word; the kernel killed"
+        r" nothing there for lack of memory, .*kill -9.*; its last words are in .*worker-[01]\.log"
     )
     assert re.search(expected, errors[0]), errors[0]
     assert "Traceback" not in run.output
@@ -95,7 +97,7 @@ def test_run_state_tells_the_same(killed: Killed) -> None:
     assert state.phase == "Failed"
     assert state.error is not None
     assert state.error.kind == "WorkerDiedError"
-    assert f"process {killed.victim.pid} on" in state.error.message
+    assert f"process {killed.victim.pid} on pod small-1-main-0, node node-7)" in state.error.message
 
 
 def test_the_next_run_resumes_from_the_newest_checkpoint(killed: Killed) -> None:

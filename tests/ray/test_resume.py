@@ -14,6 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rljob_api.job_file import load_job_file
+from rljob_api.v1alpha1.model import Dtype
 from rljob_testing.training_runs import Document, LocalRun, held_out, small_job
 from rljob_trainer.stack_traces import take_stacks, traced_processes
 
@@ -119,6 +121,14 @@ def test_the_resumed_run_goes_on_where_the_first_stopped(interrupted: Interrupte
     assert (state.phase, state.attempt, state.resumed_from_step) == ("Complete", 2, step)
     assert run.files.training_steps() == list(range(1, NUM_STEPS + 1))
     assert run.left_behind() == []
+
+
+def test_what_auto_became_is_written_down(whole: LocalRun, interrupted: Interrupted) -> None:
+    """The job leaves the precision open."""
+    for run in (whole, interrupted.second):
+        resolved = load_job_file(run.files.folder / "resolved.yaml")
+        assert resolved.spec.training.model.dtype is Dtype.FLOAT32
+        assert "dtype" not in (run.files.folder.parents[1] / "job.yaml").read_text()
 
 
 def test_both_runs_saw_the_same_prompts_and_gave_the_same_responses(whole: LocalRun, interrupted: Interrupted) -> None:

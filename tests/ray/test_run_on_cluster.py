@@ -12,6 +12,7 @@ import pytest
 
 from rljob_testing.command_line import Workplace
 from rljob_testing.ray_cluster import pod_cluster
+from rljob_testing.ray_jobs import RayJob
 from rljob_testing.settings import inherited_environment
 from rljob_testing.training_runs import Document, RunFiles, function_reward, small_job
 
@@ -76,10 +77,12 @@ def test_a_ray_job_brings_the_folder_along(tmp_path: Path) -> None:
     (folder / "job.yaml").write_text(json.dumps(job))
     variables = {"RLJOB_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
     with pod_cluster(tmp_path / "nodes", "a-token-of-the-test", variables) as cluster:
+        # What Ray's command shows while the job runs comes over a socket that it waits for without a limit.
         submitted = subprocess.run(
             [
-                *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit"),
-                *("--address", f"http://127.0.0.1:{cluster.port}", "--working-dir", str(folder), "--"),
+                *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--no-wait"),
+                *("--submission-id", "by-hand", "--address", f"http://127.0.0.1:{cluster.port}"),
+                *("--working-dir", str(folder), "--"),
                 *("rljob", "run", "job.yaml", "--ray", "auto", "--run-folder", str(run_folder)),
             ],
             env=inherited_environment() | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token},
@@ -87,8 +90,9 @@ def test_a_ray_job_brings_the_folder_along(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=240,
+            timeout=120,
         )
-    assert submitted.returncode == 0, submitted.stdout
-    assert "succeeded" in submitted.stdout
+        assert submitted.returncode == 0, submitted.stdout
+        job_of_ray = RayJob(cluster, "by-hand")
+        assert job_of_ray.end(seconds=180)["status"] == "SUCCEEDED", job_of_ray.output()
     assert RunFiles(run_folder).series("critic/rewards/mean") == [0.75, 0.75]

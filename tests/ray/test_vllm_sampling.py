@@ -1,5 +1,6 @@
 """What vLLM samples: temperature, top-k and top-p as defined, each token with the log-probability it then had; and in
-bfloat16 log-probabilities as near the exact ones as those of transformers are.
+bfloat16 log-probabilities as near the exact ones as those of transformers are. And what becomes of its cache's memory
+while it sleeps.
 
 In a process of its own, without Ray.
 
@@ -8,7 +9,8 @@ Legend: R response tokens of all rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rljob_testing.cut_off_sampling import NUM_SAMPLES, PROMPT, SETTINGS, Sample, assert_follows, distribution
+from rljob_testing.lent_memory import lent_bytes
 from rljob_testing.ranks import RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import MODEL
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -38,6 +41,22 @@ class Generated:
 
     samples: dict[str, list[Sample]]
     in_bfloat16: list[FinishedSequence]
+    rollouts: list[list[tuple[int, ...]]]
+    """Tokens of equal requests, before and after sleeps; from the fourth on what was lent was overwritten before."""
+    lent_bytes: list[int]
+    """After each of them and a sleep; for the last one the engine was told that blocks fill up."""
+    num_forgotten: int
+    """How many times prefixes were forgotten in these sleeps. (Rows of this model fill no block, so none is known.)"""
+
+
+@contextmanager
+def forgetting_counted(engine: VllmEngine) -> Iterator[list[bool]]:
+    """What vLLM answers when it is told to forget the prefixes that it knows."""
+    answers: list[bool] = []
+    reset = engine.engine.reset_prefix_cache
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.engine, "reset_prefix_cache", lambda: answers.append(reset()))
+        yield answers
 
 
 def generated(context: WorkerContext) -> Generated:
@@ -64,12 +83,36 @@ def generated(context: WorkerContext) -> Generated:
         torch.bfloat16,
         [[GenerationRequest(str(row), PROMPTS[row % len(PROMPTS)], FREELY, row) for row in range(32)]],
     )
+    lent, rollouts, num_forgotten = [], [], 0
+    engine = engines[-1]
+    for fills_blocks, left_behind in (
+        (engine.fills_blocks, None),
+        (engine.fills_blocks, None),
+        (engine.fills_blocks, None),
+        (engine.fills_blocks, 60),
+        (True, 0),
+    ):
+        engine.fills_blocks = fills_blocks
+        if left_behind is not None:
+            for storage in engine.kv_cache:
+                # In bfloat16 0.0115, or zero: what the system leaves in pages that nobody has written to.
+                storage.fill_(left_behind)
+        engine.wake(weights=True, kv_cache=True)
+        found = engine.generate([GenerationRequest(str(row), PROMPT, FREELY, row) for row in range(8)])
+        rollouts.append([found[str(row)].token_ids for row in range(8)])
+        with forgetting_counted(engine) as forgotten:
+            engine.sleep()
+        num_forgotten += len(forgotten)
+        lent.append(lent_bytes())
     return Generated(
         {
             name: [(each.token_ids[0], each.logprobs[0]) for each in found]
             for name, found in zip(SETTINGS, samples, strict=True)
         },
         in_bfloat16,
+        rollouts,
+        lent,
+        num_forgotten,
     )
 
 
@@ -107,3 +150,16 @@ def test_in_bfloat16_logprobs_are_as_near_as_those_of_transformers(found: Genera
     # Passes are in bfloat16 at all, and on the whole round no more than those of transformers.
     rounding, usual = (float((each_R - exact_R).abs().mean()) for each_R in (vllm_R, half_R))
     assert 1e-3 < rounding < 1.5 * usual
+
+
+def test_a_sleeping_cache_is_lent_from_its_second_sleep_on_while_no_block_fills_up(found: Generated) -> None:
+    first, *later, last = found.lent_bytes
+    assert first == last == 0
+    assert min(later) > 0
+    assert found.num_forgotten == len(found.lent_bytes)
+
+
+def test_what_others_leave_in_a_sleeping_cache_changes_nothing(found: Generated) -> None:
+    first, *later = found.rollouts
+    assert len(set(first)) > 1
+    assert later == [first] * len(later)

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
+from rljob_api.constants import ExitCode
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync, Model
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training_runs import small_job
 from rljob_testing.valid_job import edited
+from rljob_trainer.__main__ import exit_code_of
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
     selected_engine,
@@ -22,8 +24,8 @@ from rljob_trainer.controller.auto_settings import (
     settled_spec,
 )
 from rljob_trainer.controller.hub_models import at_kept_commit, hub_model_of
-from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE, select_lora_sync
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE, check_build, select_lora_sync
+from rljob_trainer.errors import ConfigurationError, TrainerError
 
 
 @pytest.fixture
@@ -139,6 +141,58 @@ def test_without_a_compiler(missing: str, compiler: Path, caplog: pytest.LogCapt
     assert "it goes on without, for want of" in caplog.text
     with pytest.raises(ConfigurationError, match=r"rollout\.compile: on CPUs compiling takes .*\(seen: Always\)"):
         settle(spec("Always"), "cpu", None)
+
+
+@pytest.mark.parametrize(
+    ("found", "device_type", "said"),
+    [
+        ("", "cpu", "(cpu; vLLM finds no device that it was built for); install the trainer's `cpu` extra"),
+        ("cpu", "cuda", "(cuda; vLLM finds cpu); install the trainer's `gpu` extra"),
+        ("", "cuda", "(cuda; vLLM finds no device that it was built for); install the trainer's `gpu` extra"),
+    ],
+)
+def test_another_build_of_vllm_is_no_failure_to_try_again(found: str, device_type: str, said: str) -> None:
+    """A GPU build on a machine without a GPU finds no device, and by itself only says that a string is empty."""
+    with pytest.raises(TrainerError) as caught:
+        check_build(found, device_type)
+    assert str(caught.value).startswith("spec.training.rollout.engine: the installed vLLM does not compute on ")
+    assert said in str(caught.value)
+    assert exit_code_of(caught.value) is ExitCode.CONFIGURATION
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_the_build_of_vllm_for_the_device_is_taken(device_type: str) -> None:
+    check_build(device_type, device_type)
+
+
+def dtype_spec(dtype: str) -> RLJobSpec:
+    return RLJob.from_wire(small_job(model={"dtype": dtype}, rollout={"compile": "Never"})).spec
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device_type", "before", "expected"),
+    [
+        ("Auto", "cuda", None, Dtype.BFLOAT16),
+        ("Auto", "cpu", None, Dtype.FLOAT32),
+        # Of a run that has moved to another kind of device.
+        ("Auto", "cpu", Dtype.BFLOAT16, Dtype.BFLOAT16),
+        ("Auto", "cuda", Dtype.FLOAT32, Dtype.FLOAT32),
+        ("Float32", "cuda", None, Dtype.FLOAT32),
+        ("BFloat16", "cpu", Dtype.BFLOAT16, Dtype.BFLOAT16),
+        ("Float32", "cpu", Dtype.BFLOAT16, Dtype.FLOAT32),
+    ],
+)
+def test_what_the_dtype_becomes_is_kept(
+    wanted: str, device_type: str, before: Dtype | None, expected: Dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = dtype_spec(wanted)
+    first = None if before is None else settle(dtype_spec(before.value), device_type, None)
+    choices = settle(given, device_type, first)
+    assert choices.dtype is expected
+    assert settled_spec(given, choices).training.model.dtype is expected
+    assert AutoSettings.from_wire(choices.to_wire()) == choices
+    told = f"spec.training.model.dtype is {expected}, and the checkpoint was trained in {before}"
+    assert (told in caplog.text) is (before not in {None, expected})
 
 
 def hub_model(revision: str | None, source: str = "Qwen/Qwen3-0.6B") -> Model:

@@ -60,7 +60,7 @@ def test_exchanges_make_up_for_what_dealing_longest_first_leaves() -> None:
     assert balanced_partitions([12, 8, 1, 8, 14, 15], 2, equal_counts=False) == [[0, 1, 2, 3], [4, 5]]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=7), num_partitions=st.integers(1, 3))
 def test_no_way_to_spread_few_lengths_is_much_better(lengths: list[int], num_partitions: int) -> None:
     if len(lengths) < num_partitions:
@@ -87,7 +87,7 @@ def test_few_lengths_are_mostly_spread_in_the_best_way() -> None:
     assert np.mean(excess) < 0.005
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     lengths=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 10**6)), min_size=1, max_size=60),
     num_partitions=st.integers(1, 8),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_trainer.batch.proto import DataProto
@@ -244,7 +244,6 @@ def test_versions_count_changes_in_place() -> None:
     assert proto.tensor_versions()["tokens"] == before["tokens"] + 1
 
 
-@settings(deadline=None, derandomize=True)
 @given(num_rows=st.integers(1, 20), size=st.integers(1, 7))
 def test_padding_then_chunks_then_concat_gives_the_rows_back(num_rows: int, size: int) -> None:
     padded, num_added = batch(num_rows).padded_to_multiple(size)

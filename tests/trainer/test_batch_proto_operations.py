@@ -17,7 +17,7 @@ Rows = list[Row]
 Operation = tuple[str, Callable[[DataProto], DataProto], Callable[[Rows], Rows]]
 """What it is, what the batch does, and what the rows of the result must be."""
 
-ANY_BATCH = settings(max_examples=200, deadline=None, derandomize=True)
+ANY_BATCH = settings(max_examples=200)
 
 
 @st.composite

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_trainer.batch.ragged import LONG_ROW, RaggedColumn
@@ -104,7 +104,6 @@ def test_padding_fills_on_the_right_and_can_be_taken_off() -> None:
         RaggedColumn.unpadded(padded, torch.tensor([1, 1]))
 
 
-@settings(deadline=None, derandomize=True)
 @given(
     rows=st.lists(st.lists(st.integers(0, 1), max_size=4), max_size=5),
     width=st.integers(4, 6),

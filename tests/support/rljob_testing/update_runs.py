@@ -254,6 +254,7 @@ OTHERS = {
     "advantage on tokens, two workers": Case(with_advantage(mixed_baseline.TOKENS_PATH), 2, step=1),
     "long, four workers": Case(LONG_REPLAY, 4, step=NUM_STEPS - 1),
     "long, padded": Case(checkpointed(micro(LONG_REPLAY, 30)), layout=Layout.PADDED, step=NUM_STEPS - 1),
+    "long, row by row": Case(micro(LONG_REPLAY, 40), layout=Layout.PER_ROW, step=NUM_STEPS - 1),
     "bfloat16": Case(replace(REPLAY, compute_dtype=torch.bfloat16), 2),
     "bfloat16, in tiles": Case(replace(REPLAY, compute_dtype=torch.bfloat16), 2, in_tiles=True),
     **{f"{each} micro": Case(micro(aggregated(each), 19)) for each in OTHER_AGGREGATIONS},

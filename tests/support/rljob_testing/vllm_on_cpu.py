@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
+from vllm.model_executor.models import registry
 
 from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
 
@@ -28,3 +32,12 @@ def small_vllm_engine(
             adapter_rank=adapter_rank,
         )
     )
+
+
+@contextmanager
+def models_inspected_here() -> Iterator[None]:
+    """Within it, vLLM looks at the class of a model that it has not seen in this process, not in one of its own: that
+    loads vLLM again, and is 10 s for each class."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_run_in_subprocess", lambda function: function())
+        yield

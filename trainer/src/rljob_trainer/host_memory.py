@@ -11,7 +11,8 @@ from rljob_trainer.control_groups import control_group_folders, read_or_empty
 _FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Limit and use, of both versions of control groups."""
 _CACHED = ("inactive_file", "active_file")
-"""Of what a group uses: copies of files, which the kernel drops when memory is wanted."""
+"""Of what a group uses: copies of files, and lent pages (`engines/rollout/host_pages`; also those that were written to
+since), which the kernel drops when memory is wanted."""
 
 
 def available_host_bytes(file_system: Path = Path("/")) -> int | None:

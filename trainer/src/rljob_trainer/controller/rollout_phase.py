@@ -26,6 +26,7 @@ from rljob_trainer.groups.object_store import stored
 from rljob_trainer.observability.metrics import (
     ERROR_RATE,
     NAMED_REWARD_PREFIX,
+    PROMPT_LENGTH_MAX,
     PROMPT_LENGTH_MEAN,
     RESPONSE_CLIP_RATIO,
     RESPONSE_LENGTH_PREFIX,
@@ -160,6 +161,7 @@ class ScoredRollout(Rollout):
             **spread(RESPONSE_LENGTH_PREFIX, self.batch[RESPONSE_LENGTHS].double().tolist()),
             RESPONSE_CLIP_RATIO: float(self.batch[IS_TRUNCATED].float().mean()),
             PROMPT_LENGTH_MEAN: sum(len(prompt.token_ids) for prompt in self.prompts) / num_rows,
+            PROMPT_LENGTH_MAX: float(max(len(prompt.token_ids) for prompt in self.prompts)),
             REWARD_ERROR_RATE: float(has_failed[RewardStatus.ERROR].sum()) / num_rows,
             REWARD_TIMEOUT_RATE: float(has_failed[RewardStatus.TIMEOUT].sum()) / num_rows,
             **found,

@@ -1,1 +1,5 @@
-"""What computes on a device: `train` (FSDP2) and `rollout` (vLLM, or transformers)."""
+"""What computes on a device, without knowing Ray: `train` passes tokens through sharded models and updates them with
+FSDP2, `rollout` generates with vLLM or transformers. The `__init__.py` of each says where to begin.
+
+`process_group.py` joins the ranks of both; `storages.py` tells which memory tensors share.
+"""

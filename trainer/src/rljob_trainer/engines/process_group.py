@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rljob_api.constants import ENV_DEVICE
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.host_allocator import keep_freed_memory
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.settings import export_rank
 
@@ -31,6 +32,8 @@ def join_process_group(context: WorkerContext) -> None:
                 f"image's torch is built for it, or set {ENV_DEVICE}=cpu where GPUs are only declared"
             )
         torch.cuda.set_device(context.device)
+    else:
+        keep_freed_memory()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if context.device_type == "cuda" else "gloo",
         rank=context.rank,

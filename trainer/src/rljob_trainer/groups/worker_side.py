@@ -24,6 +24,7 @@ from rljob_trainer.cpu_limit import num_usable_cores
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.split_gather import check_lengths
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.host_allocator import give_freed_memory_back
 from rljob_trainer.engines.process_group import join_process_group, leave_process_group
 from rljob_trainer.errors import DispatchError, TrainerError, WorkerError
 from rljob_trainer.groups.death import MemoryKills, memory_kills
@@ -180,6 +181,9 @@ class WorkerSide:
         with errors_that_travel():
             join_process_group(context)
             self.fused = FusedWorker(context, roles)
+            if context.device_type == "cpu":
+                # Of loading.
+                give_freed_memory_back()
 
     def mesh_positions(self, wanted: Sequence[tuple[str, str]]) -> list[MeshPosition | TrainerError]:
         """Of each role and mesh: where this process stands, or the error of a worker that does not know."""

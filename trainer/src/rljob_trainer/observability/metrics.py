@@ -78,6 +78,7 @@ RESPONSE_LENGTH_MIN: Final = "response_length/min"
 RESPONSE_CLIP_RATIO: Final = "response_length/clip_ratio"
 """Share of responses cut off by the token limit."""
 PROMPT_LENGTH_MEAN: Final = "prompt_length/mean"
+PROMPT_LENGTH_MAX: Final = "prompt_length/max"
 
 LOGPROB_DIFF_MAX: Final = "rollout/logprob_diff_max"
 LOGPROB_DIFF_MEAN: Final = "rollout/logprob_diff_mean"

@@ -22,6 +22,7 @@ from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.engines.host_allocator import give_back_where_short, give_freed_memory_back
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.host_room import check_device_room
 from rljob_trainer.observability.memory import MEMORY, Boundary
@@ -51,7 +52,12 @@ class HybridWorker(Worker):
         )
         self.seconds: dict[str, float] = {}
         self.node_peers = _node_peers(context)
+        self.num_node_ranks = 1 if self.node_peers is None else dist.get_world_size(self.node_peers)
+        self.num_cache_bytes = 0
         self._give_memory_back()
+        if context.device_type == "cpu":
+            # Of loading.
+            give_freed_memory_back()
         # The engine is awake since it was built: what comes later must fit beside it.
         check_device_room(actor.engine.memory, actor.engine.settings.offload, context.device)
         self.trainer_mode()
@@ -113,6 +119,9 @@ class HybridWorker(Worker):
         if self.node_peers is not None:
             # The host's memory is shared: no cache is woken while a peer still holds buckets.
             dist.barrier(self.node_peers)
+        if self.context.device_type == "cpu":
+            # The cache is no tensor that finds room in what updates have left.
+            give_back_where_short(self.num_node_ranks * self.num_cache_bytes)
         engine.wake(weights=False, kv_cache=True)
         engine.clear_cache()
         MEMORY.mark(Boundary.WAKE_KV_CACHE)
@@ -120,6 +129,7 @@ class HybridWorker(Worker):
     def trainer_mode(self) -> None:
         """Collective. The rollout engine sleeps; the actor's parameters are on their way back to the device."""
         engine = self.rollout.engine
+        self.num_cache_bytes = engine.memory.kv_cache
         engine.sleep()
         if engine.forgets_weights_asleep:
             self.synced_version = None

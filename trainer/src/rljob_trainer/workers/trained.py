@@ -18,6 +18,7 @@ from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.engines.host_allocator import give_freed_memory_back
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.errors import NonFiniteUpdateError
@@ -93,6 +94,8 @@ class TrainedWorker(Worker):
         """Fills weights and optimizer state, whatever the number of ranks was at the save. Raises CheckpointError."""
         load_into(self._named_state(), open_checkpoint(folder))
         self.leave_after_copy()
+        if self.context.device_type == "cpu":
+            give_freed_memory_back()
         self.num_loads += 1
         self.checkpoint_loaded(policy_version)
 

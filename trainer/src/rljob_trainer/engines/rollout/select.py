@@ -31,6 +31,18 @@ def select_engine(wanted: RolloutEngineName) -> RolloutEngineName:
     return wanted
 
 
+def check_build(found: str, device_type: str) -> None:
+    """Raises ConfigurationError for a build of vLLM that cannot compute on this kind of device. `found` is the kind of
+    vLLM's platform: empty where it has found no device that it was built for."""
+    if found != device_type:
+        build = "cpu" if device_type == "cpu" else "gpu"
+        raise ConfigurationError(
+            f"spec.training.rollout.engine: the installed vLLM does not compute on this machine's device "
+            f"({device_type}; vLLM finds {found or 'no device that it was built for'}); install the trainer's "
+            f"`{build}` extra, or write HuggingFace"
+        )
+
+
 def select_compile(wanted: Compile, engine: RolloutEngineName, device_type: str, num_steps: int) -> Compile:
     """`ALWAYS` or `NEVER`; the workers' machines are taken to be like this one. Raises ConfigurationError when it is
     wanted and the engine cannot, or on CPUs this machine lacks what it takes."""

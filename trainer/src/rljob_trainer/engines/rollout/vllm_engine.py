@@ -14,6 +14,8 @@ import torch.distributed as dist
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.transformers.base import Base as TransformersModel
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
@@ -27,8 +29,9 @@ from rljob_trainer.engines.rollout.base import (
     RolloutMemory,
     SamplingSettings,
 )
-from rljob_trainer.engines.rollout.host_pages import release_pages
+from rljob_trainer.engines.rollout.host_pages import lend_pages, release_pages
 from rljob_trainer.engines.rollout.response_text import response_text
+from rljob_trainer.engines.rollout.select import check_build
 from rljob_trainer.engines.storages import distinct_storages
 from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.models.adapter_files import write_adapter
@@ -105,7 +108,8 @@ class VllmEngine(AdapterEngine):
         self.num_kv_cache_bytes = sum(storage.nbytes() for storage in self.kv_cache)
         self.num_weight_bytes = 0
         """What the last update brought, on this rank."""
-        self.has_weights, self.has_kv_cache = True, True
+        self.has_weights, self.has_kv_cache, self.has_slept = True, True, False
+        self.fills_blocks = settings.max_model_length >= self.engine.vllm_config.cache_config.block_size
         self.policy_version = -1
         self.adapter: LoRARequest | None = None
         self._adapter_numbers = count(1)
@@ -196,13 +200,24 @@ class VllmEngine(AdapterEngine):
 
     def sleep(self) -> None:
         """See RolloutEngine.sleep. vLLM's CPU back end has no sleep of its own: the memory of its KV cache goes back to
-        the system here, and its weights stay."""
+        the system here, and its weights stay.
+
+        At first that is all of the cache, which was filled when it was made; later what a rollout has written. Where
+        the next one will write to the same pages they are only lent: that they came anew was a fifth of a rollout of
+        SmolLM2. It does so while no block fills up: a full one goes to the end of those that are free, for its prefix,
+        so that rollouts go through all of the cache."""
         if self.on_cpu:
+            # What it knows of pages that lose their contents. As vLLM's own sleep does.
+            self.engine.reset_prefix_cache()
+        if self.on_cpu and self.has_slept and not self.fills_blocks:
+            lend_pages(self.kv_cache)
+        elif self.on_cpu:
             release_pages(self.kv_cache)
         else:
             self.engine.sleep(level=1 if self.keeps_weights_asleep else 2)
             self.has_weights = False
         self.has_kv_cache = False
+        self.has_slept = True
 
     @property
     def memory(self) -> RolloutMemory:
@@ -237,18 +252,6 @@ class VllmEngine(AdapterEngine):
         )
 
 
-def check_build(found: str, device_type: str) -> None:
-    """Raises ConfigurationError for a build of vLLM that cannot compute on this kind of device. `found` is the kind of
-    vLLM's platform: empty where it has found no device that it was built for."""
-    if found != device_type:
-        build = "cpu" if device_type == "cpu" else "gpu"
-        raise ConfigurationError(
-            f"spec.training.rollout.engine: the installed vLLM does not compute on this machine's device "
-            f"({device_type}; vLLM finds {found or 'no device that it was built for'}); install the trainer's "
-            f"`{build}` extra, or write HuggingFace"
-        )
-
-
 def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> SamplingParams:
     """vLLM's form of our settings; outputs arrive once, complete, with the log-probability of each sampled token."""
     return SamplingParams(
@@ -270,7 +273,11 @@ def _built_engine(arguments: EngineArgs) -> LLMEngine:
     a worker that is killed leaves nothing behind.
 
     Symptom without the first: `create shm in SHMManager failed` on CPUs, where vLLM (0.32.0) names that memory after
-    the end of the process group's address, which is the same for all engines whose ranks somebody else has started."""
+    the end of the process group's address, which is the same for all engines whose ranks somebody else has started.
+
+    Models that vLLM has no code of its own for are not compiled. Symptom if they may be: `object has no attribute
+    'do_not_compile'` in the trainer's next pass, because vLLM (0.32.0) changes the class of transformers for all of the
+    process. The tests of OLMo 2 and GPT-NeoX fail without."""
     name = [uuid.uuid4().hex]
     dist.broadcast_object_list(name)
     inherited = ExecutorWithExternalLauncher._distributed_args
@@ -279,11 +286,14 @@ def _built_engine(arguments: EngineArgs) -> LLMEngine:
         _, rank, local_rank = inherited(executor)
         return f"env://:{name[0]}", rank, local_rank
 
+    decorated = TransformersModel._decorate_for_torch_compile
     ExecutorWithExternalLauncher._distributed_args = named
+    TransformersModel._decorate_for_torch_compile = lambda _: None
     try:
         engine: LLMEngine = LLMEngine.from_engine_args(arguments)
     finally:
         ExecutorWithExternalLauncher._distributed_args = inherited
+        TransformersModel._decorate_for_torch_compile = decorated
     dist.barrier()
     for file in SHARED_MEMORY.glob(f"{name[0]}-*"):
         file.unlink(missing_ok=True)
@@ -300,9 +310,10 @@ def _kv_cache_storages(worker) -> list[torch.UntypedStorage]:  # type: ignore[no
 
 
 def _repack_head(model: torch.nn.Module) -> None:
-    # Where there may be adapters, vLLM has put a layer around it.
-    head = getattr(model.lm_head, "base_layer", model.lm_head)
-    head.quant_method.process_weights_after_loading(head)  # type: ignore[operator, union-attr]
+    tables = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
+    # Some models of tied embeddings (Gemma 2, Cohere) have no head of their own.
+    for table in [each for each in tables if isinstance(each, ParallelLMHead)] or tables:
+        table.quant_method.process_weights_after_loading(table)
 
 
 def _forget_packed_experts(model: torch.nn.Module) -> None:
@@ -324,7 +335,8 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
         )
     if isinstance(error, AssertionError | ValueError):
         # Assertions are mostly of sizes that do not divide.
-        advice = "" if settings.tensor_parallel == 1 else "; with roles.rollout.tensorParallel 1 nothing is divided"
+        advice = "; write HuggingFace, or choose another model"
+        advice += "" if settings.tensor_parallel == 1 else "; with roles.rollout.tensorParallel 1 nothing is divided"
         advice += "" if settings.adapter_rank is None else "; if it is for the adapters, write model.lora.sync: Merged"
         return ConfigurationError(
             f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text}){advice}"

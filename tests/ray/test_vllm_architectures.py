@@ -1,0 +1,156 @@
+"""vLLM generates with the trainer's weights, architecture by architecture: what it says of the tokens that it has drawn
+is what the trainer says; and where it is not so, that is known.
+
+In one process for all, without Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from shutil import copy
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.replayed_steps import MODEL
+from rljob_testing.tiny_models import WINDOW, save_tiny_model
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.engines.train.token_batch import TokenBatch
+from rljob_trainer.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+TOLERANCE = 1e-4
+PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
+SAMPLING = SamplingSettings(1.0, 1.0, 0, 24, ())
+NUM_TOKENS = 48
+RIGHT = (
+    # First: vLLM makes groups for experts with the first engine of a process only.
+    "qwen3_moe",
+    "mixtral",
+    "qwen2",
+    "qwen2 tied",
+    "qwen3",
+    "qwen3 tied",
+    "llama",
+    "smollm2",
+    "mistral",
+    "gemma2",
+    "gemma3",
+    "granite",
+    "cohere",
+    "phi3",
+    "nemotron",
+    # What vLLM takes from transformers.
+    "olmo2",
+    "gpt_neox",
+)
+WRONG = ("cohere2", "qwen2_moe")
+"""On rows longer than their windows: of the first vLLM takes one token more, that of the second it does not know."""
+REFUSED = {
+    "qwen2 window": "Sliding window for some but all layers is not supported",
+}
+"""By what vLLM says."""
+FAILING = "phi"
+"""vLLM starts, and cannot generate: it loses the bias of the head. Last, for its engine is of no more use."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What came of a model."""
+
+    difference: float = 0.0
+    """The largest, of log-probabilities, in nats."""
+    num_tokens: int = 0
+    mean_logprob: float = 0.0
+    refusal: str = ""
+    failure: str = ""
+    """Of its generation."""
+
+
+def compared_models(root: Path, context: WorkerContext) -> dict[str, Compared]:
+    # The first engine that goes would take the process group with it.
+    engines: list[VllmEngine] = []
+    return {name: compared(name, root / name, context, engines) for name in (*RIGHT, *WRONG, *REFUSED, FAILING)}
+
+
+def compared(name: str, folder: Path, context: WorkerContext, engines: list[VllmEngine]) -> Compared:
+    from rljob_testing.vllm_on_cpu import models_inspected_here, small_vllm_engine
+    from rljob_trainer.weights.sync import sync_weights
+
+    save_tiny_model(name, folder)
+    for file in MODEL.glob("tokenizer*"):
+        copy(file, folder)
+    trained = TrainEngine(TrainEngineSettings(folder, torch.device("cpu"), torch.float32, False, 4096, Optimizer()))
+    try:
+        with models_inspected_here():
+            engines.append(small_vllm_engine(folder, context.world_size))
+    except ConfigurationError as error:
+        return Compared(refusal=str(error))
+    sync_weights(trained, engines[-1], torch.float32, 0)
+    requests = [GenerationRequest(str(row), prompt, SAMPLING, row) for row, prompt in enumerate(PROMPTS)]
+    try:
+        finished = engines[-1].generate(requests)
+    except AttributeError as error:
+        return Compared(failure=str(error))
+    sequences = [finished[str(row)] for row in range(len(PROMPTS))]
+    found_R = torch.tensor([logprob for each in sequences for logprob in each.logprobs])
+    difference = (trained.forward(batch_of(sequences), 1.0).logprobs_N - found_R).abs().max()
+    return Compared(float(difference), len(found_R), float(found_R.mean()))
+
+
+def batch_of(sequences: Sequence[FinishedSequence]) -> TokenBatch:
+    rows = [torch.tensor([*prompt, *each.token_ids]) for prompt, each in zip(PROMPTS, sequences, strict=True)]
+    assert max(map(len, rows)) > 4 * WINDOW
+    masks = [torch.arange(len(row)) >= len(prompt) for prompt, row in zip(PROMPTS, rows, strict=True)]
+    return TokenBatch(RaggedColumn.from_rows(rows), RaggedColumn.from_rows(masks), {})
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compared]:
+    [[found]] = run_on_ranks([RankedRun(partial(compared_models, tmp_path_factory.mktemp("models")), 1)])
+    assert isinstance(found, dict)
+    print({name: f"{each.difference:.1e} of {each.num_tokens}" for name, each in found.items()})
+    return found
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_both_engines_give_tokens_the_same_logprobs(models: dict[str, Compared], name: str) -> None:
+    found = models[name]
+    assert (found.refusal, found.failure) == ("", "")
+    assert found.difference < TOLERANCE
+    assert NUM_TOKENS / 2 < found.num_tokens <= NUM_TOKENS
+    # Tokens are uncertain, or hardly anything would be compared.
+    assert found.mean_logprob < -0.5
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_where_windows_are_others_it_shows(models: dict[str, Compared], name: str) -> None:
+    """When this fails, vLLM has become right, and docs/models.md is to say so."""
+    assert models[name].difference > 0.1
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_vllm_does_not_start_with_is_no_failure_to_try_again(models: dict[str, Compared], name: str) -> None:
+    said = models[name].refusal
+    assert said.startswith("spec.training.rollout.engine: vLLM cannot run ")
+    assert REFUSED[name] in said
+    assert said.endswith("; write HuggingFace, or choose another model")
+
+
+def test_a_head_with_a_bias_is_no_good(models: dict[str, Compared]) -> None:
+    """Likewise."""
+    assert "has no attribute 'bias'" in models[FAILING].failure
