@@ -89,13 +89,13 @@ def check(text: str) -> None:
         assert "Input should" not in problem.message
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_mutated_job_never_ends_in_a_traceback(data: st.DataObject) -> None:
     check(json.dumps(mutated(data)))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(st.data())
 def test_damaged_text_never_ends_in_a_traceback(data: st.DataObject) -> None:
     text = json.dumps(FULL, indent=1)
@@ -105,7 +105,7 @@ def test_damaged_text_never_ends_in_a_traceback(data: st.DataObject) -> None:
     check(text[:start] + inserted + text[end:])
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(st.text(max_size=60))
 def test_any_text_never_ends_in_a_traceback(text: str) -> None:
     check(text)
@@ -120,7 +120,7 @@ WORDS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(WORDS, WORDS)
 def test_any_text_that_is_written_is_read_again(key: str, value: str) -> None:
     written = {"labels": {key: value}, "list": [value, 1e-6]}

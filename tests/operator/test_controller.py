@@ -12,10 +12,10 @@ from rljob_operator.controller import loop
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.kube.errors import ForbiddenError
 from rljob_operator.kube.objects import CLUSTERS, JOBS, LEASES, PODS
-from rljob_operator.raw_json import JsonObject, object_at, text_at
+from rljob_operator.raw_json import JsonObject, object_at, objects_at, text_at
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.run_watcher import RunWatcher
-from rljob_operator.reconcile.observed import ObservedRay, Reachability
+from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy
 from rljob_operator.settings import Settings
 from rljob_testing.api_in_memory import ControllerInMemory
@@ -234,7 +234,7 @@ def test_dashboards_are_looked_at_less_often_the_more_there_are(
 ) -> None:
     monkeypatch.setattr(loop, "LOOKS_PER_SECOND", 0.1 if num_jobs > 1 else 50.0)
 
-    async def silent(_: RunWatcher, __: str, ___: Dashboard, ____: str | None) -> ObservedRay:
+    async def silent(_: RunWatcher, __: str, ___: Dashboard, *____: str | None) -> ObservedRay:
         return ObservedRay(Reachability.UNREACHABLE, error="no answer")
 
     monkeypatch.setattr(RunWatcher, "observe", silent)
@@ -277,7 +277,7 @@ def test_a_head_that_neither_dashboard_nor_kubelet_speak_for_is_lost_after_a_min
 ) -> None:
     seconds = 0.0
 
-    async def seen(_: RunWatcher, __: str, ___: Dashboard, ____: str | None) -> ObservedRay:
+    async def seen(_: RunWatcher, __: str, ___: Dashboard, *____: str | None) -> ObservedRay:
         how = Reachability.OK if answers else Reachability.UNREACHABLE
         return ObservedRay(how, silent_seconds=0.0 if answers else seconds)
 
@@ -300,5 +300,42 @@ def test_a_head_that_neither_dashboard_nor_kubelet_speak_for_is_lost_after_a_min
             seconds += 10.0
         await world.passes(KEY, 1)
         assert world.condition("job", "Retrying") == reason
+
+    run_in_memory(settings, test)
+
+
+def test_a_hanging_trainer_has_its_stacks_asked_for_by_whoever_comes_late(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str | None, ...]] = []
+    hanging = ObservedRayJob("job-1-1", RayJobStatus.RUNNING, "", None, None)
+
+    async def seen(_: RunWatcher, __: str, ___: Dashboard, *ids: str | None) -> ObservedRay:
+        asked.append(ids)
+        return ObservedRay(Reachability.OK, job=hanging, stacks_missing=True)
+
+    monkeypatch.setattr(RunWatcher, "observe", seen)
+    monkeypatch.setattr(loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
+
+    async def test(world: ControllerInMemory) -> None:
+        await with_cluster(world)
+        ready_head(world, "job", text_at(world.api.objects[CLUSTERS, "job-1"], "metadata", "uid"))
+        stored = world.api.objects[JOBS, "job"]
+        status = object_at(stored, "status")
+        [attempt] = objects_at(status, "attempts")
+        began, told = "2026-01-31T11:40:00Z", "2026-01-31T11:50:00Z"
+        stop = {"reason": "Stalled", "requestedAt": told}
+        for changes, stacks in [
+            ({}, None),
+            ({"stop": stop}, None),
+            ({"stop": stop | {"toldAt": told}}, "job-1-1-stacks"),
+        ]:
+            running = attempt | {"submissions": 1, "startNumber": 1, "runningSince": began} | changes
+            world.api.put(JOBS, stored | {"status": status | {"attempts": [running]}})
+            await world.relist()
+            await world.passes(KEY, 1)
+            assert asked[-1] == ("job-1-1", stacks)
+        [attempt] = objects_at(world.status("job"), "attempts")
+        assert object_at(attempt, "stop") == stop | {"toldAt": "2026-01-31T12:00:00Z"}
 
     run_in_memory(settings, test)

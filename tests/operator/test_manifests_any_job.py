@@ -71,7 +71,7 @@ def pod_security_faults(pod: Manifest) -> list[str]:
     return faults
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(specs())
 def test_the_pods_pass_restricted_pod_security(job_spec: RLJobSpec) -> None:
     for template in templates(made(job_spec)):
@@ -97,7 +97,7 @@ def values(container: Manifest) -> dict[str, JsonValue]:
     return {str(each["name"]): each.get("value") for each in mappings(container["env"])}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(specs())
 def test_what_is_ours_stays_ours(job_spec: RLJobSpec) -> None:
     cluster = made(job_spec)
@@ -136,7 +136,7 @@ def check_volumes(pod: Manifest) -> None:
         assert places["/rljob/storage"] == "rljob-storage"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(specs())
 def test_the_job_arrives_at_the_trainer_unchanged_and_no_text_of_it_at_a_shell(job_spec: RLJobSpec) -> None:
     cluster = made(job_spec)

@@ -138,18 +138,25 @@ def test_code_in_the_image_is_on_the_path_and_needs_no_volume() -> None:
 
 
 SHADOWS = {"LD_AUDIT": "", "LD_PRELOAD": "", "PYTHONHOME": "", "PYTHONSTARTUP": ""}
-AUTHENTICATION = {"RAY_ENABLE_K8S_TOKEN_AUTH": "false"}
+RAY_SHADOWS = {
+    "RAY_CLUSTER_ACTIVITY_HOOK": "builtins.dict",
+    "RAY_ENABLE_K8S_TOKEN_AUTH": "false",
+    "RAY_RUNTIME_ENV_HOOK": "copy.copy",
+    "RAY_RUNTIME_ENV_PLUGINS": "",
+    "RAY_START_HOOK": "operator.is_",
+}
 
 
 @pytest.mark.parametrize(
     ("prefixes", "shadows"),
     [
         ([], {}),
-        ([None], SHADOWS | AUTHENTICATION),
+        ([None], SHADOWS | RAY_SHADOWS),
         (["P_"], {}),
-        (["P_", None], SHADOWS | AUTHENTICATION),
+        (["P_", None], SHADOWS | RAY_SHADOWS),
         (["LD_"], {"LD_AUDIT": "", "LD_PRELOAD": ""}),
         (["LD_AUDIT", "PYTHONH"], {"PYTHONHOME": ""}),
+        (["RA"], RAY_SHADOWS),
     ],
 )
 def test_no_secret_brings_what_no_job_may_set(prefixes: list[str | None], shadows: dict[str, str]) -> None:
@@ -157,7 +164,7 @@ def test_no_secret_brings_what_no_job_may_set(prefixes: list[str | None], shadow
     manifest = made({"envFrom": sources})
     for place in (RAY, ("spec", "workerGroupSpecs", 0, "template", "spec", "containers", 0)):
         variables = environment(manifest, *place)
-        assert {name: variables[name] for name in SHADOWS | AUTHENTICATION if name in variables} == shadows
+        assert {name: variables[name] for name in SHADOWS | RAY_SHADOWS if name in variables} == shadows
 
 
 def test_code_on_a_claim_is_mounted_read_only() -> None:

@@ -130,24 +130,27 @@ def without_counters(schema: dict[str, Any]) -> None:
 
 def test_under_an_older_definition_jobs_wait_and_go_on(place: JobPlace, watched: OperatorProcess) -> None:
     with changed(place.server, JOBS_DEFINITION, without_counters):
-        place.wait(lambda: not keeps_counters(place), "the older definition to be served")
+        place.wait(lambda: counters_are(place, is_kept=False), "the older definition to be served")
         watched.start()
         place.submit("waits")
         place.wait(lambda: "is older than this operator (it drops status.counters)" in watched.log(), "its words")
         assert watched.metric("rljob_operator_definition_outdated") == 1
         assert place.items("rayclusters") == []
-    place.wait(lambda: keeps_counters(place), "the right definition to be served")
+    place.wait(lambda: counters_are(place, is_kept=True), "the right definition to be served")
     place.http.delete(PROBE).raise_for_status()
     place.wait_for("waits", "Complete", "Succeeded", seconds=120)
     assert watched.metric("rljob_operator_definition_outdated") == 0
 
 
-def keeps_counters(place: JobPlace) -> bool:
-    """Whether the API server keeps them, by a job that no operator looks at."""
+def counters_are(place: JobPlace, *, is_kept: bool) -> bool:
+    """Whether the API server keeps them, or drops them, by a job that no operator looks at. For a moment after a change
+    of the definition it serves nothing of it (503)."""
     if place.http.get(PROBE).status_code == 404:
-        place.http.post(PROBE.rpartition("/")[0], json=place.wire("probe")).raise_for_status()
-    answer = patched_status(place, PROBE, {"counters": {"attempts": int(time.monotonic() * 10)}})
-    return bool(answer.get("status", {}).get("counters"))
+        place.http.post(PROBE.rpartition("/")[0], json=place.wire("probe"))
+    status = {"counters": {"attempts": int(time.monotonic() * 10)}}
+    headers = {"Content-Type": "application/merge-patch+json"}
+    answer = place.http.patch(f"{PROBE}/status", json={"status": status}, headers=headers)
+    return answer.status_code == 200 and bool(answer.json().get("status", {}).get("counters")) == is_kept
 
 
 def patched_status(place: JobPlace, path: str, status: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,6 +158,46 @@ def patched_status(place: JobPlace, path: str, status: Mapping[str, Any]) -> dic
     answer = place.http.patch(f"{path}/status", json={"status": status}, headers=headers)
     found: dict[str, Any] = answer.raise_for_status().json()
     return found
+
+
+def of_the_next_version(schema: dict[str, Any]) -> None:
+    """With fields that this version does not know: two of the spec with defaults, two of the status."""
+    spec, status = (schema["properties"][part]["properties"] for part in ("spec", "status"))
+    spec["queue"] = {"type": "string", "default": "research"}
+    spec["pools"]["items"]["properties"]["spot"] = {"type": "boolean", "default": False}
+    status["queuePosition"] = {"type": "integer"}
+    status["counters"]["properties"]["preemptions"] = {"type": "integer"}
+
+
+def test_under_a_newer_definition_jobs_run_and_what_is_not_known_is_named_and_kept(
+    place: JobPlace, watched: OperatorProcess
+) -> None:
+    with changed(place.server, JOBS_DEFINITION, of_the_next_version):
+        place.wait(lambda: place.served_spec().get("queue") == "research", "the newer definition to be served")
+        place.dashboard("newer-1").life = running_for_ever()
+        place.submit("newer")
+        assert place.job("newer")["spec"]["pools"][0]["spot"] is False
+        patched_status(place, f"{place.jobs}/newer", {"queuePosition": 3})
+        watched.start()
+        place.wait_for("newer", "Progressing", "Training")
+        patched_status(place, f"{place.jobs}/newer", {"counters": {"preemptions": 2}})
+        place.dashboard("newer-1").life = succeeding(0.1)
+        place.wait_for("newer", "Complete", "Succeeded")
+        place.wait_for("newer", "ClusterReady", "Removed", "False")
+        job = place.job("newer")
+        status = job["status"]
+        assert job["spec"]["queue"] == "research"
+        assert (status["queuePosition"], status["counters"]["preemptions"], status["counters"]["attempts"]) == (3, 2, 1)
+        assert [attempt["reason"] for attempt in status["attempts"]] == ["Succeeded"]
+        assert place.dashboard("newer-1").posts == ["newer-1-1"]
+        (named,) = [line for line in watched.log().splitlines() if "spec.queue" in line]
+        assert "spec.pools[0].spot" in named
+        assert "level=error" not in watched.log()
+    place.wait(lambda: is_of_this_version(place.served_spec()), "the right definition to be served")
+
+
+def is_of_this_version(served_spec: Mapping[str, Any]) -> bool:
+    return "pools" in served_spec and "queue" not in served_spec
 
 
 def without_tokens(schema: dict[str, Any]) -> None:

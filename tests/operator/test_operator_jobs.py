@@ -18,7 +18,12 @@ ORDER = ["SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Chec
 
 def test_a_job_is_brought_to_complete(place: JobPlace, operator: OperatorProcess) -> None:
     place.dashboard("sorter-1").life = succeeding(14.0)
-    place.submit("sorter", {"spec.pools[0].nodes": 2, "spec.training.batchSize": 16})
+    # The memory of its GPUs is too small by an estimate, which keeps it from nothing.
+    too_large = {
+        "spec.training.model.source": "Qwen/Qwen3-32B",
+        "spec.pools[0].template.nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
+    }
+    place.submit("sorter", {"spec.pools[0].nodes": 2, "spec.training.batchSize": 16, **too_large})
     seen: dict[str, float] = {}
     steps: list[int] = []
     phases: list[str] = []
@@ -47,7 +52,10 @@ def test_a_job_is_brought_to_complete(place: JobPlace, operator: OperatorProcess
     (attempt,) = status["attempts"]
     assert (attempt["number"], attempt["cluster"], attempt["outcome"]) == (1, "sorter-1", "Succeeded")
     assert attempt["submissions"] == 1
-    assert told(place) >= {"Creating", "Ready", "Submitted", "Saved", "Succeeded", "Removed"}
+    assert told(place) >= {"MemoryTooSmall", "Creating", "Ready", "Submitted", "Saved", "Succeeded", "Removed"}
+    [valid] = [each for each in status["conditions"] if each["type"] == "SpecValid"]
+    assert (valid["status"], valid["reason"]) == ("True", "MemoryTooSmall")
+    assert "pool main (L4) is too small" in valid["message"]
     assert not any(place.items(kind) for kind in ("rayclusters", "pods"))
     shown = {"Name": "sorter", "Phase": "Complete", "Step": 4, "Reward": 1, "Ckpt": 4, "Attempt": 1}
     assert {name: cell for name, cell in row(place, "sorter").items() if name in shown} == shown

@@ -1,23 +1,27 @@
-"""A minute without a word: a leader that is stopped and wakes up when another one leads; watches that bring nothing.
+"""A minute without a word: a leader that is stopped and wakes up when another one leads; watches that bring nothing;
+requests to the API server that nobody answers, and such as are carried out when they have been given up.
 
-Both minutes are the same one.
+It is the same minute.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from rljob_api.constants import LABEL_JOB_UID
+from rljob_operator.kube.client import TIMEOUT_SECONDS
 from rljob_testing.apiserver import ApiServer
 from rljob_testing.kuberay_stand_in import HAPPY, STARTING, ClusterScript, KubeRayStandIn
 from rljob_testing.operator_process import LEASE, OPERATOR_NAMESPACE, OperatorProcess
 from rljob_testing.operator_process_jobs import JobPlace, new_place
-from rljob_testing.operator_process_kills import clusters_version, most_live_clusters
+from rljob_testing.operator_process_kills import clusters_version, most_live_clusters, named
 from rljob_testing.operator_process_proxy import ApiProxy, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, running_for_ever, succeeding
 
@@ -26,6 +30,19 @@ pytestmark = pytest.mark.apiserver
 LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{LEASE}"
 PAUSE_SECONDS = 60.0
 HAND_OVER_SECONDS = 20.0
+PATIENT_JOBS = tuple(f"patient-{number}" for number in range(6))
+STALLED = {
+    "get rljobs": "get rljobs",
+    "list rayclusters": "get rayclusters",
+    "list pods": "get pods",
+    "patch rljobs/status": "patch rljobs/status",
+    "create secrets": "create secrets",
+    "create networkpolicies": "create networkpolicies",
+    "create rayclusters": "create rayclusters",
+    "delete rayclusters": "delete rayclusters",
+    **{f"list all {kind}": f"relist: get {kind}" for kind in ("rljobs", "rayclusters", "pods")},
+}
+"""Requests that get no answer, and how the operator's log names them."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,57 @@ def deaf(
             operator.kill()
 
 
+@dataclass
+class Stall:
+    """Of each kind of request the first is never answered nor carried out, and the second is carried out late."""
+
+    over: threading.Event = field(default_factory=threading.Event)
+    asked: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def before(self, request: SeenRequest) -> None:
+        what = named(request)
+        with self.lock:
+            self.asked[what] += 1
+            number = self.asked[what]
+        if what in STALLED and number <= 2 and self.over.wait(None if number == 1 else TIMEOUT_SECONDS + 3):
+            raise ConnectionAbortedError(f"{what}: is not carried out")
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """An operator whose requests stall, with jobs that it begins with."""
+
+    place: JobPlace
+    operator: OperatorProcess
+    stall: Stall
+    since: str
+    """The version of the RayClusters before."""
+
+
+@pytest.fixture(scope="module")
+def unanswered(
+    server: ApiServer,
+    kuberay: KubeRayStandIn,
+    dashboards: RayDashboardStandIn,
+    account_token: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Unanswered]:
+    place = new_place(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
+    since, stall = clusters_version(place), Stall()
+    with api_proxy(server) as proxy:
+        proxy.before = stall.before
+        operator = place.through(proxy.url).operator("operator-unanswered")
+        operator.start()
+        try:
+            for name in PATIENT_JOBS:
+                place.submit(name)
+            yield Unanswered(place, operator, stall, since)
+        finally:
+            stall.over.set()
+            operator.kill()
+
+
 @contextmanager
 def behind_a_proxy(place: JobPlace, name: str) -> Iterator[tuple[OperatorProcess, ApiProxy]]:
     """A replica, and what it asks of the API server."""
@@ -89,7 +157,7 @@ def behind_a_proxy(place: JobPlace, name: str) -> Iterator[tuple[OperatorProcess
             replica.kill()
 
 
-@pytest.mark.usefixtures("deaf")
+@pytest.mark.usefixtures("deaf", "unanswered")
 def test_a_leader_that_sleeps_for_a_minute_has_nothing_more_to_say(place: JobPlace) -> None:
     place.http.delete(LEASE_PATH)
     place.dashboard("trains-1").life = running_for_ever()
@@ -142,3 +210,20 @@ def test_watches_that_bring_nothing_are_made_up_for_by_a_listing(deaf: Deaf) -> 
     assert deaf.listings_by_then[0] > deaf.num_listings
     assert deaf.place.dashboard("unheard-1").posts == ["unheard-1-1"]
     assert deaf.operator.probe("/healthz") == 200
+
+
+def test_requests_without_an_answer_are_given_up_and_made_again(unanswered: Unanswered) -> None:
+    place, operator = unanswered.place, unanswered.operator
+    for name in PATIENT_JOBS:
+        place.wait_for(name, "Complete", "Succeeded", seconds=150)
+        place.wait_for(name, "ClusterReady", "Removed", "False")
+        assert place.dashboard(f"{name}-1").posts == [f"{name}-1-1"]
+        assert [attempt["number"] for attempt in place.job(name)["status"]["attempts"]] == [1]
+    assert most_live_clusters(place, unanswered.since)[1] == len(PATIENT_JOBS)
+    given_up = [line for line in operator.log().splitlines() if f"no answer within {TIMEOUT_SECONDS:g} s" in line]
+    print(f"{len(given_up)} requests to the API server were given up")
+    for asked, said in STALLED.items():
+        assert unanswered.stall.asked[asked] > 2, asked
+        assert any(f"{said} /api" in line for line in given_up), said
+    assert "mistake in the operator" not in operator.log()
+    assert operator.probe("/healthz") == 200

@@ -6,14 +6,18 @@ Beside each job whose operator dies runs one whose operator lives: their ends ar
 from __future__ import annotations
 
 import copy
+import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import pytest
 
+from rljob_api.constants import STACKS_SECONDS
 from rljob_testing.apiserver import ApiServer
 from rljob_testing.kuberay_stand_in import HAPPY, STARTING, ClusterScript, KubeRayStandIn
 from rljob_testing.operator_process_jobs import JobPlace, new_place
@@ -30,6 +34,7 @@ TIMES = {
     *("admittedAt", "readyAt", "runningSince", "progressedAt", "runStateAt", "endingSeenAt", "at", "cleanedUpAt"),
     *("activeSeconds", "startNumber", "tokensPerSecond", "requestedAt", "toldAt", "handledRequests"),
 }
+STALL_SECONDS = 15
 LISTS = 3
 """Requests of an operator that begins."""
 LOOK = LISTS + 4
@@ -46,12 +51,12 @@ class Course:
     moments: dict[int, Callable[[Environment], RunMoment]] = field(default_factory=dict)
     """Of the trainer of each attempt."""
 
-    def begin(self, clusters: Iterable[str]) -> None:
+    def begin(self, clusters: Iterable[str], edits: Mapping[str, object] | None = None) -> None:
         """Submits the job; its clusters start when they are told to."""
         for name in clusters:
             self.place.dashboard(name).life = lambda _, environment: self._moment(environment)
             self.place.script(name, ClusterScript({"main": STARTING}))
-        self.place.submit(JOB)
+        self.place.submit(JOB, edits)
 
     def until(self, attempt: int, state: str, num_requests: int) -> None:
         """Until an attempt is in this state, and everything has been asked in it around which to die."""
@@ -152,6 +157,22 @@ def stop_with(course: Course, attempt: int, order: Callable[[], None]) -> None:
     dashboard.stops_late = False
 
 
+def hangs(course: Course) -> None:
+    """The trainer gets no further: its stacks are written, then it is stopped, and a new cluster goes on."""
+    course.begin(["steady-1"], {"spec.runPolicy.stallDeadlineSeconds": STALL_SECONDS})
+    course.train(1, 2)
+    course.place.dashboard("steady-2").life = lambda _, environment: completed(environment)
+    course.until_removed("Complete")
+    assert [attempt["reason"] for attempt in course.status()["attempts"]] == ["Stalled", "Succeeded"]
+    dashboard = course.place.dashboard("steady-1")
+    stopped, stacks_asked = dashboard.stopped["steady-1-1"], dashboard.started["steady-1-1-stacks"][0]
+    told = datetime.fromisoformat(course.status()["attempts"][0]["stop"]["toldAt"]).timestamp()
+    assert stopped - (told - time.time() + time.monotonic()) >= STACKS_SECONDS - 2  # Clocks of two operators.
+    # The time in which an operator is dead between its plan and its request counts.
+    assert stopped > stacks_asked
+    assert course.killer is not None or stopped - stacks_asked >= STACKS_SECONDS - 5
+
+
 @dataclass(frozen=True)
 class Story:
     """What happens to the job, and what there must be at the end."""
@@ -199,6 +220,13 @@ STORIES = {
         ("patch rljobs/status", "ray stop", "delete rayclusters"),
         30,
     ),
+    "dies while the trainer hangs": Story(
+        hangs,
+        {"steady-1": ["steady-1-1", "steady-1-1-stacks"], "steady-2": ["steady-2-1"]},
+        frozenset([(1, "Running"), (1, "Stopping")]),
+        ("patch rljobs/status", "ray submit", "ray stop"),
+        15,
+    ),
 }
 
 
@@ -206,7 +234,9 @@ def without_times(value: Any) -> Any:
     """A status without what differs between two runs."""
     if isinstance(value, dict):
         return {name: without_times(item) for name, item in value.items() if name not in TIMES}
-    return [without_times(item) for item in value] if isinstance(value, list) else copy.deepcopy(value)
+    if isinstance(value, list):
+        return [without_times(item) for item in value]
+    return re.sub(r"no progress for \d+ s", "no progress", value) if isinstance(value, str) else copy.deepcopy(value)
 
 
 def run_undisturbed(place: JobPlace, run: Callable[[Course], None]) -> dict[str, Any]:

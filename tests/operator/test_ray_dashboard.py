@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from rljob_api.constants import run_state_file_name
@@ -134,6 +135,16 @@ def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: RayClu
         assert {name: variables[name] for name in SHADOWS} == dict(SHADOWS)
 
     run(test)
+
+
+@pytest.mark.ray
+def test_hooks_that_name_what_does_nothing_do_nothing(cluster: RayCluster) -> None:
+    """Those of a start and of a runtime environment were asked before any other test here was run."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    url = f"http://127.0.0.1:{cluster.port}/api/component_activities"
+    told = httpx.get(url, headers=headers, timeout=30, trust_env=False).raise_for_status().json()
+    assert list(told) == ["driver"]
+    assert told["driver"]["is_active"] in ("ACTIVE", "INACTIVE")
 
 
 @pytest.mark.ray

@@ -10,6 +10,7 @@ from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJ
 from rljob_testing.watched_ray import (
     HEAD,
     INFEASIBLE,
+    STACKS,
     SUBMISSION,
     Ray,
     World,
@@ -303,3 +304,21 @@ def test_who_has_forgotten_everything_sees_the_same_as_the_third_look() -> None:
             assert remembering == forgetful
 
     in_world(Ray(groups=[INFEASIBLE], log="last words"), test)
+
+
+def test_whether_the_writer_of_stacks_is_missing_costs_one_request_while_it_matters() -> None:
+    async def test(place: World) -> None:
+        assert not (await place.look()).stacks_missing
+        place.ray.since()
+        seen = await place.watcher.observe("uid", place.dashboard(), SUBMISSION, STACKS)
+        assert (place.ray.since(), seen.stacks_missing) == (["state", "stacks"], True)
+        place.ray.has_stacks = True
+        seen = await place.watcher.observe("uid", place.dashboard(), SUBMISSION, STACKS)
+        assert (place.ray.since(), seen.stacks_missing) == (["job", "stacks"], False)
+        place.ray.failing.add("stacks")
+        seen = await place.watcher.observe("uid", place.dashboard(), SUBMISSION, STACKS)
+        # That this is not known makes nothing else unknown.
+        assert (seen.reachability, seen.stacks_missing) == (Reachability.OK, False)
+        assert seen.job is not None
+
+    in_world(Ray(state=state("Running")), test)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_api.v1alpha1.status import AttemptState, RLJobStatus
 from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed_loop import Operator, ran
@@ -15,6 +15,13 @@ from rljob_testing.operator_observed_world import Cluster, Scenario, Start, Worl
 
 LIMITS = {"provisioningDeadlineSeconds": 60, "gracePeriodSeconds": 30}
 NO_RETRY = {"maxAppRetries": 0, "maxInfraRetries": 0}
+ELASTIC = {
+    "pools[0].nodes": 2, "training.batchSize": 8, "training.rollout.groupSize": 4,
+    "runPolicy": {"elastic": {"minNodes": 1, "waitSeconds": 12}},
+}  # fmt: skip
+PATIENT = (Start(waits_at_step=7),)
+NODES = {"a node stays away, and comes back": [2, 1, 2]}
+"""Of each start of the elastic job."""
 
 SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "success": (Scenario(), "Complete", "Succeeded", 1),
@@ -48,6 +55,19 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "suspended while it trains": (Scenario(suspended_ticks=range(11, 30)), "Complete", "Succeeded", 2),
     "suspended while pods start": (Scenario(suspended_ticks=range(3, 12)), "Complete", "Succeeded", 2),
     "too long": (Scenario(spec({"runPolicy.activeDeadlineSeconds": 40})), "Failed", "ActiveDeadlineExceeded", 1),
+    "a node stays away, and comes back": (
+        Scenario(spec(ELASTIC), (Start(worker_lost_at_step=6), Start(waits_at_step=7))), "Complete", "Succeeded", 3,
+    ),
+    "stopped while it trains": (
+        Scenario(starts=PATIENT, stopped_in=AttemptState.RUNNING), "Failed", "StoppedByUser", 1,
+    ),
+    "stopped while pods start": (Scenario(stopped_in=AttemptState.PROVISIONING), "Failed", "StoppedByUser", 1),
+    "stopped, and tried again": (
+        Scenario(starts=PATIENT, stopped_in=AttemptState.RUNNING, is_retried=True), "Complete", "Succeeded", 2,
+    ),
+    "failed, and tried again": (
+        Scenario(spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=7),), is_retried=True), "Complete", "Succeeded", 2,
+    ),
     "deleted when its time has come": (
         Scenario(spec({"runPolicy.ttlSecondsAfterFinished": 60})), "Complete", "Succeeded", 1,
     ),
@@ -84,6 +104,7 @@ def check(operator: Operator, name: str, what: str) -> None:
     assert world.most_running <= 1, what
     assert world.starts == sorted(set(world.starts)), what
     assert world.savers == sorted(world.savers), what
+    assert world.nodes_of_starts == NODES.get(name, world.nodes_of_starts), what
     if phase == "Complete":
         assert world.saved_step == 10, what
     assert world.deleted == (scenario.job_spec.run_policy.ttl_seconds_after_finished is not None), what
@@ -98,6 +119,7 @@ def test_the_end_is_the_same_wherever_the_operator_crashes(name: str) -> None:
         crashed = ran(scenario, frozenset([point]))
         assert told(crashed.status) == told(whole.status), f"crash at point {point}"
         check(crashed, name, f"crash at point {point}")
+    print(f"{name}: crashed at each of {whole.num_points} points")
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -109,6 +131,7 @@ def test_a_leader_that_comes_back_late_does_no_harm(name: str) -> None:
         passes = 3 if point % 2 else 25
         late = ran(scenario, pause=point, pause_passes=passes)
         check(late, name, f"paused at point {point} for {passes} passes")
+    print(f"{name}: paused at each of {whole.num_points} points")
 
 
 def test_a_cluster_that_is_made_late_is_removed() -> None:

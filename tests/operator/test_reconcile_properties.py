@@ -41,13 +41,12 @@ EVERYTHING = settings(max_examples=4000)
 ENDED_BEFORE_AN_ATTEMPT = (R.INVALID_SPEC, R.STORAGE_MISSING)
 
 RARELY_GIVEN = {
-    # Of a cluster that lost its token, whose trainer failed at the same moment, of a job that can no longer be read.
     (C.CLUSTER_READY, R.KUBERAY_TOO_OLD),
-    # Of a job that can no longer be read, at the moment of a deadline (test_reconcile_unread_spec).
     (C.RETRYING, R.PROVISIONING_DEADLINE_EXCEEDED),
     (C.RETRYING, R.RUN_STATE_UNREADABLE),
 }
-"""Reasons that few examples of thousands come to."""
+"""Reasons that few examples of thousands come to: of a job that can no longer be read, at one moment. They are worked
+out by hand in `test_reconcile_unread_spec`."""
 
 
 def test_every_effect_reason_and_ending_is_reached() -> None:

@@ -52,6 +52,10 @@ C, R = ConditionType, Reason
 
 STEPS = "10 steps in all"
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+NO_STORAGE = (
+    "spec.checkpoint.storage: is not set, and on a cluster the pods have no other folder in common;"
+    " name a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}"
+)
 DEADLINE = "the trainer did not run within 1800 s: "
 UNREACHABLE = silence(error="connection refused")
 REJECTED = silence(Reachability.REJECTED, error="403")
@@ -122,16 +126,8 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     (C.SPEC_VALID, R.VALID, observed(), "True", ""),
     (C.SPEC_VALID, R.INVALID_SPEC, without_spec("spec.pools: wrong"), "False", "spec.pools: wrong"),
     (C.FAILED, R.INVALID_SPEC, without_spec("spec.pools: wrong"), "True", "spec.pools: wrong"),
-    (
-        C.SPEC_VALID, R.STORAGE_MISSING, observed(job_spec=spec({"checkpoint": {}})), "False",
-        "spec.checkpoint.storage: is not set, and on a cluster the pods have no other folder in common;"
-        " name a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}",
-    ),
-    (
-        C.FAILED, R.STORAGE_MISSING, observed(job_spec=spec({"checkpoint": {}})), "True",
-        "spec.checkpoint.storage: is not set, and on a cluster the pods have no other folder in common;"
-        " name a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}",
-    ),
+    (C.SPEC_VALID, R.STORAGE_MISSING, observed(job_spec=spec({"checkpoint": {}})), "False", NO_STORAGE),
+    (C.FAILED, R.STORAGE_MISSING, observed(job_spec=spec({"checkpoint": {}})), "True", NO_STORAGE),
     (C.CLUSTER_READY, R.CREATING, observed(), "False", "RayCluster example-1 is being created"),
     (C.CLUSTER_READY, R.PODS_PENDING, starting(num_ready=1), "False", "2 of 3 pods ready; waiting for 1 of pool main"),
     (C.CLUSTER_READY, R.READY, on_ready(ray()), "True", "2 of 2 pods ready and in Ray"),
@@ -236,6 +232,10 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     (
         C.SPEC_VALID, R.VALID, replace(observed(), job=replace(job(), unknown_fields=("spec.new",))), "True",
         "this operator is older than the job's schema and ignores spec.new",
+    ),
+    (
+        C.SPEC_VALID, R.MEMORY_TOO_SMALL, replace(observed(), job=replace(job(), memory_shortage="91 of 78 GiB")),
+        "True", "91 of 78 GiB",
     ),
     (
         C.FAILED, R.KUBERAY_TOO_OLD, observed(provisioning(), cluster(authenticated=False)), "True",

@@ -257,6 +257,43 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
     assert decide(moved, at(600)).effects == ()
 
 
+@pytest.mark.parametrize("seconds_away", [4, 29, 30, 79, 80, 9000])
+def test_who_was_away_before_asking_for_stacks_has_them_written_late(seconds_away: int) -> None:
+    """It was written down that Ray is asked, and nobody did."""
+    limits = spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
+    seen = at_work(state=run_state(), job_spec=limits)
+    seen = after(seen, decide(seen))
+    told = after(seen, decide(seen, at(600)))
+    back = 600 + seconds_away
+    unasked = replace(told, ray=replace(told.ray, stacks_missing=True))
+    late = decide(unasked, at(back))
+    assert (late.effects, late.status.attempts[0].ended) == ((DumpStacks("example-1-1", 1),), None)
+    asked = after(told, late)
+    assert decide(asked, at(back + 29)).effects == (DumpStacks("example-1-1", 1),)
+    assert decide(asked, at(back + 30)).effects == (StopJob("example-1-1"),)
+
+
+def test_where_ray_takes_no_program_for_stacks_a_trainer_is_stopped_without() -> None:
+    """Within twice the time for them."""
+    limits = spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
+    seen = at_work(state=run_state(), job_spec=limits)
+    seen = after(seen, decide(seen))
+    told = after(seen, decide(seen, at(600)))
+    refusing = replace(told, ray=replace(told.ray, stacks_missing=True))
+    second, ended_second = 600, None
+    stopped_second = None
+    while ended_second is None:
+        second += 4
+        plan = decide(refusing, at(second))
+        if stopped_second is None and plan.effects == (StopJob("example-1-1"),):
+            stopped_second = second
+        refusing = after(refusing, plan)
+        ended_second = second if plan.status.attempts[0].ended is not None else None
+    assert stopped_second is not None
+    assert 630 <= stopped_second <= 664
+    assert 680 <= ended_second <= 714
+
+
 def test_a_moment_of_silence_is_not_worth_a_word() -> None:
     seen = at_work(state=run_state())
     known = after(seen, decide(seen))

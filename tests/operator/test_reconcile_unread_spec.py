@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import RLJobStatus
-from rljob_operator.reconcile.observed import Observed, Reachability
+from rljob_operator.reconcile.observed import Observed, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import DeleteCluster, DumpStacks, Effect, StopJob
+from rljob_operator.reconcile.timestamps import timestamp
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (
     after,
@@ -18,6 +20,7 @@ from rljob_testing.operator_observed import (
     at_work,
     cluster,
     decide,
+    found,
     observed,
     provisioning,
     ray,
@@ -111,6 +114,38 @@ def test_a_run_state_that_cannot_be_read_either_does_not_end_the_job() -> None:
     plan = decide(seen, at(HOUR))
     assert plan.effects == GONE
     assert_waits_for_another_operator(seen, plan.status, "RunStateUnreadable")
+
+
+TOO_OLD = "RayCluster example-1 has lost its authOptions: this KubeRay is too old to know them"
+NOT_READ = "this operator cannot read the job's spec (pools[0].topology: is new)"
+NEWER_STATE = replace(ray(ray_job()), run_state_error="phase: is new")
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "reason", "status", "message"),
+    [
+        # Its trainer has failed at the same moment, so it is not that which ends the attempt.
+        (
+            replace(at_work(ray_job(RayJobStatus.FAILED, 75)), clusters=(cluster(authenticated=False),)),
+            *(ConditionType.CLUSTER_READY, Reason.KUBERAY_TOO_OLD, "False", TOO_OLD),
+        ),
+        (
+            begun(1800),
+            *(ConditionType.RETRYING, Reason.PROVISIONING_DEADLINE_EXCEEDED, "True"),
+            f"the trainer did not run within 1800 s: {NOT_READ}",
+        ),
+        (
+            replace(at_work(status=running(9000, record={"silent_since": timestamp(at(-HOUR))})), ray=NEWER_STATE),
+            *(ConditionType.RETRYING, Reason.RUN_STATE_UNREADABLE, "True"),
+            "nothing was learned of the trainer for 3600 s: phase: is new",
+        ),
+    ],
+    ids=["too old", "too late", "run state"],
+)
+def test_reasons_that_only_such_a_job_gives(
+    seen: Observed, kind: ConditionType, reason: Reason, status: str, message: str
+) -> None:
+    assert found(decide(unread(seen)).status, kind) == (status, reason, message)
 
 
 def test_an_active_deadline_that_can_be_read_ends_the_job_as_usual() -> None:

@@ -291,6 +291,11 @@ def _retry_requested(pick: Random, seen: Observed) -> Observed:
     return replace(seen, job=replace(seen.job, retry_request=pick.choice(REQUESTS)))
 
 
+def _too_large(pick: Random, seen: Observed) -> Observed:
+    """Its models, for its GPUs."""
+    return replace(seen, job=replace(seen.job, memory_shortage=pick.choice(TEXTS)))
+
+
 def _written_by_another_version(_: Random, seen: Observed) -> Observed:
     """Words in the records that this version does not know."""
     status = seen.job.status
@@ -337,7 +342,7 @@ Disturbance = Callable[[Random, Observed], Observed]
 
 _OF_ANY_JOB: tuple[Disturbance, ...] = (
     *(_no_kuberay, _forbidden, _effect_failed, _cluster_left, _policy_changed, _spec_unfit, _stop_requested),
-    *(_retry_requested, _written_by_another_version, _deleted),
+    *(_retry_requested, _written_by_another_version, _too_large, _deleted),
 )
 _OF_AN_ATTEMPT: tuple[Disturbance, ...] = (_effect_failed, _effect_failed, _was_to_stop)
 _OF_A_CLUSTER_TO_COME: tuple[Disturbance, ...] = (*(_name_taken,) * 4, *(_lost_pods_left,) * 4)

@@ -326,7 +326,9 @@ def _ray(pick: Random, stage: Stage, about: ObservedJob) -> ObservedRay:
     state = _state(pick, pick.choice(phases.get(stage, [RunPhase.RUNNING])), newest)
     if stage is Stage.STARTING and is_so(pick):
         return ray(trainer, gpus=gpus)
-    return ray(trainer, state, gpus=gpus)
+    seen = ray(trainer, state, gpus=gpus)
+    stop = newest.stop
+    return replace(seen, stacks_missing=is_so(pick)) if stop is not None and stop.reason == "Stalled" else seen
 
 
 def _state(pick: Random, phase: RunPhase, newest: Attempt) -> RunState:

@@ -74,8 +74,7 @@ class Operator:
         raise AssertionError(f"not at an end after {MAX_PASSES} passes: {self.status!r}")
 
     def _is_at_rest(self, plan: Plan) -> bool:
-        suspended_later = self.world.tick < self.world.scenario.suspended_ticks.stop
-        nothing_follows = plan.requeue_after_seconds is None and not plan.effects and not suspended_later
+        nothing_follows = plan.requeue_after_seconds is None and not plan.effects and not self.world.is_asked_later
         return self.world.deleted or (nothing_follows and not self.world.clusters and self._frozen is None)
 
     def _let_the_frozen_go_on(self) -> None:
@@ -90,6 +89,7 @@ class Operator:
     def _pass(self, failure: EffectFailure | None) -> tuple[Plan, EffectFailure | None]:
         """One pass; a frozen one counts as one that has not ended."""
         self.world.advance()
+        self.world.hear(self.status)
         steps = self._steps(failure)
         for _ in steps:
             self.num_points += 1

@@ -14,7 +14,7 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.status import CheckpointStatus
+from rljob_api.v1alpha1.status import AttemptState, CheckpointStatus, RLJobStatus
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -61,6 +61,20 @@ class Start:
     """Of the head: its pod stays listed, and nobody answers there."""
     cluster_deleted_at_step: int | None = None
     hangs_at_step: int | None = None
+    worker_lost_at_step: int | None = None
+    """The node of the last worker is away from then on, and the trainer fails with exit code 75."""
+    waits_at_step: int | None = None
+    """The node is back then, and the trainer does no further step until it is asked to stop."""
+
+    @property
+    def last_step(self) -> int:
+        """Where it gets no further."""
+        ends = (self.fails_at_step, self.hangs_at_step, self.worker_lost_at_step, self.waits_at_step)
+        return min([STEPS, *(end for end in ends if end is not None)])
+
+    def fails_at(self, step: int) -> bool:
+        """Whether it has failed by then."""
+        return any(end is not None and step >= end for end in (self.fails_at_step, self.worker_lost_at_step))
 
 
 @dataclass
@@ -79,6 +93,10 @@ class Scenario:
     silent_ticks: range = range(0)
     """Of the dashboard."""
     suspended_ticks: range = range(0)
+    stopped_in: AttemptState | None = None
+    """Somebody asks the job to stop when its first attempt is in this state."""
+    is_retried: bool = False
+    """Somebody asks it to try again when it has failed."""
 
 
 @dataclass
@@ -95,9 +113,7 @@ class Trainer:
 
     def step(self, tick: int) -> int:
         """How far it is."""
-        done = self.from_step + max(0, tick - self.since - LOADING_TICKS)
-        ends = [STEPS, self.script.fails_at_step, self.script.hangs_at_step]
-        return min(done, *(end for end in ends if end is not None))
+        return min(self.from_step + max(0, tick - self.since - LOADING_TICKS), self.script.last_step)
 
 
 @dataclass
@@ -131,6 +147,9 @@ class World:
     num_clusters: int = 0
     starts: list[int] = field(default_factory=list)
     """Numbers of all starts, in their order."""
+    nodes_of_starts: list[int] = field(default_factory=list)
+    """How many each was submitted for."""
+    nodes_away: int = 0
     saved_step: int = 0
     """Of the newest checkpoint in the job's storage."""
     savers: list[int] = field(default_factory=list)
@@ -139,6 +158,22 @@ class World:
     """Trainers that ran at the same time, at the most, those on lost nodes left out."""
     reported_lost: set[EffectKind] = field(default_factory=set)
     deleted: bool = False
+    stop_asked: int | None = None
+    retry_asked: int | None = None
+
+    @property
+    def is_asked_later(self) -> bool:
+        """Whether somebody will still want something of the job."""
+        scenario = self.scenario
+        return self.tick < scenario.suspended_ticks.stop or (scenario.is_retried and self.retry_asked is None)
+
+    def hear(self, status: RLJobStatus) -> None:
+        """What people who read the status ask for."""
+        state = status.attempts[0].state if status.attempts else None
+        if self.stop_asked is None and state is not None and state == self.scenario.stopped_in:
+            self.stop_asked = self.tick
+        if self.retry_asked is None and self.scenario.is_retried and status.result is not None:
+            self.retry_asked = self.tick
 
     def advance(self) -> None:
         """One tick passes."""
@@ -155,8 +190,9 @@ class World:
         """As the operator sees it now; `name`: the cluster whose dashboard it asks."""
         suspend = self.tick in self.scenario.suspended_ticks
         wanted = self.scenario.job_spec.model_copy(update={"suspend": suspend})
+        stop, retry = _asked_at(self.stop_asked), _asked_at(self.retry_asked)
         return Observed(
-            job=job(wanted),
+            job=replace(job(wanted), stop_request=stop, retry_request=retry),
             kuberay_installed=True,
             clusters=tuple(
                 cluster(uid=found.uid, name=found.name, deleting=found.deleted_since is not None)
@@ -199,6 +235,10 @@ class World:
             found.head_lost = True
         if script.node_lost_at_step is not None and step >= script.node_lost_at_step and found.node_lost_since is None:
             found.node_lost_since = self.tick
+        if script.worker_lost_at_step is not None and step >= script.worker_lost_at_step:
+            self.nodes_away = 1
+        if script.waits_at_step is not None and step >= script.waits_at_step:
+            self.nodes_away = 0
         lost = script.cluster_deleted_at_step
         if lost is not None and step >= lost and found.deleted_since is None:
             found.deleted_since = self.tick
@@ -247,6 +287,7 @@ class World:
             number = len(self.starts)
             script = self.scenario.starts[number] if number < len(self.scenario.starts) else Start()
             self.starts.append(effect.start_number)
+            self.nodes_of_starts.append(dict(effect.nodes).get("main", self._num_nodes))
             found.trainers[effect.submission_id] = Trainer(
                 effect.submission_id, effect.start_number, script, self.tick, self.saved_step
             )
@@ -264,19 +305,30 @@ class World:
         self.reported_lost.add(kind)
         return EffectFailure(kind, reason, "timeout")
 
+    @property
+    def _num_nodes(self) -> int:
+        return self.scenario.job_spec.pools[0].nodes
+
+    @property
+    def _gpus(self) -> tuple[int, ...]:
+        return (2,) * (self._num_nodes - self.nodes_away)
+
     def _pods_of(self, found: Cluster) -> tuple[ObservedPod, ...]:
         going = found.deleted_since is not None
         ready = self.tick >= found.since + POD_TICKS and self.scenario.pods_get_ready
         problem = None if ready else PodProblem(Reason.UNSCHEDULABLE, "no node has a GPU")
         lost = found.node_lost_since
         silent = 0.0 if lost is None else float(TICK_SECONDS * (self.tick - lost))
-        worker = pod(f"{found.uid}-w", cluster=found.name, ready=ready, deleting=going, problem=problem)
+        workers = [
+            pod(f"{found.uid}-w{number}", cluster=found.name, ready=ready, deleting=going, problem=problem)
+            for number in range(self._num_nodes - self.nodes_away)
+        ]
         if found.head_lost:
-            return (worker,)
+            return tuple(workers)
         head = pod(
             f"{found.uid}-h", HEAD_GROUP, cluster=found.name, ready=ready, deleting=going, node_silent_seconds=silent
         )
-        return (head, worker)
+        return (head, *workers)
 
     def _dashboard(self, name: str) -> ObservedRay:
         found = self._named(name)
@@ -287,14 +339,14 @@ class World:
         if self.tick in self.scenario.silent_ticks:
             return silence(seconds=float(TICK_SECONDS * (self.tick - self.scenario.silent_ticks.start)))
         trainer = found.newest
-        return ray() if trainer is None else self._told(trainer)
+        return ray(gpus=self._gpus) if trainer is None else self._told(trainer)
 
     def _status(self, trainer: Trainer) -> RayJobStatus:
         script, step = trainer.script, trainer.step(self.tick)
         hangs = script.hangs_at_step is not None and step >= script.hangs_at_step
         if trainer.stop_since is not None and self.tick >= trainer.stop_since + 2 and not hangs:
             return RayJobStatus.STOPPED
-        if script.fails_at_step is not None and step >= script.fails_at_step:
+        if script.fails_at(step):
             return RayJobStatus.FAILED
         if step < STEPS or hangs:
             return RayJobStatus.RUNNING
@@ -310,9 +362,10 @@ class World:
             RayJobStatus.SUCCEEDED: RunPhase.COMPLETE,
         }
         phase = phases.get(status, RunPhase.STARTING if loads else RunPhase.RUNNING)
-        codes = {RayJobStatus.FAILED: script.exit_code or 1, RayJobStatus.SUCCEEDED: 0}
+        code = script.exit_code or (1 if script.worker_lost_at_step is None else 75)
+        codes = {RayJobStatus.FAILED: code, RayJobStatus.SUCCEEDED: 0}
         told = ObservedRayJob(trainer.submission_id, status, status.lower(), None, codes.get(status))
-        return ray(told, self._state(trainer, phase))
+        return ray(told, self._state(trainer, phase), gpus=self._gpus)
 
     def _state(self, trainer: Trainer, phase: RunPhase) -> RunState:
         step = trainer.step(self.tick)
@@ -329,6 +382,11 @@ class World:
                 saved_at=timestamp(NOW + timedelta(seconds=TICK_SECONDS * saved)),
             )
         return state.model_copy(update=update)
+
+
+def _asked_at(tick: int | None) -> str | None:
+    """The value of a request that was made at this tick."""
+    return timestamp(NOW + timedelta(seconds=TICK_SECONDS * tick)) if tick is not None else None
 
 
 def _is_reached(found: Cluster) -> bool:

@@ -133,9 +133,9 @@ class RayJob:
             assert time.monotonic() < deadline, self.output()
             time.sleep(0.2)
 
-    def end(self) -> Document:
+    def end(self, seconds: float = END_SECONDS) -> Document:
         """Waits for the end; what Ray says then."""
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + seconds
         while (info := self.info())["status"] not in ENDED:
             assert time.monotonic() < deadline, self.output()
             time.sleep(0.2)

@@ -15,6 +15,7 @@ from rljob_operator.reconcile.observed import ObservedRay
 from rljob_testing.ray_dashboard_stand_in import run_state
 
 SUBMISSION = "job-1-1"
+STACKS = "job-1-1-stacks"
 RUN_STATE = f"rljob-run-state-{SUBMISSION}.json"
 HEAD: dict[str, object] = {"node_id": "head", "is_head_node": True, "state": "ALIVE", "resources_total": {"CPU": 1.0}}
 WORKER: dict[str, object] = {
@@ -44,6 +45,8 @@ class Ray:
     status: str | None = "RUNNING"
     """Of the job; None where Ray knows none."""
     exit_code: int | None = None
+    has_stacks: bool = False
+    """Whether it knows the program that writes the job's stacks."""
     state: str | None = None
     log: str = ""
     guarded: bool = True
@@ -81,6 +84,8 @@ class Ray:
             return what, 200, json.dumps({"data": {"result": {"result": listed}}})
         if method == "POST":
             return "submit", 200, "{}"
+        if path == f"/api/jobs/{STACKS}":
+            return ("stacks", 200, '{"status": "SUCCEEDED"}') if self.has_stacks else ("stacks", 404, "no job")
         known = {"status": self.status, "driver_node_id": "head", "driver_exit_code": self.exit_code}
         return ("job", 404, "no job") if self.status is None else ("job", 200, json.dumps(known))
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from rljob_api.constants import ANNOTATION_TOKEN_KEY, LABEL_JOB_UID
+from rljob_api.conditions import Reason
+from rljob_api.constants import ANNOTATION_TOKEN_KEY, LABEL_JOB_UID, STACKS_SECONDS
 from rljob_api.v1alpha1.status import Attempt
 from rljob_operator.controller.surroundings import Surroundings
 from rljob_operator.kube.answers import require_news
@@ -22,6 +23,7 @@ from rljob_operator.kube.server_clock import Ages
 from rljob_operator.manifests.naming import submission_id
 from rljob_operator.manifests.objects import JobIdentity
 from rljob_operator.manifests.secrets import derived_token, key_id
+from rljob_operator.manifests.submission import stacks_submission_id
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import Dashboard, RayClient
 from rljob_operator.ray.run_watcher import RunWatcher
@@ -34,6 +36,7 @@ from rljob_operator.reconcile.observed import (
     ObservedRay,
     Reachability,
 )
+from rljob_operator.reconcile.timestamps import moment, seconds_since
 from rljob_operator.settings import read_token_keys
 
 CLUSTER_PATIENCE = timedelta(seconds=5)
@@ -108,7 +111,9 @@ class Observer:
             return observation
         async with self._slots.aside():
             key = f"{about.namespace}/{about.name}"
-            ray = await self._watcher.observe(key, observation.dashboard, _newest_submission(about))
+            ray = await self._watcher.observe(
+                key, observation.dashboard, _newest_submission(about), _stacks_to_be_written(about)
+            )
         pods = observation.observed.pods
         if ray.reachability is Reachability.UNREACHABLE:
             pods = _silent(pods, head, await self._leases.silent_seconds(text_at(head, "spec", "nodeName")))
@@ -263,6 +268,17 @@ def _newest_submission(job: ObservedJob) -> str | None:
     if attempt is None or attempt.submissions == 0:
         return None
     return submission_id(job.name, attempt.number, attempt.submissions)
+
+
+def _stacks_to_be_written(job: ObservedJob) -> str | None:
+    """What writes the stacks of the newest submission, where Ray is to know it: the trainer hangs, and is to stop."""
+    submission, attempt = _newest_submission(job), _attempt_under_way(job)
+    stop = attempt.stop if attempt is not None else None
+    if submission is None or stop is None or stop.reason != Reason.STALLED or stop.told_at is None:
+        return None
+    # Later it makes no difference any more.
+    is_early = seconds_since(stop.requested_at, moment(stop.told_at)) < STACKS_SECONDS
+    return stacks_submission_id(submission) if is_early else None
 
 
 def _silent(pods: tuple[ObservedPod, ...], head: JsonObject, seconds: float) -> tuple[ObservedPod, ...]:

@@ -82,17 +82,17 @@ class KubeClient:
     async def _send(
         self, method: str, path: str, query: Mapping[str, str], body: JsonObject | None, content_type: str
     ) -> tuple[int, bytes, str]:
-        """Status, body and Retry-After of the answer. The generated client is untyped from here on."""
-        sent_method, url, headers, sent_body, _ = await self._api.param_serialize(
+        """Status, body and Retry-After of the answer. The generated client is untyped from here on. It is not given
+        the body to prepare: that is JSON already, and it would look at each value of it."""
+        sent_method, url, headers, _, _ = await self._api.param_serialize(
             method=method,
             resource_path=path,
             query_params=list(query.items()),
             header_params={"Accept": JSON, "Content-Type": content_type},
-            body=body,
             auth_settings=["BearerToken"],
         )
         asked_at = self._clock.monotonic()
-        response = await self._api.call_api(sent_method, url, header_params=headers, body=sent_body)
+        response = await self._api.call_api(sent_method, url, header_params=headers, body=body)
         self._clock.hear(str(response.headers.get("Date", "")), asked_at)
         data = await response.read()  # type: ignore[no-untyped-call]
         return int(response.status), bytes(data), str(response.headers.get("Retry-After", ""))

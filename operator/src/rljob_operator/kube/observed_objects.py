@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from rljob_operator.raw_json import (
     text_at,
 )
 from rljob_operator.reconcile.observed import ObservedCluster, ObservedJob
+from rljob_planner.job_memory import memory_shortage
 
 MAX_ATTEMPTS = 64
 """That a status of this version lists."""
@@ -35,6 +37,8 @@ TOLD_ONLY = ("phase", "reason", "gpus", "conditions", "pools", "progress", "chec
 """Fields of a status that are for people: where one of them cannot be read, it is written anew."""
 INVALID_CLUSTER_EVENTS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
 """How KubeRay says that it will not touch a RayCluster: by events only."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class JobReader:
     """Reads jobs. A spec takes most of the time and seldom changes: of each job the last one read is kept."""
 
     def __init__(self) -> None:
-        self._readings: dict[tuple[str, str], tuple[object, TolerantReading[RLJob]]] = {}
+        self._readings: dict[tuple[str, str], tuple[object, TolerantReading[RLJob], str]] = {}
+        """By place: the spec as stored, the reading of it, and what its memory lacks."""
 
     def read(self, raw: JsonObject) -> JobObject:
         """The job in an API object. A spec that cannot be read becomes `spec_error`; a status that cannot be
@@ -61,8 +66,9 @@ class JobReader:
         place, spec = _place(raw), raw.get("spec")
         kept = self._readings.get(place)
         if kept is None or kept[0] != spec:
-            kept = self._readings[place] = (spec, _checked(raw))
-        return _job_object(raw, kept[1])
+            reading = _checked(raw)
+            kept = self._readings[place] = (spec, reading, _memory_shortage(reading))
+        return _job_object(raw, kept[1], kept[2])
 
     def forget(self, namespace: str, name: str) -> None:
         """The job is gone."""
@@ -98,7 +104,18 @@ def time_at(value: object, *path: str) -> datetime | None:
         return None
 
 
-def _job_object(raw: JsonObject, reading: TolerantReading[RLJob]) -> JobObject:
+def _memory_shortage(reading: TolerantReading[RLJob]) -> str:
+    """Of a spec that can be read. An estimate that fails is none: the job goes on without."""
+    if reading.value is None:
+        return ""
+    try:
+        return memory_shortage(reading.value.spec)
+    except Exception:
+        logger.exception("the memory of a job could not be estimated")
+        return ""
+
+
+def _job_object(raw: JsonObject, reading: TolerantReading[RLJob], shortage: str) -> JobObject:
     metadata = object_at(raw, "metadata")
     namespace, name = _place(raw)
     created = time_at(metadata, "creationTimestamp") or datetime.fromtimestamp(0, UTC)
@@ -116,6 +133,7 @@ def _job_object(raw: JsonObject, reading: TolerantReading[RLJob]) -> JobObject:
         spec_error=_words(reading.errors) or None,
         status=with_records(status, created) if is_upgraded else status,
         unknown_fields=reading.unknown_fields,
+        memory_shortage=shortage,
         stop_request=optional_text_at(annotations, ANNOTATION_STOP),
         retry_request=optional_text_at(annotations, ANNOTATION_RETRY),
         readable_policy=RunPolicy() if reading.value is not None else _readable_policy(raw),

@@ -40,14 +40,20 @@ SHADOWS: Mapping[str, str] = MappingProxyType(
         "LD_PRELOAD": "",
         "PYTHONHOME": "",
         "PYTHONSTARTUP": "",
+        "RAY_CLUSTER_ACTIVITY_HOOK": "builtins.dict",
         "RAY_ENABLE_K8S_TOKEN_AUTH": "false",
+        "RAY_RUNTIME_ENV_HOOK": "copy.copy",
+        "RAY_RUNTIME_ENV_PLUGINS": "",
+        "RAY_START_HOOK": "operator.is_",
     }
 )
 """Names that no job may set (`pod_rules`), but a Secret or ConfigMap may hold, which nobody looks into: `env` wins over
-`envFrom`, so there they are set to what means the same as unset. An image's own value is lost with that; where it may
-be needed (PATH, PYTHONPATH, CUDA_VISIBLE_DEVICES, RLJOB_DEVICE) nothing can be set. Whatever else Ray and RLJob rely on
-is set by this module, by KubeRay (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_ADDRESS, ...), with the submission, or by the
-trainer in each worker process (RANK, ...)."""
+`envFrom`, so there they are set to what means the same as unset. Ray's hooks name functions, which it imports and calls
+even where the name is empty (2.60), so they name some of the standard library that do nothing: with nothing, with the
+runtime environment, with two values. An image's own value is lost with all this; where it may be needed (PATH,
+PYTHONPATH, CUDA_VISIBLE_DEVICES, RLJOB_DEVICE) nothing can be set. Whatever else RLJob relies on is set by this module,
+by KubeRay (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_ADDRESS, ...), with the submission, or by the trainer in each worker
+process (RANK, ...). Of Ray's settings, each of which has a variable, this is not all: `docs/cluster.md` says so."""
 
 
 def spec_document(job: JobIdentity, spec: RLJobSpec) -> str:

@@ -98,9 +98,12 @@ class RunWatcher:
         self._clock = clock
         self._memories: dict[str, _Memory] = {}
 
-    async def observe(self, job: str, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
-        """What is to be known of a job's cluster and of its newest submission, where there is one. `job`: any text that
-        is the job's own. Never raises: what went wrong is in what is returned. One call at a time for each job."""
+    async def observe(
+        self, job: str, dashboard: Dashboard, submission_id: str | None, stacks_id: str | None = None
+    ) -> ObservedRay:
+        """What is to be known of a job's cluster and of its newest submission, where there is one, and whether that
+        which writes its stacks is missing. `job`: any text that is the job's own. Never raises: what went wrong is in
+        what is returned. One call at a time for each job."""
         memory = self._memories.get(job)
         if memory is None or memory.cluster != dashboard.cluster:
             memory = self._memories[job] = _Memory(dashboard.cluster, _Nodes())
@@ -108,7 +111,7 @@ class RunWatcher:
         seen = await self._seen(memory, dashboard, submission_id)
         if seen.reachability is Reachability.OK:
             memory.failing_since = None
-            return seen
+            return seen if stacks_id is None else replace(seen, stacks_missing=await _is_missing(dashboard, stacks_id))
         memory.run = None
         if seen.reachability is Reachability.REJECTED:
             # It may have been the pod of a former cluster of this name, and that proved nothing for this one.
@@ -212,6 +215,14 @@ def _take_over(run: _Run, found: JsonObject) -> None:
     run.job = observed_ray_job(run.submission_id, found)
     run.driver_node = text_at(found, "driver_node_id") or run.driver_node
     run.job_is_next = False
+
+
+async def _is_missing(dashboard: Dashboard, submission_id: str) -> bool:
+    """Whether Ray says that it does not know it; what it does not say keeps nobody from stopping a trainer."""
+    try:
+        return await dashboard.job(submission_id) is None
+    except (DashboardUnreachableError, TokenRejectedError, ValueError, RecursionError):
+        return False
 
 
 async def _read_run_state(run: _Run, dashboard: Dashboard) -> None:

@@ -38,6 +38,8 @@ class ObservedJob:
     """Value of `constants.ANNOTATION_STOP`."""
     retry_request: str | None = None
     """Value of `constants.ANNOTATION_RETRY`."""
+    memory_shortage: str = ""
+    """That its models do not fit into the memory of its GPUs, by an estimate, where enough is known for one."""
     readable_policy: RunPolicy = field(default_factory=RunPolicy)
     """Of a spec that cannot be read: what can be read of its `runPolicy`, with defaults for the rest."""
 
@@ -151,6 +153,8 @@ class ObservedRay:
     """Why there is a run state that cannot be read."""
     infeasible_groups: tuple[str, ...] = ()
     """Placement groups that no set of nodes can hold, with what they ask for."""
+    stacks_missing: bool = False
+    """Ray knows of no program that writes the stacks of the newest submission, and was asked for it."""
     log_tail: str = ""
     """Last lines of the driver's log; only read when the job has ended without success."""
 

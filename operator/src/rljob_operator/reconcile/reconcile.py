@@ -162,7 +162,9 @@ def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) ->
     elif not draft.is_under_way:
         problem = spec_problem(job, job.spec, defaults)
     if problem is None:
-        draft.set(ConditionType.SPEC_VALID, TRUE, Reason.VALID, _ignored_fields(observed))
+        reason = Reason.MEMORY_TOO_SMALL if job.memory_shortage else Reason.VALID
+        notes = (_ignored_fields(observed), job.memory_shortage)
+        draft.set(ConditionType.SPEC_VALID, TRUE, reason, "; ".join(note for note in notes if note))
         return job.spec
     draft.set(ConditionType.SPEC_VALID, FALSE, problem.reason, problem.message)
     if not draft.attempts:

@@ -16,7 +16,7 @@ from rljob_operator.reconcile.stall import is_stalled, stacks_are_due, where_it_
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.submission import newest_submission, ray_job
 from rljob_operator.reconcile.suspension import is_suspended, note_stop, wants_to_be_stopped
-from rljob_operator.reconcile.timestamps import seconds_since, timestamp
+from rljob_operator.reconcile.timestamps import moment, seconds_since, timestamp
 
 
 def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
@@ -32,8 +32,11 @@ def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> N
         message = where_it_stood(draft, observed) if reason is Reason.STALLED else None
         request = StopRequest(reason=reason.value, message=message, requested_at=timestamp(draft.now))
         draft.change_attempt(stop=request, state=AttemptState.STOPPING.value)
-    stop = draft.attempt.stop
-    if stop is not None and stop.told_at is None and observed.ray.reachability is Reachability.OK:
+    stop, job = draft.attempt.stop, ray_job(draft, observed)
+    has_ended = job is not None and job.status in ENDED_IN_RAY
+    if stop is None or has_ended or observed.ray.reachability is not Reachability.OK:
+        return
+    if stop.told_at is None or _has_time_for_stacks(observed, stop, stop.told_at):
         draft.change_attempt(stop=stop.model_copy(update={"told_at": timestamp(draft.now)}))
 
 
@@ -63,6 +66,13 @@ def seconds_to_end_of_stop(draft: StatusDraft, observed: Observed, stop: StopReq
         # Whoever has not looked for long has not been without an answer for long.
         return max(left, SHORT_SILENCE_SECONDS - observed.ray.silent_seconds)
     return left
+
+
+def _has_time_for_stacks(observed: Observed, stop: StopRequest, told_at: str) -> bool:
+    """Whether the time for the stacks begins only now: who wrote down that it began was gone before asking for them.
+    Not for ever: where Ray takes no such program, the trainer is stopped without."""
+    is_early = seconds_since(stop.requested_at, moment(told_at)) < STACKS_SECONDS
+    return observed.ray.stacks_missing and is_early
 
 
 def _seconds_to_stop(stop: StopRequest, policy: RunPolicy) -> int:
