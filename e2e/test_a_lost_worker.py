@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,21 +27,24 @@ def test_a_job_that_loses_a_worker_and_the_operator_goes_on(
         saved = kubectl.status(NAME).checkpoint
         assert saved is not None
         worker = kubectl.names("pods", f"rljob.dev/job={NAME},rljob.dev/pool=main")[0]
+        node = kubectl("get", worker, "-o", "jsonpath={.spec.nodeName}")
         kubectl("delete", worker, "--force", "--grace-period=0")
         kill_operator()
         wait_for(lambda: recording.when(ConditionType.RETRYING), "Retrying", timeout_seconds=180)
         kubectl("wait", "--for=condition=Finished", f"rljob/{NAME}", "--timeout=420s", timeout_seconds=430)
-    check(kubectl.status(NAME), saved.step)
+    check(kubectl.status(NAME), saved.step, f"on pod {worker.removeprefix('pod/')}, node {node})")
     wait_for(lambda: not kubectl.names("pods", f"rljob.dev/job={NAME}"), "no pods are left", timeout_seconds=90)
     kubectl("delete", "rljob", NAME)
 
 
-def check(status: RLJobStatus, saved_step: int) -> None:
-    """Two attempts, each on a cluster of its own; nothing before the checkpoint was done twice."""
+def check(status: RLJobStatus, saved_step: int, where: str) -> None:
+    """Two attempts, each on a cluster of its own; nothing before the checkpoint was done twice. The message of the
+    first says which worker was lost, and where."""
     assert status.result is not None
     assert (status.phase, status.result.reason) == ("Complete", "Succeeded")
     first, second = status.attempts
     assert (first.outcome, first.failure_class) == ("Failed", "Infrastructure"), first
+    assert re.search(rf"worker rank \d+ \(.*{re.escape(where)}", first.message or ""), first.message
     assert second.outcome == "Succeeded"
     assert second.cluster != first.cluster
     assert second.resumed_from_step is not None

@@ -18,12 +18,12 @@ READY_SECONDS = 180
 
 def kill_operator() -> None:
     """Kills the operator's process without a warning and waits until another one is ready."""
-    _kill_deployment(NAMESPACE, f"app.kubernetes.io/instance={RELEASE}", RELEASE)
+    _kill_deployment(NAMESPACE, f"app.kubernetes.io/instance={RELEASE}")
 
 
 def kill_kuberay() -> None:
     """The same with KubeRay's operator."""
-    _kill_deployment(KUBERAY_NAMESPACE, "app.kubernetes.io/component=kuberay-operator", "kuberay-operator")
+    _kill_deployment(KUBERAY_NAMESPACE, "app.kubernetes.io/component=kuberay-operator")
 
 
 def kill_api_server() -> None:
@@ -57,21 +57,35 @@ def paused_node(node: str) -> Iterator[None]:
         run(["docker", "unpause", node])
 
 
-def _kill_deployment(namespace: str, selector: str, deployment: str) -> None:
+def _kill_deployment(namespace: str, selector: str) -> None:
     node, container = _container(namespace, selector)
     _kill_container(node, container)
-    kubectl = ["kubectl", "--namespace", namespace]
     # In place the kubelet would wait longer with every kill; a new pod starts at once.
-    run([*kubectl, "delete", "pods", f"--selector={selector}", "--force", "--grace-period=0"])
-    run([*kubectl, "rollout", "status", f"deployment/{deployment}", f"--timeout={READY_SECONDS}s"])
+    pods = [f"--selector={selector}", "--force", "--grace-period=0"]
+    run(["kubectl", "--namespace", namespace, "delete", "pods", *pods])
+    # The status of the Deployment may still be that of the pod before.
+    deadline = time.monotonic() + READY_SECONDS
+    while container in (found := _ready_containers(namespace, selector)) or not found:
+        if time.monotonic() > deadline:
+            raise CommandError(["kubectl", "get", "pods"], 1, f"{selector}: none is ready within {READY_SECONDS} s")
+        time.sleep(0.5)
 
 
 def _container(namespace: str, selector: str) -> tuple[str, str]:
-    """The node and the id of the only container of the only pod."""
+    """The node and the id of the only container that is ready."""
+    [(container, node)] = _ready_containers(namespace, selector).items()
+    return node, container
+
+
+def _ready_containers(namespace: str, selector: str) -> dict[str, str]:
+    """Their ids, and the nodes of their pods."""
     command = ["kubectl", "--namespace", namespace, "get", "pods", f"--selector={selector}", "--output=json"]
-    [pod] = json.loads(run(command))["items"]
-    [status] = pod["status"]["containerStatuses"]
-    return pod["spec"]["nodeName"], status["containerID"].removeprefix("containerd://")
+    return {
+        status["containerID"].removeprefix("containerd://"): pod["spec"]["nodeName"]
+        for pod in json.loads(run(command))["items"]
+        for status in pod["status"].get("containerStatuses", ())
+        if status["ready"]
+    }
 
 
 def _kill_container(node: str, container: str) -> None:
