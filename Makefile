@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Packages and tests are found as they are installed, not where another checkout's shell looks for them.
+unexport PYTHONPATH
 
 DEVICE ?= cpu
 VENV := .venv

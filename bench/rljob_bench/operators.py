@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 from ruamel.yaml import YAML
 
-from rljob_testing.apiserver import ApiServer, free_ports
+from rljob_testing.apiserver import ApiServer
 from rljob_testing.go_programs import ensure_program, module_folder
 from rljob_testing.operator_process import OperatorProcess, OperatorSetup, prepare_account
+from rljob_testing.ports import free_ports
 from rljob_testing.settings import inherited_environment
 
 NUM_IN_FLIGHT = 16

@@ -34,10 +34,10 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.settings import Settings, parse_settings
 from rljob_operator.workqueue import Slots, WorkQueue, work_through
-from rljob_testing.apiserver import free_ports
 from rljob_testing.hand_clock import heard_clock
 from rljob_testing.operator_process import OPERATOR_NAMESPACE, OperatorSetup
 from rljob_testing.operator_process_jobs import JobPlace
+from rljob_testing.ports import free_port
 from rljob_testing.quiet_http import QuietHandler
 
 CLOCK = ServerClock(time.monotonic, lambda: datetime.now(UTC))
@@ -57,7 +57,7 @@ def test_probes_name_what_has_ended(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         parts = Parts()
         pages = health_pages(parts)
-        (port,) = free_ports(1)
+        port = free_port()
         fail = asyncio.Event()
 
         async def mortal() -> None:
@@ -91,7 +91,7 @@ def test_probes_name_what_has_ended(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_client_that_says_nothing_keeps_no_other_from_the_probes() -> None:
     async def test() -> None:
-        (port,) = free_ports(1)
+        port = free_port()
         async with serving(port, {"/healthz": lambda: Reply(200, b"ok\n")}):
             _, silent = await asyncio.open_connection("127.0.0.1", port)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -173,7 +173,7 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
     monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.1)
 
     async def test() -> None:
-        (port,) = free_ports(1)
+        port = free_port()
         setup = OperatorSetup(tmp_path, f"http://127.0.0.1:{port}", None, "token", "", [], {})
 
         async def hang(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:

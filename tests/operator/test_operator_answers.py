@@ -157,6 +157,9 @@ def live_with(place: JobPlace, lie: Answer, to_writes: bool) -> Outcome:
         operator.start()
         try:
             place.wait_for(JOB, "ClusterReady", "Removed", "False", seconds=150)
+        except AssertionError as error:
+            error.add_note(f"exit code {operator.exit_code()}: {operator.log()}")
+            raise
         finally:
             operator.kill()
     return Outcome(place.job(JOB)["status"], liar.told, operator.log(), most_live_clusters(place, since))

@@ -16,7 +16,7 @@ from rljob_operator.ray.answers import infeasible_groups
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.errors import DashboardUnreachableError
 from rljob_operator.reconcile.observed import Reachability
-from rljob_testing.apiserver import free_ports
+from rljob_testing.ports import free_port
 from rljob_testing.quiet_http import QuietHandler
 from rljob_testing.ray_dashboards import TOKEN, dashboard, run, whole_look
 
@@ -38,7 +38,7 @@ def guarded(
 
 def test_nobody_there() -> None:
     async def test() -> None:
-        (port,) = free_ports(1)
+        port = free_port()
         async with dashboard(port, TOKEN) as nobody:
             seen = await whole_look(nobody, None)
             assert seen.reachability is Reachability.UNREACHABLE
@@ -69,7 +69,7 @@ def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
         async def strange(_: bytes, writer: asyncio.StreamWriter) -> None:
             writer.write(answer)
 
-        (port,) = free_ports(1)
+        port = free_port()
         server = await asyncio.start_server(guarded(strange), "127.0.0.1", port)
         async with dashboard(port, TOKEN) as odd:
             seen = await whole_look(odd, None)
@@ -166,7 +166,7 @@ def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyP
                 writer.write(b" ")
                 await asyncio.sleep(0.1)
 
-        (port,) = free_ports(1)
+        port = free_port()
         server = await asyncio.start_server(guarded(drip), "127.0.0.1", port)
         async with dashboard(port, TOKEN) as slow:
             with pytest.raises(DashboardUnreachableError, match=r"no answer within 0\.5 s"):
@@ -184,7 +184,7 @@ def test_no_answer_is_asked_for_in_another_encoding() -> None:
             requests.append(request)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
-        (port,) = free_ports(1)
+        port = free_port()
         server = await asyncio.start_server(guarded(note), "127.0.0.1", port)
         async with dashboard(port, TOKEN) as polite:
             assert (await whole_look(polite, None)).reachability is Reachability.OK
@@ -196,7 +196,7 @@ def test_no_answer_is_asked_for_in_another_encoding() -> None:
 
 def test_nothing_of_an_answer_goes_along_with_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no proxy of the environment sees a token."""
-    (nowhere,) = free_ports(1)
+    nowhere = free_port()
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{nowhere}")
     monkeypatch.setenv("no_proxy", "")
 
@@ -210,7 +210,7 @@ def test_nothing_of_an_answer_goes_along_with_another_request(monkeypatch: pytes
                     writer.write(b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\n{}")
             writer.close()
 
-        (port,) = free_ports(1)
+        port = free_port()
         server = await asyncio.start_server(note, "127.0.0.1", port)
         async with dashboard(port, TOKEN) as sticky:
             for _ in range(2):
@@ -237,7 +237,7 @@ def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None
                     writer.write(f"HTTP/1.1 {status} X\r\n{last}Content-Length: 2\r\n\r\n{{}}".encode())
             writer.close()
 
-        (port,) = free_ports(1)
+        port = free_port()
         server = await asyncio.start_server(serve, "127.0.0.1", port)
         async with dashboard(port, "b" * 64, TOKEN) as fickle:
             for _ in range(5):

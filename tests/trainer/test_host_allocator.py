@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from rljob_trainer.workers.columns import PROMPT_TOKEN_IDS, SAMPLE_SEEDS
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.rollout import RolloutWorker
 
+SUPPORT = Path(__file__).parents[1] / "support"
 IF_ASKED = """
 from rljob_testing.reused_memory import num_new_mebibytes
 from rljob_trainer.engines.host_allocator import keep_freed_memory
@@ -37,8 +39,9 @@ FEW, MANY = 400, 3_000
 def printed(program: str, variables: Mapping[str, str] | None = None) -> list[str]:
     """By a process as the C library makes it by default, and as workers are."""
     own = {name: text for name, text in os.environ.items() if not name.startswith("MALLOC_") and "TUNABLES" not in name}
-    environment = {**own, "THP_MEM_ALLOC_ENABLE": "1", **(variables or {})}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    environment = {**own, "PYTHONPATH": str(SUPPORT), "THP_MEM_ALLOC_ENABLE": "1", **(variables or {})}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
 

@@ -7,7 +7,6 @@ acts on them. Everything lives in a temporary folder and on loopback ports.
 from __future__ import annotations
 
 import secrets
-import socket
 import ssl
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from rljob_testing.go_programs import BuildError, ensure_program
+from rljob_testing.ports import free_ports
 from rljob_testing.settings import kubebuilder_assets
 
 START_DEADLINE_SECONDS = 60.0
@@ -191,12 +191,3 @@ class Program:
         if exit_code is not None or time.monotonic() > deadline:
             name = Path(self._command[0]).name
             raise ServerError(f"{name}: not ready (exit code {exit_code}): {self._log.read_text()[-4000:]}")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago; held together while choosing, so that they differ."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]

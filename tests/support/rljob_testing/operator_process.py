@@ -22,7 +22,8 @@ import httpx
 from kubernetes.aio.config import incluster_config
 
 from rljob_operator.__main__ import main
-from rljob_testing.apiserver import ApiServer, free_ports
+from rljob_testing.apiserver import ApiServer
+from rljob_testing.ports import free_ports
 from rljob_testing.settings import inherited_environment, replace_environment
 
 OPERATOR_NAMESPACE = "rljob-system"

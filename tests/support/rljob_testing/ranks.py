@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import socket
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import torch
 import torch._dynamo  # loaded by the first `fully_shard`: here once, before the ranks are forked
 import transformers  # noqa: F401 - likewise
 
+from rljob_testing.ports import free_port
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.process_group import join_process_group, leave_process_group
 
@@ -50,9 +50,7 @@ def _fork_ranks(runs: list[RankedRun], folder: Path) -> None:
     torch.set_num_threads(1)
     fork = multiprocessing.get_context("fork")
     for index, run in enumerate(runs):
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = int(listener.getsockname()[1])
+        port = free_port()
         ranks = [fork.Process(target=_rank, args=(run, index, rank, port, folder)) for rank in range(run.num_ranks)]
         for process in ranks:
             process.start()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from rljob_testing.ports import free_port
 from rljob_testing.ray_jobs import RayCluster
 from rljob_testing.settings import inherited_environment
 
@@ -55,7 +55,7 @@ def pod_cluster(
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited_environment()["PATH"]]),
         **variables,
     }
-    port = _free_port()
+    port = free_port()
     with ExitStack() as stack:
         # Ray's sockets are below this folder, and the names of sockets are short.
         session = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rj", ignore_cleanup_errors=True)))
@@ -117,9 +117,3 @@ def _announced(process: subprocess.Popen[bytes], log_file: Path, announcement: s
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     process.wait(timeout=60)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
