@@ -26,6 +26,8 @@ def test_full_blocks_of_128_tokens_are_written_for_every_row_and_others_for_thos
     job = replace(workload(), lengths=TokenLengths(30.0, 64, 100.0, 200))
     block = 128 * 36 * 2 * 8 * 128 * 2
     assert written_cache_bytes(job, RolloutLayout(2, 1)) == (256 + 256) * block
+    # One engine on two workers: twice the requests, half of each token.
+    assert written_cache_bytes(job, RolloutLayout(2, 2)) == (512 + 256) * block / 2
     few = replace(job, rollout=replace(job.rollout, max_sequences=16))
     assert written_cache_bytes(few, RolloutLayout(2, 1)) == (256 + 16) * block
     short = replace(few, lengths=TokenLengths(30.0, 64, 97.0, 200))

@@ -65,7 +65,7 @@ def test_where_judging_models_run_changes_nothing(placement: str, cluster: str, 
         assert apart.series(name) == pytest.approx(together.series(name), rel=1e-5, abs=1e-7), name
     assert apart.series("actor/kl_loss")[-1] > 1e-3
     logs = apart.folder / LOGS_FOLDER
-    assert sorted(str(path.relative_to(logs)) for path in logs.rglob("worker-*")) == [
+    assert sorted(str(path.relative_to(logs)) for path in logs.rglob("worker-*.log")) == [
         "judges/worker-0.log",
         "main/worker-0.log",
         "main/worker-1.log",

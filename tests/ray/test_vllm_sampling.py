@@ -102,7 +102,7 @@ def generated(context: WorkerContext) -> Generated:
         rollouts.append([found[str(row)].token_ids for row in range(8)])
         with forgetting_counted(engine) as forgotten:
             engine.sleep()
-        num_forgotten += len(forgotten)
+        num_forgotten += sum(forgotten)
         lent.append(lent_bytes())
     return Generated(
         {

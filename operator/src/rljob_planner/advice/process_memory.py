@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rljob_planner.kv_cache import kv_bytes_per_layer_token
 from rljob_planner.memory.rollout_engine import KV_CACHE
 from rljob_planner.memory_types import Phase, PhaseMemory
 from rljob_planner.placement import RolloutLayout
@@ -45,7 +46,7 @@ def written_cache_bytes(workload: Workload, layout: RolloutLayout) -> float:
     own = math.ceil(workload.num_requests / layout.num_engines)
     full, last = divmod(lengths.mean_row, CPU_BLOCK_TOKENS)
     blocks = own * int(full) + min(own, rollout.max_sequences) * (last > 0)
-    per_token = rollout.weight_bytes * rollout.shape.kv_numbers_per_token * rollout.shape.num_layers
+    per_token = kv_bytes_per_layer_token(rollout.shape, layout, rollout.weight_bytes) * rollout.shape.num_layers
     return blocks * CPU_BLOCK_TOKENS * per_token
 
 
