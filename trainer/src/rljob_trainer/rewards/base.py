@@ -10,6 +10,8 @@ from enum import StrEnum
 from typing import Protocol
 
 MAX_VALUE_CHARACTERS = 200
+MAX_FOUND_CHARACTERS = 200
+"""Of what a scorer found in a response: enough for any answer, and samples stay short."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,28 @@ class RewardOutcome:
     """Why there is no score; empty for OK."""
     seconds: float
     """Wall-clock time in the scoring process."""
+    found: str | None = None
+    """What the scorer took from the response as its answer, excerpted; empty where it found nothing, None where the
+    scorer does not say."""
+    has_died: bool = False
+    """The process ended while it worked on this request: a crash, or killed from outside, such as when out of
+    memory."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A score, and what it was computed from, for a scorer that reads an answer out of the response.
+
+    Example: `Scored(1.0, "18")`
+    """
+
+    score: float
+    found: str
+    """What the scorer took from the response as its answer; empty where it found nothing."""
 
 
 Scorer = Callable[[RewardRequest], object]
-"""Returns the score; what it may be is checked by `as_score`."""
+"""Returns the score, or `Scored`; what it may be is checked by `as_score` and `as_found`."""
 
 
 class ScorerSpec(Protocol):
@@ -70,9 +90,11 @@ def as_score(value: object) -> float:
     """The score as a float.
 
     Any finite real number is one, numpy's scalars included, and True and False are 1 and 0, because `return response
-    == answer` is the most natural reward. Texts are refused even if they look like numbers. Raises TypeError or
-    ValueError saying what was returned.
+    == answer` is the most natural reward. Of `Scored` its score counts. Texts are refused even if they look like
+    numbers. Raises TypeError or ValueError saying what was returned.
     """
+    if isinstance(value, Scored):
+        return as_score(value.score)
     if isinstance(value, numbers.Real) or type(value).__name__ == "bool":
         score = float(value)  # type: ignore[arg-type]
         if math.isfinite(score):
@@ -80,6 +102,16 @@ def as_score(value: object) -> float:
         raise ValueError(f"returned {score}; return a finite number")
     seen = "None" if value is None else f"a {type(value).__name__} ({excerpt(repr(value), MAX_VALUE_CHARACTERS)})"
     raise TypeError(f"returned {seen}; return a finite number (int, float, True or False)")
+
+
+def as_found(value: object) -> str | None:
+    """What a returned `Scored` says that was found in the response, excerpted; None for a plain score. Raises TypeError
+    if that is no string."""
+    if not isinstance(value, Scored):
+        return None
+    if not isinstance(value.found, str):
+        raise TypeError(f"returned Scored with found of type {type(value.found).__name__}; it must be a string")
+    return excerpt(value.found, MAX_FOUND_CHARACTERS)
 
 
 def excerpt(text: str, max_characters: int) -> str:

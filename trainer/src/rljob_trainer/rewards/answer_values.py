@@ -1,0 +1,62 @@
+"""Which values of a dataset can be a mathematical answer at all, seen from the value alone, without parsing it.
+
+The check of the data before a run and `MathAnswer` itself use this one rule: strings and numbers may be answers, and
+strings that stand for a missing value are none. sympy would read some of these as symbols (`N/A` as N divided by A).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from rljob_trainer.rewards.base import excerpt
+
+GSM8K_MARK = "####"
+"""Worked solutions in the form of GSM8K end with this mark and the answer."""
+MISSING_VALUES = frozenset({"n/a", "#n/a", "n.a", "n.a.", "<na>", "nan", "none", "null", "nil"})
+"""How files spell a missing value, in lower case. `NA` is not among them: it may be the product of n and a."""
+PLACEHOLDER = re.compile(r"[-\u2013\u2014\u2212?_.\u2026*\s]+")
+"""Dashes, question marks and dots alone, such as `-`, `??` and `...`."""
+AROUND = " \t\r\n$\"'`"
+"""Characters around a value that do not change whether it stands for a missing one."""
+MAX_VALUE_CHARACTERS = 80
+
+
+def why_unusable(answer: object) -> str | None:
+    """Why this can never be a mathematical answer, with the value seen; None for what may be one.
+
+    Of a worked solution in the form of GSM8K the part after the last `####` counts.
+    Example: `why_unusable("N/A")` is "the string 'N/A' stands for a missing value".
+    """
+    match answer:
+        case None:
+            return "it is null"
+        case bool():
+            return f"it is the truth value {str(answer).lower()}"
+        case int():
+            return None
+        case float():
+            return None if math.isfinite(answer) else f"the number {answer} is not finite"
+        case str():
+            return _why_unusable_string(answer)
+        case Mapping():
+            keys = excerpt(", ".join(map(str, answer)), MAX_VALUE_CHARACTERS)
+            return f"it is a dictionary ({_seen(answer)}) with the keys {keys}"
+        case list() | tuple():
+            return f"it is a list ({_seen(answer)})"
+    return f"it is a {type(answer).__name__} ({_seen(answer)})"
+
+
+def _why_unusable_string(answer: str) -> str | None:
+    value = answer.rpartition(GSM8K_MARK)[2].strip(AROUND)
+    if not value:
+        place = f" after the last {GSM8K_MARK}" if GSM8K_MARK in answer else ""
+        return f"the string {_seen(answer)} is empty{place}"
+    if value.lower() in MISSING_VALUES or PLACEHOLDER.fullmatch(value):
+        return f"the string {_seen(answer)} stands for a missing value"
+    return None
+
+
+def _seen(value: object) -> str:
+    return excerpt(repr(value), MAX_VALUE_CHARACTERS)
