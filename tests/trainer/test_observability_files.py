@@ -117,6 +117,7 @@ def test_samples_are_logged_and_shown_without_control_characters(tmp_path: Path)
             "answer": "1",
             "score": 0.5,
             "rewards": {"a": 0.75, "b": -2.5},
+            "found": {},
         }
     ]
     console = Console(width=400, record=True, file=(tmp_path / "console").open("w"))
@@ -128,6 +129,26 @@ def test_samples_are_logged_and_shown_without_control_characters(tmp_path: Path)
     header, row = (line for line in shown.splitlines() if "score" in line or "prompt[" in line)
     assert header.replace("┃", " ").split()[-3:] == ["score", "a", "b"]
     assert row.replace("│", " ").split()[-3:] == ["0.5", "0.75", "-2.5"]
+
+
+def test_what_rewards_found_in_a_response_is_logged_and_shown(tmp_path: Path) -> None:
+    log = SampleLog(tmp_path, None)
+    found = [{"a": "17"}, {"a": ""}, {}, {"a": "17", "b": "[/red]"}]
+    samples = [Sample(1, SampleKind.TRAIN, "p", "r", "18", 0.0, {"a": 0.0}, each) for each in found]
+    log.write(samples)
+    log.close()
+    assert [row["found"] for row in read_rows(tmp_path / "samples.jsonl")] == found
+    console = Console(width=200, record=True, file=(tmp_path / "console").open("w"))
+    console.print(sample_table("evaluation", samples))
+    rows = [line.replace("┃", "│").split("│")[1:-1] for line in console.export_text().splitlines()]
+    cells = [[cell.strip() for cell in row] for row in rows if len(row) == 5]
+    assert cells == [
+        ["prompt", "response", "found", "answer", "score"],
+        ["p", "r", "17", "18", "0"],
+        ["p", "r", "", "18", "0"],
+        ["p", "r", "", "18", "0"],
+        ["p", "r", "a: 17, b: [/red]", "18", "0"],
+    ]
 
 
 def test_plots_are_drawn_from_metrics_alone(tmp_path: Path) -> None:

@@ -43,6 +43,15 @@ import os
 import time
 from pathlib import Path
 
+def last_digit(prompt, response, answer, row):
+    from rljob_trainer.rewards.base import Scored
+    if response == "bad":
+        raise ValueError("cannot score")
+    if response == "long":
+        return Scored(0.5, "7" * 10_000)
+    digits = [each for each in response if each.isdigit()]
+    return Scored(0.25, digits[-1] if digits else "")
+
 def length(prompt, response, answer, row):
     if response == "bad":
         raise ValueError("cannot score")
@@ -169,6 +178,20 @@ def test_rewards_are_columns_metrics_and_samples_by_name_and_their_weighted_sum_
     assert metrics["reward/form/error_rate"] == metrics["reward/error_rate"] == 0.0
     assert [sample.score for sample in samples] == totals[:3]
     assert samples[2].rewards == {"length": 0.5, "form": 0.0, "brief": -0.75}
+
+
+@pytest.mark.usefixtures("in_place")
+def test_what_a_reward_found_is_in_the_samples_by_its_name(tmp_path: Path) -> None:
+    """Of those that say it, and of responses that were scored; at a bounded length."""
+    tolerant = function("last_digit", on_error=ErrorPolicy.SCORE)
+    with worker_of(tmp_path, tolerant, FORM) as worker:
+        phase = phase_of(OneWorker(worker, "a1b2", "none", "bad", "long"))
+        phase.weights = {"last_digit": 1.0, "form": 0.0, "brief": 0.0}
+        rollout = phase.scored(begun(phase))
+        samples = phase.samples(rollout, 3, SampleKind.SAMPLED)
+    assert rollout.rewards_B.tolist() == [0.25, 0.25, 0.0, 0.5]
+    assert [sample.found for sample in samples[:3]] == [{"last_digit": "2"}, {"last_digit": ""}, {}]
+    assert samples[3].found["last_digit"] == f"{'7' * 100} ... (9800 characters) ... {'7' * 100}"
 
 
 @pytest.mark.usefixtures("in_place")

@@ -9,7 +9,7 @@ import pytest
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset, ReasoningGymDataset
 from rljob_api.v1alpha1.reward import FormatReward, FunctionReward, OverlongPenalty, Reward, RewardType
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.rewards.base import RewardRequest
+from rljob_trainer.rewards.base import RewardRequest, Scored
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.loading import scorer_spec
@@ -143,12 +143,12 @@ def test_a_row_without_a_mathematical_answer_is_an_error_of_the_data() -> None:
 def test_reasoning_gym_scores_by_the_task_of_the_row() -> None:
     scorer = ReasoningGymScorer("basic_arithmetic", {"min_terms": 2, "max_terms": 2}, WHERE).load()
     row = {"question": "88 + 94", "answer": "182", "metadata": {"source_dataset": "basic_arithmetic"}}
-    assert scorer(RewardRequest("", "88 + 94 = 182\nand 7", "182", row)) == 1.0
-    assert scorer(RewardRequest("", "88 + 94 = 181", "182", row)) == 0.0
+    assert scorer(RewardRequest("", "88 + 94 = 182\nand 7", "182", row)) == Scored(1.0, "182")
+    assert scorer(RewardRequest("", "88 + 94 = 181", "182", row)) == Scored(0.0, "181")
     # Half of `12` is right for basic_arithmetic; spell_backward wants all of it.
-    assert scorer(RewardRequest("", "12", "2", {**row, "answer": "2"})) == 0.5
+    assert scorer(RewardRequest("", "12", "2", {**row, "answer": "2"})) == Scored(0.5, "12")
     other = {"question": "2", "answer": "2", "metadata": {"source_dataset": "spell_backward"}}
-    assert scorer(RewardRequest("", "12", "2", other)) == 0.0
+    assert scorer(RewardRequest("", "12", "2", other)) == Scored(0.0, "12")
 
 
 @pytest.mark.parametrize(

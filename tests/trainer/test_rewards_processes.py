@@ -162,6 +162,7 @@ def test_a_dying_scorer_costs_its_own_response_only_and_its_last_words_are_kept(
     assert "ended its process (signal SIGSEGV)" in outcomes[3].detail
     assert "in score" in outcomes[3].detail
     assert "ended its process (exit code 7)" in outcomes[4].detail
+    assert [outcome.has_died for outcome in outcomes[:5]] == [False, True, False, True, True]
 
 
 @pytest.mark.parametrize("how", ["scribble", "flood"])
@@ -172,7 +173,9 @@ def test_a_scorer_that_writes_where_its_scores_go_costs_its_own_response_only(po
 
 
 def test_errors_name_the_exception_and_the_line(pool: ScorerPool) -> None:
-    raised, text, left, fine = run(pool, "raise", "text", "leave", "number 4")
+    outcomes = run(pool, "raise", "text", "leave", "number 4")
+    raised, text, left, fine = outcomes
+    assert not any(outcome.has_died for outcome in outcomes)
     assert statuses([raised, text, left, fine]) == "EEEO"
     assert raised.detail.startswith("raised ValueError: cannot score p\n")
     assert 'raise ValueError("cannot score " + prompt)' in raised.detail

@@ -11,7 +11,7 @@ import torch
 
 from rljob_api.v1alpha1.reward import ErrorPolicy, Reward, RewardType
 from rljob_trainer.errors import ConfigurationError, DatasetError, RewardError
-from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, as_score, excerpt
+from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, Scored, as_found, as_score, excerpt
 from rljob_trainer.rewards.error_policy import settle
 from rljob_trainer.rewards.reasoning_gym import find_answer
 from rljob_trainer.rewards.wire import decode, encode
@@ -43,6 +43,16 @@ def test_anything_else_is_refused_saying_what_it_was(value: object, text: str) -
     with pytest.raises((TypeError, ValueError)) as caught:
         as_score(value)
     assert str(caught.value) == text
+
+
+def test_a_score_may_say_what_was_found() -> None:
+    assert (as_score(Scored(0.5, "18")), as_found(Scored(0.5, "18"))) == (0.5, "18")
+    assert as_found(Scored(0.0, "")) == ""
+    assert as_found(1.0) is None
+    with pytest.raises(TypeError, match=r"^returned None; return a finite number"):
+        as_score(Scored(None, "18"))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="returned Scored with found of type int; it must be a string"):
+        as_found(Scored(1.0, 18))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from rljob_trainer.rewards.base import RewardStatus, excerpt
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
+    FOUND,
     IS_GREEDY,
     IS_TRUNCATED,
     PROMPT_MESSAGES,
@@ -263,7 +264,8 @@ class RolloutPhase:
     ) -> list[Sample]:
         """One sample per response, or of the first ones. A worker picks their texts out; the others stay there."""
         prompts = rollout.prompts[:max_samples]
-        picked = self.reward.response_texts(rollout.batch.slice(0, len(prompts)).only([RESPONSE_TEXTS]))
+        picked = self.reward.response_texts(rollout.batch.slice(0, len(prompts)).only([RESPONSE_TEXTS, FOUND]))
+        texts, found = picked.object_column(RESPONSE_TEXTS), picked.object_column(FOUND)
         scores = rollout.batch[SCORES].tolist()
         by_name = {name: rollout.batch[score_column(name)].tolist() for name in rollout.weights}
         return [
@@ -275,8 +277,9 @@ class RolloutPhase:
                 str(prompt.answer),
                 scores[index],
                 {name: named[index] for name, named in by_name.items()},
+                _by_reward(found[index]),
             )
-            for index, (prompt, text) in enumerate(zip(prompts, picked.object_column(RESPONSE_TEXTS), strict=True))
+            for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
         ]
 
     def _scores(self, scoring: PendingResult[DataProto]) -> DataProto:
@@ -290,6 +293,11 @@ class RolloutPhase:
         if self.stop.is_requested:
             raise StepAbandonedError
         return scores
+
+
+def _by_reward(found: object) -> dict[str, str]:
+    assert isinstance(found, Mapping), "a row of FOUND"
+    return {str(name): str(text) for name, text in found.items()}
 
 
 def _refuse_not_finite(

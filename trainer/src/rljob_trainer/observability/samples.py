@@ -41,6 +41,9 @@ class Sample:
     """The weighted sum that is learned from."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """What each reward gave, by name."""
+    found: Mapping[str, str] = field(default_factory=dict)
+    """What rewards took from the response as its answer, by the reward's name: empty where nothing was found. Rewards
+    that do not say are missing. Example: `{"accuracy": "18"}`"""
 
 
 class SampleLog:
@@ -71,17 +74,24 @@ class SampleLog:
 
 
 def sample_table(title: str, samples: Sequence[Sample]) -> Table:
-    """The samples as a table, with a column for each of several rewards; their text can neither move the cursor nor be
-    taken for markup."""
+    """The samples as a table, with a column for what was found in the responses where a reward says it, and one for
+    each of several rewards; their text can neither move the cursor nor be taken for markup."""
     table = Table(title=title, title_justify="left", show_lines=False)
-    for name in ("prompt", "response", "answer"):
+    has_found = any(sample.found for sample in samples)
+    for name in ("prompt", "response", *(["found"] if has_found else []), "answer"):
         table.add_column(name, overflow="fold")
     table.add_column("score", justify="right")
     names = list(samples[0].rewards) if samples and len(samples[0].rewards) > 1 else []
     for name in names:
         table.add_column(name, justify="right")
     for sample in samples:
-        texts = (sample.prompt, sample.response, sample.answer)
+        texts = (sample.prompt, sample.response, *([_found_text(sample)] if has_found else []), sample.answer)
         scores = (f"{score:.4g}" for score in (sample.score, *(sample.rewards[name] for name in names)))
         table.add_row(*(Text(printable(text, MAX_CELL_CHARS)) for text in texts), *scores)
     return table
+
+
+def _found_text(sample: Sample) -> str:
+    if len(sample.found) == 1:
+        return next(iter(sample.found.values()))
+    return ", ".join(f"{name}: {text}" for name, text in sample.found.items())

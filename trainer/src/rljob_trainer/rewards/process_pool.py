@@ -224,9 +224,14 @@ class ScorerPool:
     def _read(self, slot: _Slot) -> None:
         for message in slot.child.receive():
             match message:
-                case [int() | float() | None as score, str() as detail, int() | float() as seconds] if slot.samples:
+                case [
+                    int() | float() | None as score,
+                    str() as detail,
+                    int() | float() as seconds,
+                    str() | None as found,
+                ] if slot.samples:
                     status = RewardStatus.ERROR if score is None else RewardStatus.OK
-                    self._finish(slot.samples.popleft(), RewardOutcome(score or 0.0, status, detail, seconds))
+                    self._finish(slot.samples.popleft(), RewardOutcome(score or 0.0, status, detail, seconds, found))
                     slot.deadline = time.monotonic() + self._timeout_seconds
                 case {"ready": True}:
                     slot.is_ready = True
@@ -254,7 +259,8 @@ class ScorerPool:
             detail, seconds = _end_of(slot), 0.0
             if status is RewardStatus.TIMEOUT:
                 detail, seconds = f"ran longer than {self._timeout_seconds:g} s and was killed", self._timeout_seconds
-            self._finish(slot.samples.popleft(), RewardOutcome(0.0, status, detail, seconds))
+            outcome = RewardOutcome(0.0, status, detail, seconds, has_died=status is RewardStatus.ERROR)
+            self._finish(slot.samples.popleft(), outcome)
         self._pending.extendleft(reversed(slot.samples))
         self._slots.append(self._start(slot.number))
 

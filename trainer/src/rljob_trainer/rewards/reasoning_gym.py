@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from rljob_trainer.rewards.base import RewardRequest, Scorer
+from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
 
 ANSWER_TAG = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
 NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")
@@ -47,7 +47,8 @@ class ReasoningGymScorer:
             if task not in tasks:
                 tasks[task] = create_task(task, 0, 1, {}, self.where)
             expected = None if request.answer is None else str(request.answer)
-            return tasks[task].score_answer(find_answer(request.response, expected), request.row)
+            found = find_answer(request.response, expected)
+            return Scored(tasks[task].score_answer(found, request.row), found)
 
         return score
 

@@ -3,7 +3,7 @@
 Started as `python -m rljob_trainer.rewards.scoring_program SOCKET_FD LIFELINE_FD` by `scoring_child`. Imports nothing
 heavy itself. Requests: frames of an 8-byte length and a value (see `wire`), the first one the scorer's class name and
 fields, then `[prompt, response, answer, row]`. Results: JSON lines, first `{"ready": true}` or `{"refused": text}`,
-then `[score or null, detail, seconds]` for each request.
+then `[score or null, detail, seconds, found or null]` for each request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.rewards.base import RewardRequest, Scorer, ScorerSpec, as_score
+from rljob_trainer.rewards.base import RewardRequest, Scorer, ScorerSpec, as_found, as_score
 from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
@@ -72,12 +72,12 @@ def _score(scorer: Scorer, frame: bytes) -> list[float | str | None]:
         value = scorer(_make_request(frame))
     except BaseException as error:
         # SystemExit and KeyboardInterrupt, too: user code must not be able to end the process by accident.
-        return [None, _describe(error), time.monotonic() - started]
+        return [None, _describe(error), time.monotonic() - started, None]
     seconds = time.monotonic() - started
     try:
-        return [as_score(value), "", seconds]
+        return [as_score(value), "", seconds, as_found(value)]
     except (TypeError, ValueError) as error:
-        return [None, str(error), seconds]
+        return [None, str(error), seconds, None]
 
 
 def _describe(error: BaseException) -> str:

@@ -46,6 +46,10 @@ REF_LOGPROBS = "ref_logprobs"
 RESPONSE_TEXTS = "response_texts"
 """Object column: the response as text, without the stop text."""
 
+FOUND = "found"
+"""Object column: what rewards took from the response as its answer, a mapping by the reward's name. Rewards that do not
+say are not in it."""
+
 PROMPT_MESSAGES = "prompt_messages"
 """The chat of which the prompt was made, as a list of messages; None for one that is no chat."""
 RESPONSE_LENGTHS = "response_lengths"

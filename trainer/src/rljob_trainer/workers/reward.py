@@ -26,6 +26,7 @@ from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.workers.columns import (
     ANSWERS,
     DATASET_ROWS,
+    FOUND,
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
@@ -111,8 +112,8 @@ class RewardWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def finish_scoring(self, started: DataProto) -> DataProto:
-        """Waits for the scores of what `start_scoring` was given last. A `score_column` for each reward, and a
-        `status_column` for each that is scored in processes.
+        """Waits for the scores of what `start_scoring` was given last. A `score_column` for each reward, a
+        `status_column` for each that is scored in processes, and FOUND.
 
         Raises RewardError when a reward fails and the job says so."""
         assert self.scoring is not None, "start first"
@@ -120,9 +121,13 @@ class RewardWorker(Worker):
         lengths = started[RESPONSE_LENGTHS].tolist()
         assert len(lengths) == len(scoring.requests), "another batch was started"
         columns: dict[str, torch.Tensor] = {}
+        found: list[dict[str, str]] = [{} for _ in lengths]
         for each, pending in zip(self.settings.scorers, scoring.outcomes, strict=True):
             outcomes = pending.result()
             scores = settle(each.reward, each.where, each.scorer.name, scoring.requests, outcomes)
+            for of_response, outcome in zip(found, outcomes, strict=True):
+                if outcome.found is not None:
+                    of_response[each.reward.name] = outcome.found
             statuses = [STATUSES.index(outcome.status) for outcome in outcomes]
             columns[score_column(each.reward.name)] = torch.tensor(scores, dtype=torch.float64)
             columns[status_column(each.reward.name)] = torch.tensor(statuses, dtype=torch.uint8)
@@ -130,12 +135,12 @@ class RewardWorker(Worker):
             assert reward.overlong is not None
             scores = overlong_scores(reward.overlong, lengths, self.settings.max_new_tokens)
             columns[score_column(reward.name)] = torch.tensor(scores, dtype=torch.float64)
-        return DataProto(columns)
+        return DataProto(columns, {FOUND: tuple(found)})
 
     @register(Dispatch.RANK_ZERO)
     def response_texts(self, batch: DataProto) -> DataProto:
-        """RESPONSE_TEXTS of these rows alone, for whoever wants to read some of many."""
-        return DataProto(objects={RESPONSE_TEXTS: batch.object_column(RESPONSE_TEXTS)})
+        """RESPONSE_TEXTS and FOUND of these rows alone, to show some of many."""
+        return DataProto(objects={name: batch.object_column(name) for name in (RESPONSE_TEXTS, FOUND)})
 
 
 def _mapping(row: object) -> Mapping[str, object]:
