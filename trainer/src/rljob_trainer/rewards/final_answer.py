@@ -19,8 +19,8 @@ import re
 from collections.abc import Callable, Iterator
 
 from rljob_trainer.rewards.math_text import braced, plain_characters, undecorated
-from rljob_trainer.rewards.math_units import read_unit
-from rljob_trainer.rewards.math_values import Value, Words, is_choice_letter, read_value
+from rljob_trainer.rewards.math_units import MAGNITUDES, is_known_unit, read_unit
+from rljob_trainer.rewards.math_values import Value, Words, read_value
 
 GSM8K_MARK = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
@@ -44,26 +44,34 @@ _CONFIRMATION = re.compile(
     r"(?:correct|right|verified|confirmed|consistent|reasonable|valid|above|as above)\b",
     re.IGNORECASE,
 )
-_BULLET = re.compile(r"(?m)^\s*(?:[-*+]|\d{1,3}[.)])\s+(?=\S)")
+_BULLET = re.compile(r"(?m)^[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]+(?=\S)")
 
-_BRACES = r"\{[^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*\}"
+# The pieces of a run of numbers and operators in a sentence: `3 + 15 = 18`, `2\\frac{1}{2}`, `-$1,000.50`. Braces are
+# possessive and repetitions bounded, so that no response makes the search quadratic.
+_INNER_BRACES = r"\{[^{}]*+\}"
+_MIDDLE_BRACES = rf"\{{[^{{}}]*+(?:{_INNER_BRACES}[^{{}}]*+)*+\}}"
+_BRACES = rf"\{{[^{{}}]*+(?:{_MIDDLE_BRACES}[^{{}}]*+)*+\}}"
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|\.\d+"
 _ARGUMENT = rf"\s*(?:{_BRACES}|\d)"
 _COMMAND = rf"\\[dtc]?frac{_ARGUMENT}{_ARGUMENT}|\\sqrt(?:\[[^\]]*\])?{_ARGUMENT}|\\(?:pi|infty)(?![a-z])"
 _POWER = rf"(?:\s*\^\s*(?:{_BRACES}|-?\d+))?"
 _ATOM = rf"(?:(?:{_NUMBER})\s*(?:{_COMMAND})|{_NUMBER}|{_COMMAND})(?:[a-z](?![A-Za-z]))?{_POWER}%?"
 _CURRENCY = r"(?:\\?\$|[€£¥₹])?"
-_OPERAND = rf"[-+]?\s?\(*\s*{_CURRENCY}[-+]?{_CURRENCY}(?:{_ATOM})\s*\)*{_POWER}"
+_OPERAND = rf"[-+]?\s?\({{0,4}}\s{{0,2}}{_CURRENCY}[-+]?{_CURRENCY}(?:{_ATOM})\s{{0,2}}\){{0,4}}{_POWER}"
 _OPERATOR = r"\s*(?:\\times|\\cdot|\\div|[-+*/^=:])\s*"
 _RUN = re.compile(rf"(?<![A-Za-z0-9_.\\^{{])(?:{_OPERAND})(?:{_OPERATOR}(?:{_OPERAND}|[a-z](?![A-Za-z])))*")
+_LAST_OPERAND = re.compile(rf"(?:{_OPERAND})$")
+# LaTeX between its delimiters. As in Pandoc, no white space stands within single dollars, and no digit behind them.
 _DELIMITED = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$(?=[^\s$])([^$\n]*?[^\s$\\])\$(?!\d)", re.DOTALL
 )
 _DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
+# What may belong to the number in front of it: a magnitude, a percent sign, degrees, a unit.
 _BEHIND = re.compile(
     r"\s*(?:hundred|thousand|million|billion|trillion|dozen|percent|万|亿)(?![A-Za-z])|\s*\\?%|\^\s*\{?\\circ\s*\}?"
     r"|\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\s*\{?[23]\}?)?|\s?[A-Za-z/²³]+(?:\^\{?[23]\}?)?", re.IGNORECASE
 )  # fmt: skip
+# A letter of a multiple-choice question; neither the article `A car` nor the pronoun `I`.
 _CHOICE = re.compile(
     r"(?<![A-Za-z\\])(?:\(([A-Ja-j])\)|([A-HJ]))(?![A-Za-z'0-9])(?!\s+[a-z])|(?<![A-Za-z\\])(I)(?=\s*[.)]|\s*$)"
 )
@@ -205,58 +213,47 @@ def _last(text: str, reader: _Reader) -> Found | None:
     """The last value in the text, by where it ends."""
     if reader.is_words:
         return None
-    finders: tuple[Callable[[str], Iterator[tuple[int, str]]], ...] = (_choices,) if reader.is_choice else ()
-    candidates = [each for find in (*finders, _delimited, _plain) for each in find(text)]
-    if reader.is_choice and any(is_choice_letter(each) for _, each in candidates):
-        candidates = [(end, each) for end, each in candidates if is_choice_letter(each)]
-    for _, candidate in sorted(candidates, key=lambda each: -each[0]):
-        if (value := reader(candidate)) is not None:
-            return undecorated(candidate), value
+    if reader.is_choice and (letters := list(_CHOICE.finditer(text))):
+        letter = next(filter(None, letters[-1].groups())).upper()
+        return letter, reader(letter)
+    # Of the same length, so that places in the one are places in the other.
+    plain = _BULLET.sub(lambda match: " " * len(match[0]), text)
+    spans = [(match.end() + 1, _delimited(text, match)) for match in _DELIMITED.finditer(text)]
+    spans += [(match.end() + 1, iter((match[0],))) for match in _DATE.finditer(plain)]
+    spans += [(match.end(), _plain(plain, match)) for match in _RUN.finditer(plain)]
+    for _, candidates in sorted(spans, key=lambda span: -span[0]):
+        for candidate in candidates:
+            if (value := reader(candidate)) is not None:
+                return undecorated(candidate), value
     return None
 
 
-def _choices(text: str) -> Iterator[tuple[int, str]]:
-    for match in _CHOICE.finditer(text):
-        yield match.end(), next(filter(None, match.groups())).upper()
+def _delimited(text: str, match: re.Match[str]) -> Iterator[str]:
+    yield match[0] + _unit_behind(text, match.end())
 
 
-def _delimited(text: str) -> Iterator[tuple[int, str]]:
-    for match in _DELIMITED.finditer(text):
-        yield match.end() + 1, match[0] + _unit_behind(text, match.end())
-
-
-def _plain(text: str) -> Iterator[tuple[int, str]]:
-    text = _BULLET.sub(lambda match: " " * len(match[0]), text)
-    for match in _DATE.finditer(text):
-        yield match.end() + 1, match[0]
-    for match in _RUN.finditer(text):
-        run = match[0].rstrip()
-        behind = _unit_behind(text, match.start() + len(run))
-        end = match.start() + len(run)
-        if not behind and text[end : end + 1].isalpha() and not text[end:].startswith(("st", "nd", "rd", "th")):
-            continue
-        last = run.rpartition("=")[2] or run
-        yield end, last + behind
-        if (number := re.search(rf"(?:{_OPERAND})$", last)) and number[0].strip() != last.strip():
-            yield end - 1, number[0] + behind
+def _plain(text: str, match: re.Match[str]) -> Iterator[str]:
+    """The run of numbers and operators, then its last number alone; each with its unit. Nothing where letters follow:
+    `3D` is no number."""
+    run = match[0].rstrip()
+    end = match.start() + len(run)
+    behind = _unit_behind(text, end)
+    if not behind and text[end : end + 1].isalpha() and text[end : end + 2] not in ("st", "nd", "rd", "th"):
+        return
+    last = run.rpartition("=")[2] or run
+    yield last + behind
+    if number := _LAST_OPERAND.search(last):
+        yield number[0] + behind
 
 
 def _unit_behind(text: str, end: int) -> str:
-    """A unit or a magnitude that is known, behind a number; words that are none belong to the sentence."""
+    """A unit or a magnitude that is known, behind a number; other words belong to the sentence."""
     match = _BEHIND.match(text, end)
     if not match:
         return ""
     shown = match[0]
-    if shown.strip()[:1].isalpha() and not _is_known(shown):
-        return ""
-    return shown
-
-
-def _is_known(shown: str) -> bool:
-    from rljob_trainer.rewards.math_units import is_known_unit
-
-    word = shown.strip().lower()
-    if word in ("hundred", "thousand", "million", "billion", "trillion", "dozen", "percent", "万", "亿"):
-        return True
+    word = shown.strip()
+    if not word[:1].isalpha() or word.lower().removesuffix("s") in MAGNITUDES:
+        return shown
     unit = read_unit(shown)
-    return unit is not None and is_known_unit(unit)
+    return shown if unit is not None and is_known_unit(unit) else ""

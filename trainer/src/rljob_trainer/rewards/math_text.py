@@ -23,6 +23,7 @@ _VULGAR_FRACTION = re.compile("(\\d?)([¼-¾⅐-⅞↉])")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([\d.]+|[a-z]))")
 _MINUS = re.compile(r"(?<![\w.)\]}])\u2013\s*(?=[\d.\\$(])")
 
+# LaTeX that changes only how a value looks.
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|\\quad\b|\\qquad\b|\\thinspace\b|~")
 _NO_MEANING = re.compile(
     r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|strut|mathstrut|!)(?![a-zA-Z])|\\!"

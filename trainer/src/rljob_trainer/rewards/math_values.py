@@ -14,6 +14,8 @@ from rljob_trainer.rewards.math_units import CURRENCIES, MAGNITUDES, read_unit
 MAX_DIGITS = 1000
 """Longer numbers, and powers of ten beyond it, are left to sympy and the time limit."""
 MAX_WORDS = 6
+MAX_VALUE_CHARACTERS = 1000
+"""A longer text is no single value."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Expression:
 
 Value = Quantity | Moment | Choice | Listing | Assignment | Words | Expression
 
+# Numbers as they are written; each pattern is matched at the place where a number begins.
 _DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)"
 _NUMBER = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
 _EXPONENT = r"(?:[eE][-+]?\d{1,4})"
@@ -104,11 +107,13 @@ _MONTH_DAY = re.compile(rf"{_MONTH}\s+(\d{{1,2}})(?:st|nd|rd|th)?,?\s+(\d{{4}})"
 _TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])?\.?(?(4)m)\.?", re.IGNORECASE)
 _RATIO_OF_TWO = re.compile(r"(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)")
 
+# `C`, `(c)`, `[C]`, `C)`, `option C`, `\\text{C}`.
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer|letter)\s*)?(?:\\text\w*\s*\{\s*)?(?:([A-J])|\(\s*([A-Ja-j])\s*\)|\[\s*([A-J])\s*\]|([A-J])\s*\))\s*\}?",
     re.IGNORECASE,
 )
-_AFTER_CHOICE = re.compile(r"\s*[).:,]\s*|\s*$|\s+(?=[\d$\\(])")
+_AFTER  # `C`, `(c)`, `[C]`, `C)`, `option C`, `\\text{C}`.
+_CHOICE = re.compile(r"\s*[).:,]\s*|\s*$|\s+(?=[\d$\\(])")
 _ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
 _SEPARATOR = re.compile(r",(?!\d{3}(?!\d))\s*(?:and\b|or\b)?|;|\s(?:and|or)\s|,(?=\d{3},\d{1,2}(?!\d))", re.IGNORECASE)
 _EQUALS = re.compile(r"(?<![<>!:=\\])=(?!=)")
@@ -128,8 +133,10 @@ def read_value(text: str, *, is_choice: bool = False) -> Value | None:
 
     With `is_choice` a letter from A to J, alone or with what it stands for, is a choice: `(B)`, `E: 12`.
     """
+    if len(text) > 2 * MAX_VALUE_CHARACTERS:
+        return None
     text = undecorated(plain_latex(undecorated(plain_characters(text))))
-    if not text or len(text) > 100_000:
+    if not text or len(text) > MAX_VALUE_CHARACTERS:
         return None
     if is_choice and (choice := _choice(text)):
         return choice
@@ -265,8 +272,9 @@ def _listing(text: str) -> Listing | None:
     items = [read_value(part) for part in parts if part]
     if len(items) < 2 or any(item is None for item in items):
         return None
-    if not opening and all(isinstance(item, Words) for item in items):
-        return None
+    num_words = sum(isinstance(item, Words) for item in items)
+    if num_words and (not opening or num_words < len(items)):
+        return None  # a part of a sentence, such as `18, I think`
     return Listing(tuple(item for item in items if item is not None), opening, closing, text)
 
 
