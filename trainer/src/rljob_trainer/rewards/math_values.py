@@ -112,8 +112,7 @@ _CHOICE = re.compile(
     r"(?:(?:option|choice|answer|letter)\s*)?(?:\\text\w*\s*\{\s*)?(?:([A-J])|\(\s*([A-Ja-j])\s*\)|\[\s*([A-J])\s*\]|([A-J])\s*\))\s*\}?",
     re.IGNORECASE,
 )
-_AFTER  # `C`, `(c)`, `[C]`, `C)`, `option C`, `\\text{C}`.
-_CHOICE = re.compile(r"\s*[).:,]\s*|\s*$|\s+(?=[\d$\\(])")
+_AFTER_CHOICE = re.compile(r"\s*[).:,]\s*|\s*$|\s+(?=[\d$\\(])")
 _ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
 _SEPARATOR = re.compile(r",(?!\d{3}(?!\d))\s*(?:and\b|or\b)?|;|\s(?:and|or)\s|,(?=\d{3},\d{1,2}(?!\d))", re.IGNORECASE)
 _EQUALS = re.compile(r"(?<![<>!:=\\])=(?!=)")
