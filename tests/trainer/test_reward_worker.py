@@ -34,6 +34,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
     SCORES,
+    TURN_BEGINNINGS,
     score_column,
 )
 from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings
@@ -100,6 +101,7 @@ def worker_of(folder: Path, *scorers: ScorerSettings) -> Iterator[RewardWorker]:
 def responses(*texts: str) -> DataProto:
     rows = [{"prompt": "p"}] * len(texts)
     columns = {PROMPT_TEXTS: ("p",) * len(texts), RESPONSE_TEXTS: texts, ANSWERS: ("",) * len(texts)}
+    columns[TURN_BEGINNINGS] = ("",) * len(texts)
     return DataProto({RESPONSE_LENGTHS: torch.tensor(LENGTHS[: len(texts)])}, {**columns, DATASET_ROWS: tuple(rows)})
 
 
