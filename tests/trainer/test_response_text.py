@@ -98,6 +98,7 @@ SPOKEN = {
     "the word of a token": Spoken("a <|User |> b</s>", "a <|User |> b", "a <|User |> b", "a <|User |> b"),
     "stop text": Spoken("a<answer>4</answer>", "a<answer>4", "a4", "a<answer>4", ("</answer>",)),
     "two stop texts at once": Spoken("a<answer>4;5", "a<answer>", "a", "a<answer>", ("5", "4;5")),
+    "stop text divided by a special token": Spoken("a<|User|>b</s>", "a<|User|>b", "ab", "ab", ("ab",)),
     "stop text of an end": Spoken("4 <|im_end|>", "4 ", "4 ", "4 ", ("<|im_end|>",)),
     "stop text of padding": Spoken("4 <pad>", "4 ", "4 ", "4 ", ("<pad>",)),
 }
@@ -124,8 +125,8 @@ def test_rewards_see_special_tokens_and_no_ends(
         assert tokenizer.decode(tokens, skip_special_tokens=False) == spoken.response
         found[name] = decoder.response_text(prompt, tokens, spoken.stop)
         right[name] = ResponseText(spoken.text, spoken.plain if are_special else spoken.plain_with_tags)
-        assert decoder.is_stopped(prompt, tokens, spoken.stop) is bool(spoken.stop)
-        assert not decoder.is_stopped(prompt, tokens[:-1] if spoken.stop else tokens, spoken.stop)
+        assert decoder.is_stopped(prompt, tokens, spoken.stop) is any(each in spoken.response for each in spoken.stop)
+        assert not decoder.is_stopped(prompt, tokens[:-1], spoken.stop)
     assert found == right
 
 

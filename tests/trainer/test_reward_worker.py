@@ -174,6 +174,32 @@ def test_rewards_are_columns_metrics_and_samples_by_name_and_their_weighted_sum_
 
 
 @pytest.mark.usefixtures("in_place")
+def test_rewards_and_samples_have_the_beginning_of_the_turn_in_the_response_and_not_in_the_prompt(
+    tmp_path: Path,
+) -> None:
+    thought = Reward(name="form", type=RewardType.FORMAT, format=FormatReward(pattern="<think>.*</think>.*"))
+    scorer = FormatScorer("<think>.*</think>.*", "spec.training.rewards[1].format.pattern")
+    prompts = [
+        PromptRow(0, "<|user|>p<|assistant|><think>\n", "p", (1, 2), "", {}, turn_beginning="<think>\n"),
+        PromptRow(1, "q", "q", (1, 2), "", {}),
+    ]
+    with worker_of(tmp_path, function("length"), ScorerSettings(thought, "rewards[1]", scorer, 1)) as worker:
+        phase = phase_of(OneWorker(worker, "a</think>b", "a", "a</think>b", "<think></think>b"))
+        seeds_B = torch.zeros(4, dtype=torch.int64)
+        rollout = phase.run(prompts, 2, SamplingSettings(1.0, 1.0, 0, 8, ()), seeds_B)
+        samples = phase.samples(rollout, 1, SampleKind.TRAIN)
+    assert rollout.named_rewards_B["form"].tolist() == [1.0, 0.0, 0.0, 1.0]
+    # A quarter of the characters; those of "<think>\n" are 8.
+    assert rollout.named_rewards_B["length"].tolist() == [4.5, 2.25, 2.5, 4.0]
+    assert [(sample.prompt, sample.response) for sample in samples] == [
+        ("<|user|>p<|assistant|>", "<think>\na</think>b"),
+        ("<|user|>p<|assistant|>", "<think>\na"),
+        ("q", "a</think>b"),
+        ("q", "<think></think>b"),
+    ]
+
+
+@pytest.mark.usefixtures("in_place")
 def test_failures_are_counted_for_each_reward(tmp_path: Path) -> None:
     tolerant = function("length", on_error=ErrorPolicy.SCORE, error_score=-2.0)
     slow = function("slow", timeout_seconds=1.0)

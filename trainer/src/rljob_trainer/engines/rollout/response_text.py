@@ -54,10 +54,12 @@ class ResponseDecoder:
         kept = [token for token in response if token not in self.removed]
         while kept and kept[-1] in self.removed_at_end:
             kept.pop()
-        text = _up_to(self._added(prompt, kept), stop)
+        whole = self._added(prompt, kept)
+        found = [each for each in stop if each in whole]
+        text = _up_to(whole, found)
         if self.special.isdisjoint(kept):
             return ResponseText(text, text)
-        return ResponseText(text, _up_to(self._added(prompt, kept, skip_special_tokens=True), stop))
+        return ResponseText(text, _up_to(self._added(prompt, kept, skip_special_tokens=True), found))
 
     def is_stopped(self, prompt: Sequence[int], response: Sequence[int], stop: Sequence[str]) -> bool:
         """Whether the response, all of its special tokens included, has one of the stop texts."""
