@@ -89,7 +89,14 @@ TEMPLATES = {
 }
 
 
-def chat_model(folder: Path, template: str, *, are_special: bool = True, pad_token: str | None = STRUCTURE[1]) -> Path:
+def chat_model(
+    folder: Path,
+    template: str,
+    *,
+    are_special: bool = True,
+    eos_token: str | None = STRUCTURE[0],
+    pad_token: str | None = STRUCTURE[1],
+) -> Path:
     """A model's folder with nothing but such a tokenizer. TAGS are special tokens of it, or ordinary added ones."""
     letters = sorted(ByteLevel.alphabet())
     backend = Backend(BPE({letter: number for number, letter in enumerate(letters)}, merges=[]))
@@ -98,7 +105,7 @@ def chat_model(folder: Path, template: str, *, are_special: bool = True, pad_tok
     (backend.add_special_tokens if are_special else backend.add_tokens)(
         [AddedToken(each, special=are_special) for each in TAGS]
     )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=STRUCTURE[0], pad_token=pad_token)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos_token, pad_token=pad_token)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": len(backend.get_vocab())}))

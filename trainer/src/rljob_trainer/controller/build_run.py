@@ -55,6 +55,7 @@ from rljob_trainer.controller.model_roles import (
     placed_roles,
     train_roles,
 )
+from rljob_trainer.controller.response_checks import check_responses
 from rljob_trainer.controller.reward_model import ScoringModel, scoring_model
 from rljob_trainer.controller.rollout_phase import ModelReward
 from rljob_trainer.datasets.contamination import without_held_out
@@ -194,6 +195,7 @@ def built_run(
         doing("loads the data")
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
         check_vocabulary(model_folder, prompts.largest_token)
+        check_responses(training, model_folder, (*prompts.training, *prompts.held_out))
         layouts = {role: layout_of(job.spec, role) for role in train_roles(job.spec)}
         critic_layout = layouts.pop(CRITIC) if needs_critic(job.spec) and critic_of(job.spec).model.source else None
         check_layouts(model_folder, layouts)
