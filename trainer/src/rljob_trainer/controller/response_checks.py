@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 
 from rljob_api.v1alpha1.recipes import resolve_algorithm
@@ -48,8 +49,8 @@ def _check_ends(training: Training, model_folder: Path, tokenizer: Tokenizer, *,
     if not ends and not stops:
         seen = f", but {list(tokenizer.eos_token_ids)}, which it does not have" if tokenizer.eos_token_ids else ""
         cause = (
-            f"the model in {model_folder} has no end token (eos_token_id of generation_config.json, config.json and the "
-            f"tokenizer{seen}), and spec.training.rollout.stop has no text that its tokens can make "
+            f"the model in {model_folder} has no end token (eos_token_id of generation_config.json, config.json and "
+            f"the tokenizer{seen}), and spec.training.rollout.stop has no text that its tokens can make "
             f"({list(training.rollout.stop)}), so that every response is cut off at rollout.maxNewTokens"
         )
         advice = "name the end token in generation_config.json, or a text in rollout.stop"
@@ -82,12 +83,9 @@ def _check_pattern(
     beginnings: Collection[str],
     stop: Sequence[str],
 ) -> None:
-    # At the end of a response some tokens are left out.
-    follower = tokenizer.encode("a", add_special_tokens=False)
-
-    def seen(tag: str) -> str:
-        tokens = [*tokenizer.encode(tag, add_special_tokens=False), *follower]
-        return decoder.response_text((), tokens).text
+    def seen(*texts: str) -> str:
+        """What rewards see of the tokens of these texts."""
+        return decoder.response_text((), [*chain(*tokenizer.encode_all(texts, add_special_tokens=False))]).text
 
     def lost_part_of(text: str) -> str | None:
         # What the template writes comes as it is, without a token.
@@ -95,12 +93,13 @@ def _check_pattern(
             return None
         parts = (
             *(each for each in stop if each in text),
-            *(each for each in TAG.findall(text) if each not in seen(each)),
+            # Some tokens are left out at the end of a response only.
+            *(each for each in TAG.findall(text) if each not in seen(each, "a")),
         )
         return parts[0] if parts else None
 
     if lost := lost_part(pattern, lost_part_of):
-        cause, advice = f"the tokenizer makes {seen(lost)!r} of {lost + 'a'!r}", "use other tags, or another model"
+        cause, advice = f"the tokenizer makes {seen(lost)!r} of it", "use other tags, or another model"
         if lost in stop:
             cause, advice = (
                 "it is in spec.training.rollout.stop, and rewards do not see it",
