@@ -97,6 +97,14 @@ def forgetting_counted(engine: VllmEngine) -> Iterator[list[bool]]:
         yield answers
 
 
+def transformers_engine(folder: Path) -> HfEngine:
+    """With the model's weights."""
+    engine = HfEngine(HfSettings(folder, torch.device("cpu"), torch.float32, len(STOPS)))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    engine.update_weights(model.named_parameters(), 0)
+    return engine
+
+
 def generated(folder: Path, context: WorkerContext) -> Generated:
     from rljob_testing.vllm_on_cpu import small_vllm_engine
 
@@ -118,9 +126,6 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
         ],
     )
     by_vllm = texts_of(engines[0])
-    by_transformers = HfEngine(HfSettings(folder, torch.device("cpu"), torch.float32, len(STOPS)))
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    by_transformers.update_weights(model.named_parameters(), 0)
     [in_bfloat16] = sequences(
         torch.bfloat16,
         [[GenerationRequest(str(row), PROMPTS[row % len(PROMPTS)], FREELY, row) for row in range(32)]],
@@ -156,7 +161,7 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
         lent,
         num_forgotten,
         by_vllm,
-        texts_of(by_transformers),
+        texts_of(transformers_engine(folder)),
     )
 
 
