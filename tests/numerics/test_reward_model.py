@@ -38,9 +38,9 @@ from rljob_trainer.errors import ConfigurationError, RewardError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
+    PLAIN_RESPONSE_TEXTS,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
-    RESPONSE_TEXTS,
     TOKENS,
     score_column,
 )
@@ -265,7 +265,7 @@ def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
     save_tokenizer(folder)
     batch = DataProto(
         {IS_TRUNCATED: torch.tensor([False, True])},
-        objects={PROMPT_TEXTS: ("a", ""), PROMPT_MESSAGES: (None, None), RESPONSE_TEXTS: ("b", "")},
+        objects={PROMPT_TEXTS: ("a", ""), PROMPT_MESSAGES: (None, None), PLAIN_RESPONSE_TEXTS: ("b", "")},
     )
     (tmp_path / "group").mkdir()
     with only_rank(tmp_path / "group") as context:
@@ -286,7 +286,7 @@ def test_texts_are_scored_as_the_tokens_that_they_become(tmp_path: Path) -> None
     save_tokenizer(folder)
     batch = DataProto(
         {IS_TRUNCATED: torch.tensor([False, True])},
-        objects={PROMPT_TEXTS: PROMPTS, PROMPT_MESSAGES: CHATS, RESPONSE_TEXTS: ANSWERS},
+        objects={PROMPT_TEXTS: PROMPTS, PROMPT_MESSAGES: CHATS, PLAIN_RESPONSE_TEXTS: ANSWERS},
     )
     (tmp_path / "group").mkdir()
     with only_rank(tmp_path / "group") as context:

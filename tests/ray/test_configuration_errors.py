@@ -53,6 +53,10 @@ def with_function(part: str, name: str) -> Document:
 
 
 CASES: dict[str, tuple[Document, str]] = {
+    "pattern that no response can match": (
+        small_job(rewards=[{"type": "Format", "format": {"pattern": "<answer>.*</answer>"}}]),
+        r"rewards\[0\]\.format\.pattern .* can never match, for no response has '<answer>'",
+    ),
     "missing model folder": (
         small_job(model={"source": "./not-there"}),
         r"spec\.training\.model\.source: .*not-there",

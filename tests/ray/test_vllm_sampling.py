@@ -1,6 +1,6 @@
 """What vLLM samples: temperature, top-k and top-p as defined, each token with the log-probability it then had; and in
-bfloat16 log-probabilities as near the exact ones as those of transformers are. And what becomes of its cache's memory
-while it sleeps.
+bfloat16 log-probabilities as near the exact ones as those of transformers are. Texts are those of the other engine. And
+what becomes of its cache's memory while it sleeps.
 
 In a process of its own, without Ray.
 
@@ -9,9 +9,13 @@ Legend: R response tokens of all rows, V vocabulary.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from shutil import copytree
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +27,8 @@ from rljob_testing.lent_memory import lent_bytes
 from rljob_testing.ranks import RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import MODEL
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
+from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, RolloutEngine, SamplingSettings
+from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 
 if TYPE_CHECKING:
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
@@ -33,6 +38,36 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 PROMPTS = (PROMPT, (4, 9, 5), (12, 7, 3, 8, 4, 6, 11, 5, 9), (3, 3, 7))
 FREELY = SamplingSettings(1.5, 1.0, 0, 24, ())
 """The temperature makes most tokens uncertain, and responses long."""
+DIGITS = (10, 5, 7, 12, 2)
+"""7249>"""
+STOPS: dict[tuple[str, ...], tuple[str, str]] = {
+    (): ("97249", "9249"),
+    ("7",): ("9", "9"),
+    ("72",): ("9", "92"),
+    ("4", "24"): ("97", "9"),
+    ("92",): ("97249", "9249"),
+    ("<eos>",): ("97249", "9249"),
+}
+"""The response as rewards see it, and without its special token, the 7, with these stop texts."""
+
+
+def with_a_special_seven(folder: Path) -> Path:
+    """The quick start's model, with a tokenizer in which 7 is a special token."""
+    copytree(MODEL, folder, dirs_exist_ok=True)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["added_tokens"].append({**document["added_tokens"][1], "id": 10, "content": "7"})
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    return folder
+
+
+def texts_of(engine: RolloutEngine) -> list[FinishedSequence]:
+    """Greedy responses with each of STOPS."""
+    requests = [
+        GenerationRequest(str(row), DIGITS, SamplingSettings(0.0, 1.0, 0, 8, stop), None)
+        for row, stop in enumerate(STOPS)
+    ]
+    found = engine.generate(requests)
+    return [found[str(row)] for row in range(len(STOPS))]
 
 
 @dataclass(frozen=True)
@@ -47,6 +82,9 @@ class Generated:
     """After each of them and a sleep; for the last one the engine was told that blocks fill up."""
     num_forgotten: int
     """How many times prefixes were forgotten in these sleeps. (Rows of this model fill no block, so none is known.)"""
+    texts_by_vllm: list[FinishedSequence]
+    texts_by_transformers: list[FinishedSequence]
+    """Of STOPS, by both engines."""
 
 
 @contextmanager
@@ -59,14 +97,22 @@ def forgetting_counted(engine: VllmEngine) -> Iterator[list[bool]]:
         yield answers
 
 
-def generated(context: WorkerContext) -> Generated:
+def transformers_engine(folder: Path) -> HfEngine:
+    """With the model's weights."""
+    engine = HfEngine(HfSettings(folder, torch.device("cpu"), torch.float32, len(STOPS)))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    engine.update_weights(model.named_parameters(), 0)
+    return engine
+
+
+def generated(folder: Path, context: WorkerContext) -> Generated:
     from rljob_testing.vllm_on_cpu import small_vllm_engine
 
     # The first engine that goes would take the process group with it.
     engines: list[VllmEngine] = []
 
     def sequences(dtype: torch.dtype, requests: Sequence[Sequence[GenerationRequest]]) -> list[list[FinishedSequence]]:
-        engine = small_vllm_engine(MODEL, context.world_size, dtype=dtype)
+        engine = small_vllm_engine(folder, context.world_size, dtype=dtype)
         engines.append(engine)
         model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype)
         engine.update_weights(model.named_parameters(), 0)
@@ -79,6 +125,7 @@ def generated(context: WorkerContext) -> Generated:
             for sampling in SETTINGS.values()
         ],
     )
+    by_vllm = texts_of(engines[0])
     [in_bfloat16] = sequences(
         torch.bfloat16,
         [[GenerationRequest(str(row), PROMPTS[row % len(PROMPTS)], FREELY, row) for row in range(32)]],
@@ -113,12 +160,15 @@ def generated(context: WorkerContext) -> Generated:
         rollouts,
         lent,
         num_forgotten,
+        by_vllm,
+        texts_of(transformers_engine(folder)),
     )
 
 
 @pytest.fixture(scope="module")
-def found() -> Generated:
-    [[one]] = run_on_ranks([RankedRun(generated, 1)])
+def found(tmp_path_factory: pytest.TempPathFactory) -> Generated:
+    folder = with_a_special_seven(tmp_path_factory.mktemp("model"))
+    [[one]] = run_on_ranks([RankedRun(partial(generated, folder), 1)])
     assert isinstance(one, Generated)
     return one
 
@@ -126,6 +176,15 @@ def found() -> Generated:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_samples_follow_the_cut_distribution(found: Generated, name: str) -> None:
     assert_follows(found.samples[name], distribution(MODEL, SETTINGS[name]))
+
+
+def test_texts_are_those_of_the_other_engine(found: Generated) -> None:
+    """Special tokens are seen by rewards and by stop texts, the end token by neither. A stop text that has one is not
+    in what a reward model with another tokenizer reads."""
+    for by_engine in (found.texts_by_vllm, found.texts_by_transformers):
+        assert [(each.text, each.plain_text) for each in by_engine] == list(STOPS.values())
+    assert [each.token_ids for each in found.texts_by_vllm] == [each.token_ids for each in found.texts_by_transformers]
+    assert found.texts_by_vllm[0].token_ids == (12, 10, 5, 7, 12, 1)
 
 
 @torch.no_grad()

@@ -1,13 +1,21 @@
-"""Responses as texts: what they add to their prompt."""
+"""Responses as texts: what they add to their prompt, with special tokens for rewards and without for reward models."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from rljob_trainer.engines.rollout.response_text import response_text
+from rljob_testing.chat_models import TEMPLATES, chat_model
+from rljob_trainer.engines.rollout.response_text import ResponseDecoder, ResponseText, response_decoder
+from rljob_trainer.models.tokenizer import Tokenizer
 
 SPACE = "▁"
 """Of SentencePiece."""
@@ -16,7 +24,7 @@ WORDS = ["<s>", "</s>", f"{SPACE}say", f"{SPACE}two", f"{SPACE}words", ".", f"{S
 
 @pytest.fixture(scope="module")
 def sentence_piece() -> PreTrainedTokenizerFast:
-    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<s>"))
+    backend = Backend(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<s>"))
     backend.decoder = decoders.Metaspace()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<s>", eos_token="</s>", clean_up_tokenization_spaces=True
@@ -26,18 +34,28 @@ def sentence_piece() -> PreTrainedTokenizerFast:
 def byte_level() -> PreTrainedTokenizerFast:
     """A token per byte."""
     letters = sorted(ByteLevel.alphabet())
-    backend = Tokenizer(models.WordLevel({letter: number for number, letter in enumerate(letters)}, unk_token="a"))
+    backend = Backend(models.WordLevel({letter: number for number, letter in enumerate(letters)}, unk_token="a"))
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
+def text_of(tokenizer: PreTrainedTokenizerFast, prompt: list[int], response: list[int]) -> str:
+    """Of a decoder that knows no token but the tokenizer's end token."""
+    ends = frozenset(each for each in (tokenizer.eos_token_id,) if each is not None)
+    found = ResponseDecoder(Spaces(tokenizer), ends, frozenset(), frozenset()).response_text(prompt, response)
+    assert found.text == found.plain
+    return found.text
+
+
 def test_a_space_at_the_beginning_is_kept(sentence_piece: PreTrainedTokenizerFast) -> None:
-    assert response_text(sentence_piece, [0, 2], [3, 4, 5, 1]) == " two words."
-    assert response_text(sentence_piece, [], [3, 4]) == "two words"
+    assert text_of(sentence_piece, [0, 2], [3, 4, 5, 1]) == " two words."
+    assert text_of(sentence_piece, [], [3, 4]) == "two words"
 
 
-def test_no_space_is_cleaned_away(sentence_piece: PreTrainedTokenizerFast) -> None:
-    assert response_text(sentence_piece, [2], [3, 6, 4]) == " two , words"
+def test_no_space_is_cleaned_away(sentence_piece: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    sentence_piece.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert response_decoder(tmp_path).response_text([2], [3, 6, 4]).text == " two , words"
 
 
 def test_a_character_divided_between_prompt_and_response() -> None:
@@ -45,11 +63,91 @@ def test_a_character_divided_between_prompt_and_response() -> None:
     first, second = (tokenizer.convert_tokens_to_ids(letter) for letter in ("Ã", "©"))
     assert tokenizer.decode([first, second]) == "é"
     letter = tokenizer.convert_tokens_to_ids("b")
-    assert response_text(tokenizer, [first], [second, letter]).endswith("b")
-    assert response_text(tokenizer, [letter], [first, second]) == "é"
+    assert text_of(tokenizer, [first], [second, letter]).endswith("b")
+    assert text_of(tokenizer, [letter], [first, second]) == "é"
 
 
 def test_a_character_that_the_response_was_cut_off_in() -> None:
     tokenizer = byte_level()
     first, letter = (tokenizer.convert_tokens_to_ids(each) for each in ("Ã", "b"))
-    assert response_text(tokenizer, [letter], [letter, first]) == "b"
+    assert text_of(tokenizer, [letter], [letter, first]) == "b"
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A response and what becomes of it where the tags are special tokens; where they are ordinary added ones a reward
+    model sees them, too."""
+
+    response: str
+    text: str
+    plain: str
+    plain_with_tags: str
+    stop: tuple[str, ...] = ()
+
+
+THOUGHT = "<think>2+2</think><answer>4</answer>"
+SPOKEN = {
+    "tags": Spoken(f"{THOUGHT}</s>", THOUGHT, "2+24", THOUGHT),
+    "cut off": Spoken("<think>2+", "<think>2+", "2+", "<think>2+"),
+    "nothing": Spoken("</s>", "", "", ""),
+    "padding": Spoken("4<pad>2</s><pad><pad>", "42", "42", "42"),
+    "ends of a turn": Spoken("4<|im_end|><|endoftext|><|im_end|></s>", "4", "4", "4"),
+    "an end of a turn within": Spoken("4<|im_end|>5</s>", "4<|im_end|>5", "45", "45"),
+    "another special token": Spoken("4<|User|></s>", "4<|User|>", "4", "4"),
+    "white space": Spoken(" \n4 \n</s>", " \n4 \n", " \n4 \n", " \n4 \n"),
+    "the word of a token": Spoken("a <|User |> b</s>", "a <|User |> b", "a <|User |> b", "a <|User |> b"),
+    "stop text": Spoken("a<answer>4</answer>", "a<answer>4", "a4", "a<answer>4", ("</answer>",)),
+    "two stop texts at once": Spoken("a<answer>4;5", "a<answer>", "a", "a<answer>", ("5", "4;5")),
+    "stop text divided by a special token": Spoken("a<|User|>b</s>", "a<|User|>b", "ab", "ab", ("ab",)),
+    "stop text of an end": Spoken("4 <|im_end|>", "4 ", "4 ", "4 ", ("<|im_end|>",)),
+    "stop text of padding": Spoken("4 <pad>", "4 ", "4 ", "4 ", ("<pad>",)),
+}
+
+
+@pytest.fixture(scope="module")
+def decoders_and_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, tuple[ResponseDecoder, Tokenizer]]:
+    """By whether the tags are special tokens."""
+    folders = {each: tmp_path_factory.mktemp("model") for each in (True, False)}
+    for are_special, folder in folders.items():
+        chat_model(folder, TEMPLATES["ChatML, thinking"], are_special=are_special)
+    return {each: (response_decoder(folder), Tokenizer(folder)) for each, folder in folders.items()}
+
+
+@pytest.mark.parametrize("are_special", [True, False])
+def test_rewards_see_special_tokens_and_no_ends(
+    decoders_and_tokenizers: dict[bool, tuple[ResponseDecoder, Tokenizer]], are_special: bool
+) -> None:
+    decoder, tokenizer = decoders_and_tokenizers[are_special]
+    prompt = tokenizer.encode("<|im_start|>assistant\n<think>\n")
+    found, right = {}, {}
+    for name, spoken in SPOKEN.items():
+        tokens = tokenizer.encode(spoken.response)
+        assert tokenizer.decode(tokens, skip_special_tokens=False) == spoken.response
+        found[name] = decoder.response_text(prompt, tokens, spoken.stop)
+        right[name] = ResponseText(spoken.text, spoken.plain if are_special else spoken.plain_with_tags)
+        assert decoder.is_stopped(prompt, tokens, spoken.stop) is any(each in spoken.response for each in spoken.stop)
+        assert not decoder.is_stopped(prompt, tokens[:-1], spoken.stop)
+    assert found == right
+
+
+def test_ends_are_those_of_all_files_of_the_model(tmp_path: Path) -> None:
+    chat_model(tmp_path, TEMPLATES["Llama 3"], pad_token=None)
+    tokens = Tokenizer(tmp_path).vocabulary()
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokens["<|end_header_id|>"]]}))
+    decoder = response_decoder(tmp_path)
+    assert decoder.removed == {tokens["<|end_header_id|>"], tokens["</s>"]}
+    assert decoder.removed_at_end == {tokens["<|im_end|>"], tokens["<|endoftext|>"], tokens["<|eot_id|>"]}
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """A tokenizer of transformers, with the spaces that tokens have."""
+
+    tokenizer: PreTrainedTokenizerFast
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return str(
+            self.tokenizer.decode(
+                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        )

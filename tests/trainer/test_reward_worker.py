@@ -34,6 +34,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
     SCORES,
+    TURN_BEGINNINGS,
     score_column,
 )
 from rljob_trainer.workers.reward import RewardSettings, RewardWorker, ScorerSettings
@@ -109,6 +110,7 @@ def worker_of(folder: Path, *scorers: ScorerSettings) -> Iterator[RewardWorker]:
 def responses(*texts: str) -> DataProto:
     rows = [{"prompt": "p"}] * len(texts)
     columns = {PROMPT_TEXTS: ("p",) * len(texts), RESPONSE_TEXTS: texts, ANSWERS: ("",) * len(texts)}
+    columns[TURN_BEGINNINGS] = ("",) * len(texts)
     return DataProto({RESPONSE_LENGTHS: torch.tensor(LENGTHS[: len(texts)])}, {**columns, DATASET_ROWS: tuple(rows)})
 
 
@@ -192,6 +194,32 @@ def test_what_a_reward_found_is_in_the_samples_by_its_name(tmp_path: Path) -> No
     assert rollout.rewards_B.tolist() == [0.25, 0.25, 0.0, 0.5]
     assert [sample.found for sample in samples[:3]] == [{"last_digit": "2"}, {"last_digit": ""}, {}]
     assert samples[3].found["last_digit"] == f"{'7' * 100} ... (9800 characters) ... {'7' * 100}"
+
+
+@pytest.mark.usefixtures("in_place")
+def test_rewards_and_samples_have_the_beginning_of_the_turn_in_the_response_and_not_in_the_prompt(
+    tmp_path: Path,
+) -> None:
+    thought = Reward(name="form", type=RewardType.FORMAT, format=FormatReward(pattern="<think>.*</think>.*"))
+    scorer = FormatScorer("<think>.*</think>.*", "spec.training.rewards[1].format.pattern")
+    prompts = [
+        PromptRow(0, "<|user|>p<|assistant|><think>\n", "p", (1, 2), "", {}, turn_beginning="<think>\n"),
+        PromptRow(1, "q", "q", (1, 2), "", {}),
+    ]
+    with worker_of(tmp_path, function("length"), ScorerSettings(thought, "rewards[1]", scorer, 1)) as worker:
+        phase = phase_of(OneWorker(worker, "a</think>b", "a", "a</think>b", "<think></think>b"))
+        seeds_B = torch.zeros(4, dtype=torch.int64)
+        rollout = phase.run(prompts, 2, SamplingSettings(1.0, 1.0, 0, 8, ()), seeds_B)
+        samples = phase.samples(rollout, 1, SampleKind.TRAIN)
+    assert rollout.named_rewards_B["form"].tolist() == [1.0, 0.0, 0.0, 1.0]
+    # A quarter of the characters; those of "<think>\n" are 8.
+    assert rollout.named_rewards_B["length"].tolist() == [4.5, 2.25, 2.5, 4.0]
+    assert [(sample.prompt, sample.response) for sample in samples] == [
+        ("<|user|>p<|assistant|>", "<think>\na</think>b"),
+        ("<|user|>p<|assistant|>", "<think>\na"),
+        ("q", "a</think>b"),
+        ("q", "<think></think>b"),
+    ]
 
 
 @pytest.mark.usefixtures("in_place")

@@ -21,6 +21,32 @@ from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
 USER_CODE = """
 import ctypes, os, signal, stat, subprocess, sys, time
 
+class Leaves(float):
+    def __float__(self):
+        sys.exit(0)
+
+class Interrupts:
+    def __repr__(self):
+        raise KeyboardInterrupt
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+def fails():
+    raise Unspeakable
+
+def half():
+    raise ValueError("half of a character: \\ud83d" + "x" * 100_000)
+
+def recursive():
+    return [recursive()]
+
+ODD = {
+    "large": lambda: 10**400, "digits": lambda: 10**5000, "leaves": Leaves, "interrupts": Interrupts,
+    "fails": fails, "half": half, "text": lambda: "\\ud83d", "long": lambda: "x" * (20 << 20), "recursive": recursive,
+}
+
 def score(prompt, response, answer, row):
     verb, _, rest = response.partition(" ")
     if verb == "number":
@@ -35,6 +61,8 @@ def score(prompt, response, answer, row):
         raise ValueError("cannot score " + prompt)
     if verb == "text":
         return "1.0"
+    if verb == "odd":
+        return ODD[rest]()
     if verb == "leave":
         sys.exit(0)
     if verb == "exit":
@@ -181,6 +209,30 @@ def test_errors_name_the_exception_and_the_line(pool: ScorerPool) -> None:
     assert 'raise ValueError("cannot score " + prompt)' in raised.detail
     assert text.detail == "returned a str ('1.0'); return a finite number (int, float, True or False)"
     assert left.detail.startswith("raised SystemExit: 0")
+
+
+def test_values_that_are_no_scores_are_errors_of_their_responses(pool: ScorerPool) -> None:
+    """One process scores all of them: none dies of one."""
+    beginnings = {
+        "large": "returned a int (1000",
+        "digits": "returned a int (its repr raises ValueError)",
+        "leaves": "raised SystemExit: 0",
+        "interrupts": "raised KeyboardInterrupt",
+        "fails": "raised user_rewards.Unspeakable: <exception str() failed>",
+        "half": r"raised ValueError: half of a character: \ud83dxxx",
+        "text": r"returned a str ('\ud83d')",
+        "long": f"returned a str ('{'x' * 99} ... ",
+        "recursive": "raised RecursionError: maximum recursion depth exceeded",
+    }
+    pool.wait_until_ready()
+    process_ids = pool.process_ids()
+    found = run(pool, *(f"odd {name}" for name in beginnings), "number 0.5")
+    for outcome, (name, beginning) in zip(found, beginnings.items(), strict=False):
+        assert (outcome.status, outcome.score, outcome.detail[: len(beginning)]) == ("ERROR", 0.0, beginning), name
+        outcome.detail.encode()
+        assert len(outcome.detail) < 10_000
+    assert found[-1].score == 0.5
+    assert pool.process_ids() == process_ids
 
 
 def test_scoring_processes_are_light_and_see_only_what_they_may(pool: ScorerPool) -> None:

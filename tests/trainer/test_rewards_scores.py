@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from rljob_api.v1alpha1.reward import ErrorPolicy, Reward, RewardType
 from rljob_trainer.errors import ConfigurationError, DatasetError, RewardError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, Scored, as_found, as_score, excerpt
 from rljob_trainer.rewards.error_policy import settle
+from rljob_trainer.rewards.exact_match import exact_match
 from rljob_trainer.rewards.reasoning_gym import find_answer
 from rljob_trainer.rewards.wire import decode, encode
 
@@ -22,10 +26,25 @@ from rljob_trainer.rewards.wire import decode, encode
     [
         *[(1, 1.0), (0.25, 0.25), (-3, -3.0), (True, 1.0), (False, 0.0)],
         *[(np.float32(0.5), 0.5), (np.int64(2), 2.0), (np.True_, 1.0)],
+        *[(Fraction(1, 4), 0.25), (float(np.finfo(np.float32).max), 3.4028234663852886e38), (10**30, 1e30)],
     ],
 )
 def test_numbers_and_truth_values_are_scores(value: object, score: float) -> None:
     assert as_score(value) == score
+
+
+class Unconvertible(Fraction):
+    """A number that is none after all."""
+
+    def __float__(self) -> float:
+        raise KeyError("float")
+
+
+class Unshown:
+    """What cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +75,30 @@ def test_a_score_may_say_what_was_found() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        (10**400, f"a int (1{'0' * 99} ... (201 characters) ... {'0' * 100}), which cannot be made a float (Overflow"),
+        (Fraction(10**400, 3), "a Fraction (Fraction(1000"),
+        (Unconvertible(1), "a Unconvertible (Unconvertible(1, 1)), which cannot be made a float (KeyError)"),
+        (np.longdouble("1e400"), "inf; return a finite number"),
+        (3.5e38, "3.5e+38, which is not finite in float32; return a number of at most 3.4e+38 in size"),
+        (np.float64(-1e39), "-1e+39, which is not finite in float32"),
+    ],
+    ids=["int", "fraction", "unconvertible", "longdouble", "float", "float64"],
+)
+def test_numbers_beyond_32_bits_are_refused(value: object, seen: str) -> None:
+    with pytest.raises(ValueError, match=f"^returned {re.escape(seen)}"):
+        as_score(value)
+
+
+@pytest.mark.parametrize("value", [Decimal("1e400"), Decimal("0.5"), Unshown()])
+def test_what_is_no_real_number_is_refused_however_it_shows_itself(value: object) -> None:
+    seen = "its repr raises RuntimeError" if isinstance(value, Unshown) else repr(value)
+    with pytest.raises(TypeError, match=re.escape(f"returned a {type(value).__name__} ({seen}); return a finite")):
+        as_score(value)
+
+
+@pytest.mark.parametrize(
     ("response", "expected", "found"),
     [
         ("thinking 5 ... <answer> 42 </answer> bye 7", "42", "42"),
@@ -72,10 +115,50 @@ def test_a_score_may_say_what_was_found() -> None:
         ("  01 2\n", "01 2", "01 2"),
         ("red\nbecause 5", "red", "red\nbecause 5"),
         ("7 apples", None, "7 apples"),
+        ("<think>\n1 + 2 = 3\n</think>\n\n12 - 2 = 10", "10", "10"),
+        ("<think>\n\n</think>\n\nred", "red", "red"),
+        ("<answer>3</answer></think><answer>4</answer>", "4", "4"),
+        ("<think>is it 3? <answer>3</answer>", "3", ""),
     ],
 )
 def test_the_scored_part_of_a_response(response: str, expected: str | None, found: str) -> None:
     assert find_answer(response, expected) == found
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [
+        ("00359", "00359", 1.0),
+        ("359", "00359", 0.0),
+        (" 42\n", "\t42 ", 1.0),
+        ("4 2", "42", 0.0),
+        ("42", 42, 1.0),
+        ("0.5", 0.5, 1.0),
+        ("None", "None", 1.0),
+        ("", "42", 0.0),
+        ("<think>\n40 + 2\n</think>\n\n42", "42", 1.0),
+        ("40 + 2</think>42", "42", 1.0),
+        ("<think>\n\n</think>\n\n41", "42", 0.0),
+        ("<think>42", "42", 0.0),
+        ("</think><think>42", "42", 0.0),
+    ],
+)
+def test_the_one_right_spelling(response: str, answer: object, score: float) -> None:
+    assert exact_match("p", response, answer, {}) == score
+
+
+@pytest.mark.parametrize(
+    ("answer", "seen"),
+    [
+        *[(None, "null, which is neither"), (math.nan, "nan, which is neither"), (True, "True, which is neither")],
+        *[(["a"], r"\['a'\], which is neither"), ({}, r"\{\}, which is neither"), ("", r"empty \(''\)")],
+        (" \n", r"empty \(' \\n'\)"),
+    ],
+)
+def test_an_answer_without_a_spelling_is_no_answer(answer: object, seen: str) -> None:
+    for response in ("None", "nan", "True", "['a']", "{}", ""):
+        with pytest.raises(ValueError, match=f"the row's answer is {seen}.*; correct the dataset"):
+            exact_match("p", response, answer, {})
 
 
 WHERE = "spec.training.rewards[1]"

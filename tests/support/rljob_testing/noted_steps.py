@@ -143,7 +143,7 @@ class RewardModel:
 def finished(request_id: str, token: int, *, cut_off: bool = False) -> FinishedSequence:
     """A response that is this token, twice."""
     reason = FinishReason.LENGTH if cut_off else FinishReason.STOP
-    return FinishedSequence(request_id, (token, token), (-1.0, -1.0), (0, 0), f"text {token}", reason)
+    return FinishedSequence(request_id, (token, token), (-1.0, -1.0), (0, 0), f"text {token}", f"plain {token}", reason)
 
 
 @dataclass

@@ -55,7 +55,8 @@ class FormatReward(WireModel):
 
     pattern: RegularExpression
     """A regular expression of Python's `re` that the whole response must match, without white space around it. `.`
-    stands for line ends, too."""
+    stands for line ends, too. The response begins with what the chat template has written of the assistant's turn, such
+    as `<think>`, and has its special tokens, without end and padding tokens."""
 
 
 class OverlongPenalty(WireModel):

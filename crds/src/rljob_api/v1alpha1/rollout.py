@@ -45,7 +45,8 @@ class Rollout(WireModel):
     top_k: Count = 0
     """Sample among the k most likely tokens; 0 for all."""
     stop: Annotated[tuple[LongText, ...], Field(max_length=16)] = ()
-    """Texts that end a response; the text itself is left out of what the reward sees."""
+    """Texts that end a response, looked for with its special tokens; the text itself is left out of what the reward
+    sees."""
     sync_every_steps: PositiveCount = 1
     """Steps that one hand-over of the weights is used for: with n, responses are by weights up to n - 1 steps old
     (metrics rollout/staleness_*), for which algorithm.rolloutCorrection can correct. Must divide evaluation.everySteps

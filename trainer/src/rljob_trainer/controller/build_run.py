@@ -55,6 +55,7 @@ from rljob_trainer.controller.model_roles import (
     placed_roles,
     train_roles,
 )
+from rljob_trainer.controller.response_checks import check_responses
 from rljob_trainer.controller.reward_model import ScoringModel, scoring_model
 from rljob_trainer.controller.rollout_phase import ModelReward
 from rljob_trainer.datasets.contamination import without_held_out
@@ -115,14 +116,19 @@ class Prompts:
     """Training rows that were left out because they are held out."""
 
     @property
+    def rows(self) -> tuple[PromptRow, ...]:
+        """All of them."""
+        return (*self.training, *self.held_out)
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt."""
-        return max(len(row.token_ids) for row in (*self.training, *self.held_out))
+        return max(len(row.token_ids) for row in self.rows)
 
     @property
     def largest_token(self) -> int:
         """The highest token id of any prompt."""
-        return max(max(row.token_ids) for row in (*self.training, *self.held_out))
+        return max(max(row.token_ids) for row in self.rows)
 
     @cached_property
     def digest(self) -> str:
@@ -194,6 +200,7 @@ def built_run(
         doing("loads the data")
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
         check_vocabulary(model_folder, prompts.largest_token)
+        check_responses(training, model_folder, prompts.rows)
         layouts = {role: layout_of(job.spec, role) for role in train_roles(job.spec)}
         critic_layout = layouts.pop(CRITIC) if needs_critic(job.spec) and critic_of(job.spec).model.source else None
         check_layouts(model_folder, layouts)
@@ -202,8 +209,7 @@ def built_run(
         critic, folders = None, (settings.cache_folder, settings.job_folder)
         if critic_layout is not None:
             critic = critic_model(judged, model_folder, prompts.largest_token, critic_layout, *folders)
-        seen = (*prompts.training, *prompts.held_out)
-        scored = scoring_model(judged, model_folder, seen, layout_of(job.spec, REWARD_MODEL), *folders)
+        scored = scoring_model(judged, model_folder, prompts.rows, layout_of(job.spec, REWARD_MODEL), *folders)
         hub_judges = hub_judges_of(job.spec, critic, scored.place if scored else None)
         tell_of_another_reward_model(kept_judges, hub_judges)
         has_experts = check_lora(model_folder, training.model.lora)

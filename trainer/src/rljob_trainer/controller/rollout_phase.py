@@ -52,6 +52,7 @@ from rljob_trainer.workers.columns import (
     RESPONSE_TEXTS,
     SAMPLE_SEEDS,
     SCORES,
+    TURN_BEGINNINGS,
     score_column,
     status_column,
 )
@@ -61,7 +62,7 @@ from rljob_trainer.workers.reward import STATUSES
 MAX_SEED = 2**31
 MAX_PROMPT_CHARACTERS = 200
 """Of a prompt in a message."""
-REWARD_COLUMNS = (PROMPT_TEXTS, ANSWERS, DATASET_ROWS)
+REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
 MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES)
 """Of prompts, for rewards that are functions and for one that is a model."""
 
@@ -262,7 +263,8 @@ class RolloutPhase:
     def samples(
         self, rollout: ScoredRollout, step: int, kind: SampleKind, max_samples: int | None = None
     ) -> list[Sample]:
-        """One sample per response, or of the first ones. A worker picks their texts out; the others stay there."""
+        """One sample per response, or of the first ones, with the texts that rewards were given. A worker picks the
+        responses out; the others stay there."""
         prompts = rollout.prompts[:max_samples]
         picked = self.reward.response_texts(rollout.batch.slice(0, len(prompts)).only([RESPONSE_TEXTS, FOUND]))
         texts, found = picked.object_column(RESPONSE_TEXTS), picked.object_column(FOUND)
@@ -272,8 +274,8 @@ class RolloutPhase:
             Sample(
                 step,
                 kind,
-                prompt.prompt,
-                str(text),
+                prompt.text_for_rewards,
+                f"{prompt.turn_beginning}{text}",
                 str(prompt.answer),
                 scores[index],
                 {name: named[index] for name, named in by_name.items()},
@@ -331,7 +333,8 @@ def prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:
     return DataProto(
         ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows([row.token_ids for row in prompts], torch.int64)},
         objects={
-            PROMPT_TEXTS: tuple(row.prompt for row in prompts),
+            PROMPT_TEXTS: tuple(row.text_for_rewards for row in prompts),
+            TURN_BEGINNINGS: tuple(row.turn_beginning for row in prompts),
             ANSWERS: tuple(row.answer for row in prompts),
             DATASET_ROWS: tuple(row.row for row in prompts),
             PROMPT_MESSAGES: tuple(row.messages for row in prompts),

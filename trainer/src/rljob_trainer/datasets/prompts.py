@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, OverlongPrompt
 from rljob_trainer.datasets.rows import RawRow, read_rows
 from rljob_trainer.errors import DatasetError
+from rljob_trainer.models.assistant_turn import AssistantTurn
 
 if TYPE_CHECKING:
     # Importing it loads transformers.
@@ -41,6 +42,14 @@ class PromptRow:
     """All columns of the row, for the reward."""
     messages: tuple[ChatMessage, ...] | None = None
     """The chat of which `prompt` was made; None for a prompt that is plain text."""
+    turn_beginning: str = ""
+    """What the chat template has written of the assistant's turn, such as `<think>\n`: the end of `prompt`. Rewards see
+    it as the beginning of the response."""
+
+    @property
+    def text_for_rewards(self) -> str:
+        """`prompt` without `turn_beginning`."""
+        return self.prompt.removesuffix(self.turn_beginning)
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,7 @@ class _Text:
     source_prompt: str
     messages: tuple[ChatMessage, ...] | None
     """The chat template has made the text of them, with the special tokens in it; None for plain text."""
+    turn_beginning: str = ""
 
 
 def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, where: str) -> list[PromptRow]:
@@ -67,8 +77,9 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
     prompt_field, answer_field = _fields(dataset)
     prompts: list[PromptRow] = []
     num_rows = 0
+    turn = AssistantTurn(tokenizer)
     for chunk in _chunks(read_rows(dataset, base_folder, where)):
-        texts = [_unicode(_text(raw, prompt_field, dataset, tokenizer, where), raw) for raw in chunk]
+        texts = [_unicode(_text(raw, prompt_field, dataset, tokenizer, turn, where), raw) for raw in chunk]
         for offset, (raw, text, token_ids) in enumerate(zip(chunk, texts, _encode(texts, tokenizer), strict=True)):
             if _fits(len(token_ids), raw, dataset, where):
                 answer = _answer(raw, answer_field, dataset, where)
@@ -81,6 +92,7 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
                         answer,
                         raw.columns,
                         text.messages,
+                        text.turn_beginning,
                     )
                 )
         num_rows += len(chunk)
@@ -111,7 +123,9 @@ def _chunks(rows: Iterator[RawRow]) -> Iterator[list[RawRow]]:
         yield chunk
 
 
-def _text(raw: RawRow, prompt_field: str, dataset: Dataset, tokenizer: Tokenizer, where: str) -> _Text:
+def _text(
+    raw: RawRow, prompt_field: str, dataset: Dataset, tokenizer: Tokenizer, turn: AssistantTurn, where: str
+) -> _Text:
     if prompt_field not in raw.columns:
         raise DatasetError(
             f"{raw.place}: no column {prompt_field!r} ({where}.promptField); the columns are: {', '.join(raw.columns)}"
@@ -133,7 +147,8 @@ def _text(raw: RawRow, prompt_field: str, dataset: Dataset, tokenizer: Tokenizer
     source_prompt = str(value) if messages is None else "\n".join(message["content"] for message in messages)
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
-    return _Text(tokenizer.render_chat(messages), source_prompt, tuple(messages))
+    prompt = tokenizer.render_chat(messages)
+    return _Text(prompt, source_prompt, tuple(messages), turn.beginning(messages, prompt))
 
 
 def _unicode(text: _Text, raw: RawRow) -> _Text:

@@ -19,18 +19,27 @@ class ChatMessage(TypedDict):
     content: str
 
 
+class _AddedToken(Protocol):
+    special: bool
+
+
 class _Backend(Protocol):
     """What is used of transformers' tokenizers."""
 
     eos_token_id: int | None
+    pad_token_id: int | None
     chat_template: str | None
     all_special_tokens: list[str]
+    all_special_ids: list[int]
+    added_tokens_decoder: dict[int, _AddedToken]
 
     def get_vocab(self) -> dict[str, int]: ...
 
     def __call__(self, text: list[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]: ...
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+    def decode(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str: ...
 
     def apply_chat_template(
         self, conversation: list[ChatMessage], *, tokenize: bool, add_generation_prompt: bool
@@ -76,6 +85,17 @@ class Tokenizer:
         return self._backend.eos_token_id
 
     @property
+    def pad_token_id(self) -> int | None:
+        """The tokenizer's padding token."""
+        return self._backend.pad_token_id
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that `decode` leaves out unless it is asked for special tokens."""
+        added = (token for token, each in self._backend.added_tokens_decoder.items() if each.special)
+        return frozenset((*added, *self._backend.all_special_ids))
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` can be used."""
         return self._backend.chat_template is not None
@@ -91,8 +111,10 @@ class Tokenizer:
         return self._backend(list(texts), add_special_tokens=add_special_tokens)["input_ids"]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of some tokens."""
-        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        """The text of some tokens, with the spaces that they have."""
+        return self._backend.decode(
+            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
 
     def render_conversation(self, messages: Sequence[ChatMessage]) -> str:
         """The whole conversation in the model's chat template; encode it as what `render_chat` gives."""

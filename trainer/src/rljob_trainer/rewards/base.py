@@ -12,6 +12,8 @@ from typing import Protocol
 MAX_VALUE_CHARACTERS = 200
 MAX_FOUND_CHARACTERS = 200
 """Of what a scorer found in a response: enough for any answer, and samples stay short."""
+MAX_SCORE = 3.4028234663852886e38
+"""The largest number of 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +92,29 @@ def as_score(value: object) -> float:
     """The score as a float.
 
     Any finite real number is one, numpy's scalars included, and True and False are 1 and 0, because `return response
-    == answer` is the most natural reward. Of `Scored` its score counts. Texts are refused even if they look like
-    numbers. Raises TypeError or ValueError saying what was returned.
+    == answer` is the most natural reward. Of `Scored` its score counts. Strings are refused even if they look like
+    numbers. Scores are used in 32 bits: a number that is not finite there is none. Raises TypeError or ValueError
+    saying what was returned.
     """
     if isinstance(value, Scored):
         return as_score(value.score)
     if isinstance(value, numbers.Real) or type(value).__name__ == "bool":
-        score = float(value)  # type: ignore[arg-type]
-        if math.isfinite(score):
-            return score
-        raise ValueError(f"returned {score}; return a finite number")
-    seen = "None" if value is None else f"a {type(value).__name__} ({excerpt(repr(value), MAX_VALUE_CHARACTERS)})"
+        try:
+            score = float(value)  # type: ignore[arg-type]
+        except Exception as error:
+            # Integers and fractions beyond a float's range, and whatever the number's own class raises.
+            raise ValueError(
+                f"returned {_shown(value)}, which cannot be made a float ({type(error).__name__}); return a finite "
+                f"number of at most {MAX_SCORE:.3g} in size"
+            ) from error
+        if not math.isfinite(score):
+            raise ValueError(f"returned {score}; return a finite number")
+        if abs(score) > MAX_SCORE:
+            raise ValueError(
+                f"returned {score}, which is not finite in float32; return a number of at most {MAX_SCORE:.3g} in size"
+            )
+        return score
+    seen = "None" if value is None else _shown(value)
     raise TypeError(f"returned {seen}; return a finite number (int, float, True or False)")
 
 
@@ -112,6 +126,16 @@ def as_found(value: object) -> str | None:
     if not isinstance(value.found, str):
         raise TypeError(f"returned Scored with found of type {type(value.found).__name__}; it must be a string")
     return excerpt(value.found, MAX_FOUND_CHARACTERS)
+
+
+def _shown(value: object) -> str:
+    """Its type and its text, whatever the type does when it is asked for one."""
+    try:
+        text = excerpt(repr(value), MAX_VALUE_CHARACTERS)
+    except Exception as error:
+        # Integers of more than 4300 digits, too.
+        text = f"its repr raises {type(error).__name__}"
+    return f"a {type(value).__name__} ({text})"
 
 
 def excerpt(text: str, max_characters: int) -> str:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from rljob_trainer.rewards.math_text import braced, plain_characters, undecorated
 from rljob_trainer.rewards.math_units import MAGNITUDES, is_known_unit, read_unit
 from rljob_trainer.rewards.math_values import Value, Words, read_value
+from rljob_trainer.rewards.thinking import without_thinking
 
 GSM8K_MARK = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
@@ -87,9 +88,7 @@ def find_answer(response: str, *, is_choice: bool, is_words: bool) -> Found:
     `is_choice`: the row's answer is a letter of a multiple-choice question; `is_words`: it is words, such as `Tuesday`.
     """
     reader = _Reader(is_choice, is_words)
-    text = without_thinking(plain_characters(response))
-    if text is None:
-        return "", None
+    text = plain_characters(without_thinking(response))
     if (element := last_element(text)) is not None:
         text = element
     box = last_box(text)
@@ -113,12 +112,6 @@ def reference_answer(answer: str) -> str:
     if (box := last_box(text)) is not None:
         return box.strip()
     return text.rpartition(GSM8K_MARK)[2].strip()
-
-
-def without_thinking(text: str) -> str | None:
-    """What stands behind the last `</think>`; None where a `<think>` is not closed."""
-    text = text.rpartition("</think>")[2]
-    return None if "<think>" in text else text
 
 
 def last_element(text: str) -> str | None:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from re import _constants, _parser  # type: ignore[attr-defined]
+from typing import Any
 
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.base import RewardRequest, Scorer
+
+REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
+
+Node = tuple[object, Any]
+"""An operation and its operands, as `re` parses a pattern: (LITERAL, 60), (MAX_REPEAT, (0, 1, nodes)). Symptom if
+another Python has other ones: `test_rewards_loading.py` fails (3.11)."""
 
 
 @dataclass(frozen=True)
@@ -31,3 +40,60 @@ class FormatScorer:
             return compiled.fullmatch(request.response.strip()) is not None
 
         return score
+
+
+def lost_part(pattern: str, lost_part_of: Callable[[str], str | None]) -> str | None:
+    """What `lost_part_of` finds in a text that every match of the pattern has, if it finds something in one. Texts are
+    what stands in the pattern literally, such as `</think><answer>`, except where the case does not matter."""
+    parsed = _parser.parse(pattern, re.DOTALL)
+    return None if parsed.state.flags & re.IGNORECASE else _lost_part(parsed, lost_part_of)
+
+
+def literal_beginning(pattern: str) -> str:
+    """What every match begins with, as far as that stands in the pattern literally."""
+    parsed = _parser.parse(pattern, re.DOTALL)
+    found = ""
+    for operation, operands in () if parsed.state.flags & re.IGNORECASE else _without_groups(parsed):
+        if operation is _constants.LITERAL:
+            found += chr(operands)
+        elif operation is not _constants.AT:
+            break
+    return found
+
+
+def _lost_part(nodes: Iterable[Node], lost_part_of: Callable[[str], str | None]) -> str | None:
+    text = ""
+    for operation, operands in (*_without_groups(nodes), (None, None)):
+        if operation is _constants.LITERAL:
+            text += chr(operands)
+            continue
+        if text and (lost := lost_part_of(text)):
+            return lost
+        text = ""
+        found = [_lost_part(each, lost_part_of) for each in _alternatives(operation, operands)]
+        if found and None not in found:
+            return found[0]
+    return None
+
+
+def _alternatives(operation: object, operands: Any) -> list[Iterable[Node]]:
+    """The nodes of which one must match where this one does; empty for what may match without any."""
+    if operation in REPEATS:
+        minimum, _, nodes = operands
+        return [nodes] if minimum else []
+    if operation is _constants.BRANCH:
+        return list(operands[1])
+    if operation is _constants.ASSERT:
+        return [operands[1]]
+    return [operands] if operation is _constants.ATOMIC_GROUP else []
+
+
+def _without_groups(nodes: Iterable[Node]) -> Iterator[Node]:
+    """The nodes of groups in the groups' places."""
+    for operation, operands in nodes:
+        if operation is not _constants.SUBPATTERN:
+            yield operation, operands
+        elif operands[1] & re.IGNORECASE:
+            yield None, None
+        else:
+            yield from _without_groups(operands[3])

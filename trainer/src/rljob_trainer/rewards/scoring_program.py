@@ -29,6 +29,8 @@ from rljob_trainer.stack_traces import StackFile
 
 MAX_DETAIL_CHARACTERS = 4000
 NUM_TRACEBACK_LINES = 8
+MAX_LINE = 400
+"""Characters of a line of a traceback."""
 SCORERS = {scorer.__name__: scorer for scorer in (FormatScorer, FunctionScorer, MathAnswerScorer, ReasoningGymScorer)}
 
 
@@ -44,7 +46,7 @@ def main() -> None:
     try:
         scorer = _make_spec(next(frames)).load()
     except ConfigurationError as error:
-        _send(descriptor, {"refused": str(error)})
+        _send(descriptor, {"refused": _printable(str(error))})
         return
     _send(descriptor, {"ready": True})
     for frame in frames:
@@ -77,15 +79,27 @@ def _score(scorer: Scorer, frame: bytes) -> list[float | str | None]:
     try:
         return [as_score(value), "", seconds, as_found(value)]
     except (TypeError, ValueError) as error:
-        return [None, str(error), seconds, None]
+        return [None, _printable(str(error))[:MAX_DETAIL_CHARACTERS], seconds, None]
+    except BaseException as error:
+        # From the code of what was returned: a float() or repr() that exits, for example.
+        return [None, _describe(error), seconds, None]
 
 
 def _describe(error: BaseException) -> str:
-    what = "".join(traceback.format_exception_only(error)).strip()
-    # The first frame is this file's.
-    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    lines = "".join(traceback.format_tb(frames)).rstrip().splitlines()[-NUM_TRACEBACK_LINES:]
-    return "\n".join([f"raised {what[:MAX_DETAIL_CHARACTERS]}", *lines])
+    """What was raised and where, whatever the error does when it is asked for its text."""
+    try:
+        what = "".join(traceback.format_exception_only(error)).strip()
+        # The first frame is this file's.
+        frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        lines = "".join(traceback.format_tb(frames)).rstrip().splitlines()[-NUM_TRACEBACK_LINES:]
+    except BaseException as second:
+        what, lines = f"{type(error).__name__}, whose text cannot be had ({type(second).__name__})", []
+    return _printable("\n".join([f"raised {what[:MAX_DETAIL_CHARACTERS]}", *(line[:MAX_LINE] for line in lines)]))
+
+
+def _printable(text: str) -> str:
+    """Without unpaired surrogates, which no log and no file of the run can hold."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _send(descriptor: int, message: object) -> None:

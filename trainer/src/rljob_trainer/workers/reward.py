@@ -30,6 +30,7 @@ from rljob_trainer.workers.columns import (
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
     RESPONSE_TEXTS,
+    TURN_BEGINNINGS,
     score_column,
     status_column,
 )
@@ -98,14 +99,14 @@ class RewardWorker(Worker):
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def start_scoring(self, batch: DataProto) -> DataProto:
         """Hands the responses to the scoring processes and returns; what was being scored before is given up. Needs
-        RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, ANSWERS and DATASET_ROWS. Gives what `finish_scoring` takes:
-        RESPONSE_LENGTHS.
+        RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS. Gives what
+        `finish_scoring` takes: RESPONSE_LENGTHS.
 
         Raises RewardError for a row that cannot be handed to a scorer."""
-        columns = [batch.object_column(name) for name in (PROMPT_TEXTS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)]
+        names = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
         requests = [
-            RewardRequest(str(prompt), str(response), answer, _mapping(row))
-            for prompt, response, answer, row in zip(*columns, strict=True)
+            RewardRequest(str(prompt), f"{beginning}{response}", answer, _mapping(row))
+            for prompt, beginning, response, answer, row in zip(*map(batch.object_column, names), strict=True)
         ]
         self.scoring = _Scoring(requests, [pool.submit(requests) for pool in self.pools])
         return batch.only([RESPONSE_LENGTHS])

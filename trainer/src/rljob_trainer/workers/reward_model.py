@@ -26,15 +26,15 @@ from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 from rljob_trainer.observability.memory import MEMORY, Boundary, Bytes, Owner
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
+    PLAIN_RESPONSE_TEXTS,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
-    RESPONSE_TEXTS,
     TOKENS,
     score_column,
 )
 
 TOKEN_COLUMNS = (TOKENS,)
-TEXT_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, RESPONSE_TEXTS, IS_TRUNCATED)
+TEXT_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_RESPONSE_TEXTS, IS_TRUNCATED)
 """What `compute_scores` reads: of a model with the policy's tokens, and of another one."""
 
 
@@ -98,7 +98,7 @@ class RewardModelWorker(Worker):
         if self.tokenizer is None:
             return list(batch.ragged_column(TOKENS).row_tensors())
         prompts, chats, responses = (
-            batch.object_column(name) for name in (PROMPT_TEXTS, PROMPT_MESSAGES, RESPONSE_TEXTS)
+            batch.object_column(name) for name in (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_RESPONSE_TEXTS)
         )
         token_ids = conversations(self.tokenizer, prompts, chats, responses, batch[IS_TRUNCATED].tolist())
         return [torch.tensor(row, dtype=torch.int64) for row in token_ids]

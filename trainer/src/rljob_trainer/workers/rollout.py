@@ -26,6 +26,7 @@ from rljob_trainer.observability.memory import MEMORY, Bytes, Owner
 from rljob_trainer.workers.columns import (
     IS_GREEDY,
     IS_TRUNCATED,
+    PLAIN_RESPONSE_TEXTS,
     POLICY_VERSIONS,
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
@@ -117,5 +118,8 @@ def rollout_columns(prompts: list[tuple[int, ...]], responses: list[FinishedSequ
                 [[-1] * len(prompt) + list(response.policy_versions) for prompt, response in pairs], torch.int32
             ),
         },
-        objects={RESPONSE_TEXTS: tuple(response.text for response in responses)},
+        objects={
+            RESPONSE_TEXTS: tuple(response.text for response in responses),
+            PLAIN_RESPONSE_TEXTS: tuple(response.plain_text for response in responses),
+        },
     )

@@ -51,13 +51,15 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class FinishedSequence:
-    """A response. `logprobs[i]` and `policy_versions[i]` belong to `token_ids[i]`; `text` is without the stop text."""
+    """A response. `logprobs[i]` and `policy_versions[i]` belong to `token_ids[i]`; `text` and `plain_text` are those of
+    ResponseText."""
 
     request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     policy_versions: tuple[int, ...]
     text: str
+    plain_text: str
     finish_reason: FinishReason
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from rljob_trainer.engines.rollout.base import (
     FinishedSequence,
@@ -22,7 +22,7 @@ from rljob_trainer.engines.rollout.base import (
     RolloutMemory,
     SamplingSettings,
 )
-from rljob_trainer.engines.rollout.response_text import response_text
+from rljob_trainer.engines.rollout.response_text import response_decoder
 from rljob_trainer.engines.storages import num_storage_bytes
 from rljob_trainer.engines.train.acceptance import is_misfit, sample_rows
 from rljob_trainer.engines.train.attention import choose_attention
@@ -68,7 +68,7 @@ class HfEngine(RolloutEngine):
         tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         for name in float32_names(self.model, tensors):
             tensors[name].data = tensors[name].data.float()
-        self.tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
+        self.decoder = response_decoder(settings.model_folder)
         self.settings = settings
         self.end_tokens = frozenset(Tokenizer(settings.model_folder).eos_token_ids)
         self.policy_version = -1
@@ -218,28 +218,23 @@ class HfEngine(RolloutEngine):
     def _finish_reason(self, running: _Running) -> FinishReason | None:
         if running.token_ids[-1] in self.end_tokens:
             return FinishReason.STOP
-        stops = running.request.sampling.stop
-        text = self._text(running) if stops else ""
-        if any(stop in text for stop in stops):
+        request = running.request
+        if self.decoder.is_stopped(request.prompt_token_ids, running.token_ids, request.sampling.stop):
             return FinishReason.STOP
-        if len(running.token_ids) >= running.request.sampling.max_new_tokens:
+        if len(running.token_ids) >= request.sampling.max_new_tokens:
             return FinishReason.LENGTH
         return None
 
-    def _text(self, running: _Running) -> str:
-        # The end token, which need not be a special one, is no text.
-        shown = running.token_ids[:-1] if running.token_ids[-1] in self.end_tokens else running.token_ids
-        return response_text(self.tokenizer, running.request.prompt_token_ids, shown)
-
     def _finished(self, running: _Running, reason: FinishReason) -> FinishedSequence:
-        text = self._text(running)
-        ends = [text.find(stop) for stop in running.request.sampling.stop if stop in text]
+        request = running.request
+        text = self.decoder.response_text(request.prompt_token_ids, running.token_ids, request.sampling.stop)
         return FinishedSequence(
-            request_id=running.request.request_id,
+            request_id=request.request_id,
             token_ids=tuple(running.token_ids),
             logprobs=tuple(running.logprobs),
             policy_versions=tuple(running.versions),
-            text=text[: min(ends)] if ends else text,
+            text=text.text,
+            plain_text=text.plain,
             finish_reason=reason,
         )
 

@@ -1,33 +1,95 @@
-"""The text of a response, decoded once at its end."""
+"""The text of a response, decoded once at its end, the same for every rollout engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
+
+from rljob_trainer.models.assistant_turn import AssistantTurn
+from rljob_trainer.models.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 NUM_CONTEXT_TOKENS = 4
 """Of the prompt. Some tokenizers (SentencePiece) leave out a space where a text begins: with a few tokens before it the
 response does not begin a text."""
+TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
+"""Special tokens that end a turn or a document, also where a model's files do not say so."""
 
 
 class Decoder(Protocol):
-    """What is used of transformers' tokenizers."""
+    """What is used of a tokenizer."""
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
-        """The text of tokens."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of tokens, with the spaces that they have."""
         ...
 
 
-def response_text(tokenizer: Decoder, prompt: Sequence[int], response: Sequence[int]) -> str:
-    """What the response adds to the text of its prompt, without special tokens, and without a character that it was
-    cut off in."""
-    context = list(prompt[-NUM_CONTEXT_TOKENS:])
-    before, after = _text(tokenizer, context), _text(tokenizer, [*context, *response])
-    # A character may be divided between the two: then the prompt's end alone decodes to something else.
-    text = after[len(before) :] if after.startswith(before) else _text(tokenizer, list(response))
-    return text.rstrip(REPLACEMENT)
+@dataclass(frozen=True)
+class ResponseText:
+    """A response as text, without the stop text."""
+
+    text: str
+    """With special tokens such as `<think>`, without end and padding tokens. For rewards."""
+    plain: str
+    """Without any special tokens. For a reward model with another tokenizer."""
 
 
-def _text(tokenizer: Decoder, token_ids: list[int]) -> str:
-    return tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+@dataclass(frozen=True)
+class ResponseDecoder:
+    """From the tokens of a response to its text."""
+
+    tokenizer: Decoder
+    removed: frozenset[int]
+    """End tokens and padding tokens: they are no text, wherever they stand."""
+    removed_at_end: frozenset[int]
+    """Other tokens that end a turn: at the end of a response they are no text, and elsewhere they stay."""
+    special: frozenset[int]
+    """All special tokens."""
+
+    def response_text(self, prompt: Sequence[int], response: Sequence[int], stop: Sequence[str] = ()) -> ResponseText:
+        """What the response adds to the text of its prompt, without a character that it was cut off in, up to the first
+        of the stop texts."""
+        kept = [token for token in response if token not in self.removed]
+        while kept and kept[-1] in self.removed_at_end:
+            kept.pop()
+        whole = self._added(prompt, kept)
+        found = [each for each in stop if each in whole]
+        text = _up_to(whole, found)
+        if self.special.isdisjoint(kept):
+            return ResponseText(text, text)
+        return ResponseText(text, _up_to(self._added(prompt, kept, skip_special_tokens=True), found))
+
+    def is_stopped(self, prompt: Sequence[int], response: Sequence[int], stop: Sequence[str]) -> bool:
+        """Whether the response, all of its special tokens included, has one of the stop texts."""
+        text = self._added(prompt, response) if stop else ""
+        return any(each in text for each in stop)
+
+    def _added(self, prompt: Sequence[int], response: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        context = list(prompt[-NUM_CONTEXT_TOKENS:])
+        before = self.tokenizer.decode(context, skip_special_tokens=skip_special_tokens)
+        text = self.tokenizer.decode([*context, *response], skip_special_tokens=skip_special_tokens)
+        if text.startswith(before):
+            text = text[len(before) :]
+        else:
+            # A character may be divided between the two: then the prompt's end alone decodes to something else.
+            text = self.tokenizer.decode(list(response), skip_special_tokens=skip_special_tokens)
+        return text.rstrip(REPLACEMENT)
+
+
+def response_decoder(model_folder: Path) -> ResponseDecoder:
+    """With the tokenizer of a model. Raises ConfigurationError if it has none that can be read."""
+    tokenizer = Tokenizer(model_folder)
+    special, vocabulary = tokenizer.special_token_ids, tokenizer.vocabulary()
+    ends = {vocabulary[token] for token in TURN_ENDS if token in vocabulary} & special
+    if tokenizer.has_chat_template and (end := AssistantTurn(tokenizer).end_token_id) is not None:
+        ends.add(end)
+    padding = () if tokenizer.pad_token_id is None else (tokenizer.pad_token_id,)
+    return ResponseDecoder(
+        tokenizer, frozenset((*tokenizer.eos_token_ids, *padding)), frozenset(ends), frozenset(special)
+    )
+
+
+def _up_to(text: str, stop: Sequence[str]) -> str:
+    return text[: min((text.find(each) for each in stop if each in text), default=len(text))]

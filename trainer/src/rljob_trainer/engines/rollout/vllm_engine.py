@@ -30,7 +30,7 @@ from rljob_trainer.engines.rollout.base import (
     SamplingSettings,
 )
 from rljob_trainer.engines.rollout.host_pages import lend_pages, release_pages
-from rljob_trainer.engines.rollout.response_text import response_text
+from rljob_trainer.engines.rollout.response_text import response_decoder
 from rljob_trainer.engines.rollout.select import check_build
 from rljob_trainer.engines.storages import distinct_storages
 from rljob_trainer.errors import ConfigurationError, ResourceError
@@ -113,14 +113,14 @@ class VllmEngine(AdapterEngine):
         self.policy_version = -1
         self.adapter: LoRARequest | None = None
         self._adapter_numbers = count(1)
-        self._without_text: set[str] = set()
-        """Requests that vLLM does not decode: only stop texts need that, after every token."""
+        self.decoder = response_decoder(settings.model_folder)
+        self._stops: dict[str, tuple[str, ...]] = {}
+        """Stop texts of the requests in hand."""
 
     def add(self, request: GenerationRequest) -> None:
         """See RolloutEngine.add."""
         parameters = sampling_parameters(request.sampling, request.seed)
-        if not parameters.detokenize:
-            self._without_text.add(request.request_id)
+        self._stops[request.request_id] = request.sampling.stop
         prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
         self.engine.add_request(request.request_id, prompt, parameters, lora_request=self.adapter)
 
@@ -135,7 +135,8 @@ class VllmEngine(AdapterEngine):
     def abort(self, request_ids: Iterable[str]) -> None:
         """See RolloutEngine.abort."""
         dropped = list(request_ids)
-        self._without_text.difference_update(dropped)
+        for request_id in dropped:
+            self._stops.pop(request_id, None)
         self.engine.abort_request(dropped)
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
@@ -236,24 +237,22 @@ class VllmEngine(AdapterEngine):
         token_ids = tuple(int(token) for token in completion.token_ids)
         # One entry per position: that of the sampled token.
         assert tuple(completion.logprobs.token_ids) == token_ids, "vLLM's log-probabilities are of other tokens"
-        text = completion.text
-        if output.request_id in self._without_text:
-            self._without_text.remove(output.request_id)
-            # The end token, which need not be a special one, is no text.
-            shown = token_ids[:-1] if completion.finish_reason == "stop" else token_ids
-            text = response_text(self.engine.get_tokenizer(), output.prompt_token_ids, shown)
+        # Not vLLM's own, which it has only where there are stop texts.
+        text = self.decoder.response_text(output.prompt_token_ids, token_ids, self._stops.pop(output.request_id))
         return FinishedSequence(
             request_id=output.request_id,
             token_ids=token_ids,
             logprobs=tuple(completion.logprobs.logprobs),
             policy_versions=(self.policy_version,) * len(token_ids),
-            text=text,
+            text=text.text,
+            plain_text=text.plain,
             finish_reason=FinishReason.LENGTH if completion.finish_reason == "length" else FinishReason.STOP,
         )
 
 
 def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> SamplingParams:
-    """vLLM's form of our settings; outputs arrive once, complete, with the log-probability of each sampled token."""
+    """vLLM's form of our settings; outputs arrive once, complete, with the log-probability of each sampled token. Only
+    stop texts need vLLM to decode, after every token: with special tokens, as rewards see them."""
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -264,6 +263,7 @@ def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> Samplin
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
+        skip_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 

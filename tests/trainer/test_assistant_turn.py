@@ -1,0 +1,106 @@
+"""What chat templates write of the assistant's turn before the model goes on with it, and what ends a turn.
+
+The templates are small forms of those that models come with.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset
+from rljob_testing.chat_models import CHATML, LLAMA3, QWEN3, R1, TEMPLATES, WITHOUT_GENERATION_PROMPT, chat_model
+from rljob_trainer.datasets.prompts import load_prompts
+from rljob_trainer.models.assistant_turn import AssistantTurn
+from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
+
+USER: ChatMessage = {"role": "user", "content": "What is 2 + 2?"}
+CHATS: dict[str, list[ChatMessage]] = {
+    "one message": [USER],
+    "a system message": [{"role": "system", "content": "Be brief."}, USER],
+    "several turns": [USER, {"role": "assistant", "content": "<think>\nadd\n</think>\n\n4"}, USER],
+    "an element at the end": [{"role": "user", "content": "Say <answer></answer>"}],
+    "one letter": [{"role": "user", "content": "k"}],
+    "nothing": [{"role": "user", "content": ""}],
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "beginning"),
+    [
+        ("ChatML", ""),
+        ("ChatML, thinking", "<think>\n"),
+        ("Qwen3", ""),
+        ("Qwen3, thinking", "<think>\n"),
+        ("Qwen3, not thinking", "<think>\n\n</think>\n\n"),
+        ("Llama 3", ""),
+        ("Llama 3, thinking", "<think>"),
+        ("R1", "<think>\n"),
+        ("V3.1", "</think>"),
+        ("Nemotron", "<think>\n"),
+        ("Gemma", ""),
+        ("Mistral", ""),
+        ("harmony", ""),
+        ("colon", ""),
+        ("without add_generation_prompt", ""),
+        ("whatever is asked for", "<think>\n"),
+        ("no other assistant", "<think>\n"),
+    ],
+)
+def test_what_the_template_has_written_of_the_turn(tmp_path: Path, template: str, beginning: str) -> None:
+    tokenizer = Tokenizer(chat_model(tmp_path, TEMPLATES[template]))
+    turn = AssistantTurn(tokenizer)
+    prompts = {name: tokenizer.render_chat(chat) for name, chat in CHATS.items()}
+    assert all(prompt.endswith(beginning) for prompt in prompts.values())
+    assert {name: turn.beginning(chat, prompts[name]) for name, chat in CHATS.items()} == dict.fromkeys(
+        CHATS, beginning
+    )
+
+
+def test_a_beginning_that_depends_on_the_chat(tmp_path: Path) -> None:
+    ending = "{% if messages[-1].content.endswith('/no_think') %}<think></think>{% else %}<think>{% endif %}"
+    tokenizer = Tokenizer(chat_model(tmp_path, CHATML.replace("BEGINNING", ending)))
+    turn = AssistantTurn(tokenizer)
+    found = [turn.beginning(chat, tokenizer.render_chat(chat)) for chat in ([USER], [no_think("2")], [no_think("<b>")])]
+    assert found == ["<think>", "<think></think>", "<think></think>"]
+
+
+def no_think(content: str) -> ChatMessage:
+    return {"role": "user", "content": f"{content}/no_think"}
+
+
+def test_rows_know_the_beginning_of_their_turn(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "k"}}\n{json.dumps({"prompt": CHATS["several turns"]})}\n')
+    tokenizer = Tokenizer(chat_model(tmp_path / "model", R1))
+
+    def texts(*, apply_chat_template: bool) -> list[tuple[str, str]]:
+        dataset = Dataset(
+            type=DatasetType.FILE, file=FileDataset(path="rows.jsonl"), apply_chat_template=apply_chat_template
+        )
+        rows = load_prompts(dataset, tokenizer, tmp_path, "spec.training.dataset")
+        assert [row.text_for_rewards + row.turn_beginning for row in rows] == [row.prompt for row in rows]
+        return [(row.text_for_rewards, row.turn_beginning) for row in rows]
+
+    chat = (f"<|User|>{USER['content']}<|Assistant|>\n\n4</s><|User|>{USER['content']}<|Assistant|>", "<think>\n")
+    assert texts(apply_chat_template=True) == [("<|User|>k<|Assistant|>", "<think>\n"), chat]
+    # A prompt that is plain text has no turns.
+    assert texts(apply_chat_template=False) == [("k", ""), chat]
+
+
+@pytest.mark.parametrize(
+    ("template", "token"),
+    [
+        (CHATML, "<|im_end|>"),
+        (QWEN3, "<|im_end|>"),
+        (LLAMA3, "<|eot_id|>"),
+        (R1, "</s>"),
+        (WITHOUT_GENERATION_PROMPT, "<|im_end|>"),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", None),
+        ("{{ raise_exception('no') }}", None),
+    ],
+)
+def test_the_token_that_ends_a_turn(tmp_path: Path, template: str, token: str | None) -> None:
+    tokenizer = Tokenizer(chat_model(tmp_path, template))
+    assert AssistantTurn(tokenizer).end_token_id == (None if token is None else tokenizer.vocabulary()[token])

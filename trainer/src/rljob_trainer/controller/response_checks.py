@@ -1,0 +1,125 @@
+"""Whether responses can end, and whether rewards can find in them what they look for. Asked of the model's tokenizer,
+before a device is taken."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Sequence
+from itertools import chain
+from pathlib import Path
+
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.reward import RewardType
+from rljob_api.v1alpha1.training import Training
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.engines.rollout.response_text import ResponseDecoder, response_decoder
+from rljob_trainer.engines.train.model import read_config
+from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.models.assistant_turn import AssistantTurn
+from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.rewards.format import literal_beginning, lost_part
+
+TAG = re.compile(r"<[^<>\n]+>")
+
+log = logging.getLogger(__name__)
+
+
+def check_responses(training: Training, model_folder: Path, prompts: Sequence[PromptRow]) -> None:
+    """Raises ConfigurationError where no response can end and those that are cut off are not trained on, and for a
+    pattern of a Format reward that no response can match. Warns of what is likely a mistake."""
+    tokenizer = Tokenizer(model_folder)
+    _check_ends(training, model_folder, tokenizer, are_chats=any(row.messages is not None for row in prompts))
+    patterns = [
+        (f"spec.training.rewards[{index}].format.pattern (reward {reward.name})", reward.format.pattern)
+        for index, reward in enumerate(training.rewards)
+        if reward.type is RewardType.FORMAT and reward.format is not None
+    ]
+    if patterns:
+        decoder = response_decoder(model_folder)
+        beginnings = {row.turn_beginning for row in prompts}
+        for where, pattern in patterns:
+            _check_pattern(where, pattern, tokenizer, decoder, beginnings, training.rollout.stop)
+
+
+def _check_ends(training: Training, model_folder: Path, tokenizer: Tokenizer, *, are_chats: bool) -> None:
+    num_tokens: int = read_config(model_folder).get_text_config().vocab_size
+    ends = [token for token in tokenizer.eos_token_ids if 0 <= token < num_tokens]
+    stops = [stop for stop in training.rollout.stop if stop in _decoded(tokenizer, stop)]
+    if not ends and not stops:
+        seen = f", but {list(tokenizer.eos_token_ids)}, which it does not have" if tokenizer.eos_token_ids else ""
+        cause = (
+            f"the model in {model_folder} has no end token (eos_token_id of generation_config.json, config.json and "
+            f"the tokenizer{seen}), and spec.training.rollout.stop has no text that its tokens can make "
+            f"({list(training.rollout.stop)}), so that every response is cut off at rollout.maxNewTokens"
+        )
+        advice = "name the end token in generation_config.json, or a text in rollout.stop"
+        if resolve_algorithm(training.algorithm).mask_truncated_responses:
+            raise ConfigurationError(
+                f"spec.training.algorithm.maskTruncatedResponses: {cause} and nothing is trained on; {advice}, or "
+                "write maskTruncatedResponses: false"
+            )
+        log.warning("spec.training.model.source: %s; %s", cause, advice)
+        return
+    end_of_turn = AssistantTurn(tokenizer).end_token_id if are_chats else None
+    if end_of_turn is not None and end_of_turn not in ends and not stops:
+        text = tokenizer.decode([end_of_turn], skip_special_tokens=False)
+        log.warning(
+            "spec.training.model.source: the chat template ends a turn with %s, which is no end token of the model in "
+            "%s: responses go on after it; add token %d to eos_token_id of generation_config.json, or %s to "
+            "rollout.stop",
+            text,
+            model_folder,
+            end_of_turn,
+            text,
+        )
+
+
+def _check_pattern(
+    where: str,
+    pattern: str,
+    tokenizer: Tokenizer,
+    decoder: ResponseDecoder,
+    beginnings: Collection[str],
+    stop: Sequence[str],
+) -> None:
+    def seen(*texts: str) -> str:
+        """What rewards see of the tokens of these texts."""
+        return decoder.response_text((), [*chain(*tokenizer.encode_all(texts, add_special_tokens=False))]).text
+
+    def lost_part_of(text: str) -> str | None:
+        # What the template writes comes as it is, without a token.
+        if all(text in each for each in beginnings):
+            return None
+        parts = (
+            *(each for each in stop if each in text),
+            # Some tokens are left out at the end of a response only.
+            *(each for each in TAG.findall(text) if each not in seen(each, "a")),
+        )
+        return parts[0] if parts else None
+
+    if lost := lost_part(pattern, lost_part_of):
+        cause, advice = f"the tokenizer makes {seen(lost)!r} of it", "use other tags, or another model"
+        if lost in stop:
+            cause, advice = (
+                "it is in spec.training.rollout.stop, and rewards do not see it",
+                "take it out of one of the two",
+            )
+        raise ConfigurationError(
+            f"{where}: {pattern!r} can never match, for no response has {lost!r}: {cause}; {advice}"
+        )
+    wanted = literal_beginning(pattern)
+    for beginning in beginnings:
+        given = beginning.lstrip()
+        if not wanted.startswith(given) and not given.startswith(wanted):
+            log.warning(
+                "%s: %r never matches where the chat template begins the assistant's turn with %r, which rewards see "
+                "as the beginning of the response; let the pattern begin with it",
+                where,
+                pattern,
+                beginning,
+            )
+
+
+def _decoded(tokenizer: Tokenizer, text: str) -> str:
+    return tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False)

@@ -1,0 +1,84 @@
+"""How a chat template writes the assistant's turn: what it begins the turn with, and the token that ends it.
+
+A turn is the role's header (`<|im_start|>assistant\\n`), the content, and an end (`<|im_end|>\\n`). What the generation
+prompt has beyond the header, such as `<think>\\n`, belongs to the content: the template has written it in the model's
+place. The header is found by rendering a turn whose content is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # Importing it loads transformers.
+    from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
+
+PROBE = "Zq7probe7Qz"
+"""A content that no template writes itself."""
+THINKING = re.compile(r"(?:(?:<(\w+)>\s*</\1>|</?(?:think|thinking|thought|reasoning)>)\s*)+\Z")
+"""Templates also write thinking before the content of a turn that has none, an empty `<think></think>` for example. It
+is no part of the header."""
+
+
+class AssistantTurn:
+    """The assistant's turn as the template of a tokenizer writes it. The tokenizer must have one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def beginning(self, messages: Sequence[ChatMessage], prompt: str) -> str:
+        """What `prompt`, the chat rendered up to where the assistant answers, has beyond the role's header. Empty where
+        that is white space only, and where the header cannot be made out."""
+        after_user, beginning = self._of_one_message
+        # One conversation for all, so that not every prompt is rendered twice.
+        if after_user and prompt.endswith(after_user):
+            return beginning
+        return self._beginning(messages, prompt)
+
+    @cached_property
+    def end_token_id(self) -> int | None:
+        """The special token right after the content of a turn; None where the template writes none there."""
+        rendered = self._render_turn([{"role": "user", "content": "x"}])
+        after = rendered.partition(PROBE)[2]
+        token_ids = self._tokenizer.encode(after, add_special_tokens=False) if after else []
+        return token_ids[0] if token_ids and token_ids[0] in self._tokenizer.special_token_ids else None
+
+    @cached_property
+    def _of_one_message(self) -> tuple[str, str]:
+        """Of a chat of one message: what stands after that message, and the part of it that is the beginning."""
+        messages: list[ChatMessage] = [{"role": "user", "content": PROBE.swapcase()}]
+        try:
+            prompt = self._tokenizer.render_chat(messages)
+        except Exception:  # templates raise what they like
+            return "", ""
+        return prompt.rpartition(PROBE.swapcase())[2], self._beginning(messages, prompt)
+
+    def _beginning(self, messages: Sequence[ChatMessage], prompt: str) -> str:
+        rendered = self._render_turn(messages)
+        content = messages[-1]["content"].strip()
+        if content not in rendered:
+            return ""
+        start = rendered.index(content) + len(content)
+        end = rendered.find(PROBE, start)
+        if end < 0:
+            return ""
+        header_end = THINKING.sub("", rendered[start:end])
+        for header in (rendered[:start] + header_end, rendered[:start] + header_end.rstrip()):
+            if prompt.startswith(header):
+                beginning = prompt[len(header) :]
+                return beginning if beginning.strip() else ""
+        return ""
+
+    def _render_turn(self, messages: Sequence[ChatMessage]) -> str:
+        """The chat with one turn of the assistant more, and where the template wants the user to speak last, with one
+        of the user's after it; empty where it takes neither."""
+        turn: ChatMessage = {"role": "assistant", "content": PROBE}
+        afters: tuple[list[ChatMessage], ...] = ([], [{"role": "user", "content": "x"}])
+        for after in afters:
+            with contextlib.suppress(Exception):  # templates raise what they like
+                return self._tokenizer.render_conversation([*messages, turn, *after])
+        return ""
