@@ -76,11 +76,9 @@ class Check:
         self.pools: list[ScorerPool] = []
         self.told: list[str] = []
 
-    def run(
-        self, training: Sequence[PromptRow], held_out: Sequence[PromptRow] = (), max_rows: int = 100_000
-    ) -> DrawnRows | None:
+    def run(self, training: Sequence[PromptRow], held_out: Sequence[PromptRow] = ()) -> DrawnRows | None:
         self.pools = start_check_pools(self.settings, self._stack)
-        return check_rewards(self.settings.scorers, self.pools, training, held_out, self.told.append, max_rows)
+        return check_rewards(self.settings.scorers, self.pools, training, held_out, self.told.append)
 
     @property
     def asked(self) -> Counter[str]:
@@ -177,11 +175,12 @@ def test_a_wrong_column_is_found_out_before_all_of_it_is_parsed(
 
 
 def test_above_the_limit_rows_are_left_out_when_they_are_drawn(
-    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 5)
     check = Check(tmp_path, stack)
     training = rows("1", "bad", "2", -1, "bad", "3")
-    drawn = check.run(training, rows("7"), max_rows=5)
+    drawn = check.run(training, rows("7"))
     assert drawn is not None
     assert check.asked == Counter(["'7'"])
     cursor = PromptCursor(training, seed=0, shuffle=False, are_usable=drawn.are_usable)
@@ -199,12 +198,16 @@ def test_above_the_limit_rows_are_left_out_when_they_are_drawn(
     assert set(check.asked.values()) == {1}
 
 
-def test_below_the_limit_and_without_math_no_process_stays(tmp_path: Path, stack: ExitStack) -> None:
+def test_below_the_limit_and_without_math_no_process_stays(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert answer_checks.MAX_ROWS_PARSED == 100_000
+    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 2)
     check = Check(tmp_path, stack)
-    assert check.run(rows("1", "2"), max_rows=2) is None
+    assert check.run(rows("1", "2")) is None
     assert all(not Path(f"/proc/{pid}").exists() for pool in check.pools for pid in pool.process_ids())
     function = Reward.model_validate({"type": RewardType.FUNCTION, "function": {"path": "readers:read"}})
     settings = ScorerSettings(function, WHERE, FunctionScorer("readers:read", WHERE), 1)
     check.settings = RewardSettings((settings,), (), 8, tmp_path / "logs", check.settings.environment)
-    assert check.run(rows({"any": "thing"}, "bad"), max_rows=1) is None
+    assert check.run(rows({"any": "thing"}, "bad", None)) is None
     assert "'bad'" not in check.asked

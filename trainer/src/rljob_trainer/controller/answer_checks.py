@@ -82,7 +82,6 @@ def check_rewards(
     training: Sequence[PromptRow],
     held_out: Sequence[PromptRow],
     doing: Tell = lambda _: None,
-    max_rows_parsed: int = MAX_ROWS_PARSED,
 ) -> DrawnRows | None:
     """Waits until every scorer is loaded, then step 2. `pools` are those of the scorers; they are closed, but for the
     one that checks rows when they are drawn. `doing` is notified of progress. None where no such check is needed.
@@ -100,7 +99,7 @@ def check_rewards(
     if scorer is None or used is None:
         return None
     parser = AnswerParser(used, scorer.where)
-    is_large = len(training) > max_rows_parsed
+    is_large = len(training) > MAX_ROWS_PARSED
     for dataset, rows in (("evaluation.dataset", held_out), ("dataset", () if is_large else training)):
         _refuse_unscorable(parser, rows, dataset, doing)
     if not is_large:
@@ -109,7 +108,7 @@ def check_rewards(
     log.info(
         "data: more than %d training rows; their answers are checked when they are drawn, and rows whose answer cannot "
         "be scored are left out then",
-        max_rows_parsed,
+        MAX_ROWS_PARSED,
     )
     return DrawnRows(parser)
 
