@@ -118,28 +118,6 @@ def test_the_overlong_penalty_grows_through_its_buffer(num_tokens: int, score: f
     assert found == pytest.approx(score, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("response", "answer", "score"),
-    [
-        ("The answer is 42.", "42", 1.0),
-        ("The answer is 41.", "42", 0.0),
-        ("so $x = \\frac{1}{2}$", "0.5", 1.0),
-        ("\\boxed{0.5}", "\\frac{1}{2}", 1.0),
-        ("It is $\\frac{2}{3}$", "$\\frac{4}{6}$", 1.0),
-        ("They pay 18 dollars", "She sells 9 * 2 = 18.\n#### 18", 1.0),
-        ("no number at all", "18", 0.0),
-        ("7", 7, 1.0),
-    ],
-)
-def test_mathematical_answers(response: str, answer: object, score: float) -> None:
-    assert MathAnswerScorer(WHERE).load()(RewardRequest("", response, answer, {})) == score
-
-
-def test_a_row_without_a_mathematical_answer_is_an_error_of_the_data() -> None:
-    with pytest.raises(ValueError, match="the row's answer is no mathematical expression"):
-        MathAnswerScorer(WHERE).load()(RewardRequest("", "5", "", {}))
-
-
 def test_reasoning_gym_scores_by_the_task_of_the_row() -> None:
     scorer = ReasoningGymScorer("basic_arithmetic", {"min_terms": 2, "max_terms": 2}, WHERE).load()
     row = {"question": "88 + 94", "answer": "182", "metadata": {"source_dataset": "basic_arithmetic"}}

@@ -1,21 +1,24 @@
-"""Mathematical equality of the final answers, by the `math-verify` library."""
+"""Mathematical equality of the final answers."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import lru_cache
 
-from rljob_trainer.rewards.base import RewardRequest, Scorer
-
-GSM8K_MARK = "####"
+from rljob_trainer.rewards.answer_values import why_unusable
+from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
+from rljob_trainer.rewards.final_answer import find_answer, reference_answer
+from rljob_trainer.rewards.math_values import Choice, Expression, Listing, Value, Words, is_choice_letter, read_value
 
 
 @dataclass(frozen=True)
 class MathAnswerScorer:
     """1 if the response's final answer equals the row's mathematically (`1/2`, `0.5`, `\\frac{1}{2}`), else 0.
 
-    The row's answer is a number or an expression, plain or LaTeX; of a worked solution in GSM8K's form the part
-    behind the last `####` counts.
+    `final_answer` says what the final answer of a response is, `math_equality` what is equal. The row's answer is a
+    number or an expression, plain or LaTeX, a date, a choice or up to six words; of a worked solution the part in its
+    last box or behind its last `####`.
     """
 
     where: str
@@ -23,19 +26,41 @@ class MathAnswerScorer:
 
     def load(self) -> Scorer:
         """Imports sympy by way of math-verify: a second or two."""
-        from math_verify import parse, verify
+        from rljob_trainer.rewards.math_equality import are_equal
+        from rljob_trainer.rewards.math_sympy import is_readable
 
         # The library says once that its own time limit is off. It is: that one needs SIGALRM in the main thread and
         # cannot end a loop in C code; ours kills the process.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
+        @lru_cache(maxsize=1024)
+        def expected_value(text: str) -> Value:
+            answer = reference_answer(text)
+            value = read_value(answer, is_choice=is_choice_letter(answer))
+            if value is None or not all(is_readable(each.text) for each in _expressions(value)):
+                raise ValueError(
+                    f"the row's answer {text!r:.200} cannot be read as a number, an expression, a date, a choice or a"
+                    " few words; correct it, or leave the row out"
+                )
+            return value
+
         def score(request: RewardRequest) -> object:
-            text = str(request.answer).rpartition(GSM8K_MARK)[2].strip()
-            is_marked = "$" in text or "\\boxed" in text
-            expected = parse(text if is_marked else f"${text}$", parsing_timeout=None)
-            if not expected:
-                raise ValueError(f"the row's answer is no mathematical expression ({text!r}); mend the dataset")
-            given = parse(request.response, parsing_timeout=None)
-            return float(verify(expected, given, timeout_seconds=None))
+            reason = why_unusable(request.answer)
+            if reason is not None:
+                raise ValueError(f"the row's answer {reason}")
+            expected = expected_value(str(request.answer))
+            found, given = find_answer(
+                request.response, is_choice=isinstance(expected, Choice), is_words=isinstance(expected, Words)
+            )
+            return Scored(1.0 if given is not None and are_equal(expected, given) else 0.0, found)
 
         return score
+
+
+def _expressions(value: Value) -> list[Expression]:
+    match value:
+        case Expression():
+            return [value]
+        case Listing():
+            return [each for item in value.items for each in _expressions(item)]
+    return []

@@ -1,0 +1,95 @@
+"""MathAnswer: which answer of a response is final, and what equals the row's answer.
+
+`math_answers.jsonl` holds rows as users have them: the row's answer, a response, and the score (`refused`: the row's
+answer cannot be used). Half of them were written by a reader of the documentation who had not seen the code.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
+from rljob_trainer.rewards.math_answer import MathAnswerScorer
+
+CASES = [json.loads(line) for line in Path(__file__).with_name("math_answers.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Scorer:
+    return MathAnswerScorer("spec.training.rewards[0].type (reward accuracy)").load()
+
+
+def scored(scorer: Scorer, answer: object, response: str) -> Scored:
+    result = scorer(RewardRequest("", response, answer, {}))
+    assert isinstance(result, Scored)
+    return result
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['answer']!r:.30} {case['response'][-40:]!r}")
+def test_the_final_answer_is_compared_with_the_answer_of_the_row(case: dict[str, object], scorer: Scorer) -> None:
+    answer, response = case["answer"], str(case["response"])
+    if case["score"] == "refused":
+        with pytest.raises(ValueError, match="the row's answer"):
+            scored(scorer, answer, response)
+        return
+    assert scored(scorer, answer, response).score == case["score"]
+
+
+@pytest.mark.parametrize(
+    ("response", "found"),
+    [
+        ("<think>3 and 15</think>\n<answer>18</answer>", "18"),
+        ("<think>still thinking about 18", ""),
+        ("<answer>17</answer> no, <answer>The total is 18.</answer>", "18"),
+        ("<answer>17</answer> so <answer>18", "18"),
+        ("<answer>17</answer> so <answer></answer>", ""),
+        ("\\boxed{17}. Wait, no: \\boxed{18}", "18"),
+        ("\\boxed{17}. Wait, no: \\boxed{18", ""),
+        ("2+40=42\n#### 42\n\nQuestion: Tom has 5 apples.", "42"),
+        ("#### Step 1\nadd 3\n\nThe answer is 18.", "18"),
+        ("The answer is 5 or 6", "5 or 6"),
+        ("The answer is 18 because 3*6 = 18 and not 19.", "18"),
+        ("There are 5 apples. The answer is unknown.", ""),
+        ("There are 5 apples. The answer is correct.", "5"),
+        ("The rate is 60 per hour. Total is \\$460.", "\\$460"),
+        ("nothing", ""),
+    ],
+)
+def test_what_was_found_is_said(response: str, found: str, scorer: Scorer) -> None:
+    assert scored(scorer, "18", response).found == found
+
+
+@pytest.mark.parametrize("template", ["\\boxed{%s}", "<answer>%s</answer>", "#### %s", "The answer is %s.", "%s"])
+def test_every_answer_equals_itself(template: str, scorer: Scorer) -> None:
+    answers = {str(case["answer"]) for case in CASES if case["score"] != "refused"}
+    unequal = [answer for answer in sorted(answers) if scored(scorer, answer, template % answer).score != 1]
+    assert unequal == []
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        *("1 " * 10_000, "(" * 20_000, "$a" * 9000, "\\[" * 5000, "\\boxed{" * 4000, "\\frac{1}{" * 4000, "1=" * 9000),
+        *("\n" * 30_000 + "x", "1" * 50_000, "answer is " * 3000, "\\boxed{" + "(" * 4000 + "}", "1 and " * 5000),
+        *("1e" * 9000, "9" * 900 + "^" + "9" * 900, "\\boxed{1e999999999}", "<think>" * 5000, "`" * 20_000),
+    ],
+    ids=lambda response: f"{response[:12]!r} x {len(response)}",
+)
+def test_no_response_takes_long_to_read(response: str, scorer: Scorer) -> None:
+    """A quadratic search takes minutes on these. The bound is far from both."""
+    started = time.process_time()
+    assert scored(scorer, "-7", response).score == 0
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "N/A", "null", None, True, [1], {"ground_truth": "72"}, float("nan"), "\\frac{1"]
+)
+def test_an_answer_that_cannot_be_scored_is_refused_whatever_the_response(answer: object, scorer: Scorer) -> None:
+    for response in ("", "5"):
+        with pytest.raises(ValueError, match="the row's answer"):
+            scored(scorer, answer, response)

@@ -1,0 +1,259 @@
+"""Finds the final answer of a response.
+
+Each rule looks in what the rule before it found:
+
+1. Text up to the last `</think>` is not read. A `<think>` that is not closed means that there is no answer.
+2. The last `<answer>` element.
+3. The last `\\boxed{}` or `\\fbox{}`. One that is not closed means that there is no answer.
+4. What stands behind the last `####` on its line, if that is one value (GSM8K's form; a heading is none).
+5. What follows the last "answer is", "Answer:" or a value named `answer` in JSON, up to the end of the sentence.
+6. The last number or expression.
+
+A text that is one value as a whole is the answer without the rules behind the one that found it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+
+from rljob_trainer.rewards.math_text import braced, plain_characters, undecorated
+from rljob_trainer.rewards.math_units import MAGNITUDES, is_known_unit, read_unit
+from rljob_trainer.rewards.math_values import Value, Words, read_value
+
+GSM8K_MARK = "####"
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
+_PHRASE = re.compile(
+    r"""(?ix)
+    ["'](?:final[_ ])?(?:answer)["']\s*:                                          # JSON
+    | \banswers?["'*_`)\]]*\s*[:=]                                                # Answer: 18
+    | \banswers?\b[^.\n:=?!]{0,80}?(?:\bis\b|\bare\b|\bequals\b|\bbe\b)["'*_]*\s*:? # the answer to this is 18
+    | 答案\s*(?:是|为|為|:|=)\s*:? | 答えは\s*:? | 答え\s*: | 정답은?\s*:?
+    """
+)
+_JSON = re.compile(r"[\"'](?:final[_ ])?answer[\"']\s*:", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"\.(?=\s|$|\*|\"|')|[!?](?=\s|$)|\n")
+_OPENERS = ((r"\[", r"\]"), (r"\(", r"\)"), ("$$", "$$"), ("$", "$"))
+_CONNECTIVE = re.compile(
+    r"\b(?:because|since|as|so|which|where|when|for|but|not|rather than|instead of)\b|,\s*(?=[a-z]{2})|\s\(|;",
+    re.IGNORECASE,
+)
+_CONFIRMATION = re.compile(
+    r"\s*(?:it\s+is\s+|this\s+is\s+|that\s+is\s+)?(?:indeed\s+|therefore\s+)?"
+    r"(?:correct|right|verified|confirmed|consistent|reasonable|valid|above|as above)\b",
+    re.IGNORECASE,
+)
+_BULLET = re.compile(r"(?m)^[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]+(?=\S)")
+
+# The pieces of a run of numbers and operators in a sentence: `3 + 15 = 18`, `2\\frac{1}{2}`, `-$1,000.50`. Braces are
+# possessive and repetitions bounded, so that no response makes the search quadratic.
+_INNER_BRACES = r"\{[^{}]*+\}"
+_MIDDLE_BRACES = rf"\{{[^{{}}]*+(?:{_INNER_BRACES}[^{{}}]*+)*+\}}"
+_BRACES = rf"\{{[^{{}}]*+(?:{_MIDDLE_BRACES}[^{{}}]*+)*+\}}"
+_NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|\.\d+"
+_ARGUMENT = rf"\s*(?:{_BRACES}|\d)"
+_COMMAND = rf"\\[dtc]?frac{_ARGUMENT}{_ARGUMENT}|\\sqrt(?:\[[^\]]*\])?{_ARGUMENT}|\\(?:pi|infty)(?![a-z])"
+_POWER = rf"(?:\s*\^\s*(?:{_BRACES}|-?\d+))?"
+_ATOM = rf"(?:(?:{_NUMBER})\s*(?:{_COMMAND})|{_NUMBER}|{_COMMAND})(?:[a-z](?![A-Za-z]))?{_POWER}%?"
+_CURRENCY = r"(?:\\?\$|[€£¥₹])?"
+_OPERAND = rf"[-+]?\s?\({{0,4}}\s{{0,2}}{_CURRENCY}[-+]?{_CURRENCY}(?:{_ATOM})\s{{0,2}}\){{0,4}}{_POWER}"
+_OPERATOR = r"\s*(?:\\times|\\cdot|\\div|[-+*/^=:])\s*"
+_RUN = re.compile(rf"(?<![A-Za-z0-9_.\\^{{])(?:{_OPERAND})(?:{_OPERATOR}(?:{_OPERAND}|[a-z](?![A-Za-z])))*")
+_LAST_OPERAND = re.compile(rf"(?:{_OPERAND})$")
+# LaTeX between its delimiters. As in Pandoc, no white space stands within single dollars, and no digit behind them.
+_DELIMITED = re.compile(
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$(?=[^\s$])([^$\n]*?[^\s$\\])\$(?!\d)", re.DOTALL
+)
+_DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
+# What may belong to the number in front of it: a magnitude, a percent sign, degrees, a unit.
+_BEHIND = re.compile(
+    r"\s*(?:hundred|thousand|million|billion|trillion|dozen|percent|万|亿)(?![A-Za-z])|\s*\\?%|\^\s*\{?\\circ\s*\}?"
+    r"|\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\s*\{?[23]\}?)?|\s?[A-Za-z/²³]+(?:\^\{?[23]\}?)?", re.IGNORECASE
+)  # fmt: skip
+# A letter of a multiple-choice question; neither the article `A car` nor the pronoun `I`.
+_CHOICE = re.compile(
+    r"(?<![A-Za-z\\])(?:\(([A-Ja-j])\)|([A-HJ]))(?![A-Za-z'0-9])(?!\s+[a-z])|(?<![A-Za-z\\])(I)(?=\s*[.)]|\s*$)"
+)
+
+
+Found = tuple[str, Value | None]
+"""An answer as it is written, and as it is read; an empty string and None for a response without an answer."""
+
+
+def find_answer(response: str, *, is_choice: bool, is_words: bool) -> Found:
+    """The final answer as it is written, and as it is read; an empty text and None where there is none.
+
+    `is_choice`: the row's answer is a letter of a multiple-choice question; `is_words`: it is words, such as `Tuesday`.
+    """
+    reader = _Reader(is_choice, is_words)
+    text = without_thinking(plain_characters(response))
+    if text is None:
+        return "", None
+    if (element := last_element(text)) is not None:
+        text = element
+    box = last_box(text)
+    if box is not None:
+        text = box
+    if not text.strip():
+        return "", None
+    finders: tuple[Callable[[str, _Reader], Found | None], ...] = (_after_mark, _after_phrase, _last)
+    # A worked solution is no value as a whole, and a sentence is no answer in words.
+    if GSM8K_MARK not in text and not (is_words and _PHRASE.search(text)):
+        finders = (_whole, *finders)
+    return next((found for find in finders if (found := find(text, reader)) is not None), ("", None))
+
+
+def reference_answer(answer: str) -> str:
+    """The answer of a dataset's row: of a worked solution the last `<answer>` element, the last box, or what stands
+    behind the last `####`."""
+    text = plain_characters(answer)
+    if (element := last_element(text)) is not None:
+        text = element
+    if (box := last_box(text)) is not None:
+        return box.strip()
+    return text.rpartition(GSM8K_MARK)[2].strip()
+
+
+def without_thinking(text: str) -> str | None:
+    """What stands behind the last `</think>`; None where a `<think>` is not closed."""
+    text = text.rpartition("</think>")[2]
+    return None if "<think>" in text else text
+
+
+def last_element(text: str) -> str | None:
+    """What stands in the last `<answer>` element, which may be cut off; None where there is none."""
+    _, mark, behind = text.rpartition("<answer>")
+    return behind.partition("</answer>")[0] if mark else None
+
+
+def last_box(text: str) -> str | None:
+    """What stands in the last box; an empty text where it is not closed, None where there is none."""
+    last, position = None, 0
+    while match := _BOX.search(text, position):
+        if text[match.end()] != "{":
+            last, position = text[match.end() :].split()[0], match.end()
+            continue
+        inside = braced(text, match.end())
+        if inside is None:
+            return ""
+        last, position = inside, match.end() + len(inside) + 2
+    while last is not None and (match := _BOX.search(last)) and last[match.end() : match.end() + 1] == "{":
+        inside = braced(last, match.end())
+        if inside is None:
+            return ""
+        last = last[: match.start()] + inside + last[match.end() + len(inside) + 2 :]
+    return last
+
+
+class _Reader:
+    """Reads values of the kind that the row's answer is of."""
+
+    def __init__(self, is_choice: bool, is_words: bool) -> None:
+        self.is_choice = is_choice
+        self.is_words = is_words
+
+    def __call__(self, text: str) -> Value | None:
+        value = read_value(text, is_choice=self.is_choice)
+        return None if isinstance(value, Words) and not self.is_words else value
+
+
+def _whole(text: str, reader: _Reader) -> Found | None:
+    value = reader(text)
+    return None if value is None else (text.strip(), value)
+
+
+def _after_mark(text: str, reader: _Reader) -> Found | None:
+    _, mark, behind = text.rpartition(GSM8K_MARK)
+    if not mark or not behind.strip():
+        return None
+    line = behind.strip().splitlines()[0]
+    return _whole(line, reader) or (_after_phrase(line, reader) if _PHRASE.search(line) else None)
+
+
+def _after_phrase(text: str, reader: _Reader) -> Found | None:
+    """What follows the last phrase: in its sentence, else in all the text behind it. Where that is no value, there is
+    no answer ("the answer is unknown"); a phrase that only confirms ("the answer is correct") does not count."""
+    matches = [match for match in _PHRASE.finditer(text) if not _CONFIRMATION.match(text, match.end())]
+    if not matches:
+        return None
+    match = matches[-1]
+    behind = text[match.end() :]
+    if _JSON.fullmatch(match[0].strip()) and (value := _json_value(behind)) is not None:
+        return _whole(value, reader) or _last(value, reader)
+    sentence = _sentence(behind)
+    for part in dict.fromkeys((sentence, _CONNECTIVE.split(sentence, maxsplit=1)[0])):
+        if (found := _whole(part, reader)) is not None:
+            return found
+    for part in (_CONNECTIVE.split(sentence, maxsplit=1)[0], sentence, behind):
+        if (found := _last(part, reader)) is not None:
+            return found
+    return "", None
+
+
+def _json_value(text: str) -> str | None:
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text.lstrip())
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _sentence(text: str) -> str:
+    """The text up to the end of its first sentence; white space and Markdown in front do not count."""
+    text = re.sub(r"^\s*(?:[*_]+(?=\s))?\s*", "", text)
+    for start, end in _OPENERS:
+        close = text.find(end, len(start)) if text.startswith(start) else -1
+        if close > 0 and (start != "$" or "\n" not in text[:close]):
+            return text[: close + len(end)] + _SENTENCE_END.split(text[close + len(end) :], maxsplit=1)[0]
+    return _SENTENCE_END.split(text, maxsplit=1)[0]
+
+
+def _last(text: str, reader: _Reader) -> Found | None:
+    """The last value in the text, by where it ends."""
+    if reader.is_words:
+        return None
+    if reader.is_choice and (letters := list(_CHOICE.finditer(text))):
+        letter = next(filter(None, letters[-1].groups())).upper()
+        return letter, reader(letter)
+    # Of the same length, so that places in the one are places in the other.
+    plain = _BULLET.sub(lambda match: " " * len(match[0]), text)
+    spans = [(match.end() + 1, _delimited(text, match)) for match in _DELIMITED.finditer(text)]
+    spans += [(match.end() + 1, iter((match[0],))) for match in _DATE.finditer(plain)]
+    spans += [(match.end(), _plain(plain, match)) for match in _RUN.finditer(plain)]
+    for _, candidates in sorted(spans, key=lambda span: -span[0]):
+        for candidate in candidates:
+            if (value := reader(candidate)) is not None:
+                return undecorated(candidate), value
+    return None
+
+
+def _delimited(text: str, match: re.Match[str]) -> Iterator[str]:
+    yield match[0] + _unit_behind(text, match.end())
+
+
+def _plain(text: str, match: re.Match[str]) -> Iterator[str]:
+    """The run of numbers and operators, then its last number alone; each with its unit. Nothing where letters follow:
+    `3D` is no number."""
+    run = match[0].rstrip()
+    end = match.start() + len(run)
+    behind = _unit_behind(text, end)
+    if not behind and text[end : end + 1].isalpha() and text[end : end + 2] not in ("st", "nd", "rd", "th"):
+        return
+    last = run.rpartition("=")[2] or run
+    yield last + behind
+    if number := _LAST_OPERAND.search(last):
+        yield number[0] + behind
+
+
+def _unit_behind(text: str, end: int) -> str:
+    """A unit or a magnitude that is known, behind a number; other words belong to the sentence."""
+    match = _BEHIND.match(text, end)
+    if not match:
+        return ""
+    shown = match[0]
+    word = shown.strip()
+    if not word[:1].isalpha() or word.lower().removesuffix("s") in MAGNITUDES:
+        return shown
+    unit = read_unit(shown)
+    return shown if unit is not None and is_known_unit(unit) else ""

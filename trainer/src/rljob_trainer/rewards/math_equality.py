@@ -1,0 +1,159 @@
+"""Whether two answers are equal.
+
+Integers, fractions and symbols are equal exactly; a number with a decimal point or an exponent equals another one
+within `RELATIVE_TOLERANCE`. What is no plain number is read by math-verify's LaTeX parser and compared by sympy.
+Expressions with variables are compared at fixed points: two are equal if they are real numbers at the same points, and
+the same ones.
+Nothing here has a time limit; the process that scores has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from rljob_trainer.rewards import math_sympy
+from rljob_trainer.rewards.math_units import same_unit
+from rljob_trainer.rewards.math_values import (
+    Assignment,
+    Choice,
+    Expression,
+    Listing,
+    Moment,
+    Quantity,
+    Value,
+    Words,
+    read_value,
+)
+
+RELATIVE_TOLERANCE = Fraction(1, 10**6)
+MAX_SHORT_WORD = 4
+"""Words up to so many letters may be products of variables: `xyz`."""
+
+
+def are_equal(expected: Value, given: Value) -> bool:
+    """Whether the response's answer is the row's."""
+    expected, given = _single(expected), _single(given)
+    if expected == given or _text(expected) == _text(given) != "":
+        return True
+    match expected, given:
+        case Choice(), _:
+            return _is_choice(expected, given)
+        case Assignment(), Assignment() if _bare(expected.variable) == _bare(given.variable):
+            return are_equal(expected.value, given.value)
+        case Assignment(), Assignment():
+            return math_sympy.same_expression(expected.text, given.text)
+        case Assignment(), Expression():
+            return are_equal(expected.value, given) or math_sympy.same_expression(expected.text, given.text)
+        case Expression(), Assignment():
+            return are_equal(expected, given.value) or math_sympy.same_expression(expected.text, given.text)
+        case Assignment(), _:
+            return are_equal(expected.value, given)
+        case _, Assignment():
+            return are_equal(expected, given.value)
+        case Quantity(), Quantity():
+            return _same_quantity(expected, given)
+        case Listing(), Listing():
+            return _same_listing(expected, given)
+        case Words(), Words():
+            return _without_article(expected.text) == _without_article(given.text) or _same_product(expected, given)
+        case (Moment() | Words(), _) | (_, Moment() | Words()):
+            return _same_product(expected, given)
+        case (Listing(), _) | (_, Listing()):
+            return math_sympy.same_set(_alternatives(expected), _alternatives(given))
+        case Quantity(), Expression():
+            return math_sympy.equals_number(given.text, expected.number, expected.is_exact)
+        case Expression(), Quantity():
+            return math_sympy.equals_number(expected.text, given.number, given.is_exact)
+        case Expression(), Expression():
+            return math_sympy.same_expression(expected.text, given.text)
+    return False
+
+
+def same_number(first: Fraction, second: Fraction, *, is_exact: bool) -> bool:
+    """Equality of two numbers; with `is_exact` both are integers or fractions as written."""
+    if is_exact or first == second:
+        return first == second
+    return abs(first - second) <= RELATIVE_TOLERANCE * max(abs(first), abs(second))
+
+
+def _single(value: Value) -> Value:
+    """`(18)` and `{18}` are 18."""
+    while isinstance(value, Listing) and len(value.items) == 1:
+        value = value.items[0]
+    return value
+
+
+def _text(value: Value) -> str:
+    return _bare(value.text) if isinstance(value, Listing | Assignment | Expression) else ""
+
+
+def _alternatives(value: Value) -> list[str]:
+    """The texts of `x < 1 or x > 2`; of another value its own."""
+    if isinstance(value, Listing) and not value.opening:
+        return [text for item in value.items for text in _alternatives(item)]
+    match value:
+        case Listing() | Assignment() | Expression():
+            return [value.text]
+        case Quantity():
+            return [str(value.number)]
+    return []
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split())
+
+
+def _is_choice(expected: Choice, given: Value) -> bool:
+    if isinstance(given, Choice):
+        return expected.letter == given.letter
+    value = read_value(expected.rest) if expected.rest else None
+    return value is not None and are_equal(value, given)
+
+
+def _same_quantity(first: Quantity, second: Quantity) -> bool:
+    is_exact = first.is_exact and second.is_exact
+    if not same_unit(first.unit, second.unit):
+        return False
+    if same_number(first.number, second.number, is_exact=is_exact):
+        return True
+    # 50% is 50 and 0.5.
+    if "%" not in (first.unit, second.unit) or first.unit == second.unit:
+        return False
+    shares = [value.number / 100 if value.unit == "%" else value.number for value in (first, second)]
+    return same_number(shares[0], shares[1], is_exact=is_exact)
+
+
+def _same_listing(first: Listing, second: Listing) -> bool:
+    brackets = {first.opening + first.closing, second.opening + second.closing}
+    if len(first.items) != len(second.items):
+        return False
+    if brackets <= {"", "{}"}:
+        return _same_in_any_order(first.items, second.items, are_equal)
+    if len(brackets) == 2 and not brackets & {"", "{}"}:
+        return False
+    return all(are_equal(*pair) for pair in zip(first.items, second.items, strict=True))
+
+
+def _same_in_any_order(
+    first: Sequence[Value], second: Sequence[Value], is_same: Callable[[Value, Value], bool]
+) -> bool:
+    left = list(second)
+    for item in first:
+        index = next((index for index, other in enumerate(left) if is_same(item, other)), None)
+        if index is None:
+            return False
+        del left[index]
+    return True
+
+
+def _without_article(text: str) -> str:
+    first, _, rest = text.partition(" ")
+    return rest if first in ("a", "an", "the") and rest else text
+
+
+def _same_product(first: Value, second: Value) -> bool:
+    """`xyz` may be a product, `z y x` the same one."""
+    texts = [value.text for value in (first, second) if isinstance(value, Words | Expression)]
+    short = [value for value in (first, second) if isinstance(value, Words) and len(value.text) <= MAX_SHORT_WORD]
+    return len(texts) == 2 and len(short) > 0 and math_sympy.same_expression(*texts)

@@ -1,0 +1,252 @@
+"""Comparisons by sympy of what math-verify's parser reads as LaTeX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+
+import sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
+from math_verify.grader import should_treat_as_complex
+from sympy.core.relational import Relational
+from sympy.logic.boolalg import And, BooleanFunction, Or
+
+RELATIVE_TOLERANCE = 1e-6
+DIGITS = 50
+EXACT_TOLERANCE = 1e-40
+"""Of two constants without decimals, evaluated to `DIGITS` digits."""
+POINTS = tuple(
+    Fraction(numerator, denominator)
+    for numerator, denominator in (
+        *((2, 1), (3, 1), (7, 1), (17, 10), (29, 7), (5, 13), (11, 3), (1, 9), (101, 10)),
+        *((-2, 1), (-3, 1), (-19, 10), (-5, 13), (-31, 6)),
+    )
+)
+"""What variables are set to, each to another one."""
+MIN_REAL_POINTS = 3
+
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+_CONVERSION = ConversionConfig(lowercase_symbols=False)
+"""`K` and `k` are two variables."""
+_PLAIN_FUNCTIONS = re.compile(
+    r"(?<![\\A-Za-z])(sinh|cosh|tanh|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|min|max|gcd|lcm)(?![A-Za-z])"
+)
+_SQRT = re.compile(r"(?<![\\A-Za-z])sqrt\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
+_POWER_OF_SEVERAL = re.compile(r"\^\s*(?:(-?\d{2,}|-\d)|\(([^()]*)\))")
+_INFINITY = re.compile(r"(?<![\\A-Za-z])(?:infinity|infty|inf)(?![A-Za-z])")
+
+
+def same_expression(expected: str, given: str) -> bool:
+    """Of two expressions, equations, inequalities or sets."""
+    first, second = _parsed(expected), _parsed(given)
+    return first is not None and second is not None and _same(first, second)
+
+
+def same_set(expected: Sequence[str], given: Sequence[str]) -> bool:
+    """Of intervals, sets, lists and inequalities; several texts of one answer are alternatives."""
+    first, second = ([_as_set(_parsed(text)) for text in texts] for texts in (expected, given))
+    if not first or not second or None in first or None in second:
+        return False
+    return _same_sets(sympy.Union(*first), sympy.Union(*second))
+
+
+def equals_number(expression: str, number: Fraction, is_exact: bool) -> bool:
+    """Whether an expression without variables has this value."""
+    value = _parsed(expression)
+    exact = sympy.Rational(number.numerator, number.denominator)
+    if isinstance(value, sympy.FiniteSet) and len(value) == 1:
+        value = value.args[0]
+    return isinstance(value, sympy.Expr) and _same_numbers(value, exact if is_exact else sympy.Float(exact, DIGITS))
+
+
+def as_latex(text: str) -> str:
+    """Plain spellings as LaTeX: `sqrt(2)`, `x**2`, `3*x`, `sin(x)`, `x^10`."""
+    text = text.replace("**", "^").replace(r"\varnothing", r"\emptyset")
+    while (changed := _SQRT.sub(r"\\sqrt{\1}", text)) != text:
+        text = changed
+    text = _PLAIN_FUNCTIONS.sub(r"\\\1 ", text)
+    text = _INFINITY.sub(r"\\infty ", text)
+    text = _POWER_OF_SEVERAL.sub(lambda match: "^{" + (match[1] or match[2]) + "}", text)
+    return re.sub(r"(?<!\\)\*", r"\\cdot ", text)
+
+
+@lru_cache(maxsize=2048)
+def _parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
+    latex = as_latex(text)
+    try:
+        found = latex2sympy(
+            latex,
+            is_real=not should_treat_as_complex(latex),
+            normalization_config=_NORMALIZATION,
+            conversion_config=_CONVERSION,
+        )
+    except Exception:
+        # The parser raises anything for what it cannot read, also of its own kinds, which derive from Exception only.
+        return None
+    return found if isinstance(found, sympy.Basic | sympy.MatrixBase) else None
+
+
+def is_readable(text: str) -> bool:
+    """Whether sympy can read it."""
+    return _parsed(text) is not None
+
+
+def _same(first: sympy.Basic | sympy.MatrixBase, second: sympy.Basic | sympy.MatrixBase) -> bool:
+    if isinstance(first, sympy.MatrixBase) or isinstance(second, sympy.MatrixBase):
+        return (
+            isinstance(first, sympy.MatrixBase)
+            and isinstance(second, sympy.MatrixBase)
+            and first.shape == second.shape
+            and all(_same(*pair) for pair in zip(first.flat(), second.flat(), strict=True))
+        )
+    if first == second:
+        return True
+    if _is_relation(first) or _is_relation(second) or isinstance(first, sympy.Set) or isinstance(second, sympy.Set):
+        if isinstance(first, Relational) and isinstance(second, Relational) and _proportional(first, second):
+            return True
+        one, other = _as_set(first), _as_set(second)
+        return one is not None and other is not None and _same_sets(one, other)
+    if isinstance(first, sympy.Tuple) and isinstance(second, sympy.Tuple):
+        return len(first) == len(second) and all(_same(*pair) for pair in zip(first, second, strict=True))
+    if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
+        return False
+    symbols = sorted(first.free_symbols | second.free_symbols, key=str)
+    return _same_at_points(first, second, symbols) if symbols else _same_numbers(first, second)
+
+
+def _same_numbers(first: sympy.Expr, second: sympy.Expr) -> bool:
+    """Of two constants, which may be complex."""
+    if first.free_symbols or second.free_symbols:
+        return False
+    first, second = first.doit(), second.doit()
+    if first == second:
+        return True
+    if first.is_Rational and second.is_Rational:
+        return False
+    return _near(first.evalf(DIGITS), second.evalf(DIGITS), _tolerance(first, second))
+
+
+def _tolerance(first: sympy.Basic, second: sympy.Basic) -> float:
+    return RELATIVE_TOLERANCE if first.has(sympy.Float) or second.has(sympy.Float) else EXACT_TOLERANCE
+
+
+def _near(first: sympy.Expr, second: sympy.Expr, tolerance: float) -> bool:
+    try:
+        difference, size = sympy.Abs(first - second), sympy.Max(sympy.Abs(first), sympy.Abs(second))
+        if not size.is_finite:
+            return bool(first == second)
+        return bool(difference <= tolerance * size) or bool(size < sympy.Float("1e-45") and difference.equals(0))
+    except (TypeError, ValueError, AttributeError):
+        return False
+
+
+def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
+    tolerance, num_real = _tolerance(first, second), 0
+    for shift in range(len(POINTS)):
+        point = {symbol: _rational(POINTS[(shift + 4 * index) % len(POINTS)]) for index, symbol in enumerate(symbols)}
+        one, other = _real_value_at(first, point), _real_value_at(second, point)
+        if one is None and other is None:
+            continue
+        if one is None or other is None or not _near(one, other, tolerance):
+            return False
+        num_real += 1
+    return num_real >= MIN_REAL_POINTS or bool(sympy.simplify(first - second).is_zero)
+
+
+def _real_value_at(expression: sympy.Expr, point: dict[sympy.Symbol, sympy.Rational]) -> sympy.Expr | None:
+    try:
+        value = expression.subs(point).doit().evalf(DIGITS)
+        return value if value.is_real and value.is_finite else None
+    except (TypeError, ValueError, ZeroDivisionError, AttributeError):
+        return None
+
+
+def _rational(value: Fraction) -> sympy.Rational:
+    return sympy.Rational(value.numerator, value.denominator)
+
+
+def _is_relation(value: sympy.Basic) -> bool:
+    return isinstance(value, Relational | BooleanFunction) or type(value).__name__ == "And"
+
+
+def _proportional(first: Relational, second: Relational) -> bool:
+    """Whether both say the same of `left - right` up to a constant factor, which is positive for inequalities."""
+    if isinstance(first, sympy.Gt | sympy.Ge):
+        first = first.reversed
+    if isinstance(second, sympy.Gt | sympy.Ge):
+        second = second.reversed
+    if type(first) is not type(second):
+        return False
+    try:
+        one, other = first.lhs - first.rhs, second.lhs - second.rhs
+        symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+        point = {symbol: _rational(POINTS[(3 + 4 * index) % len(POINTS)]) for index, symbol in enumerate(symbols)}
+        above, below = _real_value_at(one, point), _real_value_at(other, point)
+        if not symbols or not above or not below:
+            return False
+        if not isinstance(first, sympy.Eq | sympy.Ne) and above / below < 0:
+            return False
+        return _same_at_points(one * below, above * other, symbols)
+    except (TypeError, ValueError, AttributeError):
+        return False
+
+
+def _as_set(value: sympy.Basic | sympy.MatrixBase | None) -> sympy.Set | None:
+    """The numbers that an inequality with one variable, a set or a list of numbers stands for."""
+    try:
+        match value:
+            case sympy.FiniteSet() if any(_is_relation(item) for item in value.args):
+                sets = [_as_set(item) for item in value.args]
+                return None if None in sets else sympy.Union(*sets)
+            case sympy.Set():
+                return value
+            case sympy.Tuple():
+                return sympy.FiniteSet(*value.args)
+            case sympy.Eq() if isinstance(value.rhs, sympy.Set):
+                return value.rhs
+            case Or():
+                sets = [_as_set(item) for item in value.args]
+                return None if None in sets else sympy.Union(*sets)
+            case And():
+                sets = [_as_set(item) for item in value.args]
+                return None if None in sets else sympy.Intersection(*sets)
+            case Relational() if len(value.free_symbols) == 1:
+                return value.as_set()
+            case sympy.Expr():
+                return sympy.FiniteSet(value)
+    except (TypeError, ValueError, NotImplementedError, AttributeError):
+        return None
+    return None
+
+
+def _same_sets(first: sympy.Set, second: sympy.Set) -> bool:
+    if first == second:
+        return True
+    match first, second:
+        case sympy.Interval(), sympy.Interval():
+            return (
+                first.left_open == second.left_open
+                and first.right_open == second.right_open
+                and _same(first.start, second.start)
+                and _same(first.end, second.end)
+            )
+        case (sympy.FiniteSet(), sympy.FiniteSet()) | (sympy.Union(), sympy.Union()):
+            left = list(second.args)
+            if len(first.args) != len(left):
+                return False
+            for item in first.args:
+                is_same = [
+                    _same_sets(item, other) if isinstance(item, sympy.Set) else _same(item, other) for other in left
+                ]
+                if True not in is_same:
+                    return False
+                del left[is_same.index(True)]
+            return True
+    try:
+        return bool(first.symmetric_difference(second).is_empty)
+    except (TypeError, ValueError, NotImplementedError, AttributeError):
+        return False

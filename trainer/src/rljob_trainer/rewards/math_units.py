@@ -1,0 +1,140 @@
+"""Units and magnitude words behind a number."""
+
+from __future__ import annotations
+
+import re
+
+MAGNITUDES = {
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+    "万": 10**4,
+    "萬": 10**4,
+    "亿": 10**8,
+    "億": 10**8,
+}
+CURRENCIES = ("US$", "$", "€", "£", "¥", "₹", "₩", "USD", "EUR", "GBP", "JPY", "CNY", "INR", "Rs.", "Rs")
+
+_SAME_UNIT = {
+    "$": ("dollar", "usd", "us$", "buck"),
+    "€": ("euro", "eur"),
+    "£": ("gbp", "pound sterling"),
+    "¥": ("yen", "jpy", "yuan", "cny", "rmb", "元"),
+    "₹": ("rupee", "inr", "rs"),
+    "cent": ("¢",),
+    "%": ("percent", "per cent", "percentage", "pct"),
+    "degree": (r"^\circ", r"^{\circ}", r"\circ", "deg", r"\degree"),
+    "degree c": (r"^\circ c", r"^{\circ} c", r"^{\circ}c", r"^\circc", "celsius", "degree celsius"),
+    "degree f": (r"^\circ f", r"^{\circ} f", r"^{\circ}f", r"^\circf", "fahrenheit", "degree fahrenheit"),
+    "mm": ("millimeter", "millimetre"),
+    "cm": ("centimeter", "centimetre"),
+    "m": ("meter", "metre"),
+    "km": ("kilometer", "kilometre"),
+    "in": ("inch", "inche"),
+    "ft": ("foot", "feet"),
+    "yd": ("yard",),
+    "mi": ("mile",),
+    "mg": ("milligram",),
+    "g": ("gram",),
+    "kg": ("kilogram", "kilo"),
+    "lb": ("pound", "lbs"),
+    "oz": ("ounce",),
+    "ml": ("milliliter", "millilitre"),
+    "L": ("liter", "litre", "l"),
+    "ms": ("millisecond",),
+    "s": ("second", "sec"),
+    "min": ("minute",),
+    "h": ("hour", "hr"),
+    "day": ("天",),
+    "week": (),
+    "month": (),
+    "year": ("yr", "年"),
+    "mph": ("mile per hour", "mi/h"),
+    "km/h": ("kilometer per hour", "kmh", "kph", "kmph"),
+    "m/s": ("meter per second",),
+    "N": ("newton",),
+    "J": ("joule",),
+    "W": ("watt",),
+    "V": ("volt",),
+    "A": ("ampere", "amp"),
+    "K": ("kelvin",),
+    "Hz": ("hertz", "hz"),
+    "Pa": ("pascal", "pa"),
+    "mol": ("mole",),
+    "rad": ("radian",),
+}
+_CANONICAL = {spelling: unit for unit, spellings in _SAME_UNIT.items() for spelling in (*spellings, unit, unit.lower())}
+_POWER_WORDS = {"square": "^2", "squared": "^2", "sq": "^2", "cubic": "^3", "cubed": "^3"}
+_TEXT = re.compile(r"\\(?:text|textrm|mathrm|mbox|operatorname|rm)\s*\{([^{}]*)\}|\\rm\b")
+_WORDS = re.compile(r"[A-Za-z\u00b5\u03a9\u4e00-\u9fff%$€£¥₹¢][^\d=<>+*()\[\]{}\\,;:!?\"]*")
+_DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*([CF]?)\s*$")
+MAX_UNIT_WORDS = 4
+
+
+def read_unit(text: str) -> str | None:
+    """The unit that the text behind a number is, in one spelling; None where it is no unit.
+
+    Examples: ` dollars` gives `$`, `\\text{ km/h}` gives `km/h`, ` square meters` gives `m^2`, `x` gives None: letters
+    that touch the number, and are not known as a unit of two or more letters, are a product.
+    """
+    if match := _DEGREES.fullmatch(text.strip()):
+        return f"degree {match[1].lower()}".strip()
+    is_marked = _TEXT.search(text) is not None
+    shown = _TEXT.sub(lambda match: f" {match[1] or ''} ", text)
+    shown = re.sub(r"\^\s*\{?\s*([23])\s*\}?", r"^\1", shown)
+    words = " ".join(shown.split()).rstrip(".")
+    if not words:
+        return None
+    powerless = re.sub(r"\^[23]", "", words)
+    if not _WORDS.fullmatch(powerless) or len(words.split()) > MAX_UNIT_WORDS:
+        return None
+    unit = _canonical(words)
+    is_known = unit.removesuffix("^2").removesuffix("^3") in _SAME_UNIT
+    if is_marked or not powerless[0].isascii():
+        return unit
+    if not text[0].isspace():
+        return unit if is_known and (len(words) > 1 or not words.isalpha()) else None
+    if len(powerless) == 1 and not is_known:
+        return None
+    return unit
+
+
+def same_unit(first: str, second: str) -> bool:
+    """Whether two units may be of the same quantity. Unknown ones, such as `red apples`, are the same if they share a
+    word."""
+    if first == second or "" in (first, second):
+        return True
+    if first in _SAME_UNIT and second in _SAME_UNIT:
+        return False
+    return not set(first.split()).isdisjoint(second.split())
+
+
+def _canonical(words: str) -> str:
+    lowered = words.lower()
+    for spelling in (words, lowered, _singular(lowered)):
+        if spelling in _CANONICAL:
+            return _CANONICAL[spelling]
+    plain = [_singular(word) for word in lowered.split()]
+    if " ".join(plain) in _CANONICAL:
+        return _CANONICAL[" ".join(plain)]
+    powers = [word for word in plain if word in _POWER_WORDS]
+    if powers and len(plain) == 2:
+        [base] = [word for word in plain if word not in _POWER_WORDS] or [plain[0]]
+        return _CANONICAL.get(base, base) + _POWER_WORDS[powers[0]]
+    if lowered.endswith(("^2", "^3")):
+        return _CANONICAL.get(_singular(lowered[:-2].strip()), lowered[:-2].strip()) + lowered[-2:]
+    if "/" in lowered:
+        return "/".join(_CANONICAL.get(_singular(part.strip()), part.strip()) for part in lowered.split("/"))
+    return " ".join(_CANONICAL.get(word, word) for word in plain)
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+
+
+def is_known_unit(unit: str) -> bool:
+    """Whether the unit is one of the table, also squared or cubed."""
+    return unit.removesuffix("^2").removesuffix("^3") in _SAME_UNIT

@@ -1,0 +1,348 @@
+"""Reads one answer: a number with its unit, a date, a choice, a list of answers, words, or an expression."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date
+from fractions import Fraction
+from functools import lru_cache
+
+from rljob_trainer.rewards.math_text import plain_characters, plain_latex, split_outside_brackets, undecorated
+from rljob_trainer.rewards.math_units import CURRENCIES, MAGNITUDES, read_unit
+
+MAX_DIGITS = 1000
+"""Longer numbers, and powers of ten beyond it, are left to sympy and the time limit."""
+MAX_WORDS = 6
+MAX_VALUE_CHARACTERS = 1000
+"""A longer text is no single value."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number, with its unit where one stands behind it or a currency in front of it."""
+
+    number: Fraction
+    is_exact: bool
+    """Integers and fractions are; a number with a decimal point or an exponent is not."""
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A date (year, month, day) or a time of the day (hour, minute, second)."""
+
+    kind: str
+    """`date` or `time`."""
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A letter of a multiple-choice question, with what stands behind it: `(B) 12`."""
+
+    letter: str
+    rest: str = ""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Several answers. `opening` and `closing` are their brackets; both are empty for `1, 2` and `1 or 2`."""
+
+    items: tuple[Value, ...]
+    opening: str
+    closing: str
+    text: str
+    """As LaTeX: `(1, 2)` may be an interval, too."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """`x = 5`."""
+
+    variable: str
+    value: Value
+    text: str
+
+
+@dataclass(frozen=True)
+class Words:
+    """An answer without any mathematics, such as `Tuesday`, in lower case."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Expression:
+    """LaTeX that sympy has to read."""
+
+    text: str
+
+
+Value = Quantity | Moment | Choice | Listing | Assignment | Words | Expression
+
+# Numbers as they are written; each pattern is matched at the place where a number begins.
+_DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)"
+_NUMBER = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
+_EXPONENT = r"(?:[eE][-+]?\d{1,4})"
+_PLAIN = re.compile(rf"({_NUMBER})({_EXPONENT}?)(?![\d.]*\d)")
+_RATIO = re.compile(rf"({_NUMBER})\s*/\s*({_NUMBER})(?![\d.])")
+_FRAC = re.compile(rf"\\frac\s*(?:\{{\s*(-?\s*{_NUMBER})\s*\}}|(\d))\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))")
+_MIXED = re.compile(r"(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])|(\d+)\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+_SCIENTIFIC = re.compile(
+    rf"(?:({_NUMBER})\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*(?:\^|\*\*)\s*(?:\{{\s*([-+]?\d{{1,4}})\s*\}}|(-?\d{{1,4}}))"
+)
+_REPEATING = re.compile(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))|\((\d+)\))")
+_ELLIPSIS = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}(?:\.\.\.|\\l?dots|\\cdots)")
+_SIGN = re.compile(r"\s*([-+])\s*")
+_MAGNITUDE = re.compile(rf"\s*(?:\\text\s*\{{\s*)?({'|'.join(MAGNITUDES)})s?(?![A-Za-z])\s*\}}?", re.IGNORECASE)
+_CURRENCY = re.compile("|".join(re.escape(currency) for currency in CURRENCIES))
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_ISO_DATE = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
+_CJK_DATE = re.compile(r"(\d{4})\s*年\s*(\d{1,2})\s*月\s*(\d{1,2})\s*日")
+_DAY_MONTH = re.compile(rf"(\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH},?\s+(\d{{4}})", re.IGNORECASE)
+_MONTH_DAY = re.compile(rf"{_MONTH}\s+(\d{{1,2}})(?:st|nd|rd|th)?,?\s+(\d{{4}})", re.IGNORECASE)
+_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])?\.?(?(4)m)\.?", re.IGNORECASE)
+_RATIO_OF_TWO = re.compile(r"(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)")
+
+# `C`, `(c)`, `[C]`, `C)`, `option C`, `\\text{C}`.
+_CHOICE = re.compile(
+    r"(?:(?:option|choice|answer|letter)\s*)?(?:\\text\w*\s*\{\s*)?(?:([A-J])|\(\s*([A-Ja-j])\s*\)|\[\s*([A-J])\s*\]|([A-J])\s*\))\s*\}?",
+    re.IGNORECASE,
+)
+_AFTER_CHOICE = re.compile(r"\s*[).:,]\s*|\s*$|\s+(?=[\d$\\(])")
+_ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
+_SEPARATOR = re.compile(r",(?!\d{3}(?!\d))\s*(?:and\b|or\b)?|;|\s(?:and|or)\s|,(?=\d{3},\d{1,2}(?!\d))", re.IGNORECASE)
+_EQUALS = re.compile(r"(?<![<>!:=\\])=(?!=)")
+_VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?(?:\([A-Za-z]\))?'?")
+_WORDS_ONLY = re.compile(r"[^\W\d_]+(?:[ '\-/.]+[^\W\d_]+)*")
+_COMMAND = re.compile(r"\\(?:text|mathrm|operatorname|mathbf|mathbb|mathcal|begin|end)\s*\*?\s*\{[^{}]*\}|\\[A-Za-z]+")
+_FUNCTION = re.compile(
+    r"\b(?:sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|exp|pi|min|max|gcd|lcm|mod|infinity|inf)\b"
+)
+_OTHER_SCRIPT = re.compile(r"[\u0400-\u1fff\u3040-\ud7ff]")
+_LONG_WORD = re.compile(r"[^\W\d_]{4,}|\b[^\W\d_]{2,}\s+[^\W\d_]{2,}\b")
+
+
+@lru_cache(maxsize=4096)
+def read_value(text: str, *, is_choice: bool = False) -> Value | None:
+    """The whole text as one value; None where it is none, such as a sentence with numbers in it.
+
+    With `is_choice` a letter from A to J, alone or with what it stands for, is a choice: `(B)`, `E: 12`.
+    """
+    if len(text) > 2 * MAX_VALUE_CHARACTERS:
+        return None
+    text = undecorated(plain_latex(undecorated(plain_characters(text))))
+    if not text or len(text) > MAX_VALUE_CHARACTERS:
+        return None
+    if is_choice and (choice := _choice(text)):
+        return choice
+    return _moment(text) or _quantity(text) or _listing(text) or _equation(text) or _words(text) or _expression(text)
+
+
+def is_choice_letter(text: str) -> bool:
+    """Whether a row's answer is a choice: a capital letter from A to J, alone, in brackets, or before `)`, `.`, `:`."""
+    text = undecorated(plain_latex(undecorated(plain_characters(text))))
+    return re.fullmatch(r"\(?[A-J]\)?|[A-J][):.]\s*\S.*|\([A-J]\)\s*\S.*", text, re.DOTALL) is not None
+
+
+def _choice(text: str) -> Choice | None:
+    match = _CHOICE.match(text)
+    if not match or not (after := _AFTER_CHOICE.match(text, match.end())):
+        return None
+    letter = next(filter(None, match.groups()))
+    if letter.islower() and not match[2]:
+        return None
+    return Choice(letter.upper(), text[after.end() :].strip())
+
+
+def _moment(text: str) -> Moment | None:
+    for pattern, order in (
+        (_ISO_DATE, (0, 1, 2)),
+        (_CJK_DATE, (0, 1, 2)),
+        (_DAY_MONTH, (2, 1, 0)),
+        (_MONTH_DAY, (2, 0, 1)),
+    ):
+        if match := pattern.fullmatch(text):
+            numbers = [_month(group) for group in match.groups()]
+            try:
+                day = date(*(numbers[index] for index in order))
+            except ValueError:
+                return None
+            return Moment("date", (day.year, day.month, day.day))
+    if match := _TIME.fullmatch(text):
+        hour, minute, second = int(match[1]), int(match[2]), int(match[3] or 0)
+        if match[4]:
+            hour = hour % 12 + (12 if match[4].lower() == "p" else 0)
+        if hour < 24 and minute < 60 and second < 60:
+            return Moment("time", (hour, minute, second))
+    return None
+
+
+def _month(text: str) -> int:
+    return int(text) if text.isdigit() else _MONTHS.index(text.lower()) + 1
+
+
+def _quantity(text: str) -> Quantity | None:
+    position, sign, unit = 0, 1, ""
+    for _ in range(3):  # a sign may stand in front of a currency, or behind it
+        if match := _SIGN.match(text, position):
+            if position and text[position - 1] in "+-":
+                return None
+            sign, position = (-sign if match[1] == "-" else sign), match.end()
+        elif match := _CURRENCY.match(text, position):
+            if unit:
+                return None
+            unit, position = read_unit(f" {match[0]}") or match[0], match.end()
+            position += len(text) - position - len(text[position:].lstrip())
+    found = _number(text, position)
+    if found is None:
+        return None
+    number, is_exact, position = found
+    if match := _MAGNITUDE.match(text, position):
+        number, position = number * MAGNITUDES[match[1].lower()], match.end()
+    rest = text[position:]
+    if rest.strip():
+        behind = read_unit(rest)
+        if behind is None or (unit and behind != unit):
+            return None
+        unit = behind
+    return Quantity(sign * number, is_exact, unit)
+
+
+def _number(text: str, start: int) -> tuple[Fraction, bool, int] | None:
+    """The number at `start`, whether it is exact, and where it ends."""
+    if match := _REPEATING.match(text, start) or _ELLIPSIS.match(text, start):
+        groups = match.groups()
+        block = next(filter(None, groups[2:]))
+        return _repeating(groups[0], groups[1], block), True, match.end()
+    if match := _MIXED.match(text, start):
+        whole, part, parts = (int(group) for group in match.groups() if group is not None)
+        return (whole + Fraction(part, parts), True, match.end()) if parts else None
+    if match := _SCIENTIFIC.match(text, start):
+        base, power = match[1] or "1", int(match[2] or match[3])
+        if abs(power) > MAX_DIGITS:
+            return None
+        number, is_exact = _decimal(base)
+        return number * Fraction(10) ** power, is_exact, match.end()
+    for pattern in (_FRAC, _RATIO):
+        if match := pattern.match(text, start):
+            (above, is_above_exact), (below, is_below_exact) = (_decimal(each) for each in match.groups() if each)
+            return (above / below, is_above_exact and is_below_exact, match.end()) if below else None
+    if match := _ORDINAL.fullmatch(text, start):
+        return Fraction(int(match[1])), True, match.end()
+    match = _PLAIN.match(text, start)
+    if not match or match.end() - match.start() > MAX_DIGITS:
+        return None
+    if match[2] and abs(int(match[2][1:])) > MAX_DIGITS:
+        return None
+    number, is_exact = _decimal(match[1])
+    number *= Fraction(10) ** int(match[2][1:]) if match[2] else 1
+    return number, is_exact and not match[2], match.end()
+
+
+def _decimal(text: str) -> tuple[Fraction, bool]:
+    plain = re.sub(r"[, ]", "", text)
+    return Fraction(plain.rstrip(".") if plain.endswith(".") else plain), "." not in plain.rstrip(".")
+
+
+def _repeating(whole: str, fixed: str, block: str) -> Fraction:
+    """0.1(6) is (16 - 1) / 90."""
+    digits = int((whole + fixed + block) or "0") - int((whole + fixed) or "0")
+    return Fraction(digits, (10 ** len(block) - 1) * 10 ** len(fixed))
+
+
+def _listing(text: str) -> Listing | None:
+    opening, closing, inner = "", "", text
+    for left, right in ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"), ("{", "}")):
+        if text.startswith(left) and text.endswith(right) and _is_one_pair(text, left, right):
+            opening, closing, inner = left[-1], right[-1], text[len(left) : len(text) - len(right)]
+            break
+    parts = [part.strip() for part in split_outside_brackets(inner, _SEPARATOR)]
+    if len(parts) == 1:
+        if not opening:
+            return None
+        only = read_value(inner)
+        if only is None or isinstance(only, Words | Expression) or opening + closing in ("(]", "[)"):
+            return None
+        return Listing((only,), opening, closing, text)
+    items = [read_value(part) for part in parts if part]
+    if len(items) < 2 or any(item is None for item in items):
+        return None
+    num_words = sum(isinstance(item, Words) for item in items)
+    if num_words and (not opening or num_words < len(items)):
+        return None  # a part of a sentence, such as `18, I think`
+    return Listing(tuple(item for item in items if item is not None), opening, closing, text)
+
+
+def _is_one_pair(text: str, left: str, right: str) -> bool:
+    """Whether the bracket at the beginning is closed at the end, and not before."""
+    depth = 0
+    body = text.replace(r"\{", "{").replace(r"\}", "}")
+    for index, character in enumerate(body):
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0:
+            return index == len(body) - 1 and body[0] == left[-1] and body[-1] == right[-1]
+    return False
+
+
+def _equation(text: str) -> Value | None:
+    """`x = 5`, or the last part of a chain such as `3 + 15 = 18`."""
+    parts = [part.strip() for part in _EQUALS.split(text)]
+    if len(parts) == 1:
+        if match := _RATIO_OF_TWO.fullmatch(text):
+            below = Fraction(match[2])
+            is_exact = "." not in text
+            return Quantity(Fraction(match[1]) / below, is_exact) if below else None
+        if match := re.match(rf"({_VARIABLE.pattern})\s*\\in\s+(?=\S)", text):
+            value = read_value(text[match.end() :])
+            return None if value is None else Assignment(match[1], value, text)
+        return None
+    if not parts[-1]:
+        return None
+    value = read_value(parts[-1])
+    if value is None or isinstance(value, Words) or not all(map(_may_be_a_side, parts[:-1])):
+        return None
+    if _VARIABLE.fullmatch(undecorated(parts[0])):
+        return Assignment(undecorated(parts[0]), value, text)
+    if isinstance(value, Quantity) and not re.search(
+        r"(?<![\\A-Za-z])[a-zA-Z](?![A-Za-z])", _COMMAND.sub(" ", parts[0])
+    ):
+        return value
+    return Expression(text) if _is_mathematical(text) else None
+
+
+def _may_be_a_side(text: str) -> bool:
+    """Whether a text may stand on the left of `=`: mathematics, a quantity, nothing, or what the answer is called."""
+    return not text or _is_mathematical(text) or _quantity(text) is not None or _words(text) is not None
+
+
+def _words(text: str) -> Words | None:
+    text = _plain_words(text)
+    if not _WORDS_ONLY.fullmatch(text) or len(text.split()) > MAX_WORDS:
+        return None
+    # One or two letters are variables, and the names of functions and constants are mathematics.
+    if max(map(len, text.split())) < 3 or _FUNCTION.search(text):
+        return None
+    return Words(" ".join(text.lower().replace("-", " ").split()))
+
+
+def _plain_words(text: str) -> str:
+    return " ".join(re.sub(r"\\(?:text|textbf|mathrm|operatorname)\s*\{([^{}]*)\}", r" \1 ", text).split()).rstrip(".")
+
+
+def _expression(text: str) -> Expression | None:
+    return Expression(text) if _is_mathematical(text) else None
+
+
+def _is_mathematical(text: str) -> bool:
+    """Whether no words are left once LaTeX and the names of functions are taken away."""
+    left = _FUNCTION.sub(" ", _COMMAND.sub(" ", text))
+    return (
+        "\n\n" not in text
+        and _LONG_WORD.search(left) is None
+        and _OTHER_SCRIPT.search(left) is None
+        and re.search(r"[^\W_]|\\", text) is not None
+    )
