@@ -122,6 +122,8 @@ def test_rows_whose_answer_cannot_be_scored_are_left_out_of_many_and_samples_say
     assert "rows.jsonl, line 2: the answer is the string" in run.terminal
     samples = [each for kind in ("train", "eval_greedy", "eval_sampled") for each in run.files.samples(kind, 1)]
     assert len(samples) == 8 + 2 + 2
-    found = [cast(dict[str, str], sample["found"])["first"] for sample in samples]
-    assert found == [sample["response"][:1] for sample in samples]
-    assert set(found) - {""}
+    found = [cast(dict[str, str], sample["found"]) for sample in samples]
+    assert all(set(each) == {"math", "first"} for each in found)
+    assert [each["first"] for each in found] == [sample["response"][:1] for sample in samples]
+    assert {each["first"] for each in found} - {""}
+    assert {each["math"] for each in found} - {""}
