@@ -52,6 +52,8 @@ def with_function(part: str, name: str) -> Document:
     return small_job(algorithm={part: {"type": "Function", "function": {"path": f"bad_algorithm:{name}"}}})
 
 
+MATH: Document = {"type": "MathAnswer", "numProcesses": 1}
+
 CASES: dict[str, tuple[Document, str]] = {
     "pattern that no response can match": (
         small_job(rewards=[{"type": "Format", "format": {"pattern": "<answer>.*</answer>"}}]),
@@ -77,6 +79,14 @@ CASES: dict[str, tuple[Document, str]] = {
     "missing reward function": (
         small_job(rewards=[function_reward("json:no_such_function", name="style")]),
         r"spec\.training\.rewards\[0\]\.function\.path \(reward style\): .*no_such_function",
+    ),
+    "answers that are dictionaries": (
+        small_job(dataset={"file": {"path": "verl.jsonl"}, "answerField": "reward_model"}, rewards=[MATH]),
+        r"answerField: 1 of 1 rows .* such as `answerField: reward_model\.ground_truth`\n.*verl\.jsonl, line 1:",
+    ),
+    "answer that cannot be scored": (
+        small_job(dataset={"file": {"path": "answers.jsonl"}}, rewards=[MATH]),
+        r"answerField: 1 of 2 rows .*\n.*answers\.jsonl, line 2: the answer is the string '.*', which cannot be",
     ),
     "missing loss function": (
         with_function("loss", "no_such_loss"),
@@ -105,6 +115,10 @@ def test_a_job_that_cannot_work_is_refused_before_ray(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "empty").mkdir()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": oops}\n')
+    (tmp_path / "verl.jsonl").write_text('{"prompt": "1>", "reward_model": {"style": "", "ground_truth": "1"}}\n')
+    (tmp_path / "answers.jsonl").write_text(
+        '{"prompt": "1>", "answer": "1"}\n{"prompt": "2>", "answer": "\\\\boxed{}"}\n'
+    )
     (tmp_path / "other.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"answer": "2"}\n')
     run = run_trainer(job, None)
     assert run.exit_code == 2, run.terminal

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pydantic import JsonValue
 
 from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, function_reward, small_job
+from rljob_testing.training_runs import Document, function_reward, held_out, small_job
+from rljob_trainer.controller import answer_checks
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -25,6 +27,12 @@ def raises_later(prompt, response, answer, row):
 
 def says_good_later(prompt, response, answer, row):
     return "good" if prompt.startswith("2") else 1.0
+
+
+def first_character(prompt, response, answer, row):
+    from rljob_trainer.rewards.base import Scored
+
+    return Scored(1.0, response[:1])
 
 
 def hangs_on_one(prompt, response, answer, row):
@@ -82,3 +90,40 @@ def test_a_reward_that_hangs_is_timed_out_and_counted(run_trainer: RunTrainer, c
     assert run.files.series("reward/timeout_rate") == [0.5, 0.5]
     assert run.files.series("reward/error_rate") == [0.0, 0.0]
     assert run.files.series("critic/rewards/mean") == [0.5, 0.5]
+
+
+def test_rows_whose_answer_cannot_be_scored_are_left_out_of_many_and_samples_say_what_was_found(
+    run_trainer: RunTrainer, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 7)
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    answers = ["0", "\\boxed{}", "2", "3", "4", "5", "6", "7"]
+    rows = [json.dumps({"prompt": f"{number}>", "answer": answer}) for number, answer in enumerate(answers)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    evaluation = {**held_out(2, 1), "numSamples": 1, "temperature": 1.0}
+    run = run_trainer(
+        small_job(
+            rewards=[
+                {"name": "math", "type": "MathAnswer", "numProcesses": 1},
+                function_reward("my_rewards:first_character", name="first", weight=0.5),
+            ],
+            dataset={"file": {"path": "rows.jsonl"}, "shuffle": False},
+            evaluation=evaluation,
+            steps=2,
+        ),
+        cluster,
+    )
+    assert run.exit_code == 0, run.terminal
+    assert run.files.series("data/rows_left_out") == [1.0, 0.0]
+    # The second batch begins the next epoch with its last row.
+    prompts = [[each["prompt"] for each in run.files.samples("train", step)] for step in (1, 2)]
+    assert prompts == [["0>"] * 4 + ["2>"] * 4, ["5>"] * 4 + ["6>"] * 4]
+    assert "rows left out, as MathAnswer cannot score their answer: 1 now, 1 so far" in run.terminal
+    assert "rows.jsonl, line 2: the answer is the string" in run.terminal
+    samples = [each for kind in ("train", "eval_greedy", "eval_sampled") for each in run.files.samples(kind, 1)]
+    assert len(samples) == 8 + 2 + 2
+    found = [cast(dict[str, str], sample["found"]) for sample in samples]
+    assert all(set(each) == {"math", "first"} for each in found)
+    assert [each["first"] for each in found] == [sample["response"][:1] for sample in samples]
+    assert {each["first"] for each in found} - {""}
+    assert {each["math"] for each in found} - {""}

@@ -40,25 +40,25 @@ def test_strings_and_numbers_may_be_answers(answer: object) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (None, "it is null"),
-        (True, "it is the truth value true"),
-        (math.nan, "the number nan is not finite"),
-        (-math.inf, "the number -inf is not finite"),
-        ({"ground_truth": "72", "style": "rule"}, "it is a dictionary .*'72'.* with the keys ground_truth, style"),
-        (["72"], r"it is a list \(\['72'\]\)"),
-        (b"72", r"it is a bytes \(b'72'\)"),
-        ("", "the string '' is empty"),
-        (" \n", r"the string ' \\n' is empty"),
-        ("so it is\n#### ", "is empty after the last ####"),
+        (None, "^null$"),
+        (True, "^the truth value true$"),
+        (math.nan, "^the number nan, which is not finite$"),
+        (-math.inf, "^the number -inf, which is not finite$"),
+        ({"ground_truth": "72", "style": "rule"}, "^a dictionary with the keys ground_truth, style .*'72'"),
+        (["72"], r"^a list \(\['72'\]\)"),
+        (b"72", r"^of type bytes \(b'72'\)"),
+        ("", "^the string '', which is empty$"),
+        (" \n", r"^the string ' \\n', which is empty$"),
+        ("so it is\n#### ", "which is empty after the last ####"),
         *(
-            (text, "stands for a missing value")
+            (text, "which stands for a missing value")
             for text in ("N/A", "n/a", "NaN", " none ", "NULL", "-", "?", "??", "...")
         ),
         *(
-            (text, "stands for a missing value")
+            (text, "which stands for a missing value")
             for text in ("\u2014", "\u2212", "<NA>", "n.a.", "$N/A$", "'null'", "nil")
         ),
-        ("cannot be solved\n#### N/A", "'cannot be solved.* stands for a missing value"),
+        ("cannot be solved\n#### N/A", "'cannot be solved.*, which stands for a missing value"),
     ],
 )
 def test_anything_else_says_what_was_seen(answer: object, reason: str) -> None:

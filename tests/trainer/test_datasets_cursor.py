@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_trainer.datasets.cursor import CursorState, PromptCursor
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ConfigurationError, DatasetError
 
 
 def cursor(num_rows: int, seed: int = 0, shuffle: bool = True) -> PromptCursor[int]:
@@ -92,6 +94,53 @@ def test_what_is_given_back_was_never_drawn(num_rows: int) -> None:
     rows.give_back(0)
     assert rows.state() == before
     assert rows.next_batch(num_rows) == again
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@given(
+    unusable=st.sets(st.integers(0, 9), max_size=9),
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    given_back=st.integers(0, 12),
+)
+def test_rows_that_are_left_out_change_nothing_else(
+    shuffle: bool, unusable: set[int], sizes: list[int], given_back: int
+) -> None:
+    """The stream is that of all rows without them; what is given back was never drawn; a resumed cursor goes on."""
+
+    def leaving_out() -> PromptCursor[int]:
+        def are_usable(rows: Sequence[int]) -> list[bool]:
+            return [row not in unusable for row in rows]
+
+        return PromptCursor(range(10), seed=4, shuffle=shuffle, are_usable=are_usable)
+
+    everything = cursor(10, 4, shuffle).next_batch(10 * (sum(sizes) + given_back + 1))
+    expected = iter([row for row in everything if row not in unusable])
+    rows = leaving_out()
+    for size in sizes:
+        assert rows.next_batch(size) == [next(expected) for _ in range(size)]
+    before, num_left_out = rows.state(), rows.num_left_out
+    again = rows.next_batch(given_back)
+    rows.give_back(given_back)
+    assert (rows.state(), rows.num_left_out) == (before, num_left_out)
+    resumed = leaving_out()
+    resumed.restore(before)
+    assert rows.next_batch(given_back) == resumed.next_batch(given_back) == again
+    assert rows.num_left_out == num_left_out + resumed.num_left_out
+
+
+def test_the_first_rows_are_given_back_with_what_was_left_out_before_them() -> None:
+    rows = PromptCursor(range(4), seed=0, shuffle=False, are_usable=lambda rows: [row > 1 for row in rows])
+    before = rows.state()
+    assert rows.next_batch(1) == [2]
+    assert (rows.state().position, rows.num_left_out) == (3, 2)
+    rows.give_back(1)
+    assert (rows.state(), rows.num_left_out) == (before, 0)
+
+
+def test_a_stream_of_which_all_rows_are_left_out_ends() -> None:
+    rows = PromptCursor(range(4), seed=0, shuffle=True, are_usable=lambda rows: [False for _ in rows])
+    with pytest.raises(DatasetError, match="no row can be used, all are left out"):
+        rows.next_batch(3)
 
 
 def test_other_data_of_as_many_rows_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -87,6 +87,104 @@ def test_an_answer_column_that_the_job_names_must_be_there(tmp_path: Path, token
         load_prompts(dataset, tokenizer, tmp_path, "spec.training.dataset")
 
 
+VERL_ROWS = [
+    {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"content": "12", "role": "user"}],
+        "ability": "math",
+        "reward_model": {"ground_truth": "72", "style": "rule"},
+        "extra_info": {"answer": "... #### 72", "index": 0, "question": "5", "split": "train"},
+    },
+    {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"content": "1", "role": "system"}, {"content": "3", "role": "user"}],
+        "ability": "math",
+        "reward_model": {"ground_truth": "10", "style": "rule"},
+        "extra_info": {"answer": "... #### 10", "index": 1, "question": "6", "split": "train"},
+    },
+]
+
+
+def test_files_of_verl_work_as_they_are(tmp_path: Path, chat_tokenizer: Tokenizer) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(VERL_ROWS), tmp_path / "train.parquet")
+    dataset = file_dataset("train.parquet", prompt_field="prompt", answer_field="reward_model.ground_truth")
+    rows = load_prompts(dataset, chat_tokenizer, tmp_path, WHERE)
+    assert [row.answer for row in rows] == ["72", "10"]
+    assert [row.prompt for row in rows] == [">12>8", ">1>>3>8"]
+    assert [row.place for row in rows] == [f"{tmp_path}/train.parquet, row {number}" for number in (1, 2)]
+    assert rows[1].row == VERL_ROWS[1]
+
+
+@pytest.mark.parametrize(
+    ("prompt_field", "answer_field", "prompt", "answer"),
+    [
+        ("extra_info.question", "reward_model.ground_truth", "5", "72"),
+        ("prompt.0.content", "extra_info.index", "12", 0),
+        ("dotted.name", "dotted.other.name", "7", "8"),
+    ],
+)
+def test_fields_may_lie_in_dictionaries_and_lists(
+    tmp_path: Path, tokenizer: Tokenizer, prompt_field: str, answer_field: str, prompt: str, answer: object
+) -> None:
+    """A column whose name has the dots in it comes first."""
+    row = {**VERL_ROWS[0], "dotted": {"name": "9"}, "dotted.name": "7", "dotted.other.name": "8"}
+    write_lines(tmp_path / "a.jsonl", json.dumps(row))
+    dataset = file_dataset("a.jsonl", prompt_field=prompt_field, answer_field=answer_field)
+    (found,) = load_prompts(dataset, tokenizer, tmp_path, WHERE)
+    assert (found.prompt, found.answer) == (prompt, answer)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("reward_model.ground_truht", "no column 'reward_model.ground_truht' (F); the keys of 'reward_model' are: G"),
+        (
+            "reward.ground_truth",
+            "no column 'reward.ground_truth' (F); the columns are: data_source, prompt, R",
+        ),
+        ("prompt.1.content", "no column 'prompt.1.content' (F); 'prompt' is a list of 1"),
+        ("prompt.first", "no column 'prompt.first' (F); 'prompt' is a list of 1"),
+        ("ability.0", "no column 'ability.0' (F); 'ability' is no dictionary ('math')"),
+        ("reward_model.style.", "no column 'reward_model.style.' (F); 'reward_model.style' is no dictionary ('rule')"),
+    ],
+)
+def test_a_nested_field_that_is_not_there_says_what_is(
+    tmp_path: Path, tokenizer: Tokenizer, field: str, message: str
+) -> None:
+    write_lines(tmp_path / "a.jsonl", json.dumps(VERL_ROWS[0]))
+    for name, fields in (
+        ("promptField", {"prompt_field": field}),
+        ("answerField", {"prompt_field": "extra_info.question", "answer_field": field}),
+    ):
+        with pytest.raises(DatasetError) as caught:
+            load_prompts(file_dataset("a.jsonl", **fields), tokenizer, tmp_path, WHERE)
+        said = message.replace("(F)", f"({WHERE}.{name})")
+        said = said.replace(": G", ": ground_truth, style").replace(", R", ", ability, reward_model, extra_info")
+        assert str(caught.value) == f"{tmp_path}/a.jsonl, line 1: {said}"
+
+
+def test_numbers_of_a_file_arrive_as_numbers_and_decimals_in_digits(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    numbers = ("1e-05", "1E16", "72", "-0.5", "12345678901234567890")
+    write_lines(tmp_path / "a.jsonl", *(f'{{"prompt": "1", "answer": {number}}}' for number in numbers))
+    answers = [row.answer for row in load_prompts(file_dataset("a.jsonl"), tokenizer, tmp_path, WHERE)]
+    assert answers == [1e-05, 1e16, 72, -0.5, 12345678901234567890]
+    assert [type(answer) for answer in answers] == [float, float, int, float, int]
+    for values, expected in (
+        (pyarrow.array([1e-05, 72.0]), [1e-05, 72.0]),
+        (pyarrow.array([72, -1], pyarrow.int8()), [72, -1]),
+        (pyarrow.array([0.5, 2.0], pyarrow.float32()), [0.5, 2.0]),
+        (
+            pyarrow.array([decimal.Decimal("0E-10"), decimal.Decimal("1E-7")], pyarrow.decimal128(38, 10)),
+            ["0.0000000000", "0.0000001000"],
+        ),
+    ):
+        table = pyarrow.table({"prompt": ["1", "2"], "answer": values})
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+        rows = load_prompts(file_dataset("a.parquet"), tokenizer, tmp_path, WHERE)
+        assert [row.answer for row in rows] == expected
+        assert [type(row.answer) for row in rows] == [type(value) for value in expected]
+
+
 def test_chat_messages_and_the_chat_template(tmp_path: Path, tokenizer: Tokenizer, chat_tokenizer: Tokenizer) -> None:
     messages = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
     write_lines(tmp_path / "a.jsonl", json.dumps({"prompt": messages}), '{"prompt": "3"}')

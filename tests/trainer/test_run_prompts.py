@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.v1alpha1.dataset import FileDataset
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.controller.build_run import load_all_prompts
 from rljob_trainer.errors import DatasetError
@@ -40,7 +41,9 @@ def test_held_out_rows_are_not_trained_on(tmp_path: Path) -> None:
 def test_rows_of_which_some_have_no_answer_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": "2>"}\n')
-    with pytest.raises(DatasetError, match=r"spec\.training\.dataset\.answerField: 1 of 2 rows have no answer"):
+    with pytest.raises(
+        DatasetError, match=r"spec\.training\.dataset\.answerField: 1 of 2 rows have no answer .*rows\.jsonl, line 2"
+    ):
         load_all_prompts(training(path, "Function"), MODEL, tmp_path)
 
 
@@ -50,3 +53,33 @@ def test_a_mathematical_reward_needs_answers(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"2 of 2 rows have no answer"):
         load_all_prompts(training(path, "MathAnswer"), MODEL, tmp_path)
     assert len(load_all_prompts(training(path, "Function"), MODEL, tmp_path).training) == 1
+
+
+@pytest.mark.parametrize("answer", ['{"ground_truth": "1", "style": "rule"}', '["1"]', "true", "NaN", '"N/A"', '""'])
+def test_a_mathematical_reward_takes_strings_and_numbers(answer: str, tmp_path: Path) -> None:
+    """Another one takes anything."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"prompt": "1>", "answer": 1e-05}}\n\n{{"prompt": "2>", "answer": {answer}}}\n')
+    with pytest.raises(
+        DatasetError, match=r"dataset\.answerField: 1 of 2 rows .*\n  .*rows\.jsonl, line 3: the answer is"
+    ):
+        load_all_prompts(training(path, "MathAnswer"), MODEL, tmp_path)
+    prompts = load_all_prompts(training(path, "Function"), MODEL, tmp_path)
+    assert [row.answer for row in prompts.held_out] == [1e-05]
+
+
+def test_held_out_answers_are_checked_too(tmp_path: Path) -> None:
+    """Of the prompts that the evaluation uses."""
+    path, evaluation = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
+    path.write_text('{"prompt": "1>", "answer": 1}\n')
+    evaluation.write_text('{"prompt": "2>", "answer": "-"}\n')
+    job = training(path, "MathAnswer")
+    assert job.evaluation is not None
+    dataset = job.dataset.model_copy(update={"file": FileDataset(path=str(evaluation))})
+    job = job.model_copy(update={"evaluation": job.evaluation.model_copy(update={"dataset": dataset})})
+    with pytest.raises(
+        DatasetError, match=r"evaluation\.dataset\.answerField: 1 of 1 rows .*\n  .*held_out\.jsonl, line 1: "
+    ):
+        load_all_prompts(job, MODEL, tmp_path)
+    evaluation.write_text('{"prompt": "2>", "answer": "3"}\n{"prompt": "3>", "answer": "-"}\n')
+    assert [row.answer for row in load_all_prompts(job, MODEL, tmp_path).held_out] == ["3"]

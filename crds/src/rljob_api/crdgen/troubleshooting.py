@@ -50,7 +50,8 @@ after `maxRounds` rounds of fresh prompts too few were left. The scores in the m
 - *The mean is near the highest score:* the policy solves nearly every prompt. The run has reached what these prompts
   can teach.
 - *The mean is near the lowest score:* it solves nearly none. The prompts are too hard for the model, responses are cut
-  off by `rollout.maxNewTokens`, or the reward does not find the answer: `samples.jsonl` shows texts and scores.
+  off by `rollout.maxNewTokens`, or the reward does not find the answer: `samples.jsonl` shows responses, scores, and in
+  `found` what `MathAnswer` took as the answer.
 - *All scores are the same number:* the reward tells nothing apart; or its scorer failed on whole groups and they have
   `errorScore` (`reward/error_rate`, `reward/timeout_rate`).
 - *The message names a reward (`all scores of 'accuracy'`):* groups must differ in that one, too

@@ -63,9 +63,12 @@ class Dataset(WireModel):
     hugging_face: HuggingFaceDataset | None = None
     reasoning_gym: ReasoningGymDataset | None = None
     prompt_field: ShortText = "prompt"
-    """Column with the prompt: text, or a list of chat messages. ReasoningGym: always its question."""
+    """Column with the prompt: text, or a list of chat messages. Dots lead into dictionaries and lists:
+    `extra_info.question`, `messages.0.content`; a column that has the dots in its name comes first. ReasoningGym:
+    always its question."""
     answer_field: ShortText = "answer"
-    """Column handed to the reward as the expected answer. ReasoningGym: always its answer."""
+    """Column handed to the reward as the expected answer, with dots as in promptField: `reward_model.ground_truth` in
+    verl's files. ReasoningGym: always its answer."""
     prompt_template: LongText = "{prompt}"
     """Text around the prompt; must contain `{prompt}` exactly once."""
     apply_chat_template: Flag = False

@@ -19,6 +19,7 @@ from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.training import Training
+from rljob_trainer.controller.answer_checks import DrawnRows, check_rewards, refuse_unusable, start_check_pools
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
     refuse_other_adapters,
@@ -171,6 +172,8 @@ class Run:
     model_place: ModelPlace
     prompts: Prompts
     workers: Workers
+    drawn_rows: DrawnRows | None = None
+    """Says which rows are left out when they are drawn; None where all rows were checked before."""
 
 
 @contextmanager
@@ -186,9 +189,9 @@ def built_run(
     engine = selected_engine(job.spec, kept)
     check_algorithm(job.spec)
     with ExitStack() as stack:
-        # One process of each reward here: what cannot be loaded is found before a device is taken.
+        # Processes of each reward here: what cannot be loaded or scored is found before a device is taken.
         reward = reward_settings(job, settings)
-        checks = [stack.enter_context(reward.start_pool(scorer, 1, 0)) for scorer in reward.scorers]
+        checks = start_check_pools(reward, stack)
         doing("finds the model and loads its tokenizer")
         log.info("model: %s", training.model.source)
         is_local = looks_local(training.model.source, settings.job_folder)
@@ -223,9 +226,7 @@ def built_run(
             len(prompts.held_out),
             prompts.num_removed,
         )
-        for check in checks:
-            check.wait_until_ready()
-            check.close()
+        drawn_rows = check_rewards(reward.scorers, checks, prompts.training, prompts.held_out, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(_ray(job, settings))
         choices = settle(job.spec, device_type, kept, hub_model, local_model, has_experts=has_experts)
@@ -233,7 +234,7 @@ def built_run(
         job = job.model_copy(update={"spec": settled_spec(job.spec, choices)})
         models = Models(model, critic, scored)
         workers = stack.enter_context(_workers(job, settings, models, reward, prompts.longest, device_type, doing))
-        yield Run(job, choices, model_folder, model, prompts, workers)
+        yield Run(job, choices, model_folder, model, prompts, workers, drawn_rows)
 
 
 def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
@@ -370,19 +371,24 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
     """Training and held-out prompts. Raises DatasetError."""
     tokenizer = Tokenizer(model_folder)
     rows = load_prompts(training.dataset, tokenizer, job_folder, "spec.training.dataset")
-    held_out: tuple[PromptRow, ...] = ()
+    held_out = list[PromptRow]()
     if training.evaluation is not None:
         evaluation_rows = load_prompts(
             training.evaluation.dataset, tokenizer, job_folder, "spec.training.evaluation.dataset"
         )
-        held_out = tuple(evaluation_rows[: training.evaluation.num_prompts])
+        held_out = evaluation_rows[: training.evaluation.num_prompts]
     needs_answers = any(reward.type is RewardType.MATH_ANSWER for reward in training.rewards)
-    for where, prompts in (("dataset", rows), ("evaluation.dataset", held_out)):
-        unanswered = sum(row.answer is None for row in prompts)
-        if unanswered and (unanswered < len(prompts) or needs_answers):
+    datasets = [("dataset", training.dataset, rows)]
+    if training.evaluation is not None:
+        datasets.append(("evaluation.dataset", training.evaluation.dataset, held_out))
+    for where, dataset, prompts in datasets:
+        unanswered = [row.place for row in prompts if row.answer is None]
+        if unanswered and (len(unanswered) < len(prompts) or needs_answers):
             raise DatasetError(
-                f"spec.training.{where}.answerField: {unanswered} of {len(prompts)} rows have no answer to score "
-                "against; name the column that holds it, or leave these rows out"
+                f"spec.training.{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer to score "
+                f"against, the first is {unanswered[0]}; name the column that holds it, or leave these rows out"
             )
+        if needs_answers:
+            refuse_unusable(prompts, where, dataset.answer_field)
     kept, num_removed = without_held_out(rows, held_out)
-    return Prompts(tuple(kept), held_out, num_removed)
+    return Prompts(tuple(kept), tuple(held_out), num_removed)

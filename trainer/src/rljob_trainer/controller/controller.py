@@ -38,6 +38,7 @@ from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
     CONTROLLER_SENT_BYTES,
     EVAL_SECONDS,
+    ROWS_LEFT_OUT,
     STEP_SECONDS,
     THROUGHPUT,
     TIME_PER_STEP,
@@ -83,7 +84,11 @@ class Controller:
         training = job.spec.training
         self.timeline = StepTimeline(output.run_folder, training.timeline_steps, run.workers.processes)
         self.cursor = PromptCursor(
-            run.prompts.training, seed=training.seed, shuffle=training.dataset.shuffle, digest=run.prompts.digest
+            run.prompts.training,
+            seed=training.seed,
+            shuffle=training.dataset.shuffle,
+            digest=run.prompts.digest,
+            are_usable=run.drawn_rows.are_usable if run.drawn_rows else None,
         )
         weights = {reward.name: reward.weight for reward in training.rewards}
         self.rollout = RolloutPhase(
@@ -173,7 +178,7 @@ class Controller:
         started = time.perf_counter()
         # What an evaluation has sent since is not the step's.
         TRAFFIC.take()
-        cursor = self.cursor.state()
+        cursor, num_left_out = self.cursor.state(), self.cursor.num_left_out
         prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
         try:
             rollout, metrics = self.training_step.run(prompts, step)
@@ -187,6 +192,8 @@ class Controller:
         num_tokens = rollout.num_tokens()
         metrics.update(self.timer.take())
         metrics.update(self.run_parts.workers.hybrid.take_seconds())
+        if self.run_parts.drawn_rows is not None:
+            metrics[ROWS_LEFT_OUT] = float(self.cursor.num_left_out - num_left_out)
         metrics[CONTROLLER_SENT_BYTES] = float(traffic.sent_bytes)
         metrics[CONTROLLER_RECEIVED_BYTES] = float(traffic.received_bytes)
         metrics[STEP_SECONDS] = seconds

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Flag
 from rljob_trainer.batch.shuffle import shuffled_order
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ConfigurationError, DatasetError
 
 log = logging.getLogger(__name__)
 
@@ -33,30 +33,53 @@ class PromptCursor(Generic[Row]):
     """Endless batches over the rows. Every epoch visits each row once, in an order of its own when shuffling.
 
     A batch may reach over the end of an epoch, and over several when there are fewer rows than a batch takes.
+
+    `are_usable` may leave rows out when they are drawn. Such a row has its position in the order like any other, and
+    the cursor always stands right behind a row that was used, or at the very beginning: so a state means the same
+    whether a row was left out before it or not, as long as the same rows are left out each time.
     """
 
-    def __init__(self, rows: Sequence[Row], *, seed: int, shuffle: bool, digest: str | None = None) -> None:
-        """`digest`: of the rows, to tell whether they are those of a checkpoint. Raises ConfigurationError if there are
-        no rows."""
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        *,
+        seed: int,
+        shuffle: bool,
+        digest: str | None = None,
+        are_usable: Callable[[Sequence[Row]], Sequence[bool]] | None = None,
+    ) -> None:
+        """`digest`: of the rows, to tell whether they are those of a checkpoint. `are_usable`: one value for each of
+        the rows that it is given; without it all are. Raises ConfigurationError if there are no rows."""
         if not rows:
             raise ConfigurationError("spec.training.dataset: no rows are left to train on; use another dataset")
         self._rows = rows
         self._seed = seed
         self._shuffle = shuffle
         self._digest = digest
+        self._are_usable = are_usable
+        self.num_left_out = 0
+        """Rows that were passed over so far, without those of batches that were given back."""
         self._epoch = 0
         self._position = 0
         self._order = self._order_of_epoch()
 
     def next_batch(self, num_rows: int) -> list[Row]:
-        """The next rows; moves on."""
+        """The next rows; moves on. Raises DatasetError if none is usable, and what `are_usable` raises."""
         batch: list[Row] = []
+        num_seen = 0
         while len(batch) < num_rows:
+            if not batch and num_seen > 2 * len(self._rows):
+                # Two epochs from wherever it stood hold every row at least once.
+                raise DatasetError("spec.training.dataset: no row can be used, all are left out; see the log")
             if self._position == len(self._rows):
                 self._epoch, self._position = self._epoch + 1, 0
                 self._order = self._order_of_epoch()
             end = min(len(self._rows), self._position + num_rows - len(batch))
-            batch += [self._rows[index] for index in self._order[self._position : end]]
+            drawn = [self._rows[index] for index in self._order[self._position : end]]
+            usable = self._usable(drawn)
+            batch += usable
+            self.num_left_out += len(drawn) - len(usable)
+            num_seen += len(drawn)
             self._position = end
         return batch
 
@@ -65,11 +88,17 @@ class PromptCursor(Generic[Row]):
         had they not been: at the end of an epoch, not at the beginning of the next."""
         if not num_rows:
             return
-        self._position -= num_rows
-        while self._position < 0 or (self._position == 0 and self._epoch > 0):
-            assert self._epoch > 0, "more rows than were drawn"
-            self._epoch, self._position = self._epoch - 1, self._position + len(self._rows)
-            self._order = self._order_of_epoch()
+        # Back to the last usable row that is kept, over what was left out behind it: the next batch passes over that
+        # again. One row too far, so that the place behind it is found, which may be the end of an epoch.
+        num_rows += 1
+        while num_rows and (self._epoch or self._position):
+            if self._usable([self._step_back()]):
+                num_rows -= 1
+            else:
+                self.num_left_out -= 1
+        assert num_rows <= 1, "more rows than were drawn"
+        if not num_rows:
+            self._position += 1
 
     def state(self) -> CursorState:
         """To be saved with a checkpoint."""
@@ -99,6 +128,19 @@ class PromptCursor(Generic[Row]):
             log.warning("spec.training.dataset: the prompts are not those that the checkpoint's run began with")
         self._epoch, self._position = state.epoch, state.position
         self._order = self._order_of_epoch()
+
+    def _usable(self, rows: list[Row]) -> list[Row]:
+        if self._are_usable is None:
+            return rows
+        return [row for row, is_usable in zip(rows, self._are_usable(rows), strict=True) if is_usable]
+
+    def _step_back(self) -> Row:
+        """The row before the cursor, which stands before it now."""
+        if self._position == 0:
+            self._epoch, self._position = self._epoch - 1, len(self._rows)
+            self._order = self._order_of_epoch()
+        self._position -= 1
+        return self._rows[self._order[self._position]]
 
     def _order_of_epoch(self) -> list[int]:
         if not self._shuffle:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 
 def plain_row(row: Mapping[str, object]) -> dict[str, object]:
-    """Times, dates and decimals become texts; columns that hold anything else (bytes, images) are left out."""
+    """Times, dates and decimals become strings, decimals in digits (`0.0000001`, not `1E-7`). Columns that hold
+    anything else (bytes, images) are left out."""
     plain = {name: _plain(value) for name, value in row.items()}
     return {name: value for name, value in plain.items() if not isinstance(value, _Other)}
 
@@ -24,7 +25,7 @@ def _plain(value: object) -> object:
         case datetime.date() | datetime.time():
             return value.isoformat()
         case decimal.Decimal():
-            return str(value)
+            return format(value, "f")
         case list() | tuple():
             items = [_plain(item) for item in value]
             return _Other() if any(isinstance(item, _Other) for item in items) else items

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +45,8 @@ class PromptRow:
     turn_beginning: str = ""
     """What the chat template has written of the assistant's turn, such as `<think>\n`: the end of `prompt`. Rewards see
     it as the beginning of the response."""
+    place: str = field(default="", compare=False)
+    """Where to find the row, for messages: file and line, or data set and row number."""
 
     @property
     def text_for_rewards(self) -> str:
@@ -93,6 +95,7 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
                         raw.columns,
                         text.messages,
                         text.turn_beginning,
+                        raw.place,
                     )
                 )
         num_rows += len(chunk)
@@ -126,11 +129,7 @@ def _chunks(rows: Iterator[RawRow]) -> Iterator[list[RawRow]]:
 def _text(
     raw: RawRow, prompt_field: str, dataset: Dataset, tokenizer: Tokenizer, turn: AssistantTurn, where: str
 ) -> _Text:
-    if prompt_field not in raw.columns:
-        raise DatasetError(
-            f"{raw.place}: no column {prompt_field!r} ({where}.promptField); the columns are: {', '.join(raw.columns)}"
-        )
-    value = raw.columns[prompt_field]
+    value = _value_at(raw, prompt_field, f"{where}.promptField")
     messages = _messages(value)
     if messages is None and not isinstance(value, str):
         raise DatasetError(
@@ -165,11 +164,34 @@ def _unicode(text: _Text, raw: RawRow) -> _Text:
 
 def _answer(raw: RawRow, answer_field: str, dataset: Dataset, where: str) -> object:
     """The expected answer; None where the data has no such column and the job did not ask for one by name."""
-    if answer_field not in raw.columns and "answer_field" in dataset.model_fields_set:
-        raise DatasetError(
-            f"{raw.place}: no column {answer_field!r} ({where}.answerField); the columns are: {', '.join(raw.columns)}"
-        )
-    return raw.columns.get(answer_field)
+    if "answer_field" not in dataset.model_fields_set and answer_field not in raw.columns:
+        return None
+    return _value_at(raw, answer_field, f"{where}.answerField")
+
+
+def _value_at(raw: RawRow, path: str, where: str) -> object:
+    """The value of a column, or of a place within one: `reward_model.ground_truth`, `messages.0.content`. A column
+    whose name has the dots in it comes first.
+
+    Raises DatasetError, with `where`, the field of the job, and the names that are there."""
+    if path in raw.columns:
+        return raw.columns[path]
+    value: object = raw.columns
+    names = path.split(".")
+    for depth, name in enumerate(names):
+        parent = ".".join(names[:depth])
+        match value:
+            case Mapping() if name in value:
+                value = value[name]
+            case list() if name.isdecimal() and int(name) < len(value):
+                value = value[int(name)]
+            case Mapping():
+                there = f"the keys of {parent!r}" if parent else "the columns"
+                raise DatasetError(f"{raw.place}: no column {path!r} ({where}); {there} are: {', '.join(value)}")
+            case _:
+                what = f"a list of {len(value)}" if isinstance(value, list) else f"no dictionary ({value!r:.80})"
+                raise DatasetError(f"{raw.place}: no column {path!r} ({where}); {parent!r} is {what}")
+    return value
 
 
 def _messages(value: object) -> list[ChatMessage] | None:

@@ -37,6 +37,8 @@ SAMPLING_RETURNED: Final = "dynamic_sampling/returned_prompts"
 """Prompts that are drawn again in the next step."""
 SAMPLING_REWARD_PREFIX: Final = "dynamic_sampling/batch_rewards"
 """Of the responses in the batch, where `REWARD_PREFIX` is of all that were generated."""
+ROWS_LEFT_OUT: Final = "data/rows_left_out"
+"""Rows that the step has passed over because their answer cannot be scored; where answers are checked when drawn."""
 ADVANTAGE_MEAN: Final = "critic/advantages/mean"
 
 POLICY_LOSS: Final = "actor/pg_loss"

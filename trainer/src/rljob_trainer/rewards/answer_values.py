@@ -26,35 +26,35 @@ MAX_VALUE_CHARACTERS = 80
 def why_unusable(answer: object) -> str | None:
     """Why this can never be a mathematical answer, with the value seen; None for what may be one.
 
-    Of a worked solution in the form of GSM8K the part after the last `####` counts.
-    Example: `why_unusable("N/A")` is "the string 'N/A' stands for a missing value".
+    The reason goes after "the answer is". Of a worked solution in the form of GSM8K the part after the last `####`
+    counts. Example: `why_unusable("N/A")` is "the string 'N/A', which stands for a missing value".
     """
     match answer:
         case None:
-            return "it is null"
+            return "null"
         case bool():
-            return f"it is the truth value {str(answer).lower()}"
+            return f"the truth value {str(answer).lower()}"
         case int():
             return None
         case float():
-            return None if math.isfinite(answer) else f"the number {answer} is not finite"
+            return None if math.isfinite(answer) else f"the number {answer}, which is not finite"
         case str():
             return _why_unusable_string(answer)
         case Mapping():
             keys = excerpt(", ".join(map(str, answer)), MAX_VALUE_CHARACTERS)
-            return f"it is a dictionary ({_seen(answer)}) with the keys {keys}"
+            return f"a dictionary with the keys {keys} ({_seen(answer)})"
         case list() | tuple():
-            return f"it is a list ({_seen(answer)})"
-    return f"it is a {type(answer).__name__} ({_seen(answer)})"
+            return f"a list ({_seen(answer)})"
+    return f"of type {type(answer).__name__} ({_seen(answer)})"
 
 
 def _why_unusable_string(answer: str) -> str | None:
     value = answer.rpartition(GSM8K_MARK)[2].strip(AROUND)
     if not value:
         place = f" after the last {GSM8K_MARK}" if GSM8K_MARK in answer else ""
-        return f"the string {_seen(answer)} is empty{place}"
+        return f"the string {_seen(answer)}, which is empty{place}"
     if value.lower() in MISSING_VALUES or PLACEHOLDER.fullmatch(value):
-        return f"the string {_seen(answer)} stands for a missing value"
+        return f"the string {_seen(answer)}, which stands for a missing value"
     return None
 
 

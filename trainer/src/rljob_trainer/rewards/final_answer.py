@@ -18,12 +18,12 @@ import json
 import re
 from collections.abc import Callable, Iterator
 
+from rljob_trainer.rewards.answer_values import GSM8K_MARK
 from rljob_trainer.rewards.math_text import braced, plain_characters, undecorated
 from rljob_trainer.rewards.math_units import MAGNITUDES, is_known_unit, read_unit
 from rljob_trainer.rewards.math_values import Value, Words, read_value
 from rljob_trainer.rewards.thinking import without_thinking
 
-GSM8K_MARK = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 _PHRASE = re.compile(
     r"""(?ix)

@@ -47,7 +47,7 @@ class MathAnswerScorer:
         def score(request: RewardRequest) -> object:
             reason = why_unusable(request.answer)
             if reason is not None:
-                raise ValueError(f"the row's answer {reason}")
+                raise ValueError(f"the row's answer is {reason}")
             expected = expected_value(str(request.answer))
             found, given = find_answer(
                 request.response, is_choice=isinstance(expected, Choice), is_words=isinstance(expected, Words)

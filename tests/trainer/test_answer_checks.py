@@ -1,0 +1,213 @@
+"""Answers of the data that MathAnswer cannot score: named before a device is taken, or left out when rows are drawn.
+
+Real processes. A function stands in for MathAnswer where processes fail; it notes what it was asked.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rljob_api.v1alpha1.reward import Reward, RewardType
+from rljob_trainer.controller import answer_checks
+from rljob_trainer.controller.answer_checks import DrawnRows, check_rewards, refuse_unusable, start_check_pools
+from rljob_trainer.datasets.cursor import PromptCursor
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.errors import DatasetError, ResourceError
+from rljob_trainer.rewards.base import ScorerSpec
+from rljob_trainer.rewards.function import FunctionScorer
+from rljob_trainer.rewards.math_answer import MathAnswerScorer
+from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
+from rljob_trainer.workers.reward import RewardSettings, ScorerSettings
+
+WHERE = "spec.training.rewards[0]"
+READER = """
+import os, signal, time
+from pathlib import Path
+
+def read(prompt, response, answer, row):
+    assert response == ""
+    with Path(__file__).with_name("asked").open("a") as asked:
+        asked.write(f"{answer!r}\\n")
+    is_first = Path(__file__).with_name("asked").read_text().splitlines().count(repr(answer)) == 1
+    if answer == "bad" or isinstance(answer, int) and answer < 0:
+        raise ValueError("no mathematical expression")
+    if answer == "dies" or answer == "dies once" and is_first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if answer == "no memory":
+        raise MemoryError
+    if answer == "hangs" or answer == "hangs once" and is_first:
+        time.sleep(60)
+    return 0.0
+"""
+
+
+def rows(*answers: object) -> list[PromptRow]:
+    return [
+        PromptRow(index, f"p{index}", f"p{index}", (1,), answer, {}, place=f"a.jsonl, line {index + 1}")
+        for index, answer in enumerate(answers)
+    ]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+class Check:
+    """The check of a job with one MathAnswer reward."""
+
+    def __init__(self, folder: Path, stack: ExitStack, scorer: ScorerSpec | None = None, **limits: object) -> None:
+        (folder / "readers.py").write_text(READER)
+        self._asked = folder / "asked"
+        self._stack = stack
+        reward = Reward.model_validate({"type": RewardType.MATH_ANSWER, **limits})
+        scorer = scorer or FunctionScorer("readers:read", WHERE)
+        environment = scorer_environment(os.environ, [], [folder])
+        settings = ScorerSettings(reward, WHERE, scorer, 1)
+        self.settings = RewardSettings((settings,), (), 8, folder / "logs", environment)
+        self.pools: list[ScorerPool] = []
+        self.told: list[str] = []
+
+    def run(self, training: Sequence[PromptRow], held_out: Sequence[PromptRow] = ()) -> DrawnRows | None:
+        self.pools = start_check_pools(self.settings, self._stack)
+        return check_rewards(self.settings.scorers, self.pools, training, held_out, self.told.append)
+
+    @property
+    def asked(self) -> Counter[str]:
+        return Counter(self._asked.read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        (
+            ["1", {"style": "rule", "ground_truth": "72"}, 2],
+            "spec.training.dataset.answerField: 1 of 3 rows have an answer that the reward MathAnswer cannot score; "
+            "name the value in the dictionary, such as `answerField: reward_model.ground_truth`\n  a.jsonl, line 2: "
+            "the answer is a dictionary with the keys style, ground_truth ({'style': 'rule', 'ground_truth': '72'})",
+        ),
+        (
+            [["1"], True, math.nan, "N/A", "", "null", "?"],
+            "spec.training.dataset.answerField: 7 of 7 rows have an answer that the reward MathAnswer cannot score; "
+            "correct these rows or leave them out, or name another column\n  a.jsonl, line 1: the answer is a list "
+            "(['1'])\n  a.jsonl, line 2: the answer is the truth value true\n  a.jsonl, line 3: the answer is the "
+            "number nan, which is not finite\n  a.jsonl, line 4: the answer is the string 'N/A', which stands for a "
+            "missing value\n  a.jsonl, line 5: the answer is the string '', which is empty\n  and 2 more",
+        ),
+    ],
+)
+def test_answers_that_are_neither_strings_nor_numbers_are_refused(answers: list[object], message: str) -> None:
+    with pytest.raises(DatasetError) as caught:
+        refuse_unusable(rows(*answers), "dataset", "reward_model")
+    assert str(caught.value) == message
+
+
+def test_answers_of_any_spelling_pass_the_check(tmp_path: Path, stack: ExitStack) -> None:
+    check = Check(tmp_path, stack, MathAnswerScorer(WHERE))
+    good = rows("18", "work\n#### 18", "\\frac{1}{2}", 1e-05, 1e16, 72, "$x^2$", "-3")
+    assert check.run(good, rows("7")) is None
+    with pytest.raises(DatasetError) as caught:
+        Check(tmp_path, stack, MathAnswerScorer(WHERE)).run(good, rows("7", "\\boxed{}"))
+    assert "spec.training.evaluation.dataset.answerField: 1 of 2 rows have an answer" in str(caught.value)
+    assert "a.jsonl, line 2: the answer is the string '\\\\boxed{}', which cannot be scored: " in str(caught.value)
+
+
+def test_each_distinct_answer_is_tried_once_and_all_rows_that_fail_are_counted(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    check = Check(tmp_path, stack)
+    with pytest.raises(DatasetError) as caught:
+        check.run(rows("1", "bad", 1, "1", 1.0, -1, "bad", "bad", -1, -2), rows("1"))
+    assert str(caught.value).splitlines() == [
+        "spec.training.dataset.answerField: 6 of 10 rows have an answer that the reward MathAnswer cannot score; "
+        "correct these rows or leave them out, or name another column",
+        "  a.jsonl, line 2: the answer is the string 'bad', which cannot be scored: no mathematical expression",
+        "  a.jsonl, line 6: the answer is the number -1, which cannot be scored: no mathematical expression",
+        "  a.jsonl, line 7: the answer is the string 'bad', which cannot be scored: no mathematical expression",
+        "  a.jsonl, line 8: the answer is the string 'bad', which cannot be scored: no mathematical expression",
+        "  a.jsonl, line 9: the answer is the number -1, which cannot be scored: no mathematical expression",
+        "  and 1 more",
+    ]
+    assert check.asked == Counter(["'1'", "'bad'", "1", "1.0", "-1", "-2"])
+
+
+def test_a_row_whose_answer_takes_too_long_is_named(tmp_path: Path, stack: ExitStack) -> None:
+    check = Check(tmp_path, stack, timeout_seconds=1.0)
+    with pytest.raises(DatasetError) as caught:
+        check.run(rows("1", "hangs", "hangs once"))
+    assert "1 of 3 rows" in str(caught.value)
+    assert (
+        "a.jsonl, line 2: the answer is the string 'hangs', for which the scorer ran longer than 1 s and was killed "
+        "(spec.training.rewards[0].timeoutSeconds)"
+    ) in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", ["dies", "no memory"])
+def test_a_process_that_fails_is_not_blamed_on_the_answer(tmp_path: Path, stack: ExitStack, answer: str) -> None:
+    check = Check(tmp_path, stack)
+    assert check.run(rows("1", "dies once", "2")) is None
+    with pytest.raises(
+        ResourceError, match=r"^spec\.training\.rewards\[0\]: checking the answer .* failed twice"
+    ) as caught:
+        check.run(rows("bad", "1", answer))
+    assert f"the answer the string '{answer}' (a.jsonl, line 3)" in str(caught.value)
+    assert {"dies": "signal SIGKILL", "no memory": "MemoryError"}[answer] in str(caught.value)
+
+
+def test_a_wrong_column_is_found_out_before_all_of_it_is_parsed(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_checks, "ANSWERS_PER_BLOCK", 4)
+    monkeypatch.setattr(answer_checks, "MAX_FAILED", 4)
+    check = Check(tmp_path, stack)
+    with pytest.raises(DatasetError, match=r"at least 8 of 21 rows have an answer"):
+        check.run(rows("1", *(-number for number in range(1, 20)), -1))
+    assert check.told == [f"checks the answers of dataset; {number} of 20 are parsed" for number in (0, 4)]
+    assert sum(check.asked.values()) == 8
+
+
+def test_above_the_limit_rows_are_left_out_when_they_are_drawn(
+    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 5)
+    check = Check(tmp_path, stack)
+    training = rows("1", "bad", "2", -1, "bad", "3")
+    drawn = check.run(training, rows("7"))
+    assert drawn is not None
+    assert check.asked == Counter(["'7'"])
+    cursor = PromptCursor(training, seed=0, shuffle=False, are_usable=drawn.are_usable)
+    assert [row.answer for row in cursor.next_batch(2)] == ["1", "2"]
+    assert [record.getMessage().splitlines() for record in caplog.records] == [
+        [
+            "spec.training.dataset: rows left out, as MathAnswer cannot score their answer: 1 now, 1 so far",
+            "  a.jsonl, line 2: the answer is the string 'bad', which cannot be scored: no mathematical expression",
+        ]
+    ]
+    assert [row.answer for row in cursor.next_batch(4)] == ["3", "1", "2", "3"]
+    assert [len(record.getMessage().splitlines()) for record in caplog.records[1:]] == [3]
+    assert "2 now, 3 so far" in caplog.text
+    assert cursor.num_left_out == 6
+    assert set(check.asked.values()) == {1}
+
+
+def test_below_the_limit_and_without_math_no_process_stays(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert answer_checks.MAX_ROWS_PARSED == 100_000
+    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 2)
+    check = Check(tmp_path, stack)
+    assert check.run(rows("1", "2")) is None
+    assert all(not Path(f"/proc/{pid}").exists() for pool in check.pools for pid in pool.process_ids())
+    function = Reward.model_validate({"type": RewardType.FUNCTION, "function": {"path": "readers:read"}})
+    settings = ScorerSettings(function, WHERE, FunctionScorer("readers:read", WHERE), 1)
+    check.settings = RewardSettings((settings,), (), 8, tmp_path / "logs", check.settings.environment)
+    assert check.run(rows({"any": "thing"}, "bad", None)) is None
+    assert "'bad'" not in check.asked

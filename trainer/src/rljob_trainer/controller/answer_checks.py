@@ -1,0 +1,241 @@
+"""Rows whose answer MathAnswer cannot score, found before a device is taken.
+
+1. Of every row: the type of the answer, and strings that stand for a missing value (`rewards.answer_values`).
+2. Of every distinct answer of the data: an empty response is scored with it, in the reward's scoring processes, in
+   parallel, within the reward's time limit.
+
+A training set of more than MAX_ROWS_PARSED rows would keep the job waiting. There step 2 is made for rows as they are
+drawn, and a row that fails it is left out, counted and logged. Held-out rows are all scored by every evaluation, so
+they are always checked in advance.
+
+A failure of the processes is not blamed on the data: an answer at which a process died or ran out of memory is tried
+once more. A second failure ends this attempt with ResourceError: another attempt may succeed. An answer that took too
+long is tried once more, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+
+from rljob_api.v1alpha1.reward import RewardType
+from rljob_trainer.cpu_limit import num_usable_cores
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.errors import DatasetError, ResourceError
+from rljob_trainer.rewards.answer_values import why_unusable
+from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, excerpt
+from rljob_trainer.rewards.process_pool import ScorerPool
+from rljob_trainer.workers.reward import RewardSettings, ScorerSettings
+
+log = logging.getLogger(__name__)
+
+MAX_ROWS_PARSED = 100_000
+"""Training rows, up to which all answers are parsed in advance."""
+MAX_PROCESSES = 16
+"""For the check: each takes about 60 MiB beside the controller."""
+ANSWERS_PER_BLOCK = 256
+"""Parsed between two reports of progress."""
+MAX_FAILED = 100
+"""Distinct answers. With so many the column is probably the wrong one, and checking the rest would take as long as the
+time limit for each of them."""
+NUM_ROWS_NAMED = 5
+NUM_ROWS_LOGGED = 20
+"""Of those that are left out of one batch."""
+ADVICE = "correct these rows or leave them out, or name another column"
+MAX_ANSWER_CHARACTERS = 80
+MAX_REASON_CHARACTERS = 300
+USUAL_KEYS = ("ground_truth", "answer", "final_answer", "value")
+"""Of dictionaries that hold an answer."""
+
+Tell = Callable[[str], None]
+AnswerKey = tuple[type, object]
+"""An answer with its type: 1, 1.0 and True are equal in Python."""
+
+
+def start_check_pools(reward: RewardSettings, stack: ExitStack) -> list[ScorerPool]:
+    """Begins to start processes of each scorer, which `stack` closes: one to find out whether it can be loaded, several
+    where answers are parsed."""
+    num_processes = [
+        min(each.reward.num_processes, num_usable_cores(), MAX_PROCESSES) if _reads_answers(each) else 1
+        for each in reward.scorers
+    ]
+    pools = zip(reward.scorers, num_processes, strict=True)
+    return [stack.enter_context(reward.start_pool(scorer, number, 0)) for scorer, number in pools]
+
+
+def refuse_unusable(rows: Sequence[PromptRow], dataset: str, answer_field: str) -> None:
+    """Step 1. `dataset` is the block's place in spec.training, such as `evaluation.dataset`. Raises DatasetError."""
+    reasons = [(row, reason) for row in rows if (reason := why_unusable(row.answer)) is not None]
+    if reasons:
+        dictionary = next((row.answer for row, _ in reasons if isinstance(row.answer, Mapping)), None)
+        advice = ADVICE
+        if dictionary:
+            key = next((key for key in USUAL_KEYS if key in dictionary), next(iter(dictionary)))
+            advice = f"name the value in the dictionary, such as `answerField: {answer_field}.{key}`"
+        raise DatasetError(_message(dataset, f"{len(reasons)} of {len(rows)}", reasons, advice))
+
+
+def check_rewards(
+    scorers: Sequence[ScorerSettings],
+    pools: Sequence[ScorerPool],
+    training: Sequence[PromptRow],
+    held_out: Sequence[PromptRow],
+    doing: Tell = lambda _: None,
+) -> DrawnRows | None:
+    """Waits until every scorer is loaded, then step 2. `pools` are those of the scorers; they are closed, but for the
+    one that checks rows when they are drawn. `doing` is notified of progress. None where no such check is needed.
+
+    Raises ConfigurationError for a scorer that cannot be loaded, DatasetError naming the rows whose answers cannot be
+    scored, ResourceError."""
+    for pool in pools:
+        pool.wait_until_ready()
+    # Several parse the same answers: the one with the shortest time limit refuses most.
+    found = [pair for pair in zip(scorers, pools, strict=True) if _reads_answers(pair[0])]
+    scorer, used = min(found, key=lambda pair: pair[0].reward.timeout_seconds, default=(None, None))
+    for pool in pools:
+        if pool is not used:
+            pool.close()
+    if scorer is None or used is None:
+        return None
+    parser = AnswerParser(used, scorer.where)
+    is_large = len(training) > MAX_ROWS_PARSED
+    for dataset, rows in (("evaluation.dataset", held_out), ("dataset", () if is_large else training)):
+        _refuse_unscorable(parser, rows, dataset, doing)
+    if not is_large:
+        used.close()
+        return None
+    log.info(
+        "data: more than %d training rows; their answers are checked when they are drawn, and rows whose answer cannot "
+        "be scored are left out then",
+        MAX_ROWS_PARSED,
+    )
+    return DrawnRows(parser)
+
+
+class AnswerParser:
+    """Finds out which answers MathAnswer can score. Each distinct answer is tried once."""
+
+    def __init__(self, pool: ScorerPool, where: str) -> None:
+        """`where` is the reward's place in the job."""
+        self._pool = pool
+        self._where = where
+        self._reasons: dict[AnswerKey, str | None] = {}
+
+    def parse(self, rows: Sequence[PromptRow]) -> None:
+        """Tries the answers of these rows. Raises ResourceError where a process fails twice at one."""
+        new = {key: row for key, row in _distinct(rows).items() if key not in self._reasons}
+        outcomes = self._outcomes(new)
+        again = {key: row for key, row in new.items() if _may_succeed_later(outcomes[key])}
+        outcomes |= self._outcomes(again)
+        for key, row in again.items():
+            if _is_lack_of_resources(outcomes[key]):
+                raise ResourceError(self._lack_text(row, outcomes[key]))
+        self._reasons |= {key: self._reason(row, outcomes[key]) for key, row in new.items()}
+
+    def why_unscorable(self, row: PromptRow) -> str | None:
+        """Why the row's answer cannot be scored, as `why_unusable` says it; None where it can, or was not tried."""
+        return self._reasons.get(_key(row))
+
+    def _outcomes(self, rows: Mapping[AnswerKey, PromptRow]) -> dict[AnswerKey, RewardOutcome]:
+        requests = [RewardRequest("", "", row.answer, {}) for row in rows.values()]
+        return dict(zip(rows, self._pool.submit(requests).result(), strict=True))
+
+    def _reason(self, row: PromptRow, outcome: RewardOutcome) -> str | None:
+        match outcome.status:
+            case RewardStatus.OK:
+                return None
+            case RewardStatus.TIMEOUT:
+                return f"{_seen(row)}, for which the scorer {outcome.detail} ({self._where}.timeoutSeconds)"
+        what = outcome.detail.partition("\n")[0].removeprefix("raised ").removeprefix("ValueError: ")
+        return f"{_seen(row)}, which cannot be scored: {excerpt(what, MAX_REASON_CHARACTERS)}"
+
+    def _lack_text(self, row: PromptRow, outcome: RewardOutcome) -> str:
+        return (
+            f"{self._where}: checking the answer {_seen(row)} ({row.place}) failed twice, because the scorer "
+            f"{excerpt(outcome.detail, MAX_REASON_CHARACTERS)}; probably the trainer is out of memory: give it more. "
+            "If it happens for this row only, leave the row out"
+        )
+
+
+class DrawnRows:
+    """Rows as they are drawn: those whose answer cannot be scored are left out."""
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+        self._left_out: set[int] = set()
+
+    def are_usable(self, rows: Sequence[PromptRow]) -> list[bool]:
+        """For each row whether its answer can be scored; the same each time. Logs those that cannot when they come for
+        the first time. Raises ResourceError."""
+        self._parser.parse(rows)
+        reasons = [self._parser.why_unscorable(row) for row in rows]
+        new = [
+            f"\n  {row.place}: the answer is {reason}"
+            for row, reason in zip(rows, reasons, strict=True)
+            if reason is not None and row.index not in self._left_out
+        ]
+        self._left_out |= {row.index for row, reason in zip(rows, reasons, strict=True) if reason is not None}
+        if new:
+            log.warning(
+                "spec.training.dataset: rows left out, as MathAnswer cannot score their answer: %d now, %d so far%s",
+                *(len(new), len(self._left_out), "".join(new[:NUM_ROWS_LOGGED])),
+            )
+        return [reason is None for reason in reasons]
+
+
+def _refuse_unscorable(parser: AnswerParser, rows: Sequence[PromptRow], dataset: str, doing: Tell) -> None:
+    """Parses all, and stops early where too many fail."""
+    distinct = list(_distinct(rows).values())
+    num_failed, num_parsed = 0, 0
+    while num_parsed < len(distinct) and num_failed < MAX_FAILED:
+        if len(distinct) > ANSWERS_PER_BLOCK:
+            doing(f"checks the answers of {dataset}; {num_parsed} of {len(distinct)} are parsed")
+        block = distinct[num_parsed : num_parsed + ANSWERS_PER_BLOCK]
+        parser.parse(block)
+        num_parsed += len(block)
+        num_failed += sum(parser.why_unscorable(row) is not None for row in block)
+    reasons = [(row, reason) for row in rows if (reason := parser.why_unscorable(row)) is not None]
+    if reasons:
+        at_least = "at least " if num_parsed < len(distinct) else ""
+        raise DatasetError(_message(dataset, f"{at_least}{len(reasons)} of {len(rows)}", reasons, ADVICE))
+
+
+def _message(dataset: str, number: str, reasons: Sequence[tuple[PromptRow, str]], advice: str) -> str:
+    named = [f"\n  {row.place}: the answer is {reason}" for row, reason in reasons[:NUM_ROWS_NAMED]]
+    more = f"\n  and {len(reasons) - len(named)} more" if len(reasons) > len(named) else ""
+    return (
+        f"spec.training.{dataset}.answerField: {number} rows have an answer that the reward MathAnswer cannot score; "
+        f"{advice}{''.join(named)}{more}"
+    )
+
+
+def _reads_answers(scorer: ScorerSettings) -> bool:
+    return scorer.reward.type is RewardType.MATH_ANSWER
+
+
+def _is_lack_of_resources(outcome: RewardOutcome) -> bool:
+    """Whether the process has suffered something that is no fault of the answer, as far as can be seen."""
+    return outcome.has_died or outcome.detail.startswith("raised MemoryError")
+
+
+def _may_succeed_later(outcome: RewardOutcome) -> bool:
+    return outcome.status is RewardStatus.TIMEOUT or _is_lack_of_resources(outcome)
+
+
+def _distinct(rows: Sequence[PromptRow]) -> dict[AnswerKey, PromptRow]:
+    """The first row of each answer."""
+    found: dict[AnswerKey, PromptRow] = {}
+    for row in rows:
+        found.setdefault(_key(row), row)
+    return found
+
+
+def _seen(row: PromptRow) -> str:
+    kind = "the string" if isinstance(row.answer, str) else "the number"
+    return f"{kind} {excerpt(repr(row.answer), MAX_ANSWER_CHARACTERS)}"
+
+
+def _key(row: PromptRow) -> AnswerKey:
+    assert isinstance(row.answer, str | int | float), "refuse_unusable was called before"
+    return type(row.answer), row.answer
