@@ -30,6 +30,9 @@ from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
+MOST_STRETCHED = 1_000_000
+"""JSON has infinite factors, too."""
+
 
 def check_algorithm(spec: RLJobSpec) -> None:
     """Loads and tries the user's own parts of the algorithm. Raises ConfigurationError for what is wrong with them, for
@@ -134,8 +137,9 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     positions: int | None = getattr(text, "max_position_embeddings", None)
     rope = text.to_dict().get("rope_parameters") or {}
     # Of the kinds of scaling that do not count in max_position_embeddings, this one does not change short rows.
-    if positions is not None and rope.get("rope_type") == "linear":
-        return int(positions * rope["factor"])
+    factor = rope.get("factor")
+    if positions is not None and rope.get("rope_type") == "linear" and isinstance(factor, int | float):
+        return int(positions * min(factor, MOST_STRETCHED))
     return positions
 
 

@@ -49,6 +49,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(folder)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise ValueError(f"transformers has none of type '{config.model_type}'")
+        config.get_text_config().to_dict()  # Fails where `text_config` is no object.
     quantization = config.to_dict().get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
