@@ -175,8 +175,7 @@ def built_run(
         critic, folders = None, (settings.cache_folder, settings.job_folder)
         if critic_layout is not None:
             critic = critic_model(judged, model_folder, prompts, critic_layout, *folders)
-        seen = (*prompts.training, *prompts.held_out)
-        scored = scoring_model(judged, model_folder, seen, layout_of(job.spec, REWARD_MODEL), *folders)
+        scored = scoring_model(judged, model_folder, prompts.rows, layout_of(job.spec, REWARD_MODEL), *folders)
         hub_judges = hub_judges_of(job.spec, critic, scored.place if scored else None)
         tell_of_another_reward_model(kept_judges, hub_judges)
         has_experts = check_lora(model_folder, training.model.lora)

@@ -24,6 +24,11 @@ class Prompts:
     """Training rows that were left out because they are held out."""
 
     @property
+    def rows(self) -> tuple[PromptRow, ...]:
+        """All prompts."""
+        return (*self.training, *self.held_out)
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt."""
         return max(self.longest_of.values())
@@ -37,7 +42,7 @@ class Prompts:
     @property
     def largest_token(self) -> int:
         """The highest token id of any prompt."""
-        return max(max(row.token_ids) for row in (*self.training, *self.held_out))
+        return max(max(row.token_ids) for row in self.rows)
 
     @cached_property
     def digest(self) -> str:
