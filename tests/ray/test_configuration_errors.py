@@ -93,7 +93,7 @@ CASES: dict[str, tuple[Document, str]] = {
     ),
     "the longest row beyond the model's positions": (
         small_job(rollout={"maxNewTokens": 63}),
-        r"maxNewTokens \(63\): the longest prompt \(7 tokens\) with its response may have 70 tokens, .* at most 64",
+        r"maxNewTokens \(63\): the longest prompt \(6 tokens\) with its response may have 69 tokens, .* at most 64",
     ),
     "missing reward function": (
         small_job(rewards=[function_reward("json:no_such_function", name="style")]),
