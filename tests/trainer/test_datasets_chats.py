@@ -94,6 +94,11 @@ def test_a_template_named_default_counts(tmp_path: Path) -> None:
     assert loaded(tmp_path, templates, [USER])[0].prompt == ">1>8"
 
 
+def test_prompt_template_goes_around_a_text_within_the_chat_template(tmp_path: Path) -> None:
+    [row] = loaded(tmp_path, PLAIN, "3", apply_chat_template=True, prompt_template="{prompt}7")
+    assert (row.prompt, row.source_prompt, row.messages) == (">37>8", "3", ({"role": "user", "content": "37"},))
+
+
 def test_a_text_that_the_template_refuses_is_named_like_a_chat(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"chats\.jsonl, line 1: column 'prompt' .* \(roles: user\): .*says: no;"):
         loaded(tmp_path, "{{ raise_exception('no') }}", "1", apply_chat_template=True)

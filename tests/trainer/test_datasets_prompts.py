@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 from pathlib import Path
 
 import pyarrow
@@ -86,12 +87,13 @@ def test_an_answer_column_that_the_job_names_must_be_there(tmp_path: Path, token
         load_prompts(dataset, tokenizer, tmp_path, "spec.training.dataset")
 
 
-def test_texts_and_the_chat_template(tmp_path: Path, tokenizer: Tokenizer, chat_tokenizer: Tokenizer) -> None:
-    """What a prompt of chat messages becomes is in test_datasets_chats.py."""
-    write_lines(tmp_path / "a.jsonl", '{"prompt": "3"}')
-    dataset = file_dataset("a.jsonl", apply_chat_template=True, prompt_template="{prompt}7")
-    (row,) = load_prompts(dataset, chat_tokenizer, tmp_path, WHERE)
-    assert (row.prompt, row.source_prompt) == (">37>8", "3")
+def test_chat_messages_and_the_chat_template(tmp_path: Path, tokenizer: Tokenizer, chat_tokenizer: Tokenizer) -> None:
+    messages = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
+    write_lines(tmp_path / "a.jsonl", json.dumps({"prompt": messages}), '{"prompt": "3"}')
+    dataset = file_dataset("a.jsonl", apply_chat_template=True)
+    first, second = load_prompts(dataset, chat_tokenizer, tmp_path, WHERE)
+    assert (first.prompt, first.source_prompt, first.token_ids) == (">1>>2>8", "1\n2", (2, 4, 2, 2, 5, 2, 11))
+    assert (second.prompt, second.source_prompt) == (">3>8", "3")
     with pytest.raises(DatasetError, match=rf"{WHERE}.applyChatTemplate: the model's tokenizer has no chat template"):
         load_prompts(dataset, tokenizer, tmp_path, WHERE)
 
