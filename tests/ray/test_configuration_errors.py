@@ -5,11 +5,14 @@ And clusters that do not fit or do not answer: exit code 75, for another try els
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
-from shutil import copy
+from shutil import copy, copytree
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from transformers import BertConfig
 
@@ -76,6 +79,28 @@ CASES: dict[str, tuple[Document, str]] = {
         small_job(model={"lora": {"targets": ["q_proj", "query"]}}),
         r"model\.lora\.targets: no linear layer .* is called 'query'; name some of down_proj, .*, v_proj, or",
     ),
+    "chat that the template refuses": (
+        small_job(model={"source": "./chatting"}, dataset={"file": {"path": "chats.jsonl"}}),
+        r"chats\.jsonl, line 2: column 'prompt' cannot be put into the model's chat template \(roles: system, user\): "
+        r"the chat template of .*chatting says: no system role; change the row or the template",
+    ),
+    "Parquet text that is not UTF-8": (
+        small_job(dataset={"file": {"path": "rows.parquet"}}),
+        r"rows\.parquet, row 2: column 'prompt' cannot be read \(UnicodeDecodeError: .*0xff",
+    ),
+    "damaged generation settings": (
+        small_job(model={"source": "./damaged"}),
+        r"spec\.training\.model\.source: .*damaged/generation_config\.json is not valid JSON .*; it may be cut off",
+    ),
+    "rows beyond the model's positions": (
+        # The data is not asked for: it is not there.
+        small_job(dataset={"file": {"path": "gone.jsonl"}}, rollout={"maxNewTokens": 64}),
+        r"spec\.training\.dataset\.maxPromptTokens \(8\) and spec\.training\.rollout\.maxNewTokens \(64\): .*65 tokens",
+    ),
+    "the longest row beyond the model's positions": (
+        small_job(rollout={"maxNewTokens": 63}),
+        r"maxNewTokens \(63\): the longest prompt \(6 tokens\) with its response may have 69 tokens, .* at most 64",
+    ),
     "missing reward function": (
         small_job(rewards=[function_reward("json:no_such_function", name="style")]),
         r"spec\.training\.rewards\[0\]\.function\.path \(reward style\): .*no_such_function",
@@ -104,6 +129,22 @@ CASES: dict[str, tuple[Document, str]] = {
 }
 
 
+def write_user_files(folder: Path) -> None:
+    """Data and models that CASES name."""
+    chats = [[{"role": role, "content": "1>"} for role in roles] for roles in (["user"], ["system", "user"])]
+    (folder / "chats.jsonl").write_text("".join(json.dumps({"prompt": chat, "answer": "1"}) + "\n" for chat in chats))
+    copytree(MODEL, folder / "chatting")
+    (folder / "chatting" / "chat_template.jinja").write_text(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
+    copytree(MODEL, folder / "damaged")
+    (folder / "damaged" / "generation_config.json").write_text('{"eos_token_id": [1, ')
+    values = pyarrow.array([b"1>", b"\xff>"], pyarrow.binary())
+    prompts = pyarrow.Array.from_buffers(pyarrow.string(), 2, values.buffers())
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": prompts, "answer": ["1", "2"]}), folder / "rows.parquet")
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("no_ray")
 def test_a_job_that_cannot_work_is_refused_before_ray(
@@ -114,6 +155,7 @@ def test_a_job_that_cannot_work_is_refused_before_ray(
     monkeypatch.delitem(sys.modules, "bad_algorithm", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "empty").mkdir()
+    write_user_files(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": oops}\n')
     (tmp_path / "verl.jsonl").write_text('{"prompt": "1>", "reward_model": {"style": "", "ground_truth": "1"}}\n')
     (tmp_path / "answers.jsonl").write_text(

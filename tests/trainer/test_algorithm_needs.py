@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig
 
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training_runs import Document, merged, small_job
-from rljob_trainer.controller.job_checks import check_algorithm, check_row_lengths, needs_reference
+from rljob_trainer.controller.job_checks import check_algorithm, needs_reference
 from rljob_trainer.errors import ConfigurationError
 
 APART: Document = {
@@ -118,11 +117,3 @@ def test_an_advantage_on_tokens_has_to_place_the_kl_in_the_reward() -> None:
             continue
         with pytest.raises(ConfigurationError, match=r"kl\.placement: .*:returns works on tokens .* 'kl_penalties'"):
             check_algorithm(spec)
-
-
-def test_rows_that_would_change_the_rotary_frequencies_are_refused(tmp_path: Path) -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-    LlamaConfig(max_position_embeddings=64, rope_parameters=rope).save_pretrained(tmp_path)
-    check_row_lengths(tmp_path, 64)
-    with pytest.raises(ConfigurationError, match=r"maxNewTokens: .* a row may have 65 tokens, and beyond 64 "):
-        check_row_lengths(tmp_path, 65)

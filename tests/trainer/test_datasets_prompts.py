@@ -188,10 +188,10 @@ def test_numbers_of_a_file_arrive_as_numbers_and_decimals_in_digits(tmp_path: Pa
 def test_chat_messages_and_the_chat_template(tmp_path: Path, tokenizer: Tokenizer, chat_tokenizer: Tokenizer) -> None:
     messages = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
     write_lines(tmp_path / "a.jsonl", json.dumps({"prompt": messages}), '{"prompt": "3"}')
-    dataset = file_dataset("a.jsonl", apply_chat_template=True, prompt_template="{prompt}7")
+    dataset = file_dataset("a.jsonl", apply_chat_template=True)
     first, second = load_prompts(dataset, chat_tokenizer, tmp_path, WHERE)
     assert (first.prompt, first.source_prompt, first.token_ids) == (">1>>2>8", "1\n2", (2, 4, 2, 2, 5, 2, 11))
-    assert (second.prompt, second.source_prompt) == (">37>8", "3")
+    assert (second.prompt, second.source_prompt) == (">3>8", "3")
     with pytest.raises(DatasetError, match=rf"{WHERE}.applyChatTemplate: the model's tokenizer has no chat template"):
         load_prompts(dataset, tokenizer, tmp_path, WHERE)
 
@@ -204,11 +204,14 @@ def test_chat_messages_and_the_chat_template(tmp_path: Path, tokenizer: Tokenize
         ('{"text": "1", "answer": "2"}', r"bad\.jsonl, line 2: no column 'prompt' .*; the columns are: text, answer"),
         (
             '{"prompt": 5}',
-            r"bad\.jsonl, line 2: column 'prompt' holds a int \(5\); it must be a text, or a list of chat",
+            r"bad\.jsonl, line 2: column 'prompt' holds a int \(5\); it must be a string, or a list of chat",
         ),
         ('{"prompt": [{"role": "user"}]}', r"bad\.jsonl, line 2: column 'prompt' holds a list"),
         ('{"prompt": ""}', r"bad\.jsonl, line 2: the prompt is empty"),
-        ('{"prompt": "1\\ud8002"}', r"bad\.jsonl, line 2: the prompt holds half of a character \(a surrogate at 1\)"),
+        (
+            '{"prompt": "1\\ud8002"}',
+            r"bad\.jsonl, line 2: the prompt holds an unpaired surrogate, half of a character \(at 1\)",
+        ),
         ("[" * 100_000, r"bad\.jsonl, line 2: JSON that cannot be read"),
         ('{"prompt": "1", "answer": ' + "9" * 5000 + "}", r"bad\.jsonl, line 2: JSON that cannot be read"),
         (

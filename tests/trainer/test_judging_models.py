@@ -15,6 +15,7 @@ from rljob_testing.scoring_folder import POLICY, change_json, save_scoring_model
 from rljob_testing.training_runs import small_job
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.critic_model import critic_model
+from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.controller.reward_model import scoring_model
 from rljob_trainer.controller.rollout_phase import ModelReward, RolloutPhase
 from rljob_trainer.controller.stop_request import StopRequest
@@ -36,6 +37,7 @@ from rljob_trainer.workers.columns import (
 )
 
 CHAT = PromptRow(0, "1>", "1>", (3,), None, {}, ({"role": "user", "content": "1>"},))
+PROMPTS = Prompts((CHAT,), (), 0)
 FIELD = r"spec\.training\.rewards\[0\]\.rewardModel\.source: "
 
 
@@ -116,6 +118,44 @@ def test_a_template_that_does_not_take_the_prompts_is_refused(tmp_path: Path) ->
         asked(folder)
 
 
+@pytest.mark.parametrize("is_alike", [True, False])
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% if messages[-1].role == 'assistant' %}{{ raise_exception('no replies') }}{% endif %}", "no replies"),
+        ("{{ messages[-1].content + 1 }}", "TypeError: can only concatenate str"),
+        ("{% for m in messages %}", "line 1 is not valid Jinja: Unexpected end of template"),
+    ],
+)
+def test_a_template_that_fails_is_refused_before_a_device_is_taken(
+    tmp_path: Path, template: str, words: str, is_alike: bool
+) -> None:
+    """Also where the model has the policy's tokens and its template is only asked where a response ends."""
+    folder = save_scoring_model(tmp_path / "model")
+    change_json(folder / "tokenizer_config.json", chat_template=template)
+    policy = folder if is_alike else POLICY
+    with pytest.raises(ConfigurationError, match=rf"{FIELD}.*does not take a chat of user.*{words}"):
+        asked(folder, policy=policy)
+
+
+def test_damaged_files_of_a_reward_model_are_named(tmp_path: Path) -> None:
+    """By the reward model's field, not the policy's."""
+    folder = save_scoring_model(tmp_path / "model")
+    weights = (folder / "model.safetensors").read_bytes()
+    for name, content, message in (
+        ("model.safetensors", weights[:-100], "the weights in .* cannot be read .*SafetensorError"),
+        ("generation_config.json", b'{"eos_token_id": [1', r"generation_config\.json is not valid JSON"),
+        ("tokenizer_config.json", b"[]", r"tokenizer_config\.json holds \[\], not a JSON object"),
+        ("config.json", b"null", r"config\.json holds null, not a JSON object"),
+    ):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(content)
+        with pytest.raises(ConfigurationError, match=FIELD + ".*" + message):
+            asked(folder)
+        (folder / name).write_bytes(whole)
+    assert asked(folder)
+
+
 def test_a_model_that_lacks_tokens_which_the_policy_may_generate_is_refused(tmp_path: Path) -> None:
     """Their tokenizers are the same; the policy's embeddings are longer."""
     folder = save_scoring_model(tmp_path / "model", vocab_size=63)
@@ -124,7 +164,7 @@ def test_a_model_that_lacks_tokens_which_the_policy_may_generate_is_refused(tmp_
         asked(folder)
     spec = RLJob.from_wire(small_job(algorithm={"type": "PPO"}, critic={"model": {"source": str(folder)}})).spec
     with pytest.raises(ConfigurationError, match=r"spec\.training\.critic\.model\." + message):
-        critic_model(spec, POLICY, 5, ParallelLayout.of(1), tmp_path, tmp_path)
+        critic_model(spec, POLICY, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
 
 
 def test_a_critic_with_other_tokens_is_refused(tmp_path: Path) -> None:
@@ -135,7 +175,17 @@ def test_a_critic_with_other_tokens_is_refused(tmp_path: Path) -> None:
         ConfigurationError,
         match=r"spec\.training\.critic\.model\.source: .* has other tokens than the policy \(such as '[7x]'\)",
     ):
-        critic_model(spec, POLICY, 5, ParallelLayout.of(1), tmp_path, tmp_path)
+        critic_model(spec, POLICY, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
+
+
+def test_a_critic_that_reads_only_shorter_rows_is_refused(tmp_path: Path) -> None:
+    folder = save_scoring_model(tmp_path / "critic", max_position_embeddings=8)
+    critic = {"model": {"source": str(folder)}}
+    spec = RLJob.from_wire(small_job(algorithm={"type": "PPO"}, critic=critic)).spec
+    with pytest.raises(
+        ConfigurationError, match=r"maxNewTokens \(8\): .* 9 tokens, and the model in .*critic reads at"
+    ):
+        critic_model(spec, POLICY, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
 
 
 class Group:

@@ -47,6 +47,10 @@ class DatasetError(ConfigurationError):
     """A dataset cannot be read, or a row of it cannot be used."""
 
 
+class ChatTemplateError(ConfigurationError):
+    """A model's chat template cannot be applied to a conversation; the text holds the template's own words."""
+
+
 class RewardError(TrainerError):
     """The job's reward failed on a response, and the job's policy is to fail then."""
 
@@ -94,6 +98,22 @@ class CallTimeoutError(TrainerError, TimeoutError):
 
 class NonFiniteUpdateError(TrainerError):
     """Several updates in a row had gradients that were not finite."""
+
+
+MAX_DESCRIPTION = 500
+
+
+def described(error: Exception) -> str:
+    """A library's error in one line: `UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff ...`.
+
+    The type is left out where the message says enough without it. What it was raised from is added where it says
+    more: `datasets` raises "An error occurred while generating the dataset" from the error that names the fault."""
+    text = " ".join(str(error).split())
+    if type(error) not in (OSError, ValueError, RuntimeError, FileNotFoundError, PermissionError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error.__cause__, Exception) and str(error.__cause__) not in str(error):
+        text += f", because of {described(error.__cause__)}"
+    return text if len(text) <= MAX_DESCRIPTION else text[:MAX_DESCRIPTION] + "..."
 
 
 @contextmanager

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,6 +54,7 @@ from rljob_trainer.controller.model_roles import (
     placed_roles,
     train_roles,
 )
+from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.controller.response_checks import check_responses
 from rljob_trainer.controller.reward_model import ScoringModel, scoring_model
 from rljob_trainer.controller.rollout_phase import ModelReward
@@ -105,39 +104,6 @@ from rljob_trainer.workers.reward_model import TEXT_COLUMNS, TOKEN_COLUMNS
 log = logging.getLogger(__name__)
 
 Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """What is trained on, and what is held out; the two have no prompt in common."""
-
-    training: tuple[PromptRow, ...]
-    held_out: tuple[PromptRow, ...]
-    num_removed: int
-    """Training rows that were left out because they are held out."""
-
-    @property
-    def rows(self) -> tuple[PromptRow, ...]:
-        """All of them."""
-        return (*self.training, *self.held_out)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt."""
-        return max(len(row.token_ids) for row in self.rows)
-
-    @property
-    def largest_token(self) -> int:
-        """The highest token id of any prompt."""
-        return max(max(row.token_ids) for row in self.rows)
-
-    @cached_property
-    def digest(self) -> str:
-        """Of the training prompts' tokens, in their order."""
-        digest = hashlib.sha256()
-        for row in self.training:
-            digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes())
-        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -200,8 +166,10 @@ def built_run(
         hub_model = None if is_local else hub_model_of(training.model, model.model)
         local_model = fingerprint(model_folder) if is_local else None
         refuse_other_adapters(job.spec, kept, hub_model, local_model)
+        check_row_lengths(model_folder, training)
         doing("loads the data")
         prompts = load_all_prompts(training, model_folder, settings.job_folder)
+        check_row_lengths(model_folder, training, prompts)
         check_vocabulary(model_folder, prompts.largest_token)
         check_responses(training, model_folder, prompts.rows)
         layouts = {role: layout_of(job.spec, role) for role in train_roles(job.spec)}
@@ -211,14 +179,13 @@ def built_run(
         judged = judges_at_kept_commits(job.spec, kept_judges, partial(looks_local, base_folder=settings.job_folder))
         critic, folders = None, (settings.cache_folder, settings.job_folder)
         if critic_layout is not None:
-            critic = critic_model(judged, model_folder, prompts.largest_token, critic_layout, *folders)
+            critic = critic_model(judged, model_folder, prompts, critic_layout, *folders)
         scored = scoring_model(judged, model_folder, prompts.rows, layout_of(job.spec, REWARD_MODEL), *folders)
         hub_judges = hub_judges_of(job.spec, critic, scored.place if scored else None)
         tell_of_another_reward_model(kept_judges, hub_judges)
         has_experts = check_lora(model_folder, training.model.lora)
         check_recomputation(model_folder, job.spec.training.model.gradient_checkpointing_every_nth_layer)
         if engine is RolloutEngine.VLLM:
-            check_row_lengths(model_folder, prompts.longest + training.rollout.max_new_tokens)
             check_tensor_parallel(model_folder, job.spec.roles.rollout.tensor_parallel)
         log.info(
             "data: %d training prompts, %d held out (%d training rows were among them and are left out)",

@@ -8,7 +8,13 @@ from pathlib import Path
 from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.engine_settings import critic_of
-from rljob_trainer.controller.job_checks import check_layouts, check_vocabulary, check_vocabulary_size
+from rljob_trainer.controller.job_checks import (
+    check_layouts,
+    check_row_lengths,
+    check_vocabulary,
+    check_vocabulary_size,
+)
+from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.model import read_config
 from rljob_trainer.errors import ConfigurationError, about_field
@@ -22,21 +28,22 @@ log = logging.getLogger(__name__)
 def critic_model(
     spec: RLJobSpec,
     policy_folder: Path,
-    largest_token: int,
+    prompts: Prompts,
     layout: ParallelLayout,
     cache_folder: Path,
     job_folder: Path,
 ) -> ModelPlace | None:
     """None for the policy's own model. Raises ConfigurationError for a model that cannot be read, has other tokens than
-    the policy's, or does not divide over the critic's GPUs."""
+    the policy's, reads only shorter rows, or does not divide over the critic's GPUs."""
     named = critic_of(spec).model
     if named.source is None:
         return None
     log.info("critic: %s", named.source)
     with about_field(CRITIC_FIELD, POLICY_FIELD):
         folder, place = controller_model(Model(source=named.source, revision=named.revision), cache_folder, job_folder)
-        check_vocabulary(folder, largest_token)
+        check_vocabulary(folder, prompts.largest_token)
         check_vocabulary_size(read_config(policy_folder), read_config(folder), named.source)
+        check_row_lengths(folder, spec.training, prompts)
         check_layouts(folder, {CRITIC: layout})
         mine, theirs = Tokenizer(policy_folder).vocabulary(), Tokenizer(folder).vocabulary()
     if mine != theirs:

@@ -16,9 +16,11 @@ from rljob_api.v1alpha1.recipes import loss_type, resolve_algorithm
 from rljob_api.v1alpha1.rollout import Rollout
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.training import Training
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS, VALUES
 from rljob_trainer.algorithms.loss_registry import policy_loss
+from rljob_trainer.controller.prompt_sets import DATASET, Prompts
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_heads, check_layout
 from rljob_trainer.engines.train.lora import add_adapters, has_experts, target_layers
@@ -27,6 +29,9 @@ from rljob_trainer.engines.train.recomputation import check_interval
 from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
+
+MOST_STRETCHED = 1_000_000
+"""JSON has infinite factors, too."""
 
 
 def check_algorithm(spec: RLJobSpec) -> None:
@@ -101,17 +106,41 @@ def _refuse_unused_layouts(spec: RLJobSpec) -> None:
             )
 
 
-def check_row_lengths(model_folder: Path, longest: int) -> None:
-    """For vLLM. Raises ConfigurationError for a model that cannot be read, and where rows of `longest` tokens would
-    have other rotary frequencies than short ones: vLLM does not go by the row at hand, as the model's own forward does.
-    """
-    limit = choose_attention(read_config(model_folder)).max_row_tokens
-    if limit is not None and longest > limit:
-        raise ConfigurationError(
-            f"spec.training.rollout.maxNewTokens: with the longest prompt a row may have {longest} tokens, and beyond "
-            f"{limit} this model's rotary frequencies depend on the row's length, which vLLM does not follow; shorten "
-            "prompts or responses, or write rollout.engine: HuggingFace"
-        )
+def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts | None = None) -> None:
+    """Raises ConfigurationError for a model that cannot be read, and where the longest prompt and `maxNewTokens` are
+    more tokens than the model reads. Before there are `prompts`, a prompt counts as one token: maxNewTokens alone may
+    be too much."""
+    config = read_config(model_folder)
+    limits = [
+        (position_limit(config), "max_position_embeddings in its config.json"),
+        (choose_attention(config).max_row_tokens, "in longer rows its rotary frequencies follow the row's length"),
+    ]
+    limit, reason = min(((limit, why) for limit, why in limits if limit is not None), default=(None, ""))
+    lengths = {DATASET: 1} if prompts is None else prompts.longest_of
+    field, longest = max(lengths.items(), key=lambda each: each[1])
+    new = training.rollout.max_new_tokens
+    if limit is None or longest + new <= limit:
+        return
+    dataset = training.dataset if field == DATASET or training.evaluation is None else training.evaluation.dataset
+    prompt = "a prompt of one token" if longest == 1 else f"the longest prompt ({longest} tokens)"
+    raise ConfigurationError(
+        f"{field}.maxPromptTokens ({dataset.max_prompt_tokens}) and spec.training.rollout.maxNewTokens ({new}): "
+        f"{prompt} with its response may have {longest + new} tokens, and the model in {model_folder} reads at most "
+        f"{limit} ({reason}); lower maxNewTokens, or maxPromptTokens with overlongPrompt: Drop, or choose another model"
+    )
+
+
+def position_limit(config: PreTrainedConfig) -> int | None:
+    """Tokens of the longest row that a model reads, as in vLLM; None where its configuration names no limit."""
+    text = config.get_text_config()
+    # Some types have another name for it, which only the attribute knows.
+    positions: int | None = getattr(text, "max_position_embeddings", None)
+    rope = text.to_dict().get("rope_parameters") or {}
+    # Of the kinds of scaling that do not count in max_position_embeddings, this one does not change short rows.
+    factor = rope.get("factor")
+    if positions is not None and rope.get("rope_type") == "linear" and isinstance(factor, int | float):
+        return int(positions * min(factor, MOST_STRETCHED))
+    return positions
 
 
 def check_vocabulary(model_folder: Path, largest_token: int) -> None:

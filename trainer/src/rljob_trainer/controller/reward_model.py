@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,19 @@ from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.reward import Reward, RewardModel
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.engine_settings import reward_model_engine
-from rljob_trainer.controller.job_checks import check_layouts, check_vocabulary, check_vocabulary_size
+from rljob_trainer.controller.job_checks import (
+    check_layouts,
+    check_vocabulary,
+    check_vocabulary_size,
+    position_limit,
+)
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.model import read_config
 from rljob_trainer.engines.train.value_head import VALUE_WEIGHT
 from rljob_trainer.engines.train.weight_loading import WeightFiles
 from rljob_trainer.errors import ConfigurationError, RewardError, about_field
+from rljob_trainer.models.model_files import reading_model
 from rljob_trainer.models.source import ModelPlace, controller_model
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.source_paths import looks_local
@@ -74,7 +81,7 @@ def scoring_model(
         policy, mine = Tokenizer(policy_folder), Tokenizer(folder)
         is_alike = policy.vocabulary() == mine.vocabulary() and policy.chat_template == mine.chat_template
         reads_tokens = is_alike and _ends_with_response(mine, prompts)
-        longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+        longest = position_limit(config)
         if reads_tokens:
             check_vocabulary_size(read_config(policy_folder), config, named.source)
             check_vocabulary(folder, max(max(prompt.token_ids) for prompt in prompts))
@@ -96,9 +103,10 @@ def _check_positions(spec: RLJobSpec, source: str, limit: int | None, longest_pr
     longest = longest_prompt + spec.training.rollout.max_new_tokens
     if limit is not None and longest > limit:
         raise ConfigurationError(
-            f"{POLICY_FIELD}source: with the longest prompt ({longest_prompt} tokens) and rollout.maxNewTokens a row "
-            f"may have {longest} tokens, and {source} reads at most {limit} (max_position_embeddings); shorten "
-            "prompts or responses, or choose another model"
+            f"{POLICY_FIELD}source: with the longest prompt ({longest_prompt} tokens) and rollout.maxNewTokens "
+            f"({spec.training.rollout.max_new_tokens}) a row may have {longest} tokens, and {source} reads at most "
+            f"{limit} (max_position_embeddings); lower dataset.maxPromptTokens or rollout.maxNewTokens, or choose "
+            "another model"
         )
 
 
@@ -113,35 +121,38 @@ def _check_labels(config: PreTrainedConfig, source: str) -> None:
 
 
 def _check_head(folder: Path) -> None:
-    with WeightFiles(folder) as files:
-        if VALUE_WEIGHT not in files.names:
-            raise ConfigurationError(
-                f"{POLICY_FIELD}source: {folder} has no tensor '{VALUE_WEIGHT}', the head that gives scores; choose a "
-                "model that was trained as a sequence classifier with one label"
-            )
-        num_labels = files.slice(VALUE_WEIGHT).get_shape()[0]
-        if num_labels != 1:
-            raise ConfigurationError(
-                f"{POLICY_FIELD}source: the head of {folder} ({VALUE_WEIGHT}) gives {num_labels} numbers, and a score "
-                "is one; choose a model with one label"
-            )
+    what = f"the weights in {folder} cannot be read"
+    with reading_model(folder, what, "are files missing or damaged?"), WeightFiles(folder) as files:
+        shape = files.slice(VALUE_WEIGHT).get_shape() if VALUE_WEIGHT in files.names else None
+    if shape is None:
+        raise ConfigurationError(
+            f"{POLICY_FIELD}source: {folder} has no tensor '{VALUE_WEIGHT}', the head that gives scores; choose a "
+            "model that was trained as a sequence classifier with one label"
+        )
+    if shape[:1] != [1]:
+        raise ConfigurationError(
+            f"{POLICY_FIELD}source: the head of {folder} ({VALUE_WEIGHT}) gives {math.prod(shape[:1])} numbers, and a "
+            "score is one; choose a model with one label"
+        )
 
 
 def _ends_with_response(tokenizer: Tokenizer, prompts: Sequence[PromptRow]) -> bool:
     """Whether the tokens of a response are the last that the model was trained to see: a chat template may go on after
     the end token."""
-    chat = next((row.messages for row in prompts if row.messages is not None), None)
-    if chat is None:
-        return True
-    [token_ids] = conversations(tokenizer, [""], [list(chat)], ["text"], [False])
-    return token_ids[-1] in tokenizer.eos_token_ids
+    row = next((row for row in prompts if row.messages is not None), None)
+    return row is None or _conversation(tokenizer, row)[-1] in tokenizer.eos_token_ids
 
 
 def _check_conversations(tokenizer: Tokenizer, prompts: Sequence[PromptRow]) -> None:
     """One prompt of each sequence of roles."""
-    tried = {tuple(message["role"] for message in row.messages or ()): row for row in prompts}
-    for row in tried.values():
-        try:
-            conversations(tokenizer, [row.prompt], [row.messages], ["text"], [False])
-        except RewardError as error:
-            raise ConfigurationError(f"{POLICY_FIELD}source: {error}") from error
+    for row in {tuple(message["role"] for message in row.messages or ()): row for row in prompts}.values():
+        _conversation(tokenizer, row)
+
+
+def _conversation(tokenizer: Tokenizer, row: PromptRow) -> list[int]:
+    """A prompt with a response. Raises ConfigurationError for a chat that the template does not take."""
+    try:
+        [token_ids] = conversations(tokenizer, [row.prompt], [row.messages], ["text"], [False])
+    except RewardError as error:
+        raise ConfigurationError(f"{POLICY_FIELD}source: {error}") from error
+    return token_ids

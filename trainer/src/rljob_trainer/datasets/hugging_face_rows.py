@@ -6,32 +6,60 @@ from collections.abc import Iterator, Mapping
 from typing import cast
 
 from datasets import load_dataset
+from huggingface_hub.errors import HfHubHTTPError
 
-from rljob_trainer.datasets.plain_values import plain_row
-from rljob_trainer.errors import DatasetError, ResourceError
+from rljob_trainer.errors import DatasetError, ResourceError, described
+
+NETWORK_LIBRARIES = ("aiohttp", "httpcore", "httpx", "requests", "urllib3")
+NETWORK_WORDS = ("Connect", "Network", "Protocol", "ReadError", "Timeout")
+"""In the names of their errors; others are of a request that was answered, such as HTTPStatusError."""
+TOO_MANY_REQUESTS = 429
 
 
 def hugging_face_rows(
     source: str, subset: str | None, split: str, revision: str | None, where: str
-) -> Iterator[dict[str, object]]:
-    """All rows of one split, as `plain_row` leaves them.
+) -> Iterator[Mapping[str, object]]:
+    """All rows of one split, with values of any type.
 
     Raises DatasetError, starting with `where`, or ResourceError if the hub cannot be reached.
     """
+    seen = f"{source!r} (subset {subset}, split {split}, revision {revision})"
     try:
         rows = cast(
             "Iterator[Mapping[str, object]]", iter(load_dataset(source, subset, split=split, revision=revision))
         )
-    except ConnectionError as error:
-        raise ResourceError(
-            f"{where}: {source!r} is not in the local cache, and the Hugging Face hub cannot be reached ({error}); "
-            "check the name and the network, or name a folder"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        # The library raises any of these for missing data sets, subsets and splits, and for want of a network.
+    except MemoryError:
+        raise
+    except Exception as error:
+        if _is_of_network(error):
+            raise ResourceError(
+                f"{where}: {source!r} is not in the local cache, and the Hugging Face hub cannot be reached "
+                f"({described(error)}); check the name and the network, or name a folder"
+            ) from error
+        # The library and those that read the files raise anything: for missing data sets, subsets and splits, without
+        # a network, for damaged files and headers of README.md.
+        raise DatasetError(f"{where}: cannot load {seen}: {described(error)}; check the names and the files") from error
+    number = -1
+    try:
+        for number, row in enumerate(rows):  # noqa: B007 (after an error)
+            yield row
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Values are decoded here: strings that are not UTF-8, damaged images.
         raise DatasetError(
-            f"{where}: cannot load {source!r} (subset {subset}, split {split}, revision {revision}): {error}; check "
-            "the names"
+            f"{where}: row {number + 1} of {seen} cannot be read ({described(error)}); correct it, or leave out the "
+            "row or the column"
         ) from error
-    for row in rows:
-        yield plain_row(row)
+
+
+def _is_of_network(error: BaseException) -> bool:
+    """Whether the error, or one that it was raised from, says that a server could not be reached or has failed."""
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    if isinstance(error, HfHubHTTPError) and error.response is not None:
+        return error.response.status_code >= 500 or error.response.status_code == TOO_MANY_REQUESTS
+    library, name = type(error).__module__.partition(".")[0], type(error).__name__
+    if library in NETWORK_LIBRARIES and any(word in name for word in NETWORK_WORDS):
+        return True
+    return error.__cause__ is not None and _is_of_network(error.__cause__)

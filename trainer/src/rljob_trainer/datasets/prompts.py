@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, OverlongPrompt
+from rljob_trainer.datasets.chat_prompts import ChatTemplate, misfit
 from rljob_trainer.datasets.rows import RawRow, read_rows
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.assistant_turn import AssistantTurn
@@ -69,19 +70,20 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
     """All rows of the dataset in their order, without those that are too long if the job says so.
 
     `base_folder` is where relative paths start; `where` is the field of the job, for messages. A prompt that is a list
-    of chat messages goes through the chat template as it is, without `promptTemplate`. Raises DatasetError
-    naming file and line of the first row that cannot be used.
+    of chat messages goes through the chat template as it is, without `promptTemplate`, which must then be the default.
+    Raises DatasetError naming file and line of the first row that cannot be used.
     """
     if dataset.prompt_template.count(PLACEHOLDER) != 1:
         raise DatasetError(
             f"{where}.promptTemplate: must contain {PLACEHOLDER} exactly once (seen: {dataset.prompt_template!r})"
         )
     prompt_field, answer_field = _fields(dataset)
+    template = ChatTemplate(tokenizer, prompt_field)
     prompts: list[PromptRow] = []
     num_rows = 0
     turn = AssistantTurn(tokenizer)
     for chunk in _chunks(read_rows(dataset, base_folder, where)):
-        texts = [_unicode(_text(raw, prompt_field, dataset, tokenizer, turn, where), raw) for raw in chunk]
+        texts = [_unicode(_text(raw, prompt_field, dataset, tokenizer, template, turn, where), raw) for raw in chunk]
         for offset, (raw, text, token_ids) in enumerate(zip(chunk, texts, _encode(texts, tokenizer), strict=True)):
             if _fits(len(token_ids), raw, dataset, where):
                 answer = _answer(raw, answer_field, dataset, where)
@@ -127,14 +129,25 @@ def _chunks(rows: Iterator[RawRow]) -> Iterator[list[RawRow]]:
 
 
 def _text(
-    raw: RawRow, prompt_field: str, dataset: Dataset, tokenizer: Tokenizer, turn: AssistantTurn, where: str
+    raw: RawRow,
+    prompt_field: str,
+    dataset: Dataset,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    turn: AssistantTurn,
+    where: str,
 ) -> _Text:
     value = _value_at(raw, prompt_field, f"{where}.promptField")
     messages = _messages(value)
     if messages is None and not isinstance(value, str):
         raise DatasetError(
-            f"{raw.place}: column {prompt_field!r} holds a {type(value).__name__} ({value!r:.80}); it must be a text, "
-            "or a list of chat messages with role and content"
+            f"{raw.place}: column {prompt_field!r} {misfit(value)}; it must be a string, or a list of chat messages "
+            "with role and content"
+        )
+    if messages is not None and dataset.prompt_template != PLACEHOLDER:
+        raise DatasetError(
+            f"{where}.promptTemplate: would be ignored, because {raw.place} holds chat messages in column "
+            f"{prompt_field!r}; leave it out, or write its text into the messages"
         )
     if messages is None and not dataset.apply_chat_template:
         return _Text(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), None)
@@ -146,18 +159,18 @@ def _text(
     source_prompt = str(value) if messages is None else "\n".join(message["content"] for message in messages)
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
-    prompt = tokenizer.render_chat(messages)
+    prompt = template.render(messages, raw.place)
     return _Text(prompt, source_prompt, tuple(messages), turn.beginning(messages, prompt))
 
 
 def _unicode(text: _Text, raw: RawRow) -> _Text:
-    """JSON can say half of a character, which no tokenizer takes."""
+    """JSON can hold an unpaired surrogate, which no tokenizer takes."""
     try:
         text.prompt.encode()
     except UnicodeEncodeError as error:
         raise DatasetError(
-            f"{raw.place}: the prompt holds half of a character (a surrogate at {error.start}); mend it or leave the "
-            "row out"
+            f"{raw.place}: the prompt holds an unpaired surrogate, half of a character (at {error.start}); correct it "
+            "or leave the row out"
         ) from error
     return text
 

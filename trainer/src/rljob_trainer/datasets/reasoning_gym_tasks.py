@@ -9,7 +9,7 @@ from typing import Protocol
 from reasoning_gym import create_dataset
 from reasoning_gym.factory import DATASETS
 
-from rljob_trainer.errors import DatasetError
+from rljob_trainer.errors import DatasetError, described
 
 
 class ReasoningGymTask(Protocol):
@@ -43,3 +43,18 @@ def create_task(task: str, seed: int, size: int, config: Mapping[str, object], w
             f"{where}: the task {task} refuses its settings {dict(config)}: {error}; its settings are: {known}"
         ) from error
     return created
+
+
+def generated(task: ReasoningGymTask, name: str, where: str) -> Iterator[dict[str, object]]:
+    """The entries. Raises DatasetError, starting with `where`, for settings with which the task can make no entry: it
+    checks not all of them beforehand."""
+    number = -1
+    try:
+        for number, entry in enumerate(task):  # noqa: B007 (after an error)
+            yield entry
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise DatasetError(
+            f"{where}: the task {name} fails at row {number + 1} ({described(error)}); change its settings"
+        ) from error

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset, HuggingFaceDataset, ReasoningGymDataset
-from rljob_trainer.errors import ConfigurationError, DatasetError
+from rljob_trainer.datasets.plain_values import plain_row
+from rljob_trainer.errors import ConfigurationError, DatasetError, ResourceError
 from rljob_trainer.source_paths import local_path, looks_local
 
 Block = TypeVar("Block", FileDataset, HuggingFaceDataset, ReasoningGymDataset)
@@ -28,9 +29,9 @@ def read_rows(dataset: Dataset, base_folder: Path, where: str) -> Iterator[RawRo
     """All rows in order. Raises DatasetError, starting with `where` or with the row's place."""
     match dataset.type:
         case DatasetType.FILE:
-            return _read_file(_block(dataset.file, where, "file"), base_folder, where)
+            return _read_file(_block(dataset.file, where, "file"), base_folder, where, dataset)
         case DatasetType.HUGGING_FACE:
-            return _read_hugging_face(_block(dataset.hugging_face, where, "huggingFace"), base_folder, where)
+            return _read_hugging_face(_block(dataset.hugging_face, where, "huggingFace"), base_folder, where, dataset)
         case DatasetType.REASONING_GYM:
             return _read_reasoning_gym(_block(dataset.reasoning_gym, where, "reasoningGym"), where)
 
@@ -41,7 +42,7 @@ def _block(block: Block | None, where: str, name: str) -> Block:
     return block
 
 
-def _read_file(spec: FileDataset, base_folder: Path, where: str) -> Iterator[RawRow]:
+def _read_file(spec: FileDataset, base_folder: Path, where: str, dataset: Dataset) -> Iterator[RawRow]:
     try:
         path = local_path(spec.path, base_folder, f"{where}.file.path")
     except ConfigurationError as error:
@@ -53,37 +54,70 @@ def _read_file(spec: FileDataset, base_folder: Path, where: str) -> Iterator[Raw
             from rljob_trainer.datasets.parquet_rows import parquet_rows
 
             for number, columns in enumerate(parquet_rows(path), start=1):
-                yield RawRow(f"{path}, row {number}", columns)
+                yield _plain(columns, f"{path}, row {number}", dataset)
         case _:
             raise DatasetError(f"{where}.file.path: {spec.path!r} is neither a .jsonl nor a .parquet file; convert it")
+
+
+def _plain(columns: Mapping[str, object], place: str, dataset: Dataset) -> RawRow:
+    """The row without the columns that have no plain form; the prompt and the answer must have one."""
+    plain = plain_row(columns)
+    for field in (dataset.prompt_field, dataset.answer_field):
+        name = field if field in columns else field.partition(".")[0]
+        if name in columns and name not in plain:
+            raise DatasetError(
+                f"{place}: column {name!r} holds {_kind(columns[name])}; prompts and answers must be strings, numbers, "
+                "or lists and dictionaries of these: convert the column, or name another one"
+            )
+    return RawRow(place, plain)
+
+
+def _kind(value: object) -> str:
+    kind = type(value).__name__
+    return f"a {kind} with bytes, images or the like in it" if isinstance(value, list | Mapping) else kind
 
 
 def _read_json_lines(path: Path) -> Iterator[RawRow]:
     if not path.is_file():
         raise DatasetError(f"{path}: is no file; name one that holds a JSON object in each line")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    for number, line in enumerate(_lines(path), start=1):
+        if line.strip():
             place = f"{path}, line {number}"
-            if not line.strip():
-                continue
-            try:
-                columns = json.loads(line.rstrip())
-            except UnicodeDecodeError as error:
-                raise DatasetError(f"{place}: not UTF-8 text ({error.reason}); save the file as UTF-8") from error
-            except json.JSONDecodeError as error:
-                seen = error.doc[max(0, error.pos - 20) : error.pos + 20].strip()
-                raise DatasetError(
-                    f"{place}: not valid JSON ({error.msg} at column {error.pos + 1}, near {seen!r}); each line must "
-                    "be one JSON object"
-                ) from error
-            except (RecursionError, ValueError) as error:
-                raise DatasetError(f"{place}: JSON that cannot be read ({error}); leave the row out") from error
-            if not isinstance(columns, dict):
-                raise DatasetError(f"{place}: not a JSON object but a {type(columns).__name__}; write {{...}}")
-            yield RawRow(place, columns)
+            # Some editors begin a file with a byte-order mark.
+            yield RawRow(place, _json_object(line, place, "utf-8-sig" if number == 1 else "utf-8"))
 
 
-def _read_hugging_face(spec: HuggingFaceDataset, base_folder: Path, where: str) -> Iterator[RawRow]:
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from file
+    except PermissionError as error:
+        raise DatasetError(f"{path}: may not be read ({error.strerror}); change its permissions") from error
+    except OSError as error:
+        raise ResourceError(f"{path}: cannot be read ({error.strerror}); check the disk") from error
+
+
+def _json_object(line: bytes, place: str, encoding: str) -> Mapping[str, object]:
+    try:
+        columns: object = json.loads(line.rstrip().decode(encoding))
+    except UnicodeDecodeError as error:
+        raise DatasetError(
+            f"{place}: not UTF-8 text ({error.reason} at byte {error.start + 1}); save the file as UTF-8"
+        ) from error
+    except json.JSONDecodeError as error:
+        seen = error.doc[max(0, error.pos - 20) : error.pos + 20].strip()
+        raise DatasetError(
+            f"{place}: not valid JSON ({error.msg} at column {error.pos + 1}, near {seen!r}); each line must be one "
+            "JSON object"
+        ) from error
+    except (RecursionError, ValueError) as error:
+        raise DatasetError(f"{place}: JSON that cannot be read ({error}); leave the row out") from error
+    if not isinstance(columns, dict):
+        raise DatasetError(f"{place}: not a JSON object but a {type(columns).__name__}; write {{...}}")
+    return columns
+
+
+def _read_hugging_face(spec: HuggingFaceDataset, base_folder: Path, where: str, dataset: Dataset) -> Iterator[RawRow]:
     from rljob_trainer.datasets.hugging_face_rows import hugging_face_rows
 
     source = spec.path
@@ -94,12 +128,12 @@ def _read_hugging_face(spec: HuggingFaceDataset, base_folder: Path, where: str) 
             raise DatasetError(str(error)) from error
     rows = hugging_face_rows(source, spec.subset, spec.split, spec.revision, f"{where}.huggingFace")
     for number, columns in enumerate(rows):
-        yield RawRow(f"{spec.path} ({spec.split}), row {number}", columns)
+        yield _plain(columns, f"{spec.path} ({spec.split}), row {number}", dataset)
 
 
 def _read_reasoning_gym(spec: ReasoningGymDataset, where: str) -> Iterator[RawRow]:
-    from rljob_trainer.datasets.reasoning_gym_tasks import create_task
+    from rljob_trainer.datasets.reasoning_gym_tasks import create_task, generated
 
     task = create_task(spec.task, spec.seed, spec.size, dict(spec.config), f"{where}.reasoningGym")
-    for number, entry in enumerate(task):
+    for number, entry in enumerate(generated(task, spec.task, f"{where}.reasoningGym")):
         yield RawRow(f"{spec.task} (seed {spec.seed}), row {number}", entry)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import repo_folder_name
 
 from rljob_trainer.errors import ConfigurationError, ResourceError
+from rljob_trainer.models.model_files import WHERE, read_json_object
 from rljob_trainer.observability.growth import GrowthTold, watched_growth
 
 SETTINGS_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
@@ -56,7 +56,12 @@ def _weight_files(folder: Path) -> Sequence[str]:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return ["model.safetensors"]
-    return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ConfigurationError(
+            f"{WHERE}: {index} has no weight_map (seen: {weight_map!r:.80}); choose another revision"
+        )
+    return sorted(set(map(str, weight_map.values())))
 
 
 def download_model(repository: str, revision: str | None, where: str, files: Sequence[str]) -> Path:

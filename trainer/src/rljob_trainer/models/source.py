@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.v1alpha1.model import Model
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ConfigurationError, TrainerError, described
+from rljob_trainer.models.model_files import WHERE
 from rljob_trainer.observability.growth import GrowthTold, tell_downloaded
 from rljob_trainer.source_paths import local_path, looks_local
 
 log = logging.getLogger(__name__)
 
-WHERE = "spec.training.model.source"
 CONVERSION_VERSION = 1
 """Part of the name of a converted model; to be raised when conversion comes to write something else."""
 FINGERPRINTED_SUFFIXES = frozenset({".json", ".model", ".safetensors", ".tiktoken", ".txt"})
@@ -110,9 +110,13 @@ def converted_gguf(gguf_file: Path, cache_folder: Path) -> Path:
         try:
             convert_gguf(gguf_file, unfinished)
             os.replace(unfinished, folder)
-        except (OSError, ValueError) as error:
+        except (TrainerError, MemoryError):
+            raise
+        except Exception as error:
+            # The reader of a damaged file raises anything, such as IndexError and struct.error.
             raise ConfigurationError(
-                f"{WHERE}: cannot convert {gguf_file} into {folder}: {error}; is the disk full, or the file damaged?"
+                f"{WHERE}: cannot convert {gguf_file} into {folder}: {described(error)}; is the disk full, or the file "
+                "damaged?"
             ) from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)

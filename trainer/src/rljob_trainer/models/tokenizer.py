@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypedDict, cast
 
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import AutoTokenizer
 
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ChatTemplateError, ConfigurationError, described
+from rljob_trainer.models.model_files import WHERE, read_json_object, reading_model
+
+END_TOKEN_FILES = ("generation_config.json", "config.json")
+"""The first one that exists names the end tokens."""
 
 
 class ChatMessage(TypedDict):
@@ -28,7 +32,7 @@ class _Backend(Protocol):
 
     eos_token_id: int | None
     pad_token_id: int | None
-    chat_template: str | None
+    chat_template: str | dict[str, str] | None
     all_special_tokens: list[str]
     all_special_ids: list[int]
     added_tokens_decoder: dict[int, _AddedToken]
@@ -50,20 +54,18 @@ class Tokenizer:
     """Text to token ids and back."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads it from a model's folder. Raises ConfigurationError if there is none that can be read."""
+        """Reads it from a model's folder. Raises ConfigurationError if there is none that can be read, or where the
+        file that names the end tokens is damaged."""
         self._folder = folder
-        try:
+        with reading_model(folder, f"no tokenizer can be read from {folder}", "use a model that has one"):
             self._backend = cast(_Backend, AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise ConfigurationError(
-                f"spec.training.model.source: no tokenizer can be read from {folder}: {error}; use a model that has one"
-            ) from error
         # Where the folder has no files of one, transformers makes up one that knows special tokens only.
         if set(self._backend.get_vocab()) <= set(self._backend.all_special_tokens):
             raise ConfigurationError(
                 f"spec.training.model.source: {folder} has no tokenizer's vocabulary; copy the model's tokenizer files "
                 "there"
             )
+        self._declared_end_tokens = _declared_end_tokens(folder)
 
     def vocabulary(self) -> dict[str, int]:
         """All tokens, special ones too, with their ids."""
@@ -73,11 +75,8 @@ class Tokenizer:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a response: those of the model's generation settings, or of its configuration where there are
         none (as in transformers and vLLM), and the tokenizer's own, in order."""
-        files = (self._folder / name for name in ("generation_config.json", "config.json"))
-        file = next((file for file in files if file.exists()), None)
-        declared = json.loads(file.read_text()).get("eos_token_id") if file else None
-        tokens = declared if isinstance(declared, list) else [declared]
-        return tuple(dict.fromkeys(token for token in (*tokens, self._backend.eos_token_id) if token is not None))
+        tokens = (*self._declared_end_tokens, self._backend.eos_token_id)
+        return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
     @property
     def end_token_id(self) -> int | None:
@@ -117,17 +116,53 @@ class Tokenizer:
         )
 
     def render_conversation(self, messages: Sequence[ChatMessage]) -> str:
-        """The whole conversation in the model's chat template; encode it as what `render_chat` gives."""
-        return self._backend.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=False)
+        """The whole conversation in the model's chat template; encode it as what `render_chat` gives. Raises as it."""
+        return self._rendered(messages, begins_answer=False)
 
     @property
-    def chat_template(self) -> str | None:
-        """The template's own text."""
+    def chat_template(self) -> str | dict[str, str] | None:
+        """The template's own text; several by their names."""
         return self._backend.chat_template
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """The conversation in the model's chat template, up to where the assistant begins to answer.
 
-        The text holds the special tokens already: encode it without adding any.
+        The text holds the special tokens already: encode it without adding any. Raises ChatTemplateError for a
+        conversation that the template refuses, and for a template that is wrong itself.
         """
-        return self._backend.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return self._rendered(messages, begins_answer=True)
+
+    def _rendered(self, messages: Sequence[ChatMessage], *, begins_answer: bool) -> str:
+        template = self._backend.chat_template
+        if isinstance(template, dict) and "default" not in template:
+            raise ChatTemplateError(
+                f"{self._folder} has several chat templates ({', '.join(template)}) and none is named 'default'"
+            )
+        try:
+            return self._backend.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=begins_answer
+            )
+        except MemoryError:
+            raise
+        except Exception as error:
+            # A template is a program of the model's author: it can raise anything.
+            raise ChatTemplateError(f"the chat template of {self._folder} says: {_template_words(error)}") from error
+
+
+def _declared_end_tokens(folder: Path) -> tuple[int, ...]:
+    """`eos_token_id` of the file that counts. Raises ConfigurationError where that is damaged."""
+    file = next((folder / name for name in END_TOKEN_FILES if (folder / name).exists()), None)
+    declared = read_json_object(file).get("eos_token_id") if file else None
+    tokens = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    if any(type(token) is not int for token in tokens):
+        raise ConfigurationError(
+            f"{WHERE}: eos_token_id in {file} is {declared!r:.80}; it must be a token's number or a list of them"
+        )
+    return tuple(tokens)
+
+
+def _template_words(error: Exception) -> str:
+    """What the template itself says, where it has called `raise_exception`."""
+    if isinstance(error, TemplateSyntaxError):
+        return f"line {error.lineno} is not valid Jinja: {error.message}"
+    return " ".join(str(error).split()) if type(error) is TemplateError else described(error)

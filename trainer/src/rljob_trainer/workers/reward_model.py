@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 
 from rljob_trainer.batch.proto import DataProto
@@ -21,7 +20,7 @@ from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_batch import TokenBatch
-from rljob_trainer.errors import RewardError
+from rljob_trainer.errors import ChatTemplateError, RewardError
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 from rljob_trainer.observability.memory import MEMORY, Boundary, Bytes, Owner
 from rljob_trainer.workers.columns import (
@@ -156,7 +155,7 @@ def _text(tokenizer: Tokenizer, prompt: object, chat: object, response: str) -> 
     answer: ChatMessage = {"role": "assistant", "content": response}
     try:
         return tokenizer.render_conversation([*chat, answer])
-    except TemplateError as error:
+    except ChatTemplateError as error:
         roles = ", ".join(message["role"] for message in chat)
         raise RewardError(
             f"the reward model's chat template does not take a chat of {roles}, and the response as the assistant's "

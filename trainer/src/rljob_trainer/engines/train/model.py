@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from rljob_trainer.engines.train.attention import choose_attention, register_flat_attention
 from rljob_trainer.engines.train.value_head import Head, put_value_head, without_tied_head
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.models.model_files import reading_model
 from rljob_trainer.models.weight_conversion import Window, whole_window
 
 RANDOM_IN_TRAINING = ("dropout", "pdrop", "dropout_prob", "layerdrop", "jitter_noise")
@@ -32,13 +34,10 @@ def build_on_meta(folder: Path, head: Head = Head.TOKENS, *, has_value_bias: boo
     if head is not Head.TOKENS:
         without_tied_head(config)
     register_flat_attention()
-    try:
-        with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, attn_implementation=choose_attention(config).implementation
-            )
-    except (OSError, ValueError) as error:
-        raise _no_language_model(folder, error) from error
+    with _reading_language_model(folder), torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=choose_attention(config).implementation
+        )
     if head is not Head.TOKENS:
         put_value_head(model, has_bias=has_value_bias)
     return model
@@ -46,12 +45,11 @@ def build_on_meta(folder: Path, head: Head = Head.TOKENS, *, has_value_bias: boo
 
 def read_config(folder: Path) -> PreTrainedConfig:
     """What `config.json` in `folder` says. Raises ConfigurationError when it describes no causal language model."""
-    try:
+    with _reading_language_model(folder):
         config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise _no_language_model(folder, error) from error
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise _no_language_model(folder, ValueError(f"transformers has none of type '{config.model_type}'"))
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ValueError(f"transformers has none of type '{config.model_type}'")
+        config.get_text_config().to_dict()  # Fails where `text_config` is no object.
     quantization = config.to_dict().get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
@@ -62,10 +60,9 @@ def read_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def _no_language_model(folder: Path, error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"spec.training.model.source: {folder} holds no causal language model that can be built ({error})"
-    )
+def _reading_language_model(folder: Path) -> AbstractContextManager[None]:
+    what = f"{folder} holds no causal language model that can be built"
+    return reading_model(folder, what, "check its config.json, or choose another model")
 
 
 def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from rljob_trainer.engines.train.lora import base_tensors
 from rljob_trainer.engines.train.model import named_tensors, window_of
 from rljob_trainer.engines.train.value_head import VALUE_WEIGHT, Head
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.models.model_files import WHERE, read_json_object
 from rljob_trainer.models.weight_conversion import FileGroup, Window, file_groups
 from rljob_trainer.observability.activity import ACTIVITY
 
@@ -33,7 +33,6 @@ FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 COMPARED_ELEMENTS = 16 * 1024 * 1024
 OUTPUT_HEAD_WEIGHT, OUTPUT_HEAD_BIAS = "lm_head.weight", "lm_head.bias"
 """In the place of which a value head stands."""
-WHERE = "spec.training.model.source"
 
 
 class _Slice(Protocol):
@@ -200,10 +199,9 @@ def _tensor_files(folder: Path) -> dict[str, str]:
     index = folder / INDEX_FILE
     if not index.exists():
         raise ConfigurationError(f"{WHERE}: no {SINGLE_FILE} and no {INDEX_FILE} in {folder}")
-    try:
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise ConfigurationError(
-            f"{WHERE}: {index} has no weight_map that can be read ({error}); download it again"
-        ) from error
+            f"{WHERE}: {index} has no weight_map that can be read (seen: {weight_map!r:.80}); download it again"
+        )
     return weight_map

@@ -1,0 +1,180 @@
+"""Prompts that are chats: what they become, and which are refused, by row and column and in the template's own words.
+
+The tokenizer is the quick start's: it knows digits and `>`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset
+from rljob_testing.scoring_folder import change_json
+from rljob_trainer.datasets.prompts import PromptRow, load_prompts
+from rljob_trainer.errors import ChatTemplateError, DatasetError
+from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
+
+WHERE = "spec.training.dataset"
+MODEL = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"
+PLAIN = "{% for message in messages %}>{{ message.content }}>{% endfor %}{% if add_generation_prompt %}8{% endif %}"
+"""Every message between `>`s, and an 8 where the assistant begins."""
+USERS_ONLY = "{% for m in messages %}{% if m.role == 'user' %}>{{ m.content }}{% endif %}{% endfor %}8"
+"""Leaves out roles that it does not know, as many templates do."""
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not\n  supported') }}{% endif %}" + PLAIN
+)
+ALTERNATES = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}{{ m.content }}{% endfor %}"
+)
+ASSISTANT: ChatMessage = {"role": "assistant", "content": "2"}
+SYSTEM: ChatMessage = {"role": "system", "content": "1"}
+USER: ChatMessage = {"role": "user", "content": "1"}
+
+
+def tokenizer_with(template: object, folder: Path) -> Tokenizer:
+    """The quick start's, with a chat template of any type in tokenizer_config.json."""
+    shutil.copytree(MODEL, folder)
+    change_json(folder / "tokenizer_config.json", chat_template=template)
+    return Tokenizer(folder)
+
+
+def loaded(tmp_path: Path, template: object, *prompts: object, **fields: object) -> list[PromptRow]:
+    """Rows of a file chats.jsonl with these prompts."""
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    dataset = Dataset.model_validate({"type": DatasetType.FILE, "file": FileDataset(path="chats.jsonl"), **fields})
+    return load_prompts(dataset, tokenizer_with(template, tmp_path / "model"), tmp_path, WHERE)
+
+
+@pytest.mark.parametrize("applies", [True, False])
+def test_chats_go_through_the_template_whatever_apply_chat_template_says(tmp_path: Path, applies: bool) -> None:
+    [row] = loaded(tmp_path, PLAIN, [SYSTEM, {"role": "user", "content": "2"}], apply_chat_template=applies)
+    assert (row.prompt, row.source_prompt, row.token_ids) == (">1>>2>8", "1\n2", (2, 4, 2, 2, 5, 2, 11))
+
+
+def test_earlier_turns_of_the_assistant_are_part_of_the_prompt(tmp_path: Path) -> None:
+    [row] = loaded(tmp_path, PLAIN, [USER, ASSISTANT, {"role": "user", "content": "3"}])
+    assert row.prompt == ">1>>2>>3>8"
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "words"),
+    [
+        (NO_SYSTEM, [SYSTEM, USER], r"\(roles: system, user\): .*model says: System role not supported; change"),
+        (ALTERNATES, [USER, USER], r"\(roles: user, user\): .*says: Conversation roles must alternate user/assistant"),
+        ("{% for m in messages %}\n{{ m.content }", [USER], r"says: line 2 is not valid Jinja: unexpected '}'"),
+        ("{{ messages|shout }}", [USER], r"says: line 1 is not valid Jinja: No filter named 'shout'"),
+        ("{{ bos.token }}", [USER], r"says: UndefinedError: 'bos' is undefined"),
+        ("{{ messages[0].content + 1 }}", [USER], r"says: TypeError: can only concatenate str"),
+        ("{{ messages[0].content.parts[0] }}", [USER], r"UndefinedError: .*no attribute 'parts'"),
+        ("{{ 1 / (messages|length - 1) }}", [USER], r"says: ZeroDivisionError: division by zero"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", [USER], r"says: RecursionError: maximum recursion depth"),
+        ("{% break %}", [USER], r"says: SyntaxError: 'break' outside loop"),
+        ([{"name": n, "template": PLAIN} for n in ("a", "b")], [USER], r"several chat templates \(a, b\) and none is "),
+        (5, [USER], r"TypeError: Can't compile non template nodes"),
+    ],
+)
+def test_what_a_template_raises_is_a_mistake_of_the_job(
+    tmp_path: Path, template: object, messages: list[ChatMessage], words: str
+) -> None:
+    good = [] if len(messages) == 1 else [[USER]]
+    row = rf"chats\.jsonl, line {len(good) + 1}: column 'prompt' cannot be put into the model's chat template .*"
+    with pytest.raises(DatasetError, match=row + words):
+        loaded(tmp_path, template, *good, messages)
+
+
+def test_a_template_named_default_counts(tmp_path: Path) -> None:
+    templates = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": PLAIN}]
+    assert loaded(tmp_path, templates, [USER])[0].prompt == ">1>8"
+
+
+def test_prompt_template_goes_around_a_text_within_the_chat_template(tmp_path: Path) -> None:
+    [row] = loaded(tmp_path, PLAIN, "3", apply_chat_template=True, prompt_template="{prompt}7")
+    assert (row.prompt, row.source_prompt, row.messages) == (">37>8", "3", ({"role": "user", "content": "37"},))
+
+
+def test_a_text_that_the_template_refuses_is_named_like_a_chat(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"chats\.jsonl, line 1: column 'prompt' .* \(roles: user\): .*says: no;"):
+        loaded(tmp_path, "{{ raise_exception('no') }}", "1", apply_chat_template=True)
+
+
+@pytest.mark.parametrize(
+    ("messages", "left_out"),
+    [
+        ([SYSTEM, USER], r"message 1 of column 'prompt' \(role 'system': '1'\)"),
+        ([USER, {"role": "wizard", "content": "1"}], r"message 2 of column 'prompt' \(role 'wizard': '1'\)"),
+        ([USER, ASSISTANT, USER], r"message 2 of column 'prompt' \(role 'assistant': '2'\)"),
+    ],
+)
+def test_a_message_that_the_template_leaves_out_is_no_silent_loss(
+    tmp_path: Path, messages: list[ChatMessage], left_out: str
+) -> None:
+    with pytest.raises(DatasetError, match=r"line 2: the model's chat template leaves out " + left_out):
+        loaded(tmp_path, USERS_ONLY, [USER, USER], messages)
+
+
+@pytest.mark.parametrize("messages", [[USER, ASSISTANT], [ASSISTANT]])
+def test_a_chat_that_ends_with_an_assistants_turn_is_refused(tmp_path: Path, messages: list[ChatMessage]) -> None:
+    with pytest.raises(
+        DatasetError, match=r"line 2: the chat in column 'prompt' ends with an assistant's turn \('2'\)"
+    ):
+        loaded(tmp_path, PLAIN, [USER], messages)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], r"holds an empty list; it must be a string, or a list of chat messages with role and content"),
+        (
+            [USER, {"role": "user", "content": [{"type": "image"}]}],
+            r"message 2 \(role 'user'\) has content that is no ",
+        ),
+        ([{"role": "assistant", "content": None, "tool_calls": []}], r"message 1 .*content that is no string \(None\)"),
+        ([{"role": 1, "content": "1"}], r"message 1 has a role that is no string \(1\)"),
+        ([{"from": "human", "value": "1"}], r"message 1 has the keys from, value; it must be"),
+        (["1"], r"holds a list \(\['1'\]\)"),
+        ({"messages": [USER]}, r"holds a dict"),
+        (None, r"holds a NoneType \(None\)"),
+    ],
+)
+def test_what_is_no_chat_is_named(tmp_path: Path, value: object, message: str) -> None:
+    with pytest.raises(DatasetError, match=r"chats\.jsonl, line 2: column 'prompt' " + r".*" + message):
+        loaded(tmp_path, PLAIN, [USER], value)
+
+
+def test_prompt_template_is_refused_where_it_would_be_ignored(tmp_path: Path) -> None:
+    message = rf"{WHERE}\.promptTemplate: would be ignored, because .*chats\.jsonl, line 2 holds chat messages"
+    with pytest.raises(DatasetError, match=message):
+        loaded(tmp_path, PLAIN, "1", [USER], prompt_template="{prompt}7")
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        "{{ messages", "[0]", ".content", " }}", "{% for m in messages %}", "{% endfor %}", "{{ m.role }}", "{% if ",
+        "add_generation_prompt", " %}", "{% endif %}", "{{ raise_exception(", "'a'", ")", "|tojson", "|int", "|length",
+        " + ", " / ", "0", "1", "none", "{% set x = ", "{{ x }}", "{% break %}", ".items()", "{% generation %}",
+        "{% endgeneration %}", "{% macro f(a) %}", "{% endmacro %}", "{{ f(1) }}", "{{ strftime_now(", "text",
+    ]
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def any_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return tokenizer_with(PLAIN, tmp_path_factory.mktemp("any") / "model")
+
+
+@given(st.lists(FRAGMENTS, max_size=12).map("".join))
+@settings(max_examples=150, deadline=None)
+def test_a_template_gives_a_text_or_one_error(any_tokenizer: Tokenizer, template: str) -> None:
+    any_tokenizer._backend.chat_template = template
+    try:
+        found = any_tokenizer.render_chat([SYSTEM, USER])
+    except ChatTemplateError as error:
+        found = str(error)
+    assert isinstance(found, str)

@@ -1,0 +1,60 @@
+"""Reading the files of a model's folder, which may be damaged: the error names the file.
+
+A file that is cut off, or holds a list where an object belongs, makes transformers raise any type of error
+(AttributeError, TypeError, RecursionError), with a message that does not name the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rljob_trainer.errors import ConfigurationError, TrainerError, described
+
+WHERE = "spec.training.model.source"
+OBJECT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+)
+"""Files of a model that hold one JSON object each."""
+
+
+@contextmanager
+def reading_model(folder: Path, what: str, advice: str) -> Iterator[None]:
+    """Turns whatever a library raises while it reads files of `folder` into a ConfigurationError: of the damaged file,
+    if one of OBJECT_FILES is, else `what` with the library's message, and `advice`.
+
+    Our own errors pass, and so does MemoryError, which says nothing about the files."""
+    try:
+        yield
+    except (TrainerError, MemoryError):
+        raise
+    except Exception as error:
+        for name in OBJECT_FILES:
+            if (folder / name).is_file():
+                read_json_object(folder / name)
+        raise ConfigurationError(f"{WHERE}: {what} ({described(error)}); {advice}") from error
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """The JSON object in a file of a model. Raises ConfigurationError naming the file."""
+    try:
+        found: object = json.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise ConfigurationError(f"{WHERE}: {path} cannot be read ({error.strerror}); check the folder") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{WHERE}: {path} is not valid JSON ({error}); it may be cut off: copy or download it again"
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(
+            f"{WHERE}: {path} holds {json.dumps(found)[:40]}, not a JSON object {{...}}; copy or download it again"
+        )
+    return found
