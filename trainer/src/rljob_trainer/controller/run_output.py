@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,7 +71,8 @@ class RunOutput:
             self.samples.close()
             draw_plots(self.run_folder)
         except Exception as error:
-            log.warning("metrics or plots are incomplete (%s); draw them again with `rljob plot`", error)
+            again = shlex.join(["rljob", "plot", str(self.run_folder)])
+            log.warning("metrics or plots are incomplete (%s); draw them again with `%s`", error, again)
 
     def summary(self) -> str | None:
         """Held-out scores before and after, when there are two evaluations."""
