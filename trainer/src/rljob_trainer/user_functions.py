@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import traceback
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
+from rljob_api.near_names import near_names
 from rljob_trainer.errors import ConfigurationError
 
 OUR_FOLDER = Path(__file__).parent
@@ -22,7 +22,7 @@ def find_named(path: str, where: str) -> object:
     module = _imported(module_name, path, where)
     if name in vars(module):
         return vars(module)[name]
-    near = get_close_matches(name, vars(module), n=3)
+    near = near_names(name, [each for each, value in vars(module).items() if callable(value)], max_names=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; check the name"
     raise ConfigurationError(f"{where}: module {module_name} ({module.__file__}) has no {name!r}{hint}")
 
