@@ -362,6 +362,23 @@ def test_a_bad_file_is_refused_before_anything_is_made(workplace: Workplace) -> 
     assert not (workplace.folder / "runs").exists()
 
 
+@pytest.mark.parametrize("name", ["random.py", "numbers/__init__.py", "code/types.py"])
+def test_a_file_that_hides_a_module_of_python_is_refused_before_anything_is_made(
+    workplace: Workplace, name: str
+) -> None:
+    file = workplace.folder / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    code, output = workplace.run(PYTHONSAFEPATH="1")
+    module = name.removeprefix("code/").removesuffix(".py").removesuffix("/__init__")
+    assert code == 2
+    assert output == (
+        f"error: {file}: hides Python's own module {module!r}, which the trainer needs; rename the file, for example to"
+        f" my_{module}.py\n"
+    )
+    assert not workplace.run_folder.exists()
+
+
 def test_a_missing_trainer_is_said_plainly(workplace: Workplace) -> None:
     import_blocker = workplace.folder / "blocked"
     import_blocker.mkdir()

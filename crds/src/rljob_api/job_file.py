@@ -4,12 +4,14 @@ with nothing left open.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 
 from pydantic import ValidationError
 
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
+from rljob_api.module_names import standard_module_problem
 from rljob_api.pydantic_messages import is_echo, plain_message, spread_out
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.critic import Critic
@@ -40,10 +42,14 @@ def load_job_text(text: str, source: str = "job") -> RLJob:
         document = read_yaml(text)
     except YamlProblem as error:
         raise JobFileError(source, [error.problem]) from None
+    problems = list(_module_problems(document))
     try:
-        return RLJob.from_wire(document.value)
+        job = RLJob.from_wire(document.value)
     except ValidationError as error:
-        raise JobFileError(source, _problems(error, document)) from None
+        problems += _problems(error, document)
+    if problems:
+        raise JobFileError(source, sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
+    return job
 
 
 def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
@@ -78,7 +84,7 @@ def _what_counts(spec: RLJobSpec) -> dict[str, object]:
 
 
 def _problems(error: ValidationError, document: Document) -> list[Problem]:
-    """pydantic's errors with places, in the order of the file."""
+    """pydantic's errors with places."""
     problems = []
     for details in spread_out(error.errors(include_url=False)):
         if is_echo(details):
@@ -88,7 +94,16 @@ def _problems(error: ValidationError, document: Document) -> list[Problem]:
             loc = loc[:-1]
         line, column = _place(loc, document, at_key=details["type"] in ("extra_forbidden", "missing"))
         problems.append(Problem(wire_path(loc), plain_message(details, RLJob), line, column))
-    return sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
+    return problems
+
+
+def _module_problems(document: Document) -> Iterator[Problem]:
+    """The user's functions, of rewards and of algorithms, whose module cannot have the name that it has."""
+    for loc, (line, column) in document.values.items():
+        if loc[-2:] == ("function", "path"):
+            path = document.at(loc)
+            if isinstance(path, str) and (problem := standard_module_problem(path)) is not None:
+                yield Problem(wire_path(loc), problem, line, column)
 
 
 def _place(loc: Path, document: Document, *, at_key: bool) -> tuple[int, int]:

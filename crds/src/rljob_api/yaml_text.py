@@ -76,6 +76,14 @@ class Document:
     keys: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Line and column of the key in front of each value."""
 
+    def at(self, path: Path) -> Plain:
+        """The value at a path of `values`."""
+        found = self.value
+        for part in path:
+            assert isinstance(found, dict | list), "there is a value at every path"
+            found = found[str(part)] if isinstance(found, dict) else found[int(part)]
+        return found
+
 
 def read_yaml(text: str) -> Document:
     """The one document in the text; empty ones beside it (a last `---`, comments only) do not count, as for kubectl.

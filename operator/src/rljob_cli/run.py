@@ -89,6 +89,8 @@ def run(options: RunOptions, console: Console) -> int:
         HandoverError: the job is too large to be handed over.
     """
     job = load_job_file(options.file)
+    for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):
+        _refuse_hiding_files(imported_from)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
         raise CliError("spec.checkpoint.resume: is Never, so --resume cannot be done; change it to Auto")
     plan = _local_plan(job, options)
@@ -116,6 +118,18 @@ def run(options: RunOptions, console: Console) -> int:
             console.print(Text(f"note: {error}"), soft_wrap=True)
     _tell_the_end(code, state, process, options, folder, console)
     return code
+
+
+def _refuse_hiding_files(folder: Path) -> None:
+    """Raises CliError where a file of a folder that the trainer imports from is called like a module of the standard
+    library that it needs: it would not even start. What this program has imported it needs, too."""
+    for name in sorted(sys.stdlib_module_names & sys.modules.keys()):
+        for file in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if file.exists():
+                raise CliError(
+                    f"{file}: hides Python's own module {name!r}, which the trainer needs; rename the file, for example"
+                    f" to my_{name}.py"
+                )
 
 
 def _local_plan(job: RLJob, options: RunOptions) -> LocalPlan:

@@ -20,6 +20,7 @@ from rljob_trainer.errors import ConfigurationError, ResourceError, TrainerError
 from rljob_trainer.observability.log import set_up_logging
 from rljob_trainer.settings import Settings, driver_environment, read_settings, told_run_state
 from rljob_trainer.stack_traces import StackFile
+from rljob_trainer.user_functions import refuse_hiding_modules
 
 log = logging.getLogger("rljob_trainer")
 
@@ -39,7 +40,11 @@ def main() -> int:
         reporter = reporter_of(job, settings)
         log.info("job %s, attempt %d: loading libraries", job.name, settings.attempt)
         # The state file is there before torch and transformers, which take seconds to load.
-        from rljob_trainer.controller.run import run_job
+        try:
+            from rljob_trainer.controller.run import run_job
+        except Exception as error:
+            refuse_hiding_modules(error)
+            raise
 
         return run_job(job, settings, reporter, stop)
     except KeyboardInterrupt:
