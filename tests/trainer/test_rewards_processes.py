@@ -25,6 +25,9 @@ def score(prompt, response, answer, row):
     verb, _, rest = response.partition(" ")
     if verb == "number":
         return float(rest)
+    if verb == "print":
+        print(rest)
+        return 1.0
     if verb == "hang":
         child = subprocess.Popen(["sleep", "600"])
         print("grandchild", child.pid)
@@ -100,6 +103,7 @@ def make_pool(
     num_processes: int = 2,
     timeout_seconds: float = 30.0,
     start_timeout_seconds: float = 60.0,
+    output_encoding: str = "utf-8",
 ) -> ScorerPool:
     return ScorerPool(
         FunctionScorer(path, "spec.training.rewards[0].function.path (reward score)"),
@@ -108,7 +112,11 @@ def make_pool(
         timeout_seconds=timeout_seconds,
         start_timeout_seconds=start_timeout_seconds,
         log_folder=folder / "logs",
-        environment=scorer_environment({"PATH": os.environ["PATH"], "SECRET": "s", "JUDGE": "j"}, ["JUDGE"], [folder]),
+        environment=scorer_environment(
+            {"PATH": os.environ["PATH"], "SECRET": "s", "JUDGE": "j", "PYTHONIOENCODING": output_encoding},
+            ["JUDGE", "PYTHONIOENCODING"],
+            [folder],
+        ),
     )
 
 
@@ -178,6 +186,13 @@ def test_errors_name_the_exception_and_the_line(pool: ScorerPool) -> None:
     assert 'raise ValueError("cannot score " + prompt)' in raised.detail
     assert text.detail == "returned a str ('1.0'); return a finite number (int, float, True or False)"
     assert left.detail.startswith("raised SystemExit: 0")
+
+
+def test_a_reward_may_print_any_response(folder: Path) -> None:
+    with make_pool(folder, num_processes=1, output_encoding="ascii") as pool:
+        [outcome] = run(pool, "print 你好")
+    assert (outcome.score, outcome.detail) == (1.0, "")
+    assert "\\u4f60\\u597d" in "".join(log.read_text() for log in (folder / "logs").iterdir())
 
 
 def test_scoring_processes_are_light_and_see_only_what_they_may(pool: ScorerPool) -> None:

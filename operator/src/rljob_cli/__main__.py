@@ -15,6 +15,7 @@ from rich.text import Text
 
 from rljob_api.constants import ExitCode
 from rljob_api.errors import ContractError
+from rljob_api.standard_streams import accept_all_characters
 from rljob_cli import delete, explain, init, listing, logs, printed_objects, submit, validate, versions, watching
 from rljob_cli import plan_arguments as of_plan
 from rljob_cli import plot as plotting
@@ -356,6 +357,7 @@ def delete_command(
 
 def main() -> None:
     """Runs the command; errors that the user can mend are one text on standard error, without a traceback."""
+    accept_all_characters()
     try:
         app()
     except CliError as error:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from rljob_api.constants import ENV_POOL_NODES, ExitCode
 from rljob_api.errors import ContractError
 from rljob_api.handover import TrainerJob, load_job
+from rljob_api.standard_streams import accept_all_characters
 from rljob_api.v1alpha1.elastic import with_nodes
 from rljob_api.v1alpha1.rules import violations
 from rljob_trainer.attempt_logs import attempt_folder, keep_tail
@@ -27,6 +28,7 @@ log = logging.getLogger("rljob_trainer")
 
 def main() -> int:
     """Runs the job; the exit code is one of `rljob_api.constants.ExitCode`."""
+    accept_all_characters()
     set_up_logging()
     stop = StopRequest()
     stop.install()

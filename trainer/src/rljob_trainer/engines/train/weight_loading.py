@@ -201,7 +201,7 @@ def _tensor_files(folder: Path) -> dict[str, str]:
     if not index.exists():
         raise ConfigurationError(f"{WHERE}: no {SINGLE_FILE} and no {INDEX_FILE} in {folder}")
     try:
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{WHERE}: {index} has no weight_map that can be read ({error}); download it again"
