@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rljob_api.errors import JobFileError
-from rljob_api.job_file import load_job_text
+from rljob_api.job_file import load_job_file, load_job_file_to_run
 from rljob_api.module_names import standard_module_problem
 
 JOB = """\
@@ -30,9 +32,11 @@ def job(steps: str, reward: str, advantage: str, loss: str) -> str:
     return JOB.replace("STEPS", steps).replace("REWARD", reward).replace("ADVANTAGE", advantage).replace("LOSS", loss)
 
 
-def test_each_function_is_refused_at_its_place_beside_other_problems() -> None:
+def test_each_function_is_refused_at_its_place_beside_other_problems(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(job("0", "numbers:score", "random.own:advantage", "types:loss"))
     with pytest.raises(JobFileError) as caught:
-        load_job_text(job("0", "numbers:score", "random.own:advantage", "types:loss"))
+        load_job_file_to_run(file)
     assert [(problem.line, problem.column, problem.path) for problem in caught.value.problems] == [
         (9, 12, "spec.training.steps"),
         (11, 41, "spec.training.rewards[0].function.path"),
@@ -47,6 +51,8 @@ def test_each_function_is_refused_at_its_place_beside_other_problems() -> None:
 
 
 @pytest.mark.parametrize("path", ["my_numbers:score", "rewards.numbers:score", "math_verify.grader:verify", "numpy:f"])
-def test_other_modules_are_none_of_the_standard_library(path: str) -> None:
+def test_other_modules_are_none_of_the_standard_library(tmp_path: Path, path: str) -> None:
     assert standard_module_problem(path) is None
-    assert load_job_text(job("3", path, path, path)).spec.training.rewards[0].function is not None
+    file = tmp_path / "job.yaml"
+    file.write_text(job("3", path, path, path))
+    assert load_job_file_to_run(file) == load_job_file(file)

@@ -25,31 +25,18 @@ from rljob_api.yaml_text import Document, Path, YamlProblem, read_yaml, to_yaml,
 
 def load_job_file(path: FilePath) -> RLJob:
     """The job in a file. Raises JobFileError with every problem found; also if the file cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        problem = Problem("", f"the file cannot be read ({error.strerror}); check the path", 1, 1)
-        raise JobFileError(str(path), [problem]) from error
-    except UnicodeDecodeError as error:
-        problem = Problem("", f"the file is not UTF-8 text (byte {error.start}); save it as UTF-8", 1, 1)
-        raise JobFileError(str(path), [problem]) from error
-    return load_job_text(text, str(path))
+    return load_job_text(_text_of(path), str(path))
+
+
+def load_job_file_to_run(path: FilePath) -> RLJob:
+    """As `load_job_file`. Refuses also a function whose module is called like one of the standard library: that is none
+    of the contract's rules, because which modules there are depends on the Python that reads it."""
+    return _job(_text_of(path), str(path), check_modules=True)
 
 
 def load_job_text(text: str, source: str = "job") -> RLJob:
     """The job in a YAML text; `source` names it in messages. Raises JobFileError with every problem found."""
-    try:
-        document = read_yaml(text)
-    except YamlProblem as error:
-        raise JobFileError(source, [error.problem]) from None
-    problems = list(_module_problems(document))
-    try:
-        job = RLJob.from_wire(document.value)
-    except ValidationError as error:
-        problems += _problems(error, document)
-    if problems:
-        raise JobFileError(source, sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
-    return job
+    return _job(text, source, check_modules=False)
 
 
 def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
@@ -68,6 +55,32 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
             "spec": _what_counts(spec.model_copy(update={"training": training})),
         }
     )
+
+
+def _text_of(path: FilePath) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        problem = Problem("", f"the file cannot be read ({error.strerror}); check the path", 1, 1)
+        raise JobFileError(str(path), [problem]) from error
+    except UnicodeDecodeError as error:
+        problem = Problem("", f"the file is not UTF-8 text (byte {error.start}); save it as UTF-8", 1, 1)
+        raise JobFileError(str(path), [problem]) from error
+
+
+def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
+    try:
+        document = read_yaml(text)
+    except YamlProblem as error:
+        raise JobFileError(source, [error.problem]) from None
+    problems = list(_module_problems(document)) if check_modules else []
+    try:
+        job = RLJob.from_wire(document.value)
+    except ValidationError as error:
+        problems += _problems(error, document)
+    if problems:
+        raise JobFileError(source, sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
+    return job
 
 
 def _what_counts(spec: RLJobSpec) -> dict[str, object]:

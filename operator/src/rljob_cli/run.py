@@ -30,7 +30,7 @@ from rljob_api.constants import (
     ExitCode,
 )
 from rljob_api.handover import TrainerJob, dump_job
-from rljob_api.job_file import load_job_file
+from rljob_api.job_file import load_job_file_to_run
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.job import RLJob
@@ -88,7 +88,7 @@ def run(options: RunOptions, console: Console) -> int:
         CliError: the job, the folder or the system does not allow this run.
         HandoverError: the job is too large to be handed over.
     """
-    job = load_job_file(options.file)
+    job = load_job_file_to_run(options.file)
     for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):
         _refuse_hiding_files(imported_from)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
