@@ -177,6 +177,7 @@ def test_every_new_place_of_a_moved_field_is_there_and_every_old_one_is_not() ->
     ("algorithm", "path", "expected"),
     [
         ("{type: A2C}", "type", f'must be one of {RECIPES} (seen: "A2C"); choose one of them'),
+        ("{type: DPO}", "type", f'must be one of {RECIPES} (seen: "DPO"); choose one of them'),
         ("{type: drgrpo}", "type", f'must be one of {RECIPES} (seen: "drgrpo"); did you mean DrGRPO?'),
         ("{advantage: {type: RLOO}}", "advantage.type",
          f'must be one of {ADVANTAGES} (seen: "RLOO"); choose one of them'),

@@ -78,6 +78,8 @@ def main() -> int:
         report(job, step, RunPhase.RUNNING, save(1) if is_deaf and step == 2 else None)
         with (run_folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "wall_time": 0.0, "critic/rewards/mean": 0.5}) + "\n")
+        if mode == "lost":
+            return constants.ExitCode.INFRASTRUCTURE
         while mode == "wait" or is_deaf:
             if STOPS and mode == "wait":
                 report(job, step, RunPhase.STOPPED, save(step))

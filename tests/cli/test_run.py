@@ -13,9 +13,12 @@ import pytest
 from rljob_api.handover import load_job
 from rljob_api.job_file import load_job_file
 from rljob_api.v1alpha1.algorithm import LossAggregation
+from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.policy_loss import Clipped
 from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_cli.run import job_variables
 from rljob_testing.command_line import Workplace
+from rljob_testing.valid_job import edited, valid_job
 
 WaitFor = Callable[[Callable[[], bool]], None]
 
@@ -144,7 +147,65 @@ def test_plain_variables_of_the_job_reach_the_trainer(workplace: Workplace) -> N
     code, output = workplace.run(mode="finish")
     assert code == 75
     assert "a worker or a device was lost, or something is missing here" in output
-    assert output.endswith("to go on: rljob run job.yaml\n")
+    assert output.endswith("to go on: rljob run job.yaml --code code\n")
+
+
+def test_advice_repeats_the_options_that_were_given(workplace: Workplace) -> None:
+    options = ("--run-folder", "my runs/1", "--workers", "1")
+    again = "rljob run job.yaml --resume --workers 1 --run-folder 'my runs/1' --code code"
+    code, output = workplace.run(*options, mode="lost")
+    assert code == 75
+    assert output.endswith(f"to go on: {again}\n")
+    code, output = workplace.run(*options)
+    assert code == 2
+    assert f"`{again}` goes on with it, another --run-folder starts one beside it" in output
+    code, output = workplace.run("--resume", "--run-folder", "other")
+    assert code == 2
+    assert "there is no run to resume; `rljob run job.yaml --run-folder other --code code` starts one" in output
+
+
+ON_A_CLUSTER = [
+    ("x", "x"),
+    ("$(FIRST)/$(SECOND)", "1/a 1"),
+    ("$$(FIRST) $$$(FIRST) $FIRST ${FIRST} $", "$(FIRST) $1 $FIRST ${FIRST} $"),
+    ("$(LATER) $(HOME) $(NOWHERE", "$(LATER) $(HOME) $(NOWHERE"),
+    ("$(LAST) $( FIRST) $()", "$(LAST) $( FIRST) $()"),
+    ("$($(FIRST))", "$($(FIRST))"),
+    ("$(KEPT)", "exported"),
+    ("$(UNSET)", "$(UNSET)"),
+    ("$(MAP_a) $(MAP_b) $(OTHER)", "mapped $(MAP_b) $(OTHER)"),
+    ("$(RLJOB_RUN_FOLDER)/logs", "/runs/x/logs"),
+]
+"""Values of a job's variable LAST, and what the kubelet makes of them; where a Secret or ConfigMap would have a value,
+the user has exported it."""
+
+
+@pytest.mark.parametrize(("value", "expected"), ON_A_CLUSTER)
+def test_references_in_variables_mean_what_they_mean_on_a_cluster(value: str, expected: str) -> None:
+    reference = {"name": "some", "key": "key"}
+    env = [
+        {"name": "FIRST", "value": "1"},
+        {"name": "SECOND", "value": "a $(FIRST)"},
+        {"name": "KEPT", "valueFrom": {"secretKeyRef": reference}},
+        {"name": "UNSET", "valueFrom": {"configMapKeyRef": reference}},
+        {"name": "LAST", "value": value},
+        {"name": "LATER", "value": "z"},
+    ]
+    env_from = [{"prefix": "MAP_", "configMapRef": {"name": "some"}}]
+    spec = RLJob.from_wire(edited(valid_job(), {"spec.env": env, "spec.envFrom": env_from})).spec
+    exported = {"KEPT": "exported", "HOME": "/home/me", "MAP_a": "mapped", "OTHER": "unseen", "FIRST": "exported, too"}
+    assert job_variables(spec, {"RLJOB_RUN_FOLDER": "/runs/x"}, exported) == {
+        "FIRST": "1",
+        "SECOND": "a 1",
+        "LAST": expected,
+        "LATER": "z",
+    }
+
+
+def test_references_reach_the_trainer_replaced(workplace: Workplace) -> None:
+    with workplace.job_file.open("a") as file:
+        file.write("  env: [{name: CODE, value: '75'}, {name: STAND_IN, value: exit-$(CODE)}]\n")
+    assert workplace.run(mode="finish")[0] == 75
 
 
 @pytest.mark.parametrize(
@@ -178,7 +239,7 @@ def test_a_second_run_is_refused_and_a_resumed_one_counts_on(workplace: Workplac
     before = (workplace.run_folder / "metrics.jsonl").read_text()
     code, output = workplace.run()
     assert code == 2
-    assert "holds a run already (step 3 of 3, Complete); `rljob run job.yaml --resume` goes on" in output
+    assert "holds a run already (step 3 of 3, Complete); `rljob run job.yaml --resume --code code` goes on" in output
     assert (workplace.run_folder / "metrics.jsonl").read_text() == before
     assert workplace.run("--resume")[0] == 0
     assert told(workplace, 2)["RLJOB_ATTEMPT"] == "2"
@@ -193,7 +254,7 @@ def test_a_run_that_failed_before_its_first_step_may_simply_be_run_again(workpla
 def test_resuming_nothing_is_refused(workplace: Workplace) -> None:
     code, output = workplace.run("--resume")
     assert code == 2
-    assert "there is no run to resume" in output
+    assert f"{workplace.run_folder}: there is no run to resume; `rljob run job.yaml --code code` starts one\n" in output
 
 
 def test_resume_is_refused_where_the_job_says_never(workplace: Workplace) -> None:
@@ -245,7 +306,7 @@ def test_ctrl_c_before_the_first_step_claims_no_checkpoint(workplace: Workplace,
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "exit code 130: stopped on request; no step was done, so there is nothing to save\n" in output
-    assert "to go on: rljob run job.yaml\n" in output
+    assert "to go on: rljob run job.yaml --code code\n" in output
 
 
 @pytest.mark.parametrize(
@@ -299,6 +360,23 @@ def test_a_bad_file_is_refused_before_anything_is_made(workplace: Workplace) -> 
     assert "stepz" in output
     assert "Traceback" not in output
     assert not (workplace.folder / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["random.py", "numbers/__init__.py", "code/types.py"])
+def test_a_file_that_hides_a_module_of_python_is_refused_before_anything_is_made(
+    workplace: Workplace, name: str
+) -> None:
+    file = workplace.folder / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    code, output = workplace.run(PYTHONSAFEPATH="1")
+    module = name.removeprefix("code/").removesuffix(".py").removesuffix("/__init__")
+    assert code == 2
+    assert output == (
+        f"error: {file}: hides Python's own module {module!r}, which the trainer needs; rename the file, for example to"
+        f" my_{module}.py\n"
+    )
+    assert not workplace.run_folder.exists()
 
 
 def test_a_missing_trainer_is_said_plainly(workplace: Workplace) -> None:

@@ -25,6 +25,16 @@ def test_the_version_is_that_of_the_package_and_of_what_it_speaks(workplace: Wor
     assert (code, output) == (0, f"rljob {project['version']}, rljob.dev/v1alpha1, contract {CONTRACT_VERSION}\n")
 
 
+def test_a_misspelled_command_is_told_which_was_meant_and_another_is_not(workplace: Workplace) -> None:
+    code, output = finish(workplace.command("submt"))
+    assert code == 2
+    assert "No such command 'submt'. Did you mean 'submit'?" in output
+    code, output = finish(workplace.command("start"))
+    assert code == 2
+    assert "No such command 'start'." in output
+    assert "status" not in output
+
+
 def test_the_starter_file_is_valid_and_is_not_overwritten(workplace: Workplace) -> None:
     code, output = finish(workplace.command("init", "mine.yaml"))
     assert (code, output) == (0, "wrote mine.yaml; next: rljob validate mine.yaml, then rljob run mine.yaml\n")

@@ -12,6 +12,7 @@ from rich.console import Console
 from rljob_api.job_file import load_job_file, load_job_text
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_cli.validate import validate_file
+from rljob_testing.command_line import Workplace
 
 JOB = """\
 apiVersion: rljob.dev/v1alpha1
@@ -93,3 +94,17 @@ def test_a_missing_file_is_a_problem_without_a_source_line(tmp_path: Path) -> No
         False,
         f"{path}:1:1: the file cannot be read (No such file or directory); check the path\n{path}: 1 problem found\n",
     )
+
+
+def test_a_reward_in_a_file_called_like_a_module_of_python_is_refused_by_name(workplace: Workplace) -> None:
+    text = workplace.job_file.read_text()
+    rewards = "rewards: [{type: Function, function: {path: 'numbers:score'}}]"
+    workplace.job_file.write_text(text.replace("rewards: [{type: MathAnswer}]", rewards))
+    for command in (("validate", "job.yaml"), ("run", "job.yaml"), ("submit", "job.yaml")):
+        process = workplace.command(*command)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert "job.yaml:12:49: spec.training.rewards[0].function.path: " in output
+        assert "'numbers' is the name of a module of Python's standard library" in output
+        assert "for example to my_numbers, and name it here\n" in output
+    assert not workplace.run_folder.exists()

@@ -170,6 +170,11 @@ BAD_ADVANTAGES = [
     ("{m}:draws", r"gave other advantages for equal inputs"),
     ("{m}:huge", r"gave NaN or infinity for 12 of 12 responses"),
     ("{m}:sparse", r"gave a tensor of layout torch\.sparse_coo; give one advantage per response as a dense tensor"),
+    ("random:advantage", r"'random' is the name of a module of Python's standard library.*my_random"),
+    ("{m}:largest_of_all", r"{m}:largest_of_all does not say what it is called with \(no signature"),
+    ("{m}:Estimator", r"{m}:Estimator is a class; name a plain function"),
+    ("{m}:piecewise", r"{m}:piecewise is a generator \(it has `yield`\); name a plain function"),
+    ("{m}:awaited", r"{m}:awaited is an async function; name a plain function"),
     ("{m}:Unsigned", r"{m}:Unsigned .*(does not say what it is called with|raised)"),
     ("{m}:unfitted", r"{m}:unfitted .*needs 'values', and gives no returns, to which the critic is fitted; give"),
     ("{m}:valued", r"{m}:valued needs 'worth', which is not to be had; there are old_logprobs, rollout_logprobs, ref"),
@@ -190,6 +195,9 @@ def test_an_advantage_is_tried_on_groups_of_the_jobs_size(module: str) -> None:
 
 
 BAD_LOSSES = [
+    ("types:loss", r"'types' is the name of a module of Python's standard library.*my_types"),
+    ("{m}:largest_of_all", r"{m}:largest_of_all does not say what it is called with \(no signature"),
+    ("{m}:Estimator", r"{m}:Estimator is a class; name a plain function"),
     ("{m}:largest", r"{m}:largest is an advantage; name it in algorithm\.advantage\.function"),
     ("{m}:of_tokens", r"cannot be called as function\(inputs\).*@policy_loss_function"),
     (

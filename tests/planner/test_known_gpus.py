@@ -54,6 +54,8 @@ def test_a_name_that_is_not_known_lists_those_that_are() -> None:
         gpu_named("T4")
     with pytest.raises(PlanError, match=r"did you mean H200\? known are"):
         gpu_named("H2000")
+    with pytest.raises(PlanError, match=r"\(seen 'H800'\); known are"):
+        gpu_named("H800")
     with pytest.raises(PlanError, match=r"^node n: slices of a GPU .*--gpu-memory"):
         gpu_named("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "node n")
 

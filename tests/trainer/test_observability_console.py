@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -34,6 +37,30 @@ def test_without_a_terminal_each_step_is_one_line() -> None:
         "step 0/10: eval 0.250",
         "step 1/10: reward 0.500, eval 0.250, 1,200 tokens/s, ETA 36 s, 4.00 s (rollout 2.50, save 0.10)",
     ]
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output_any_more() -> None:
+    program = (
+        "import sys\n"
+        "from rich.text import Text\n"
+        "from rljob_trainer.observability.log import set_up_logging\n"
+        "from rljob_trainer.observability.progress import LastingConsole\n"
+        "set_up_logging()\n"
+        "console = LastingConsole()\n"
+        "for step in range(3):\n"
+        "    console.print(Text('step'))\n"
+        "    print('of user code')\n"
+        "sys.exit(3)\n"
+    )
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open(writes, "wb") as closed:
+        done = subprocess.run([sys.executable, "-c", program], stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 3
+    [line] = done.stderr.splitlines()
+    assert line.endswith(
+        "standard output is closed; the run goes on, and its metrics and samples are in the run folder"
+    )
 
 
 def test_on_a_terminal_there_is_a_bar_with_the_step() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
+import pydantic
 import pytest
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset, ReasoningGymDataset
@@ -16,6 +19,7 @@ from rljob_trainer.rewards.loading import scorer_spec
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.overlong import overlong_scores
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
+from rljob_trainer.user_functions import find_named, refuse_hiding_modules
 
 WHERE = "spec.training.rewards[2].function.path (reward style)"
 FILE_DATASET = Dataset(type=DatasetType.FILE, file=FileDataset(path="x.jsonl"))
@@ -32,6 +36,20 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def two(response, answer):\n    return 1\n"
         "async def later(prompt, response, answer, row):\n    return 1\n"
         "NUMBER = 3\n"
+        "import functools, itertools\n"
+        "class Judge:\n"
+        "    def __init__(self, prompt, response, answer, row):\n        pass\n"
+        "class Callable:\n"
+        "    def __call__(self, prompt, response, answer, row):\n        return 2\n"
+        "class Awaited:\n"
+        "    async def __call__(self, prompt, response, answer, row):\n        return 2\n"
+        "judge, awaited = Callable(), Awaited()\n"
+        "preset = functools.partial(loose, prompt='p')\n"
+        "preset_later = functools.partial(later, prompt='p')\n"
+        "def piecewise(prompt, response, answer, row):\n    yield 1\n"
+        "async def streamed(prompt, response, answer, row):\n    yield 1\n"
+        "largest, chained = max, itertools.chain\n"
+        "def positional(prompt, response, answer, row, /):\n    return 1\n"
     )
     (tmp_path / f"broken_{name}.py").write_text("limit = 1 / 0\n")
     (tmp_path / f"needy_{name}.py").write_text("import library_that_is_not_installed\n")
@@ -43,6 +61,8 @@ def test_a_function_gets_its_arguments_by_name(module: str) -> None:
     request = RewardRequest("ab", "x", "x", {"weight": 5})
     assert FunctionScorer(f"{module}:exact", WHERE).load()(request) == 10
     assert FunctionScorer(f"{module}:loose", WHERE).load()(request) == 1
+    assert FunctionScorer(f"{module}:judge", WHERE).load()(request) == 2
+    assert FunctionScorer(f"{module}:preset", WHERE).load()(request) == 1
 
 
 @pytest.mark.parametrize(
@@ -53,6 +73,16 @@ def test_a_function_gets_its_arguments_by_name(module: str) -> None:
         ("{module}:exakt", r"has no 'exakt'; did you mean exact\?"),
         ("{module}:NUMBER", r"{module}:NUMBER is a int; name a plain function"),
         ("{module}:later", r"{module}:later is an async function"),
+        ("{module}:awaited", r"{module}:awaited is an async function; name a plain function"),
+        ("{module}:preset_later", r"{module}:preset_later is an async function; name a plain function"),
+        ("{module}:piecewise", r"{module}:piecewise is a generator \(it has `yield`\); name a plain function"),
+        ("{module}:streamed", r"{module}:streamed is an async generator; name a plain function"),
+        ("{module}:largest", r"{module}:largest does not say what it is called with \(no signature .*; name a plain"),
+        ("{module}:chained", r"{module}:chained does not say what it is called with \(no signature .*; name a plain"),
+        ("{module}:Judge", r"{module}:Judge is a class; name a plain function, or an object that can be called"),
+        ("{module}:positional", r"{module}:positional\(.*, /\) cannot be called as \(prompt=.*; give it these four"),
+        ("builtins:max", r"'builtins' is the name of a module of Python's standard library"),
+        ("numbers:score", r"'numbers' is the name of .* \(seen: 'numbers:score'\); rename .* to my_numbers, and name"),
         ("{module}:two", r"{module}:two\(response, answer\) cannot be called as \(prompt=\.\.\., .*'prompt'.* four"),
         ("broken_{module}:f", r"(?s)importing broken_{module}:f failed.*1 / 0.*ZeroDivisionError"),
         ("needy_{module}:f", r"(?s)importing needy_{module}:f failed.*No module named 'library_that_is_not_installed'"),
@@ -62,6 +92,55 @@ def test_a_function_that_cannot_be_used_is_refused(module: str, path: str, messa
     with pytest.raises(ConfigurationError, match=message.replace("{module}", module)) as caught:
         FunctionScorer(path.replace("{module}", module), WHERE).load()
     assert str(caught.value).startswith(f"{WHERE}: ")
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "named"),
+    [
+        ("pydantic.py", "pydantic:score", "pydantic.py"),
+        ("pydantic/__init__.py", "pydantic:score", "pydantic/__init__.py"),
+        ("pydantic/rewards.py", "pydantic.rewards:score", "pydantic"),
+    ],
+)
+def test_a_file_that_an_installed_package_hides_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, path: str, named: str
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("def score(prompt, response, answer, row):\n    return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError) as caught:
+        FunctionScorer(path, WHERE).load()
+    assert str(caught.value) == (
+        f"{WHERE}: {tmp_path / named} is hidden by the installed package 'pydantic' ({pydantic.__file__}), which was"
+        f" imported in its place (seen: {path!r}); rename your file or folder, and name it here"
+    )
+
+
+def test_an_installed_package_may_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pydantic").mkdir()
+    (tmp_path / "pydantic" / "rows.jsonl").write_text("{}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert find_named("pydantic:create_model", WHERE) is pydantic.create_model
+    assert find_named("pydantic.fields:Field", WHERE) is pydantic.Field
+
+
+def test_a_file_that_hides_what_the_trainer_needs_is_named_when_an_import_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "typer.py"
+    file.write_text("def score(prompt, response, answer, row):\n    return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "typer", raising=False)
+    error = ImportError("cannot import name 'Typer' from 'typer'")
+    # Nothing of the user's is imported yet: the error is the trainer's own.
+    refuse_hiding_modules(error)
+    monkeypatch.setitem(sys.modules, "typer", importlib.import_module("typer"))
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_hiding_modules(error)
+    assert str(caught.value) == (
+        f"{file}: hides the installed package 'typer', which the trainer needs; rename the file, and name it so in the"
+        " job\nImportError: cannot import name 'Typer' from 'typer'"
+    )
 
 
 def test_each_reward_type_gives_its_scorer() -> None:

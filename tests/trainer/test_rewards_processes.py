@@ -51,6 +51,9 @@ def score(prompt, response, answer, row):
     verb, _, rest = response.partition(" ")
     if verb == "number":
         return float(rest)
+    if verb == "print":
+        print(rest)
+        return 1.0
     if verb == "hang":
         child = subprocess.Popen(["sleep", "600"])
         print("grandchild", child.pid)
@@ -128,6 +131,7 @@ def make_pool(
     num_processes: int = 2,
     timeout_seconds: float = 30.0,
     start_timeout_seconds: float = 60.0,
+    output_encoding: str = "utf-8",
 ) -> ScorerPool:
     return ScorerPool(
         FunctionScorer(path, "spec.training.rewards[0].function.path (reward score)"),
@@ -136,7 +140,11 @@ def make_pool(
         timeout_seconds=timeout_seconds,
         start_timeout_seconds=start_timeout_seconds,
         log_folder=folder / "logs",
-        environment=scorer_environment({"PATH": os.environ["PATH"], "SECRET": "s", "JUDGE": "j"}, ["JUDGE"], [folder]),
+        environment=scorer_environment(
+            {"PATH": os.environ["PATH"], "SECRET": "s", "JUDGE": "j", "PYTHONIOENCODING": output_encoding},
+            ["JUDGE", "PYTHONIOENCODING"],
+            [folder],
+        ),
     )
 
 
@@ -233,6 +241,13 @@ def test_values_that_are_no_scores_are_errors_of_their_responses(pool: ScorerPoo
         assert len(outcome.detail) < 10_000
     assert found[-1].score == 0.5
     assert pool.process_ids() == process_ids
+
+
+def test_a_reward_may_print_any_response(folder: Path) -> None:
+    with make_pool(folder, num_processes=1, output_encoding="ascii") as pool:
+        [outcome] = run(pool, "print 你好")
+    assert (outcome.score, outcome.detail) == (1.0, "")
+    assert "\\u4f60\\u597d" in "".join(log.read_text() for log in (folder / "logs").iterdir())
 
 
 def test_scoring_processes_are_light_and_see_only_what_they_may(pool: ScorerPool) -> None:

@@ -4,12 +4,14 @@ with nothing left open.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 
 from pydantic import ValidationError
 
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
+from rljob_api.module_names import standard_module_problem
 from rljob_api.pydantic_messages import is_echo, plain_message, spread_out
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.critic import Critic
@@ -23,27 +25,18 @@ from rljob_api.yaml_text import Document, Path, YamlProblem, read_yaml, to_yaml,
 
 def load_job_file(path: FilePath) -> RLJob:
     """The job in a file. Raises JobFileError with every problem found; also if the file cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        problem = Problem("", f"the file cannot be read ({error.strerror}); check the path", 1, 1)
-        raise JobFileError(str(path), [problem]) from error
-    except UnicodeDecodeError as error:
-        problem = Problem("", f"the file is not UTF-8 text (byte {error.start}); save it as UTF-8", 1, 1)
-        raise JobFileError(str(path), [problem]) from error
-    return load_job_text(text, str(path))
+    return load_job_text(_text_of(path), str(path))
+
+
+def load_job_file_to_run(path: FilePath) -> RLJob:
+    """As `load_job_file`. Refuses also a function whose module is called like one of the standard library: that is none
+    of the contract's rules, because which modules there are depends on the Python that reads it."""
+    return _job(_text_of(path), str(path), check_modules=True)
 
 
 def load_job_text(text: str, source: str = "job") -> RLJob:
     """The job in a YAML text; `source` names it in messages. Raises JobFileError with every problem found."""
-    try:
-        document = read_yaml(text)
-    except YamlProblem as error:
-        raise JobFileError(source, [error.problem]) from None
-    try:
-        return RLJob.from_wire(document.value)
-    except ValidationError as error:
-        raise JobFileError(source, _problems(error, document)) from None
+    return _job(text, source, check_modules=False)
 
 
 def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
@@ -64,6 +57,32 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
     )
 
 
+def _text_of(path: FilePath) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        problem = Problem("", f"the file cannot be read ({error.strerror}); check the path", 1, 1)
+        raise JobFileError(str(path), [problem]) from error
+    except UnicodeDecodeError as error:
+        problem = Problem("", f"the file is not UTF-8 text (byte {error.start}); save it as UTF-8", 1, 1)
+        raise JobFileError(str(path), [problem]) from error
+
+
+def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
+    try:
+        document = read_yaml(text)
+    except YamlProblem as error:
+        raise JobFileError(source, [error.problem]) from None
+    problems = list(_module_problems(document)) if check_modules else []
+    try:
+        job = RLJob.from_wire(document.value)
+    except ValidationError as error:
+        problems += _problems(error, document)
+    if problems:
+        raise JobFileError(source, sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
+    return job
+
+
 def _what_counts(spec: RLJobSpec) -> dict[str, object]:
     wire, absent, rewards = spec.to_full_wire(), absent_roles(spec), spec.training.rewards
     places, training = wire["roles"], wire["training"]
@@ -78,7 +97,7 @@ def _what_counts(spec: RLJobSpec) -> dict[str, object]:
 
 
 def _problems(error: ValidationError, document: Document) -> list[Problem]:
-    """pydantic's errors with places, in the order of the file."""
+    """pydantic's errors with places."""
     problems = []
     for details in spread_out(error.errors(include_url=False)):
         if is_echo(details):
@@ -88,7 +107,16 @@ def _problems(error: ValidationError, document: Document) -> list[Problem]:
             loc = loc[:-1]
         line, column = _place(loc, document, at_key=details["type"] in ("extra_forbidden", "missing"))
         problems.append(Problem(wire_path(loc), plain_message(details, RLJob), line, column))
-    return sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
+    return problems
+
+
+def _module_problems(document: Document) -> Iterator[Problem]:
+    """The user's functions, of rewards and of algorithms, whose module cannot have the name that it has."""
+    for loc, (line, column) in document.values.items():
+        if loc[-2:] == ("function", "path"):
+            path = document.at(loc)
+            if isinstance(path, str) and (problem := standard_module_problem(path)) is not None:
+                yield Problem(wire_path(loc), problem, line, column)
 
 
 def _place(loc: Path, document: Document, *, at_key: bool) -> tuple[int, int]:

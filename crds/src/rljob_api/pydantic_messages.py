@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -11,6 +10,7 @@ from typing import get_args
 from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
+from rljob_api.near_names import near_names
 from rljob_api.v1alpha1.job import RULE_ERROR
 from rljob_api.v1alpha1.moved_fields import (
     ENTRY_IS_NOW,
@@ -129,10 +129,7 @@ def _unknown_field(loc: Path, root: type[WireModel]) -> str:
     model = model_at(root, loc[:-1])
     known = sorted(info.alias or name for name, info in model.model_fields.items()) if model is not None else []
     name = str(loc[-1])
-    near = difflib.get_close_matches(name, known, n=1) or [
-        k for k in known if k.lower() == name.replace("_", "").lower()
-    ]
-    if near:
+    if near := near_names(name, known):
         return f"is not a known field; did you mean {near[0]}?"
     if not known:
         return "is not a known field; remove it"
@@ -149,9 +146,8 @@ def _choices(context: Mapping[str, object]) -> str:
 
 
 def _nearest_choice(value: object, context: Mapping[str, object]) -> str:
-    by_lower: dict[str, str] = {choice.lower(): choice for choice in _choices(context).split(", ")}
-    near = difflib.get_close_matches(str(value).lower(), list(by_lower), n=1)
-    return f"did you mean {by_lower[near[0]]}?" if near else "choose one of them"
+    near = near_names(str(value), _choices(context).split(", "))
+    return f"did you mean {near[0]}?" if near else "choose one of them"
 
 
 def _seen(value: object) -> str:

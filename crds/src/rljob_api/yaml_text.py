@@ -26,6 +26,7 @@ from ruamel.yaml.events import (
     StreamEndEvent,
 )
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+from ruamel.yaml.scanner import Scanner
 
 from rljob_api.errors import Problem
 
@@ -75,9 +76,18 @@ class Document:
     keys: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Line and column of the key in front of each value."""
 
+    def at(self, path: Path) -> Plain:
+        """The value at a path of `values`."""
+        found = self.value
+        for part in path:
+            assert isinstance(found, dict | list), "there is a value at every path"
+            found = found[str(part)] if isinstance(found, dict) else found[int(part)]
+        return found
+
 
 def read_yaml(text: str) -> Document:
-    """The one document in the text. Raises YamlProblem at the first thing that cannot be read."""
+    """The one document in the text; empty ones beside it (a last `---`, comments only) do not count, as for kubectl.
+    Raises YamlProblem at the first thing that cannot be read."""
     if len(text) > MAX_TEXT_CHARACTERS:
         raise YamlProblem(Problem("", f"the file is longer than {MAX_TEXT_CHARACTERS} characters; shorten it", 1, 1))
     try:
@@ -112,24 +122,71 @@ class _Node:
     items: tuple[_Node, ...] | None = None
 
 
+class _TabScanner(Scanner):
+    """Takes tabs where kubectl's reader takes them (go-yaml, `yaml_parser_scan_to_next_token`): after a key's colon,
+    within and after a value, but never as indentation or after `- `."""
+
+    def scan_to_next_token(self) -> None:
+        """Goes on to the next token, past white space, comments and line breaks."""
+        reader = self.reader
+        if reader.index == 0 and reader.peek() == "\ufeff":
+            reader.forward()
+        while True:
+            may_be_tab = self.flow_level > 0 or not self.allow_simple_key
+            while reader.peek() == " " or (may_be_tab and reader.peek() == "\t"):
+                reader.forward()
+            if reader.peek() == "#":
+                while reader.peek() not in _END_OF_LINE:
+                    reader.forward()
+            if not self.scan_line_break():
+                return
+            if not self.flow_level:
+                self.allow_simple_key = True
+
+    def scan_plain_spaces(self, indent: int, start_mark: object) -> list[str] | None:
+        """The white space within a plain scalar, as parts of its text; nothing where the scalar ends."""
+        num_blanks = 0
+        while self.reader.peek(num_blanks) in (" ", "\t"):
+            num_blanks += 1
+        blanks = str(self.reader.prefix(num_blanks))
+        if "\t" in blanks:
+            self.reader.forward(num_blanks)
+            if self.reader.peek() not in _END_OF_LINE:
+                return [blanks]
+        found: list[str] | None = super().scan_plain_spaces(indent, start_mark)
+        return found
+
+
+_END_OF_LINE = "\0\r\n\x85\u2028\u2029"
+
+
 class _Reader:
     """One pass over the parser's events."""
 
     def __init__(self, text: str) -> None:
-        self._events: Iterator[Event] = iter(YAML(typ="safe", pure=True).parse(text))
+        yaml = YAML(typ="safe", pure=True)
+        yaml.Scanner = _TabScanner
+        self._events: Iterator[Event] = iter(yaml.parse(text))
         self._anchors: dict[str, _Node] = {}
         self._num_values = 0
 
     def document(self) -> Document:
         next(self._events)  # start of the stream
-        start = next(self._events)
-        if isinstance(start, StreamEndEvent):
+        root = None
+        while not isinstance(start := next(self._events), StreamEndEvent):
+            assert isinstance(start, DocumentStartEvent)
+            if start.version is not None or start.tags:
+                raise _at(
+                    start, (), "kubectl does not read directives such as %YAML; remove the lines that start with %"
+                )
+            content = next(self._events)
+            if not _is_empty(content):
+                if root is not None:
+                    raise _at(start, (), "a second document starts here; write one job per file")
+                root = self._node(content, (), 0)
+            next(self._events)  # end of the document
+        if root is None:
             raise YamlProblem(Problem("", "the file is empty; write a job (see `rljob init`)", 1, 1))
-        root = self._node(next(self._events), (), 0)
-        next(self._events)  # end of the document
-        after = next(self._events)
-        if isinstance(after, DocumentStartEvent):
-            raise _at(after, (), "a second document starts here; write one job per file")
         document = Document()
         document.value = self._plain(root, (), document)
         return document
@@ -193,6 +250,16 @@ class _Reader:
         if node.items is not None:
             return [self._plain(item, (*path, index), document) for index, item in enumerate(node.items)]
         return node.scalar
+
+
+def _is_empty(content: Event) -> bool:
+    """Whether a document has nothing but comments. What is written out, such as `null`, is something."""
+    return isinstance(content, ScalarEvent) and (content.style, content.value, content.tag, content.anchor) == (
+        None,
+        "",
+        None,
+        None,
+    )
 
 
 def _scalar(event: ScalarEvent, path: Path) -> Plain:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,12 +15,13 @@ from rich.text import Text
 
 from rljob_api.constants import ExitCode
 from rljob_api.errors import ContractError
+from rljob_api.standard_streams import accept_all_characters
 from rljob_cli import delete, explain, init, listing, logs, printed_objects, submit, validate, versions, watching
 from rljob_cli import plan_arguments as of_plan
 from rljob_cli import plot as plotting
 from rljob_cli import run as running
 from rljob_cli import status as statuses
-from rljob_cli.arguments import Context, JobFile, JobName, Kubeconfig, Namespace
+from rljob_cli.arguments import Commands, Context, JobFile, JobName, Kubeconfig, Namespace
 from rljob_cli.cluster import ClusterOptions, connect
 from rljob_cli.errors import CliError
 from rljob_cli.log_options import Container, LogOptions
@@ -27,6 +29,8 @@ from rljob_cli.steering import Steering
 
 app = typer.Typer(
     name="rljob",
+    cls=Commands,
+    suggest_commands=False,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -57,7 +61,8 @@ def init_command(
 ) -> None:
     """Write a commented job file to start from."""
     init.write_starter(file)
-    _console().print(Text(f"wrote {file}; next: rljob validate {file}, then rljob run {file}"), soft_wrap=True)
+    name = shlex.quote(str(file))
+    _console().print(Text(f"wrote {file}; next: rljob validate {name}, then rljob run {name}"), soft_wrap=True)
 
 
 @app.command("validate")
@@ -352,6 +357,7 @@ def delete_command(
 
 def main() -> None:
     """Runs the command; errors that the user can mend are one text on standard error, without a traceback."""
+    accept_all_characters()
     try:
         app()
     except CliError as error:

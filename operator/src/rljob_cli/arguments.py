@@ -1,11 +1,19 @@
-"""Arguments and options that several commands have."""
+"""The commands' names, and arguments and options that several commands have."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperGroup
+
+from rljob_api.near_names import near_names
+
+if TYPE_CHECKING:
+    # Typer keeps these types to itself.
+    from typer._click.core import Command
+    from typer._click.core import Context as ClickContext
 
 CLUSTER_PANEL = "Which cluster"
 
@@ -26,3 +34,14 @@ Kubeconfig = Annotated[
         rich_help_panel=CLUSTER_PANEL,
     ),
 ]
+
+
+class Commands(TyperGroup):
+    """The commands of `rljob`. Typer's own suggestions are similar names, too, that mean something else (`start` is not
+    `status`)."""
+
+    def resolve_command(self, ctx: ClickContext, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        """As Typer does, with the command that a misspelled one may have meant."""
+        if args and args[0] not in self.commands and (near := near_names(args[0], self.commands)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -187,5 +188,5 @@ def _write(asked: Asked, found: JobMapping, options: PlanOptions, console: Conso
         return False
     mapped = with_selectors(spec_with(found.spec, found.best.placement), found.best.placement, asked.gpus.labels)
     write_mapped(options.file, options.write, mapped, found.changes)
-    told.print(Text(f"wrote {options.write}; next: rljob validate {options.write}"), soft_wrap=True)
+    told.print(Text(f"wrote {options.write}; next: rljob validate {shlex.quote(str(options.write))}"), soft_wrap=True)
     return True

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
+from rljob_api.standard_streams import write_utf8
 from rljob_cli.plan_text import PlanHead
 from rljob_planner.gpus import Gpu
 from rljob_planner.memory.knobs import Knob
@@ -71,7 +72,7 @@ def plan_document(plan: Plan, head: PlanHead) -> dict[str, object]:
 
 def printed(document: Mapping[str, object], console: Console) -> None:
     """As JSON, without the console's wrapping and colours."""
-    console.file.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    write_utf8(console.file, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
 def placement_document(placement: Placement) -> dict[str, object]:

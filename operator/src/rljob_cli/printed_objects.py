@@ -10,6 +10,7 @@ from enum import StrEnum
 from rich.console import Console
 from ruamel.yaml import YAML
 
+from rljob_api.standard_streams import write_utf8
 from rljob_cli.kube_objects import Json
 from rljob_cli.stored_job import StoredJob
 
@@ -48,4 +49,4 @@ def _print(shown: Json, output: OutputFormat, console: Console) -> None:
         stream = io.StringIO()
         writer.dump(shown, stream)
         text = stream.getvalue()
-    console.file.write(text)
+    write_utf8(console.file, text)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -28,10 +30,11 @@ from rljob_api.constants import (
     ExitCode,
 )
 from rljob_api.handover import TrainerJob, dump_job
-from rljob_api.job_file import load_job_file
+from rljob_api.job_file import load_job_file_to_run
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError
 from rljob_cli.local_plan import LocalPlan, plan_for_cluster, plan_for_machine
@@ -48,6 +51,8 @@ _MEANING = {
     ExitCode.INFRASTRUCTURE: "a worker or a device was lost, or something is missing here; going on may well work",
 }
 SIGKILL_EXIT_CODE = 137
+_REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^)]*)\))")
+"""In values of a pod's variables (Kubernetes, `third_party/forked/golang/expansion`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,17 @@ class RunOptions:
     ray_address: str | None = None
     """An existing Ray cluster instead of this machine; `auto` is one that runs here."""
 
+    def command(self, *, resume: bool) -> str:
+        """The command that runs the job again in the same folder, with the options of this one."""
+        options: Mapping[str, object] = {
+            "--workers": self.num_workers,
+            "--run-folder": self.run_folder,
+            "--code": self.code,
+            "--ray": self.ray_address,
+        }
+        given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
+        return shlex.join(["rljob", "run", str(self.file), *(["--resume"] if resume else []), *given])
+
 
 def run(options: RunOptions, console: Console) -> int:
     """Runs the job to its end and returns the trainer's exit code; of a trainer that ends with 0 before the job is
@@ -72,14 +88,16 @@ def run(options: RunOptions, console: Console) -> int:
         CliError: the job, the folder or the system does not allow this run.
         HandoverError: the job is too large to be handed over.
     """
-    job = load_job_file(options.file)
+    job = load_job_file_to_run(options.file)
+    for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):
+        _refuse_hiding_files(imported_from)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
         raise CliError("spec.checkpoint.resume: is Never, so --resume cannot be done; change it to Auto")
     plan = _local_plan(job, options)
     command = trainer_module_command(TRAINER_PACKAGE)
     folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
     with folder.locked() as lock:
-        folder.refuse_unfit(resume=options.resume, file=options.file)
+        folder.refuse_unfit(options.command(resume=not options.resume), resume=options.resume)
         attempt = folder.num_attempts() + 1
         environment = trainer_environment(options, job, plan, folder, attempt)
         show_plan(plan, folder, console)
@@ -100,6 +118,18 @@ def run(options: RunOptions, console: Console) -> int:
             console.print(Text(f"note: {error}"), soft_wrap=True)
     _tell_the_end(code, state, process, options, folder, console)
     return code
+
+
+def _refuse_hiding_files(folder: Path) -> None:
+    """Raises CliError where a file of a folder that the trainer imports from is called like a module of the standard
+    library that it needs: it would not even start. What this program has imported it needs, too."""
+    for name in sorted(sys.stdlib_module_names & sys.modules.keys()):
+        for file in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if file.exists():
+                raise CliError(
+                    f"{file}: hides Python's own module {name!r}, which the trainer needs; rename the file, for example"
+                    f" to my_{name}.py"
+                )
 
 
 def _local_plan(job: RLJob, options: RunOptions) -> LocalPlan:
@@ -134,18 +164,20 @@ def trainer_environment(
     """
     environment = inherited_environment()
     named = environment.pop("RAY_ADDRESS", "")
-    environment.update({variable.name: variable.value for variable in job.spec.env if variable.value is not None})
-    handed_over = TrainerJob(contract_version=CONTRACT_VERSION, name=job.metadata.name, spec=plan.spec)
-    job_folder = options.file.absolute().parent
-    code = [str(job_folder), *([str(options.code.absolute())] if options.code else [])]
-    inherited = environment.get("PYTHONPATH")
-    environment |= {
-        ENV_SPEC: dump_job(handed_over),
+    folders = {
         ENV_RUN_FOLDER: str(folder.path),
         ENV_CHECKPOINT_FOLDER: str(folder.checkpoints),
+        ENV_JOB_FOLDER: str(options.file.absolute().parent),
+    }
+    environment.update(job_variables(job.spec, folders, environment))
+    handed_over = TrainerJob(contract_version=CONTRACT_VERSION, name=job.metadata.name, spec=plan.spec)
+    code = [folders[ENV_JOB_FOLDER], *([str(options.code.absolute())] if options.code else [])]
+    inherited = environment.get("PYTHONPATH")
+    environment |= {
+        **folders,
+        ENV_SPEC: dump_job(handed_over),
         ENV_RUN_STATE_FILE: str(folder.run_state_file),
         ENV_ATTEMPT: str(attempt),
-        ENV_JOB_FOLDER: str(job_folder),
         "PYTHONPATH": os.pathsep.join([*code, *([inherited] if inherited else [])]),
     }
     if plan.devices is not None:
@@ -153,6 +185,32 @@ def trainer_environment(
     if options.ray_address is not None:
         environment |= {"RAY_ADDRESS": _cluster_address(options.ray_address, named), ENV_SHIPPED_CODE: code[-1]}
     return environment
+
+
+def job_variables(spec: RLJobSpec, before: Mapping[str, str], exported: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the job's `env` sets, with `$(NAME)` in a value replaced as the kubelet does it.
+
+    NAME is a variable further up in the list or one of `before`, which a pod has before its job's own (so a job can say
+    `$(RLJOB_RUN_FOLDER)/wandb`). What a job takes from a Secret or ConfigMap has the value that the user has exported,
+    here as for the trainer itself. `$$` is `$`; a NAME that is not known stays as written.
+    """
+    known, found = dict(before), dict[str, str]()
+    from_elsewhere = tuple(source.prefix or "" for source in spec.env_from)
+
+    def replaced(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name is None:
+            return "$"
+        if name not in known and name.startswith(from_elsewhere):
+            return exported.get(name, match[0])
+        return known.get(name, match[0])
+
+    for variable in spec.env:
+        if variable.value is not None:
+            known[variable.name] = found[variable.name] = _REFERENCE.sub(replaced, variable.value)
+        elif variable.name in exported:
+            known[variable.name] = exported[variable.name]
+    return found
 
 
 def _cluster_address(wanted: str, named: str) -> str:
@@ -215,14 +273,7 @@ def _tell_the_end(
             reached += f", newest checkpoint at step {state.checkpoint.step}"
         console.print(Text(f"{reached}; see {folder.path}"), soft_wrap=True)
     if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
-        again = f"rljob run {options.file}"
-        if folder.has_results():
-            again += " --resume"
-        if options.run_folder:
-            again += f" --run-folder {options.run_folder}"
-        if options.ray_address:
-            again += f" --ray {options.ray_address}"
-        console.print(Text(f"to go on: {again}"), soft_wrap=True)
+        console.print(Text(f"to go on: {options.command(resume=folder.has_results())}"), soft_wrap=True)
 
 
 def _announcer(console: Console) -> Callable[[str], None]:

@@ -80,8 +80,12 @@ class RunFolder:
         trained = state is not None and state.progress.step > 0
         return trained or (self.checkpoints.is_dir() and any(self.checkpoints.glob(CHECKPOINT_PATTERN)))
 
-    def refuse_unfit(self, *, resume: bool, file: Path) -> None:
+    def refuse_unfit(self, other_command: str, *, resume: bool) -> None:
         """Refuses a second run without --resume, --resume without a first run, and a folder of something else.
+
+        Args:
+            other_command: the user's command with --resume if it has none, else without it.
+            resume: whether the user's command has --resume.
 
         Raises:
             RunFolderError: as said.
@@ -89,7 +93,7 @@ class RunFolder:
         attempts = self.num_attempts()
         strangers = sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK_FILE_NAME)
         if resume and not attempts:
-            raise RunFolderError(f"{self.path}: there is no run to resume; leave --resume out to start one")
+            raise RunFolderError(f"{self.path}: there is no run to resume; `{other_command}` starts one")
         if strangers and not attempts:
             raise RunFolderError(
                 f"{self.path}: is not empty and not the folder of a run ({strangers[0]} is in it); "
@@ -97,8 +101,8 @@ class RunFolder:
             )
         if self.has_results() and not resume:
             raise RunFolderError(
-                f"{self.path}: holds a run already ({self._where()}); `rljob run {file} --resume` goes on with it, "
-                "--run-folder starts another beside it"
+                f"{self.path}: holds a run already ({self._where()}); `{other_command}` goes on with it, "
+                "another --run-folder starts one beside it"
             )
 
     def write_job(self, job: RLJob) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.handover import TrainerJob, dump_job
-from rljob_api.job_file import load_job_file
+from rljob_api.job_file import load_job_file_to_run
 from rljob_api.v1alpha1.cluster_rules import cluster_violations
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.rules import immutable_changes
@@ -45,7 +45,7 @@ def submit(file: Path, options: ClusterOptions, console: Console) -> Submission:
         HandoverError: the job is too large.
         CliError: it cannot run on a cluster, another job has its name, or the cluster does not take it.
     """
-    job = load_job_file(file)
+    job = load_job_file_to_run(file)
     options = replace(options, namespace=_namespace(file, job, options))
     cluster = connect(options)
     _refuse_unfit(file, job, cluster.namespace)

@@ -8,14 +8,15 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.errors import JobFileError, Problem
-from rljob_api.job_file import load_job_file, resolved_job_text
+from rljob_api.job_file import load_job_file_to_run, resolved_job_text
+from rljob_api.standard_streams import write_utf8
 from rljob_api.v1alpha1.job import RLJob
 
 
 def validate_file(path: Path, console: Console) -> RLJob | None:
     """The job in the file, after one line that says so; None after printing every problem with its source line."""
     try:
-        job = load_job_file(path)
+        job = load_job_file_to_run(path)
     except JobFileError as error:
         lines = _source_lines(path)
         for problem in error.problems:
@@ -30,7 +31,7 @@ def validate_file(path: Path, console: Console) -> RLJob | None:
 
 def print_resolved(job: RLJob, console: Console) -> None:
     """The job file that says the same with nothing left open."""
-    console.file.write(resolved_job_text(job.metadata, job.spec))
+    write_utf8(console.file, resolved_job_text(job.metadata, job.spec))
 
 
 def _print_problem(path: Path, problem: Problem, lines: list[str], console: Console) -> None:

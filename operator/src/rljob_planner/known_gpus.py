@@ -111,13 +111,20 @@ def gpu_named(name: str, where: str = "--gpu") -> Gpu:
     found = known.get(_plain(alias)) or known.get(asked)
     if found is not None:
         return found
-    near = difflib.get_close_matches(asked, list(known), n=1, cutoff=0.75)
+    similar = difflib.get_close_matches(asked, list(known), cutoff=0.75)
+    near = [each for each in similar if _differ_by_a_slip(asked, each)]
     guess = f"did you mean {known[near[0]].name}? " if near else ""
     names = ", ".join(gpu.name for gpu in KNOWN_GPUS)
     raise PlanError(
         f"{where}: no GPU of this name is known (seen {name!r}); {guess}known are {names};"
         " --gpu-memory, --gpu-tflops and --gpu-bandwidth describe another one"
     )
+
+
+def _differ_by_a_slip(asked: str, known: str) -> bool:
+    """Whether no digit stands in the place of another: H2000 may be H200, but H800 is a GPU of its own."""
+    digits = [re.sub(r"\D", "", each) for each in (asked, known)]
+    return digits[0].startswith(digits[1]) or digits[1].startswith(digits[0])
 
 
 def custom_gpu(

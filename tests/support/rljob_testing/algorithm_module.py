@@ -149,6 +149,20 @@ def sums_in_a_list(inputs):
 class Unsigned(Exception):
     pass
 
+class Estimator:
+    def __init__(self, inputs):
+        pass
+
+class Awaited:
+    async def __call__(self, inputs):
+        return inputs.rewards_B
+
+awaited = Awaited()
+largest_of_all = max
+
+def piecewise(inputs):
+    yield inputs.rewards_B
+
 def later(inputs):
     return inputs.logprobs_N / later_is
 

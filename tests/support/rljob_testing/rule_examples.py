@@ -77,6 +77,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "EnvVar.secretByReference": [
         {_ENV: [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": _SECRET}}]},
         {_ENV: [{"name": "MAX_TOKENS", "value": "3"}, {"name": "KEYBOARD", "value": "us"}]},
+        *({_ENV: [{"name": name, "value": "3"}]} for name in ("MONKEY", "DATA_TURKEY", "HotKey", "PUBLICKEY")),
     ],
     "EnvVar.exactlyOne": [{_ENV: [{"name": "EMPTY", "value": ""}]}],
     "EnvSource.exactlyOne": [{_ENV: [{"name": "A", "valueFrom": {"configMapKeyRef": _SECRET}}]}],
@@ -251,7 +252,10 @@ BAD: dict[str, list[Bad]] = {
     ],
     "EnvVar.secretByReference": [
         Bad(_ENV + "[0].value", {_ENV: [{"name": "HF_TOKEN", "value": "abc"}]}),
-        Bad(_ENV + "[0].value", {_ENV: [{"name": "wandb_api_key", "value": "abc"}]}),
+        *(
+            Bad(_ENV + "[0].value", {_ENV: [{"name": name, "value": "abc"}]})
+            for name in ("wandb_api_key", "KEY", "OPENAI_APIKEY", "AwsAccessKey", "AUTHTOKEN", "PGPASSWORD", "_KEY")
+        ),
     ],
     "EnvVar.exactlyOne": [
         Bad(_ENV + "[0]", {_ENV: [{"name": "A"}]}),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from rljob_api.constants import ENV_POOL_NODES, ExitCode
 from rljob_api.errors import ContractError
 from rljob_api.handover import TrainerJob, load_job
+from rljob_api.standard_streams import accept_all_characters
 from rljob_api.v1alpha1.elastic import with_nodes
 from rljob_api.v1alpha1.rules import violations
 from rljob_trainer.attempt_logs import attempt_folder, keep_tail
@@ -20,12 +21,14 @@ from rljob_trainer.errors import ConfigurationError, ResourceError, TrainerError
 from rljob_trainer.observability.log import set_up_logging
 from rljob_trainer.settings import Settings, driver_environment, read_settings, told_run_state
 from rljob_trainer.stack_traces import StackFile
+from rljob_trainer.user_functions import refuse_hiding_modules
 
 log = logging.getLogger("rljob_trainer")
 
 
 def main() -> int:
     """Runs the job; the exit code is one of `rljob_api.constants.ExitCode`."""
+    accept_all_characters()
     set_up_logging()
     stop = StopRequest()
     stop.install()
@@ -39,7 +42,11 @@ def main() -> int:
         reporter = reporter_of(job, settings)
         log.info("job %s, attempt %d: loading libraries", job.name, settings.attempt)
         # The state file is there before torch and transformers, which take seconds to load.
-        from rljob_trainer.controller.run import run_job
+        try:
+            from rljob_trainer.controller.run import run_job
+        except Exception as error:
+            refuse_hiding_modules(error)
+            raise
 
         return run_job(job, settings, reporter, stop)
     except KeyboardInterrupt:

@@ -4,32 +4,79 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
+import sysconfig
 import traceback
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from rljob_api.module_names import standard_module_problem
+from rljob_api.near_names import near_names
 from rljob_trainer.errors import ConfigurationError
 
 OUR_FOLDER = Path(__file__).parent
 MAX_FRAMES = 3
 """Of a traceback that go into a message; ours are left out."""
 
+_WITHOUT_RESULT: Mapping[str, Callable[[object], bool]] = {
+    "an async function": inspect.iscoroutinefunction,
+    "an async generator": inspect.isasyncgenfunction,
+    "a generator (it has `yield`)": inspect.isgeneratorfunction,
+}
+
 
 def find_named(path: str, where: str) -> object:
     """What `path` names. Raises ConfigurationError, starting with `where`, if it cannot be imported or is not there."""
     module_name, _, name = path.partition(":")
+    if problem := standard_module_problem(path):
+        raise ConfigurationError(f"{where}: {problem}")
     module = _imported(module_name, path, where)
     if name in vars(module):
         return vars(module)[name]
-    near = get_close_matches(name, vars(module), n=3)
+    near = near_names(name, [each for each, value in vars(module).items() if callable(value)], max_names=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; check the name"
     raise ConfigurationError(f"{where}: module {module_name} ({module.__file__}) has no {name!r}{hint}")
 
 
+def plain_function(found: object, path: str, where: str) -> tuple[Callable[..., object], inspect.Signature]:
+    """What was found, if it can be called and gives its result at once, and how it is called. Raises
+    ConfigurationError, starting with `where`."""
+    if not callable(found) or _gives_no_result(found):
+        raise ConfigurationError(f"{where}: {path} is {kind_of(found)}; name a plain function")
+    try:
+        signature = inspect.signature(found)
+    except (ValueError, TypeError) as error:
+        # Functions written in C need not have one.
+        raise ConfigurationError(
+            f"{where}: {path} does not say what it is called with ({error}); name a plain function"
+        ) from error
+    if isinstance(found, type):
+        raise ConfigurationError(f"{where}: {path} is a class; name a plain function, or an object that can be called")
+    return found, signature
+
+
+def refuse_hiding_modules(error: Exception) -> None:
+    """Raises ConfigurationError if `error`, of an import by the trainer, comes of a file of the user's that is called
+    like an installed package, such as numpy.py."""
+    libraries = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+    for name, module in sys.modules.items():
+        file = vars(module).get("__file__")
+        if "." in name or name == "__main__" or not isinstance(file, str) or _is_installed(Path(file)):
+            continue
+        if not Path(file).is_relative_to(OUR_FOLDER) and PathFinder.find_spec(name, libraries) is not None:
+            raise ConfigurationError(
+                f"{file}: hides the installed package {name!r}, which the trainer needs; rename the file, and name it"
+                f" so in the job\n{last_lines(error)}"
+            ) from error
+
+
 def kind_of(found: object) -> str:
     """For messages about something that is not what was looked for."""
-    return "an async function" if inspect.iscoroutinefunction(found) else f"a {type(found).__name__}"
+    called = _called(found)
+    return next((kind for kind, is_kind in _WITHOUT_RESULT.items() if is_kind(called)), f"a {type(found).__name__}")
 
 
 def last_lines(error: BaseException) -> str:
@@ -40,11 +87,27 @@ def last_lines(error: BaseException) -> str:
     return "".join(lines).rstrip()
 
 
+def _gives_no_result(found: object) -> bool:
+    """Whether calling it only makes something that would have to be awaited or run through."""
+    called = _called(found)
+    return any(is_kind(called) for is_kind in _WITHOUT_RESULT.values())
+
+
+def _called(found: object) -> object:
+    """The function that runs when it is called."""
+    while isinstance(found, partial):
+        found = found.func
+    if inspect.isroutine(found) or isinstance(found, type) or not callable(found):
+        return found
+    return type(found).__call__
+
+
 def _imported(module_name: str, path: str, where: str) -> ModuleType:
     try:
-        return importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
+            _refuse_hidden(path, where, is_found=False)
             raise ConfigurationError(
                 f"{where}: no module {error.name!r} (looking for {path}); put the folder that holds it on PYTHONPATH, "
                 "or in spec.code on a cluster"
@@ -53,6 +116,30 @@ def _imported(module_name: str, path: str, where: str) -> ModuleType:
     except BaseException as error:
         # A module may raise anything while it is imported, SystemExit included; all of it is the job's fault.
         raise _import_failed(error, path, where) from error
+    _refuse_hidden(path, where, is_found=True)
+    return module
+
+
+def _refuse_hidden(path: str, where: str, *, is_found: bool) -> None:
+    """Raises ConfigurationError where an installed package was imported in place of the user's file or folder of the
+    same name, because something else had imported it before, or because it stands before it on the path."""
+    top = path.partition(":")[0].partition(".")[0]
+    origin = vars(sys.modules[top]).get("__file__") if top in sys.modules else None
+    if not isinstance(origin, str) or not _is_installed(Path(origin)):
+        return
+    # A folder without `__init__.py` may be one of data, unless the package lacks the module that was looked for.
+    names = (f"{top}.py", f"{top}/__init__.py" if is_found else top)
+    for file in (Path(folder, name) for folder in sys.path for name in names):
+        if file.exists() and not _is_installed(file):
+            raise ConfigurationError(
+                f"{where}: {file} is hidden by the installed package {top!r} ({origin}), which was imported in its"
+                f" place (seen: {path!r}); rename your file or folder, and name it here"
+            )
+
+
+def _is_installed(file: Path) -> bool:
+    libraries = [folder for name, folder in sysconfig.get_paths().items() if "lib" in name]
+    return any(file.resolve().is_relative_to(Path(folder).resolve()) for folder in libraries)
 
 
 def _import_failed(error: BaseException, path: str, where: str) -> ConfigurationError:

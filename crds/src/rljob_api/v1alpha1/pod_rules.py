@@ -43,7 +43,13 @@ OWNED_ANNOTATION_PREFIXES = ("rljob.dev/", "ray.io/")
 OWNED_POOL_NAMES = ("head", "headgroup")
 OWNED_VOLUME_PREFIX = "rljob-"
 _OWNED_MOUNT = r"^/((tmp|(tmp/ray|dev|proc|rljob|sys)(/.*)?)/?)?$|//|/\.\.?(/|$)|:"
-_SECRET_NAME = r"(?i)(TOKEN|KEY|SECRET|PASSWORD)$"
+_SECRET_NAME = (
+    r"(?i)(TOKEN|SECRET|PASSWORD"
+    r"|(^|_|ACCESS|ACCOUNT|ADMIN|API|APP|AUTH|CLIENT|DEPLOY|ENCRYPTION|LICENSE|MASTER|PRIVATE|PROJECT|SECRET|SERVICE"
+    r"|SESSION|SHARED|SIGNING|SSH|STORAGE|USER|WRITE)KEY)$"
+)
+"""KEY ends ordinary words (MONKEY, TURKEY, HOTKEY), so it is one only by itself, after `_`, and in these compounds; the
+others end no such word."""
 _OUTSIDE = r"^/|(^|/)\.\.(/|$)"
 
 

@@ -116,6 +116,7 @@ class EnvVar(WireModel):
 
     name: EnvName
     value: Annotated[StrictStr, Field(max_length=4096)] | None = None
+    """`$(NAME)` is replaced by the value of an earlier entry, here and on a cluster; `$$` is `$`."""
     value_from: EnvSource | None = None
 
 

@@ -14,7 +14,6 @@ Legend: B responses, N response tokens.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -41,7 +40,7 @@ from rljob_trainer.algorithms.interfaces import (
     WholeInputs,
 )
 from rljob_trainer.errors import AlgorithmFunctionError, ConfigurationError
-from rljob_trainer.user_functions import find_named, kind_of
+from rljob_trainer.user_functions import find_named, plain_function
 
 ADVANTAGE_FIELD = "spec.training.algorithm.advantage.function.path"
 LOSS_FIELD = "spec.training.algorithm.loss.function.path"
@@ -200,21 +199,14 @@ def _checked_whole_pass(
 
 def _plain_function(found: object, named: NamedFunction, otherwise: str) -> Callable[..., object]:
     """What can be called with the inputs alone. Raises ConfigurationError."""
-    if not callable(found) or inspect.iscoroutinefunction(found):
-        raise ConfigurationError(f"{named.where}: {named.path} is {kind_of(found)}; name a plain function")
-    try:
-        signature = inspect.signature(found)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"{named.where}: {named.path} does not say what it is called with ({error}); name a plain function"
-        ) from error
+    function, signature = plain_function(found, named.path, named.where)
     try:
         signature.bind(None)
     except TypeError as error:
         raise ConfigurationError(
             f"{named.where}: {named.path}{signature} cannot be called as function(inputs): {error}; {otherwise}"
         ) from error
-    return found
+    return function
 
 
 def _refuse_unknown(needs: frozenset[str], known: tuple[str, ...], named: NamedFunction) -> None:

@@ -82,7 +82,9 @@ def write_resolved_job(path: Path, job: TrainerJob) -> None:
     """The job as it runs: every default, what its recipe stands for, and what `Auto` has become. Replaced in one
     piece."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(resolved_job_text(Metadata(name=job.name, namespace=job.namespace), job.spec))
+    temporary.write_text(
+        resolved_job_text(Metadata(name=job.name, namespace=job.namespace), job.spec), encoding="utf-8"
+    )
     temporary.replace(path)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from rljob_api.v1alpha1.training import Logger
 from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED, Metrics
 from rljob_trainer.observability.plots import draw_plots
-from rljob_trainer.observability.progress import ProgressDisplay
+from rljob_trainer.observability.progress import LastingConsole, ProgressDisplay
 from rljob_trainer.observability.samples import Sample, SampleLog, sample_table
 from rljob_trainer.observability.sinks import JsonlSink, MetricLog, Sink, TensorBoardSink
 
@@ -36,7 +35,7 @@ class RunOutput:
         sinks: list[Sink] = [JsonlSink(run_folder, resumed_from_step, time.time)]
         if Logger.TENSORBOARD in loggers:
             sinks.append(TensorBoardSink(run_folder, resumed_from_step, time.time))
-        self.console = Console(quiet=Logger.CONSOLE not in loggers)
+        self.console = LastingConsole(quiet=Logger.CONSOLE not in loggers)
         self.progress = ProgressDisplay(self.console, num_steps, num_devices, time.monotonic)
         self.files = MetricLog(sinks)
         self.metrics = MetricLog([*sinks, self.progress])
@@ -70,7 +69,8 @@ class RunOutput:
             self.samples.close()
             draw_plots(self.run_folder)
         except Exception as error:
-            log.warning("metrics or plots are incomplete (%s); draw them again with `rljob plot`", error)
+            again = shlex.join(["rljob", "plot", str(self.run_folder)])
+            log.warning("metrics or plots are incomplete (%s); draw them again with `%s`", error, again)
 
     def summary(self) -> str | None:
         """Held-out scores before and after, when there are two evaluations."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Protocol
 
 from reasoning_gym import create_dataset
 from reasoning_gym.factory import DATASETS
 
+from rljob_api.near_names import near_names
 from rljob_trainer.errors import DatasetError, described
 
 
@@ -27,7 +27,7 @@ def create_task(task: str, seed: int, size: int, config: Mapping[str, object], w
     Raises DatasetError, starting with `where`, for an unknown task or settings that the task refuses.
     """
     if task not in DATASETS:
-        near = get_close_matches(task, DATASETS, n=3, cutoff=0.5)
+        near = near_names(task, DATASETS, max_names=3)
         hint = (
             f"did you mean {' or '.join(near)}?"
             if near

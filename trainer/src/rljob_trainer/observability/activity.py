@@ -40,7 +40,7 @@ class Activity:
         self._written_at = now
         # It is for people, and for the stall deadline; no training ends because of it.
         with suppress(OSError):
-            self._file.write_text(f"{number} {what}" if of is None else f"{number} of {of} {what}")
+            self._file.write_text(f"{number} {what}" if of is None else f"{number} of {of} {what}", encoding="utf-8")
 
 
 ACTIVITY = Activity()
@@ -69,7 +69,7 @@ class ActivityWatch:
             return
         self._newest = written_at
         with suppress(OSError):
-            self._got_further(f"{file.stem}: {file.read_text(errors='replace')[:100]}")
+            self._got_further(f"{file.stem}: {file.read_text(encoding='utf-8', errors='replace')[:100]}")
 
     def _newest_file(self) -> tuple[int, Path | None]:
         newest: tuple[int, Path | None] = (0, None)

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from rljob_api.standard_streams import accept_all_characters
 from rljob_trainer.observability import metrics
 from rljob_trainer.observability.jsonl import read_rows
 from rljob_trainer.observability.memory_plot import draw_memory
@@ -166,6 +167,7 @@ def _draw(axes: Axes, plot: Plot, curves: dict[str, Points]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Draws the plots of the one run folder named; prints the files."""
+    accept_all_characters()
     if len(arguments) != 1:
         print("usage: python -m rljob_trainer.observability.plots RUN_FOLDER", file=sys.stderr)
         return 2

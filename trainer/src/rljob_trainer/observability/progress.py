@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -20,9 +22,23 @@ from rljob_trainer.observability.metrics import (
 )
 from rljob_trainer.observability.timing import Clock, RemainingTime
 
+log = logging.getLogger(__name__)
+
 _STEP_TIMING = TIMING_PREFIX + "step"
 _PARTS_OF_ROLLOUT = (TIMING_PREFIX + "generate", TIMING_PREFIX + "weight_sync")
 NUM_PHASES_SHOWN = 3
+
+
+class LastingConsole(Console):
+    """A console whose reader may go away (`rljob run job.yaml | head`): the run goes on without it."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich's own would end the program."""
+        self.quiet = True
+        # What is still to be written would fail again, at the latest when the interpreter ends.
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        log.warning("standard output is closed; the run goes on, and its metrics and samples are in the run folder")
 
 
 class ProgressDisplay:

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
+from rljob_api.standard_streams import accept_all_characters
 from rljob_trainer.attempt_logs import attempt_folder, newest_attempt
 from rljob_trainer.settings import pod_and_node, read_pod_settings
 from rljob_trainer.stack_traces import take_stacks, traced_processes
@@ -39,6 +40,7 @@ Found = Mapping[str, object]
 
 def main() -> int:
     """0 where anything was found."""
+    accept_all_characters()
     deadline = time.monotonic() + TOTAL_SECONDS
     settings = read_pod_settings()
     if settings.run_folder is None:
@@ -87,7 +89,7 @@ def write_stacks(folder: Path, found: Iterable[Found]) -> None:
     for each in found:
         state = f"state {each['state']}" + (f", waits in {each['waitChannel']}" if each["waitChannel"] else "")
         head = f"{named(each)}\n{each['title']}\n{state}\n{each['stoodAt']}\n\n"
-        (folder / file_name(each)).write_text(f"{head}{each['text']}")
+        (folder / file_name(each)).write_text(f"{head}{each['text']}", encoding="utf-8", errors="backslashreplace")
 
 
 def file_name(found: Found) -> str:

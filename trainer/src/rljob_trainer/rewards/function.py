@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.base import RewardRequest, Scorer
-from rljob_trainer.user_functions import find_named, kind_of
+from rljob_trainer.user_functions import find_named, plain_function
 
 ARGUMENTS = ("prompt", "response", "answer", "row")
 
@@ -26,14 +25,12 @@ class FunctionScorer:
 
     def load(self) -> Scorer:
         """Raises ConfigurationError if the module or function is missing or cannot be called like this."""
-        function = find_named(self.path, self.where)
-        if not callable(function) or inspect.iscoroutinefunction(function):
-            raise ConfigurationError(f"{self.where}: {self.path} is {kind_of(function)}; name a plain function")
+        function, signature = plain_function(find_named(self.path, self.where), self.path, self.where)
         try:
-            inspect.signature(function).bind(**dict.fromkeys(ARGUMENTS))
+            signature.bind(**dict.fromkeys(ARGUMENTS))
         except TypeError as error:
             raise ConfigurationError(
-                f"{self.where}: {self.path}{inspect.signature(function)} cannot be called as "
+                f"{self.where}: {self.path}{signature} cannot be called as "
                 f"(prompt=..., response=..., answer=..., row=...): {error}; give it these four parameters"
             ) from error
 

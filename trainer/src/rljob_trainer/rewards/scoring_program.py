@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from rljob_api.standard_streams import accept_all_characters
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.rewards.base import RewardRequest, Scorer, ScorerSpec, as_found, as_score
 from rljob_trainer.rewards.format import FormatScorer
@@ -36,6 +37,8 @@ SCORERS = {scorer.__name__: scorer for scorer in (FormatScorer, FunctionScorer, 
 
 def main() -> None:
     """Runs until the parent closes the connection, or is gone."""
+    # What user code prints of a response must not be an error of its reward.
+    accept_all_characters()
     descriptor, lifeline = int(sys.argv[1]), int(sys.argv[2])
     for inherited in (descriptor, lifeline):
         os.set_inheritable(inherited, False)

@@ -1,0 +1,47 @@
+"""Which known names a misspelled one may have meant: "did you mean" is said only where it is near in meaning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+_MIN_SIMILARITY = 0.8
+_MAX_ABBREVIATION = 6
+
+
+def near_names(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
+    """The known names that differ from `name` by a slip of the keyboard, the nearest first.
+
+    Letter case and separators do not count, and `++` is `PlusPlus`. In an abbreviation every letter has a meaning (DPO
+    is not DAPO), so its letters may only stand in another order. In a longer name most letters are the same, the first
+    among them (Float16 is not BFloat16), and no digit stands in the place of another (H800 is not H200).
+    """
+    scored = [(_similarity(name, each), each) for each in known]
+    near = sorted((each for each in scored if each[0] >= _MIN_SIMILARITY), key=lambda each: (-each[0], each[1]))
+    return [each for _, each in near[:max_names]]
+
+
+def _similarity(name: str, known: str) -> float:
+    """From 0 to 1, 0 where the meaning is another."""
+    ours, theirs = _plain(name), _plain(known)
+    if ours == theirs:
+        return 1.0
+    if sorted(ours) == sorted(theirs):
+        return _MIN_SIMILARITY
+    if _is_abbreviation(known):
+        return 0.0
+    digits, their_digits = (re.sub(r"\D", "", each) for each in (ours, theirs))
+    is_slip = digits.startswith(their_digits) or their_digits.startswith(digits)
+    if ours[:1] != theirs[:1] or not is_slip:
+        return 0.0
+    return SequenceMatcher(None, name.lower(), known.lower()).ratio()
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower().replace("++", "plusplus"))
+
+
+def _is_abbreviation(known: str) -> bool:
+    """`GRPO`, `DrGRPO`, `K1`, but not `MaxMin`."""
+    return len(known) <= _MAX_ABBREVIATION and sum(map(str.isupper, known)) * 2 > sum(map(str.isalpha, known))

@@ -1,0 +1,36 @@
+"""The standard output of our programs, which may take few characters (ASCII, Latin-1) or be closed."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import IO, TextIO
+
+
+def accept_all_characters() -> None:
+    """Called at a program's start: what standard output and standard error cannot encode (`PYTHONIOENCODING=ascii`,
+    surrogates that stand alone) is written as `\\u4e2d`, and does not end the program. One that is closed takes
+    everything and keeps nothing."""
+    # Lower numbers first: what is opened gets the lowest that is free, so it is what child processes inherit, too.
+    sys.stdout = _accepting(sys.stdout)
+    sys.stderr = _accepting(sys.stderr)
+
+
+def write_utf8(stream: IO[str], text: str) -> None:
+    """Writes what a program will read (YAML, JSON), which is UTF-8 whatever the terminal is."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.flush()
+        stream.buffer.write(text.encode("utf-8", errors="backslashreplace"))
+    else:
+        stream.write(text)
+
+
+def _accepting(stream: TextIO | None) -> TextIO:
+    if stream is None:
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.set_inheritable(descriptor, True)
+        return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    return stream

@@ -1,0 +1,51 @@
+"""Standard output that takes few characters, or is closed."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from rljob_api.standard_streams import accept_all_characters, write_utf8
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [("ascii", rb"\u4e2d \xe9 \ud800"), ("latin-1", b"\\u4e2d \xe9 \\ud800"), ("utf-8", "中 é \\ud800".encode())],
+)
+def test_what_cannot_be_encoded_is_escaped(monkeypatch: pytest.MonkeyPatch, encoding: str, written: bytes) -> None:
+    taken = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(taken, encoding=encoding))
+    accept_all_characters()
+    print("中 é \ud800", end="", flush=True)
+    assert taken.getvalue() == written
+
+
+def test_documents_for_programs_are_utf8_whatever_the_terminal_is() -> None:
+    taken = io.BytesIO()
+    stream = io.TextIOWrapper(taken, encoding="ascii")
+    stream.write("before ")
+    write_utf8(stream, "中 é \ud800")
+    assert taken.getvalue() == b"before " + "中 é \\ud800".encode()
+    text = io.StringIO()
+    write_utf8(text, "中")
+    assert text.getvalue() == "中"
+
+
+def test_a_closed_output_is_that_of_child_processes_too_and_no_file_takes_its_place() -> None:
+    program = (
+        "import subprocess, sys, tempfile\n"
+        "from rljob_api.standard_streams import accept_all_characters\n"
+        "accept_all_characters()\n"
+        "print('中')\n"
+        "with tempfile.TemporaryFile() as file:\n"
+        "    subprocess.run([sys.executable, '-c', 'print(1)'], check=True)\n"
+        "    file.seek(0)\n"
+        "    assert (file.fileno() > 2, file.read()) == (True, b'')\n"
+    )
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, program], stderr=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")

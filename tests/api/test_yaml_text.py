@@ -1,0 +1,76 @@
+"""Texts that `rljob` reads as kubectl does. All expectations were taken from kubectl's own readers (apimachinery 0.34's
+`YAMLReader` and sigs.k8s.io/yaml 1.6)."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api.yaml_text import YamlProblem, read_yaml
+
+JOB = """\
+kind: RLJob
+metadata: {name: example}
+spec:
+  pools:
+  - name: main
+    gpusPerNode: 2
+  dataset:
+    type: File
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        JOB + "---\n",
+        "# one job\n---\n" + JOB + "---\n# that was all\n",
+        "---\n---\n" + JOB + "...\n---\n",
+        JOB.replace("gpusPerNode: 2", "gpusPerNode:\t2\t# tabs").replace("type: File", "type:\t \tFile\t"),
+        JOB.replace("{name: example}", "{name:\texample,\t}").replace("dataset:", "dataset:\t"),
+        "\ufeff" + JOB,
+        (JOB + "---\n").replace("\n", "\r\n"),
+    ],
+    ids=["last separator", "comments only", "empty ones", "tabs", "tabs in flow", "byte order mark", "Windows lines"],
+)
+def test_what_kubectl_reads_is_read_alike(text: str) -> None:
+    assert read_yaml(text).value == read_yaml(JOB).value
+
+
+def test_a_tab_within_a_value_is_part_of_it() -> None:
+    assert read_yaml("image:\ta\tb \t\n").value == {"image": "a\tb"}
+    assert read_yaml("image: a\t\n  b\tc\n").value == {"image": "a b\tc"}
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (JOB + "\timage: x\n", (9, 1)),
+        (JOB.replace("- name: main", "-\tname: main"), (5, 4)),
+        (JOB + "  env:\n\t- {}\n", (10, 1)),
+    ],
+)
+def test_a_tab_is_no_indentation(text: str, place: tuple[int, int]) -> None:
+    assert problem(text) == (*place, "this is not YAML: found character '\\t' that cannot start any token")
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        ("---\n# none\n---\n", (1, 1), "the file is empty; write a job (see `rljob init`)"),
+        ("# one\n---\n" + JOB + "---\n" + JOB, (11, 1), "a second document starts here; write one job per file"),
+        (
+            "%YAML 1.1\n---\n" + JOB,
+            (2, 1),
+            "kubectl does not read directives such as %YAML; remove the lines that start with %",
+        ),
+    ],
+)
+def test_what_is_not_one_document_is_refused(text: str, place: tuple[int, int], message: str) -> None:
+    assert problem(text) == (*place, message)
+
+
+def problem(text: str) -> tuple[int | None, int | None, str]:
+    with pytest.raises(YamlProblem) as caught:
+        read_yaml(text)
+    found = caught.value.problem
+    return found.line, found.column, found.message

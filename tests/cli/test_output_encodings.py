@@ -1,0 +1,58 @@
+"""`rljob` where its output takes few characters, or is closed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from rljob_api.job_file import load_job_text
+from rljob_testing.command_line import Workplace
+from rljob_testing.settings import inherited_environment
+
+FEW_CHARACTERS = [
+    {"PYTHONIOENCODING": "ascii"},
+    {"PYTHONIOENCODING": "latin-1"},
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+]
+
+
+@pytest.mark.parametrize("variables", FEW_CHARACTERS, ids=["ascii", "latin-1", "locale C"])
+def test_a_message_about_any_text_is_printed(workplace: Workplace, variables: dict[str, str]) -> None:
+    text = workplace.job_file.read_text().replace("steps: 3", "steps: 十")
+    workplace.job_file.write_text(text, encoding="utf-8")
+    process = workplace.command("validate", "job.yaml", **variables)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert output.splitlines()[:2] == [
+        'job.yaml:8:12: spec.training.steps: must be a whole number (seen: "\\u5341"); write it without quotes or'
+        " decimals",
+        "    8 |     steps: \\u5341",
+    ]
+
+
+def test_a_job_for_programs_is_utf8(workplace: Workplace) -> None:
+    text = workplace.job_file.read_text() + "  env: [{name: GREETING, value: '你好 😀'}]\n"
+    workplace.job_file.write_text(text, encoding="utf-8")
+    process = workplace.command("validate", "--resolved", "job.yaml", PYTHONIOENCODING="ascii")
+    output, _ = process.communicate(timeout=60)
+    said, _, resolved = output.partition("\n")
+    assert (process.returncode, said) == (0, "job.yaml: RLJob small is valid (pools: main 1x1)")
+    assert load_job_text(resolved).spec.env[0].value == "你好 😀"
+
+
+def test_a_run_whose_output_is_closed_runs(workplace: Workplace) -> None:
+    command = [sys.executable, "-m", "rljob_cli", "run", "job.yaml", "--code", "code"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command],
+        cwd=workplace.folder,
+        env=inherited_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    # The first file that is opened would get the number of the standard output, and what is printed.
+    assert (workplace.run_folder / ".lock").read_text().strip().isdecimal()
+    assert len((workplace.run_folder / "metrics.jsonl").read_text().splitlines()) == 3
