@@ -6,8 +6,10 @@ import math
 import re
 from fractions import Fraction
 
-_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_BINARY = {suffix: 2 ** (10 * power) for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
+_DECIMAL: dict[str, int] = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY: dict[str, int] = {
+    suffix: 2 ** (10 * power) for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)
+}
 QUANTITY_PATTERN = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$"
 """What Kubernetes reads, without negative amounts, which no field of a pod takes. Kubernetes also reads a missing
 number (`Ki`) as 0, and exponents of any length; these are refused."""
@@ -27,7 +29,8 @@ def number_of(quantity: str) -> Fraction:
         number = min(mantissa * _BINARY[suffix], Fraction(_LARGEST_BINARY))
     else:
         exponent = _DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:])
-        number = mantissa * Fraction(10) ** exponent
+        power = Fraction(f"1e{exponent}")
+        number = mantissa * power
     return math.ceil(number / _SMALLEST) * _SMALLEST
 
 

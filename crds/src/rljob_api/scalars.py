@@ -33,7 +33,7 @@ _IMAGE = (
 FORMS = {
     QUANTITY_PATTERN: (
         "must be a quantity such as 500m, 2, 1.5, 1e3 or 16Gi, and not negative",
-        "write a number, and after it nothing, one of n, u, m, k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi, Ei, or an exponent",
+        "write a number, then nothing, one of n, u, m, k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi, Ei, or an exponent",
     ),
     QUALIFIED_NAME: (
         "must be a label key such as team or example.com/team",
@@ -68,8 +68,9 @@ FORMS = {
 
 
 def _quantity_text(value: object) -> object:
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    return str(value) if is_integer and abs(value) <= _MAX_JSON_INTEGER else value
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_JSON_INTEGER:
+        return str(value)
+    return value
 
 
 def _without_nulls(value: object) -> object:
@@ -104,7 +105,7 @@ AnnotationKey = Annotated[StrictStr, Field(max_length=317, pattern=ANNOTATION_KE
 LabelValue = Annotated[StrictStr, Field(max_length=63, pattern=_LABEL_VALUE)]
 LabelMap = Annotated[dict[StrictStr, LabelValue], Field(max_length=32), WITHOUT_NULLS]
 """Labels; rules look at the keys, because a CRD describes no keys of maps."""
-ResourceWithDomain = Annotated[StrictStr, Field(max_length=MAX_RESOURCE_DOMAIN, pattern=RESOURCE_WITH_DOMAIN)]
+ResourceWithDomain = Annotated[StrictStr, Field(max_length=MAX_RESOURCE_DOMAIN + 64, pattern=RESOURCE_WITH_DOMAIN)]
 FileKey = Annotated[StrictStr, Field(max_length=253, pattern=_FILE_KEY)]
 """A key of a Secret or ConfigMap."""
 ImageName = Annotated[StrictStr, Field(max_length=1024, pattern=_IMAGE)]

@@ -7,7 +7,7 @@ the two is not known there, nothing is known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rljob_api.v1alpha1.affinity import NodeOperator, NodeTerm

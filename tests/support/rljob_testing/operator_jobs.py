@@ -70,7 +70,7 @@ _POD_TERMS = st.fixed_dictionaries(
 _REQUIRED, _PREFERRED = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
 
 
-def _weighted(name: str, terms: st.SearchStrategy[dict[str, object]]) -> st.SearchStrategy[list[dict[str, object]]]:
+def _weighted(name: str, terms: st.SearchStrategy[Mapping[str, object]]) -> st.SearchStrategy[list[dict[str, object]]]:
     return st.lists(st.fixed_dictionaries({"weight": st.integers(1, 100), name: terms}), max_size=2)
 
 
@@ -83,7 +83,9 @@ _AFFINITY = st.fixed_dictionaries(
         "nodeAffinity": st.fixed_dictionaries(
             {},
             optional={
-                _REQUIRED: st.lists(_NODE_TERMS, min_size=1, max_size=2).map(lambda terms: {"nodeSelectorTerms": terms}),
+                _REQUIRED: st.lists(_NODE_TERMS, min_size=1, max_size=2).map(
+                    lambda terms: {"nodeSelectorTerms": terms}
+                ),
                 _PREFERRED: _weighted("preference", _NODE_TERMS),
             },
         ),
@@ -96,7 +98,9 @@ _OVERLAYS = st.fixed_dictionaries(
     optional={
         "labels": _LABELS,
         "annotations": st.dictionaries(
-            st.sampled_from(["a", "sidecar.istio.io/inject", "Example.com/b"]), st.sampled_from(["true", ""]), max_size=2
+            st.sampled_from(["a", "sidecar.istio.io/inject", "Example.com/b"]),
+            st.sampled_from(["true", ""]),
+            max_size=2,
         ),
         "nodeSelector": _LABELS,
         "tolerations": _TOLERATIONS,
@@ -167,9 +171,7 @@ def specs() -> st.SearchStrategy[RLJobSpec]:
 def _ordered(amounts: Mapping[str, tuple[str | None, str]]) -> dict[str, dict[str, str]]:
     """Resources of which no request is above its limit; of some only the limit is given."""
     pairs = {
-        name: (request, limit)
-        if request is None or number_of(request) <= number_of(limit)
-        else (limit, request)
+        name: (request, limit) if request is None or number_of(request) <= number_of(limit) else (limit, request)
         for name, (request, limit) in amounts.items()
     }
     requests = {name: request for name, (request, _) in pairs.items() if request is not None}

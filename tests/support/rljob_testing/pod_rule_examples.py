@@ -134,17 +134,23 @@ BAD: dict[str, list[Bad]] = {
         _bad("requests.memory", {"memory": request}, {"memory": limit})
         for request, limit in (("1Gi", "1G"), (1025, "1Ki"), ("1Ei", "1E"), ("1e10", "1G"))
     ],
-    "Resources.ephemeral-storage": [_bad("requests.ephemeral-storage", {"ephemeral-storage": 2}, {"ephemeral-storage": 1})],
+    "Resources.ephemeral-storage": [
+        _bad("requests.ephemeral-storage", {"ephemeral-storage": 2}, {"ephemeral-storage": 1})
+    ],
     "Resources.hugePages": [_bad("limits.hugepages-2Mi", {}, {"hugepages-2Mi": "2Mi"}, "")],
     "Pool.gpuResource": [
         Bad(_POOL + "gpuResource", {_POOL + "gpuResource": name})
-        for name in ("kubernetes.io/gpu", "gpu.kubernetes.io/x", "requests.nvidia.com/gpu")
+        for name in ("kubernetes.io/gpu", "gpu.kubernetes.io/x", "requests.nvidia.com/gpu", f"{'d.' * 122}d/n")
     ],
     "PodOverlay.labelsKeys": [_bad_key("labels", key) for key in (*_BAD_KEYS, "Example.com/n")],
     "PodOverlay.annotationsKeys": [_bad_key("annotations", key) for key in _BAD_KEYS],
     "PodOverlay.nodeSelectorKeys": [_bad_key("nodeSelector", key) for key in _BAD_KEYS],
     "PodOverlay.annotationsRead": [
-        Bad(_TEMPLATE + "annotations", {_TEMPLATE + "annotations": {key: value}}, places=(f"{_TEMPLATE}annotations.{key}",))
+        Bad(
+            _TEMPLATE + "annotations",
+            {_TEMPLATE + "annotations": {key: value}},
+            places=(f"{_TEMPLATE}annotations.{key}",),
+        )
         for key, value in (
             ("kubernetes.io/config.mirror", "a"),
             ("scheduler.alpha.kubernetes.io/tolerations", "[]"),

@@ -132,7 +132,8 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     # 64 prompt tokens and 64 new ones.
     "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
     "Rollout.cpuKvCache": [
-        {_T + "rollout.cpuKvCache": memory} for memory in ("4Gi", "0.5Gi", "00.01Mi", 1, 1073741824, "1", "100k", "+.5e9", "1.")
+        {_T + "rollout.cpuKvCache": memory}
+        for memory in ("4Gi", "0.5Gi", "00.01Mi", 1, 1073741824, "1", "100k", "+.5e9", "1.")
     ],
     "Training.loraSync": [
         {_T + "model.lora": {"sync": "Adapter"}},

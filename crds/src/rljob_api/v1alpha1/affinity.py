@@ -131,7 +131,9 @@ class PreferredPods(WireModel):
 class PodAffinity(WireModel):
     """By labels of pods that run already."""
 
-    required_during_scheduling_ignored_during_execution: Annotated[tuple[PodTerm, ...], Field(max_length=MAX_TERMS)] = ()
+    required_during_scheduling_ignored_during_execution: Annotated[
+        tuple[PodTerm, ...], Field(max_length=MAX_TERMS)
+    ] = ()
     preferred_during_scheduling_ignored_during_execution: Annotated[
         tuple[PreferredPods, ...], Field(max_length=MAX_TERMS)
     ] = ()

@@ -29,16 +29,16 @@ def _is_name(name: str) -> bool:
     return re.fullmatch(_OWN_NAMES, name) is not None or (
         re.fullmatch(RESOURCE_WITH_DOMAIN, name) is not None
         and name.index("/") <= MAX_RESOURCE_DOMAIN
-        and _is_no_native_name(name)
+        and _NATIVE not in name
+        and not name.startswith(_QUOTA)
     )
 
 
-def _is_no_native_name(name: str) -> bool:
-    return _NATIVE not in name and not name.startswith(_QUOTA)
-
-
-def _is_no_native_cel(subject: str) -> str:
-    return f"!{subject}.contains('{_NATIVE}') && !{subject}.startsWith('{_QUOTA}')"
+def _is_device_cel(name: str) -> str:
+    return (
+        f"{name}.indexOf('/') <= {MAX_RESOURCE_DOMAIN} && !{name}.contains('{_NATIVE}')"
+        f" && !{name}.startsWith('{_QUOTA}')"
+    )
 
 
 def _near(names: list[str]) -> list[str]:
@@ -55,8 +55,8 @@ def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
         f"Resources.{field}",
         field=f".{field}",
         cel=(
-            f"!has(self.{field}) || self.{field}.all(k, k.matches({cel_text(_OWN_NAMES)}) || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)})"
-            f" && k.indexOf('/') <= {MAX_RESOURCE_DOMAIN} && {_is_no_native_cel('k')}))"
+            f"!has(self.{field}) || self.{field}.all(k, k.matches({cel_text(_OWN_NAMES)})"
+            f" || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)}) && {_is_device_cel('k')}))"
         ),
         wrong="has a name that is no resource of a container",
         advice=(
@@ -189,9 +189,9 @@ RESOURCE_RULES = (
         Pool,
         "Pool.gpuResource",
         field=".gpuResource",
-        cel=_is_no_native_cel("self.gpuResource"),
-        wrong=f"no device is called {_QUOTA}... or has the domain kubernetes.io",
+        cel=_is_device_cel("self.gpuResource"),
+        wrong=f"no device is called {_QUOTA}..., has a domain kubernetes.io or above {MAX_RESOURCE_DOMAIN} letters",
         advice="write the name that the nodes show, such as nvidia.com/gpu",
-        holds=lambda pool: _is_no_native_name(pool.gpu_resource),
+        holds=lambda pool: _is_name(pool.gpu_resource),
     ),
 )

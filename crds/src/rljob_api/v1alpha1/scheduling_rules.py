@@ -29,19 +29,17 @@ def _key_rule(
     wire = wire_name(on, field)
 
     def places(value: ContractT) -> list[Path]:
-        return [
-            (key,)
-            for key in read(value)
-            if re.fullmatch(pattern, key) is None or key.find("/") > MAX_DOMAIN
-        ]
+        return [(key,) for key in read(value) if re.fullmatch(pattern, key) is None or key.find("/") > MAX_DOMAIN]
 
     return rule(
         on,
         f"{on.__name__}.{wire}Keys",
         field=f".{wire}",
-        cel=f"!has(self.{wire}) || self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})",
+        cel=(
+            f"!has(self.{wire}) || self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})"
+        ),
         wrong="has a key that is no name",
-        advice="write keys such as team or example.com/team: at most 63 letters, digits, '-', '_', '.' after the domain",
+        advice="write such as team or example.com/team: at most 63 letters, digits, '-', '_', '.' after the domain",
         holds=lambda value: not places(value),
         places=places,
     )
