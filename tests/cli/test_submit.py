@@ -43,8 +43,8 @@ def test_what_the_api_server_would_only_warn_of_is_a_warning(job_cluster: JobClu
     assert (code, errors) == (0, "")
     line = len(file.read_text().splitlines())
     assert output.startswith(
-        f'{file}:{line}:41: warning: spec.head.resources.requests.memory: is no whole number of bytes (seen: "400m");'
-        " write such as 400M or 400Mi ('m' stands for thousandths)\n"
+        f"{file}:{line}:41: warning: spec.head.resources.requests.memory: is not a whole number of bytes"
+        " (seen: \"400m\"); write such as 400M or 400Mi ('m' stands for thousandths)\n"
     )
     assert f"RLJob {job_cluster.namespace}/small created" in output
 

@@ -88,7 +88,7 @@ def test_what_is_taken_and_not_meant_is_warned_of_at_its_place(tmp_path: Path) -
     accepted, output = validated(path)
     assert accepted
     *warnings, last = [line for line in output.splitlines() if line.startswith(str(path))]
-    no_bytes = "is no whole number of bytes"
+    no_bytes = "is not a whole number of bytes"
     assert [line.removeprefix(f"{path}:").split(";")[0] for line in warnings] == [
         "5:39: warning: metadata.labels.kueue.x-k8s.io/queue-name: has no effect: this version does not work with"
         ' Kueue, and the job starts without waiting in a queue (seen: "team")',
@@ -141,9 +141,9 @@ def test_a_name_that_kubernetes_refuses_is_shown_with_what_would_do(tmp_path: Pa
     )
     path.write_text(path.read_text().replace(", labels: {a b: c}", ""))
     _, output = validated(path)
-    assert f"{path}:7:32: spec.head.resources.limits.cpuu: has a name that is no resource of a container" in output
+    assert f"{path}:7:32: spec.head.resources.limits.cpuu: names a resource that a container cannot request" in output
     assert "such as rdma/hca (not kubernetes.io) (cpu)" in output
-    assert f"{path}:8:33: spec.head.template.labels.team a: has a key that is no name" in output
+    assert f"{path}:8:33: spec.head.template.labels.team a: has an invalid key" in output
 
 
 def test_resolved_prints_a_job_file_and_the_rest_goes_to_standard_error(tmp_path: Path) -> None:

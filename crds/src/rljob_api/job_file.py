@@ -48,7 +48,7 @@ def load_job_text(text: str, source: str = "job") -> RLJob:
 
 
 def job_file_warnings(path: FilePath, job: RLJob) -> list[Problem]:
-    """What is doubtful in the job that `load_job_file` has read from this file, in the order of the file."""
+    """Warnings about the job that `load_job_file` has read from this file, in the order of the file."""
     document = read_yaml(path.read_text(encoding="utf-8"))
     found = []
     for doubt in job_warnings(job):

@@ -31,7 +31,7 @@ def validate_file(path: Path, console: Console) -> RLJob | None:
 
 
 def print_warnings(path: Path, job: RLJob, console: Console) -> None:
-    """What the job's file says and cannot mean, each with its source line."""
+    """Prints the job's warnings, each with its source line."""
     lines = _source_lines(path)
     for problem in job_file_warnings(path, job):
         _print_problem(path, problem, lines, console, "warning: ")

@@ -1,4 +1,4 @@
-"""What is no error in a job and still not meant: the API server takes its pods, some of them with a warning."""
+"""Warnings: what is valid in a job and probably a mistake. The API server accepts its pods, some with a warning."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _of_pods(path: Path, part: Head | Pool) -> Iterator[Violation]:
                 yield Violation(
                     rule="Resources.bytes",
                     path=(*path, "resources", field, name),
-                    wrong="is no whole number of bytes",
+                    wrong="is not a whole number of bytes",
                     advice="write such as 400M or 400Mi ('m' stands for thousandths)",
                     seen=json.dumps(text),
                 )

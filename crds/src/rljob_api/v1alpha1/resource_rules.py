@@ -58,7 +58,7 @@ def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
             f"!has(self.{field}) || self.{field}.all(k, k.matches({cel_text(_OWN_NAMES)})"
             f" || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)}) && {_is_device_cel('k')}))"
         ),
-        wrong="has a name that is no resource of a container",
+        wrong="names a resource that a container cannot request",
         advice=(
             f"write {', '.join(COMMON)}, {HUGE_PAGES}2Mi or the like, or the name of a device with its domain, such as"
             " rdma/hca (not kubernetes.io)"
@@ -84,7 +84,7 @@ def _not_counts(resources: Resources) -> list[Path]:
 
 def _is_count_cel(field: str) -> str:
     """Whether devices are counted in digits. Before 1.34 the API server takes a quantity for megabytes of text, and
-    counts every function that reads all of it so often as there may be quantities; these look at single letters."""
+    multiplies that by the number of quantities: a function that reads all letters costs too much, `charAt` does not."""
     value = f"self.{field}[k]"
     letters = list(range(_MAX_DIGITS))
     return (
@@ -105,7 +105,7 @@ def _not_equal(resources: Resources) -> list[Path]:
 
 
 def _page_faults(resources: Resources) -> list[Path]:
-    """Huge pages without memory or CPUs, and amounts that are no multiple of the page."""
+    """Huge pages without memory or CPUs, and amounts that are not a multiple of the page."""
     fields = (("requests", resources.requests), ("limits", resources.limits))
     has_others = any(name in amounts for _, amounts in fields for name in ("cpu", "memory"))
     return [
@@ -181,7 +181,7 @@ RESOURCE_RULES = (
             " 'memory' in self.limits || has(self.requests) && ('cpu' in self.requests || 'memory' in self.requests)"
         ),
         wrong="huge pages need cpu or memory beside them, and a multiple of the page",
-        advice="write some memory, and as many bytes as some pages have",
+        advice="add memory, and correct the amount",
         holds=lambda resources: not _page_faults(resources),
         places=_page_faults,
     ),
@@ -190,7 +190,7 @@ RESOURCE_RULES = (
         "Pool.gpuResource",
         field=".gpuResource",
         cel=_is_device_cel("self.gpuResource"),
-        wrong=f"no device is called {_QUOTA}..., has a domain kubernetes.io or above {MAX_RESOURCE_DOMAIN} letters",
+        wrong=f"must have a domain of at most {MAX_RESOURCE_DOMAIN} letters that is not kubernetes.io or {_QUOTA}...",
         advice="write the name that the nodes show, such as nvidia.com/gpu",
         holds=lambda pool: _is_name(pool.gpu_resource),
     ),

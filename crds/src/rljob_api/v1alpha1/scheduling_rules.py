@@ -25,7 +25,7 @@ _OWN_PROFILE = "localhost/"
 def _key_rule(
     on: type[ContractT], field: str, read: Callable[[ContractT], Mapping[str, str]], pattern: str = QUALIFIED_NAME
 ) -> Rule:
-    """Each key of a map is a name, with or without a domain. A CRD cannot say it of keys otherwise."""
+    """Each key of a map is a name, with or without a domain. Only a rule can look at keys in a CRD."""
     wire = wire_name(on, field)
 
     def places(value: ContractT) -> list[Path]:
@@ -38,8 +38,8 @@ def _key_rule(
         cel=(
             f"!has(self.{wire}) || self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})"
         ),
-        wrong="has a key that is no name",
-        advice="write such as team or example.com/team: at most 63 letters, digits, '-', '_', '.' after the domain",
+        wrong="has an invalid key",
+        advice="use keys such as team or example.com/team: at most 63 letters, digits, '-', '_', '.' after the domain",
         holds=lambda value: not places(value),
         places=places,
     )
@@ -121,7 +121,7 @@ SCHEDULING_RULES = (
             "!(k in self.labelSelector.matchLabels) && !self.labelSelector.matchExpressions.exists(e, e.key == k))"
             " : size(self.matchLabelKeys) + size(self.mismatchLabelKeys) == 0"
         ),
-        wrong="keys need a labelSelector that does not name them, and cannot match and mismatch",
+        wrong="keys need a labelSelector that does not use them, and cannot also be in mismatchLabelKeys",
         advice="remove the key, or write a labelSelector",
         holds=_reads_own_keys,
     ),
