@@ -42,6 +42,23 @@ def test_a_bad_example_breaks_its_rule_at_its_path_and_no_other(rule: str, bad: 
     assert all(error["msg"].startswith(message) for error in found)
 
 
+@pytest.mark.parametrize(
+    ("resources", "rule", "place"),
+    [
+        ({"requests": {"hugepages-2Mi": "2Mi"}, "limits": {"hugepages-2Mi": "4Mi", "cpu": 1}}, "notShared", "requests"),
+        ({"limits": {"hugepages-2Mi": "3Mi", "cpu": 1}}, "hugePages", "limits"),
+    ],
+)
+def test_amounts_of_huge_pages_are_judged_although_cel_cannot(
+    resources: dict[str, object], rule: str, place: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RLJob.from_wire(edited(valid_job(), {"spec.head.resources": resources}))
+    [error] = caught.value.errors()
+    assert error["ctx"]["rule"] == f"Resources.{rule}"
+    assert wire_path(error["loc"]) == f"spec.head.resources.{place}.hugepages-2Mi"
+
+
 def test_all_violations_are_reported_together() -> None:
     edits = {"spec.training.rollout.groupSize": 1, "spec.training.batchSize": 7, "metadata.name": "UPPER"}
     with pytest.raises(ValidationError) as caught:

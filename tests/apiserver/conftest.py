@@ -32,3 +32,13 @@ def api(apiserver: ApiServer) -> httpx.Client:
         assert time.monotonic() < deadline, "the CRD is not served after 30 s"
         time.sleep(0.1)
     return apiserver.http
+
+
+@pytest.fixture(scope="session")
+def apiserver_with_classes(apiserver: ApiServer) -> httpx.Client:
+    """A client, once there are the classes of pods that random jobs name: others would be refused."""
+    priority = {"metadata": {"name": "high"}, "value": 1}
+    runtime = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
+    apiserver.http.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=priority).raise_for_status()
+    apiserver.http.post("/apis/node.k8s.io/v1/runtimeclasses", json=runtime).raise_for_status()
+    return apiserver.http

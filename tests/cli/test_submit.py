@@ -37,6 +37,18 @@ def test_a_job_is_created_as_the_file_says_it(job_cluster: JobCluster, rljob: Rl
     assert spec["checkpoint"]["storage"] == {"persistentVolumeClaim": "results"}
 
 
+def test_what_the_api_server_would_only_warn_of_is_a_warning(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+    file.write_text(ON_CLUSTER + "  head: {resources: {requests: {memory: 400m}}}\n")
+    code, output, errors = rljob("submit", str(file))
+    assert (code, errors) == (0, "")
+    line = len(file.read_text().splitlines())
+    assert output.startswith(
+        f"{file}:{line}:41: warning: spec.head.resources.requests.memory: is not a whole number of bytes"
+        " (seen: \"400m\"); write such as 400M or 400Mi ('m' stands for thousandths)\n"
+    )
+    assert f"RLJob {job_cluster.namespace}/small created" in output
+
+
 def test_the_same_file_again_finds_the_same_job(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     rljob("submit", str(file))
     stored = job_cluster.job("small")["metadata"]

@@ -61,6 +61,92 @@ def test_every_problem_is_shown_with_its_line(tmp_path: Path) -> None:
     )
 
 
+DOUBTFUL = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata:
+  name: example
+  labels: {kueue.x-k8s.io/queue-name: team}
+spec:
+  head:
+    resources: {requests: {memory: 400m, cpu: 500m}, limits: {memory: 2Gi, ephemeral-storage: "0.5"}}
+  pools:
+  - name: main
+    nodes: 2
+    gpusPerNode: 6
+    template:
+      affinity:
+        podAntiAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+          - topologyKey: zone
+          - {topologyKey: zone, labelSelector: {}}
+"""
+
+
+def test_what_is_taken_and_not_meant_is_warned_of_at_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(DOUBTFUL + JOB[JOB.index("  training:") :])
+    accepted, output = validated(path)
+    assert accepted
+    *warnings, last = [line for line in output.splitlines() if line.startswith(str(path))]
+    no_bytes = "is not a whole number of bytes"
+    assert [line.removeprefix(f"{path}:").split(";")[0] for line in warnings] == [
+        "5:39: warning: metadata.labels.kueue.x-k8s.io/queue-name: has no effect: this version does not work with"
+        ' Kueue, and the job starts without waiting in a queue (seen: "team")',
+        f'8:36: warning: spec.head.resources.requests.memory: {no_bytes} (seen: "400m")',
+        f'8:95: warning: spec.head.resources.limits.ephemeral-storage: {no_bytes} (seen: "0.5")',
+        "17:13: warning: spec.pools[0].template.affinity.podAntiAffinity"
+        ".requiredDuringSchedulingIgnoredDuringExecution[0]: has no labelSelector and selects no pod",
+    ]
+    assert last == f"{path}: RLJob example is valid (pools: main 2x6)"
+
+
+def test_a_job_that_is_too_large_for_a_cluster_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    annotations = "".join(f"        note-{number}: {'x' * 4096}\n" for number in range(17))
+    path.write_text(JOB.replace("spec:\n", "spec:\n  head:\n    template:\n      annotations:\n" + annotations))
+    accepted, output = validated(path)
+    assert accepted
+    assert "warning: spec: is too large for a cluster (job example: its spec is 7" in output
+
+
+def test_advice_on_a_quantity_leads_to_one_that_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    for written in ("1e3", "0.5"):
+        resources = f"spec:\n  head: {{resources: {{requests: {{cpu: {written}}}}}}}\n"
+        path.write_text(JOB.replace("spec:\n", resources))
+        accepted, output = validated(path)
+        assert not accepted
+        assert f"spec.head.resources.requests.cpu: must be text (seen: {float(written)}); put it in quotes" in output
+        path.write_text(JOB.replace("spec:\n", resources.replace(written, f'"{written}"')))
+        assert validated(path) == (True, f"{path}: RLJob example is valid (pools: main 2x6)\n")
+
+
+def test_a_name_that_kubernetes_refuses_is_shown_with_what_would_do(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    head = """spec:
+  image: Trainer:1
+  head:
+    resources: {limits: {cpuu: 4, memory: -1}}
+    template: {labels: {team a: b, team: a b}}
+"""
+    path.write_text(JOB.replace("spec:\n", head).replace("{name: example}", "{name: example, labels: {a b: c}}"))
+    accepted, output = validated(path)
+    assert not accepted
+    assert 'spec.head.template.labels.team: must be a label value (seen: "a b"); use at most 63 letters' in output
+    assert "spec.head.resources.limits.memory: must be a quantity such as 500m, 2, 1.5, 1e3 or 16Gi" in output
+    assert "spec.image: must be the name of an image, such as registry.example/team/trainer:1.2" in output
+    assert "metadata.labels.a b: must be a label key such as team or example.com/team" in output
+    path.write_text(
+        path.read_text().replace("team: a b", "team: ab").replace("-1", "1Gi").replace("Trainer", "trainer")
+    )
+    path.write_text(path.read_text().replace(", labels: {a b: c}", ""))
+    _, output = validated(path)
+    assert f"{path}:7:32: spec.head.resources.limits.cpuu: names a resource that a container cannot request" in output
+    assert "such as rdma/hca (not kubernetes.io) (cpu)" in output
+    assert f"{path}:8:33: spec.head.template.labels.team a: has an invalid key" in output
+
+
 def test_resolved_prints_a_job_file_and_the_rest_goes_to_standard_error(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB + "    algorithm: {type: DrGRPO}\n")

@@ -39,7 +39,18 @@ TENSOR_PARALLEL: dict[str, object] = {
                     {"key": "gpu", "value": "yes", "effect": "NoSchedule"},
                     {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30},
                 ],
-                "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}},
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [{"matchExpressions": [{"key": "spot", "operator": "DoesNotExist"}]}]
+                        }
+                    },
+                    "podAntiAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": [
+                            {"topologyKey": "zone", "labelSelector": {}, "namespaceSelector": {}}
+                        ]
+                    },
+                },
                 "priorityClassName": "high",
                 "runtimeClassName": "amd",
                 "schedulerName": "volcano",

@@ -17,6 +17,7 @@ from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.placement_rules import absent_roles
+from rljob_api.v1alpha1.pod_warnings import job_warnings
 from rljob_api.v1alpha1.recipes import advantage_type, resolve_algorithm
 from rljob_api.v1alpha1.reward_rules import LIMITS, WITHOUT_PROCESSES
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
@@ -37,6 +38,16 @@ def load_job_file_to_run(path: FilePath) -> RLJob:
 def load_job_text(text: str, source: str = "job") -> RLJob:
     """The job in a YAML text; `source` names it in messages. Raises JobFileError with every problem found."""
     return _job(text, source, check_modules=False)
+
+
+def job_file_warnings(path: FilePath, job: RLJob) -> list[Problem]:
+    """Warnings about the job that `load_job_file` has read from this file, in the order of the file."""
+    document = read_yaml(path.read_text(encoding="utf-8"))
+    found = []
+    for doubt in job_warnings(job):
+        line, column = _place(doubt.path, document, at_key=False)
+        found.append(Problem(wire_path(doubt.path), doubt.message, line, column))
+    return sorted(found, key=lambda problem: (problem.line or 0, problem.column or 0))
 
 
 def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
 from rljob_api.near_names import near_names
+from rljob_api.scalars import FORMS
 from rljob_api.v1alpha1.job import RULE_ERROR
 from rljob_api.v1alpha1.moved_fields import (
     ENTRY_IS_NOW,
@@ -64,6 +65,9 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
     seen = _seen(error["input"])
     if kind in ("enum", "literal_error"):
         return f"must be one of {_choices(context)} (seen: {seen}); {_nearest_choice(error['input'], context)}"
+    if kind == "string_pattern_mismatch" and context["pattern"] in FORMS:
+        wrong, advice = FORMS[context["pattern"]]
+        return f"{wrong} (seen: {seen}); {advice}"
     if kind in _BOUNDS:
         text, name, advice = _BOUNDS[kind]
         return f"{text.format(_bound(context[name]))} (seen: {seen}); {advice}"

@@ -1,28 +1,39 @@
-"""Kubernetes quantities as numbers."""
+"""Kubernetes quantities as numbers: the one reader of `500m`, `1.5`, `1e3` and `16Gi`."""
 
 from __future__ import annotations
 
+import math
+import re
 from fractions import Fraction
 
-SUFFIXES = {
-    "m": Fraction(1, 1000),
-    "k": Fraction(10**3),
-    "M": Fraction(10**6),
-    "G": Fraction(10**9),
-    "T": Fraction(10**12),
-    "P": Fraction(10**15),
-    "E": Fraction(10**18),
-    "Ki": Fraction(2**10),
-    "Mi": Fraction(2**20),
-    "Gi": Fraction(2**30),
-    "Ti": Fraction(2**40),
-    "Pi": Fraction(2**50),
-    "Ei": Fraction(2**60),
+_DECIMAL: dict[str, int] = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY: dict[str, int] = {
+    suffix: 2 ** (10 * power) for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)
 }
+QUANTITY_PATTERN = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$"
+"""What Kubernetes reads, without negative amounts, which no field of a pod takes. Kubernetes also reads a missing
+number (`Ki`) as 0, and exponents of any length; these are refused."""
+_LARGEST_BINARY = 2**63 - 1
+_SMALLEST = Fraction(1, 10**9)
+
+
+def number_of(quantity: str) -> Fraction:
+    """`500m` -> 1/2, `1e3` -> 1000. As in Kubernetes, what is below one nano-unit is rounded up, and an amount with a
+    binary suffix is at most 2**63 - 1. Raises ValueError for what `QUANTITY_PATTERN` does not match."""
+    found = re.fullmatch(QUANTITY_PATTERN, quantity)
+    if found is None:
+        raise ValueError(f"not a Kubernetes quantity: {quantity!r}")
+    digits, suffix = found[1], found[3] or ""
+    mantissa = Fraction(f"0{digits}0" if "." in digits else digits)
+    if suffix in _BINARY:
+        number = min(mantissa * _BINARY[suffix], Fraction(_LARGEST_BINARY))
+    else:
+        exponent = _DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:])
+        power = Fraction(f"1e{exponent}")
+        number = mantissa * power
+    return math.ceil(number / _SMALLEST) * _SMALLEST
 
 
 def bytes_of(quantity: str) -> int:
-    """`2Gi` -> 2147483648. The pattern of `scalars.Quantity` is taken for granted."""
-    digits = quantity.rstrip("mkMGTPEKi")
-    suffix = quantity[len(digits) :]
-    return int(Fraction(digits) * SUFFIXES.get(suffix, Fraction(1)))
+    """`2Gi` -> 2147483648. A part of a byte is rounded up, as in Kubernetes. Raises ValueError as `number_of`."""
+    return math.ceil(number_of(quantity))

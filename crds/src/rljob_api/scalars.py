@@ -6,13 +6,71 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
-from rljob_api.quantities import SUFFIXES
+from rljob_api.quantities import QUANTITY_PATTERN
 
 MAX_COUNT = 2_147_483_647
 
 
+_MAX_JSON_INTEGER = 2**63 - 1
+_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+MAX_DOMAIN = 253
+QUALIFIED_NAME = rf"^({_SUBDOMAIN}/)?{_NAME}$"
+"""Keys of labels, for example `team` or `example.com/team`; the domain has at most `MAX_DOMAIN` characters."""
+ANNOTATION_KEY = QUALIFIED_NAME.replace(_SUBDOMAIN, _SUBDOMAIN.replace("a-z", "A-Za-z"))
+"""The same with capital letters in the domain, which Kubernetes takes for annotations only."""
+MAX_RESOURCE_DOMAIN = MAX_DOMAIN - len("requests.")
+"""A quota puts `requests.` in front."""
+RESOURCE_WITH_DOMAIN = rf"^{_SUBDOMAIN}/{_NAME}$"
+_DNS_NAME = rf"^{_SUBDOMAIN}$"
+_LABEL_VALUE = rf"^({_NAME})?$"
+_FILE_KEY = r"^\.?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$"
+_IMAGE_PATH = r"[a-z0-9]+([._-]+[a-z0-9]+)*"
+_IMAGE = (
+    rf"^(([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9a-fA-F:]+\])(:[0-9]+)?/)?{_IMAGE_PATH}(/{_IMAGE_PATH})*"
+    r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@[a-z0-9]+([.+_-][a-z0-9]+)*:[0-9a-fA-F]{32,})?$"
+)
+FORMS = {
+    QUANTITY_PATTERN: (
+        "must be a quantity such as 500m, 2, 1.5, 1e3 or 16Gi, and not negative",
+        "write a number, then nothing, one of n, u, m, k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi, Ei, or an exponent",
+    ),
+    QUALIFIED_NAME: (
+        "must be a label key such as team or example.com/team",
+        "use letters, digits, '-', '_' and '.', at most 63 after the domain, and begin and end with a letter or digit",
+    ),
+    ANNOTATION_KEY: (
+        "must be an annotation key such as note or example.com/note",
+        "use letters, digits, '-', '_' and '.', at most 63 after the domain, and begin and end with a letter or digit",
+    ),
+    RESOURCE_WITH_DOMAIN: (
+        "must be a resource name with a domain, such as nvidia.com/gpu",
+        "write the name that the nodes show (`kubectl describe node`)",
+    ),
+    _LABEL_VALUE: (
+        "must be a label value",
+        "use at most 63 letters, digits, '-', '_' and '.', and begin and end with a letter or digit",
+    ),
+    _DNS_NAME: (
+        "must be the name of a Kubernetes object, such as my-data or my.data",
+        "use lower case letters, digits, '-' and '.', and begin and end each part with a letter or digit",
+    ),
+    _FILE_KEY: (
+        "must be a key of a Secret or ConfigMap, such as token or hf.token",
+        "use letters, digits, '-', '_' and '.', and do not begin with '..'",
+    ),
+    _IMAGE: (
+        "must be the name of an image, such as registry.example/team/trainer:1.2",
+        "write it in lower case, without spaces and without https://",
+    ),
+}
+"""What a string must be, and what to do, for the patterns that do not say it themselves."""
+
+
 def _quantity_text(value: object) -> object:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_JSON_INTEGER:
+        return str(value)
+    return value
 
 
 def _without_nulls(value: object) -> object:
@@ -41,19 +99,28 @@ Fraction = Annotated[Number, Field(ge=0, le=1)]
 ShortText = Annotated[StrictStr, Field(min_length=1, max_length=253)]
 LongText = Annotated[StrictStr, Field(min_length=1, max_length=4096)]
 DnsLabel = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-DnsName = Annotated[StrictStr, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+DnsName = Annotated[StrictStr, Field(min_length=1, max_length=253, pattern=_DNS_NAME)]
+LabelKey = Annotated[StrictStr, Field(max_length=253, pattern=QUALIFIED_NAME)]
+AnnotationKey = Annotated[StrictStr, Field(max_length=317, pattern=ANNOTATION_KEY)]
+LabelValue = Annotated[StrictStr, Field(max_length=63, pattern=_LABEL_VALUE)]
+LabelMap = Annotated[dict[StrictStr, LabelValue], Field(max_length=32), WITHOUT_NULLS]
+"""Labels; rules look at the keys, because a CRD describes no keys of maps."""
+ResourceWithDomain = Annotated[StrictStr, Field(max_length=MAX_RESOURCE_DOMAIN + 64, pattern=RESOURCE_WITH_DOMAIN)]
+FileKey = Annotated[StrictStr, Field(max_length=253, pattern=_FILE_KEY)]
+"""A key of a Secret or ConfigMap."""
+ImageName = Annotated[StrictStr, Field(max_length=1024, pattern=_IMAGE)]
 EnvName = Annotated[StrictStr, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 AbsolutePath = Annotated[StrictStr, Field(min_length=1, max_length=1024, pattern=r"^/[^\x00]*$")]
 Quantity = Annotated[
     StrictStr,
     Field(
         max_length=32,
-        pattern=rf"^[0-9]+(\.[0-9]+)?({'|'.join(SUFFIXES)})?$",
+        pattern=QUANTITY_PATTERN,
         json_schema_extra={"x-kubernetes-int-or-string": True, "minimum": 0},
     ),
     BeforeValidator(_quantity_text),
 ]
-"""A Kubernetes quantity such as `500m`, `2` or `16Gi`; whole numbers may be written without quotes."""
+"""A Kubernetes quantity such as `500m`, `1e3` or `16Gi`; whole numbers may be written without quotes."""
 FunctionPath = Annotated[
     StrictStr,
     Field(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"),

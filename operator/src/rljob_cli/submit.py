@@ -21,6 +21,7 @@ from rljob_cli.cluster import Cluster, ClusterOptions, connect
 from rljob_cli.errors import CliError, JobExistsError
 from rljob_cli.job_state import ending, phase
 from rljob_cli.stored_job import StoredJob
+from rljob_cli.validate import print_warnings
 
 _ANY_UID = "00000000-0000-0000-0000-000000000000"
 _MAX_DIFFERENCES = 8
@@ -49,6 +50,7 @@ def submit(file: Path, options: ClusterOptions, console: Console) -> Submission:
     options = replace(options, namespace=_namespace(file, job, options))
     cluster = connect(options)
     _refuse_unfit(file, job, cluster.namespace)
+    print_warnings(file, job, console)
     body = job.to_wire() | {"metadata": job.metadata.to_wire() | {"namespace": cluster.namespace}}
     try:
         stored = cluster.create_job(body)

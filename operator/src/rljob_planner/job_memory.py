@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from rljob_api.v1alpha1.affinity import NodeOperator, NodeTerm
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.cluster_nodes import AMD_LABELS, PRODUCT_LABEL
@@ -148,23 +149,15 @@ def _products(pool: Pool) -> Iterator[str]:
     if selected:
         yield selected[0]
         return
-    affinity = _part(_part(pool.template.affinity, "nodeAffinity"), "requiredDuringSchedulingIgnoredDuringExecution")
-    terms = affinity.get("nodeSelectorTerms")
-    found = [list(_products_of_term(term)) for term in terms] if isinstance(terms, list) else []
+    affinity = pool.template.affinity
+    nodes = affinity.node_affinity if affinity is not None else None
+    required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
+    found = [list(_products_of_term(term)) for term in required.node_selector_terms] if required is not None else []
     if all(found):
         yield from (product for each in found for product in each)
 
 
-def _products_of_term(term: object) -> Iterator[str]:
-    expressions = _part(term).get("matchExpressions")
-    for each in expressions if isinstance(expressions, list) else []:
-        expression = _part(each)
-        values = expression.get("values")
-        if expression.get("key") in SELECTORS and expression.get("operator") == "In" and isinstance(values, list):
-            yield from (str(value) for value in values)
-
-
-def _part(value: object, key: str | None = None) -> Mapping[str, object]:
-    """An object, or one within it; empty where there is none."""
-    found = value if key is None else (value.get(key) if isinstance(value, Mapping) else None)
-    return found if isinstance(found, Mapping) else {}
+def _products_of_term(term: NodeTerm) -> Iterator[str]:
+    for each in term.match_expressions:
+        if each.key in SELECTORS and each.operator is NodeOperator.IN:
+            yield from each.values

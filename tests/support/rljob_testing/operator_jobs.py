@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
+from rljob_api.quantities import number_of
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
@@ -32,28 +33,75 @@ def spec(edits: Mapping[str, object] | None = None) -> RLJobSpec:
 _LABELS = st.dictionaries(
     st.sampled_from(["team", "example.com/cost", "app.kubernetes.io/name", "pod", "app"]), st.just("x"), max_size=3
 )
-_QUANTITIES = st.sampled_from(["1", "300m", "2.5", "16Gi", "1k", "0", "100Mi"])
+_QUANTITIES = st.sampled_from(["1", "300m", "2.5", "16Gi", "1k", "0", "100Mi", "1e3", "+.5", "400m", "3E", "2."])
+_COUNTS = st.sampled_from(["0", "1", "16"])
 _RESOURCES = st.fixed_dictionaries(
     {},
     optional={
-        "requests": st.dictionaries(st.sampled_from(["cpu", "memory", "ephemeral-storage"]), _QUANTITIES, max_size=3),
-        "limits": st.dictionaries(st.sampled_from(["cpu", "memory", "rdma/hca"]), _QUANTITIES, max_size=3),
+        "cpu": st.tuples(_QUANTITIES, _QUANTITIES),
+        "memory": st.tuples(_QUANTITIES, _QUANTITIES),
+        "ephemeral-storage": st.tuples(_QUANTITIES, _QUANTITIES),
+        "rdma/hca": _COUNTS.map(lambda count: (count, count)),
+        "example.com/nic": _COUNTS.map(lambda count: (None, count)),
     },
-)
+).map(lambda amounts: _ordered(amounts))  # Defined below.
 _TOLERATIONS = st.lists(
     st.sampled_from([{"operator": "Exists"}, {"key": "gpu", "value": "a", "effect": "NoSchedule"}]), max_size=2
 )
-_AFFINITY = st.sampled_from(
-    [
-        {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
-        {"securityContext": {"runAsUser": 0}, "hostNetwork": True, "containers": []},
-    ]
+_REQUIREMENTS = st.sampled_from(
+    [{"key": "zone", "operator": "In", "values": ["a", ""]}, {"key": "example.com/gpu", "operator": "DoesNotExist"}]
+)
+_NODE_TERMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "matchExpressions": st.lists(
+            _REQUIREMENTS | st.just({"key": "cores", "operator": "Gt", "values": ["8"]}), max_size=2
+        ),
+        "matchFields": st.just([{"key": "metadata.name", "operator": "NotIn", "values": ["node-1.example"]}]),
+    },
+)
+_SELECTORS = st.fixed_dictionaries(
+    {}, optional={"matchLabels": _LABELS, "matchExpressions": st.lists(_REQUIREMENTS, max_size=2)}
+)
+_POD_TERMS = st.fixed_dictionaries(
+    {"topologyKey": st.sampled_from(["kubernetes.io/hostname", "zone"])},
+    optional={"labelSelector": _SELECTORS, "namespaceSelector": _SELECTORS, "namespaces": st.just(["team-b"])},
+) | st.just({"topologyKey": "zone", "labelSelector": {}, "matchLabelKeys": ["a"], "mismatchLabelKeys": ["b"]})
+_REQUIRED, _PREFERRED = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
+
+
+def _weighted(name: str, terms: st.SearchStrategy[Mapping[str, object]]) -> st.SearchStrategy[list[dict[str, object]]]:
+    return st.lists(st.fixed_dictionaries({"weight": st.integers(1, 100), name: terms}), max_size=2)
+
+
+_POD_AFFINITY = st.fixed_dictionaries(
+    {}, optional={_REQUIRED: st.lists(_POD_TERMS, max_size=2), _PREFERRED: _weighted("podAffinityTerm", _POD_TERMS)}
+)
+_AFFINITY = st.fixed_dictionaries(
+    {},
+    optional={
+        "nodeAffinity": st.fixed_dictionaries(
+            {},
+            optional={
+                _REQUIRED: st.lists(_NODE_TERMS, min_size=1, max_size=2).map(
+                    lambda terms: {"nodeSelectorTerms": terms}
+                ),
+                _PREFERRED: _weighted("preference", _NODE_TERMS),
+            },
+        ),
+        "podAffinity": _POD_AFFINITY,
+        "podAntiAffinity": _POD_AFFINITY,
+    },
 )
 _OVERLAYS = st.fixed_dictionaries(
     {},
     optional={
         "labels": _LABELS,
-        "annotations": st.dictionaries(st.sampled_from(["a", "sidecar.istio.io/inject"]), st.just("true"), max_size=2),
+        "annotations": st.dictionaries(
+            st.sampled_from(["a", "sidecar.istio.io/inject", "Example.com/b"]),
+            st.sampled_from(["true", ""]),
+            max_size=2,
+        ),
         "nodeSelector": _LABELS,
         "tolerations": _TOLERATIONS,
         "affinity": _AFFINITY,
@@ -118,6 +166,16 @@ _EDITS = st.fixed_dictionaries(
 def specs() -> st.SearchStrategy[RLJobSpec]:
     """Specs of all shapes that pass the rules."""
     return _EDITS.map(_spec_of)
+
+
+def _ordered(amounts: Mapping[str, tuple[str | None, str]]) -> dict[str, dict[str, str]]:
+    """Resources of which no request is above its limit; of some only the limit is given."""
+    pairs = {
+        name: (request, limit) if request is None or number_of(request) <= number_of(limit) else (limit, request)
+        for name, (request, limit) in amounts.items()
+    }
+    requests = {name: request for name, (request, _) in pairs.items() if request is not None}
+    return {"requests": requests, "limits": {name: limit for name, (_, limit) in pairs.items()}}
 
 
 def _spec_of(edits: dict[str, object]) -> RLJobSpec:

@@ -14,6 +14,7 @@ from rljob_testing import (
     layout_rule_examples,
     offload_rule_examples,
     placement_rule_examples,
+    pod_rule_examples,
     reward_model_rule_examples,
     reward_rule_examples,
     union_rule_examples,
@@ -37,6 +38,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     **dynamic_sampling_rule_examples.GOOD,
     **offload_rule_examples.GOOD,
     **placement_rule_examples.GOOD,
+    **pod_rule_examples.GOOD,
     **reward_rule_examples.GOOD,
     **reward_model_rule_examples.GOOD,
     **union_rule_examples.GOOD,
@@ -64,6 +66,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "PodOverlay.annotations": [{"spec.pools[0].template.annotations": {"kueue.x-k8s.io/podset-group-name": "a"}}],
     "Toleration.existsHasNoValue": [
         {_TOLERATIONS: [{"key": "gpu", "operator": "Exists"}]},
+        {_TOLERATIONS: [{"key": "gpu", "operator": "Exists", "value": ""}]},
         {_TOLERATIONS: [{"key": "gpu", "value": "a100"}]},
     ],
     "Toleration.equalHasKey": [{_TOLERATIONS: [{"operator": "Exists"}]}],
@@ -130,7 +133,8 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     # 64 prompt tokens and 64 new ones.
     "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
     "Rollout.cpuKvCache": [
-        {_T + "rollout.cpuKvCache": memory} for memory in ("4Gi", "0.5Gi", "00.01Mi", 1, 1073741824, "1", "100k")
+        {_T + "rollout.cpuKvCache": memory}
+        for memory in ("4Gi", "0.5Gi", "00.01Mi", 1, 1073741824, "1", "100k", "+.5e9", "1.")
     ],
     "Training.loraSync": [
         {_T + "model.lora": {"sync": "Adapter"}},
@@ -163,6 +167,7 @@ BAD: dict[str, list[Bad]] = {
     **dynamic_sampling_rule_examples.BAD,
     **offload_rule_examples.BAD,
     **placement_rule_examples.BAD,
+    **pod_rule_examples.BAD,
     **reward_rule_examples.BAD,
     **reward_model_rule_examples.BAD,
     **union_rule_examples.BAD,
@@ -226,6 +231,7 @@ BAD: dict[str, list[Bad]] = {
         Bad(
             "spec.pools[0].resources",
             {"spec.pools[0].gpuResource": "amd.com/gpu", "spec.pools[0].resources.requests": {"amd.com/gpu": "2"}},
+            also=("Resources.notShared",),
         ),
     ],
     "PodOverlay.labels": [
@@ -340,7 +346,7 @@ BAD: dict[str, list[Bad]] = {
     "Training.timelineSteps": [Bad(_T + "timelineSteps", {_T + "timelineSteps": [11]})],
     "Rollout.cpuKvCache": [
         Bad(_T + "rollout.cpuKvCache", {_T + "rollout.cpuKvCache": memory})
-        for memory in ("0", 0, "0Gi", "0.00Mi", "00k", "0m", "100m", "0.5")
+        for memory in ("0", 0, "0Gi", "0.00Mi", "00k", "0m", "0e3", ".0", "+0.")
     ],
     "Training.loraSync": [
         Bad(_T + "model.lora.sync", {_T + "model.lora": {"sync": "Adapter"}, _T + "rollout.engine": "HuggingFace"})

@@ -136,14 +136,17 @@ class _Converter:
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": [_LIST_KEYS.get(name, "name")],
             }
-        return result | {"x-kubernetes-list-type": "atomic"}
+        return result  # Lists are atomic where nothing else is said.
 
     def _object(self, schema: Schema) -> Schema:
         if "properties" in schema:
             required = set(_items(schema.get("required", [])))
             properties = mapping(schema["properties"])
             return {"properties": {k: self._property(mapping(v), k in required) for k, v in properties.items()}}
-        values = mapping(schema["additionalProperties"])
+        if "patternProperties" in schema:  # Keys of a form; a CRD cannot say it.
+            [values] = map(mapping, mapping(schema["patternProperties"]).values())
+        else:
+            values = mapping(schema["additionalProperties"])
         if values.get("$ref") == "#/$defs/JsonValue":
             return {"x-kubernetes-preserve-unknown-fields": True}
         return {"additionalProperties": self.convert(values)}

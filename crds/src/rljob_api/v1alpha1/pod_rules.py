@@ -115,10 +115,10 @@ POOL_RULES = (
         Toleration,
         "Toleration.existsHasNoValue",
         field=".value",
-        cel="self.operator != 'Exists' || !has(self.value)",
+        cel="self.operator != 'Exists' || !has(self.value) || self.value == ''",
         wrong="a toleration with operator Exists takes no value",
         advice="remove the value, or use operator Equal",
-        holds=lambda toleration: toleration.operator is not TolerationOperator.EXISTS or toleration.value is None,
+        holds=lambda toleration: toleration.operator is not TolerationOperator.EXISTS or not toleration.value,
     ),
     rule(
         Toleration,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, JsonValue, StrictStr
+from pydantic import Field, StrictStr
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import (
@@ -15,15 +15,20 @@ from rljob_api.scalars import (
     DnsLabel,
     DnsName,
     EnvName,
+    FileKey,
     Flag,
+    LabelKey,
+    LabelMap,
+    LabelValue,
     LongText,
     PositiveCount,
     Quantity,
-    ShortText,
+    ResourceWithDomain,
 )
+from rljob_api.v1alpha1.affinity import Affinity
 
-LabelValue = Annotated[StrictStr, Field(max_length=63)]
-ResourceMap = Annotated[dict[ShortText, Quantity], Field(max_length=16), WITHOUT_NULLS]
+Annotation = Annotated[StrictStr, Field(max_length=4096)]
+ResourceMap = Annotated[dict[StrictStr, Quantity], Field(max_length=16), WITHOUT_NULLS]
 
 
 class Resources(WireModel):
@@ -51,7 +56,7 @@ class TaintEffect(StrEnum):
 class Toleration(WireModel):
     """A toleration, as in a pod."""
 
-    key: ShortText | None = None
+    key: LabelKey | None = None
     operator: TolerationOperator = TolerationOperator.EQUAL
     value: LabelValue | None = None
     effect: TaintEffect | None = None
@@ -61,14 +66,13 @@ class Toleration(WireModel):
 class PodOverlay(WireModel):
     """What a job may say about its pods. Everything else belongs to the operator."""
 
-    labels: Annotated[dict[ShortText, LabelValue], Field(max_length=32), WITHOUT_NULLS] = Field(default_factory=dict)
-    annotations: Annotated[dict[ShortText, LongText], Field(max_length=32), WITHOUT_NULLS] = Field(default_factory=dict)
-    node_selector: Annotated[dict[ShortText, LabelValue], Field(max_length=32), WITHOUT_NULLS] = Field(
+    labels: LabelMap = Field(default_factory=dict)
+    annotations: Annotated[dict[StrictStr, Annotation], Field(max_length=32), WITHOUT_NULLS] = Field(
         default_factory=dict
     )
+    node_selector: LabelMap = Field(default_factory=dict)
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
-    affinity: Annotated[dict[str, JsonValue], Field(max_length=3)] | None = None
-    """`nodeAffinity`, `podAffinity`, `podAntiAffinity` as in a pod."""
+    affinity: Affinity | None = None
     priority_class_name: DnsName | None = None
     runtime_class_name: DnsName | None = None
     scheduler_name: DnsName | None = None
@@ -81,7 +85,7 @@ class Pool(WireModel):
     nodes: Annotated[PositiveCount, Field(le=1024)] = 1
     gpus_per_node: Annotated[PositiveCount, Field(le=64)] = 1
     """Also the number of trainer processes per node."""
-    gpu_resource: ShortText = "nvidia.com/gpu"
+    gpu_resource: ResourceWithDomain = "nvidia.com/gpu"
     """Resource name of one GPU on the cluster, for example `amd.com/gpu` or `nvidia.com/mig-3g.40gb`."""
     shared_memory: Quantity = "8Gi"
     """Size of /dev/shm in each pod; counts as memory."""
@@ -100,7 +104,7 @@ class KeyReference(WireModel):
     """One key of a Secret or ConfigMap in the job's namespace."""
 
     name: DnsName
-    key: ShortText
+    key: FileKey
     optional: Flag = False
 
 

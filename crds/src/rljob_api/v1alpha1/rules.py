@@ -22,10 +22,12 @@ from rljob_api.v1alpha1.placement_rules import METADATA_RULES, PLACEMENT_RULES, 
 from rljob_api.v1alpha1.pod_rules import ENV_RULES, POOL_RULES, VOLUME_RULES
 from rljob_api.v1alpha1.policy_filtration_rules import POLICY_FILTRATION_RULES
 from rljob_api.v1alpha1.policy_loss_rules import POLICY_LOSS_RULES
+from rljob_api.v1alpha1.resource_rules import RESOURCE_RULES
 from rljob_api.v1alpha1.reward_model_rules import REWARD_MODEL_RULES
 from rljob_api.v1alpha1.reward_rules import REWARD_RULES
 from rljob_api.v1alpha1.rollout_correction_rules import CORRECTION_RULES
 from rljob_api.v1alpha1.rule import Path, Rule, Violation, cel_property, wire_name
+from rljob_api.v1alpha1.scheduling_rules import SCHEDULING_RULES
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training_rules import SOURCE_RULES, TRAINING_RULES, UNION_RULES
 
@@ -34,6 +36,8 @@ RULES: tuple[Rule, ...] = (
     *UNIQUE_RULES,
     *PLACEMENT_RULES,
     *POOL_RULES,
+    *SCHEDULING_RULES,
+    *RESOURCE_RULES,
     *ENV_RULES,
     *VOLUME_RULES,
     *UNION_RULES,

@@ -7,7 +7,17 @@ from typing import Annotated
 from pydantic import Field, StrictStr
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import AbsolutePath, DnsLabel, DnsName, Flag, LongText, ShortText
+from rljob_api.scalars import (
+    AbsolutePath,
+    AnnotationKey,
+    DnsLabel,
+    DnsName,
+    Flag,
+    ImageName,
+    LabelKey,
+    LabelValue,
+    ShortText,
+)
 from rljob_api.v1alpha1.checkpoint import Checkpoint
 from rljob_api.v1alpha1.pools import EnvFrom, EnvVar, Head, LocalObjectReference, Pool, Volume
 from rljob_api.v1alpha1.roles import Roles
@@ -31,7 +41,7 @@ class RLJobSpec(WireModel):
     suspend: Flag = False
     """Stops the trainer with a checkpoint and frees its nodes; false again, and the job goes on from there."""
 
-    image: LongText | None = None
+    image: ImageName | None = None
     """Trainer image; the operator's default when unset."""
     ray_version: Annotated[StrictStr, Field(max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")] | None = None
     """Ray version in the image; the operator's default when unset."""
@@ -67,5 +77,5 @@ class Metadata(WireModel):
     name: ShortText
     """A DNS label of at most 46 characters that begins with a letter: clusters are called <name>-<attempt>."""
     namespace: DnsLabel | None = None
-    labels: Annotated[dict[StrictStr, StrictStr], Field(max_length=64)] = Field(default_factory=dict)
-    annotations: Annotated[dict[StrictStr, StrictStr], Field(max_length=64)] = Field(default_factory=dict)
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = Field(default_factory=dict)
+    annotations: Annotated[dict[AnnotationKey, StrictStr], Field(max_length=64)] = Field(default_factory=dict)

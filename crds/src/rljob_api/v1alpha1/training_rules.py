@@ -14,7 +14,7 @@ from rljob_api.v1alpha1.training import Training
 LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://)"
 _PROMPT = "{prompt}"
 # A whole number of bytes that is not 0; with a unit no digit is too small.
-_SOME_MEMORY = r"^0*[1-9][0-9.]*$|[1-9].*[kMGTPE]"
+_SOME_MEMORY = r"^\+?[0-9.]*[1-9]"
 
 
 def _revision_rule(on: type[ContractT], field: str, read: Callable[[ContractT], tuple[str, str | None]]) -> Rule:

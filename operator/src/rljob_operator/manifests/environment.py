@@ -110,6 +110,11 @@ def wire(value: WireModel) -> Manifest:
     return TypeAdapter(Manifest).validate_python(value.to_full_wire())
 
 
+def without_defaults(value: WireModel) -> Manifest:
+    """The same without what is as if it were unset."""
+    return TypeAdapter(Manifest).validate_python(value.to_wire_without_defaults())
+
+
 def _grace(spec: RLJobSpec) -> Manifest:
     return _variable(ENV_GRACE_SECONDS, str(max(1, spec.run_policy.grace_period_seconds - HOOK_MARGIN_SECONDS)))
 

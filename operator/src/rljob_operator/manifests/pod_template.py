@@ -14,7 +14,13 @@ from rljob_api.constants import DRIVER_LOG_CONTAINER, LABEL_POOL, RAY_CONTAINER
 from rljob_api.v1alpha1.pools import PodOverlay, Pool, Resources
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.manifests.environment import driver_log_environment, head_environment, wire, worker_environment
+from rljob_operator.manifests.environment import (
+    driver_log_environment,
+    head_environment,
+    wire,
+    without_defaults,
+    worker_environment,
+)
 from rljob_operator.manifests.objects import JobIdentity, Manifest, labels
 from rljob_operator.manifests.volumes import (
     MountedVolume,
@@ -139,7 +145,7 @@ def _scheduling(overlay: PodOverlay) -> Manifest:
     wishes: Manifest = {
         "nodeSelector": {**overlay.node_selector},
         "tolerations": [wire(toleration) for toleration in overlay.tolerations],
-        "affinity": overlay.affinity,
+        "affinity": None if overlay.affinity is None else without_defaults(overlay.affinity),
         "priorityClassName": overlay.priority_class_name,
         "runtimeClassName": overlay.runtime_class_name,
         "schedulerName": overlay.scheduler_name,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from fractions import Fraction
 
 from rljob_api.constants import ANNOTATION_TOKEN_KEY, POOL_RESOURCE_PREFIX
+from rljob_api.quantities import number_of
 from rljob_api.v1alpha1.pools import Pool, Resources
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
@@ -17,12 +17,6 @@ from rljob_operator.manifests.pod_template import PodMaker
 
 API_VERSION = "ray.io/v1"
 KIND = "RayCluster"
-_FACTORS = {
-    "": Fraction(1),
-    "m": Fraction(1, 1000),
-    **{suffix: Fraction(1000**power) for power, suffix in enumerate("kMGTPE", start=1)},
-    **{f"{suffix}i": Fraction(1024**power) for power, suffix in enumerate("KMGTPE", start=1)},
-}
 
 
 def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defaults, token_key_id: str) -> Manifest:
@@ -80,6 +74,4 @@ def _num_cpus(pool: Pool) -> int:
 
 def _whole_cpus(resources: Resources) -> int:
     """CPUs of the limit, else of the request, rounded up; 0 where neither is given."""
-    text = resources.limits.get("cpu") or resources.requests.get("cpu") or "0"
-    number = text.rstrip("kmiKMGTPE")
-    return math.ceil(Fraction(number) * _FACTORS[text[len(number) :]])
+    return math.ceil(number_of(resources.limits.get("cpu") or resources.requests.get("cpu") or "0"))

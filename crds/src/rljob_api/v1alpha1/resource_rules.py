@@ -1,0 +1,197 @@
+"""Rules on requests and limits of a container, as the API server judges them when it makes the pod."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+
+from rljob_api.quantities import number_of
+from rljob_api.scalars import MAX_RESOURCE_DOMAIN, RESOURCE_WITH_DOMAIN
+from rljob_api.v1alpha1.pools import Pool, Resources
+from rljob_api.v1alpha1.rule import Path, Rule, cel_text, rule
+
+COMMON = ("cpu", "memory", "ephemeral-storage")
+HUGE_PAGES = "hugepages-"
+_OWN_NAMES = r"^(cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]{0,9}([kMGTPE]|[KMGTPE]i)?)$"
+_NATIVE, _QUOTA = "kubernetes.io/", "requests."
+_CLOSE = 1e-12
+"""Relative difference of what CEL takes for equal: it compares floating-point numbers, and the operator exact ones."""
+_MAX_DIGITS = 9
+"""Of the number of an extended resource; CEL turns no more than 18 into an integer."""
+
+
+def _is_extended(name: str) -> bool:
+    return "/" in name
+
+
+def _is_name(name: str) -> bool:
+    return re.fullmatch(_OWN_NAMES, name) is not None or (
+        re.fullmatch(RESOURCE_WITH_DOMAIN, name) is not None
+        and name.index("/") <= MAX_RESOURCE_DOMAIN
+        and _NATIVE not in name
+        and not name.startswith(_QUOTA)
+    )
+
+
+def _is_device_cel(name: str) -> str:
+    return (
+        f"{name}.indexOf('/') <= {MAX_RESOURCE_DOMAIN} && !{name}.contains('{_NATIVE}')"
+        f" && !{name}.startsWith('{_QUOTA}')"
+    )
+
+
+def _near(names: list[str]) -> list[str]:
+    """Common names that are near to one of these."""
+    return list(dict.fromkeys(near for name in names for near in difflib.get_close_matches(name, COMMON, n=1)))
+
+
+def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
+    def bad(resources: Resources) -> list[str]:
+        return [name for name in read(resources) if not _is_name(name)]
+
+    return rule(
+        Resources,
+        f"Resources.{field}",
+        field=f".{field}",
+        cel=(
+            f"!has(self.{field}) || self.{field}.all(k, k.matches({cel_text(_OWN_NAMES)})"
+            f" || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)}) && {_is_device_cel('k')}))"
+        ),
+        wrong="names a resource that a container cannot request",
+        advice=(
+            f"write {', '.join(COMMON)}, {HUGE_PAGES}2Mi or the like, or the name of a device with its domain, such as"
+            " rdma/hca (not kubernetes.io)"
+        ),
+        holds=lambda resources: not bad(resources),
+        places=lambda resources: [(name,) for name in bad(resources)],
+        choices=lambda resources: _near(bad(resources)),
+    )
+
+
+def _is_count(text: str) -> bool:
+    return re.fullmatch(rf"[0-9]{{1,{_MAX_DIGITS}}}", text) is not None
+
+
+def _not_counts(resources: Resources) -> list[Path]:
+    return [
+        (field, name)
+        for field, amounts in (("requests", resources.requests), ("limits", resources.limits))
+        for name, text in amounts.items()
+        if _is_extended(name) and not _is_count(text)
+    ]
+
+
+def _is_count_cel(field: str) -> str:
+    """Whether devices are counted in digits. Before 1.34 the API server takes a quantity for megabytes of text, and
+    multiplies that by the number of quantities: a function that reads all letters costs too much, `charAt` does not."""
+    value = f"self.{field}[k]"
+    letters = list(range(_MAX_DIGITS))
+    return (
+        f"(!has(self.{field}) || self.{field}.all(k, !k.contains('/') || type({value}) == int || (size({value}) <="
+        f" {_MAX_DIGITS} && {letters}.all(i, i >= size({value}) || ({value}.charAt(i) >= '0' &&"
+        f" {value}.charAt(i) <= '9')))))"
+    )
+
+
+def _not_equal(resources: Resources) -> list[Path]:
+    """Requests of what cannot be shared that are not equal to the limit."""
+    return [
+        (name,)
+        for name, text in resources.requests.items()
+        if (_is_extended(name) or name.startswith(HUGE_PAGES))
+        and (name not in resources.limits or number_of(resources.limits[name]) != number_of(text))
+    ]
+
+
+def _page_faults(resources: Resources) -> list[Path]:
+    """Huge pages without memory or CPUs, and amounts that are not a multiple of the page."""
+    fields = (("requests", resources.requests), ("limits", resources.limits))
+    has_others = any(name in amounts for _, amounts in fields for name in ("cpu", "memory"))
+    return [
+        (field, name)
+        for field, amounts in fields
+        for name, text in amounts.items()
+        if re.fullmatch(_OWN_NAMES, name) is not None
+        and name.startswith(HUGE_PAGES)
+        and (not has_others or number_of(text) % number_of(name.removeprefix(HUGE_PAGES)) != 0)
+    ]
+
+
+def _order_rule(name: str) -> Rule:
+    def number(amounts: str) -> str:
+        value = f"self.{amounts}['{name}']"
+        return f"(type({value}) == int ? double({value}) : quantity({value}).asApproximateFloat())"
+
+    def holds(resources: Resources) -> bool:
+        if name not in resources.requests or name not in resources.limits:
+            return True
+        return number_of(resources.requests[name]) <= number_of(resources.limits[name])
+
+    return rule(
+        Resources,
+        f"Resources.{name}",
+        field=".requests",
+        cel=(
+            f"!has(self.requests) || !has(self.limits) || !('{name}' in self.requests) || !('{name}' in self.limits) ||"
+            f" {number('requests')} <= {number('limits')} * {1 + _CLOSE}"
+        ),
+        wrong=f"{name} must not be more than the limit",
+        advice=f"lower it, or raise limits.{name}",
+        holds=holds,
+        places=lambda _: [(name,)],
+    )
+
+
+RESOURCE_RULES = (
+    _name_rule("requests", lambda resources: resources.requests),
+    _name_rule("limits", lambda resources: resources.limits),
+    rule(
+        Resources,
+        "Resources.devices",
+        field="",
+        cel=f"{_is_count_cel('requests')} && {_is_count_cel('limits')}",
+        wrong="devices are counted in whole numbers",
+        advice="write digits only, such as 1",
+        holds=lambda resources: not _not_counts(resources),
+        places=_not_counts,
+    ),
+    rule(
+        Resources,
+        "Resources.notShared",
+        field=".requests",
+        # Of huge pages the API server compares no amounts here: that would cost too much. The operator does.
+        cel=(
+            f"!has(self.requests) || self.requests.all(k, !k.contains('/') && !k.startsWith('{HUGE_PAGES}') ||"
+            " has(self.limits) && k in self.limits &&"
+            " (!k.contains('/') || int(self.requests[k]) == int(self.limits[k])))"
+        ),
+        wrong="devices and huge pages cannot be shared: the request must be equal to the limit",
+        advice="write the same under limits, or under limits alone",
+        holds=lambda resources: not _not_equal(resources),
+        places=_not_equal,
+    ),
+    *(_order_rule(name) for name in COMMON),
+    rule(
+        Resources,
+        "Resources.hugePages",
+        field="",
+        cel=(
+            f"!has(self.limits) || !self.limits.exists(k, k.startsWith('{HUGE_PAGES}')) || 'cpu' in self.limits ||"
+            " 'memory' in self.limits || has(self.requests) && ('cpu' in self.requests || 'memory' in self.requests)"
+        ),
+        wrong="huge pages need cpu or memory beside them, and a multiple of the page",
+        advice="add memory, and correct the amount",
+        holds=lambda resources: not _page_faults(resources),
+        places=_page_faults,
+    ),
+    rule(
+        Pool,
+        "Pool.gpuResource",
+        field=".gpuResource",
+        cel=_is_device_cel("self.gpuResource"),
+        wrong=f"must have a domain of at most {MAX_RESOURCE_DOMAIN} letters that is not kubernetes.io or {_QUOTA}...",
+        advice="write the name that the nodes show, such as nvidia.com/gpu",
+        holds=lambda pool: _is_name(pool.gpu_resource),
+    ),
+)
