@@ -70,7 +70,7 @@ class Dataset(WireModel):
     """Column handed to the reward as the expected answer, with dots as in promptField: `reward_model.ground_truth` in
     verl's files. ReasoningGym: always its answer."""
     prompt_template: LongText = "{prompt}"
-    """Text around the prompt; must contain `{prompt}` exactly once."""
+    """Text around the prompt; must contain `{prompt}` exactly once. Leave it out where prompts are chat messages."""
     apply_chat_template: Flag = False
     """Wrap the prompt as a user message in the tokenizer's chat template."""
     max_prompt_tokens: PositiveCount = 512
