@@ -16,20 +16,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from rljob_trainer.rewards.answer_values import GSM8K_MARK
 from rljob_trainer.rewards.math_text import braced, plain_characters, undecorated
 from rljob_trainer.rewards.math_units import MAGNITUDES, is_known_unit, read_unit
-from rljob_trainer.rewards.math_values import Value, Words, read_value
+from rljob_trainer.rewards.math_values import Expression, Value, Words, read_value
 from rljob_trainer.rewards.thinking import without_thinking
 
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s*(?=[^\s{a-zA-Z])")
+_WORD = re.compile(r"[^\s$]+")
 _PHRASE = re.compile(
     r"""(?ix)
     ["'](?:final[_ ])?(?:answer)["']\s*:                                          # JSON
-    | \banswers?["'*_`)\]]*\s*[:=]                                                # Answer: 18
-    | \banswers?\b[^.\n:=?!]{0,80}?(?:\bis\b|\bare\b|\bequals\b|\bbe\b)["'*_]*\s*:? # the answer to this is 18
+    | \bans(?:wers?)?["'*_`)\]]*\s*[:=]\s*\}?                                    # Answer: 18
+    | \banswers?\b[^.\n:=?!]{0,80}?(?:\bis(?:n't)?\b|\baren?'?t?\b|\bequals\b|\bbe\b)["'*_]*\s*:?\s*\}? # it is 18
     | 答案\s*(?:是|为|為|:|=)\s*:? | 答えは\s*:? | 答え\s*: | 정답은?\s*:?
     """
 )
@@ -37,9 +39,14 @@ _JSON = re.compile(r"[\"'](?:final[_ ])?answer[\"']\s*:", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*|\"|')|[!?](?=\s|$)|\n")
 _OPENERS = ((r"\[", r"\]"), (r"\(", r"\)"), ("$$", "$$"), ("$", "$"))
 _CONNECTIVE = re.compile(
-    r"\b(?:because|since|as|so|which|where|when|for|but|not|rather than|instead of)\b|,\s*(?=[a-z]{2})|\s\(|;",
+    r"\b(?:because|since|as|so|which|where|when|for|but|not|rather than|instead of)\b|,\s*(?=[a-z]{2})|\s\((?=[a-z]{2})|;",
     re.IGNORECASE,
 )
+_NEGATION = re.compile(
+    r"\s*(?:\bnot\b|\bnever\b|\bcannot\b|n't\b|\bneither\b)|.*(?:n't|\bcannot|\bnever|\bnot)\s+(?:be|is)\W*$",
+    re.IGNORECASE,
+)
+_CORRECTION = re.compile(r"\b(?:but|so|instead|rather|hence|therefore)\b", re.IGNORECASE)
 _CONFIRMATION = re.compile(
     r"\s*(?:it\s+is\s+|this\s+is\s+|that\s+is\s+)?(?:indeed\s+|therefore\s+)?"
     r"(?:correct|right|verified|confirmed|consistent|reasonable|valid|above|as above)\b",
@@ -64,7 +71,20 @@ _RUN = re.compile(rf"(?<![A-Za-z0-9_.\\^{{])(?:{_OPERAND})(?:{_OPERATOR}(?:{_OPE
 _LAST_OPERAND = re.compile(rf"(?:{_OPERAND})$")
 # LaTeX between its delimiters. As in Pandoc, no white space stands within single dollars, and no digit behind them.
 _DELIMITED = re.compile(
-    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$(?=[^\s$])([^$\n]*?[^\s$\\])\$(?!\d)", re.DOTALL
+    r"\$\$((?:(?!\$\$).)+)\$\$|\\\[((?:(?!\\\[|\\\]).)+)\\\]|\\\(((?:(?!\\\(|\\\)).)+)\\\)|(?<![\\$])\$(?=[^\s$])([^$\n]*?[^\s$\\])\$(?!\d)",
+    re.DOTALL,
+)
+MAX_JOINED = 50
+_JOINT = re.compile(
+    r"\s*(?:,|;|,?\s*\b(?:and|or|nor)\b|&|/)\s*(?:maybe\s+|perhaps\s+|possibly\s+|also\s+)?(?:[a-zA-Z]\s*=\s*)?",
+    re.IGNORECASE,
+)
+_OPERATOR_BEFORE = re.compile(
+    r"(?:[-+/^\u00b1{]|(?<!\*)\*|\\(?:pm|mp|times|cdot|div)|(?<![A-Za-z])(?:ln|log|sin|cos|tan|sqrt|minus|plus|times))$"
+)
+_OPERAND_BEFORE = re.compile(r"(?:(?<![A-Za-z])[A-Za-z]|[)}\]$\d])$")
+_WORD_BEHIND = re.compile(
+    r"\s*\*?\s*(?:pi|sqrt|factorial|squared|cubed|theta|times|over|is\s+(?:not|wrong|incorrect))(?![A-Za-z])|\s+(?!(?:a|A|I|m|g|s|h|L|N|J|W|V|K)\b)[A-Za-z](?![A-Za-z'.])"
 )
 _DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
 # What may belong to the number in front of it: a magnitude, a percent sign, degrees, a unit.
@@ -74,7 +94,9 @@ _BEHIND = re.compile(
 )  # fmt: skip
 # A letter of a multiple-choice question; neither the article `A car` nor the pronoun `I`.
 _CHOICE = re.compile(
-    r"(?<![A-Za-z\\])(?:\(([A-Ja-j])\)|([A-HJ]))(?![A-Za-z'0-9])(?!\s+[a-z])|(?<![A-Za-z\\])(I)(?=\s*[.)]|\s*$)"
+    r"(?<![A-Za-z\\])(?<!not )(?:\(([A-Ja-j])\)|([A-HJ]))(?![A-Za-z'0-9])"
+    r"(?!\s+(?!is\b|because\b|since\b|or\b|and\b)[a-z])"
+    r"|(?<![A-Za-z\\])(I)(?=\s*[.)]|\s*$)"
 )
 
 
@@ -125,7 +147,8 @@ def last_box(text: str) -> str | None:
     last, position = None, 0
     while match := _BOX.search(text, position):
         if text[match.end()] != "{":
-            last, position = text[match.end() :].split()[0], match.end()
+            word = _WORD.match(text, match.end())
+            last, position = word[0] if word else "", match.end()
             continue
         inside = braced(text, match.end())
         if inside is None:
@@ -148,7 +171,10 @@ class _Reader:
 
     def __call__(self, text: str) -> Value | None:
         value = read_value(text, is_choice=self.is_choice)
-        return None if isinstance(value, Words) and not self.is_words else value
+        if isinstance(value, Words) and not self.is_words:
+            return None
+        # `\text{Answer: }5` is a phrase and a number.
+        return None if isinstance(value, Expression) and _PHRASE.search(text) else value
 
 
 def _whole(text: str, reader: _Reader) -> Found | None:
@@ -175,10 +201,15 @@ def _after_phrase(text: str, reader: _Reader) -> Found | None:
     if _JSON.fullmatch(match[0].strip()) and (value := _json_value(behind)) is not None:
         return _whole(value, reader) or _last(value, reader)
     sentence = _sentence(behind)
-    for part in dict.fromkeys((sentence, _CONNECTIVE.split(sentence, maxsplit=1)[0])):
+    if _NEGATION.search(match[0]) or _NEGATION.match(sentence):
+        # "not 5 but 18": what follows the correction counts.
+        correction = _CORRECTION.search(sentence)
+        return (_last(sentence[correction.end() :], reader) if correction else None) or ("", None)
+    beginning = _CONNECTIVE.split(sentence, maxsplit=1)[0]
+    for part in dict.fromkeys((sentence, beginning) if reader.is_words else (beginning, sentence)):
         if (found := _whole(part, reader)) is not None:
             return found
-    for part in (_CONNECTIVE.split(sentence, maxsplit=1)[0], sentence, behind):
+    for part in (beginning, sentence, behind):
         if (found := _last(part, reader)) is not None:
             return found
     return "", None
@@ -187,7 +218,7 @@ def _after_phrase(text: str, reader: _Reader) -> Found | None:
 def _json_value(text: str) -> str | None:
     try:
         value, _ = json.JSONDecoder().raw_decode(text.lstrip())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -208,30 +239,71 @@ def _last(text: str, reader: _Reader) -> Found | None:
         return None
     if reader.is_choice and (letters := list(_CHOICE.finditer(text))):
         letter = next(filter(None, letters[-1].groups())).upper()
-        return letter, reader(letter)
+        is_one_of_several = len(letters) > 1 and _JOINT.fullmatch(text, letters[-2].end(), letters[-1].start())
+        return ("", None) if is_one_of_several else (letter, reader(letter))
     # Of the same length, so that places in the one are places in the other.
     plain = _BULLET.sub(lambda match: " " * len(match[0]), text)
-    spans = [(match.end() + 1, _delimited(text, match)) for match in _DELIMITED.finditer(text)]
-    spans += [(match.end() + 1, iter((match[0],))) for match in _DATE.finditer(plain)]
-    spans += [(match.end(), _plain(plain, match)) for match in _RUN.finditer(plain)]
-    for _, candidates in sorted(spans, key=lambda span: -span[0]):
+    spans = [_Span(match.start(), match.end(), is_delimited=True) for match in _DELIMITED.finditer(text)]
+    spans += [_Span(match.start(), match.end()) for match in _DATE.finditer(plain)]
+    spans += [_Span(match.start(), match.start() + len(match[0].rstrip())) for match in _RUN.finditer(plain)]
+    spans.sort(key=lambda span: (span.end, -span.start))
+    while spans:
+        span = spans.pop()
+        others = [other for other in spans[-MAX_JOINED:] if other.end <= span.start]
+        if others and _JOINT.fullmatch(plain, others[-1].end, span.start):
+            return _joined(plain, [*others, span], reader)
+        if span.is_delimited:
+            candidates = _delimited(text, span)
+        elif _is_part_of_expression(plain, span):
+            return "", None
+        else:
+            candidates = _plain(plain, span)
         for candidate in candidates:
             if (value := reader(candidate)) is not None:
                 return undecorated(candidate), value
     return None
 
 
-def _delimited(text: str, match: re.Match[str]) -> Iterator[str]:
-    yield match[0] + _unit_behind(text, match.end())
+@dataclass(frozen=True)
+class _Span:
+    """Where a number, a run of numbers and operators, or LaTeX between delimiters stands in a text."""
+
+    start: int
+    end: int
+    is_delimited: bool = False
 
 
-def _plain(text: str, match: re.Match[str]) -> Iterator[str]:
+def _joined(text: str, spans: Sequence[_Span], reader: _Reader) -> Found:
+    """Several values in a row are one answer, such as `5 and 6` or `[3, 12]`, or none: no one of them is the answer."""
+    first = len(spans) - 1
+    while first and _JOINT.fullmatch(text, spans[first - 1].end, spans[first].start):
+        first -= 1
+    start, end = spans[first].start, spans[-1].end
+    if text[start - 1 : start] in ("(", "[", "{") and text[end : end + 1] in (")", "]", "}"):
+        start, end = start - 1, end + 1
+    candidate = text[start:end]
+    value = reader(candidate)
+    return (undecorated(candidate), value) if value is not None else ("", None)
+
+
+def _is_part_of_expression(text: str, span: _Span) -> bool:
+    """Whether the number belongs to something larger that the search for numbers cannot read: `x^2 + 2`, `12 pi`."""
+    before, shown = text[: span.start].rstrip()[-12:], text[span.start : span.end]
+    if _OPERATOR_BEFORE.search(before) or _WORD_BEHIND.match(text, span.end):
+        return True
+    return shown.lstrip()[:1] in ("+", "-") and _OPERAND_BEFORE.search(before) is not None
+
+
+def _delimited(text: str, span: _Span) -> Iterator[str]:
+    yield text[span.start : span.end] + _unit_behind(text, span.end)
+
+
+def _plain(text: str, span: _Span) -> Iterator[str]:
     """The run of numbers and operators, then its last number alone; each with its unit. Nothing where letters follow:
     `3D` is no number."""
-    run = match[0].rstrip()
-    end = match.start() + len(run)
-    behind = _unit_behind(text, end)
-    if not behind and text[end : end + 1].isalpha() and text[end : end + 2] not in ("st", "nd", "rd", "th"):
+    run, behind = text[span.start : span.end], _unit_behind(text, span.end)
+    next_two = text[span.end : span.end + 2]
+    if not behind and next_two[:1].isalpha() and next_two not in ("st", "nd", "rd", "th"):
         return
     last = run.rpartition("=")[2] or run
     yield last + behind

@@ -9,6 +9,7 @@ from functools import lru_cache
 from rljob_trainer.rewards.answer_values import why_unusable
 from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
 from rljob_trainer.rewards.final_answer import find_answer, reference_answer
+from rljob_trainer.rewards.math_text import undecorated
 from rljob_trainer.rewards.math_values import Choice, Expression, Listing, Value, Words, is_choice_letter, read_value
 
 
@@ -17,8 +18,8 @@ class MathAnswerScorer:
     """1 if the response's final answer equals the row's mathematically (`1/2`, `0.5`, `\\frac{1}{2}`), else 0.
 
     `final_answer` says what the final answer of a response is, `math_equality` what is equal. The row's answer is a
-    number or an expression, plain or LaTeX, a date, a choice or up to six words; of a worked solution the part in its
-    last box or behind its last `####`.
+    number or an expression, plain or LaTeX, a date, a choice or up to six words. Of a worked solution the last
+    `<answer>` element, the last box, or the text after the last `####` counts.
     """
 
     where: str
@@ -36,6 +37,9 @@ class MathAnswerScorer:
         @lru_cache(maxsize=1024)
         def expected_value(text: str) -> Value:
             answer = reference_answer(text)
+            reason = why_unusable(undecorated(answer))
+            if reason is not None:
+                raise ValueError(f"the row's answer is {reason}")
             value = read_value(answer, is_choice=is_choice_letter(answer))
             if value is None or not all(is_readable(each.text) for each in _expressions(value)):
                 raise ValueError(

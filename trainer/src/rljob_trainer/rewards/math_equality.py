@@ -9,7 +9,7 @@ Nothing here has a time limit; the process that scores has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 from rljob_trainer.rewards import math_sympy
@@ -71,7 +71,7 @@ def are_equal(expected: Value, given: Value) -> bool:
 
 
 def same_number(first: Fraction, second: Fraction, *, is_exact: bool) -> bool:
-    """Equality of two numbers; with `is_exact` both are integers or fractions as written."""
+    """Whether two numbers are equal: exactly if `is_exact`, else within `RELATIVE_TOLERANCE`."""
     if is_exact or first == second:
         return first == second
     return abs(first - second) <= RELATIVE_TOLERANCE * max(abs(first), abs(second))
@@ -117,7 +117,7 @@ def _same_quantity(first: Quantity, second: Quantity) -> bool:
         return False
     if same_number(first.number, second.number, is_exact=is_exact):
         return True
-    # 50% is 50 and 0.5.
+    # 50% equals 0.5, and also 50.
     if "%" not in (first.unit, second.unit) or first.unit == second.unit:
         return False
     shares = [value.number / 100 if value.unit == "%" else value.number for value in (first, second)]
@@ -128,19 +128,29 @@ def _same_listing(first: Listing, second: Listing) -> bool:
     brackets = {first.opening + first.closing, second.opening + second.closing}
     if len(first.items) != len(second.items):
         return False
+    if _is_named(first) != _is_named(second):
+        return _same_in_order(first, second)  # the values of `x = 1, y = 2` are 1 and 2, in this order
     if brackets <= {"", "{}"}:
-        return _same_in_any_order(first.items, second.items, are_equal)
-    if len(brackets) == 2 and not brackets & {"", "{}"}:
+        return _same_in_any_order(first.items, second.items)
+    if "" not in brackets and len(brackets) == 2:
         return False
+    return _same_in_order(first, second)
+
+
+def _is_named(listing: Listing) -> bool:
+    """Whether it gives values to several variables: `x = 1, y = 2`, and not `x = 1, x = 2`."""
+    names = {item.variable for item in listing.items if isinstance(item, Assignment)}
+    return len(names) == len(listing.items)
+
+
+def _same_in_order(first: Listing, second: Listing) -> bool:
     return all(are_equal(*pair) for pair in zip(first.items, second.items, strict=True))
 
 
-def _same_in_any_order(
-    first: Sequence[Value], second: Sequence[Value], is_same: Callable[[Value, Value], bool]
-) -> bool:
+def _same_in_any_order(first: Sequence[Value], second: Sequence[Value]) -> bool:
     left = list(second)
     for item in first:
-        index = next((index for index, other in enumerate(left) if is_same(item, other)), None)
+        index = next((index for index, other in enumerate(left) if are_equal(item, other)), None)
         if index is None:
             return False
         del left[index]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from typing import TypeVarTuple
 
 import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
 from math_verify.grader import should_treat_as_complex
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import And, BooleanFunction, Or
+
+Arguments = TypeVarTuple("Arguments")
 
 RELATIVE_TOLERANCE = 1e-6
 DIGITS = 50
@@ -28,34 +31,58 @@ POINTS = tuple(
 MIN_REAL_POINTS = 3
 
 _NORMALIZATION = NormalizationConfig(
-    basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
 """`K` and `k` are two variables."""
 _PLAIN_FUNCTIONS = re.compile(
     r"(?<![\\A-Za-z])(sinh|cosh|tanh|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|min|max|gcd|lcm)(?![A-Za-z])"
 )
+_LETTER_IN_FONT = re.compile(r"\\(?:mathrm|text|mathit)\s*\{\s*([A-Za-z])\s*\}")
 _SQRT = re.compile(r"(?<![\\A-Za-z])sqrt\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
 _POWER_OF_SEVERAL = re.compile(r"\^\s*(?:(-?\d{2,}|-\d)|\(([^()]*)\))")
 _INFINITY = re.compile(r"(?<![\\A-Za-z])(?:infinity|infty|inf)(?![A-Za-z])")
 
 
 def same_expression(expected: str, given: str) -> bool:
-    """Of two expressions, equations, inequalities or sets."""
+    """Whether two expressions, equations, inequalities or sets are equal."""
+    return _or_false(_same_expression, expected, given)
+
+
+def same_set(expected: Sequence[str], given: Sequence[str]) -> bool:
+    """Whether intervals, sets, lists and inequalities are equal; several texts of one answer are alternatives."""
+    return _or_false(_same_set, expected, given)
+
+
+def equals_number(expression: str, number: Fraction, is_exact: bool) -> bool:
+    """Whether an expression without variables has this value."""
+    return _or_false(_equals_number, expression, number, is_exact)
+
+
+def _or_false(compare: Callable[[*Arguments], bool], *arguments: *Arguments) -> bool:
+    """False where sympy fails: it raises anything for what it cannot evaluate, and what cannot be compared is not
+    equal. Too little memory is no such failure."""
+    try:
+        return compare(*arguments)
+    except MemoryError:
+        raise
+    except Exception:
+        return False
+
+
+def _same_expression(expected: str, given: str) -> bool:
     first, second = _parsed(expected), _parsed(given)
     return first is not None and second is not None and _same(first, second)
 
 
-def same_set(expected: Sequence[str], given: Sequence[str]) -> bool:
-    """Of intervals, sets, lists and inequalities; several texts of one answer are alternatives."""
+def _same_set(expected: Sequence[str], given: Sequence[str]) -> bool:
     first, second = ([_as_set(_parsed(text)) for text in texts] for texts in (expected, given))
     if not first or not second or None in first or None in second:
         return False
     return _same_sets(sympy.Union(*first), sympy.Union(*second))
 
 
-def equals_number(expression: str, number: Fraction, is_exact: bool) -> bool:
-    """Whether an expression without variables has this value."""
+def _equals_number(expression: str, number: Fraction, is_exact: bool) -> bool:
     value = _parsed(expression)
     exact = sympy.Rational(number.numerator, number.denominator)
     if isinstance(value, sympy.FiniteSet) and len(value) == 1:
@@ -65,7 +92,7 @@ def equals_number(expression: str, number: Fraction, is_exact: bool) -> bool:
 
 def as_latex(text: str) -> str:
     """Plain spellings as LaTeX: `sqrt(2)`, `x**2`, `3*x`, `sin(x)`, `x^10`."""
-    text = text.replace("**", "^").replace(r"\varnothing", r"\emptyset")
+    text = _LETTER_IN_FONT.sub(r"\1", text.replace("**", "^")).replace(r"\varnothing", r"\emptyset")
     while (changed := _SQRT.sub(r"\\sqrt{\1}", text)) != text:
         text = changed
     text = _PLAIN_FUNCTIONS.sub(r"\\\1 ", text)
@@ -87,7 +114,10 @@ def _parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
     except Exception:
         # The parser raises anything for what it cannot read, also of its own kinds, which derive from Exception only.
         return None
-    return found if isinstance(found, sympy.Basic | sympy.MatrixBase) else None
+    if not isinstance(found, sympy.Basic | sympy.MatrixBase):
+        return None
+    # The parser takes `i` for a variable.
+    return found.subs({symbol: sympy.I for symbol in found.free_symbols if symbol.name == "i"})
 
 
 def is_readable(text: str) -> bool:
@@ -108,6 +138,9 @@ def _same(first: sympy.Basic | sympy.MatrixBase, second: sympy.Basic | sympy.Mat
     if _is_relation(first) or _is_relation(second) or isinstance(first, sympy.Set) or isinstance(second, sympy.Set):
         if isinstance(first, Relational) and isinstance(second, Relational) and _proportional(first, second):
             return True
+        is_set = isinstance(first, sympy.Set) or isinstance(second, sympy.Set)
+        if not is_set and first.free_symbols != second.free_symbols:
+            return False  # `x > 2` is not `y > 2`
         one, other = _as_set(first), _as_set(second)
         return one is not None and other is not None and _same_sets(one, other)
     if isinstance(first, sympy.Tuple) and isinstance(second, sympy.Tuple):
@@ -170,7 +203,7 @@ def _rational(value: Fraction) -> sympy.Rational:
 
 
 def _is_relation(value: sympy.Basic) -> bool:
-    return isinstance(value, Relational | BooleanFunction) or type(value).__name__ == "And"
+    return isinstance(value, Relational | BooleanFunction)
 
 
 def _proportional(first: Relational, second: Relational) -> bool:

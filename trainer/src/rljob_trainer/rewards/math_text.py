@@ -14,22 +14,26 @@ _REPLACED = {
     "《": '"', "》": '"', "“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "«": '"', "»": '"',
     "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/",
     "∞": r"\infty ", "π": r"\pi ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ",
-    "±": r"\pm ", "°": r"^\circ ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "¥": "¥",
+    "±": r"\pm ", "°": r"^\circ ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "￥": "¥",
 }  # fmt: skip
 _CHARACTERS = str.maketrans({**{chr(old): chr(new) for old, new in _FULL_WIDTH.items()}, **_REPLACED})
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
 _VULGAR_FRACTION = re.compile("(\\d?)([¼-¾⅐-⅞↉])")
-_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([\d.]+|[a-z]))")
+_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[a-z]))")
 _MINUS = re.compile(r"(?<![\w.)\]}])\u2013\s*(?=[\d.\\$(])")
 
 # LaTeX that changes only how a value looks.
+TEXT_COMMANDS = "text|textbf|textit|textrm|textsf|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|mbox|operatorname"
+"""LaTeX commands that show their argument in another font."""
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|\\quad\b|\\qquad\b|\\thinspace\b|~")
 _NO_MEANING = re.compile(
     r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|strut|mathstrut|!)(?![a-zA-Z])|\\!"
 )
 _NAMED = (
-    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\(?:[dtc]|nice)frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\(?:text)?color\s*\{\w+\}|\\(?:[lL]arge|LARGE|[hH]uge|small|bf|rm)(?![a-zA-Z])"), ""),
+    (re.compile(r"\\degree(?![a-zA-Z])"), r"^\\circ"),
     (re.compile(r"\\leqs?lant(?![a-zA-Z])|\\leq(?![a-zA-Z])"), r"\\le"),
     (re.compile(r"\\geqs?lant(?![a-zA-Z])|\\geq(?![a-zA-Z])"), r"\\ge"),
     (re.compile(r"\\neq(?![a-zA-Z])"), r"\\ne"),
@@ -43,10 +47,7 @@ _WRAPPERS = (
     *(("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("```", "```"), ("`", "`")),
     *(('"', '"'), ("'", "'"), ("*", "*"), ("_", "_")),
 )
-_FONT = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textsf|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|mbox|operatorname|boxed|fbox)"
-    r"\s*(?=\{)"
-)
+_FONT = re.compile(rf"\\(?:{TEXT_COMMANDS}|underline|boxed|fbox)\s*(?=\{{)")
 
 
 def plain_characters(text: str) -> str:
@@ -75,7 +76,7 @@ def undecorated(text: str) -> str:
     """The text without what surrounds a value: white space, final punctuation, quotes, Markdown, `$`, `\\text{}`."""
     while True:
         before = text
-        text = text.strip().strip("\u201c\u201d")
+        text = text.strip()
         if text.endswith((",", ";", ":")) or (text.endswith(".") and not text.endswith("..")):
             text = text[:-1].rstrip()
         if text.count("**") == 1:

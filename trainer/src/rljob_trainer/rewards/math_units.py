@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from rljob_trainer.rewards.math_text import TEXT_COMMANDS
+
 MAGNITUDES = {
     "hundred": 10**2,
     "thousand": 10**3,
@@ -66,12 +68,50 @@ _SAME_UNIT = {
     "mol": ("mole",),
     "rad": ("radian",),
 }
-_CANONICAL = {spelling: unit for unit, spellings in _SAME_UNIT.items() for spelling in (*spellings, unit, unit.lower())}
+_CANONICAL = {spelling: unit for unit, spellings in _SAME_UNIT.items() for spelling in (*spellings, unit)}
 _POWER_WORDS = {"square": "^2", "squared": "^2", "sq": "^2", "cubic": "^3", "cubed": "^3"}
-_TEXT = re.compile(r"\\(?:text|textrm|mathrm|mbox|operatorname|rm)\s*\{([^{}]*)\}|\\rm\b")
+_TEXT = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{([^{{}}]*)\}}")
 _WORDS = re.compile(r"[A-Za-z\u00b5\u03a9\u4e00-\u9fff%$€£¥₹¢][^\d=<>+*()\[\]{}\\,;:!?\"]*")
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*([CF]?)\s*$")
 MAX_UNIT_WORDS = 4
+_NO_UNITS = frozenset(
+    (
+        *(
+            "a",
+            "not",
+            "is",
+            "are",
+            "or",
+            "and",
+            "more",
+            "less",
+            "than",
+            "times",
+            "plus",
+            "minus",
+            "over",
+            "mod",
+            "modulo",
+        ),
+        *(
+            "squared",
+            "cubed",
+            "factorial",
+            "wrong",
+            "incorrect",
+            "unknown",
+            "no",
+            "if",
+            "when",
+            "to",
+            "out",
+            "remainder",
+        ),
+        *("pi", "theta", "alpha", "beta", "gamma", "delta", "lambda", "mu", "phi", "omega", "sin", "cos", "tan", "cot"),
+        *("sec", "csc", "log", "ln", "exp", "sqrt"),
+    )
+)
+"""Words behind a number that change it, or that say something about it."""
 
 
 def read_unit(text: str) -> str | None:
@@ -91,8 +131,10 @@ def read_unit(text: str) -> str | None:
     powerless = re.sub(r"\^[23]", "", words)
     if not _WORDS.fullmatch(powerless) or len(words.split()) > MAX_UNIT_WORDS:
         return None
+    if not _NO_UNITS.isdisjoint(powerless.lower().split()):
+        return None
     unit = _canonical(words)
-    is_known = unit.removesuffix("^2").removesuffix("^3") in _SAME_UNIT
+    is_known = is_known_unit(unit)
     if is_marked or not powerless[0].isascii():
         return unit
     if not text[0].isspace():
@@ -113,7 +155,7 @@ def same_unit(first: str, second: str) -> bool:
 
 
 def _canonical(words: str) -> str:
-    lowered = words.lower()
+    lowered = words if len(words) == 1 else words.lower()
     for spelling in (words, lowered, _singular(lowered)):
         if spelling in _CANONICAL:
             return _CANONICAL[spelling]

@@ -8,12 +8,19 @@ from datetime import date
 from fractions import Fraction
 from functools import lru_cache
 
-from rljob_trainer.rewards.math_text import plain_characters, plain_latex, split_outside_brackets, undecorated
+from rljob_trainer.rewards.math_numbers import read_number
+from rljob_trainer.rewards.math_text import (
+    TEXT_COMMANDS,
+    plain_characters,
+    plain_latex,
+    split_outside_brackets,
+    undecorated,
+)
 from rljob_trainer.rewards.math_units import CURRENCIES, MAGNITUDES, read_unit
 
-MAX_DIGITS = 1000
-"""Longer numbers, and powers of ten beyond it, are left to sympy and the time limit."""
 MAX_WORDS = 6
+MAX_DEPTH = 20
+"""Of brackets in brackets."""
 MAX_VALUE_CHARACTERS = 1000
 """A longer text is no single value."""
 
@@ -81,19 +88,6 @@ class Expression:
 
 Value = Quantity | Moment | Choice | Listing | Assignment | Words | Expression
 
-# Numbers as they are written; each pattern is matched at the place where a number begins.
-_DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)"
-_NUMBER = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
-_EXPONENT = r"(?:[eE][-+]?\d{1,4})"
-_PLAIN = re.compile(rf"({_NUMBER})({_EXPONENT}?)(?![\d.]*\d)")
-_RATIO = re.compile(rf"({_NUMBER})\s*/\s*({_NUMBER})(?![\d.])")
-_FRAC = re.compile(rf"\\frac\s*(?:\{{\s*(-?\s*{_NUMBER})\s*\}}|(\d))\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))")
-_MIXED = re.compile(r"(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])|(\d+)\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
-_SCIENTIFIC = re.compile(
-    rf"(?:({_NUMBER})\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*(?:\^|\*\*)\s*(?:\{{\s*([-+]?\d{{1,4}})\s*\}}|(-?\d{{1,4}}))"
-)
-_REPEATING = re.compile(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))|\((\d+)\))")
-_ELLIPSIS = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}(?:\.\.\.|\\l?dots|\\cdots)")
 _SIGN = re.compile(r"\s*([-+])\s*")
 _MAGNITUDE = re.compile(rf"\s*(?:\\text\s*\{{\s*)?({'|'.join(MAGNITUDES)})s?(?![A-Za-z])\s*\}}?", re.IGNORECASE)
 _CURRENCY = re.compile("|".join(re.escape(currency) for currency in CURRENCIES))
@@ -109,20 +103,34 @@ _RATIO_OF_TWO = re.compile(r"(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)")
 
 # `C`, `(c)`, `[C]`, `C)`, `option C`, `\\text{C}`.
 _CHOICE = re.compile(
-    r"(?:(?:option|choice|answer|letter)\s*)?(?:\\text\w*\s*\{\s*)?(?:([A-J])|\(\s*([A-Ja-j])\s*\)|\[\s*([A-J])\s*\]|([A-J])\s*\))\s*\}?",
+    r"(?:(?:option|choice|answer|letter)\s*)?(?:([A-J])|\(\s*([A-Ja-j])\s*\)|\[\s*([A-J])\s*\]|([A-J])\s*\))",
     re.IGNORECASE,
 )
+_CHOICE_IN_FONT = re.compile(rf"^\\(?:{TEXT_COMMANDS})\s*\{{\s*(\(?[A-J][).:]?)\s*\}}")
+_ANOTHER_CHOICE = re.compile(r"\s*(?:and\b|or\b|,|&|/)?\s*\(?[A-J]\)?(?:\W|$)")
 _AFTER_CHOICE = re.compile(r"\s*[).:,]\s*|\s*$|\s+(?=[\d$\\(])")
-_ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
 _SEPARATOR = re.compile(r",(?!\d{3}(?!\d))\s*(?:and\b|or\b)?|;|\s(?:and|or)\s|,(?=\d{3},\d{1,2}(?!\d))", re.IGNORECASE)
+_SEPARATOR_IN_BRACKETS = re.compile(r",\s*(?:and\b|or\b)?|;|\s(?:and|or)\s", re.IGNORECASE)
+_IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow|therefore)(?![A-Za-z])")
+_LINES = re.compile(r"\\(?:begin|end)\s*\{(?:align|aligned|gather|gathered|split|eqnarray)\*?\}")
 _EQUALS = re.compile(r"(?<![<>!:=\\])=(?!=)")
-_VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?(?:\([A-Za-z]\))?'?")
+# What an answer may be called on the left of `=`: `x`, `AB`, `total`, `x_1`, `f(2)`, `|z|`, `\\angle B`, `\\cos A`.
+_VARIABLE = re.compile(
+    r"(?:\\[A-Za-z]+|[A-Za-z]|[A-Z]{2,}|[A-Za-z]{3,})(?:_(?:\w|\{\w+\}))?(?:\s*\([^()]*\))?'?"
+    r"|\|[^|=]*\||m?\s*\\angle\s*[A-Z]{1,3}|\\(?:sin|cos|tan)\s*\(?(?:[A-Z]|\\[a-z]+)\)?"
+)
+_SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\mid\b|\\vert\b|\||:)\s*(.+?)\s*\\\}", re.DOTALL)
+_BASE = re.compile(r"\s*(?:_\s*\{?\s*(\d+)\s*\}?|\\pmod\s*\{?\s*(\d+)\s*\}?|\(?\s*\\?mod\s*(\d+)\s*\)?)")
 _WORDS_ONLY = re.compile(r"[^\W\d_]+(?:[ '\-/.]+[^\W\d_]+)*")
 _COMMAND = re.compile(r"\\(?:text|mathrm|operatorname|mathbf|mathbb|mathcal|begin|end)\s*\*?\s*\{[^{}]*\}|\\[A-Za-z]+")
 _FUNCTION = re.compile(
     r"\b(?:sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|exp|pi|min|max|gcd|lcm|mod|infinity|inf)\b"
 )
 _OTHER_SCRIPT = re.compile(r"[\u0400-\u1fff\u3040-\ud7ff]")
+_SENTENCE_WORD = re.compile(
+    r"\b(?:so|is|if|as|we|it|by|to|in|of|get|the|thus|then|are|was|be|an|at|on|no|not|he|she|has|had|for|and|or)\b",
+    re.IGNORECASE,
+)
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}|\b[^\W\d_]{2,}\s+[^\W\d_]{2,}\b")
 
 
@@ -134,23 +142,48 @@ def read_value(text: str, *, is_choice: bool = False) -> Value | None:
     """
     if len(text) > 2 * MAX_VALUE_CHARACTERS:
         return None
-    text = undecorated(plain_latex(undecorated(plain_characters(text))))
+    text = re.sub(r"(?<=\d)\s+:\s+(?=\d)", ":", _in_one_spelling(text))
     if not text or len(text) > MAX_VALUE_CHARACTERS:
+        return None
+    if _bracket_depth(text) > MAX_DEPTH:
         return None
     if is_choice and (choice := _choice(text)):
         return choice
+    text = _last_step(text)
+    if match := _SET_BUILDER.fullmatch(text):
+        text = match[1]
     return _moment(text) or _quantity(text) or _listing(text) or _equation(text) or _words(text) or _expression(text)
+
+
+def _last_step(text: str) -> str:
+    """`x = 5` of `2x = 10 \\implies x = 5`, and of several lines in an `align` environment."""
+    if _LINES.search(text):
+        rows = [row.replace("&", "").strip() for row in _LINES.sub("", text).split(r"\\")]
+        text = next((row for row in reversed(rows) if row), "")
+    return undecorated(_IMPLIES.split(text)[-1])
 
 
 def is_choice_letter(text: str) -> bool:
     """Whether a row's answer is a choice: a capital letter from A to J, alone, in brackets, or before `)`, `.`, `:`."""
-    text = undecorated(plain_latex(undecorated(plain_characters(text))))
+    text = _plain_choice(_in_one_spelling(text))
     return re.fullmatch(r"\(?[A-J]\)?|[A-J][):.]\s*\S.*|\([A-J]\)\s*\S.*", text, re.DOTALL) is not None
 
 
+def _in_one_spelling(text: str) -> str:
+    return undecorated(plain_latex(undecorated(plain_characters(text))))
+
+
+def _plain_choice(text: str) -> str:
+    """`\\textbf{(B) }12` is `(B) 12`."""
+    return _CHOICE_IN_FONT.sub(r"\1 ", text, count=1).strip()
+
+
 def _choice(text: str) -> Choice | None:
+    text = _plain_choice(text)
     match = _CHOICE.match(text)
     if not match or not (after := _AFTER_CHOICE.match(text, match.end())):
+        return None
+    if _ANOTHER_CHOICE.match(text, after.end()):
         return None
     letter = next(filter(None, match.groups()))
     if letter.islower() and not match[2]:
@@ -172,7 +205,7 @@ def _moment(text: str) -> Moment | None:
             except ValueError:
                 return None
             return Moment("date", (day.year, day.month, day.day))
-    if match := _TIME.fullmatch(text):
+    if match := _TIME.fullmatch(_plain_words(text)):
         hour, minute, second = int(match[1]), int(match[2]), int(match[3] or 0)
         if match[4]:
             hour = hour % 12 + (12 if match[4].lower() == "p" else 0)
@@ -197,13 +230,15 @@ def _quantity(text: str) -> Quantity | None:
                 return None
             unit, position = read_unit(f" {match[0]}") or match[0], match.end()
             position += len(text) - position - len(text[position:].lstrip())
-    found = _number(text, position)
+    found = read_number(text, position)
     if found is None:
         return None
     number, is_exact, position = found
     if match := _MAGNITUDE.match(text, position):
         number, position = number * MAGNITUDES[match[1].lower()], match.end()
     rest = text[position:]
+    if match := _BASE.fullmatch(rest):
+        rest, unit = "", "base" + next(filter(None, match.groups())) if rest.strip()[0] == "_" else "modulo"
     if rest.strip():
         behind = read_unit(rest)
         if behind is None or (unit and behind != unit):
@@ -212,55 +247,14 @@ def _quantity(text: str) -> Quantity | None:
     return Quantity(sign * number, is_exact, unit)
 
 
-def _number(text: str, start: int) -> tuple[Fraction, bool, int] | None:
-    """The number at `start`, whether it is exact, and where it ends."""
-    if match := _REPEATING.match(text, start) or _ELLIPSIS.match(text, start):
-        groups = match.groups()
-        block = next(filter(None, groups[2:]))
-        return _repeating(groups[0], groups[1], block), True, match.end()
-    if match := _MIXED.match(text, start):
-        whole, part, parts = (int(group) for group in match.groups() if group is not None)
-        return (whole + Fraction(part, parts), True, match.end()) if parts else None
-    if match := _SCIENTIFIC.match(text, start):
-        base, power = match[1] or "1", int(match[2] or match[3])
-        if abs(power) > MAX_DIGITS:
-            return None
-        number, is_exact = _decimal(base)
-        return number * Fraction(10) ** power, is_exact, match.end()
-    for pattern in (_FRAC, _RATIO):
-        if match := pattern.match(text, start):
-            (above, is_above_exact), (below, is_below_exact) = (_decimal(each) for each in match.groups() if each)
-            return (above / below, is_above_exact and is_below_exact, match.end()) if below else None
-    if match := _ORDINAL.fullmatch(text, start):
-        return Fraction(int(match[1])), True, match.end()
-    match = _PLAIN.match(text, start)
-    if not match or match.end() - match.start() > MAX_DIGITS:
-        return None
-    if match[2] and abs(int(match[2][1:])) > MAX_DIGITS:
-        return None
-    number, is_exact = _decimal(match[1])
-    number *= Fraction(10) ** int(match[2][1:]) if match[2] else 1
-    return number, is_exact and not match[2], match.end()
-
-
-def _decimal(text: str) -> tuple[Fraction, bool]:
-    plain = re.sub(r"[, ]", "", text)
-    return Fraction(plain.rstrip(".") if plain.endswith(".") else plain), "." not in plain.rstrip(".")
-
-
-def _repeating(whole: str, fixed: str, block: str) -> Fraction:
-    """0.1(6) is (16 - 1) / 90."""
-    digits = int((whole + fixed + block) or "0") - int((whole + fixed) or "0")
-    return Fraction(digits, (10 ** len(block) - 1) * 10 ** len(fixed))
-
-
 def _listing(text: str) -> Listing | None:
     opening, closing, inner = "", "", text
     for left, right in ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"), ("{", "}")):
         if text.startswith(left) and text.endswith(right) and _is_one_pair(text, left, right):
             opening, closing, inner = left[-1], right[-1], text[len(left) : len(text) - len(right)]
             break
-    parts = [part.strip() for part in split_outside_brackets(inner, _SEPARATOR)]
+    separator = _SEPARATOR_IN_BRACKETS if opening else _SEPARATOR
+    parts = [part.strip() for part in split_outside_brackets(inner, separator)]
     if len(parts) == 1:
         if not opening:
             return None
@@ -277,6 +271,14 @@ def _listing(text: str) -> Listing | None:
     return Listing(tuple(item for item in items if item is not None), opening, closing, text)
 
 
+def _bracket_depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
 def _is_one_pair(text: str, left: str, right: str) -> bool:
     """Whether the bracket at the beginning is closed at the end, and not before."""
     depth = 0
@@ -290,7 +292,7 @@ def _is_one_pair(text: str, left: str, right: str) -> bool:
 
 def _equation(text: str) -> Value | None:
     """`x = 5`, or the last part of a chain such as `3 + 15 = 18`."""
-    parts = [part.strip() for part in _EQUALS.split(text)]
+    parts = [part.strip() for part in split_outside_brackets(text, _EQUALS)]
     if len(parts) == 1:
         if match := _RATIO_OF_TWO.fullmatch(text):
             below = Fraction(match[2])
@@ -302,13 +304,15 @@ def _equation(text: str) -> Value | None:
         return None
     if not parts[-1]:
         return None
+    if len(parts) == 2 and _VARIABLE.fullmatch(parts[1]) and (value := _quantity(parts[0])):
+        return Assignment(parts[1], value, text)
     value = read_value(parts[-1])
     if value is None or isinstance(value, Words) or not all(map(_may_be_a_side, parts[:-1])):
         return None
     if _VARIABLE.fullmatch(undecorated(parts[0])):
         return Assignment(undecorated(parts[0]), value, text)
     if isinstance(value, Quantity) and not re.search(
-        r"(?<![\\A-Za-z])[a-zA-Z](?![A-Za-z])", _COMMAND.sub(" ", parts[0])
+        r"(?<![\\A-Za-z])[a-zA-Z]{1,2}(?![A-Za-z])", _COMMAND.sub(" ", parts[0])
     ):
         return value
     return Expression(text) if _is_mathematical(text) else None
@@ -324,7 +328,7 @@ def _words(text: str) -> Words | None:
     if not _WORDS_ONLY.fullmatch(text) or len(text.split()) > MAX_WORDS:
         return None
     # One or two letters are variables, and the names of functions and constants are mathematics.
-    if max(map(len, text.split())) < 3 or _FUNCTION.search(text):
+    if max(map(len, re.split(r"[ '\-/.]+", text))) < 3 or _FUNCTION.search(text):
         return None
     return Words(" ".join(text.lower().replace("-", " ").split()))
 
@@ -339,10 +343,8 @@ def _expression(text: str) -> Expression | None:
 
 def _is_mathematical(text: str) -> bool:
     """Whether no words are left once LaTeX and the names of functions are taken away."""
+    if "\n\n" in text or "#" in text or "$" in text:
+        return False
     left = _FUNCTION.sub(" ", _COMMAND.sub(" ", text))
-    return (
-        "\n\n" not in text
-        and _LONG_WORD.search(left) is None
-        and _OTHER_SCRIPT.search(left) is None
-        and re.search(r"[^\W_]|\\", text) is not None
-    )
+    is_prose = any(pattern.search(left) for pattern in (_SENTENCE_WORD, _LONG_WORD, _OTHER_SCRIPT))
+    return not is_prose and re.search(r"[^\W_]|\\", text) is not None
