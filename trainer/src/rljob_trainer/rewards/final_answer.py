@@ -39,7 +39,8 @@ _JSON = re.compile(r"[\"'](?:final[_ ])?answer[\"']\s*:", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*|\"|')|[!?](?=\s|$)|\n")
 _OPENERS = ((r"\[", r"\]"), (r"\(", r"\)"), ("$$", "$$"), ("$", "$"))
 _CONNECTIVE = re.compile(
-    r"\b(?:because|since|as|so|which|where|when|for|but|not|rather than|instead of)\b|,\s*(?=[a-z]{2})|\s\((?=[a-z]{2})|;",
+    r"\b(?:because|since|as|so|which|where|when|for|but|not|rather than|instead of)\b"
+    r"|,\s*(?=[a-z]{2})|\s\((?=[a-z]{2})|;",
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
@@ -76,7 +77,7 @@ _DELIMITED = re.compile(
 )
 MAX_JOINED = 50
 _JOINT = re.compile(
-    r"\s*(?:,|;|,?\s*\b(?:and|or|nor)\b|&|/)\s*(?:maybe\s+|perhaps\s+|possibly\s+|also\s+)?(?:[a-zA-Z]\s*=\s*)?",
+    r"\s{0,3}(?:,|;|,?\s{0,3}\b(?:and|or|nor)\b|&|/)\s*(?:maybe\s+|perhaps\s+|possibly\s+|also\s+)?(?:[a-zA-Z]\s*=\s*)?",
     re.IGNORECASE,
 )
 _OPERATOR_BEFORE = re.compile(
@@ -84,7 +85,7 @@ _OPERATOR_BEFORE = re.compile(
 )
 _OPERAND_BEFORE = re.compile(r"(?:(?<![A-Za-z])[A-Za-z]|[)}\]$\d])$")
 _WORD_BEHIND = re.compile(
-    r"\s*\*?\s*(?:pi|sqrt|factorial|squared|cubed|theta|times|over|is\s+(?:not|wrong|incorrect))(?![A-Za-z])|\s+(?!(?:a|A|I|m|g|s|h|L|N|J|W|V|K)\b)[A-Za-z](?![A-Za-z'.])"
+    r"\s{0,3}\*?\s{0,3}(?:pi|sqrt|factorial|squared|cubed|theta|times|over|is\s+(?:not|wrong|incorrect))(?![A-Za-z])|\s+(?!(?:a|A|I|m|g|s|h|L|N|J|W|V|K)\b)[A-Za-z](?![A-Za-z'.])"
 )
 _DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
 # What may belong to the number in front of it: a magnitude, a percent sign, degrees, a unit.
