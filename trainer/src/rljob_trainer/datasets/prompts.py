@@ -46,6 +46,8 @@ class PromptRow:
     turn_beginning: str = ""
     """What the chat template has written of the assistant's turn, such as `<think>\n`: the end of `prompt`. Rewards see
     it as the beginning of the response."""
+    plain_turn_beginning: str = ""
+    """The same without special tokens, for a reward model that reads texts."""
     place: str = field(default="", compare=False)
     """Where to find the row, for messages: file and line, or data set and row number."""
 
@@ -64,6 +66,7 @@ class _Text:
     messages: tuple[ChatMessage, ...] | None
     """The chat template has made the text of them, with the special tokens in it; None for plain text."""
     turn_beginning: str = ""
+    plain_turn_beginning: str = ""
 
 
 def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, where: str) -> list[PromptRow]:
@@ -97,6 +100,7 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
                         raw.columns,
                         text.messages,
                         text.turn_beginning,
+                        text.plain_turn_beginning,
                         raw.place,
                     )
                 )
@@ -160,7 +164,8 @@ def _text(
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
     prompt = template.render(messages, raw.place)
-    return _Text(prompt, source_prompt, tuple(messages), turn.beginning(messages, prompt))
+    beginning = turn.beginning(messages, prompt)
+    return _Text(prompt, source_prompt, tuple(messages), beginning, turn.plain(beginning))
 
 
 def _unicode(text: _Text, raw: RawRow) -> _Text:
