@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, OverlongPrompt
-from rljob_trainer.datasets.chat_prompts import ChatTemplate, misfit
+from rljob_trainer.datasets.chat_prompts import ChatTemplate, misfit, unread_key
 from rljob_trainer.datasets.rows import RawRow, read_rows
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.assistant_turn import AssistantTurn
@@ -147,6 +147,11 @@ def _text(
         raise DatasetError(
             f"{raw.place}: column {prompt_field!r} {misfit(value)}; it must be a string, or a list of chat messages "
             "with role and content"
+        )
+    if messages is not None and (seen := unread_key(value)):
+        raise DatasetError(
+            f"{raw.place}: in the chat of column {prompt_field!r} {seen}, which would be ignored: only role and "
+            "content are read; leave it out, or write it into the content"
         )
     if messages is not None and dataset.prompt_template != PLACEHOLDER:
         raise DatasetError(
