@@ -39,6 +39,7 @@ from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
     PLAIN_RESPONSE_TEXTS,
+    PLAIN_TURN_BEGINNINGS,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
     TOKENS,
@@ -265,7 +266,12 @@ def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
     save_tokenizer(folder)
     batch = DataProto(
         {IS_TRUNCATED: torch.tensor([False, True])},
-        objects={PROMPT_TEXTS: ("a", ""), PROMPT_MESSAGES: (None, None), PLAIN_RESPONSE_TEXTS: ("b", "")},
+        objects={
+            PROMPT_TEXTS: ("a", ""),
+            PROMPT_MESSAGES: (None, None),
+            PLAIN_TURN_BEGINNINGS: ("", ""),
+            PLAIN_RESPONSE_TEXTS: ("b", ""),
+        },
     )
     (tmp_path / "group").mkdir()
     with only_rank(tmp_path / "group") as context:
@@ -286,10 +292,16 @@ def test_texts_are_scored_as_the_tokens_that_they_become(tmp_path: Path) -> None
     save_tokenizer(folder)
     batch = DataProto(
         {IS_TRUNCATED: torch.tensor([False, True])},
-        objects={PROMPT_TEXTS: PROMPTS, PROMPT_MESSAGES: CHATS, PLAIN_RESPONSE_TEXTS: ANSWERS},
+        objects={
+            PROMPT_TEXTS: PROMPTS,
+            PROMPT_MESSAGES: CHATS,
+            # What the policy's template has written of the turn.
+            PLAIN_TURN_BEGINNINGS: ("g\n", ""),
+            PLAIN_RESPONSE_TEXTS: ANSWERS,
+        },
     )
     (tmp_path / "group").mkdir()
     with only_rank(tmp_path / "group") as context:
         scores_B = scores_of(RewardModelWorker(context, settings_of(folder, reads_tokens=False)), batch)
-    right_B = expected(folder, [torch.tensor(ids("u:ab;a:e;")), torch.tensor(ids("cdfg"))])
+    right_B = expected(folder, [torch.tensor(ids("u:ab;a:g\ne;")), torch.tensor(ids("cdfg"))])
     torch.testing.assert_close(scores_B, right_B, rtol=1e-5, atol=1e-6)

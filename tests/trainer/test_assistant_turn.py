@@ -59,6 +59,23 @@ def test_what_the_template_has_written_of_the_turn(tmp_path: Path, template: str
     )
 
 
+@pytest.mark.parametrize(
+    ("beginning", "plain"),
+    [
+        ("<think>\n", "<think>\n"),
+        ("<|User|><think>\n", "<think>\n"),
+        ("<|User|>Okay", "Okay"),
+        ("<|User|>\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_beginning_without_special_tokens(tmp_path: Path, beginning: str, plain: str) -> None:
+    ordinary = AssistantTurn(Tokenizer(chat_model(tmp_path / "ordinary", R1, are_special=False)))
+    special = AssistantTurn(Tokenizer(chat_model(tmp_path / "special", R1)))
+    assert ordinary.plain(beginning) == plain
+    assert special.plain(beginning) == plain.replace("<think>\n", "")
+
+
 def test_a_beginning_that_depends_on_the_chat(tmp_path: Path) -> None:
     ending = "{% if messages[-1].content.endswith('/no_think') %}<think></think>{% else %}<think>{% endif %}"
     tokenizer = Tokenizer(chat_model(tmp_path, CHATML.replace("BEGINNING", ending)))
@@ -73,7 +90,7 @@ def no_think(content: str) -> ChatMessage:
 
 def test_rows_know_the_beginning_of_their_turn(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "k"}}\n{json.dumps({"prompt": CHATS["several turns"]})}\n')
-    tokenizer = Tokenizer(chat_model(tmp_path / "model", R1))
+    tokenizer = Tokenizer(chat_model(tmp_path / "model", R1, are_special=False))
 
     def texts(*, apply_chat_template: bool) -> list[tuple[str, str]]:
         dataset = Dataset(
@@ -81,6 +98,7 @@ def test_rows_know_the_beginning_of_their_turn(tmp_path: Path) -> None:
         )
         rows = load_prompts(dataset, tokenizer, tmp_path, "spec.training.dataset")
         assert [row.text_for_rewards + row.turn_beginning for row in rows] == [row.prompt for row in rows]
+        assert [row.plain_turn_beginning for row in rows] == [row.turn_beginning for row in rows]
         return [(row.text_for_rewards, row.turn_beginning) for row in rows]
 
     chat = (f"<|User|>{USER['content']}<|Assistant|>\n\n4</s><|User|>{USER['content']}<|Assistant|>", "<think>\n")

@@ -119,6 +119,43 @@ def test_a_message_that_the_template_leaves_out_is_no_silent_loss(
         loaded(tmp_path, USERS_ONLY, [USER, USER], messages)
 
 
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("{% for m in messages %}>{{ m.content.split('9')[0] }}{% endfor %}", ">1>2"),
+        ("{% for m in messages %}>{{ m.content[:2] }}{% endfor %}", ">19>29"),
+        ("{% for m in messages %}>{{ m.content.split('9')[-1] }}{% endfor %}", ">3>4"),
+        ("{% for m in messages %}>{{ m.content[-2:] }}{% endfor %}", ">93>94"),
+    ],
+)
+def test_a_template_may_read_only_one_end_of_a_message(tmp_path: Path, template: str, prompt: str) -> None:
+    [row] = loaded(tmp_path, template, [{"role": "user", "content": "193"}, {"role": "user", "content": "294"}])
+    assert row.prompt == prompt
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "seen"),
+    [
+        ("tool_calls", [{"id": "1"}], r"\(\[\{'id': '1'\}\]\)"),
+        ("name", "Ann", r"\('Ann'\)"),
+        ("reasoning_content", "1", r"\('1'\)"),
+        ("prefix", False, r"\(False\)"),
+    ],
+)
+def test_a_key_of_a_message_that_would_be_dropped_is_refused_by_name(
+    tmp_path: Path, key: str, value: object, seen: str
+) -> None:
+    unread = rf"^\S*chats\.jsonl, line 2: in the chat of column 'prompt' message 2 has the key '{key}' {seen}, which "
+    with pytest.raises(DatasetError, match=unread + "would be ignored: only role and content are read; leave it out"):
+        loaded(tmp_path, PLAIN, [USER], [USER, {**ASSISTANT, key: value}, USER])
+
+
+def test_keys_that_say_nothing_are_left_out(tmp_path: Path) -> None:
+    nothing = {"name": None, "tool_calls": [], "reasoning_content": "", "extra": {}, "weight": 0}
+    [row] = loaded(tmp_path, PLAIN, [{**USER, **nothing}])
+    assert (row.prompt, row.messages) == (">1>8", (USER,))
+
+
 @pytest.mark.parametrize("messages", [[USER, ASSISTANT], [ASSISTANT]])
 def test_a_chat_that_ends_with_an_assistants_turn_is_refused(tmp_path: Path, messages: list[ChatMessage]) -> None:
     with pytest.raises(

@@ -27,6 +27,7 @@ from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
+    PLAIN_TURN_BEGINNINGS,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
     RESPONSE_LENGTHS,
@@ -193,6 +194,7 @@ class Group:
 
     def __init__(self) -> None:
         self.given: list[list[int]] = []
+        self.beginnings: list[tuple[object, ...]] = []
 
     def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
         del sampling, syncs
@@ -213,7 +215,8 @@ class Group:
         return batch
 
     def compute_scores(self, batch: DataProto) -> Done[DataProto]:
-        assert set(batch.column_names()) == {TOKENS, PROMPT_TEXTS}
+        assert set(batch.column_names()) == {TOKENS, PROMPT_TEXTS, PLAIN_TURN_BEGINNINGS}
+        self.beginnings.append(batch.object_column(PLAIN_TURN_BEGINNINGS))
         self.given.append(batch[TOKENS].tolist())
         return Done(DataProto({score_column("model"): batch[TOKENS].double()}))
 
@@ -233,13 +236,14 @@ def test_rows_are_dealt_out_evenly_and_scores_come_back_in_their_order(
     """6 and 1, 5 and 2 tokens. Rows that do not divide go as they come."""
     monkeypatch.setattr("rljob_trainer.controller.rollout_phase.stored", lambda batch: batch)
     group = Group()
-    model = ModelReward(group, (TOKENS, PROMPT_TEXTS), num_ranks)
+    model = ModelReward(group, (TOKENS, PROMPT_TEXTS, PLAIN_TURN_BEGINNINGS), num_ranks)
     weights = {"one": 0.5, "model": 2.0}
     phase = RolloutPhase(group, group, weights, PhaseTimer(time.perf_counter), StopRequest(), model)
-    prompts = [PromptRow(index, "p", "p", (1, 2), "", {}) for index in range(num_rows)]
+    prompts = [PromptRow(index, "p", "p", (1, 2), "", {}, plain_turn_beginning=str(index)) for index in range(num_rows)]
     seeds = torch.zeros(num_rows, dtype=torch.int64)
     rollout = phase.run(prompts, 1, SamplingSettings(1.0, 1.0, 0, 8, ()), seeds)
     assert sorted(group.given[0]) == list(range(num_rows))
+    assert group.beginnings[0] == tuple(map(str, group.given[0]))
     if num_ranks == 2 and num_rows == 4:
         halves = {frozenset(group.given[0][:2]), frozenset(group.given[0][2:])}
         assert halves == {frozenset(given[:2]), frozenset(given[2:])}

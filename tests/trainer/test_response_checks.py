@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,59 @@ def test_ends_and_stop_texts_are_in_no_response(models: dict[bool, Path]) -> Non
     with pytest.raises(ConfigurationError, match=f"can never match, for no response has {cause}"):
         check_responses(training(DOCUMENTED, stop=("\n\n", "</answer>")), models[True], [row("<think>\n")])
     check_responses(training(r"<answer>.*(</answer>)?", stop=("</answer>",)), models[True], [row()])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "beginning", "stop", "can_match"),
+    [
+        ("<think>\nOkay.*", "<think>\n", "\n", True),
+        (".*\nOkay", "<think>\n", "\n", True),
+        ("<think>\n.*", "<think>", "\n", False),
+        ("<think>\nOkay\n", "<think>\n", "\n", False),
+    ],
+)
+def test_a_stop_text_does_not_end_what_the_template_writes(
+    models: dict[bool, Path], pattern: str, beginning: str, stop: str, can_match: bool
+) -> None:
+    checked = training(pattern, stop=(stop,))
+    if can_match:
+        check_responses(checked, models[True], [row(beginning)])
+    else:
+        with pytest.raises(ConfigurationError, match=re.escape(f"no response has {stop!r}: it is in spec.training")):
+            check_responses(checked, models[True], [row(beginning)])
+
+
+def test_a_tag_that_only_the_template_writes_may_be_followed_by_others() -> None:
+    """The tokenizer knows digits only."""
+    check_responses(training(r"<think>1\d"), DIGITS, [row("<think>")])
+    with pytest.raises(ConfigurationError, match="'<think>'"):
+        check_responses(training(r"<think><think>"), DIGITS, [row("<think>")])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "beginning", "pattern", "tag"),
+    [
+        ("2+2?[THINK]", "", r"\[THINK\].*\[/THINK\].*", "[THINK]"),
+        ("2+2? <think>\n", "", "<think>.*</think>.*", "<think>"),
+        ("2+2?<think>\n", "<think>\n", "<think>.*</think>.*", None),
+        ("2+2?", "", r"\[THINK\].*\[/THINK\].*", None),
+        ("2+2?[THINK]", "", r".*\[/THINK\].*", None),
+        ("2+2?[THINK]", "", r"(\[THINK\])?.*\[/THINK\].*", None),
+    ],
+)
+def test_a_pattern_that_begins_with_what_ends_the_prompt_is_warned_of(
+    models: dict[bool, Path],
+    prompt: str,
+    beginning: str,
+    pattern: str,
+    tag: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = [row(), PromptRow(0, prompt, "2+2?", (1,), None, {}, turn_beginning=beginning)]
+    check_responses(training(pattern), models[False], rows)
+    seen = [each.getMessage() for each in caplog.records if "prompts end with it already" in each.getMessage()]
+    assert len(seen) == (tag is not None)
+    assert all(f"{pattern!r} begins with {tag}, and" in message for message in seen)
 
 
 def test_a_beginning_of_the_turn_that_the_pattern_excludes_is_warned_of(

@@ -55,7 +55,7 @@ def test_a_space_at_the_beginning_is_kept(sentence_piece: PreTrainedTokenizerFas
 def test_no_space_is_cleaned_away(sentence_piece: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     sentence_piece.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert response_decoder(tmp_path).response_text([2], [3, 6, 4]).text == " two , words"
+    assert response_decoder(Tokenizer(tmp_path)).response_text([2], [3, 6, 4]).text == " two , words"
 
 
 def test_a_character_divided_between_prompt_and_response() -> None:
@@ -99,6 +99,14 @@ SPOKEN = {
     "stop text": Spoken("a<answer>4</answer>", "a<answer>4", "a4", "a<answer>4", ("</answer>",)),
     "two stop texts at once": Spoken("a<answer>4;5", "a<answer>", "a", "a<answer>", ("5", "4;5")),
     "stop text divided by a special token": Spoken("a<|User|>b</s>", "a<|User|>b", "ab", "ab", ("ab",)),
+    "stop text with a special token in it": Spoken("x ends</answer>", "x ", "x ", "x ", ("ends</answer>",)),
+    "stop text that begins within a special token": Spoken(
+        "<|User|>é</answer>", "<|User|>é</", "é", "é</", ("answer>",)
+    ),
+    "stop text in front of a special token's": Spoken("<think>ab</think>", "<think>a", "a", "<think>a", ("b</thi",)),
+    "stop text that is whole without special tokens only": Spoken(
+        "a<think>b</think>ab", "a<think>b</think>", "ab", "a<think>b</think>", ("ab",)
+    ),
     "stop text of an end": Spoken("4 <|im_end|>", "4 ", "4 ", "4 ", ("<|im_end|>",)),
     "stop text of padding": Spoken("4 <pad>", "4 ", "4 ", "4 ", ("<pad>",)),
 }
@@ -110,7 +118,8 @@ def decoders_and_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[bo
     folders = {each: tmp_path_factory.mktemp("model") for each in (True, False)}
     for are_special, folder in folders.items():
         chat_model(folder, TEMPLATES["ChatML, thinking"], are_special=are_special)
-    return {each: (response_decoder(folder), Tokenizer(folder)) for each, folder in folders.items()}
+    tokenizers = {each: Tokenizer(folder) for each, folder in folders.items()}
+    return {each: (response_decoder(tokenizer), tokenizer) for each, tokenizer in tokenizers.items()}
 
 
 @pytest.mark.parametrize("are_special", [True, False])
@@ -134,7 +143,7 @@ def test_ends_are_those_of_all_files_of_the_model(tmp_path: Path) -> None:
     chat_model(tmp_path, TEMPLATES["Llama 3"], pad_token=None)
     tokens = Tokenizer(tmp_path).vocabulary()
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokens["<|end_header_id|>"]]}))
-    decoder = response_decoder(tmp_path)
+    decoder = response_decoder(Tokenizer(tmp_path))
     assert decoder.removed == {tokens["<|end_header_id|>"], tokens["</s>"]}
     assert decoder.removed_at_end == {tokens["<|im_end|>"], tokens["<|endoftext|>"], tokens["<|eot_id|>"]}
 

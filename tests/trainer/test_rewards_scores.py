@@ -17,6 +17,8 @@ from rljob_trainer.errors import ConfigurationError, DatasetError, RewardError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, Scored, as_found, as_score, excerpt
 from rljob_trainer.rewards.error_policy import settle
 from rljob_trainer.rewards.exact_match import exact_match
+from rljob_trainer.rewards.final_message import final_message
+from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import find_answer
 from rljob_trainer.rewards.wire import decode, encode
 
@@ -141,6 +143,18 @@ def test_the_scored_part_of_a_response(response: str, expected: str | None, foun
         ("<think>\n\n</think>\n\n41", "42", 0.0),
         ("<think>42", "42", 0.0),
         ("</think><think>42", "42", 0.0),
+        ("18<|eom|>", "18", 1.0),
+        ("<s>18</s>", "18", 1.0),
+        # The answer itself has special tokens, or what looks like them.
+        ("<|tool|>18", "<|tool|>18", 1.0),
+        ("<s>18</s>", "<s>18</s>", 1.0),
+        ("<|call|>18", "<|tool|>18", 0.0),
+        # pandas writes a column of integers with nulls as floats.
+        ("18", 18.0, 1.0),
+        ("18.0", 18.0, 1.0),
+        ("-2", -2.0, 1.0),
+        ("18", 18.5, 0.0),
+        ("18", "18.0", 0.0),
     ],
 )
 def test_the_one_right_spelling(response: str, answer: object, score: float) -> None:
@@ -159,6 +173,55 @@ def test_an_answer_without_a_spelling_is_no_answer(answer: object, seen: str) ->
     for response in ("None", "nan", "True", "['a']", "{}", ""):
         with pytest.raises(ValueError, match=f"the row's answer is {seen}.*; correct the dataset"):
             exact_match("p", response, answer, {})
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>I think \\boxed{20}<|end|><|start|>assistant<|channel|>final<|message|>It is 18"
+)
+FINAL_MESSAGES = {
+    "18<|eom|>": "18",
+    "18<|fim_pad|>": "18",
+    "18<unk>": "18",
+    "<s> 18": "18",
+    "<pad><bos>18<eos></s>": "18",
+    "18<end_of_turn>": "18",
+    "<｜Assistant｜>18<｜end▁of▁sentence｜>": "18",
+    "<think>20<|eom|></think><|sep|>18": "18",
+    "<think>20</think>18<|im_end|><think>": "",
+    "18<|endoftext|>Question 2": "18\nQuestion 2",
+    "<answer>18</answer><|eom|>": "<answer>18</answer>",
+    # These are none.
+    "E<|x|>": "E<|x|>",
+    "0 <|x| and |y|> 2": "0 <|x| and |y|> 2",
+    "[INST] 18 [/INST]": "[INST] 18 [/INST]",
+    f"<|{'a' * 41}|>": f"<|{'a' * 41}|>",
+    HARMONY: "It is 18",
+    f"{HARMONY}<|return|>": "It is 18",
+    "<|channel|>final <|constrain|>json<|message|>18": "18",
+    "<|channel|>analysis<|message|>It is 18": "",
+    "<|channel|>commentary to=python<|message|>18<|call|>": "",
+    f"{HARMONY}<|end|><|start|>assistant<|channel|>analysis<|message|>or 20": "",
+    f"{HARMONY}<|end|><|start|>assistant<|channel|>final<|message|>No, 19": "No, 19",
+}
+
+
+@pytest.mark.parametrize("response", list(FINAL_MESSAGES))
+def test_the_final_message_has_no_thinking_and_no_special_tokens(response: str) -> None:
+    assert final_message(response).strip() == FINAL_MESSAGES[response]
+
+
+def test_every_reward_that_looks_for_an_answer_reads_the_final_message() -> None:
+    score = MathAnswerScorer("spec.training.rewards[0]").load()
+    said_18 = [response for response, message in FINAL_MESSAGES.items() if message in ("18", "It is 18")]
+    said_nothing = [response for response, message in FINAL_MESSAGES.items() if message == ""]
+    assert len(said_18) >= 11
+    assert len(said_nothing) >= 4
+    assert {score(RewardRequest("", response, "18", {})) for response in said_18} == {Scored(1.0, "18")}
+    assert {score(RewardRequest("", response, "18", {})) for response in said_nothing} == {Scored(0.0, "")}
+    assert {find_answer(response, "18") for response in said_18} == {"18"}
+    assert {find_answer(response, "18") for response in said_nothing} == {""}
+    assert {exact_match("", response, FINAL_MESSAGES[response], {}) for response in said_18} == {1.0}
+    assert {exact_match("", response, "18", {}) for response in said_nothing} == {0.0}
 
 
 WHERE = "spec.training.rewards[1]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.rewards.format import literal_beginning, lost_part
 
 TAG = re.compile(r"<[^<>\n]+>")
+OPENING_TAG = re.compile(r"<[^<>\n]+>|\[[^\[\]\n]+\]")
+"""At the beginning of a pattern: `<think>`, Mistral's `[THINK]`."""
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +38,10 @@ def check_responses(training: Training, model_folder: Path, prompts: Sequence[Pr
         if reward.type is RewardType.FORMAT and reward.format is not None
     ]
     if patterns:
-        decoder = response_decoder(model_folder)
-        beginnings = {row.turn_beginning for row in prompts}
+        decoder = response_decoder(tokenizer)
         for where, pattern in patterns:
-            _check_pattern(where, pattern, tokenizer, decoder, beginnings, training.rollout.stop)
+            _check_pattern(where, pattern, tokenizer, decoder, prompts, training.rollout.stop)
+            _warn_of_beginnings(where, pattern, prompts)
 
 
 def _check_ends(training: Training, model_folder: Path, tokenizer: Tokenizer, *, are_chats: bool) -> None:
@@ -80,23 +82,27 @@ def _check_pattern(
     pattern: str,
     tokenizer: Tokenizer,
     decoder: ResponseDecoder,
-    beginnings: Collection[str],
+    prompts: Sequence[PromptRow],
     stop: Sequence[str],
 ) -> None:
+    beginnings = {row.turn_beginning for row in prompts}
+
     def seen(*texts: str) -> str:
         """What rewards see of the tokens of these texts."""
         return decoder.response_text((), [*chain(*tokenizer.encode_all(texts, add_special_tokens=False))]).text
 
     def lost_part_of(text: str) -> str | None:
-        # What the template writes comes as it is, without a token.
-        if all(text in each for each in beginnings):
-            return None
-        parts = (
-            *(each for each in stop if each in text),
-            # Some tokens are left out at the end of a response only.
-            *(each for each in TAG.findall(text) if each not in seen(each, "a")),
-        )
-        return parts[0] if parts else None
+        for beginning in beginnings:
+            # What the template writes comes as it is, without a token, and is not compared with stop texts.
+            generated = _without_overlap(text, beginning)
+            parts: tuple[str, ...] = (
+                *(each for each in stop if each in generated),
+                # Some tokens are left out at the end of a response only.
+                *(each for each in TAG.findall(generated) if each not in seen(each, "a")),
+            )
+            if parts:
+                return parts[0]
+        return None
 
     if lost := lost_part(pattern, lost_part_of):
         cause, advice = f"the tokenizer makes {seen(lost)!r} of it", "use other tags, or another model"
@@ -108,8 +114,19 @@ def _check_pattern(
         raise ConfigurationError(
             f"{where}: {pattern!r} can never match, for no response has {lost!r}: {cause}; {advice}"
         )
+
+
+def _without_overlap(text: str, beginning: str) -> str:
+    """The part of a text that the model has to write, where its turn begins with `beginning`: all but what the end of
+    the beginning has of it; `Okay` of `<think>\\nOkay` where that is `<think>\\n`."""
+    if text in beginning:
+        return ""
+    return next(text[size:] for size in range(len(text), -1, -1) if beginning.endswith(text[:size]))
+
+
+def _warn_of_beginnings(where: str, pattern: str, prompts: Sequence[PromptRow]) -> None:
     wanted = literal_beginning(pattern)
-    for beginning in beginnings:
+    for beginning in {row.turn_beginning for row in prompts}:
         given = beginning.lstrip()
         if not wanted.startswith(given) and not given.startswith(wanted):
             log.warning(
@@ -119,6 +136,15 @@ def _check_pattern(
                 pattern,
                 beginning,
             )
+    tag = OPENING_TAG.match(wanted)
+    if tag and any(not row.turn_beginning and row.prompt.rstrip().endswith(tag[0]) for row in prompts):
+        log.warning(
+            "%s: %r begins with %s, and prompts end with it already, so that rewards do not see it in the response and "
+            "the pattern never matches unless the model writes it again; let the pattern begin after it",
+            where,
+            pattern,
+            tag[0],
+        )
 
 
 def _decoded(tokenizer: Tokenizer, text: str) -> str:

@@ -151,8 +151,9 @@ def _check_conversations(tokenizer: Tokenizer, prompts: Sequence[PromptRow]) -> 
 
 def _conversation(tokenizer: Tokenizer, row: PromptRow) -> list[int]:
     """A prompt with a response. Raises ConfigurationError for a chat that the template does not take."""
+    response = f"{row.plain_turn_beginning}text"
     try:
-        [token_ids] = conversations(tokenizer, [row.prompt], [row.messages], ["text"], [False])
+        [token_ids] = conversations(tokenizer, [row.prompt], [row.messages], [response], [False])
     except RewardError as error:
         raise ConfigurationError(f"{POLICY_FIELD}source: {error}") from error
     return token_ids

@@ -45,6 +45,7 @@ from rljob_trainer.workers.columns import (
     FOUND,
     IS_GREEDY,
     IS_TRUNCATED,
+    PLAIN_TURN_BEGINNINGS,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
     PROMPT_TOKEN_IDS,
@@ -63,7 +64,7 @@ MAX_SEED = 2**31
 MAX_PROMPT_CHARACTERS = 200
 """Of a prompt in a message."""
 REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
-MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES)
+MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS)
 """Of prompts, for rewards that are functions and for one that is a model."""
 
 
@@ -335,6 +336,7 @@ def prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:
         objects={
             PROMPT_TEXTS: tuple(row.text_for_rewards for row in prompts),
             TURN_BEGINNINGS: tuple(row.turn_beginning for row in prompts),
+            PLAIN_TURN_BEGINNINGS: tuple(row.plain_turn_beginning for row in prompts),
             ANSWERS: tuple(row.answer for row in prompts),
             DATASET_ROWS: tuple(row.row for row in prompts),
             PROMPT_MESSAGES: tuple(row.messages for row in prompts),

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     # Importing it loads transformers.
     from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 
-CHANGE = " 1"
-"""Is put behind a message to see whether the template's text changes."""
+CHANGES = ("{} 1", "1 {}")
+"""Of a message, to see whether the template's text changes: some templates read only one end of a message."""
+HARMLESS_KEYS = frozenset({"role", "content", "weight"})
+"""Of a message. Fine-tuning data has weights of the loss, which do not change a prompt."""
 
 
 class ChatTemplate:
@@ -50,17 +52,35 @@ class ChatTemplate:
 
     def _check_every_message(self, messages: Sequence[ChatMessage], text: str, place: str) -> None:
         for number, message in enumerate(messages):
-            other: ChatMessage = {"role": message["role"], "content": message["content"] + CHANGE}
-            try:
-                changed = self._tokenizer.render_chat([*messages[:number], other, *messages[number + 1 :]])
-            except ChatTemplateError:
-                continue  # It reads the message.
-            if changed == text:
+            if not self._reads(messages, number, text):
                 raise DatasetError(
                     f"{place}: the model's chat template leaves out message {number + 1} of column "
                     f"{self._prompt_field!r} (role {message['role']!r}: {message['content']!r:.40}); use roles that "
                     "it knows, or leave the message out"
                 )
+
+    def _reads(self, messages: Sequence[ChatMessage], number: int, text: str) -> bool:
+        """Whether the template's text changes with the content of one message."""
+        message = messages[number]
+        for change in CHANGES:
+            other: ChatMessage = {"role": message["role"], "content": change.format(message["content"])}
+            try:
+                changed = self._tokenizer.render_chat([*messages[:number], other, *messages[number + 1 :]])
+            except ChatTemplateError:
+                return True
+            if changed != text:
+                return True
+        return False
+
+
+def unread_key(value: object) -> str | None:
+    """The first key of a chat's messages that would be dropped, with its message and value: messages have a role and a
+    content here. None where there is none; null and empty values say nothing."""
+    for number, item in enumerate(value if isinstance(value, list) else (), start=1):
+        for key, each in item.items() if isinstance(item, dict) else ():
+            if key not in HARMLESS_KEYS and each is not None and each not in ("", [], {}):
+                return f"message {number} has the key {key!r} ({each!r:.80})"
+    return None
 
 
 def misfit(value: object) -> str:

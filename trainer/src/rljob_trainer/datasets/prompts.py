@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, OverlongPrompt
-from rljob_trainer.datasets.chat_prompts import ChatTemplate, misfit
+from rljob_trainer.datasets.chat_prompts import ChatTemplate, misfit, unread_key
 from rljob_trainer.datasets.rows import RawRow, read_rows
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.assistant_turn import AssistantTurn
@@ -46,6 +46,8 @@ class PromptRow:
     turn_beginning: str = ""
     """What the chat template has written of the assistant's turn, such as `<think>\n`: the end of `prompt`. Rewards see
     it as the beginning of the response."""
+    plain_turn_beginning: str = ""
+    """The same without special tokens, for a reward model that reads texts."""
     place: str = field(default="", compare=False)
     """Where to find the row, for messages: file and line, or data set and row number."""
 
@@ -64,6 +66,7 @@ class _Text:
     messages: tuple[ChatMessage, ...] | None
     """The chat template has made the text of them, with the special tokens in it; None for plain text."""
     turn_beginning: str = ""
+    plain_turn_beginning: str = ""
 
 
 def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, where: str) -> list[PromptRow]:
@@ -97,6 +100,7 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
                         raw.columns,
                         text.messages,
                         text.turn_beginning,
+                        text.plain_turn_beginning,
                         raw.place,
                     )
                 )
@@ -144,6 +148,11 @@ def _text(
             f"{raw.place}: column {prompt_field!r} {misfit(value)}; it must be a string, or a list of chat messages "
             "with role and content"
         )
+    if messages is not None and (seen := unread_key(value)):
+        raise DatasetError(
+            f"{raw.place}: in the chat of column {prompt_field!r} {seen}, which would be ignored: only role and "
+            "content are read; leave it out, or write it into the content"
+        )
     if messages is not None and dataset.prompt_template != PLACEHOLDER:
         raise DatasetError(
             f"{where}.promptTemplate: would be ignored, because {raw.place} holds chat messages in column "
@@ -160,7 +169,8 @@ def _text(
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
     prompt = template.render(messages, raw.place)
-    return _Text(prompt, source_prompt, tuple(messages), turn.beginning(messages, prompt))
+    beginning = turn.beginning(messages, prompt)
+    return _Text(prompt, source_prompt, tuple(messages), beginning, turn.plain(beginning))
 
 
 def _unicode(text: _Text, raw: RawRow) -> _Text:

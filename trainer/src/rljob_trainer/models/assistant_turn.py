@@ -29,6 +29,8 @@ class AssistantTurn:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._plain: dict[str, str] = {}
+        """Beginnings without special tokens; there are few different ones."""
 
     def beginning(self, messages: Sequence[ChatMessage], prompt: str) -> str:
         """What `prompt`, the chat rendered up to where the assistant answers, has beyond the role's header. Empty where
@@ -38,6 +40,15 @@ class AssistantTurn:
         if after_user and prompt.endswith(after_user):
             return beginning
         return self._beginning(messages, prompt)
+
+    def plain(self, beginning: str) -> str:
+        """`beginning` without the tokenizer's special tokens; empty where that leaves white space only."""
+        if beginning not in self._plain:
+            token_ids = self._tokenizer.encode(beginning, add_special_tokens=False)
+            has_special = not self._tokenizer.special_token_ids.isdisjoint(token_ids)
+            plain = self._tokenizer.decode(token_ids) if has_special else beginning
+            self._plain[beginning] = plain if plain.strip() else ""
+        return self._plain[beginning]
 
     @cached_property
     def end_token_id(self) -> int | None:

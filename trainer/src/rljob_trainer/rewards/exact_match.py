@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 from rljob_trainer.rewards.base import MAX_VALUE_CHARACTERS, excerpt
-from rljob_trainer.rewards.thinking import without_thinking
+from rljob_trainer.rewards.final_message import final_message, without_thinking
 
 
 def exact_match(prompt: str, response: str, answer: object, row: dict[str, object]) -> float:
-    """1 if the response is the answer, both without surrounding white space, else 0. Thinking, which ends with the last
-    `</think>`, is no part of the response; one that does not end leaves none.
+    """1 if the response is the answer, both without surrounding white space, else 0. Thinking is no part of the
+    response; where it does not end, nothing is left. Special tokens are none either, unless the answer has them.
+
+    18.0 is also spelled 18: pandas writes a column of integers with nulls as floats.
 
     Raises ValueError for an answer that has no spelling: null, true and false, NaN, lists, mappings, and white space.
     """
@@ -22,4 +24,8 @@ def exact_match(prompt: str, response: str, answer: object, row: dict[str, objec
     expected = str(answer).strip()
     if not expected:
         raise ValueError(f"the row's answer is empty ({answer!r}); correct the dataset")
-    return 1.0 if without_thinking(response).strip() == expected else 0.0
+    spellings = {expected}
+    if isinstance(answer, float) and answer.is_integer():
+        spellings.add(str(int(answer)))
+    given = {without_thinking(response).strip(), final_message(response).strip()}
+    return 0.0 if spellings.isdisjoint(given) else 1.0

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rljob_trainer.rewards.answer_values import GSM8K_MARK
+from rljob_trainer.rewards.final_message import final_message
 from rljob_trainer.rewards.math_text import braced, plain_characters, undecorated
 from rljob_trainer.rewards.math_units import MAGNITUDES, is_known_unit, read_unit
 from rljob_trainer.rewards.math_values import Expression, Value, Words, read_value
-from rljob_trainer.rewards.thinking import without_thinking
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s*(?=[^\s{a-zA-Z])")
 _WORD = re.compile(r"[^\s$]+")
@@ -111,7 +111,7 @@ def find_answer(response: str, *, is_choice: bool, is_words: bool) -> Found:
     `is_choice`: the row's answer is a letter of a multiple-choice question; `is_words`: it is words, such as `Tuesday`.
     """
     reader = _Reader(is_choice, is_words)
-    text = plain_characters(without_thinking(response))
+    text = plain_characters(final_message(response))
     if (element := last_element(text)) is not None:
         text = element
     box = last_box(text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rljob_trainer.rewards.base import RewardRequest, Scored, Scorer
-from rljob_trainer.rewards.thinking import without_thinking
+from rljob_trainer.rewards.final_message import final_message
 
 ANSWER_TAG = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
 NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")
@@ -57,14 +57,14 @@ class ReasoningGymScorer:
 def find_answer(response: str, expected: str | None) -> str:
     """The part of the response that is scored.
 
-    Thinking, which ends with the last `</think>`, is not read; where one does not end, there is no answer. Of the rest
+    Thinking and special tokens are not read; where thinking does not end, there is no answer. Of the rest
 
     1. Behind the last `<answer>` tag, up to its end tag, where there is one.
     2. Else, if a number is expected and the response is more than a number: the last number of the first line, without
        thousands separators. Small models write `88 + 94 = 182` and then go on with questions of their own.
     3. Else the whole response. All of it without surrounding white space.
     """
-    response = without_thinking(response)
+    response = final_message(response)
     tagged = ANSWER_TAG.findall(response)
     if tagged:
         return str(tagged[-1]).strip()

@@ -26,6 +26,7 @@ from rljob_trainer.observability.memory import MEMORY, Boundary, Bytes, Owner
 from rljob_trainer.workers.columns import (
     IS_TRUNCATED,
     PLAIN_RESPONSE_TEXTS,
+    PLAIN_TURN_BEGINNINGS,
     PROMPT_MESSAGES,
     PROMPT_TEXTS,
     TOKENS,
@@ -33,7 +34,7 @@ from rljob_trainer.workers.columns import (
 )
 
 TOKEN_COLUMNS = (TOKENS,)
-TEXT_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_RESPONSE_TEXTS, IS_TRUNCATED)
+TEXT_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS, PLAIN_RESPONSE_TEXTS, IS_TRUNCATED)
 """What `compute_scores` reads: of a model with the policy's tokens, and of another one."""
 
 
@@ -96,9 +97,12 @@ class RewardModelWorker(Worker):
     def _token_rows(self, batch: DataProto) -> list[Tensor]:
         if self.tokenizer is None:
             return list(batch.ragged_column(TOKENS).row_tensors())
-        prompts, chats, responses = (
-            batch.object_column(name) for name in (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_RESPONSE_TEXTS)
+        prompts, chats, beginnings, written = (
+            batch.object_column(name)
+            for name in (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS, PLAIN_RESPONSE_TEXTS)
         )
+        # The policy's template has begun the turn (`<think>\n`), and the policy has written the rest.
+        responses = [f"{beginning}{text}" for beginning, text in zip(beginnings, written, strict=True)]
         token_ids = conversations(self.tokenizer, prompts, chats, responses, batch[IS_TRUNCATED].tolist())
         return [torch.tensor(row, dtype=torch.int64) for row in token_ids]
 

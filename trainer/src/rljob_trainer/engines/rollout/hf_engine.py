@@ -68,9 +68,10 @@ class HfEngine(RolloutEngine):
         tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         for name in float32_names(self.model, tensors):
             tensors[name].data = tensors[name].data.float()
-        self.decoder = response_decoder(settings.model_folder)
+        tokenizer = Tokenizer(settings.model_folder)
+        self.decoder = response_decoder(tokenizer)
         self.settings = settings
-        self.end_tokens = frozenset(Tokenizer(settings.model_folder).eos_token_ids)
+        self.end_tokens = frozenset(tokenizer.eos_token_ids)
         self.policy_version = -1
         self.waiting: dict[str, GenerationRequest] = {}
         self.running: list[_Running] = []

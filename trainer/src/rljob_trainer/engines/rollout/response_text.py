@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from rljob_trainer.models.assistant_turn import AssistantTurn
@@ -55,16 +55,30 @@ class ResponseDecoder:
         while kept and kept[-1] in self.removed_at_end:
             kept.pop()
         whole = self._added(prompt, kept)
-        found = [each for each in stop if each in whole]
-        text = _up_to(whole, found)
+        text = whole[: min((whole.find(each) for each in stop if each in whole), default=len(whole))]
         if self.special.isdisjoint(kept):
             return ResponseText(text, text)
-        return ResponseText(text, _up_to(self._added(prompt, kept, skip_special_tokens=True), found))
+        if text == whole:
+            return ResponseText(text, self._added(prompt, kept, skip_special_tokens=True))
+        return ResponseText(text, self._plain_up_to(prompt, kept, text))
 
     def is_stopped(self, prompt: Sequence[int], response: Sequence[int], stop: Sequence[str]) -> bool:
         """Whether the response, all of its special tokens included, has one of the stop texts."""
         text = self._added(prompt, response) if stop else ""
         return any(each in text for each in stop)
+
+    def _plain_up_to(self, prompt: Sequence[int], response: Sequence[int], text: str) -> str:
+        """`text`, the beginning of what the response adds, without special tokens. The stop text may have special
+        tokens itself, or begin within a token: so the tokens that are part of `text` are found first."""
+
+        def num_characters(num_tokens: int) -> int:
+            return len(self._added(prompt, response[:num_tokens]))
+
+        num_whole = bisect_right(range(len(response) + 1), len(text), key=num_characters) - 1
+        plain = self._added(prompt, response[:num_whole], skip_special_tokens=True)
+        # A stop text may begin within the next token.
+        is_special = response[num_whole] in self.special
+        return plain if is_special else plain + text[num_characters(num_whole) :]
 
     def _added(self, prompt: Sequence[int], response: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         context = list(prompt[-NUM_CONTEXT_TOKENS:])
@@ -78,9 +92,8 @@ class ResponseDecoder:
         return text.rstrip(REPLACEMENT)
 
 
-def response_decoder(model_folder: Path) -> ResponseDecoder:
-    """With the tokenizer of a model. Raises ConfigurationError if it has none that can be read."""
-    tokenizer = Tokenizer(model_folder)
+def response_decoder(tokenizer: Tokenizer) -> ResponseDecoder:
+    """With the tokenizer of the policy."""
     special, vocabulary = tokenizer.special_token_ids, tokenizer.vocabulary()
     ends = {vocabulary[token] for token in TURN_ENDS if token in vocabulary} & special
     if tokenizer.has_chat_template and (end := AssistantTurn(tokenizer).end_token_id) is not None:
@@ -89,7 +102,3 @@ def response_decoder(model_folder: Path) -> ResponseDecoder:
     return ResponseDecoder(
         tokenizer, frozenset((*tokenizer.eos_token_ids, *padding)), frozenset(ends), frozenset(special)
     )
-
-
-def _up_to(text: str, stop: Sequence[str]) -> str:
-    return text[: min((text.find(each) for each in stop if each in text), default=len(text))]

@@ -35,6 +35,7 @@ from rljob_trainer.engines.rollout.select import check_build
 from rljob_trainer.engines.storages import distinct_storages
 from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.models.adapter_files import write_adapter
+from rljob_trainer.models.tokenizer import Tokenizer
 
 SHARED_MEMORY = Path("/dev/shm")
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -113,7 +114,7 @@ class VllmEngine(AdapterEngine):
         self.policy_version = -1
         self.adapter: LoRARequest | None = None
         self._adapter_numbers = count(1)
-        self.decoder = response_decoder(settings.model_folder)
+        self.decoder = response_decoder(Tokenizer(settings.model_folder))
         self._stops: dict[str, tuple[str, ...]] = {}
         """Stop texts of the requests in hand."""
 
