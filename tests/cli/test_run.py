@@ -362,13 +362,15 @@ def test_a_bad_file_is_refused_before_anything_is_made(workplace: Workplace) -> 
     assert not (workplace.folder / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ["random.py", "numbers/__init__.py", "code/types.py"])
+@pytest.mark.parametrize("name", ["random.py", "numbers/__init__.py", "code/types.py", "queue.py", "sched.py"])
 def test_a_file_that_hides_a_module_of_python_is_refused_before_anything_is_made(
     workplace: Workplace, name: str
 ) -> None:
     file = workplace.folder / name
     file.parent.mkdir(exist_ok=True)
     file.write_text("")
+    for unused in ("antigravity.py", "this.py"):
+        (workplace.folder / unused).write_text("")
     code, output = workplace.run(PYTHONSAFEPATH="1")
     module = name.removeprefix("code/").removesuffix(".py").removesuffix("/__init__")
     assert code == 2

@@ -155,7 +155,7 @@ BAD_ADVANTAGES = [
     ("no_such_module:f", r"no module 'no_such_module' .* PYTHONPATH"),
     ("{m}:centred", r"has no 'centred'; did you mean centered\?"),
     ("{m}:NUMBER", r"{m}:NUMBER is a int; name a plain function"),
-    ("{m}:reinforce", r"raised AttributeError; mend it:\n(?s:.)*no attribute 'advantages_N'"),
+    ("{m}:reinforce", r"raised AttributeError; fix it:\n(?s:.)*no attribute 'advantages_N'"),
     ("{m}:informed", r"{m}:informed is a policy loss; name it in algorithm\.loss\.function"),
     ("{m}:of_tokens", r"{m}:of_tokens\(inputs, reduce\) cannot be called as function\(inputs\).*@token_advantage\(\)"),
     (
@@ -166,16 +166,16 @@ BAD_ADVANTAGES = [
         "{m}:normalized",
         r"gave NaN or infinity for 4 of 12 responses, first for number 4, whose reward is 1; give",
     ),
-    ("{m}:exits", r"{m}:exits raised SystemExit; mend it:\n"),
+    ("{m}:exits", r"{m}:exits raised SystemExit; fix it:\n"),
     ("{m}:draws", r"gave other advantages for equal inputs"),
     ("{m}:huge", r"gave NaN or infinity for 12 of 12 responses"),
     ("{m}:sparse", r"gave a tensor of layout torch\.sparse_coo; give one advantage per response as a dense tensor"),
     ("random:advantage", r"'random' is the name of a module of Python's standard library.*my_random"),
-    ("{m}:largest_of_all", r"{m}:largest_of_all does not say what it is called with \(no signature"),
+    ("{m}:largest_of_all", r"{m}:largest_of_all has no signature that Python can read \(no signature"),
     ("{m}:Estimator", r"{m}:Estimator is a class; name a plain function"),
     ("{m}:piecewise", r"{m}:piecewise is a generator \(it has `yield`\); name a plain function"),
     ("{m}:awaited", r"{m}:awaited is an async function; name a plain function"),
-    ("{m}:Unsigned", r"{m}:Unsigned .*(does not say what it is called with|raised)"),
+    ("{m}:Unsigned", r"{m}:Unsigned .*(has no signature that Python can read|raised)"),
     ("{m}:unfitted", r"{m}:unfitted .*needs 'values', and gives no returns, to which the critic is fitted; give"),
     ("{m}:valued", r"{m}:valued needs 'worth', which is not to be had; there are old_logprobs, rollout_logprobs, ref"),
     ("{m}:needs_rows", r"raised IndexError(?s:.)*\n\(tried for a worker without any token, which has to take part"),
@@ -196,7 +196,7 @@ def test_an_advantage_is_tried_on_groups_of_the_jobs_size(module: str) -> None:
 
 BAD_LOSSES = [
     ("types:loss", r"'types' is the name of a module of Python's standard library.*my_types"),
-    ("{m}:largest_of_all", r"{m}:largest_of_all does not say what it is called with \(no signature"),
+    ("{m}:largest_of_all", r"{m}:largest_of_all has no signature that Python can read \(no signature"),
     ("{m}:Estimator", r"{m}:Estimator is a class; name a plain function"),
     ("{m}:largest", r"{m}:largest is an advantage; name it in algorithm\.advantage\.function"),
     ("{m}:of_tokens", r"cannot be called as function\(inputs\).*@policy_loss_function"),
@@ -213,7 +213,7 @@ BAD_LOSSES = [
     ("{m}:of_the_micro_batch", r"gave a token another loss when other rows were beside it.*use `whole_pass`"),
     (
         "{m}:raises",
-        r"raised AttributeError; mend it:\n(?s:.)*inputs\.no_such_thing(?s:.)*\(seen on small made-up inputs",
+        r"raised AttributeError; fix it:\n(?s:.)*inputs\.no_such_thing(?s:.)*\(seen on small made-up inputs",
     ),
     ("{m}:sums_per_token", r"gave a tensor \[9\] of float32 as the sum 'logprobs'; give a tensor of shape \[\]"),
     ("{m}:sum_over_a_metric", r"named a sum 'entropy'; it is reported as actor/entropy, a mean over tokens"),
@@ -230,7 +230,7 @@ BAD_LOSSES = [
     ("{m}:whole_of_other_names", r"gave other names from its whole pass on some workers"),
     ("{m}:whole_no_number", r"gave NaN or infinity as 'log' from its whole pass"),
     ("{m}:sums_in_a_list", r"gave a list as sums; give a mapping of names to tensors"),
-    ("{m}:exits", r"{m}:exits raised SystemExit; mend it:\n"),
+    ("{m}:exits", r"{m}:exits raised SystemExit; fix it:\n"),
     ("{m}:whole_tensor", r"gave a tensor \[0\] of float32 from its whole pass; give a mapping of names to tensors"),
 ]
 

@@ -100,13 +100,13 @@ BAD_ADVANTAGES = [
     ("in_place", DEPENDS),
     (
         "only_with_rows",
-        r"raised ValueError; mend it:\n(?s:.)*reduce\.max(?s:.)*another worker has ended without this call "
+        r"raised ValueError; fix it:\n(?s:.)*reduce\.max(?s:.)*another worker has ended without this call "
         r"\(max of \[\] float32\); (?s:.)*\n\(tried on three workers",
     ),
     ("for_each_row", r"another worker has ended without this call \(sum of \[\] float32\)"),
     ("of_rows", r"differ \(sum of \[0\] float32, sum of \[2\] float32, sum of \[6\] float32\); make the same ones"),
     ("of_another_dtype", r"differ \(max of \[\] float32, max of \[\] int64\)"),
-    ("of_several_rows", r"raised KeyError; mend it:\n(?s:.)*two rows(?s:.)*\n\(tried on three workers: two that share"),
+    ("of_several_rows", r"raised KeyError; fix it:\n(?s:.)*two rows(?s:.)*\n\(tried on three workers: two that share"),
 ]
 
 

@@ -72,7 +72,7 @@ def test_a_reward_that_fails_ends_the_run_and_is_quoted(
         assert said in text
         assert "prompt: " in text
         assert (
-            "16 of 16 responses failed like this; mend the reward, or set spec.training.rewards[0].onError: Score"
+            "16 of 16 responses failed like this; fix the reward, or set spec.training.rewards[0].onError: Score"
             in text
         )
     # The step before is not lost, although its save was still under way.
@@ -118,7 +118,7 @@ def test_rows_whose_answer_cannot_be_scored_are_left_out_of_many_and_samples_say
     # The second batch begins the next epoch with its last row.
     prompts = [[each["prompt"] for each in run.files.samples("train", step)] for step in (1, 2)]
     assert prompts == [["0>"] * 4 + ["2>"] * 4, ["5>"] * 4 + ["6>"] * 4]
-    assert "rows left out, as MathAnswer cannot score their answer: 1 now, 1 so far" in run.terminal
+    assert "rows skipped because MathAnswer cannot score their answer: 1 now, 1 so far" in run.terminal
     assert "rows.jsonl, line 2: the answer is the string" in run.terminal
     samples = [each for kind in ("train", "eval_greedy", "eval_sampled") for each in run.files.samples(kind, 1)]
     assert len(samples) == 8 + 2 + 2

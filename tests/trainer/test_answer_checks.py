@@ -5,6 +5,7 @@ Real processes. A function stands in for MathAnswer where processes fail; it not
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections import Counter
@@ -17,6 +18,7 @@ import pytest
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_trainer.controller import answer_checks
 from rljob_trainer.controller.answer_checks import DrawnRows, check_rewards, refuse_unusable, start_check_pools
+from rljob_trainer.controller.prompt_sets import DATASET
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import DatasetError, ResourceError
@@ -106,7 +108,7 @@ class Check:
 )
 def test_answers_that_are_neither_strings_nor_numbers_are_refused(answers: list[object], message: str) -> None:
     with pytest.raises(DatasetError) as caught:
-        refuse_unusable(rows(*answers), "dataset", "reward_model")
+        refuse_unusable(rows(*answers), DATASET, "reward_model")
     assert str(caught.value) == message
 
 
@@ -170,7 +172,9 @@ def test_a_wrong_column_is_found_out_before_all_of_it_is_parsed(
     check = Check(tmp_path, stack)
     with pytest.raises(DatasetError, match=r"at least 8 of 21 rows have an answer"):
         check.run(rows("1", *(-number for number in range(1, 20)), -1))
-    assert check.told == [f"checks the answers of dataset; {number} of 20 are parsed" for number in (0, 4)]
+    assert check.told == [
+        f"checks the answers of spec.training.dataset; {number} of 20 are parsed" for number in (0, 4)
+    ]
     assert sum(check.asked.values()) == 8
 
 
@@ -187,7 +191,7 @@ def test_above_the_limit_rows_are_left_out_when_they_are_drawn(
     assert [row.answer for row in cursor.next_batch(2)] == ["1", "2"]
     assert [record.getMessage().splitlines() for record in caplog.records] == [
         [
-            "spec.training.dataset: rows left out, as MathAnswer cannot score their answer: 1 now, 1 so far",
+            "spec.training.dataset: rows skipped because MathAnswer cannot score their answer: 1 now, 1 so far",
             "  a.jsonl, line 2: the answer is the string 'bad', which cannot be scored: no mathematical expression",
         ]
     ]
@@ -196,6 +200,55 @@ def test_above_the_limit_rows_are_left_out_when_they_are_drawn(
     assert "2 now, 3 so far" in caplog.text
     assert cursor.num_left_out == 6
     assert set(check.asked.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "end"), [("dies", "ended its process (signal SIGKILL)"), ("no memory", "raised Mem")]
+)
+def test_a_drawn_row_that_ends_its_process_is_left_out(
+    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    answer: str, end: str,
+) -> None:  # fmt: skip
+    """Each attempt would draw the same row, and end like the one before."""
+    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 1)
+    check = Check(tmp_path, stack)
+    training = rows("5", answer, "dies once", "6")
+    drawn = check.run(training)
+    assert drawn is not None
+    cursor = PromptCursor(training, seed=0, shuffle=False, are_usable=drawn.are_usable)
+    assert [row.answer for row in cursor.next_batch(6)] == ["5", "dies once", "6"] * 2
+    assert (
+        "spec.training.dataset: rows skipped because MathAnswer cannot score their answer: 1 now, 1 so far\n"
+        f"  a.jsonl, line 2: the answer is the string '{answer}', for which the scorer {end}"
+    ) in caplog.text
+    assert check.asked == {"'5'": 1, f"'{answer}'": 2, "'dies once'": 2, "'6'": 1, "'1'": 1}
+
+
+def test_a_drawn_row_is_not_blamed_where_no_answer_can_be_scored(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 1)
+    monkeypatch.setattr(answer_checks, "KNOWN_GOOD_ANSWER", "dies")
+    drawn = Check(tmp_path, stack).run(rows("5", "no memory"))
+    assert drawn is not None
+    with pytest.raises(
+        ResourceError, match=r"checking the answer the string 'no memory' \(a\.jsonl, line 2\) failed twi"
+    ):
+        drawn.are_usable(rows("5", "no memory"))
+
+
+def test_rows_of_two_files_with_the_same_index_are_both_named(
+    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 1)
+    drawn = Check(tmp_path, stack).run(rows("5", "bad"))
+    assert drawn is not None
+    one = rows("bad")
+    other = [dataclasses.replace(row, place="b.jsonl, line 1") for row in one]
+    assert [drawn.are_usable(each) for each in (one, other, one)] == [[False]] * 3
+    assert "1 now, 1 so far\n  a.jsonl, line 1: " in caplog.text
+    assert "1 now, 2 so far\n  b.jsonl, line 1: " in caplog.text
+    assert len(caplog.records) == 2
 
 
 def test_below_the_limit_and_without_math_no_process_stays(

@@ -66,6 +66,16 @@ def test_a_parquet_value_that_python_cannot_hold_is_named(
         read(tmp_path / "rows.parquet")
 
 
+def test_the_first_row_is_named_where_columns_fail_in_different_ways(tmp_path: Path) -> None:
+    """The library fails at the first column, in row 2; row 1 has another fault."""
+    columns = {"day": timestamps(0, 10**15), "prompt": strings(NOT_UTF8, b"2")}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
+    with pytest.raises(
+        DatasetError, match=r"rows\.parquet, row 1: column 'prompt' cannot be read \(UnicodeDecodeError"
+    ):
+        read(tmp_path / "rows.parquet")
+
+
 def test_rows_are_counted_over_what_is_read_at_once(tmp_path: Path) -> None:
     texts = [b"1"] * 3000
     texts[2500] = NOT_UTF8
@@ -81,7 +91,7 @@ def test_parquet_pages_that_are_damaged_are_found_while_reading(tmp_path: Path) 
     for place in range(200, len(content) - 2000, 97):
         content[place] ^= 0xFF
     file.write_bytes(content)
-    with pytest.raises(DatasetError, match=r"rows\.parquet: not a readable Parquet file \(.*\); make it anew"):
+    with pytest.raises(DatasetError, match=r"rows\.parquet: not a readable Parquet file \(.*\); write the file again"):
         read(file)
 
 

@@ -77,8 +77,8 @@ def test_a_function_gets_its_arguments_by_name(module: str) -> None:
         ("{module}:preset_later", r"{module}:preset_later is an async function; name a plain function"),
         ("{module}:piecewise", r"{module}:piecewise is a generator \(it has `yield`\); name a plain function"),
         ("{module}:streamed", r"{module}:streamed is an async generator; name a plain function"),
-        ("{module}:largest", r"{module}:largest does not say what it is called with \(no signature .*; name a plain"),
-        ("{module}:chained", r"{module}:chained does not say what it is called with \(no signature .*; name a plain"),
+        ("{module}:largest", r"{module}:largest has no signature that Python can read \(no signature .*; name a plain"),
+        ("{module}:chained", r"{module}:chained has no signature that Python can read \(no signature .*; name a plain"),
         ("{module}:Judge", r"{module}:Judge is a class; name a plain function, or an object that can be called"),
         ("{module}:positional", r"{module}:positional\(.*, /\) cannot be called as \(prompt=.*; give it these four"),
         ("builtins:max", r"'builtins' is the name of a module of Python's standard library"),
@@ -131,16 +131,60 @@ def test_a_file_that_hides_what_the_trainer_needs_is_named_when_an_import_fails(
     file.write_text("def score(prompt, response, answer, row):\n    return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "typer", raising=False)
-    error = ImportError("cannot import name 'Typer' from 'typer'")
-    # Nothing of the user's is imported yet: the error is the trainer's own.
-    refuse_hiding_modules(error)
-    monkeypatch.setitem(sys.modules, "typer", importlib.import_module("typer"))
+    with pytest.raises(ImportError) as raised:
+        from typer import Typer  # noqa: F401
+    monkeypatch.setitem(sys.modules, "typer", sys.modules.pop("typer"))
     with pytest.raises(ConfigurationError) as caught:
-        refuse_hiding_modules(error)
-    assert str(caught.value) == (
+        refuse_hiding_modules(raised.value)
+    assert str(caught.value).startswith(
         f"{file}: hides the installed package 'typer', which the trainer needs; rename the file, and name it so in the"
-        " job\nImportError: cannot import name 'Typer' from 'typer'"
+        " job\n"
     )
+    assert str(caught.value).endswith(f"ImportError: cannot import name 'Typer' from 'typer' ({file})")
+
+
+def error_of(program: str) -> Exception:
+    try:
+        exec(program, {})
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    ("program", "is_its_fault"),
+    [
+        ("import typer.main", True),
+        ("from typer.colors import NO_SUCH_COLOR", True),
+        ("import typer; typer.Typer", True),
+        ("import typer.fails", True),
+        ("try:\n    import typer.main\nexcept ImportError as error:\n    raise RuntimeError('lazy') from error", True),
+        ("raise OSError(28, 'No space left on device')", False),
+        ("raise MemoryError", False),
+        ("raise ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')", False),
+        ("import no_such_package", False),
+        ("import json; json.no_such_name", False),
+        ("raise RuntimeError('typer')", False),
+    ],
+)
+def test_a_folder_of_packages_is_not_blamed_for_other_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, is_its_fault: bool
+) -> None:
+    """A folder on PYTHONPATH may hold another version of an installed package."""
+    (tmp_path / "typer").mkdir()
+    (tmp_path / "typer" / "__init__.py").write_text("")
+    (tmp_path / "typer" / "colors.py").write_text("")
+    (tmp_path / "typer" / "fails.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "typer"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "typer", importlib.import_module("typer"))
+    error = error_of(program)
+    if not is_its_fault:
+        refuse_hiding_modules(error)
+        return
+    with pytest.raises(ConfigurationError, match=r"typer/__init__\.py: hides the installed package 'typer', which the"):
+        refuse_hiding_modules(error)
 
 
 def test_each_reward_type_gives_its_scorer() -> None:

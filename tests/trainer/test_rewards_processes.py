@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.errors import ConfigurationError, RewardError
-from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
+from rljob_trainer.errors import ConfigurationError, ResourceError, RewardError
+from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, ScorerSpec
+from rljob_trainer.rewards.format import FormatScorer
 from rljob_trainer.rewards.function import FunctionScorer
+from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
 
 USER_CODE = """
@@ -132,9 +134,10 @@ def make_pool(
     timeout_seconds: float = 30.0,
     start_timeout_seconds: float = 60.0,
     output_encoding: str = "utf-8",
+    spec: ScorerSpec | None = None,
 ) -> ScorerPool:
     return ScorerPool(
-        FunctionScorer(path, "spec.training.rewards[0].function.path (reward score)"),
+        spec or FunctionScorer(path, "spec.training.rewards[0].function.path (reward score)"),
         name="score",
         num_processes=num_processes,
         timeout_seconds=timeout_seconds,
@@ -285,6 +288,19 @@ def test_a_module_that_ends_or_blocks_the_process_is_reported(folder: Path) -> N
         make_pool(folder, "slow_rewards:score", start_timeout_seconds=0.5) as pool,
         pytest.raises(RewardError, match=r"slow_rewards:score did not load within 0\.5 s"),
     ):
+        pool.wait_until_ready()
+
+
+@pytest.mark.parametrize("spec", [MathAnswerScorer("here"), FormatScorer("x", "here")])
+def test_a_scorer_of_ours_that_is_killed_while_it_loads_is_no_fault_of_the_job(folder: Path, spec: ScorerSpec) -> None:
+    (folder / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    message = rf"(?s)^here: {re.escape(spec.name)} ended its process \(signal SIGKILL\).*\n.* memory may be too small$"
+    with make_pool(folder, spec=spec) as pool, pytest.raises(ResourceError, match=message):
+        pool.wait_until_ready()
+    message = (
+        r"(?s)ended its process \(signal SIGKILL\).*\nfix what it does when it is imported, or give .* more memory$"
+    )
+    with make_pool(folder) as pool, pytest.raises(RewardError, match=message):
         pool.wait_until_ready()
 
 

@@ -250,7 +250,7 @@ def test_an_error_that_is_not_tolerated_names_everything_needed_to_mend_it() -> 
         "  prompt: 'prompt 1'\n"
         "  response: 'response 1'\n"
         "  answer: '1'\n"
-        "1 of 3 responses failed like this; mend the reward, or set spec.training.rewards[1].onError: Score to give "
+        "1 of 3 responses failed like this; fix the reward, or set spec.training.rewards[1].onError: Score to give "
         "such responses errorScore"
     )
 

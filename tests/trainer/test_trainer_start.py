@@ -7,14 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.settings import inherited_environment
 from rljob_testing.valid_job import valid_job
 
 
-def test_a_file_that_hides_a_library_of_the_trainer_is_a_configuration_error(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("def score(prompt, response, answer, row):\n    return 1\n")
+@pytest.mark.parametrize(
+    ("name", "hidden"), [("torch", "the installed package 'torch'"), ("queue", "Python's own module 'queue'")]
+)
+def test_a_file_that_hides_a_module_of_the_trainer_is_a_configuration_error(
+    tmp_path: Path, name: str, hidden: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text("def score(prompt, response, answer, row):\n    return 1\n")
     job = TrainerJob(name="small", spec=RLJob.from_wire(valid_job()).spec)
     state = tmp_path / "state.json"
     environment = inherited_environment()
@@ -28,7 +35,7 @@ def test_a_file_that_hides_a_library_of_the_trainer_is_a_configuration_error(tmp
         [sys.executable, "-m", "rljob_trainer"], env=environment, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 2, done.stderr
-    problem = f"{tmp_path}/torch.py: hides the installed package 'torch', which the trainer needs; rename the file"
+    problem = f"{tmp_path}/{name}.py: hides {hidden}, which the trainer needs; rename the file"
     assert problem in done.stderr
     assert "please report it" not in done.stderr
     assert json.loads(state.read_text())["error"]["message"].startswith(problem)

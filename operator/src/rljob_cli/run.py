@@ -51,6 +51,8 @@ _MEANING = {
     ExitCode.INFRASTRUCTURE: "a worker or a device was lost, or something is missing here; going on may well work",
 }
 SIGKILL_EXIT_CODE = 137
+_UNUSED_MODULES = frozenset({"antigravity", "idlelib", "test", "this", "turtle", "turtledemo"})
+"""Of the standard library: no library imports them, and jobs may have a folder of tests."""
 _REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^)]*)\))")
 """In values of a pod's variables (Kubernetes, `third_party/forked/golang/expansion`)."""
 
@@ -122,13 +124,13 @@ def run(options: RunOptions, console: Console) -> int:
 
 def _refuse_hiding_files(folder: Path) -> None:
     """Raises CliError where a file of a folder that the trainer imports from is called like a module of the standard
-    library that it needs: it would not even start. What this program has imported it needs, too."""
-    for name in sorted(sys.stdlib_module_names & sys.modules.keys()):
+    library: the trainer or one of its libraries would get the wrong module, and fail with an ImportError."""
+    for name in sorted(sys.stdlib_module_names - _UNUSED_MODULES):
         for file in (folder / f"{name}.py", folder / name / "__init__.py"):
             if file.exists():
                 raise CliError(
                     f"{file}: hides Python's own module {name!r}, which the trainer needs; rename the file, for example"
-                    f" to my_{name}.py"
+                    f" to my_{name.strip('_')}.py"
                 )
 
 

@@ -1,11 +1,13 @@
 """The trainer's errors. Each carries one message, so that it survives pickling between processes.
 
-A message reads *where: what is wrong (value seen); what to do*. Errors of a kind that the user can only mend by
+A message reads *where: what is wrong (value seen); what to do*. Errors of a kind that the user can only fix by
 changing the job are `ConfigurationError`; the trainer's exit code tells the operator not to retry them.
 """
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,6 +116,49 @@ def described(error: Exception) -> str:
     if isinstance(error.__cause__, Exception) and str(error.__cause__) not in str(error):
         text += f", because of {described(error.__cause__)}"
     return text if len(text) <= MAX_DESCRIPTION else text[:MAX_DESCRIPTION] + "..."
+
+
+STORAGE_ERRNOS = frozenset(
+    (
+        *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
+        *(errno.ENOSPC, errno.EDQUOT),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    )
+)
+"""Of a disk or a file system that fails (ENOTCONN: of FUSE whose server has died), that is full, and of a process or
+machine that has no room for another file."""
+_RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
+
+
+def storage_failure(error: BaseException | None) -> str | None:
+    """What failed, in one line, if the error, or one that it was raised from or while handling, says that the storage
+    failed, is full or has no room for another open file. What was read is not at fault then: raise ResourceError.
+
+    The libraries written in Rust (tokenizers, safetensors) raise errors without `errno`, whose messages have it:
+    `Input/output error (os error 5)`."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        found = _RUST_ERRNO.search(str(error))
+        number = error.errno if isinstance(error, OSError) else None
+        if number in STORAGE_ERRNOS or (found and int(found[1]) in STORAGE_ERRNOS):
+            return " ".join(str(error).split())[:MAX_DESCRIPTION]
+        error = error.__cause__ or error.__context__
+    return None
+
+
+@contextmanager
+def storage_checked(where: str) -> Iterator[None]:
+    """Turns an error within into a ResourceError, starting with `where`, if the storage has failed. Our own errors
+    pass."""
+    try:
+        yield
+    except TrainerError:
+        raise
+    except Exception as error:
+        if failure := storage_failure(error):
+            raise ResourceError(f"{where}: the disk or the file system fails ({failure}); check both") from error
+        raise
 
 
 @contextmanager

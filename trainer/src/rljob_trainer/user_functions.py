@@ -51,7 +51,7 @@ def plain_function(found: object, path: str, where: str) -> tuple[Callable[..., 
     except (ValueError, TypeError) as error:
         # Functions written in C need not have one.
         raise ConfigurationError(
-            f"{where}: {path} does not say what it is called with ({error}); name a plain function"
+            f"{where}: {path} has no signature that Python can read ({error}); name a plain function"
         ) from error
     if isinstance(found, type):
         raise ConfigurationError(f"{where}: {path} is a class; name a plain function, or an object that can be called")
@@ -59,17 +59,24 @@ def plain_function(found: object, path: str, where: str) -> tuple[Callable[..., 
 
 
 def refuse_hiding_modules(error: Exception) -> None:
-    """Raises ConfigurationError if `error`, of an import by the trainer, comes of a file of the user's that is called
-    like an installed package, such as numpy.py."""
+    """Raises ConfigurationError if `error`, of an import by the trainer, comes from a file of the user's that is called
+    like an installed package or a module of Python, such as numpy.py or queue.py.
+
+    A folder of the user's may hold a version of a package that works, and the import may fail for another reason, such
+    as a library of the system that is missing."""
     libraries = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
     for name, module in sys.modules.items():
         file = vars(module).get("__file__")
         if "." in name or name == "__main__" or not isinstance(file, str) or _is_installed(Path(file)):
             continue
-        if not Path(file).is_relative_to(OUR_FOLDER) and PathFinder.find_spec(name, libraries) is not None:
+        if Path(file).is_relative_to(OUR_FOLDER) or not _is_about(error, name, Path(file)):
+            continue
+        is_standard = name in sys.stdlib_module_names
+        if is_standard or PathFinder.find_spec(name, libraries) is not None:
+            hidden = f"Python's own module {name!r}" if is_standard else f"the installed package {name!r}"
             raise ConfigurationError(
-                f"{file}: hides the installed package {name!r}, which the trainer needs; rename the file, and name it"
-                f" so in the job\n{last_lines(error)}"
+                f"{file}: hides {hidden}, which the trainer needs; rename the file, and name it so in the job"
+                f"\n{last_lines(error)}"
             ) from error
 
 
@@ -85,6 +92,27 @@ def last_lines(error: BaseException) -> str:
     theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(OUR_FOLDER)]
     lines = [*traceback.format_list(theirs[-MAX_FRAMES:]), *traceback.format_exception_only(error)]
     return "".join(lines).rstrip()
+
+
+def _is_about(error: BaseException | None, name: str, file: Path) -> bool:
+    """Whether the error, or one that it was raised from, says that the module `name` of `file`, or one below it, cannot
+    be imported or lacks something, or was raised by its code."""
+    files = file.parent if file.name == "__init__.py" else file
+    while error is not None:
+        if isinstance(error, ImportError | AttributeError):
+            frames = traceback.extract_tb(error.__traceback__)
+            is_by_its_code = any(Path(frame.filename).is_relative_to(files) for frame in frames)
+            if is_by_its_code or _module_of(error).partition(".")[0] == name:
+                return True
+        error = error.__cause__
+    return False
+
+
+def _module_of(error: ImportError | AttributeError) -> str:
+    """The module that cannot be imported or lacks something; empty where the error does not say."""
+    if isinstance(error, ImportError):
+        return error.name or ""
+    return error.obj.__name__ if isinstance(error.obj, ModuleType) else ""
 
 
 def _gives_no_result(found: object) -> bool:
@@ -143,4 +171,4 @@ def _is_installed(file: Path) -> bool:
 
 
 def _import_failed(error: BaseException, path: str, where: str) -> ConfigurationError:
-    return ConfigurationError(f"{where}: importing {path} failed; mend it:\n{last_lines(error)}")
+    return ConfigurationError(f"{where}: importing {path} failed; fix it:\n{last_lines(error)}")

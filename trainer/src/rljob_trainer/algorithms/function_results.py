@@ -56,7 +56,7 @@ class NamedFunction:
         except TrainerError:
             raise
         except (Exception, SystemExit, GeneratorExit) as error:
-            raise self.error(f"raised {type(error).__name__}; mend it:\n{last_lines(error)}") from error
+            raise self.error(f"raised {type(error).__name__}; fix it:\n{last_lines(error)}") from error
 
     def advantages(self, given: object, like: Tensor, what: str) -> Tensor:
         """One advantage for each of `what` (responses or tokens), as `like` in shape, dtype and device."""

@@ -9,8 +9,9 @@ drawn, and a row that fails it is left out, counted and logged. Held-out rows ar
 they are always checked in advance.
 
 A failure of the processes is not blamed on the data: an answer at which a process died or ran out of memory is tried
-once more. A second failure ends this attempt with ResourceError: another attempt may succeed. An answer that took too
-long is tried once more, too.
+once more. A second failure ends this attempt with ResourceError: another attempt may succeed. When rows are drawn the
+next attempt would draw the same row, so there it is left out if a process can still score another answer. An answer
+that took too long is tried once more, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from rljob_api.v1alpha1.reward import RewardType
+from rljob_trainer.controller.prompt_sets import DATASET, EVALUATION_DATASET
 from rljob_trainer.cpu_limit import num_usable_cores
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import DatasetError, ResourceError
@@ -43,12 +45,12 @@ NUM_ROWS_NAMED = 5
 NUM_ROWS_LOGGED = 20
 """Of those that are left out of one batch."""
 ADVICE = "correct these rows or leave them out, or name another column"
+KNOWN_GOOD_ANSWER = "1"
 MAX_ANSWER_CHARACTERS = 80
 MAX_REASON_CHARACTERS = 300
 USUAL_KEYS = ("ground_truth", "answer", "final_answer", "value")
 """Of dictionaries that hold an answer."""
 
-Tell = Callable[[str], None]
 AnswerKey = tuple[type, object]
 """An answer with its type: 1, 1.0 and True are equal in Python."""
 
@@ -65,7 +67,7 @@ def start_check_pools(reward: RewardSettings, stack: ExitStack) -> list[ScorerPo
 
 
 def refuse_unusable(rows: Sequence[PromptRow], dataset: str, answer_field: str) -> None:
-    """Step 1. `dataset` is the block's place in spec.training, such as `evaluation.dataset`. Raises DatasetError."""
+    """Step 1. `dataset` is the block's field, such as `spec.training.dataset`. Raises DatasetError."""
     reasons = [(row, reason) for row in rows if (reason := why_unusable(row.answer)) is not None]
     if reasons:
         dictionary = next((row.answer for row, _ in reasons if isinstance(row.answer, Mapping)), None)
@@ -81,7 +83,7 @@ def check_rewards(
     pools: Sequence[ScorerPool],
     training: Sequence[PromptRow],
     held_out: Sequence[PromptRow],
-    doing: Tell = lambda _: None,
+    doing: Callable[[str], None] = lambda _: None,
 ) -> DrawnRows | None:
     """Waits until every scorer is loaded, then step 2. `pools` are those of the scorers; they are closed, but for the
     one that checks rows when they are drawn. `doing` is notified of progress. None where no such check is needed.
@@ -100,7 +102,7 @@ def check_rewards(
         return None
     parser = AnswerParser(used, scorer.where)
     is_large = len(training) > MAX_ROWS_PARSED
-    for dataset, rows in (("evaluation.dataset", held_out), ("dataset", () if is_large else training)):
+    for dataset, rows in ((EVALUATION_DATASET, held_out), (DATASET, () if is_large else training)):
         _refuse_unscorable(parser, rows, dataset, doing)
     if not is_large:
         used.close()
@@ -122,20 +124,25 @@ class AnswerParser:
         self._where = where
         self._reasons: dict[AnswerKey, str | None] = {}
 
-    def parse(self, rows: Sequence[PromptRow]) -> None:
-        """Tries the answers of these rows. Raises ResourceError where a process fails twice at one."""
+    def parse(self, rows: Sequence[PromptRow], *, may_blame_answers: bool = False) -> None:
+        """Tries the answers of these rows. Raises ResourceError where a process fails twice at one; with
+        `may_blame_answers` only if it fails at a good answer, too."""
         new = {key: row for key, row in _distinct(rows).items() if key not in self._reasons}
         outcomes = self._outcomes(new)
         again = {key: row for key, row in new.items() if _may_succeed_later(outcomes[key])}
         outcomes |= self._outcomes(again)
         for key, row in again.items():
-            if _is_lack_of_resources(outcomes[key]):
+            if _is_lack_of_resources(outcomes[key]) and not (may_blame_answers and self._can_score()):
                 raise ResourceError(self._lack_text(row, outcomes[key]))
         self._reasons |= {key: self._reason(row, outcomes[key]) for key, row in new.items()}
 
     def why_unscorable(self, row: PromptRow) -> str | None:
         """Why the row's answer cannot be scored, as `why_unusable` says it; None where it can, or was not tried."""
         return self._reasons.get(_key(row))
+
+    def _can_score(self) -> bool:
+        request = RewardRequest("", "", KNOWN_GOOD_ANSWER, {})
+        return self._pool.submit([request]).result()[0].status is RewardStatus.OK
 
     def _outcomes(self, rows: Mapping[AnswerKey, PromptRow]) -> dict[AnswerKey, RewardOutcome]:
         requests = [RewardRequest("", "", row.answer, {}) for row in rows.values()]
@@ -147,7 +154,10 @@ class AnswerParser:
                 return None
             case RewardStatus.TIMEOUT:
                 return f"{_seen(row)}, for which the scorer {outcome.detail} ({self._where}.timeoutSeconds)"
-        what = outcome.detail.partition("\n")[0].removeprefix("raised ").removeprefix("ValueError: ")
+        first_line = outcome.detail.partition("\n")[0]
+        if _is_lack_of_resources(outcome):
+            return f"{_seen(row)}, for which the scorer {excerpt(first_line, MAX_REASON_CHARACTERS)}, twice"
+        what = first_line.removeprefix("raised ").removeprefix("ValueError: ")
         return f"{_seen(row)}, which cannot be scored: {excerpt(what, MAX_REASON_CHARACTERS)}"
 
     def _lack_text(self, row: PromptRow, outcome: RewardOutcome) -> str:
@@ -163,28 +173,32 @@ class DrawnRows:
 
     def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
-        self._left_out: set[int] = set()
+        self._left_out: set[tuple[str, str]] = set()
+        """Place and prompt: rows of two datasets may have the same index."""
 
     def are_usable(self, rows: Sequence[PromptRow]) -> list[bool]:
-        """For each row whether its answer can be scored; the same each time. Logs those that cannot when they come for
-        the first time. Raises ResourceError."""
-        self._parser.parse(rows)
+        """For each row whether its answer can be scored. The same each time in this attempt; the next one may score an
+        answer that took too long, or at which a process died. Logs those that cannot when they come for the first time.
+        Raises ResourceError."""
+        self._parser.parse(rows, may_blame_answers=True)
         reasons = [self._parser.why_unscorable(row) for row in rows]
         new = [
             f"\n  {row.place}: the answer is {reason}"
             for row, reason in zip(rows, reasons, strict=True)
-            if reason is not None and row.index not in self._left_out
+            if reason is not None and _identity(row) not in self._left_out
         ]
-        self._left_out |= {row.index for row, reason in zip(rows, reasons, strict=True) if reason is not None}
+        self._left_out |= {_identity(row) for row, reason in zip(rows, reasons, strict=True) if reason is not None}
         if new:
             log.warning(
-                "spec.training.dataset: rows left out, as MathAnswer cannot score their answer: %d now, %d so far%s",
-                *(len(new), len(self._left_out), "".join(new[:NUM_ROWS_LOGGED])),
+                "%s: rows skipped because MathAnswer cannot score their answer: %d now, %d so far%s",
+                *(DATASET, len(new), len(self._left_out), "".join(new[:NUM_ROWS_LOGGED])),
             )
         return [reason is None for reason in reasons]
 
 
-def _refuse_unscorable(parser: AnswerParser, rows: Sequence[PromptRow], dataset: str, doing: Tell) -> None:
+def _refuse_unscorable(
+    parser: AnswerParser, rows: Sequence[PromptRow], dataset: str, doing: Callable[[str], None]
+) -> None:
     """Parses all, and stops early where too many fail."""
     distinct = list(_distinct(rows).values())
     num_failed, num_parsed = 0, 0
@@ -205,7 +219,7 @@ def _message(dataset: str, number: str, reasons: Sequence[tuple[PromptRow, str]]
     named = [f"\n  {row.place}: the answer is {reason}" for row, reason in reasons[:NUM_ROWS_NAMED]]
     more = f"\n  and {len(reasons) - len(named)} more" if len(reasons) > len(named) else ""
     return (
-        f"spec.training.{dataset}.answerField: {number} rows have an answer that the reward MathAnswer cannot score; "
+        f"{dataset}.answerField: {number} rows have an answer that the reward MathAnswer cannot score; "
         f"{advice}{''.join(named)}{more}"
     )
 
@@ -229,6 +243,10 @@ def _distinct(rows: Sequence[PromptRow]) -> dict[AnswerKey, PromptRow]:
     for row in rows:
         found.setdefault(_key(row), row)
     return found
+
+
+def _identity(row: PromptRow) -> tuple[str, str]:
+    return row.place, row.prompt
 
 
 def _seen(row: PromptRow) -> str:

@@ -54,7 +54,7 @@ from rljob_trainer.controller.model_roles import (
     placed_roles,
     train_roles,
 )
-from rljob_trainer.controller.prompt_sets import Prompts
+from rljob_trainer.controller.prompt_sets import DATASET, EVALUATION_DATASET, Prompts
 from rljob_trainer.controller.response_checks import check_responses
 from rljob_trainer.controller.reward_model import ScoringModel, scoring_model
 from rljob_trainer.controller.rollout_phase import ModelReward
@@ -337,22 +337,20 @@ def chosen_num_threads(job: TrainerJob, settings: Settings) -> int | None:
 def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -> Prompts:
     """Training and held-out prompts. Raises DatasetError."""
     tokenizer = Tokenizer(model_folder)
-    rows = load_prompts(training.dataset, tokenizer, job_folder, "spec.training.dataset")
+    rows = load_prompts(training.dataset, tokenizer, job_folder, DATASET)
     held_out = list[PromptRow]()
     if training.evaluation is not None:
-        evaluation_rows = load_prompts(
-            training.evaluation.dataset, tokenizer, job_folder, "spec.training.evaluation.dataset"
-        )
+        evaluation_rows = load_prompts(training.evaluation.dataset, tokenizer, job_folder, EVALUATION_DATASET)
         held_out = evaluation_rows[: training.evaluation.num_prompts]
     needs_answers = any(reward.type is RewardType.MATH_ANSWER for reward in training.rewards)
-    datasets = [("dataset", training.dataset, rows)]
+    datasets = [(DATASET, training.dataset, rows)]
     if training.evaluation is not None:
-        datasets.append(("evaluation.dataset", training.evaluation.dataset, held_out))
+        datasets.append((EVALUATION_DATASET, training.evaluation.dataset, held_out))
     for where, dataset, prompts in datasets:
         unanswered = [row.place for row in prompts if row.answer is None]
         if unanswered and (len(unanswered) < len(prompts) or needs_answers):
             raise DatasetError(
-                f"spec.training.{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer to score "
+                f"{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer to score "
                 f"against, the first is {unanswered[0]}; name the column that holds it, or leave these rows out"
             )
         if needs_answers:

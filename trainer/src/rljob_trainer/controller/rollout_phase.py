@@ -324,7 +324,7 @@ def _refuse_not_finite(
             prompt = rollout.prompts[first if first < num_rows else (first - num_rows) * num_responses].prompt
             raise RewardError(
                 f"{where}: {float(values_B[first])} for a response to {excerpt(prompt, MAX_PROMPT_CHARACTERS)!r}, "
-                f"which is no finite number of 32 bits ({len(places)} of {len(values_B)} responses); mend the reward, "
+                f"which is no finite number of 32 bits ({len(places)} of {len(values_B)} responses); fix the reward, "
                 "or lower its weight"
             )
 

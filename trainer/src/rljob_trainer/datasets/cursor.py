@@ -36,7 +36,8 @@ class PromptCursor(Generic[Row]):
 
     `are_usable` may leave rows out when they are drawn. Such a row has its position in the order like any other, and
     the cursor always stands right behind a row that was used, or at the very beginning: so a state means the same
-    whether a row was left out before it or not, as long as the same rows are left out each time.
+    whether a row was left out before it or not. `are_usable` must give the same in one run each time. Where a resumed
+    run leaves out other rows, it goes on from the same place, and only rows from there on differ.
     """
 
     def __init__(

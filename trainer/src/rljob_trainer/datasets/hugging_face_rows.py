@@ -8,12 +8,14 @@ from typing import cast
 from datasets import load_dataset
 from huggingface_hub.errors import HfHubHTTPError
 
-from rljob_trainer.errors import DatasetError, ResourceError, described
+from rljob_trainer.errors import DatasetError, ResourceError, TrainerError, described, storage_checked, storage_failure
 
 NETWORK_LIBRARIES = ("aiohttp", "httpcore", "httpx", "requests", "urllib3")
 NETWORK_WORDS = ("Connect", "Network", "Protocol", "ReadError", "Timeout")
 """In the names of their errors; others are of a request that was answered, such as HTTPStatusError."""
 TOO_MANY_REQUESTS = 429
+DISK_FULL = "Not enough disk space"
+"""How the message of an error of `datasets` begins that has no errno."""
 
 
 def hugging_face_rows(
@@ -21,7 +23,7 @@ def hugging_face_rows(
 ) -> Iterator[Mapping[str, object]]:
     """All rows of one split, with values of any type.
 
-    Raises DatasetError, starting with `where`, or ResourceError if the hub cannot be reached.
+    Raises DatasetError, starting with `where`, or ResourceError if the hub cannot be reached or the disk fails.
     """
     seen = f"{source!r} (subset {subset}, split {split}, revision {revision})"
     try:
@@ -36,14 +38,19 @@ def hugging_face_rows(
                 f"{where}: {source!r} is not in the local cache, and the Hugging Face hub cannot be reached "
                 f"({described(error)}); check the name and the network, or name a folder"
             ) from error
+        if failure := storage_failure(error) or (str(error) if str(error).startswith(DISK_FULL) else None):
+            raise ResourceError(
+                f"{where}: {seen}: the disk or the file system fails ({failure}); check both"
+            ) from error
         # The library and those that read the files raise anything: for missing data sets, subsets and splits, without
         # a network, for damaged files and headers of README.md.
         raise DatasetError(f"{where}: cannot load {seen}: {described(error)}; check the names and the files") from error
     number = -1
     try:
-        for number, row in enumerate(rows):  # noqa: B007 (after an error)
-            yield row
-    except MemoryError:
+        with storage_checked(f"{where}: {seen}"):
+            for number, row in enumerate(rows):  # noqa: B007 (after an error)
+                yield row
+    except (TrainerError, MemoryError):
         raise
     except Exception as error:
         # Values are decoded here: strings that are not UTF-8, damaged images.

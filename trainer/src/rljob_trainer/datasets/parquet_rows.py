@@ -8,22 +8,22 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from rljob_trainer.errors import DatasetError, described
+from rljob_trainer.errors import DatasetError, described, storage_checked
 
 ROWS_PER_READ = 1024
 
 
 def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
     """All rows, with values of any type. Raises DatasetError naming the file, and row and column of a value that Python
-    cannot hold."""
+    cannot hold, ResourceError where the disk fails."""
     num_rows = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with storage_checked(str(path)), pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=ROWS_PER_READ):
                 yield from _python_rows(batch, num_rows, path)
                 num_rows += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
-        raise DatasetError(f"{path}: not a readable Parquet file ({described(error)}); make it anew") from error
+        raise DatasetError(f"{path}: not a readable Parquet file ({described(error)}); write the file again") from error
 
 
 def _python_rows(batch: pyarrow.RecordBatch, num_before: int, path: Path) -> list[dict[str, object]]:
@@ -35,19 +35,25 @@ def _python_rows(batch: pyarrow.RecordBatch, num_before: int, path: Path) -> lis
     except Exception as error:
         # Strings that are not UTF-8 (nothing checks them when they are written), dates beyond the year 9999, unknown
         # time zones: pyarrow raises UnicodeDecodeError, OverflowError, ValueError and types of other libraries.
-        place = _place_of_error(batch, type(error), num_before + 1)
+        place, found = _first_unreadable(batch, num_before + 1) or (
+            f"rows {num_before + 1} to {num_before + batch.num_rows}",
+            error,
+        )
         raise DatasetError(
-            f"{path}, {place} cannot be read ({described(error)}); correct the value, or write the file without this "
+            f"{path}, {place} cannot be read ({described(found)}); correct the value, or write the file without this "
             "column"
-        ) from error
+        ) from found
 
 
-def _place_of_error(batch: pyarrow.RecordBatch, kind: type[Exception], first_row: int) -> str:
-    """Row and column of the first value that raises `kind`."""
+def _first_unreadable(batch: pyarrow.RecordBatch, first_row: int) -> tuple[str, Exception] | None:
+    """Row and column of the first value that Python cannot hold, and the error. It may be another one than that of
+    `to_pylist`, which goes column by column."""
     for row in range(batch.num_rows):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             try:
                 column[row].as_py()
-            except kind:
-                return f"row {first_row + row}: column {name!r}"
-    return f"rows {first_row} to {first_row + batch.num_rows - 1}"
+            except MemoryError:
+                raise
+            except Exception as error:
+                return f"row {first_row + row}: column {name!r}", error
+    return None

@@ -9,7 +9,7 @@ from reasoning_gym import create_dataset
 from reasoning_gym.factory import DATASETS
 
 from rljob_api.near_names import near_names
-from rljob_trainer.errors import DatasetError, described
+from rljob_trainer.errors import DatasetError, TrainerError, described, storage_checked
 
 
 class ReasoningGymTask(Protocol):
@@ -50,9 +50,11 @@ def generated(task: ReasoningGymTask, name: str, where: str) -> Iterator[dict[st
     checks not all of them beforehand."""
     number = -1
     try:
-        for number, entry in enumerate(task):  # noqa: B007 (after an error)
-            yield entry
-    except MemoryError:
+        # Some tasks read files of their package.
+        with storage_checked(f"{where}: the task {name}"):
+            for number, entry in enumerate(task):  # noqa: B007 (after an error)
+                yield entry
+    except (TrainerError, MemoryError):
         raise
     except Exception as error:
         raise DatasetError(

@@ -44,11 +44,11 @@ class SplitCall:
         wrong = [rank for rank in self.share_of_rank if rank not in range(num_ranks)]
         if wrong or not self.share_of_rank:
             raise DispatchError(
-                f"the split names ranks {wrong or 'none'} to run (there are: 0 to {num_ranks - 1}); mend its function"
+                f"the split names ranks {wrong or 'none'} to run (there are: 0 to {num_ranks - 1}); fix its function"
             )
         if lost := [share for share in self.share_of_rank.values() if share not in range(len(self.shares))]:
             raise DispatchError(
-                f"the split names shares {lost} (there are: {len(self.shares)}, from 0); mend its function"
+                f"the split names shares {lost} (there are: {len(self.shares)}, from 0); fix its function"
             )
 
 

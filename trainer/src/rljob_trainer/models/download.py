@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.file_download import repo_folder_name
 
-from rljob_trainer.errors import ConfigurationError, ResourceError
+from rljob_trainer.errors import ConfigurationError, ResourceError, storage_failure
 from rljob_trainer.models.model_files import WHERE, read_json_object
 from rljob_trainer.observability.growth import GrowthTold, watched_growth
 
@@ -86,6 +86,11 @@ def download_model(repository: str, revision: str | None, where: str, files: Seq
             f"{where}: {seen} not found on the Hugging Face hub; check the name, or set HF_TOKEN if it is private"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        is_of_network = isinstance(error, LocalEntryNotFoundError | HfHubHTTPError | TimeoutError | ConnectionError)
+        if not is_of_network and (failure := storage_failure(error)):
+            raise ResourceError(
+                f"{where}: {seen} cannot be stored in the local cache or read from it ({failure}); check the disk"
+            ) from error
         if constants.HF_HUB_OFFLINE:
             raise ConfigurationError(
                 f"{where}: {seen} not found in the local cache, and HF_HUB_OFFLINE forbids the Hugging Face hub; "

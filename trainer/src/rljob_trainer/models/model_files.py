@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rljob_trainer.errors import ConfigurationError, TrainerError, described
+from rljob_trainer.errors import ConfigurationError, TrainerError, described, storage_checked
 
 WHERE = "spec.training.model.source"
 OBJECT_FILES = (
@@ -31,9 +31,11 @@ def reading_model(folder: Path, what: str, advice: str) -> Iterator[None]:
     """Turns whatever a library raises while it reads files of `folder` into a ConfigurationError: of the damaged file,
     if one of OBJECT_FILES is, else `what` with the library's message, and `advice`.
 
-    Our own errors pass, and so does MemoryError, which says nothing about the files."""
+    Our own errors pass, and so does MemoryError, which is not about the files. A disk that fails is a ResourceError.
+    """
     try:
-        yield
+        with storage_checked(f"{WHERE}: {folder}"):
+            yield
     except (TrainerError, MemoryError):
         raise
     except Exception as error:
@@ -44,9 +46,11 @@ def reading_model(folder: Path, what: str, advice: str) -> Iterator[None]:
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file of a model. Raises ConfigurationError naming the file."""
+    """The JSON object in a file of a model. Raises ConfigurationError naming the file, ResourceError where the disk
+    fails."""
     try:
-        found: object = json.loads(path.read_bytes().decode())
+        with storage_checked(f"{WHERE}: {path}"):
+            found: object = json.loads(path.read_bytes().decode())
     except OSError as error:
         raise ConfigurationError(f"{WHERE}: {path} cannot be read ({error.strerror}); check the folder") from error
     except (ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.v1alpha1.model import Model
-from rljob_trainer.errors import ConfigurationError, TrainerError, described
+from rljob_trainer.errors import ConfigurationError, TrainerError, described, storage_checked
 from rljob_trainer.models.model_files import WHERE
 from rljob_trainer.observability.growth import GrowthTold, tell_downloaded
 from rljob_trainer.source_paths import local_path, looks_local
@@ -108,15 +108,16 @@ def converted_gguf(gguf_file: Path, cache_folder: Path) -> Path:
         unfinished = folder.with_name(folder.name + ".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         try:
-            convert_gguf(gguf_file, unfinished)
-            os.replace(unfinished, folder)
+            with storage_checked(f"{WHERE}: converting {gguf_file} into {folder}"):
+                convert_gguf(gguf_file, unfinished)
+                os.replace(unfinished, folder)
         except (TrainerError, MemoryError):
             raise
         except Exception as error:
             # The reader of a damaged file raises anything, such as IndexError and struct.error.
             raise ConfigurationError(
-                f"{WHERE}: cannot convert {gguf_file} into {folder}: {described(error)}; is the disk full, or the file "
-                "damaged?"
+                f"{WHERE}: cannot convert {gguf_file} into {folder}: {described(error)}; is the file damaged, or "
+                "may the folder not be written to?"
             ) from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -131,13 +132,13 @@ def fingerprint(folder: Path) -> str:
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in FINGERPRINTED_SUFFIXES:
             digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-            with path.open("rb") as file:
+            with storage_checked(f"{WHERE}: {path}"), path.open("rb") as file:
                 digest.update(file.read(FINGERPRINTED_BYTES if path.suffix == ".safetensors" else -1))
     return digest.hexdigest()
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with storage_checked(f"{WHERE}: {path}"), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -38,6 +38,6 @@ def _failure_text(where: str, request: RewardRequest, outcome: RewardOutcome, se
         f"  prompt: {excerpt(request.prompt, MAX_EXCERPT_CHARACTERS)!r}\n"
         f"  response: {excerpt(request.response, MAX_EXCERPT_CHARACTERS)!r}\n"
         f"  answer: {excerpt(str(request.answer), MAX_EXCERPT_CHARACTERS)!r}\n"
-        f"{seen} responses failed like this; mend the reward, or set {where}.{field}: Score to give such responses "
+        f"{seen} responses failed like this; fix the reward, or set {where}.{field}: Score to give such responses "
         "errorScore"
     )

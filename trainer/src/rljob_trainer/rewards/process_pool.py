@@ -22,9 +22,10 @@ from pathlib import Path
 from types import TracebackType
 
 from rljob_api.constants import ENV_RUN_FOLDER
-from rljob_trainer.errors import ConfigurationError, RewardError, TrainerError
+from rljob_trainer.errors import ConfigurationError, ResourceError, RewardError, TrainerError
 from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
+from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.scoring_child import ScoringChild
 from rljob_trainer.rewards.wire import encode
 
@@ -131,7 +132,8 @@ class ScorerPool:
     def wait_until_ready(self) -> None:
         """Blocks until one process has loaded the scorer.
 
-        Raises ConfigurationError if the scorer cannot be loaded, RewardError if loading ends or hangs its process.
+        Raises ConfigurationError if the scorer cannot be loaded, RewardError if loading ends or hangs its process,
+        ResourceError if a process that loads a scorer of ours is killed or hangs.
         """
         self._ready.result()
 
@@ -249,12 +251,7 @@ class ScorerPool:
         slot.child.kill()
         self._slots.remove(slot)
         if not slot.is_ready:
-            what = (
-                _end_of(slot)
-                if status is RewardStatus.ERROR
-                else f"did not load within {self._start_timeout_seconds:g} s"
-            )
-            raise RewardError(f"{self._spec.where}: {self._spec.name} {what}\nmend what it does when it is imported")
+            raise self._not_loaded(slot, status)
         if slot.samples:
             detail, seconds = _end_of(slot), 0.0
             if status is RewardStatus.TIMEOUT:
@@ -263,6 +260,16 @@ class ScorerPool:
             self._finish(slot.samples.popleft(), outcome)
         self._pending.extendleft(reversed(slot.samples))
         self._slots.append(self._start(slot.number))
+
+    def _not_loaded(self, slot: _Slot, status: RewardStatus) -> TrainerError:
+        has_hung = status is RewardStatus.TIMEOUT
+        what = f"did not load within {self._start_timeout_seconds:g} s" if has_hung else _end_of(slot)
+        text = f"{self._spec.where}: {self._spec.name} {what}"
+        if isinstance(self._spec, FunctionScorer):
+            return RewardError(f"{text}\nfix what it does when it is imported, or give the trainer more memory")
+        if has_hung or slot.child.was_killed():
+            return ResourceError(f"{text}\nthe process was killed while it loaded: memory may be too small")
+        return RewardError(f"{text}\ncheck the installation")
 
     def _hand_out(self, slot: _Slot) -> None:
         if slot.child.has_unsent:

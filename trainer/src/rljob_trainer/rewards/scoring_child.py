@@ -111,6 +111,10 @@ class ScoringChild:
         self.connection.close()
         os.close(self._lifeline)
 
+    def was_killed(self) -> bool:
+        """Whether a signal ended the process; call after `kill`."""
+        return self._process.returncode < 0
+
     def describe_end(self) -> str:
         """How the process ended and the last lines that it wrote; call after `kill`."""
         status = self._process.returncode

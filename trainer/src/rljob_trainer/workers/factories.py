@@ -134,7 +134,7 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
         from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
     except ImportError as error:
         raise ConfigurationError(
-            f"spec.training.rollout.engine: vLLM is installed and cannot be imported ({error}); mend the installation "
+            f"spec.training.rollout.engine: vLLM is installed and cannot be imported ({error}); fix the installation "
             "(is it the build for this device?), or write HuggingFace"
         ) from error
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from rljob_trainer.engines.train.lora import base_tensors
 from rljob_trainer.engines.train.model import named_tensors, window_of
 from rljob_trainer.engines.train.value_head import VALUE_WEIGHT, Head
-from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.errors import ConfigurationError, storage_checked
 from rljob_trainer.models.model_files import WHERE, read_json_object
 from rljob_trainer.models.weight_conversion import FileGroup, Window, file_groups
 from rljob_trainer.observability.activity import ACTIVITY
@@ -54,11 +54,11 @@ def load_weights(
     Parameter names of the model are those of its `language_model` after `name_prefix`; names and forms in the files are
     transformers' own. Adapters are left alone. A head for values that is in no file becomes zeros: it expects nothing.
     Raises ConfigurationError for a missing tensor, one of another shape or dtype, a tied one that is not what it is
-    tied to, and files that cannot be read."""
+    tied to, and files that cannot be read; ResourceError where the disk fails."""
     tensors = {name.removeprefix(name_prefix): tensor for name, tensor in base_tensors(named_tensors(model))}
     second_names = _second_names(model, name_prefix)
     try:
-        with WeightFiles(folder) as files:
+        with storage_checked(f"{WHERE}: {folder}"), WeightFiles(folder) as files:
             groups = file_groups(language_model, files.names, tensors)
             found = {name for group in groups for name in group.targets}
             if head is Head.VALUE and VALUE_WEIGHT not in found:
