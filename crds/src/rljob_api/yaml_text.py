@@ -191,7 +191,8 @@ class _TabScanner(Scanner):
         """Goes on to a block's first character, which shows how far the block is indented."""
         found: object = super().scan_block_scalar_indentation()
         if self.reader.peek() == "\t":
-            raise ScannerError("in a block", None, "found a tab where a block begins; use spaces", self.reader.get_mark())
+            problem = "found a tab where a block begins; use spaces"
+            raise ScannerError("in a block", None, problem, self.reader.get_mark())
         return found
 
     def scan_block_scalar_ignored_line(self, start_mark: object) -> object:
