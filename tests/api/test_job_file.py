@@ -100,7 +100,7 @@ def test_every_problem_is_reported_with_its_place_in_the_order_of_the_file() -> 
          'must have at least 1 character(s) (seen: ""); write something or remove the field'),
         ("[{type: MathAnswer}]", "[]", "must have at least 1 entry (seen: a list of 0); add one"),
         ("{type: MathAnswer}", "{type: MathAnswer, name: a/b}",
-         'must look like ^[A-Za-z][A-Za-z0-9_-]*$ (seen: "a/b"); correct it'),
+         "must be a name of letters, digits, '-' and '_', such as format (seen: \"a/b\"); begin it with a letter"),
         ("{type: MathAnswer}", "{type: Format, format: {pattern: '<think>(.*'}}",
          "must be a regular expression of Python's `re`, and is none: missing ), unterminated subpattern at position 7"
          ' (seen: "<think>(.*"); correct it'),
@@ -189,8 +189,8 @@ def test_every_new_place_of_a_moved_field_is_there_and_every_old_one_is_not() ->
         ("{loss: {type: Cliped}}", "loss.type",
          f'must be one of {", ".join(LossType)} (seen: "Cliped"); did you mean Clipped?'),
         ("{loss: {type: Function, function: {path: mine}}}", "loss.function.path",
-         "must look like ^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
-         ' (seen: "mine"); correct it'),
+         'must be a module and a function in it, such as my_rewards:score (seen: "mine");'
+         " write package.module:function, without .py"),
         ("{loss: {type: Function, function: {path: 'mine:own'}, clipped: {clipRatioLow: 0.1}}}", "loss.clipped",
          "the block `clipped` is ignored: the loss that the job chooses is not Clipped;"
          " remove the block, or write `type: Clipped` beside it"),
@@ -272,7 +272,8 @@ def test_words_that_are_booleans_in_yaml_1_1_are_refused(word: str) -> None:
     line, column, path, message = scalar_problem(word)
     assert (line, column, path) == (17, 10, "spec.image")
     assert message == (
-        f"some readers of YAML take this for true or false (seen: {word}); write true or false, or put it in quotes"
+        f"some readers of YAML take this for true or false (seen: {word}); put it in quotes if it is text,"
+        " else write true or false"
     )
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 from rljob_api.errors import JobFileError
 from rljob_api.job_file import load_job_text
+from rljob_api.scalars import FORMS
+from rljob_api.v1alpha1.job import RLJob
 from rljob_api.yaml_text import to_yaml
 from rljob_testing.valid_job import edited, valid_job
 
@@ -83,3 +88,43 @@ def test_the_message(name: str) -> None:
         load_job_text(to_yaml(edited(valid_job(), edits)))
     found = [f"{problem.path}: {problem.message}" for problem in caught.value.problems]
     assert sorted(found) == sorted(expected)
+
+
+MEMORY = "spec.head.resources.requests.memory"
+QUANTITY = (
+    "must be a quantity such as 500m, 2, 1.5, 1e3 or 16Gi, and not negative (seen: {}); write a number, then nothing"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (MEMORY, True, QUANTITY.format("true")),
+        (MEMORY, [1], QUANTITY.format("a list of 1")),
+        (MEMORY, {"Gi": 1}, QUANTITY.format("a mapping")),
+        (MEMORY, -1.5, QUANTITY.format("-1.5")),
+        (MEMORY, 1e100, QUANTITY.format("1e+100")),
+        (MEMORY, -(2**63) - 1, QUANTITY.format("-9223372036854775809")),
+        (MEMORY, 1.5, "must be text (seen: 1.5); put it in quotes"),
+        (T + "rollout.cpuKvCache", False, QUANTITY.format("false")),
+        ("spec.image", ["a"], "must be text (seen: a list of 1); write one value"),
+        ("spec.image", {"a": "b"}, "must be text (seen: a mapping); write one value"),
+        ("spec.pools[0].template.nodeSelector", {"gpu": True}, "must be text (seen: true); put it in quotes"),
+        ("metadata.namespace", "Team", "must be a name of lower case letters, digits and '-', such as team-a"),
+        ("spec.env", [{"name": "1A", "value": "a"}], "must be the name of an environment variable, such as LOG_LEVEL"),
+        ("spec.rayVersion", "2.54", 'must be a release such as 2.54.0 (seen: "2.54")'),
+    ],
+)
+def test_what_a_value_must_be_is_said_so_that_the_advice_leads_to_one(path: str, value: object, message: str) -> None:
+    with pytest.raises(JobFileError) as caught:
+        load_job_text(to_yaml(edited(valid_job(), {path: value})))
+    [problem] = caught.value.problems
+    assert problem.path.startswith(path)
+    assert problem.message.startswith(message)
+
+
+def test_every_form_of_a_string_is_described_in_words() -> None:
+    schema = json.dumps(RLJob.model_json_schema())
+    patterns = {json.loads(found) for found in re.findall(r'"pattern": ("(?:[^"\\\\]|\\\\.)*")', schema)}
+    assert patterns
+    assert patterns <= FORMS.keys()

@@ -98,3 +98,12 @@ def test_only_suspend_and_run_policy_may_change() -> None:
 
 def test_a_default_written_out_is_no_change() -> None:
     assert immutable_changes(_spec({}), _spec({"spec.training.seed": 0, "spec.env": [], "spec.code": None})) == ()
+
+
+def test_no_error_shows_a_secret() -> None:
+    job = edited(valid_job(), {"spec.env": [{"name": "HF_TOKEN", "value": "hf_SECRETVALUE"}]})
+    with pytest.raises(ValidationError) as caught:
+        RLJob.from_wire(job)
+    [error] = caught.value.errors()
+    assert error["loc"] == ("spec", "env", 0, "value")
+    assert "SECRETVALUE" not in str(caught.value)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from rljob_api.standard_streams import accept_all_characters, write_utf8
+from rljob_testing.settings import inherited_environment
 
 
 @pytest.mark.parametrize(
@@ -34,18 +35,26 @@ def test_documents_for_programs_are_utf8_whatever_the_terminal_is() -> None:
     assert text.getvalue() == "中"
 
 
-def test_a_closed_output_is_that_of_child_processes_too_and_no_file_takes_its_place() -> None:
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_a_closed_output_is_that_of_child_processes_too_and_no_file_takes_its_place(closed: str) -> None:
     program = (
         "import subprocess, sys, tempfile\n"
         "from rljob_api.standard_streams import accept_all_characters\n"
         "accept_all_characters()\n"
         "print('中')\n"
+        "print('中', file=sys.stderr)\n"
         "with tempfile.TemporaryFile() as file:\n"
-        "    subprocess.run([sys.executable, '-c', 'print(1)'], check=True)\n"
+        "    subprocess.run(['sh', '-c', 'cat; echo 1; echo 2 >&2'], check=True)\n"
         "    file.seek(0)\n"
         "    assert (file.fileno() > 2, file.read()) == (True, b'')\n"
     )
     done = subprocess.run(
-        ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, program], stderr=subprocess.PIPE, text=True
+        ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=inherited_environment() | {"PYTHONIOENCODING": "utf-8"},
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    printed = "中\n1\n"
+    assert (done.returncode, done.stdout) == (0, "" if ">&-" in closed.replace("2>&-", "") else printed)
+    assert done.stderr == ("" if "2>&-" in closed else "中\n2\n")

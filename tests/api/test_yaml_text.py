@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.yaml_text import YamlProblem, read_yaml
+from rljob_api.yaml_text import YamlProblem, read_yaml, to_yaml
 
 JOB = """\
 kind: RLJob
@@ -39,12 +39,50 @@ def test_what_kubectl_reads_is_read_alike(text: str) -> None:
 def test_a_tab_within_a_value_is_part_of_it() -> None:
     assert read_yaml("image:\ta\tb \t\n").value == {"image": "a\tb"}
     assert read_yaml("image: a\t\n  b\tc\n").value == {"image": "a b\tc"}
+    assert read_yaml("image: a\n  \tb\n\n \t \n  c\n").value == {"image": "a b\n\nc"}
+    assert read_yaml("{image: a\n  \tb}\n").value == {"image": "a b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("|\t\n  x\n", "x\n"),
+        (">-\t # why\n  x\n  y\n", "x y"),
+        ("|\n  x\ty\n", "x\ty\n"),
+        ("|2-\t\n   x\n", " x"),
+        (">+1\n x\n\n", "x\n\n"),
+    ],
+)
+def test_a_tab_may_follow_the_sign_of_a_block(text: str, value: str) -> None:
+    assert read_yaml(f"image: {text}").value == {"image": value}
+
+
+def test_a_block_does_not_begin_with_a_tab() -> None:
+    assert problem("image: |\n  \tx\n") == (2, 3, "this is not YAML: found a tab where a block begins; use spaces")
+    assert read_yaml("image: |1\n  \tx\n").value == {"image": " \tx\n"}
+
+
+@pytest.mark.parametrize("character", ["\x85", "\u2028", "\u2029"])
+@pytest.mark.parametrize("text", ["image: x{}y\n", 'image: "x{}y"\n', "image: xyz # a{}b\n"])
+def test_a_character_that_ends_a_line_for_some_readers_is_refused(text: str, character: str) -> None:
+    number = f"{ord(character):04x}"
+    line = text.format(character)
+    assert problem("# é\n" + line) == (
+        2,
+        line.index(character) + 1,
+        f"some readers of YAML take the character U+{number.upper()} for the end of a line; remove it, or write"
+        f" \\u{number} in double quotes",
+    )
+    escaped = read_yaml(f'image: "x\\u{number}y"\n').value
+    assert escaped == {"image": f"x{character}y"}
+    assert read_yaml(to_yaml(escaped)).value == escaped
 
 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
         (JOB + "\timage: x\n", (9, 1)),
+        (JOB.replace("{name: example}", "{name: example\n\t}"), (3, 1)),
         (JOB.replace("- name: main", "-\tname: main"), (5, 4)),
         (JOB + "  env:\n\t- {}\n", (10, 1)),
     ],

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -113,6 +115,16 @@ def test_what_is_written_is_the_plan_that_was_shown(rljob: Rljob, job: Path, tmp
     code, _, errors = rljob("plan", str(job), "--cluster", "2x8xH100", "--search", "--write", str(target))
     assert code == 2
     assert errors == f"error: --write: {target} exists already; give another name\n"
+
+
+def test_a_job_from_a_pipe_is_written_too(rljob: Rljob, job: Path, tmp_path: Path) -> None:
+    pipe, target = tmp_path / "pipe", tmp_path / "mapped.yaml"
+    os.mkfifo(pipe)
+    Thread(target=pipe.write_text, args=(job.read_text(),), daemon=True).start()
+    code, output, errors = rljob("plan", str(pipe), "--cluster", "2x8xH100", "--search", "--write", str(target))
+    assert (code, errors) == (0, ""), output
+    assert target.read_text().startswith("# What the job is for.\n")
+    assert load_job_file(target).metadata.name == "grpo"
 
 
 def test_where_nothing_fits_the_nearest_miss_is_tried_again_with_what_would_do(

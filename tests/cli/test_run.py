@@ -13,12 +13,9 @@ import pytest
 from rljob_api.handover import load_job
 from rljob_api.job_file import load_job_file
 from rljob_api.v1alpha1.algorithm import LossAggregation
-from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.policy_loss import Clipped
 from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_cli.run import job_variables
 from rljob_testing.command_line import Workplace
-from rljob_testing.valid_job import edited, valid_job
 
 WaitFor = Callable[[Callable[[], bool]], None]
 
@@ -162,50 +159,6 @@ def test_advice_repeats_the_options_that_were_given(workplace: Workplace) -> Non
     code, output = workplace.run("--resume", "--run-folder", "other")
     assert code == 2
     assert "there is no run to resume; `rljob run job.yaml --run-folder other --code code` starts one" in output
-
-
-ON_A_CLUSTER = [
-    ("x", "x"),
-    ("$(FIRST)/$(SECOND)", "1/a 1"),
-    ("$$(FIRST) $$$(FIRST) $FIRST ${FIRST} $", "$(FIRST) $1 $FIRST ${FIRST} $"),
-    ("$(LATER) $(HOME) $(NOWHERE", "$(LATER) $(HOME) $(NOWHERE"),
-    ("$(LAST) $( FIRST) $()", "$(LAST) $( FIRST) $()"),
-    ("$($(FIRST))", "$($(FIRST))"),
-    ("$(KEPT)", "exported"),
-    ("$(UNSET)", "$(UNSET)"),
-    ("$(MAP_a) $(MAP_b) $(OTHER)", "mapped $(MAP_b) $(OTHER)"),
-    ("$(RLJOB_RUN_FOLDER)/logs", "/runs/x/logs"),
-]
-"""Values of a job's variable LAST, and what the kubelet makes of them; where a Secret or ConfigMap would have a value,
-the user has exported it."""
-
-
-@pytest.mark.parametrize(("value", "expected"), ON_A_CLUSTER)
-def test_references_in_variables_mean_what_they_mean_on_a_cluster(value: str, expected: str) -> None:
-    reference = {"name": "some", "key": "key"}
-    env = [
-        {"name": "FIRST", "value": "1"},
-        {"name": "SECOND", "value": "a $(FIRST)"},
-        {"name": "KEPT", "valueFrom": {"secretKeyRef": reference}},
-        {"name": "UNSET", "valueFrom": {"configMapKeyRef": reference}},
-        {"name": "LAST", "value": value},
-        {"name": "LATER", "value": "z"},
-    ]
-    env_from = [{"prefix": "MAP_", "configMapRef": {"name": "some"}}]
-    spec = RLJob.from_wire(edited(valid_job(), {"spec.env": env, "spec.envFrom": env_from})).spec
-    exported = {"KEPT": "exported", "HOME": "/home/me", "MAP_a": "mapped", "OTHER": "unseen", "FIRST": "exported, too"}
-    assert job_variables(spec, {"RLJOB_RUN_FOLDER": "/runs/x"}, exported) == {
-        "FIRST": "1",
-        "SECOND": "a 1",
-        "LAST": expected,
-        "LATER": "z",
-    }
-
-
-def test_references_reach_the_trainer_replaced(workplace: Workplace) -> None:
-    with workplace.job_file.open("a") as file:
-        file.write("  env: [{name: CODE, value: '75'}, {name: STAND_IN, value: exit-$(CODE)}]\n")
-    assert workplace.run(mode="finish")[0] == 75
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -35,6 +37,14 @@ def test_a_job_is_created_as_the_file_says_it(job_cluster: JobCluster, rljob: Rl
     assert isinstance(spec, dict)
     assert spec["training"]["steps"] == 3
     assert spec["checkpoint"]["storage"] == {"persistentVolumeClaim": "results"}
+
+
+def test_a_job_from_a_pipe_is_created(job_cluster: JobCluster, rljob: Rljob, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    Thread(target=pipe.write_text, args=(ON_CLUSTER,), daemon=True).start()
+    code, output, errors = rljob("submit", str(pipe))
+    assert (code, output, errors) == (0, f"RLJob {job_cluster.namespace}/small created (here)\n{NEXT}", "")
 
 
 def test_what_the_api_server_would_only_warn_of_is_a_warning(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
+import pytest
 from rich.console import Console
 
+from rljob_api.errors import JobFileError
 from rljob_api.job_file import load_job_file, load_job_text
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_cli.validate import validate_file
@@ -66,7 +70,8 @@ apiVersion: rljob.dev/v1alpha1
 kind: RLJob
 metadata:
   name: example
-  labels: {kueue.x-k8s.io/queue-name: team}
+  labels: {kueue.x-k8s.io/queue-name: team, kueue.x-k8s.io/priority-class: high, queue-name: x}
+  annotations: {kueue.x-k8s.io/queue-name: team}
 spec:
   head:
     resources: {requests: {memory: 400m, cpu: 500m}, limits: {memory: 2Gi, ephemeral-storage: "0.5"}}
@@ -93,9 +98,13 @@ def test_what_is_taken_and_not_meant_is_warned_of_at_its_place(tmp_path: Path) -
     assert [line.removeprefix(f"{path}:").split(";")[0] for line in warnings] == [
         "5:39: warning: metadata.labels.kueue.x-k8s.io/queue-name: has no effect: this version does not work with"
         ' Kueue, and the job starts without waiting in a queue (seen: "team")',
-        f'8:36: warning: spec.head.resources.requests.memory: {no_bytes} (seen: "400m")',
-        f'8:95: warning: spec.head.resources.limits.ephemeral-storage: {no_bytes} (seen: "0.5")',
-        "17:13: warning: spec.pools[0].template.affinity.podAntiAffinity"
+        "5:76: warning: metadata.labels.kueue.x-k8s.io/priority-class: has no effect: this version does not work with"
+        ' Kueue, and the job starts without waiting in a queue (seen: "high")',
+        "6:44: warning: metadata.annotations.kueue.x-k8s.io/queue-name: has no effect: this version does not work with"
+        ' Kueue, and the job starts without waiting in a queue (seen: "team")',
+        f'9:36: warning: spec.head.resources.requests.memory: {no_bytes} (seen: "400m")',
+        f'9:95: warning: spec.head.resources.limits.ephemeral-storage: {no_bytes} (seen: "0.5")',
+        "18:13: warning: spec.pools[0].template.affinity.podAntiAffinity"
         ".requiredDuringSchedulingIgnoredDuringExecution[0]: has no labelSelector and selects no pod",
     ]
     assert last == f"{path}: RLJob example is valid (pools: main 2x6)"
@@ -172,6 +181,64 @@ def test_square_brackets_in_a_file_are_not_markup(tmp_path: Path) -> None:
     path.write_text(JOB.replace("path:", "paht:"))
     _, output = validated(path)
     assert '{paht: "[bold]train.jsonl"}' in output
+
+
+def test_a_job_from_a_pipe_is_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for text, accepted, lines in (
+        (JOB, True, [f"{pipe}: RLJob example is valid (pools: main 2x6)"]),
+        (JOB.replace("{name: example}", "{name: example, labels: {kueue.x-k8s.io/queue-name: a}}"), True, None),
+        (JOB.replace("steps: 10", "steps: 0"), False, None),
+    ):
+        writer = Thread(target=pipe.write_text, args=(text,))
+        writer.start()
+        found = validated(pipe)
+        writer.join(timeout=10)
+        assert not writer.is_alive()
+        assert found[0] == accepted
+        if lines is not None:
+            assert found[1].splitlines() == lines
+        else:
+            source = "labels: {kueue.x-k8s.io" if accepted else "    steps: 0"
+            assert source in found[1]
+
+
+SECRET = "hf_SECRETVALUE"
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (f"[{{name: HF_TOKEN, value: {SECRET}}}]", "14:33: spec.env[0].value: a variable whose name ends in TOKEN"),
+        (f"[{{name: HF_TOKEN, value: [{SECRET}]}}]", "14:33: spec.env[0].value: must be text (seen: a list of 1)"),
+        (f"[{{name: HF_TOKEN, vlaue: {SECRET}}}]", "14:26: spec.env[0].vlaue: is not a known field; did you mean"),
+        (f"[{{name: wandbKey, value: {SECRET}{'x' * 4096}}}]", "spec.env[0].value: must have at most 4096 characters"),
+        (f"[{{name: A, valu: 1}}, {{name: MYKEY, value: {SECRET}}}]", "14:19: spec.env[0].valu: is not a known field"),
+        (f"[{{name: HF_TOKEN, value: a{SECRET}: b: c}}]", "14:"),
+    ],
+)
+def test_a_secret_is_not_printed(tmp_path: Path, env: str, message: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB + f"  image: trainer:1\n  env: {env}\n")
+    accepted, output = validated(path)
+    assert not accepted
+    assert message in output
+    assert SECRET not in output
+    with pytest.raises(JobFileError) as caught:
+        load_job_file(path)
+    assert SECRET not in str(caught.value)
+
+
+def test_lines_beside_a_secret_and_other_values_are_printed(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        JOB + f"  env:\n  - name: HF_TOKEN\n    value: {SECRET}\n  - name: NUMBER\n    value: 1\n  nodes: 3\n"
+    )
+    _, output = validated(path)
+    assert "spec.env[1].value: must be text (seen: 1); put it in quotes\n   17 |     value: 1\n" in output
+    assert "   18 |   nodes: 3\n" in output
+    assert SECRET not in output
 
 
 def test_a_missing_file_is_a_problem_without_a_source_line(tmp_path: Path) -> None:

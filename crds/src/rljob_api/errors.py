@@ -22,6 +22,8 @@ class Problem:
     """From 1; None where the job did not come from a file."""
     column: int | None = None
     """From 1."""
+    hides_line: bool = False
+    """Whether the line of the file holds a secret, so that it must not be printed."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message

@@ -5,6 +5,7 @@ with nothing left open.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path as FilePath
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.placement_rules import absent_roles
+from rljob_api.v1alpha1.pod_rules import is_secret_name
 from rljob_api.v1alpha1.pod_warnings import job_warnings
 from rljob_api.v1alpha1.recipes import advantage_type, resolve_algorithm
 from rljob_api.v1alpha1.reward_rules import LIMITS, WITHOUT_PROCESSES
@@ -26,13 +28,25 @@ from rljob_api.yaml_text import Document, Path, YamlProblem, read_yaml, to_yaml,
 
 def load_job_file(path: FilePath) -> RLJob:
     """The job in a file. Raises JobFileError with every problem found; also if the file cannot be read."""
-    return load_job_text(_text_of(path), str(path))
+    return load_job_text(read_job_text(path), str(path))
 
 
 def load_job_file_to_run(path: FilePath) -> RLJob:
-    """As `load_job_file`. Refuses also a function whose module is called like one of the standard library: that is none
-    of the contract's rules, because which modules there are depends on the Python that reads it."""
-    return _job(_text_of(path), str(path), check_modules=True)
+    """As `load_job_file`, with the checks of `load_job_text_to_run`."""
+    return load_job_text_to_run(read_job_text(path), str(path))
+
+
+def read_job_text(path: FilePath) -> str:
+    """The text of a job file. A pipe can be read only once, so a command that needs the text twice (for warnings, for
+    the lines that it prints) keeps it. Raises JobFileError if the file cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        problem = Problem("", f"the file cannot be read ({error.strerror}); check the path", 1, 1)
+        raise JobFileError(str(path), [problem]) from error
+    except UnicodeDecodeError as error:
+        problem = Problem("", f"the file is not UTF-8 text (byte {error.start}); save it as UTF-8", 1, 1)
+        raise JobFileError(str(path), [problem]) from error
 
 
 def load_job_text(text: str, source: str = "job") -> RLJob:
@@ -40,9 +54,15 @@ def load_job_text(text: str, source: str = "job") -> RLJob:
     return _job(text, source, check_modules=False)
 
 
-def job_file_warnings(path: FilePath, job: RLJob) -> list[Problem]:
-    """Warnings about the job that `load_job_file` has read from this file, in the order of the file."""
-    document = read_yaml(path.read_text(encoding="utf-8"))
+def load_job_text_to_run(text: str, source: str) -> RLJob:
+    """As `load_job_text`. Refuses also a function whose module is called like one of the standard library: that is none
+    of the contract's rules, because which modules there are depends on the Python that reads it."""
+    return _job(text, source, check_modules=True)
+
+
+def job_text_warnings(text: str, job: RLJob) -> list[Problem]:
+    """Warnings about the job that was loaded from this text, in the order of the text."""
+    document = read_yaml(text)
     found = []
     for doubt in job_warnings(job):
         line, column = _place(doubt.path, document, at_key=False)
@@ -68,28 +88,21 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
     )
 
 
-def _text_of(path: FilePath) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        problem = Problem("", f"the file cannot be read ({error.strerror}); check the path", 1, 1)
-        raise JobFileError(str(path), [problem]) from error
-    except UnicodeDecodeError as error:
-        problem = Problem("", f"the file is not UTF-8 text (byte {error.start}); save it as UTF-8", 1, 1)
-        raise JobFileError(str(path), [problem]) from error
-
-
 def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
     try:
         document = read_yaml(text)
     except YamlProblem as error:
-        raise JobFileError(source, [error.problem]) from None
+        line = (text.splitlines()[(error.problem.line or 1) - 1 :] or [""])[0]
+        # Which variable it belongs to cannot be known in a text that is not YAML.
+        raise JobFileError(source, [replace(error.problem, hides_line="value:" in line)]) from None
     problems = list(_module_problems(document)) if check_modules else []
     try:
         job = RLJob.from_wire(document.value)
     except ValidationError as error:
         problems += _problems(error, document)
     if problems:
+        hidden = {document.values[place][0] for place in _secret_places(document)}
+        problems = [replace(problem, hides_line=problem.line in hidden) for problem in problems]
         raise JobFileError(source, sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
     return job
 
@@ -109,7 +122,7 @@ def _what_counts(spec: RLJobSpec) -> dict[str, object]:
 
 def _problems(error: ValidationError, document: Document) -> list[Problem]:
     """pydantic's errors with places."""
-    problems = []
+    problems, secrets = [], _secret_places(document)
     for details in spread_out(error.errors(include_url=False)):
         if is_echo(details):
             continue
@@ -117,8 +130,22 @@ def _problems(error: ValidationError, document: Document) -> list[Problem]:
         if loc and loc[-1] == "[key]":
             loc = loc[:-1]
         line, column = _place(loc, document, at_key=details["type"] in ("extra_forbidden", "missing"))
+        if loc in secrets and isinstance(details["input"], str | int | float):
+            details = {**details, "input": "***"}
         problems.append(Problem(wire_path(loc), plain_message(details, RLJob), line, column))
     return problems
+
+
+def _secret_places(document: Document) -> set[Path]:
+    """The places of values in `env` that are secrets by the name of their variable; what stands there under an unknown
+    name (`vlaue`) is one, too."""
+    found = set()
+    for loc in document.values:
+        if loc[:2] == ("spec", "env") and len(loc) > 3 and loc[3] not in ("name", "valueFrom"):
+            name = (*loc[:3], "name")
+            if name in document.values and is_secret_name(str(document.at(name))):
+                found.add(loc)
+    return found
 
 
 def _module_problems(document: Document) -> Iterator[Problem]:

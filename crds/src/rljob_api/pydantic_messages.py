@@ -11,7 +11,8 @@ from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
 from rljob_api.near_names import near_names
-from rljob_api.scalars import FORMS
+from rljob_api.quantities import QUANTITY_PATTERN
+from rljob_api.scalars import FORMS, QUANTITY_ERROR
 from rljob_api.v1alpha1.job import RULE_ERROR
 from rljob_api.v1alpha1.moved_fields import (
     ENTRY_IS_NOW,
@@ -65,8 +66,11 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
     seen = _seen(error["input"])
     if kind in ("enum", "literal_error"):
         return f"must be one of {_choices(context)} (seen: {seen}); {_nearest_choice(error['input'], context)}"
-    if kind == "string_pattern_mismatch" and context["pattern"] in FORMS:
-        wrong, advice = FORMS[context["pattern"]]
+    if kind == "string_type" and isinstance(error["input"], dict | list | tuple):
+        return f"must be text (seen: {seen}); write one value"
+    pattern = QUANTITY_PATTERN if kind == QUANTITY_ERROR else context.get("pattern")
+    if pattern in FORMS:
+        wrong, advice = FORMS[pattern]
         return f"{wrong} (seen: {seen}); {advice}"
     if kind in _BOUNDS:
         text, name, advice = _BOUNDS[kind]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic_core import PydanticCustomError
 
 from rljob_api.quantities import QUANTITY_PATTERN
 
@@ -22,6 +24,12 @@ ANNOTATION_KEY = QUALIFIED_NAME.replace(_SUBDOMAIN, _SUBDOMAIN.replace("a-z", "A
 MAX_RESOURCE_DOMAIN = MAX_DOMAIN - len("requests.")
 """A quota puts `requests.` in front."""
 RESOURCE_WITH_DOMAIN = rf"^{_SUBDOMAIN}/{_NAME}$"
+_DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_ABSOLUTE_PATH = r"^/[^\x00]*$"
+_FUNCTION_PATH = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+REWARD_NAME = r"^[A-Za-z][A-Za-z0-9_-]*$"
+RELEASE = r"^[0-9]+\.[0-9]+\.[0-9]+$"
 _DNS_NAME = rf"^{_SUBDOMAIN}$"
 _LABEL_VALUE = rf"^({_NAME})?$"
 _FILE_KEY = r"^\.?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$"
@@ -51,6 +59,24 @@ FORMS = {
         "must be a label value",
         "use at most 63 letters, digits, '-', '_' and '.', and begin and end with a letter or digit",
     ),
+    _DNS_LABEL: (
+        "must be a name of lower case letters, digits and '-', such as team-a",
+        "begin and end it with a letter or digit",
+    ),
+    _ENV_NAME: (
+        "must be the name of an environment variable, such as LOG_LEVEL",
+        "use letters, digits and '_', and do not begin with a digit",
+    ),
+    _ABSOLUTE_PATH: ("must be an absolute path, such as /data", "begin it with '/'"),
+    _FUNCTION_PATH: (
+        "must be a module and a function in it, such as my_rewards:score",
+        "write package.module:function, without .py",
+    ),
+    REWARD_NAME: (
+        "must be a name of letters, digits, '-' and '_', such as format",
+        "begin it with a letter",
+    ),
+    RELEASE: ("must be a release such as 2.54.0", "write three numbers with dots between them"),
     _DNS_NAME: (
         "must be the name of a Kubernetes object, such as my-data or my.data",
         "use lower case letters, digits, '-' and '.', and begin and end each part with a letter or digit",
@@ -67,10 +93,18 @@ FORMS = {
 """What a string must be, and what to do, for the patterns that do not say it themselves."""
 
 
+QUANTITY_ERROR = "rljob_quantity"
+"""Type of the pydantic error of a value that would be no quantity in quotes either."""
+
+
 def _quantity_text(value: object) -> object:
+    """The text of a whole number; other numbers stay as they are (a string is required), if they could be written."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_JSON_INTEGER:
         return str(value)
-    return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, str) or (is_number and re.search(QUANTITY_PATTERN, str(value))):
+        return value
+    raise PydanticCustomError(QUANTITY_ERROR, "must be a quantity")
 
 
 def _without_nulls(value: object) -> object:
@@ -98,7 +132,7 @@ Fraction = Annotated[Number, Field(ge=0, le=1)]
 
 ShortText = Annotated[StrictStr, Field(min_length=1, max_length=253)]
 LongText = Annotated[StrictStr, Field(min_length=1, max_length=4096)]
-DnsLabel = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+DnsLabel = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=_DNS_LABEL)]
 DnsName = Annotated[StrictStr, Field(min_length=1, max_length=253, pattern=_DNS_NAME)]
 LabelKey = Annotated[StrictStr, Field(max_length=253, pattern=QUALIFIED_NAME)]
 AnnotationKey = Annotated[StrictStr, Field(max_length=317, pattern=ANNOTATION_KEY)]
@@ -109,8 +143,8 @@ ResourceWithDomain = Annotated[StrictStr, Field(max_length=MAX_RESOURCE_DOMAIN +
 FileKey = Annotated[StrictStr, Field(max_length=253, pattern=_FILE_KEY)]
 """A key of a Secret or ConfigMap."""
 ImageName = Annotated[StrictStr, Field(max_length=1024, pattern=_IMAGE)]
-EnvName = Annotated[StrictStr, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-AbsolutePath = Annotated[StrictStr, Field(min_length=1, max_length=1024, pattern=r"^/[^\x00]*$")]
+EnvName = Annotated[StrictStr, Field(min_length=1, max_length=128, pattern=_ENV_NAME)]
+AbsolutePath = Annotated[StrictStr, Field(min_length=1, max_length=1024, pattern=_ABSOLUTE_PATH)]
 Quantity = Annotated[
     StrictStr,
     Field(
@@ -121,8 +155,5 @@ Quantity = Annotated[
     BeforeValidator(_quantity_text),
 ]
 """A Kubernetes quantity such as `500m`, `1e3` or `16Gi`; whole numbers may be written without quotes."""
-FunctionPath = Annotated[
-    StrictStr,
-    Field(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"),
-]
+FunctionPath = Annotated[StrictStr, Field(max_length=253, pattern=_FUNCTION_PATH)]
 """`package.module:function`."""

@@ -12,7 +12,7 @@ def accept_all_characters() -> None:
     """Called at a program's start: what standard output and standard error cannot encode (`PYTHONIOENCODING=ascii`,
     surrogates that stand alone) is written as `\\u4e2d`, and does not end the program. One that is closed takes
     everything and keeps nothing."""
-    # Lower numbers first: what is opened gets the lowest that is free, so it is what child processes inherit, too.
+    _fill_standard_descriptors()
     sys.stdout = _accepting(sys.stdout)
     sys.stderr = _accepting(sys.stderr)
 
@@ -26,11 +26,17 @@ def write_utf8(stream: IO[str], text: str) -> None:
         stream.write(text)
 
 
+def _fill_standard_descriptors() -> None:
+    """Opens the null device as each of the descriptors 0, 1 and 2 that is closed. A file that is opened gets the lowest
+    free number, so without this it would be the standard input or output of child processes."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 def _accepting(stream: TextIO | None) -> TextIO:
     if stream is None:
-        descriptor = os.open(os.devnull, os.O_WRONLY)
-        os.set_inheritable(descriptor, True)
-        return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
+        return open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
     return stream

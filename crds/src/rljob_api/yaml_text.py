@@ -26,7 +26,7 @@ from ruamel.yaml.events import (
     StreamEndEvent,
 )
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
-from ruamel.yaml.scanner import Scanner
+from ruamel.yaml.scanner import Scanner, ScannerError
 
 from rljob_api.errors import Problem
 
@@ -51,6 +51,7 @@ _OLD_NUMBERS = (
     (re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?"), "a number with underscores"),
     (re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"), "a number in base 60"),
 )
+_OLD_LINE_BREAK = re.compile(r"[\x85\u2028\u2029]")
 _CONSTANTS: dict[str, Plain] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -90,6 +91,14 @@ def read_yaml(text: str) -> Document:
     Raises YamlProblem at the first thing that cannot be read."""
     if len(text) > MAX_TEXT_CHARACTERS:
         raise YamlProblem(Problem("", f"the file is longer than {MAX_TEXT_CHARACTERS} characters; shorten it", 1, 1))
+    if found := _OLD_LINE_BREAK.search(text):
+        before = text[: found.start()]
+        message = (
+            f"some readers of YAML take the character U+{ord(found[0]):04X} for the end of a line; remove it, or write"
+            f" \\u{ord(found[0]):04x} in double quotes"
+        )
+        column = len(before) - (before.rfind("\n") + 1) + 1
+        raise YamlProblem(Problem("", message, before.count("\n") + 1, column))
     try:
         return _Reader(text).document()
     except MarkedYAMLError as error:
@@ -123,8 +132,9 @@ class _Node:
 
 
 class _TabScanner(Scanner):
-    """Takes tabs where kubectl's reader takes them (go-yaml, `yaml_parser_scan_to_next_token`): after a key's colon,
-    within and after a value, but never as indentation or after `- `."""
+    """Takes tabs where kubectl's reader takes them (go-yaml, `yaml_parser_scan_to_next_token` and
+    `yaml_parser_scan_plain_scalar`): after a key's colon, within and after a value, after the indentation of a value's
+    next line, and after the `|` or `>` of a block; but never as indentation or after `- `."""
 
     def scan_to_next_token(self) -> None:
         """Goes on to the next token, past white space, comments and line breaks."""
@@ -145,19 +155,56 @@ class _TabScanner(Scanner):
 
     def scan_plain_spaces(self, indent: int, start_mark: object) -> list[str] | None:
         """The white space within a plain scalar, as parts of its text; nothing where the scalar ends."""
-        num_blanks = 0
-        while self.reader.peek(num_blanks) in (" ", "\t"):
-            num_blanks += 1
-        blanks = str(self.reader.prefix(num_blanks))
-        if "\t" in blanks:
-            self.reader.forward(num_blanks)
-            if self.reader.peek() not in _END_OF_LINE:
-                return [blanks]
-        found: list[str] | None = super().scan_plain_spaces(indent, start_mark)
+        reader, blanks, num_breaks = self.reader, "", 0
+        while (character := reader.peek()) in _BLANKS_AND_BREAKS:
+            if character in "\r\n":
+                self.scan_line_break()
+                num_breaks += 1
+                self.allow_simple_key = True
+                if reader.prefix(3) in ("---", "...") and reader.peek(3) in _BLANKS_AND_BREAKS + "\0":
+                    return None
+                continue
+            if num_breaks and character == "\t" and reader.column < indent:
+                raise ScannerError("in a value", start_mark, _TAB, reader.get_mark())
+            blanks += character
+            reader.forward()
+        if num_breaks:
+            return ["\n"] * (num_breaks - 1) or [" "]
+        return [blanks] if blanks else []
+
+    def scan_block_scalar_indicators(self, _start_mark: object) -> tuple[bool | None, int | None]:
+        """What follows `|` or `>`: whether last line breaks are kept (`+`) or dropped (`-`), and the indentation. The
+        original wants a space or the end of the line after them; `scan_block_scalar_ignored_line` checks the rest."""
+        keeps: bool | None = None
+        indentation: int | None = None
+        for _ in range(2):
+            character = self.reader.peek()
+            if keeps is None and character in ("+", "-"):
+                keeps = character == "+"
+                self.reader.forward()
+            elif indentation is None and character in "123456789":
+                indentation = int(character)
+                self.reader.forward()
+        return keeps, indentation
+
+    def scan_block_scalar_indentation(self) -> object:
+        """Goes on to a block's first character, which shows how far the block is indented."""
+        found: object = super().scan_block_scalar_indentation()
+        if self.reader.peek() == "\t":
+            problem = "found a tab where a block begins; use spaces"
+            raise ScannerError("in a block", None, problem, self.reader.get_mark())
         return found
 
+    def scan_block_scalar_ignored_line(self, start_mark: object) -> object:
+        """The rest of a block's first line, after `|` or `>`."""
+        while self.reader.peek() in (" ", "\t"):
+            self.reader.forward()
+        return super().scan_block_scalar_ignored_line(start_mark)
 
-_END_OF_LINE = "\0\r\n\x85\u2028\u2029"
+
+_END_OF_LINE = "\0\r\n"
+_BLANKS_AND_BREAKS = " \t\r\n"
+_TAB = "found character '\\t' that cannot start any token"
 
 
 class _Reader:
@@ -285,7 +332,7 @@ def _scalar(event: ScalarEvent, path: Path) -> Plain:
     return text
 
 
-_CHOICE = "write true or false, or put it in quotes"
+_CHOICE = "put it in quotes if it is text, else write true or false"
 _NUMBER_CHOICE = "write a plain decimal number, or put it in quotes if it is text"
 
 

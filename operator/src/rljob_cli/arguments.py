@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from rljob_api.near_names import near_names
 
 if TYPE_CHECKING:
-    # Typer keeps these types to itself.
+    # Typer has its own copy of click, and exports these types nowhere else; those of the package click do not match.
     from typer._click.core import Command
     from typer._click.core import Context as ClickContext
 

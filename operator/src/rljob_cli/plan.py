@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.constants import ExitCode
-from rljob_api.job_file import load_job_file
+from rljob_api.job_file import load_job_text, read_job_text
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import CliError
 from rljob_cli.plan_cluster import GpuOptions, PoolGpus, pool_gpus
@@ -56,6 +56,8 @@ class PlanOptions:
 class Asked:
     """A job with all that is known of it before anything is worked out."""
 
+    text: str
+    """The job file's text."""
     job: RLJob
     shapes: dict[Role, FoundShape]
     gpus: PoolGpus
@@ -87,7 +89,8 @@ def plan(options: PlanOptions, console: Console) -> int:
 def what_is_asked(options: PlanOptions) -> Asked:
     """The job, its models' shapes, its GPUs. Raises CliError, PlanError or ContractError."""
     assert options.file is not None, "a job is planned"
-    job = load_job_file(options.file)
+    text = read_job_text(options.file)
+    job = load_job_text(text, str(options.file))
     gpus = pool_gpus(job.spec, options.gpus, must_fit=not options.search)
     shapes = shapes_of(model_sources(job.spec), options.file.absolute().parent, options.model_config)
     kinds = [group.gpu for group in gpus.cluster]
@@ -96,7 +99,7 @@ def what_is_asked(options: PlanOptions) -> Asked:
     workload = workload_of(job.spec, plain, name=job.metadata.name, is_cpu=is_cpu, lengths=options.lengths)
     check_checkpointing(workload)
     constants = constants_for({gpu.name for gpu in kinds}, options.profile)
-    return Asked(job, shapes, gpus, workload, constants)
+    return Asked(text, job, shapes, gpus, workload, constants)
 
 
 def plan_as_it_is(asked: Asked) -> Plan:
@@ -181,12 +184,11 @@ def _write(asked: Asked, found: JobMapping, options: PlanOptions, console: Conso
     from rljob_cli.plan_write import write_mapped
 
     assert options.write is not None, "only what is asked for is written"
-    assert options.file is not None, "a job is planned"
     told = Console(highlight=False, stderr=True) if options.as_json else console
     if found.best is None:
         told.print(Text(f"{options.write}: not written, because no placement that can run fits"), soft_wrap=True)
         return False
     mapped = with_selectors(spec_with(found.spec, found.best.placement), found.best.placement, asked.gpus.labels)
-    write_mapped(options.file, options.write, mapped, found.changes)
+    write_mapped(asked.text, options.write, mapped, found.changes)
     told.print(Text(f"wrote {options.write}; next: rljob validate {shlex.quote(str(options.write))}"), soft_wrap=True)
     return True

@@ -26,12 +26,12 @@ _WIDTH = 4096
 _FIRST_ENTRY = re.compile(r"^( *)[^\s#-][^\n]*:[ \t]*(?:#[^\n]*)?\n(?: *(?:#[^\n]*)?\n)*( *)- ", re.MULTILINE)
 
 
-def write_mapped(source: Path, target: Path, spec: RLJobSpec, changes: Sequence[Change] = ()) -> None:
-    """Writes `target`, a new file: the job of `source` with the pools and places of `spec`, which is that job with
-    `changes` of its training.
+def write_mapped(source: str, target: Path, spec: RLJobSpec, changes: Sequence[Change] = ()) -> None:
+    """Writes `target`, a new file: the job of the text `source` with the pools and places of `spec`, which is that
+    job with `changes` of its training.
 
     Raises CliError where `target` exists or cannot be written, and where what would be written is no valid job."""
-    text = mapped_text(source.read_text(encoding="utf-8"), spec, changes, str(target))
+    text = mapped_text(source, spec, changes, str(target))
     try:
         with target.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -34,6 +34,8 @@ from rljob_api.job_file import load_job_file_to_run
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.pod_rules import OWNED_ENV_PREFIXES
+from rljob_api.v1alpha1.pools import EnvSource
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError
@@ -194,25 +196,51 @@ def job_variables(spec: RLJobSpec, before: Mapping[str, str], exported: Mapping[
 
     NAME is a variable further up in the list or one of `before`, which a pod has before its job's own (so a job can say
     `$(RLJOB_RUN_FOLDER)/wandb`). What a job takes from a Secret or ConfigMap has the value that the user has exported,
-    here as for the trainer itself. `$$` is `$`; a NAME that is not known stays as written.
+    here as for the trainer itself. `$$` is `$`; a NAME that is not known stays as written. With an `envFrom`, every
+    NAME with its prefix may be one of its keys, so it is looked up among all that is exported.
+
+    Raises:
+        CliError: a value refers to a variable from a Secret or ConfigMap that is not exported.
     """
-    known, found = dict(before), dict[str, str]()
-    from_elsewhere = tuple(source.prefix or "" for source in spec.env_from)
-
-    def replaced(match: re.Match[str]) -> str:
-        name = match["name"]
-        if name is None:
-            return "$"
-        if name not in known and name.startswith(from_elsewhere):
-            return exported.get(name, match[0])
-        return known.get(name, match[0])
-
-    for variable in spec.env:
+    known, found, not_exported = dict(before), dict[str, str](), set[str]()
+    for index, variable in enumerate(spec.env):
         if variable.value is not None:
-            known[variable.name] = found[variable.name] = _REFERENCE.sub(replaced, variable.value)
+            if missing := not_exported.intersection(match["name"] for match in _REFERENCE.finditer(variable.value)):
+                name = sorted(missing)[0]
+                raise CliError(
+                    f"spec.env[{index}].value: $({name}) comes from a Secret or ConfigMap, which `rljob run` does not"
+                    f" read, and {name} is not exported here; export {name}, with the value for this run"
+                )
+            names = {**_from_env_from(spec, exported), **known}
+            known[variable.name] = found[variable.name] = _REFERENCE.sub(_replacement(names), variable.value)
         elif variable.name in exported:
             known[variable.name] = exported[variable.name]
+        elif variable.value_from is not None and not _is_optional(variable.value_from):
+            not_exported.add(variable.name)
     return found
+
+
+def _from_env_from(spec: RLJobSpec, exported: Mapping[str, str]) -> dict[str, str]:
+    """The exported variables that may be keys of what `envFrom` names. What RLJob sets is none of them."""
+    prefixes = tuple(source.prefix or "" for source in spec.env_from)
+    return {
+        name: value
+        for name, value in exported.items()
+        if name.startswith(prefixes) and not name.startswith(OWNED_ENV_PREFIXES)
+    }
+
+
+def _is_optional(source: EnvSource) -> bool:
+    """Whether a pod starts without this variable, and leaves a reference to it as it is written."""
+    reference = source.secret_key_ref or source.config_map_key_ref
+    return reference is not None and reference.optional
+
+
+def _replacement(names: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
+    def replaced(match: re.Match[str]) -> str:
+        return "$" if match["name"] is None else names.get(match["name"], match[0])
+
+    return replaced
 
 
 def _cluster_address(wanted: str, named: str) -> str:

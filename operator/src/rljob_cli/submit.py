@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.handover import TrainerJob, dump_job
-from rljob_api.job_file import load_job_file_to_run
+from rljob_api.job_file import load_job_text_to_run, read_job_text
 from rljob_api.v1alpha1.cluster_rules import cluster_violations
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.rules import immutable_changes
@@ -46,11 +46,12 @@ def submit(file: Path, options: ClusterOptions, console: Console) -> Submission:
         HandoverError: the job is too large.
         CliError: it cannot run on a cluster, another job has its name, or the cluster does not take it.
     """
-    job = load_job_file_to_run(file)
+    text = read_job_text(file)
+    job = load_job_text_to_run(text, str(file))
     options = replace(options, namespace=_namespace(file, job, options))
     cluster = connect(options)
     _refuse_unfit(file, job, cluster.namespace)
-    print_warnings(file, job, console)
+    print_warnings(file, text, job, console)
     body = job.to_wire() | {"metadata": job.metadata.to_wire() | {"namespace": cluster.namespace}}
     try:
         stored = cluster.create_job(body)

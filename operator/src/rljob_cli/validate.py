@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.errors import JobFileError, Problem
-from rljob_api.job_file import job_file_warnings, load_job_file_to_run, resolved_job_text
+from rljob_api.job_file import job_text_warnings, load_job_text_to_run, read_job_text, resolved_job_text
 from rljob_api.standard_streams import write_utf8
 from rljob_api.v1alpha1.job import RLJob
 
@@ -16,25 +16,27 @@ from rljob_api.v1alpha1.job import RLJob
 def validate_file(path: Path, console: Console) -> RLJob | None:
     """The job in the file, after its warnings and one line that says so; None after printing every problem with its
     source line."""
+    text = ""
     try:
-        job = load_job_file_to_run(path)
+        text = read_job_text(path)
+        job = load_job_text_to_run(text, str(path))
     except JobFileError as error:
-        lines = _source_lines(path)
+        lines = text.splitlines()
         for problem in error.problems:
             _print_problem(path, problem, lines, console)
         count = len(error.problems)
         console.print(f"{path}: {count} problem{'s' if count > 1 else ''} found", style="bold red", soft_wrap=True)
         return None
-    print_warnings(path, job, console)
+    print_warnings(path, text, job, console)
     pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in job.spec.pools)
     console.print(Text(f"{path}: RLJob {job.metadata.name} is valid (pools: {pools})", style="green"), soft_wrap=True)
     return job
 
 
-def print_warnings(path: Path, job: RLJob, console: Console) -> None:
-    """Prints the job's warnings, each with its source line."""
-    lines = _source_lines(path)
-    for problem in job_file_warnings(path, job):
+def print_warnings(path: Path, text: str, job: RLJob, console: Console) -> None:
+    """Prints the warnings about the job that was loaded from this text of the file, each with its source line."""
+    lines = text.splitlines()
+    for problem in job_text_warnings(text, job):
         _print_problem(path, problem, lines, console, "warning: ")
 
 
@@ -44,18 +46,10 @@ def print_resolved(job: RLJob, console: Console) -> None:
 
 
 def _print_problem(path: Path, problem: Problem, lines: list[str], console: Console, kind: str = "") -> None:
-    """`FILE:LINE:COL: kind: path: message`, the line itself, and a mark under the column."""
+    """`FILE:LINE:COL: kind: path: message`, the line itself unless it holds a secret, and a mark under the column."""
     line, column = problem.line or 1, problem.column or 1
     console.print(Text(f"{path}:{line}:{column}: {kind}{problem}"), soft_wrap=True)
-    if line <= len(lines):
+    if line <= len(lines) and not problem.hides_line:
         number = f"{line:5} | "
         console.print(Text(number + lines[line - 1], style="dim"), soft_wrap=True)
         console.print(Text(" " * (len(number) + column - 1) + "^", style="red"), soft_wrap=True)
-
-
-def _source_lines(path: Path) -> list[str]:
-    """The file's lines; none if it cannot be read, which is then the problem that is shown."""
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []

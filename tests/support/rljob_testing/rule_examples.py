@@ -81,6 +81,8 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_ENV: [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": _SECRET}}]},
         {_ENV: [{"name": "MAX_TOKENS", "value": "3"}, {"name": "KEYBOARD", "value": "us"}]},
         *({_ENV: [{"name": name, "value": "3"}]} for name in ("MONKEY", "DATA_TURKEY", "HotKey", "PUBLICKEY")),
+        *({_ENV: [{"name": name, "value": "</s>"}]} for name in ("EOS_TOKEN", "JUDGE_PAD_TOKEN", "stop_token")),
+        *({_ENV: [{"name": name, "value": "id"}]} for name in ("SORT_KEY", "DATA_PRIMARY_KEY", "ForeignKey")),
     ],
     "EnvVar.exactlyOne": [{_ENV: [{"name": "EMPTY", "value": ""}]}],
     "EnvSource.exactlyOne": [{_ENV: [{"name": "A", "valueFrom": {"configMapKeyRef": _SECRET}}]}],
@@ -261,6 +263,10 @@ BAD: dict[str, list[Bad]] = {
         *(
             Bad(_ENV + "[0].value", {_ENV: [{"name": name, "value": "abc"}]})
             for name in ("wandb_api_key", "KEY", "OPENAI_APIKEY", "AwsAccessKey", "AUTHTOKEN", "PGPASSWORD", "_KEY")
+        ),
+        *(
+            Bad(_ENV + "[0].value", {_ENV: [{"name": name, "value": "abc"}]})
+            for name in ("OPENAIKEY", "HFKEY", "AWSKEY", "MYKEY", "wandbKey", "MONKEYKEY", "APIMONKEY", "VIDEOS_TOKEN")
         ),
     ],
     "EnvVar.exactlyOne": [

@@ -43,14 +43,20 @@ OWNED_ANNOTATION_PREFIXES = ("rljob.dev/", "ray.io/")
 OWNED_POOL_NAMES = ("head", "headgroup")
 OWNED_VOLUME_PREFIX = "rljob-"
 _OWNED_MOUNT = r"^/((tmp|(tmp/ray|dev|proc|rljob|sys)(/.*)?)/?)?$|//|/\.\.?(/|$)|:"
-_SECRET_NAME = (
-    r"(?i)(TOKEN|SECRET|PASSWORD"
-    r"|(^|_|ACCESS|ACCOUNT|ADMIN|API|APP|AUTH|CLIENT|DEPLOY|ENCRYPTION|LICENSE|MASTER|PRIVATE|PROJECT|SECRET|SERVICE"
-    r"|SESSION|SHARED|SIGNING|SSH|STORAGE|USER|WRITE)KEY)$"
+_SECRET_NAME = r"(?i)(TOKEN|KEY|SECRET|PASSWORD)$"
+_NO_SECRET_NAME = (
+    r"(?i)(^|_)((DONKEY|HOCKEY|HOTKEY|JOCKEY|MONKEY|TURKEY|WHISKEY)"
+    r"|(ANSWER|FOREIGN|GROUP|INDEX|LOOKUP|PARTITION|PRIMARY|PROMPT|PUBLIC|SORT)_?KEY"
+    r"|(BOS|CLS|EOS|MASK|PAD|SEP|STOP|UNK)_?TOKEN)$"
 )
-"""KEY ends ordinary words (MONKEY, TURKEY, HOTKEY), so it is one only by itself, after `_`, and in these compounds; the
-others end no such word."""
+"""Names that `_SECRET_NAME` matches too, and that are no secrets: ordinary words, keys of data, and a tokenizer's
+tokens. Any name that is not here is a secret."""
 _OUTSIDE = r"^/|(^|/)\.\.(/|$)"
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name holds a secret, so that its value must not stand in a job: `HF_TOKEN`."""
+    return re.search(_SECRET_NAME, name) is not None and re.search(_NO_SECRET_NAME, name) is None
 
 
 def _starts_with_none(subject: str, prefixes: tuple[str, ...]) -> str:
@@ -154,10 +160,14 @@ ENV_RULES = (
         EnvVar,
         "EnvVar.secretByReference",
         field=".value",
-        cel=f"!has(self.value) || !self.name.matches({cel_text(_SECRET_NAME)})",
+        cel=(
+            f"!has(self.value) || !self.name.matches({cel_text(_SECRET_NAME)})"
+            f" || self.name.matches({cel_text(_NO_SECRET_NAME)})"
+        ),
         wrong="a variable whose name ends in TOKEN, KEY, SECRET or PASSWORD must not be written in the job",
-        advice="put it into a Secret and name that under valueFrom.secretKeyRef",
-        holds=lambda env: env.value is None or re.search(_SECRET_NAME, env.name) is None,
+        advice="put it into a Secret and name that under valueFrom.secretKeyRef (if it is none, rename it)",
+        holds=lambda env: env.value is None or not is_secret_name(env.name),
+        is_about_secret=True,
     ),
     exactly_one_rule(EnvVar, ("value", "value_from"), lambda env: (env.value, env.value_from)),
     exactly_one_rule(

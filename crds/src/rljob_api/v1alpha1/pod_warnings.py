@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.pools import Head, Pool
 from rljob_api.v1alpha1.rule import Path, Violation, wire_name
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_KUEUE = "kueue.x-k8s.io/"
 _BYTES = ("memory", "ephemeral-storage")
 
 
@@ -22,21 +22,24 @@ def job_warnings(job: RLJob) -> tuple[Violation, ...]:
     places: list[tuple[Path, Head | Pool]] = [(("spec", "head"), job.spec.head)]
     places += [(("spec", "pools", index), pool) for index, pool in enumerate(job.spec.pools)]
     return (
-        *_queue(job.metadata.labels),
+        *_kueue("labels", job.metadata.labels),
+        *_kueue("annotations", job.metadata.annotations),
         *(found for path, part in places for found in _of_pods(path, part)),
         *_size(job),
     )
 
 
-def _queue(labels: Mapping[str, str]) -> Iterator[Violation]:
-    if QUEUE_LABEL in labels:
-        yield Violation(
-            rule="Metadata.queue",
-            path=("metadata", "labels", QUEUE_LABEL),
-            wrong="has no effect: this version does not work with Kueue, and the job starts without waiting in a queue",
-            advice="remove the label, or create the job when there is room for it",
-            seen=json.dumps(labels[QUEUE_LABEL]),
-        )
+def _kueue(field: str, entries: Mapping[str, str]) -> Iterator[Violation]:
+    for key, value in entries.items():
+        if key.startswith(_KUEUE):
+            yield Violation(
+                rule="Metadata.queue",
+                path=("metadata", field, key),
+                wrong="has no effect: this version does not work with Kueue, and the job starts without waiting in a"
+                " queue",
+                advice="remove it, or create the job when there is room for it",
+                seen=json.dumps(value),
+            )
 
 
 def _of_pods(path: Path, part: Head | Pool) -> Iterator[Violation]:

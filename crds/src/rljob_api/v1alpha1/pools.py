@@ -120,7 +120,8 @@ class EnvVar(WireModel):
 
     name: EnvName
     value: Annotated[StrictStr, Field(max_length=4096)] | None = None
-    """`$(NAME)` is replaced by the value of an earlier entry, here and on a cluster; `$$` is `$`."""
+    """`$(NAME)` is replaced by the value of an earlier entry; `$$` is `$`. `rljob run` does the same, with what is
+    exported in place of Secrets and ConfigMaps."""
     value_from: EnvSource | None = None
 
 

@@ -12,7 +12,16 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StrictStr
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Flag, FunctionPath, LongText, Number, PositiveCount, PositiveNumber, ShortText
+from rljob_api.scalars import (
+    REWARD_NAME,
+    Flag,
+    FunctionPath,
+    LongText,
+    Number,
+    PositiveCount,
+    PositiveNumber,
+    ShortText,
+)
 
 
 def _compiled(pattern: str) -> str:
@@ -23,7 +32,7 @@ def _compiled(pattern: str) -> str:
     return pattern
 
 
-RewardName = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+RewardName = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=REWARD_NAME)]
 RegularExpression = Annotated[StrictStr, Field(min_length=1, max_length=1024), AfterValidator(_compiled)]
 
 

@@ -46,6 +46,8 @@ class Rule:
     """Below `field`, where exactly the faults are; asked where the rule does not hold. The API server shows `field`."""
     choices: Callable[[WireModel], Sequence[str]] = _no_choices
     """What may be written instead, where it is names of the job; the API server prints the text without them."""
+    is_about_secret: bool = False
+    """Whether the value is a secret, which no message may show."""
 
     @property
     def message(self) -> str:
@@ -82,6 +84,7 @@ def rule(
     holds: Callable[[ContractT], bool],
     places: Callable[[ContractT], Sequence[Path]] = _at_the_field,
     choices: Callable[[ContractT], Sequence[str]] = _no_choices,
+    is_about_secret: bool = False,
 ) -> Rule:
     """A rule whose functions are typed by the type that it stands on."""
     return Rule(
@@ -94,6 +97,7 @@ def rule(
         holds=lambda value: holds(_seen_as(on, value)),
         places=lambda value: places(_seen_as(on, value)),
         choices=lambda value: choices(_seen_as(on, value)),
+        is_about_secret=is_about_secret,
     )
 
 

@@ -101,7 +101,13 @@ def violations(value: WireModel, path: Path = ()) -> tuple[Violation, ...]:
     """Every rule that the value, or anything within it, breaks. `path` is the place of the value in the job."""
     wire = value.model_dump(mode="json", by_alias=True)
     return tuple(
-        Violation(rule=rule.name, path=path + at, wrong=rule.wrong, advice=advice, seen=_seen(wire, at))
+        Violation(
+            rule=rule.name,
+            path=path + at,
+            wrong=rule.wrong,
+            advice=advice,
+            seen=None if rule.is_about_secret else _seen(wire, at),
+        )
         for rule, at, advice in _broken(value, ())
     )
 

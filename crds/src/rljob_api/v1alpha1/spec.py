@@ -8,6 +8,7 @@ from pydantic import Field, StrictStr
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import (
+    RELEASE,
     AbsolutePath,
     AnnotationKey,
     DnsLabel,
@@ -43,7 +44,7 @@ class RLJobSpec(WireModel):
 
     image: ImageName | None = None
     """Trainer image; the operator's default when unset."""
-    ray_version: Annotated[StrictStr, Field(max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")] | None = None
+    ray_version: Annotated[StrictStr, Field(max_length=32, pattern=RELEASE)] | None = None
     """Ray version in the image; the operator's default when unset."""
     head: Head = Field(default_factory=Head)
     pools: Annotated[tuple[Pool, ...], Field(min_length=1, max_length=8)]
