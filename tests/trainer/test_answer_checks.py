@@ -6,6 +6,7 @@ Real processes. A function stands in for MathAnswer where processes fail; it not
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 from collections import Counter
@@ -181,6 +182,7 @@ def test_a_wrong_column_is_found_out_before_all_of_it_is_parsed(
 def test_above_the_limit_rows_are_left_out_when_they_are_drawn(
     tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    caplog.set_level(logging.WARNING)
     monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 5)
     check = Check(tmp_path, stack)
     training = rows("1", "bad", "2", -1, "bad", "3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -112,11 +113,13 @@ class JobPlace:
         seen: Callable[[], object] = lambda: "",
         seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Asks until the answer is true."""
+        """Asks until the answer is true. A request that fails is asked again: an API server that has just started again
+        may leave one without an answer for as long as the client waits."""
         deadline = time.monotonic() + seconds
         while True:
-            if ask():
-                return
+            with contextlib.suppress(httpx.TransportError):
+                if ask():
+                    return
             assert time.monotonic() < deadline, f"waited {seconds} s for {what.format(seen())}"
             time.sleep(LOOK_SECONDS)
 
