@@ -6,7 +6,7 @@ Where RLJob refuses more than the API server does (`test_pods_on_the_server.STRI
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from hypothesis import strategies as st
@@ -238,7 +238,7 @@ def _put_env(pod: Manifest, value: JsonValue) -> None:
     container["env"] = [*container["env"], *value]  # type: ignore[misc]
 
 
-_PUT = {
+_PUT: dict[str, Callable[[Manifest, JsonValue], None]] = {
     "labels": lambda pod, value: _put_metadata("labels", pod, value),
     "annotations": lambda pod, value: _put_metadata("annotations", pod, value),
     **{field: partial(_put_spec, field) for field in _SPEC_FIELDS},
