@@ -71,6 +71,12 @@ def test_every_rule_stands_in_the_definition() -> None:
     assert {rule.cel for rule in RULES} <= written
 
 
+def test_below_an_affinity_nothing_is_described() -> None:
+    below = ".spec.pools.items.template.affinity"
+    described = [path for path, schema in schemas(root_schema()) if path.startswith(below) and "description" in schema]
+    assert described == [below]
+
+
 def test_number_bounds_quantities_and_free_maps_take_their_kubernetes_form() -> None:
     by_path = dict(schemas(root_schema()))
     rate = by_path[".spec.training.optimizer.learningRate"]

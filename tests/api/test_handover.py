@@ -48,7 +48,9 @@ def test_a_job_may_have_64_kibibytes_and_no_more() -> None:
 
     room = MAX_SPEC_BYTES - len(dump_job(filled(0)))
     assert len(dump_job(filled(room))) == 65536
-    with pytest.raises(HandoverError, match="job example: its spec is 65537 bytes as JSON, more than 65536; shorten"):
+    with pytest.raises(
+        HandoverError, match="job example: its spec is 65537 bytes as JSON, more than 65536; shorten reasoningGym"
+    ):
         dump_job(filled(room + 1))
 
 

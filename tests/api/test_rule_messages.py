@@ -70,6 +70,33 @@ CASES: dict[str, tuple[dict[str, object], list[str]]] = {
             "Format`",
         ],
     ),
+    "names of resources": (
+        {"spec.head.resources": {"limits": {"gpu": 1, "Memory": 1, "disk": 1}}},
+        [
+            f'spec.head.resources.limits.{name}: names a resource that a container cannot request (seen: "1"); write'
+            " cpu, memory, ephemeral-storage, hugepages-2Mi or the like, or the name of a device with its domain, such"
+            f" as rdma/hca (not kubernetes.io){meant}"
+            for name, meant in (
+                ("gpu", " (for GPUs use gpusPerNode and gpuResource of the pool)"),
+                ("Memory", " (did you mean memory?)"),
+                ("disk", ""),
+            )
+        ],
+    ),
+    "an annotation that is not taken": (
+        {"spec.head.template.annotations": {"controller.kubernetes.io/pod-deletion-cost": "10"}},
+        [
+            "spec.head.template.annotations.controller.kubernetes.io/pod-deletion-cost: RLJob does not take annotations"
+            ' for seccomp, mirror pods, deletion costs and alpha tolerations (seen: "10"); remove it'
+        ],
+    ),
+    "huge pages": (
+        {"spec.head.resources": {"limits": {"hugepages-2Mi": "3Mi", "memory": "1Gi"}}},
+        [
+            "spec.head.resources.limits.hugepages-2Mi: an amount of huge pages must be a multiple of the page"
+            ' (seen: "3Mi"); write a multiple, such as 4Mi of hugepages-2Mi'
+        ],
+    ),
     "a place for no reference": (
         {"spec.roles.ref.pool": "main"},
         [

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, example, given, note, settings
 from pydantic import ValidationError
 
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.pod_warnings import job_warnings
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.objects import Manifest
 from rljob_testing.doubtful_pods import EDITS, Edits, job_with, pods_of, raw_pods_of
@@ -19,13 +20,18 @@ pytestmark = pytest.mark.apiserver
 
 PODS = "/api/v1/namespaces/default/pods"
 HEAD = "spec.head."
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 NODES = [{"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "In", "values": ["-"]}]}}]
 WISH = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": NODES}}
+NO_NUMBER = [{"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["abc"]}]}]
+GREATER = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": NO_NUMBER}}}
+APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 
 STRICTER: list[Edits] = [
     # The API server takes the pods; they would wait for ever, fail on their node, or say what they do not mean.
     {HEAD + "resources": {"limits": {"kubernetes.io/gpu": 1}}},
     {HEAD + "resources": {"limits": {"rdma/hca": "1k"}}},
+    {HEAD + "resources": {"limits": {"rdma/hca": 12345678901}}},
     {HEAD + "resources": {"limits": {"memory": "Ki"}}},
     {HEAD + "resources": {"limits": {"memory": "-0"}}},
     {HEAD + "resources": {"limits": {"memory": "1e100"}}},
@@ -33,7 +39,14 @@ STRICTER: list[Edits] = [
     {HEAD + "template.tolerations": [{"key": "", "operator": "Exists"}]},
     {HEAD + "template.tolerations": [{"effect": "NoExecute", "operator": "Exists", "tolerationSeconds": -1}]},
     {HEAD + "template.tolerations": [{"key": f"{'d.' * 126}d/n", "operator": "Exists"}]},
+    {HEAD + "template.tolerations": [{"key": "a", "operator": "Exists", "effect": ""}]},
+    {HEAD + "template.schedulerName": "A"},
     {HEAD + "template.affinity": WISH},
+    {HEAD + "template.affinity": GREATER},
+    {HEAD + "template.annotations": {"controller.kubernetes.io/pod-deletion-cost": "10"}},
+    {HEAD + "template.annotations": {"scheduler.alpha.kubernetes.io/tolerations": "[]"}},
+    {HEAD + "template.annotations": {"seccomp.security.alpha.kubernetes.io/pod": "runtime/default"}},
+    {HEAD + "template.annotations": {"container.seccomp.security.alpha.kubernetes.io/ray": "runtime/default"}},
     {"spec.env": [{"name": "a b", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]},
 ]
 
@@ -44,7 +57,8 @@ def refusals(http: httpx.Client, pods: list[Manifest]) -> list[str]:
     for pod in pods:
         answer = http.post(PODS, params={"dryRun": "All", "fieldValidation": "Strict"}, json=pod)
         if answer.status_code != 201:
-            assert answer.status_code in (400, 422), answer.text
+            # 403: there is no such class.
+            assert answer.status_code in (400, 403, 422), answer.text
             found.append(str(answer.json()["message"]))
     return found
 
@@ -58,6 +72,21 @@ def spec_or_reason(edits: Edits) -> RLJobSpec | str:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(EDITS)
+# Values that are too rare to be found.
+@example({HEAD + "resources": {"requests": {"memory": 2**53 + 1}, "limits": {"memory": 2**53}}})
+@example({HEAD + "resources": {"requests": {"memory": str(2**53 + 1)}, "limits": {"memory": 2**53}}})
+@example({HEAD + "resources": {"requests": {"memory": 2**53}, "limits": {"memory": str(2**53 + 1)}}})
+@example({HEAD + "resources": {"requests": {"memory": 2**63 - 1}, "limits": {"memory": "16Ei"}}})
+@example({HEAD + "resources": {"limits": {"rdma/hca": 999999999}}})
+@example({HEAD + "resources": {"limits": {"hugepages-1Gi": 2**31, "cpu": 1}}})
+@example({HEAD + "resources": {"limits": {"hugepages-1Gi": "1G", "cpu": 1}}})
+@example({HEAD + "template.annotations": {APPARMOR + "ray": "runtime/default"}})
+@example({HEAD + "template.annotations": {APPARMOR + "ray": "mine"}})
+@example({HEAD + "template.annotations": {APPARMOR + "other": "unconfined"}})
+@example({HEAD + "template.annotations": {"kubernetes.io/config.mirror": "a"}})
+@example({HEAD + "template.annotations": {"controller.kubernetes.io/pod-deletion-cost": "high"}})
+@example({HEAD + "template.annotations": {"seccomp.security.alpha.kubernetes.io/pod": "unconfined"}})
+@example({HEAD + "template.priorityClassName": "A"})
 def test_types_schema_and_pods_have_one_verdict(api: httpx.Client, edits: Edits) -> None:
     ours = spec_or_reason(edits)
     of_pods = refusals(api, raw_pods_of(edits) if isinstance(ours, str) else pods_of(ours))
@@ -66,7 +95,7 @@ def test_types_schema_and_pods_have_one_verdict(api: httpx.Client, edits: Edits)
     answer = create(api, job_with(edits))
     note(f"job: {answer.message or 'taken'}")
     if "hugepages-2Mi" in str(edits):
-        # In CEL amounts of huge pages are not compared (`resource_rules`); the operator refuses these jobs at once.
+        # CEL does not compare requests of huge pages with limits (`resource_rules`); the operator refuses these jobs.
         assert answer.status == 201 or bool(of_pods)
     else:
         assert (answer.status != 201) == bool(of_pods)
@@ -83,3 +112,40 @@ def test_where_rljob_is_stricter_the_pods_would_be_taken(api: httpx.Client, edit
     assert isinstance(spec_or_reason(edits), str)
     assert create(api, job_with(edits)).status == 422
     assert refusals(api, raw_pods_of(edits)) == []
+
+
+WARNED: list[Edits] = [
+    {HEAD + "resources": {"limits": {"memory": "400m"}}},
+    {HEAD + "template.nodeSelector": {"failure-domain.beta.kubernetes.io/zone": "a"}},
+    {HEAD + "template.nodeSelector": {"failure-domain.beta.kubernetes.io/region": "a"}},
+    {HEAD + "template.nodeSelector": {"beta.kubernetes.io/arch": "a"}},
+    {HEAD + "template.nodeSelector": {"beta.kubernetes.io/os": "a"}},
+    {HEAD + "template.nodeSelector": {"beta.kubernetes.io/instance-type": "a"}},
+    {HEAD + "template.annotations": {APPARMOR + "ray": "runtime/default"}},
+    {HEAD + "template.annotations": {"scheduler.alpha.kubernetes.io/critical-pod": ""}},
+    {HEAD + "template.annotations": {"security.alpha.kubernetes.io/sysctls": ""}},
+    {HEAD + "template.annotations": {"security.alpha.kubernetes.io/unsafe-sysctls": ""}},
+    {HEAD + "template.affinity": {"podAffinity": {REQUIRED: [{"topologyKey": "a"}]}}},
+    {
+        HEAD + "template.affinity": {
+            "nodeAffinity": {
+                REQUIRED: {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": "beta.kubernetes.io/os", "operator": "Exists"}]},
+                    ]
+                }
+            }
+        }
+    },
+]
+
+
+@pytest.mark.parametrize("edits", WARNED, ids=str)
+def test_what_the_server_warns_of_we_warn_of(api: httpx.Client, edits: Edits) -> None:
+    job = RLJob.from_wire(job_with(edits))
+    head, _ = pods_of(job.spec)
+    answer = api.post(PODS, params={"dryRun": "All"}, json=head)
+    assert answer.status_code == 201
+    assert "299" in answer.headers.get("warning", "")
+    [warning] = job_warnings(job)
+    assert warning.path[:2] == ("spec", "head")

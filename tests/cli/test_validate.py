@@ -75,26 +75,40 @@ metadata:
 spec:
   head:
     resources: {requests: {memory: 400m, cpu: 500m}, limits: {memory: 2Gi, ephemeral-storage: "0.5"}}
+    template:
+      nodeSelector: {beta.kubernetes.io/arch: amd64, kubernetes.io/arch: amd64}
+      annotations:
+        container.apparmor.security.beta.kubernetes.io/ray: runtime/default
+        security.alpha.kubernetes.io/sysctls: a=b
+      affinity:
+        nodeAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+            - matchExpressions: [{key: failure-domain.beta.kubernetes.io/zone, operator: Exists}]
+  volumes:
+  - {name: scratch, mountPath: /scratch, type: EmptyDir, emptyDir: {sizeLimit: 800m}}
   pools:
   - name: main
     nodes: 2
     gpusPerNode: 6
+    sharedMemory: 600m
     template:
       affinity:
         podAntiAffinity:
           requiredDuringSchedulingIgnoredDuringExecution:
           - topologyKey: zone
-          - {topologyKey: zone, labelSelector: {}}
+          - {topologyKey: failure-domain.beta.kubernetes.io/region, labelSelector: {}}
 """
 
 
 def test_what_is_taken_and_not_meant_is_warned_of_at_its_place(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text(DOUBTFUL + JOB[JOB.index("  training:") :])
+    path.write_text(DOUBTFUL + JOB[JOB.index("  training:") :] + "    rollout: {cpuKvCache: 1500m}\n")
     accepted, output = validated(path)
     assert accepted
     *warnings, last = [line for line in output.splitlines() if line.startswith(str(path))]
-    no_bytes = "is not a whole number of bytes"
+    no_bytes, old_label = "is not a whole number of bytes", "is a deprecated label, which new nodes may not have"
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
     assert [line.removeprefix(f"{path}:").split(";")[0] for line in warnings] == [
         "5:39: warning: metadata.labels.kueue.x-k8s.io/queue-name: has no effect: this version does not work with"
         ' Kueue, and the job starts without waiting in a queue (seen: "team")',
@@ -104,8 +118,20 @@ def test_what_is_taken_and_not_meant_is_warned_of_at_its_place(tmp_path: Path) -
         ' Kueue, and the job starts without waiting in a queue (seen: "team")',
         f'9:36: warning: spec.head.resources.requests.memory: {no_bytes} (seen: "400m")',
         f'9:95: warning: spec.head.resources.limits.ephemeral-storage: {no_bytes} (seen: "0.5")',
-        "18:13: warning: spec.pools[0].template.affinity.podAntiAffinity"
-        ".requiredDuringSchedulingIgnoredDuringExecution[0]: has no labelSelector and selects no pod",
+        f"11:47: warning: spec.head.template.nodeSelector.beta.kubernetes.io/arch: {old_label}",
+        "13:61: warning: spec.head.template.annotations.container.apparmor.security.beta.kubernetes.io/ray: is"
+        " deprecated since Kubernetes 1.30, which still applies it",
+        "14:47: warning: spec.head.template.annotations.security.alpha.kubernetes.io/sysctls: has no effect:"
+        " Kubernetes no longer reads this annotation",
+        f"19:40: warning: spec.head.template.affinity.nodeAffinity.{required}.nodeSelectorTerms[0].matchExpressions[0]"
+        f'.key: {old_label} (seen: "failure-domain.beta.kubernetes.io/zone")',
+        f'21:80: warning: spec.volumes[0].emptyDir.sizeLimit: {no_bytes} (seen: "800m")',
+        f'26:19: warning: spec.pools[0].sharedMemory: {no_bytes} (seen: "600m")',
+        f"31:13: warning: spec.pools[0].template.affinity.podAntiAffinity.{required}[0]: has no labelSelector and"
+        " selects no pod",
+        f"32:27: warning: spec.pools[0].template.affinity.podAntiAffinity.{required}[1].topologyKey: {old_label}"
+        ' (seen: "failure-domain.beta.kubernetes.io/region")',
+        f'39:27: warning: spec.training.rollout.cpuKvCache: {no_bytes} (seen: "1500m")',
     ]
     assert last == f"{path}: RLJob example is valid (pools: main 2x6)"
 
@@ -152,7 +178,7 @@ def test_a_name_that_kubernetes_refuses_is_shown_with_what_would_do(tmp_path: Pa
     path.write_text(path.read_text().replace(", labels: {a b: c}", ""))
     _, output = validated(path)
     assert f"{path}:7:32: spec.head.resources.limits.cpuu: names a resource that a container cannot request" in output
-    assert "such as rdma/hca (not kubernetes.io) (cpu)" in output
+    assert "such as rdma/hca (not kubernetes.io) (did you mean cpu?)" in output
     assert f"{path}:8:33: spec.head.template.labels.team a: has an invalid key" in output
 
 

@@ -51,8 +51,8 @@ def dump_job(job: TrainerJob) -> str:
     size = len(text.encode())
     if size > MAX_SPEC_BYTES:
         raise HandoverError(
-            f"job {job.name}: its spec is {size} bytes as JSON, more than {MAX_SPEC_BYTES}; shorten the free-form parts"
-            " (reasoningGym.config, affinity, env values) or move them into a ConfigMap"
+            f"job {job.name}: its spec is {size} bytes as JSON, more than {MAX_SPEC_BYTES}; shorten"
+            " reasoningGym.config, annotations or env values, or move env values into a ConfigMap"
         )
     return text
 

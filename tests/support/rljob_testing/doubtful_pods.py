@@ -6,7 +6,8 @@ Where RLJob refuses more than the API server does (`test_pods_on_the_server.STRI
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from hypothesis import strategies as st
 from pydantic import JsonValue, TypeAdapter
@@ -21,6 +22,8 @@ from rljob_testing.valid_job import Wire, edited, valid_job
 Edits = dict[str, object]
 _MANIFEST = TypeAdapter(Manifest)
 _TEMPLATE = "spec.head.template."
+_SPEC_FIELDS = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName", "schedulerName")
+"""Of the overlay, those that stand in the pod's spec under the same name."""
 _REQUIRED, _PREFERRED = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
 
 NAMES = st.text("aZ0-_.", max_size=4) | st.sampled_from(["n" * 63, "n" * 64, "é", "a b", "a\n", "zone"])
@@ -226,17 +229,19 @@ def _put_shared_memory(pod: Manifest, value: JsonValue) -> None:
     _part(volume, "emptyDir")["sizeLimit"] = value
 
 
+def _put_spec(field: str, pod: Manifest, value: JsonValue) -> None:
+    _part(pod, "spec")[field] = value
+
+
 def _put_env(pod: Manifest, value: JsonValue) -> None:
     container = _part(pod, "spec", "containers", 0)
     container["env"] = [*container["env"], *value]  # type: ignore[misc]
 
 
-_PUT = {
+_PUT: dict[str, Callable[[Manifest, JsonValue], None]] = {
     "labels": lambda pod, value: _put_metadata("labels", pod, value),
     "annotations": lambda pod, value: _put_metadata("annotations", pod, value),
-    "nodeSelector": lambda pod, value: _part(pod, "spec").update(nodeSelector=value),
-    "tolerations": lambda pod, value: _part(pod, "spec").update(tolerations=value),
-    "affinity": lambda pod, value: _part(pod, "spec").update(affinity=value),
+    **{field: partial(_put_spec, field) for field in _SPEC_FIELDS},
     "resources": _put_resources,
     "gpuResource": _put_gpu,
     "sharedMemory": _put_shared_memory,

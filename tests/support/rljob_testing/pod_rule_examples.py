@@ -53,6 +53,11 @@ def _bad_key(field: str, key: str) -> Bad:
     return Bad(_TEMPLATE + field, {_TEMPLATE + field: {"team": "a", key: "a"}}, places=(f"{_TEMPLATE}{field}.{key}",))
 
 
+def _bad_annotation(key: str, value: str) -> Bad:
+    field = _TEMPLATE + "annotations"
+    return Bad(field, {field: {"team": "a", key: value}}, places=(f"{field}.{key}",))
+
+
 _GOOD_KEYS = {"team": "a", f"{_DOMAIN}/{'n' * 63}": "a", "a.b-c_D": "a", "example.com/0": ""}
 _BAD_KEYS = ("-team", "te am", "a/b/c", "/team", "example.com/", "n" * 64, f"{_DOMAIN}d/n", "a..b/n")
 
@@ -62,7 +67,10 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         _resources({"hugepages-2Mi": "4Mi", "memory": 1}, {"hugepages-2Mi": "4Mi", "hugepages-1Gi": "2Gi"}),
     ],
     "Resources.limits": [_resources({}, {"rdma/hca": 1, f"{'d.' * 121}dd/{'n' * 63}": "2"})],
-    "Resources.devices": [_resources({"rdma/hca": 1}, {"rdma/hca": "1", "vendor.example/nic": "123456789"})],
+    "Resources.devices": [
+        _resources({"rdma/hca": 1}, {"rdma/hca": "1", "vendor.example/nic": "123456789"}),
+        _resources({}, {"rdma/hca": 999999999}),
+    ],
     "Resources.notShared": [_resources({"rdma/hca": 1, "cpu": 1}, {"rdma/hca": "1", "cpu": 2})],
     "Resources.cpu": [
         _resources({"cpu": request}, {"cpu": limit})
@@ -70,18 +78,27 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     ],
     "Resources.memory": [
         _resources({"memory": request}, {"memory": limit})
-        for request, limit in (("1Gi", "1Gi"), ("1G", "1Gi"), ("1024", "1Ki"), ("1e9", "1G"), ("1E", "1Ei"))
+        for request, limit in (
+            *(("1Gi", "1Gi"), ("1G", "1Gi"), ("1024", "1Ki"), ("1e9", "1G"), ("1E", "1Ei")),
+            *((2**53, 2**53 + 1), (str(2**53), 2**53), (2**63 - 1, "16Ei"), ("99e18", "99e18")),
+        )
     ],
     "Resources.ephemeral-storage": [_resources({"ephemeral-storage": 1}, {"ephemeral-storage": "1Ki"})],
     "Resources.hugePages": [
         _resources({"cpu": 1}, {"hugepages-2Mi": "2Mi"}),
         _resources({}, {"memory": "1Gi", "hugepages-1Gi": "1Gi"}),
     ],
+    "Resources.pageSize": [
+        _resources({"cpu": 1}, {"hugepages-2Mi": "4Mi", "hugepages-1Gi": 2**31, "hugepages-64Ki": "64Ki"}),
+    ],
     "Pool.gpuResource": [{_POOL + "gpuResource": name} for name in ("amd.com/gpu", "nvidia.com/mig-3g.40gb")],
     "PodOverlay.labelsKeys": [{_TEMPLATE + "labels": _GOOD_KEYS}],
     "PodOverlay.annotationsKeys": [{_TEMPLATE + "annotations": {**_GOOD_KEYS, "Example.COM/name": "é" * 4096}}],
     "PodOverlay.nodeSelectorKeys": [{_TEMPLATE + "nodeSelector": _GOOD_KEYS}],
-    "PodOverlay.annotationsRead": [
+    "PodOverlay.annotationsTaken": [
+        {_TEMPLATE + "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "no"}}
+    ],
+    "PodOverlay.appArmor": [
         {_TEMPLATE + "annotations": {_APPARMOR + "ray": profile}}
         for profile in ("runtime/default", "unconfined", "localhost/mine", "")
     ],
@@ -93,7 +110,8 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         _nodes("In", "a", "b"),
         _nodes("NotIn", ""),
         _nodes("Gt", "3"),
-        _nodes("Lt", "3"),
+        _nodes("Lt", "007"),
+        _nodes("Lt", "9" * 18),
         _nodes("Exists"),
         _nodes("DoesNotExist"),
     ],
@@ -118,7 +136,8 @@ BAD: dict[str, list[Bad]] = {
         )
     ],
     "Resources.devices": [
-        _bad("limits.rdma/hca", {}, {"rdma/hca": count}, "") for count in ("1.5", "1k", "500m", "1e3", "1234567890")
+        _bad("limits.rdma/hca", {}, {"rdma/hca": count}, "")
+        for count in ("1.5", "1k", "500m", "1e3", "1234567890", 12345678901, 10**9)
     ],
     "Resources.notShared": [
         _bad("requests.rdma/hca", {"rdma/hca": 1}, {}),
@@ -132,12 +151,19 @@ BAD: dict[str, list[Bad]] = {
     ],
     "Resources.memory": [
         _bad("requests.memory", {"memory": request}, {"memory": limit})
-        for request, limit in (("1Gi", "1G"), (1025, "1Ki"), ("1Ei", "1E"), ("1e10", "1G"))
+        for request, limit in (
+            *(("1Gi", "1G"), (1025, "1Ki"), ("1Ei", "1E"), ("1e10", "1G")),
+            *((2**53 + 1, 2**53), (str(2**53 + 1), str(2**53)), (2**53 + 1, str(2**53)), (str(2**53 + 1), 2**53)),
+        )
     ],
     "Resources.ephemeral-storage": [
         _bad("requests.ephemeral-storage", {"ephemeral-storage": 2}, {"ephemeral-storage": 1})
     ],
     "Resources.hugePages": [_bad("limits.hugepages-2Mi", {}, {"hugepages-2Mi": "2Mi"}, "")],
+    "Resources.pageSize": [
+        _bad(f"limits.{name}", {"memory": 1}, {name: amount}, "")
+        for name, amount in (("hugepages-2Mi", "3Mi"), ("hugepages-2Mi", 2**21 + 1), ("hugepages-1Gi", "1G"))
+    ],
     "Pool.gpuResource": [
         Bad(_POOL + "gpuResource", {_POOL + "gpuResource": name})
         for name in ("kubernetes.io/gpu", "gpu.kubernetes.io/x", "requests.nvidia.com/gpu", f"{'d.' * 122}d/n")
@@ -145,21 +171,19 @@ BAD: dict[str, list[Bad]] = {
     "PodOverlay.labelsKeys": [_bad_key("labels", key) for key in (*_BAD_KEYS, "Example.com/n")],
     "PodOverlay.annotationsKeys": [_bad_key("annotations", key) for key in _BAD_KEYS],
     "PodOverlay.nodeSelectorKeys": [_bad_key("nodeSelector", key) for key in _BAD_KEYS],
-    "PodOverlay.annotationsRead": [
-        Bad(
-            _TEMPLATE + "annotations",
-            {_TEMPLATE + "annotations": {key: value}},
-            places=(f"{_TEMPLATE}annotations.{key}",),
-        )
+    "PodOverlay.annotationsTaken": [
+        _bad_annotation(key, value)
         for key, value in (
             ("kubernetes.io/config.mirror", "a"),
             ("scheduler.alpha.kubernetes.io/tolerations", "[]"),
             ("controller.kubernetes.io/pod-deletion-cost", "high"),
             ("seccomp.security.alpha.kubernetes.io/pod", "unconfined"),
             ("container.seccomp.security.alpha.kubernetes.io/ray", "unconfined"),
-            (_APPARMOR + "other", "runtime/default"),
-            (_APPARMOR + "ray", "mine"),
         )
+    ],
+    "PodOverlay.appArmor": [
+        _bad_annotation(_APPARMOR + "other", "runtime/default"),
+        _bad_annotation(_APPARMOR + "ray", "mine"),
     ],
     "LabelSelector.matchLabelsKeys": [
         Bad(
@@ -173,6 +197,10 @@ BAD: dict[str, list[Bad]] = {
         _bad_nodes("NotIn"),
         _bad_nodes("Gt"),
         _bad_nodes("Lt", "1", "2"),
+        _bad_nodes("Gt", "abc"),
+        _bad_nodes("Lt", "1.5"),
+        _bad_nodes("Gt", ""),
+        _bad_nodes("Gt", "9" * 19),
         _bad_nodes("Exists", "a"),
         _bad_nodes("DoesNotExist", "a"),
     ],

@@ -1,7 +1,8 @@
 """Turns pydantic's JSON schema into a structural schema, the part of JSON schema that a CRD may use.
 
 References are written out, `X | None` becomes X, number bounds take their OpenAPI 3.0 form, free maps keep unknown
-fields, and the rules of each type are attached where the type occurs.
+fields, and the rules of each type are attached where the type occurs. What is below an affinity stands many times in
+the CRD, whose size is bounded: it is described in the reference only.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _COPIED = (
 )
 _LISTS_BY_NAME = ("Pool", "EnvVar", "Volume", "Reward", "PoolStatus", "Condition")
 _LIST_KEYS = {"Condition": "type"}
+_DESCRIBED_AT_THE_TOP = ("Affinity",)
 
 
 class UnknownSchemaError(TypeError):
@@ -77,6 +79,8 @@ class _Converter:
     def definition(self, name: str, schema: Schema) -> Schema:
         """A named type: an enum, or an object with its rules."""
         result = self.convert(schema)
+        if name in _DESCRIBED_AT_THE_TOP:
+            result["properties"] = _without_descriptions(result["properties"])
         rules = _rules_of(name)
         if rules:
             result["x-kubernetes-validations"] = rules
@@ -159,6 +163,13 @@ class _Converter:
                 raise UnknownSchemaError(f"schema: only objects may have a default factory (seen: {schema!r})")
             result["default"] = {}
         return result
+
+
+def _without_descriptions(schema: object) -> object:
+    """A schema, or a part of one, in which nothing is described. No field is called `description`."""
+    if isinstance(schema, dict):
+        return {key: _without_descriptions(value) for key, value in schema.items() if key != "description"}
+    return [_without_descriptions(value) for value in schema] if isinstance(schema, list) else schema
 
 
 def _items(value: object) -> list[object]:

@@ -1,5 +1,4 @@
-"""Which nodes and which other pods a job's pods go with, as in a pod. Every type stands many times in the CRD, so its
-texts are short."""
+"""Which nodes and which other pods a job's pods go with, as in a pod."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ LabelKeys = Annotated[tuple[LabelKey, ...], Field(max_length=4)]
 
 
 class NodeOperator(StrEnum):
-    """How values of a node's label compare."""
+    """How the label of a node is compared with the values. `Gt` and `Lt` compare integers."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -29,20 +28,20 @@ class NodeOperator(StrEnum):
 
 
 class NodeField(StrEnum):
-    """The field of a node."""
+    """Fields of a node that can be compared."""
 
     NAME = "metadata.name"
 
 
 class FieldOperator(StrEnum):
-    """How a node's name compares."""
+    """How the name of a node is compared with the value."""
 
     IN = "In"
     NOT_IN = "NotIn"
 
 
 class LabelOperator(StrEnum):
-    """How values of a label compare."""
+    """How the label of a pod or namespace is compared with the values."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -51,7 +50,7 @@ class LabelOperator(StrEnum):
 
 
 class NodeRequirement(WireModel):
-    """A label of nodes."""
+    """A condition on one label of a node."""
 
     key: LabelKey
     operator: NodeOperator
@@ -59,7 +58,7 @@ class NodeRequirement(WireModel):
 
 
 class FieldRequirement(WireModel):
-    """The name of a node."""
+    """A condition on the name of a node."""
 
     key: NodeField
     operator: FieldOperator
@@ -67,27 +66,27 @@ class FieldRequirement(WireModel):
 
 
 class NodeTerm(WireModel):
-    """All of these."""
+    """Nodes that meet all of these conditions."""
 
     match_expressions: Annotated[tuple[NodeRequirement, ...], Field(max_length=MAX_TERMS)] = ()
     match_fields: Annotated[tuple[FieldRequirement, ...], Field(max_length=MAX_TERMS)] = ()
 
 
 class NodeTerms(WireModel):
-    """One of the terms."""
+    """Nodes that match at least one of the terms."""
 
     node_selector_terms: Annotated[tuple[NodeTerm, ...], Field(min_length=1, max_length=MAX_TERMS)]
 
 
 class PreferredNodes(WireModel):
-    """A wish."""
+    """Nodes that are preferred, with the weight of this preference."""
 
     weight: Weight
     preference: NodeTerm
 
 
 class NodeAffinity(WireModel):
-    """By labels of nodes."""
+    """On which nodes the pods may run, by labels and names of nodes."""
 
     required_during_scheduling_ignored_during_execution: NodeTerms | None = None
     preferred_during_scheduling_ignored_during_execution: Annotated[
@@ -96,7 +95,7 @@ class NodeAffinity(WireModel):
 
 
 class LabelRequirement(WireModel):
-    """A label."""
+    """A condition on one label."""
 
     key: LabelKey
     operator: LabelOperator
@@ -104,14 +103,14 @@ class LabelRequirement(WireModel):
 
 
 class LabelSelector(WireModel):
-    """All of these; empty selects all."""
+    """Objects whose labels meet all of these conditions. An empty selector selects all."""
 
     match_labels: LabelMap = Field(default_factory=dict)
     match_expressions: Annotated[tuple[LabelRequirement, ...], Field(max_length=MAX_TERMS)] = ()
 
 
 class PodTerm(WireModel):
-    """Near such pods."""
+    """Pods, by labels and namespaces, and the label of nodes that says which nodes count as one place."""
 
     label_selector: LabelSelector | None = None
     topology_key: LabelKey
@@ -122,14 +121,14 @@ class PodTerm(WireModel):
 
 
 class PreferredPods(WireModel):
-    """A wish."""
+    """A preference for such pods (or against them, in an anti-affinity), with its weight."""
 
     weight: Weight
     pod_affinity_term: PodTerm
 
 
 class PodAffinity(WireModel):
-    """By labels of pods that run already."""
+    """Pods beside which the pods must or should run, or, in an anti-affinity, must or should not."""
 
     required_during_scheduling_ignored_during_execution: Annotated[
         tuple[PodTerm, ...], Field(max_length=MAX_TERMS)
@@ -140,7 +139,7 @@ class PodAffinity(WireModel):
 
 
 class Affinity(WireModel):
-    """As in a pod."""
+    """Affinity, as in a pod (`kubectl explain pod.spec.affinity`)."""
 
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None

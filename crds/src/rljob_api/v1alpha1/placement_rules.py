@@ -46,7 +46,7 @@ def _role_pool_rule(role: str) -> Rule:
         wrong="there is no pool of this name",
         advice="leave it out for the first, or name one of spec.pools",
         holds=lambda spec: _are_there(spec, [role]),
-        choices=lambda spec: [pool.name for pool in spec.pools],
+        choices=lambda spec, _: [pool.name for pool in spec.pools],
     )
 
 

@@ -5,16 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
+from rljob_api.constants import RAY_CONTAINER
 from rljob_api.errors import HandoverError
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.quantities import number_of
-from rljob_api.v1alpha1.affinity import Affinity, PodTerm
+from rljob_api.v1alpha1.affinity import Affinity, NodeTerm, PodTerm
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.pools import Head, Pool
+from rljob_api.v1alpha1.pools import Head, PodOverlay, Pool
 from rljob_api.v1alpha1.rule import Path, Violation, wire_name
+from rljob_api.v1alpha1.scheduling_rules import APPARMOR
+from rljob_api.v1alpha1.spec import RLJobSpec
 
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _KUEUE = "kueue.x-k8s.io/"
 _BYTES = ("memory", "ephemeral-storage")
+_DEPRECATED_LABELS = {
+    "beta.kubernetes.io/arch": "kubernetes.io/arch",
+    "beta.kubernetes.io/instance-type": "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/os": "kubernetes.io/os",
+    "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
+}
+"""Labels of nodes, and those that took their place."""
+_IGNORED_ANNOTATIONS = {
+    "scheduler.alpha.kubernetes.io/critical-pod": "remove it (priorityClassName does this)",
+    "security.alpha.kubernetes.io/sysctls": "remove it",
+    "security.alpha.kubernetes.io/unsafe-sysctls": "remove it",
+}
 
 
 def job_warnings(job: RLJob) -> tuple[Violation, ...]:
@@ -25,6 +43,7 @@ def job_warnings(job: RLJob) -> tuple[Violation, ...]:
         *_kueue("labels", job.metadata.labels),
         *_kueue("annotations", job.metadata.annotations),
         *(found for path, part in places for found in _of_pods(path, part)),
+        *_bytes(_amounts_of_bytes(job.spec)),
         *_size(job),
     )
 
@@ -42,45 +61,108 @@ def _kueue(field: str, entries: Mapping[str, str]) -> Iterator[Violation]:
             )
 
 
-def _of_pods(path: Path, part: Head | Pool) -> Iterator[Violation]:
-    for field, amounts in (("requests", part.resources.requests), ("limits", part.resources.limits)):
-        for name, text in amounts.items():
-            if name in _BYTES and number_of(text).denominator != 1:
-                yield Violation(
-                    rule="Resources.bytes",
-                    path=(*path, "resources", field, name),
-                    wrong="is not a whole number of bytes",
-                    advice="write such as 400M or 400Mi ('m' stands for thousandths)",
-                    seen=json.dumps(text),
-                )
-    if part.template.affinity is not None:
-        for at in _terms_without_selector(part.template.affinity):
+def _amounts_of_bytes(spec: RLJobSpec) -> Iterator[tuple[Path, str]]:
+    """Those outside of `resources`."""
+    for index, pool in enumerate(spec.pools):
+        yield ("spec", "pools", index, "sharedMemory"), pool.shared_memory
+    for index, volume in enumerate(spec.volumes):
+        if volume.empty_dir is not None and volume.empty_dir.size_limit is not None:
+            yield ("spec", "volumes", index, "emptyDir", "sizeLimit"), volume.empty_dir.size_limit
+    yield ("spec", "training", "rollout", "cpuKvCache"), spec.training.rollout.cpu_kv_cache
+
+
+def _bytes(amounts: Iterator[tuple[Path, str]]) -> Iterator[Violation]:
+    for path, text in amounts:
+        if number_of(text).denominator != 1:
             yield Violation(
-                rule="PodTerm.labelSelector",
-                path=(*path, "template", "affinity", *at),
-                wrong="has no labelSelector and selects no pod",
-                advice="write a labelSelector ({} selects all pods of the namespaces)",
+                rule="Resources.bytes",
+                path=path,
+                wrong="is not a whole number of bytes",
+                advice="write such as 400M or 400Mi ('m' stands for thousandths)",
+                seen=json.dumps(text),
             )
 
 
-def _terms_without_selector(affinity: Affinity) -> Iterator[Path]:
+def _of_pods(path: Path, part: Head | Pool) -> Iterator[Violation]:
+    yield from _bytes(
+        ((*path, "resources", field, name), text)
+        for field, amounts in (("requests", part.resources.requests), ("limits", part.resources.limits))
+        for name, text in amounts.items()
+        if name in _BYTES
+    )
+    yield from _deprecated((*path, "template"), part.template)
+    if part.template.affinity is not None:
+        for at, term in _pod_terms(part.template.affinity):
+            if term.label_selector is None:
+                yield Violation(
+                    rule="PodTerm.labelSelector",
+                    path=(*path, "template", "affinity", *at),
+                    wrong="has no labelSelector and selects no pod",
+                    advice="write a labelSelector ({} selects all pods of the namespaces)",
+                )
+
+
+def _deprecated(path: Path, overlay: PodOverlay) -> Iterator[Violation]:
+    for key in overlay.annotations:
+        at = (*path, "annotations", key)
+        if key == f"{APPARMOR}{RAY_CONTAINER}":
+            yield Violation(
+                rule="PodOverlay.appArmor",
+                path=at,
+                wrong="is deprecated since Kubernetes 1.30, which still applies it",
+                advice="remove it where the default profile of the nodes is enough",
+            )
+        elif key in _IGNORED_ANNOTATIONS:
+            yield Violation(
+                rule="PodOverlay.ignoredAnnotation",
+                path=at,
+                wrong="has no effect: Kubernetes no longer reads this annotation",
+                advice=_IGNORED_ANNOTATIONS[key],
+            )
+    labels: list[tuple[Path, str]] = [(("nodeSelector", key), key) for key in overlay.node_selector]
+    if overlay.affinity is not None:
+        labels += [(("affinity", *at), key) for at, key in _labels_of_nodes(overlay.affinity)]
+    for at, key in labels:
+        if key in _DEPRECATED_LABELS:
+            yield Violation(
+                rule="PodOverlay.deprecatedLabel",
+                path=(*path, *at),
+                wrong="is a deprecated label, which new nodes may not have",
+                advice=f"use {_DEPRECATED_LABELS[key]}",
+                seen=None if at[-1] == key else json.dumps(key),
+            )
+
+
+def _labels_of_nodes(affinity: Affinity) -> Iterator[tuple[Path, str]]:
+    """Keys of labels of nodes, with their places in an affinity."""
+    if (nodes := affinity.node_affinity) is not None:
+        required = nodes.required_during_scheduling_ignored_during_execution
+        terms: list[tuple[Path, NodeTerm]] = [
+            ((_REQUIRED, "nodeSelectorTerms", index), term)
+            for index, term in enumerate(required.node_selector_terms if required is not None else ())
+        ]
+        terms += [
+            ((_PREFERRED, index, "preference"), each.preference)
+            for index, each in enumerate(nodes.preferred_during_scheduling_ignored_during_execution)
+        ]
+        for at, term in terms:
+            for index, each in enumerate(term.match_expressions):
+                yield ("nodeAffinity", *at, "matchExpressions", index, "key"), each.key
+    for at, pods in _pod_terms(affinity):
+        yield (*at, "topologyKey"), pods.topology_key
+
+
+def _pod_terms(affinity: Affinity) -> Iterator[tuple[Path, PodTerm]]:
+    """The terms of affinity and anti-affinity to pods, with their places."""
     for field in ("pod_affinity", "pod_anti_affinity"):
         part = affinity.pod_affinity if field == "pod_affinity" else affinity.pod_anti_affinity
         if part is None:
             continue
         above = wire_name(Affinity, field)
-        terms: list[tuple[Path, PodTerm]] = [
-            ((above, "requiredDuringSchedulingIgnoredDuringExecution", index), term)
-            for index, term in enumerate(part.required_during_scheduling_ignored_during_execution)
-        ]
-        terms += [
-            (
-                (above, "preferredDuringSchedulingIgnoredDuringExecution", index, "podAffinityTerm"),
-                each.pod_affinity_term,
-            )
-            for index, each in enumerate(part.preferred_during_scheduling_ignored_during_execution)
-        ]
-        yield from (at for at, term in terms if term.label_selector is None)
+        for index, term in enumerate(part.required_during_scheduling_ignored_during_execution):
+            yield (above, _REQUIRED, index), term
+        for index, each in enumerate(part.preferred_during_scheduling_ignored_during_execution):
+            yield (above, _PREFERRED, index, "podAffinityTerm"), each.pod_affinity_term
 
 
 def _size(job: RLJob) -> Iterator[Violation]:

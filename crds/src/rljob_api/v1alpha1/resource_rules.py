@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 
+from rljob_api.near_names import near_names
 from rljob_api.quantities import number_of
 from rljob_api.scalars import MAX_RESOURCE_DOMAIN, RESOURCE_WITH_DOMAIN
 from rljob_api.v1alpha1.pools import Pool, Resources
@@ -15,10 +15,12 @@ COMMON = ("cpu", "memory", "ephemeral-storage")
 HUGE_PAGES = "hugepages-"
 _OWN_NAMES = r"^(cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]{0,9}([kMGTPE]|[KMGTPE]i)?)$"
 _NATIVE, _QUOTA = "kubernetes.io/", "requests."
-_CLOSE = 1e-12
-"""Relative difference of what CEL takes for equal: it compares floating-point numbers, and the operator exact ones."""
 _MAX_DIGITS = 9
 """Of the number of an extended resource; CEL turns no more than 18 into an integer."""
+_MAX_COUNT = 10**_MAX_DIGITS - 1
+_ACCELERATOR = r"(?i)(gpu|npu|tpu)s?"
+_PAGES = {"hugepages-2Mi": 2 * 2**20, "hugepages-1Gi": 2**30}
+"""The pages whose multiples CEL judges, those of x86-64; of all other sizes the operator does."""
 
 
 def _is_extended(name: str) -> bool:
@@ -41,9 +43,11 @@ def _is_device_cel(name: str) -> str:
     )
 
 
-def _near(names: list[str]) -> list[str]:
-    """Common names that are near to one of these."""
-    return list(dict.fromkeys(near for name in names for near in difflib.get_close_matches(name, COMMON, n=1)))
+def _meant(name: str) -> list[str]:
+    """What a name that is not a resource may have meant."""
+    if re.fullmatch(_ACCELERATOR, name) is not None:
+        return ["for GPUs use gpusPerNode and gpuResource of the pool"]
+    return [f"did you mean {near}?" for near in near_names(name, COMMON)]
 
 
 def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
@@ -65,7 +69,7 @@ def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
         ),
         holds=lambda resources: not bad(resources),
         places=lambda resources: [(name,) for name in bad(resources)],
-        choices=lambda resources: _near(bad(resources)),
+        choices=lambda _, place: _meant(str(place[0])),
     )
 
 
@@ -88,9 +92,9 @@ def _is_count_cel(field: str) -> str:
     value = f"self.{field}[k]"
     letters = list(range(_MAX_DIGITS))
     return (
-        f"(!has(self.{field}) || self.{field}.all(k, !k.contains('/') || type({value}) == int || (size({value}) <="
-        f" {_MAX_DIGITS} && {letters}.all(i, i >= size({value}) || ({value}.charAt(i) >= '0' &&"
-        f" {value}.charAt(i) <= '9')))))"
+        f"(!has(self.{field}) || self.{field}.all(k, !k.contains('/') || (type({value}) == int ? {value} <="
+        f" {_MAX_COUNT} : size({value}) <= {_MAX_DIGITS} && {letters}.all(i, i >= size({value}) ||"
+        f" ({value}.charAt(i) >= '0' && {value}.charAt(i) <= '9')))))"
     )
 
 
@@ -104,24 +108,37 @@ def _not_equal(resources: Resources) -> list[Path]:
     ]
 
 
-def _page_faults(resources: Resources) -> list[Path]:
-    """Huge pages without memory or CPUs, and amounts that are not a multiple of the page."""
-    fields = (("requests", resources.requests), ("limits", resources.limits))
-    has_others = any(name in amounts for _, amounts in fields for name in ("cpu", "memory"))
+def _huge_pages(resources: Resources) -> list[tuple[Path, str, str]]:
+    """Where huge pages are written, their name and their amount."""
     return [
-        (field, name)
-        for field, amounts in fields
+        ((field, name), name, text)
+        for field, amounts in (("requests", resources.requests), ("limits", resources.limits))
         for name, text in amounts.items()
-        if re.fullmatch(_OWN_NAMES, name) is not None
-        and name.startswith(HUGE_PAGES)
-        and (not has_others or number_of(text) % number_of(name.removeprefix(HUGE_PAGES)) != 0)
+        if re.fullmatch(_OWN_NAMES, name) is not None and name.startswith(HUGE_PAGES)
+    ]
+
+
+def _lonely_pages(resources: Resources) -> list[Path]:
+    """Huge pages without memory or CPUs."""
+    if {"cpu", "memory"} & (resources.requests.keys() | resources.limits.keys()):
+        return []
+    return [place for place, _, _ in _huge_pages(resources)]
+
+
+def _broken_pages(resources: Resources) -> list[Path]:
+    """Amounts of huge pages that are not a multiple of the page."""
+    return [
+        place
+        for place, name, text in _huge_pages(resources)
+        if number_of(text) % number_of(name.removeprefix(HUGE_PAGES)) != 0
     ]
 
 
 def _order_rule(name: str) -> Rule:
     def number(amounts: str) -> str:
         value = f"self.{amounts}['{name}']"
-        return f"(type({value}) == int ? double({value}) : quantity({value}).asApproximateFloat())"
+        # `string(...)` would do for both, and costs too much in some versions of the API server.
+        return f"(type({value}) == int ? quantity('0').add({value}) : quantity({value}))"
 
     def holds(resources: Resources) -> bool:
         if name not in resources.requests or name not in resources.limits:
@@ -134,7 +151,7 @@ def _order_rule(name: str) -> Rule:
         field=".requests",
         cel=(
             f"!has(self.requests) || !has(self.limits) || !('{name}' in self.requests) || !('{name}' in self.limits) ||"
-            f" {number('requests')} <= {number('limits')} * {1 + _CLOSE}"
+            f" {number('requests')}.compareTo({number('limits')}) <= 0"
         ),
         wrong=f"{name} must not be more than the limit",
         advice=f"lower it, or raise limits.{name}",
@@ -151,7 +168,7 @@ RESOURCE_RULES = (
         "Resources.devices",
         field="",
         cel=f"{_is_count_cel('requests')} && {_is_count_cel('limits')}",
-        wrong="devices are counted in whole numbers",
+        wrong=f"devices are counted in whole numbers of at most {_MAX_COUNT}",
         advice="write digits only, such as 1",
         holds=lambda resources: not _not_counts(resources),
         places=_not_counts,
@@ -180,17 +197,37 @@ RESOURCE_RULES = (
             f"!has(self.limits) || !self.limits.exists(k, k.startsWith('{HUGE_PAGES}')) || 'cpu' in self.limits ||"
             " 'memory' in self.limits || has(self.requests) && ('cpu' in self.requests || 'memory' in self.requests)"
         ),
-        wrong="huge pages need cpu or memory beside them, and a multiple of the page",
-        advice="add memory, and correct the amount",
-        holds=lambda resources: not _page_faults(resources),
-        places=_page_faults,
+        wrong="huge pages need cpu or memory beside them",
+        advice="add memory",
+        holds=lambda resources: not _lonely_pages(resources),
+        places=_lonely_pages,
+    ),
+    rule(
+        Resources,
+        "Resources.pageSize",
+        field="",
+        # A request is equal to the limit. One call of `quantity` for each size: more would cost too much.
+        cel="!has(self.limits) || "
+        + " && ".join(
+            f"(!('{name}' in self.limits) || (type({value}) == int ? {value} : quantity({value}).asInteger()) % {size}"
+            " == 0)"
+            for name, size in _PAGES.items()
+            for value in (f"self.limits['{name}']",)
+        ),
+        wrong="an amount of huge pages must be a multiple of the page",
+        advice="write a multiple, such as 4Mi of hugepages-2Mi",
+        holds=lambda resources: not _broken_pages(resources),
+        places=_broken_pages,
     ),
     rule(
         Pool,
         "Pool.gpuResource",
         field=".gpuResource",
         cel=_is_device_cel("self.gpuResource"),
-        wrong=f"must have a domain of at most {MAX_RESOURCE_DOMAIN} letters that is not kubernetes.io or {_QUOTA}...",
+        wrong=(
+            f"the domain must not contain kubernetes.io, begin with {_QUOTA}, or have more than {MAX_RESOURCE_DOMAIN}"
+            " characters"
+        ),
         advice="write the name that the nodes show, such as nvidia.com/gpu",
         holds=lambda pool: _is_name(pool.gpu_resource),
     ),

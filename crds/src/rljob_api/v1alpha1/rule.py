@@ -26,7 +26,7 @@ def _at_the_field(_: WireModel) -> Sequence[Path]:
     return ((),)
 
 
-def _no_choices(_: WireModel) -> Sequence[str]:
+def _no_choices(_: WireModel, __: Path) -> Sequence[str]:
     return ()
 
 
@@ -44,8 +44,9 @@ class Rule:
     holds: Callable[[WireModel], bool]
     places: Callable[[WireModel], Sequence[Path]] = _at_the_field
     """Below `field`, where exactly the faults are; asked where the rule does not hold. The API server shows `field`."""
-    choices: Callable[[WireModel], Sequence[str]] = _no_choices
-    """What may be written instead, where it is names of the job; the API server prints the text without them."""
+    choices: Callable[[WireModel, Path], Sequence[str]] = _no_choices
+    """What may be written instead at one of the places, where that depends on the job; the API server prints the text
+    without it."""
     is_about_secret: bool = False
     """Whether the value is a secret, which no message may show."""
 
@@ -83,7 +84,7 @@ def rule(
     advice: str,
     holds: Callable[[ContractT], bool],
     places: Callable[[ContractT], Sequence[Path]] = _at_the_field,
-    choices: Callable[[ContractT], Sequence[str]] = _no_choices,
+    choices: Callable[[ContractT, Path], Sequence[str]] = _no_choices,
     is_about_secret: bool = False,
 ) -> Rule:
     """A rule whose functions are typed by the type that it stands on."""
@@ -96,7 +97,7 @@ def rule(
         advice=advice,
         holds=lambda value: holds(_seen_as(on, value)),
         places=lambda value: places(_seen_as(on, value)),
-        choices=lambda value: choices(_seen_as(on, value)),
+        choices=lambda value, place: choices(_seen_as(on, value), place),
         is_about_secret=is_about_secret,
     )
 

@@ -116,9 +116,9 @@ def _broken(value: WireModel, path: Path) -> Iterator[tuple[Rule, Path, str]]:
     """The rules broken at this value and below, with the places of the faults and what to do."""
     for rule in RULES:
         if rule.on is type(value) and not rule.holds(value):
-            choices = rule.choices(value)
-            advice = f"{rule.advice} ({', '.join(choices)})" if choices else rule.advice
             for place in rule.places(value):
+                choices = rule.choices(value, place)
+                advice = f"{rule.advice} ({', '.join(choices)})" if choices else rule.advice
                 yield rule, (*path, *rule.field.split(".")[1:], *place), advice
     for name, item in value:
         at = (*path, wire_name(type(value), name))

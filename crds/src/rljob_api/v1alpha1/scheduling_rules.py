@@ -11,15 +11,19 @@ from rljob_api.v1alpha1.affinity import LabelRequirement, LabelSelector, NodeOpe
 from rljob_api.v1alpha1.pools import PodOverlay
 from rljob_api.v1alpha1.rule import ContractT, Path, Rule, cel_text, rule, wire_name
 
-_APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
+APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 _SECCOMP = ("seccomp.security.alpha.kubernetes.io/", "container.seccomp.security.alpha.kubernetes.io/")
 _OTHERS = (
     "controller.kubernetes.io/pod-deletion-cost",
     "kubernetes.io/config.mirror",
     "scheduler.alpha.kubernetes.io/tolerations",
 )
+"""Annotations of which the API server takes some values. None of them has an effect in pods of ours, as those for
+seccomp have none since Kubernetes 1.27."""
 _PROFILES = ("", "runtime/default", "unconfined")
 _OWN_PROFILE = "localhost/"
+_LABEL_INTEGER = r"^[0-9]{1,18}$"
+"""A value of a label that the scheduler can compare as an integer of 64 bits."""
 
 
 def _key_rule(
@@ -39,16 +43,18 @@ def _key_rule(
             f"!has(self.{wire}) || self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})"
         ),
         wrong="has an invalid key",
-        advice="use keys such as team or example.com/team: at most 63 letters, digits, '-', '_', '.' after the domain",
+        advice="write such as team or example.com/team, at most 63 characters after the domain",
         holds=lambda value: not places(value),
         places=places,
     )
 
 
-def _operator_needs(operator: str, num_values: int) -> bool:
+def _operator_takes(operator: str, values: tuple[str, ...]) -> bool:
     if operator in (NodeOperator.IN, NodeOperator.NOT_IN):
-        return num_values > 0
-    return num_values == (1 if operator in (NodeOperator.GREATER_THAN, NodeOperator.LESS_THAN) else 0)
+        return len(values) > 0
+    if operator in (NodeOperator.GREATER_THAN, NodeOperator.LESS_THAN):
+        return len(values) == 1 and re.fullmatch(_LABEL_INTEGER, values[0]) is not None
+    return not values
 
 
 def _reads_own_keys(term: PodTerm) -> bool:
@@ -59,16 +65,18 @@ def _reads_own_keys(term: PodTerm) -> bool:
     return keys.isdisjoint(selected) and keys.isdisjoint(term.mismatch_label_keys)
 
 
-def _is_usable(key: str, value: str) -> bool:
-    """Whether the API server, which reads some annotations, takes this one in pods of ours."""
-    if key.startswith(_APPARMOR):
-        is_profile = value in _PROFILES or value.startswith(_OWN_PROFILE)
-        return key == f"{_APPARMOR}{RAY_CONTAINER}" and is_profile
-    return not key.startswith(_SECCOMP) and key not in _OTHERS
+def _not_taken(overlay: PodOverlay) -> list[Path]:
+    return [(key,) for key in overlay.annotations if key.startswith(_SECCOMP) or key in _OTHERS]
 
 
-def _unusable(overlay: PodOverlay) -> list[Path]:
-    return [(key,) for key, value in overlay.annotations.items() if not _is_usable(key, value)]
+def _bad_profiles(overlay: PodOverlay) -> list[Path]:
+    """Profiles of AppArmor that the API server would refuse in pods of ours."""
+    return [
+        (key,)
+        for key, value in overlay.annotations.items()
+        if key.startswith(APPARMOR)
+        and (key != f"{APPARMOR}{RAY_CONTAINER}" or not (value in _PROFILES or value.startswith(_OWN_PROFILE)))
+    ]
 
 
 SCHEDULING_RULES = (
@@ -77,18 +85,31 @@ SCHEDULING_RULES = (
     _key_rule(PodOverlay, "node_selector", lambda overlay: overlay.node_selector),
     rule(
         PodOverlay,
-        "PodOverlay.annotationsRead",
+        "PodOverlay.annotationsTaken",
         field=".annotations",
         cel=(
             f"!has(self.annotations) || self.annotations.all(k, !(k in {list(_OTHERS)})"
             + "".join(f" && !k.startsWith('{prefix}')" for prefix in _SECCOMP)
-            + f" && (!k.startsWith('{_APPARMOR}') || k == '{_APPARMOR}{RAY_CONTAINER}' && (self.annotations[k] in"
-            f" {list(_PROFILES)} || self.annotations[k].startsWith('{_OWN_PROFILE}'))))"
+            + ")"
         ),
-        wrong="has an annotation for which the API server would refuse the pod",
-        advice=f"remove it; for AppArmor write {_APPARMOR}{RAY_CONTAINER}: runtime/default, or localhost/<profile>",
-        holds=lambda overlay: not _unusable(overlay),
-        places=_unusable,
+        wrong="RLJob does not take annotations for seccomp, mirror pods, deletion costs and alpha tolerations",
+        advice="remove it",
+        holds=lambda overlay: not _not_taken(overlay),
+        places=_not_taken,
+    ),
+    rule(
+        PodOverlay,
+        "PodOverlay.appArmor",
+        field=".annotations",
+        cel=(
+            f"!has(self.annotations) || self.annotations.all(k, !k.startsWith('{APPARMOR}') ||"
+            f" k == '{APPARMOR}{RAY_CONTAINER}' && (self.annotations[k] in {list(_PROFILES)} ||"
+            f" self.annotations[k].startsWith('{_OWN_PROFILE}')))"
+        ),
+        wrong=f"an AppArmor profile can only be one of the container {RAY_CONTAINER}",
+        advice=f"write {APPARMOR}{RAY_CONTAINER}: runtime/default, unconfined, or localhost/<profile>",
+        holds=lambda overlay: not _bad_profiles(overlay),
+        places=_bad_profiles,
     ),
     _key_rule(LabelSelector, "match_labels", lambda selector: selector.match_labels),
     rule(
@@ -96,12 +117,12 @@ SCHEDULING_RULES = (
         "NodeRequirement.values",
         field=".values",
         cel=(
-            "self.operator in ['In', 'NotIn'] ? size(self.values) > 0 : "
-            "size(self.values) == (self.operator in ['Gt', 'Lt'] ? 1 : 0)"
+            "self.operator in ['In', 'NotIn'] ? size(self.values) > 0 : self.operator in ['Gt', 'Lt'] ?"
+            f" size(self.values) == 1 && self.values[0].matches({cel_text(_LABEL_INTEGER)}) : size(self.values) == 0"
         ),
-        wrong="In and NotIn need values, Gt and Lt need one, Exists and DoesNotExist take none",
+        wrong="In and NotIn need values, Gt and Lt need one integer, Exists and DoesNotExist take none",
         advice="correct the values or the operator",
-        holds=lambda each: _operator_needs(each.operator, len(each.values)),
+        holds=lambda each: _operator_takes(each.operator, each.values),
     ),
     rule(
         LabelRequirement,
@@ -110,7 +131,7 @@ SCHEDULING_RULES = (
         cel="(self.operator in ['In', 'NotIn']) == (size(self.values) > 0)",
         wrong="In and NotIn need values, Exists and DoesNotExist take none",
         advice="correct the values or the operator",
-        holds=lambda each: _operator_needs(each.operator, len(each.values)),
+        holds=lambda each: _operator_takes(each.operator, each.values),
     ),
     rule(
         PodTerm,
