@@ -28,6 +28,8 @@ POINTS = tuple(
     )
 )
 """What variables are set to, each to another one."""
+NATURAL_POINTS = tuple(map(Fraction, (1, 2, 3, 4, 5, 7, 10)))
+"""Likewise, in sums, products, factorials and binomial coefficients: they are of natural numbers."""
 MIN_REAL_POINTS = 3
 
 _NORMALIZATION = NormalizationConfig(
@@ -179,9 +181,14 @@ def _near(first: sympy.Expr, second: sympy.Expr, tolerance: float) -> bool:
 
 def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
     tolerance, num_real = _tolerance(first, second), 0
-    for shift in range(len(POINTS)):
-        point = {symbol: _rational(POINTS[(shift + 4 * index) % len(POINTS)]) for index, symbol in enumerate(symbols)}
-        one, other = _real_value_at(first, point), _real_value_at(second, point)
+    is_natural = any(each.has(sympy.Sum, sympy.Product, sympy.factorial, sympy.binomial) for each in (first, second))
+    points = NATURAL_POINTS if is_natural else POINTS
+    for shift in range(len(points)):
+        point = {symbol: _rational(points[(shift + 4 * index) % len(points)]) for index, symbol in enumerate(symbols)}
+        try:
+            one, other = _real_value_at(first, point), _real_value_at(second, point)
+        except (RecursionError, TypeError, ValueError, ZeroDivisionError, AttributeError):
+            continue
         if one is None and other is None:
             continue
         if one is None or other is None or not _near(one, other, tolerance):
@@ -191,11 +198,8 @@ def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sym
 
 
 def _real_value_at(expression: sympy.Expr, point: dict[sympy.Symbol, sympy.Rational]) -> sympy.Expr | None:
-    try:
-        value = expression.subs(point).doit().evalf(DIGITS)
-        return value if value.is_real and value.is_finite else None
-    except (TypeError, ValueError, ZeroDivisionError, AttributeError):
-        return None
+    value = expression.subs(point).doit().evalf(DIGITS)
+    return value if value.is_real and value.is_finite else None
 
 
 def _rational(value: Fraction) -> sympy.Rational:
