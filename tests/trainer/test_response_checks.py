@@ -139,7 +139,7 @@ def test_a_pattern_that_begins_with_what_ends_the_prompt_is_warned_of(
 ) -> None:
     rows = [row(), PromptRow(0, prompt, "2+2?", (1,), None, {}, turn_beginning=beginning)]
     check_responses(training(pattern), models[False], rows)
-    seen = [each.getMessage() for each in caplog.records if "prompts end with it already" in each.getMessage()]
+    seen = [each.getMessage() for each in caplog.records if "prompts already end with it" in each.getMessage()]
     assert len(seen) == (tag is not None)
     assert all(f"{pattern!r} begins with {tag}, and" in message for message in seen)
 

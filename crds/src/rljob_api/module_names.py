@@ -6,8 +6,8 @@ import sys
 
 
 def standard_module_problem(path: str) -> str | None:
-    """What is wrong with `package.module:function` where the module has the name of one of the standard library: which
-    of the two is imported depends on what was imported before, and what needs the other fails. None elsewhere."""
+    """An error message if the user's module has the name of a standard library module, else None. Python imports only
+    one of the two, and code that needs the other one fails."""
     top = path.partition(":")[0].partition(".")[0]
     if top not in sys.stdlib_module_names:
         return None

@@ -1,4 +1,4 @@
-"""Which known names a misspelled one may have meant: "did you mean" is said only where it is near in meaning."""
+"""Suggests known names for a misspelled one ("did you mean"). Suggests only likely typing errors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _MAX_ABBREVIATION = 6
 
 
 def near_names(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
-    """The known names that differ from `name` by a slip of the keyboard, the nearest first.
+    """The known names that differ from `name` by a typing error, the nearest first.
 
-    Letter case and separators do not count, and `++` is `PlusPlus`. In an abbreviation every letter has a meaning (DPO
-    is not DAPO), so its letters may only stand in another order. In a longer name most letters are the same, the first
-    among them (Float16 is not BFloat16), and no digit stands in the place of another (H800 is not H200).
+    Letter case and separators do not count, and `++` is `PlusPlus`. A short name, where every letter has a meaning (DPO
+    is not DAPO), matches only with the same letters in another order. A longer name needs a similarity of 0.8, the same
+    first letter (Float16 is not BFloat16) and the same digits (H800 is not H200).
     """
     scored = [(_similarity(name, each), each) for each in known]
     near = sorted((each for each in scored if each[0] >= _MIN_SIMILARITY), key=lambda each: (-each[0], each[1]))

@@ -9,9 +9,9 @@ from typing import IO, TextIO
 
 
 def accept_all_characters() -> None:
-    """Called at a program's start: what standard output and standard error cannot encode (`PYTHONIOENCODING=ascii`,
-    surrogates that stand alone) is written as `\\u4e2d`, and does not end the program. One that is closed takes
-    everything and keeps nothing."""
+    """Called at a program's start. Characters that standard output and standard error cannot encode
+    (`PYTHONIOENCODING=ascii`, unpaired surrogates) are written as `\\u4e2d` and raise no error. Output to a closed
+    stream is discarded."""
     _fill_standard_descriptors()
     sys.stdout = _accepting(sys.stdout)
     sys.stderr = _accepting(sys.stderr)

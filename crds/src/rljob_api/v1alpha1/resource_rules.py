@@ -20,7 +20,7 @@ _MAX_DIGITS = 9
 _MAX_COUNT = 10**_MAX_DIGITS - 1
 _ACCELERATOR = r"(?i)(gpu|npu|tpu)s?"
 _PAGES = {"hugepages-2Mi": 2 * 2**20, "hugepages-1Gi": 2**30}
-"""The pages whose multiples CEL judges, those of x86-64; of all other sizes the operator does."""
+"""Sizes of huge pages whose multiples the CRD checks (x86-64). The operator checks all other sizes."""
 
 
 def _is_extended(name: str) -> bool:
@@ -87,8 +87,8 @@ def _not_counts(resources: Resources) -> list[Path]:
 
 
 def _is_count_cel(field: str) -> str:
-    """Whether devices are counted in digits. Before 1.34 the API server takes a quantity for megabytes of text, and
-    multiplies that by the number of quantities: a function that reads all letters costs too much, `charAt` does not."""
+    """Whether devices are counted in digits. Before Kubernetes 1.34, the API server estimates the cost of CEL as if
+    each quantity could be megabytes long. A function that reads the whole string exceeds the limit; `charAt` does not."""
     value = f"self.{field}[k]"
     letters = list(range(_MAX_DIGITS))
     return (

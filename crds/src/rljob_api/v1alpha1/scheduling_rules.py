@@ -18,8 +18,8 @@ _OTHERS = (
     "kubernetes.io/config.mirror",
     "scheduler.alpha.kubernetes.io/tolerations",
 )
-"""Annotations of which the API server takes some values. None of them has an effect in pods of ours, as those for
-seccomp have none since Kubernetes 1.27."""
+"""Annotations that the API server accepts only with some values. They have no effect on the pods of a job, as those for
+seccomp have none since Kubernetes 1.27; so all are refused."""
 _PROFILES = ("", "runtime/default", "unconfined")
 _OWN_PROFILE = "localhost/"
 _LABEL_INTEGER = r"^[0-9]{1,18}$"

@@ -9,8 +9,9 @@ drawn, and a row that fails it is left out, counted and logged. Held-out rows ar
 they are always checked in advance.
 
 A failure of the processes is not blamed on the data: an answer at which a process died or ran out of memory is tried
-once more. A second failure ends this attempt with ResourceError: another attempt may succeed. When rows are drawn the
-next attempt would draw the same row, so there it is left out if a process can still score another answer. An answer
+once more. A second failure ends this attempt with ResourceError: another attempt may succeed. For rows that are drawn
+during training, another attempt would draw the same row; so the row is left out if a process can still score a known
+good answer. An answer
 that took too long is tried once more, too.
 """
 

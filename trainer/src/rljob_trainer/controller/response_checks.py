@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 
 def check_responses(training: Training, model_folder: Path, prompts: Sequence[PromptRow]) -> None:
-    """Raises ConfigurationError where no response can end and those that are cut off are not trained on, and for a
-    pattern of a Format reward that no response can match. Warns of what is likely a mistake."""
+    """Raises ConfigurationError if no response can end although truncated ones are masked, or if the pattern of a
+    Format reward can never match. Logs a warning for what is probably a mistake."""
     tokenizer = Tokenizer(model_folder)
     _check_ends(training, model_folder, tokenizer, are_chats=any(row.messages is not None for row in prompts))
     patterns = [
@@ -52,7 +52,7 @@ def _check_ends(training: Training, model_folder: Path, tokenizer: Tokenizer, *,
         seen = f", but {list(tokenizer.eos_token_ids)}, which it does not have" if tokenizer.eos_token_ids else ""
         cause = (
             f"the model in {model_folder} has no end token (eos_token_id of generation_config.json, config.json and "
-            f"the tokenizer{seen}), and spec.training.rollout.stop has no text that its tokens can make "
+            f"the tokenizer{seen}), and spec.training.rollout.stop has no string that its tokenizer can produce "
             f"({list(training.rollout.stop)}), so that every response is cut off at rollout.maxNewTokens"
         )
         advice = "name the end token in generation_config.json, or a text in rollout.stop"
@@ -117,8 +117,8 @@ def _check_pattern(
 
 
 def _without_overlap(text: str, beginning: str) -> str:
-    """The part of a text that the model has to write, where its turn begins with `beginning`: all but what the end of
-    the beginning has of it; `Okay` of `<think>\\nOkay` where that is `<think>\\n`."""
+    """Removes from the start of `text` the longest part that ends `beginning`; the model must write the rest. Example:
+    `Okay` of `<think>\\nOkay` if the turn begins with `<think>\\n`."""
     if text in beginning:
         return ""
     return next(text[size:] for size in range(len(text), -1, -1) if beginning.endswith(text[:size]))
@@ -139,8 +139,8 @@ def _warn_of_beginnings(where: str, pattern: str, prompts: Sequence[PromptRow]) 
     tag = OPENING_TAG.match(wanted)
     if tag and any(not row.turn_beginning and row.prompt.rstrip().endswith(tag[0]) for row in prompts):
         log.warning(
-            "%s: %r begins with %s, and prompts end with it already, so that rewards do not see it in the response and "
-            "the pattern never matches unless the model writes it again; let the pattern begin after it",
+            "%s: %r begins with %s, and prompts already end with it, so the response does not contain it; remove it "
+            "from the beginning of the pattern",
             where,
             pattern,
             tag[0],

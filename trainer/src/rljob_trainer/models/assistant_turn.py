@@ -60,7 +60,8 @@ class AssistantTurn:
 
     @cached_property
     def _of_one_message(self) -> tuple[str, str]:
-        """Of a chat of one message: what stands after that message, and the part of it that is the beginning."""
+        """Renders a chat of one message. Gives the text after that message, and the part of that text that begins the
+        assistant's turn."""
         messages: list[ChatMessage] = [{"role": "user", "content": PROBE.swapcase()}]
         try:
             prompt = self._tokenizer.render_chat(messages)
@@ -85,8 +86,8 @@ class AssistantTurn:
         return ""
 
     def _render_turn(self, messages: Sequence[ChatMessage]) -> str:
-        """The chat with one turn of the assistant more, and where the template wants the user to speak last, with one
-        of the user's after it; empty where it takes neither."""
+        """Renders the chat with one more turn of the assistant. If the template rejects that, a turn of the user
+        follows it. Gives an empty string if both fail."""
         turn: ChatMessage = {"role": "assistant", "content": PROBE}
         afters: tuple[list[ChatMessage], ...] = ([], [{"role": "user", "content": "x"}])
         for after in afters:

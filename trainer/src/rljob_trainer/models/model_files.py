@@ -28,8 +28,8 @@ OBJECT_FILES = (
 
 @contextmanager
 def reading_model(folder: Path, what: str, advice: str) -> Iterator[None]:
-    """Turns whatever a library raises while it reads files of `folder` into a ConfigurationError: of the damaged file,
-    if one of OBJECT_FILES is, else `what` with the library's message, and `advice`.
+    """Turns every exception of a library that reads files of `folder` into a ConfigurationError. If a file of
+    OBJECT_FILES is damaged, the error names it; otherwise it has `what`, the library's message and `advice`.
 
     Our own errors pass, and so does MemoryError, which is not about the files. A disk that fails is a ResourceError.
     """

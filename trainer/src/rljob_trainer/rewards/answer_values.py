@@ -24,7 +24,7 @@ MAX_VALUE_CHARACTERS = 80
 
 
 def why_unusable(answer: object) -> str | None:
-    """Why this can never be a mathematical answer, with the value seen; None for what may be one.
+    """The reason why a value cannot be a mathematical answer, with the value seen; None if it may be one.
 
     The reason goes after "the answer is". Of a worked solution in the form of GSM8K the part after the last `####`
     counts. Example: `why_unusable("N/A")` is "the string 'N/A', which stands for a missing value".

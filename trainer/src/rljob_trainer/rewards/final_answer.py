@@ -5,11 +5,12 @@ Each rule looks in what the rule before it found:
 1. Text up to the last `</think>` is not read. A `<think>` that is not closed means that there is no answer.
 2. The last `<answer>` element.
 3. The last `\\boxed{}` or `\\fbox{}`. One that is not closed means that there is no answer.
-4. What stands behind the last `####` on its line, if that is one value (GSM8K's form; a heading is none).
+4. The text after the last `####`, up to the end of its line, if it is one value (GSM8K's form; a heading is not).
 5. What follows the last "answer is", "Answer:" or a value named `answer` in JSON, up to the end of the sentence.
 6. The last number or expression.
 
-A text that is one value as a whole is the answer without the rules behind the one that found it.
+If a rule finds a text that is exactly one value, this value is the answer, and later rules are skipped. A number that
+belongs to an expression that cannot be read, or to several values in a row, is not the answer by itself.
 """
 
 from __future__ import annotations
@@ -275,7 +276,7 @@ class _Span:
 
 
 def _joined(text: str, spans: Sequence[_Span], reader: _Reader) -> Found:
-    """Several values in a row are one answer, such as `5 and 6` or `[3, 12]`, or none: no one of them is the answer."""
+    """Reads several values in a row as one answer, such as `5 and 6` or `[3, 12]`. If that fails there is no answer."""
     first = len(spans) - 1
     while first and _JOINT.fullmatch(text, spans[first - 1].end, spans[first].start):
         first -= 1

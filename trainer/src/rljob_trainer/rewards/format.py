@@ -43,8 +43,8 @@ class FormatScorer:
 
 
 def lost_part(pattern: str, lost_part_of: Callable[[str], str | None]) -> str | None:
-    """What `lost_part_of` finds in a text that every match of the pattern has, if it finds something in one. Texts are
-    what stands in the pattern literally, such as `</think><answer>`, except where the case does not matter."""
+    """Calls `lost_part_of` on each literal string that every match of the pattern contains, such as
+    `</think><answer>`, and returns the first result that is not None. Parts that ignore the letter case are skipped."""
     parsed = _parser.parse(pattern, re.DOTALL)
     return None if parsed.state.flags & re.IGNORECASE else _lost_part(parsed, lost_part_of)
 

@@ -211,7 +211,7 @@ def _is_relation(value: sympy.Basic) -> bool:
 
 
 def _proportional(first: Relational, second: Relational) -> bool:
-    """Whether both say the same of `left - right` up to a constant factor, which is positive for inequalities."""
+    """Whether `left - right` of both differs by a constant factor only, which is positive for inequalities."""
     if isinstance(first, sympy.Gt | sympy.Ge):
         first = first.reversed
     if isinstance(second, sympy.Gt | sympy.Ge):

@@ -117,8 +117,9 @@ _NO_UNITS = frozenset(
 def read_unit(text: str) -> str | None:
     """The unit that the text behind a number is, in one spelling; None where it is no unit.
 
-    Examples: ` dollars` gives `$`, `\\text{ km/h}` gives `km/h`, ` square meters` gives `m^2`, `x` gives None: letters
-    that touch the number, and are not known as a unit of two or more letters, are a product.
+    Examples: ` dollars` gives `$`, `\\text{ km/h}` gives `km/h`, ` square meters` gives `m^2`, `x` gives None.
+    Letters directly after the number are a product of variables (`3x`), unless they are a known unit with two or more
+    letters (`5km`).
     """
     if match := _DEGREES.fullmatch(text.strip()):
         return f"degree {match[1].lower()}".strip()
