@@ -88,7 +88,8 @@ def _not_counts(resources: Resources) -> list[Path]:
 
 def _is_count_cel(field: str) -> str:
     """Whether devices are counted in digits. Before Kubernetes 1.34, the API server estimates the cost of CEL as if
-    each quantity could be megabytes long. A function that reads the whole string exceeds the limit; `charAt` does not."""
+    each quantity could be megabytes long. A function that reads the whole string exceeds the limit, and `charAt` does
+    not."""
     value = f"self.{field}[k]"
     letters = list(range(_MAX_DIGITS))
     return (
