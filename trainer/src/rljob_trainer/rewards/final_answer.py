@@ -41,7 +41,7 @@ _SENTENCE_END = re.compile(r"\.(?=\s|$|\*|\"|')|[!?](?=\s|$)|\n")
 _OPENERS = ((r"\[", r"\]"), (r"\(", r"\)"), ("$$", "$$"), ("$", "$"))
 _CONNECTIVE = re.compile(
     r"\b(?:because|since|as|so|which|where|when|for|but|not|rather than|instead of)\b"
-    r"|,\s*(?=[a-z]{2})|\s\((?=[a-z]{2})|;",
+    r"|,\s*(?!and\b|or\b)(?=[a-z]{2})|\s\((?=[a-z]{2})|;",
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
@@ -86,7 +86,7 @@ _OPERATOR_BEFORE = re.compile(
 )
 _OPERAND_BEFORE = re.compile(r"(?:(?<![A-Za-z])[A-Za-z]|[)}\]$\d])$")
 _WORD_BEHIND = re.compile(
-    r"\s{0,3}\*?\s{0,3}(?:pi|sqrt|factorial|squared|cubed|theta|times|over|is\s+(?:not|wrong|incorrect))(?![A-Za-z])|\s+(?!(?:a|A|I|m|g|s|h|L|N|J|W|V|K)\b)[A-Za-z](?![A-Za-z'.])"
+    r"\s{0,3}\*?\s{0,3}(?:pi|sqrt|factorial|squared|cubed|sin|cos|tan|log|ln|alpha|beta|theta|times|over|is\s+(?:not|wrong|incorrect))(?![A-Za-z])|\s+(?!(?:a|A|I|m|g|s|h|L|N|J|W|V|K)\b)[A-Za-z](?![A-Za-z'.])"
 )
 _DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
 # What may belong to the number in front of it: a magnitude, a percent sign, degrees, a unit.

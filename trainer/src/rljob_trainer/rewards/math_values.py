@@ -16,7 +16,7 @@ from rljob_trainer.rewards.math_text import (
     split_outside_brackets,
     undecorated,
 )
-from rljob_trainer.rewards.math_units import CURRENCIES, MAGNITUDES, read_unit
+from rljob_trainer.rewards.math_units import CURRENCIES, MAGNITUDES, is_known_unit, read_unit
 
 MAX_WORDS = 6
 MAX_DEPTH = 20
@@ -111,13 +111,16 @@ _ANOTHER_CHOICE = re.compile(r"\s*(?:and\b|or\b|,|&|/)?\s*\(?[A-J]\)?(?:\W|$)")
 _AFTER_CHOICE = re.compile(r"\s*[).:,]\s*|\s*$|\s+(?=[\d$\\(])")
 _SEPARATOR = re.compile(r",(?!\d{3}(?!\d))\s*(?:and\b|or\b)?|;|\s(?:and|or)\s|,(?=\d{3},\d{1,2}(?!\d))", re.IGNORECASE)
 _SEPARATOR_IN_BRACKETS = re.compile(r",\s*(?:and\b|or\b)?|;|\s(?:and|or)\s", re.IGNORECASE)
+_UNIT_AT_THE_END = re.compile(
+    rf"(?<=\S)(?:\s*\\(?:{TEXT_COMMANDS})\s*\{{[^{{}}]*\}}(?:\^\{{?[23]\}}?)?|\s[A-Za-z/]{{2,}}(?:\^\{{?[23]\}}?)?)$"
+)
 _IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow|therefore)(?![A-Za-z])")
 _LINES = re.compile(r"\\(?:begin|end)\s*\{(?:align|aligned|gather|gathered|split|eqnarray)\*?\}")
 _EQUALS = re.compile(r"(?<![<>!:=\\])=(?!=)")
 # What an answer may be called on the left of `=`: `x`, `AB`, `total`, `x_1`, `f(2)`, `|z|`, `\\angle B`, `\\cos A`.
 _VARIABLE = re.compile(
     r"(?:\\[A-Za-z]+|[A-Za-z]|[A-Z]{2,}|[A-Za-z]{3,})(?:_(?:\w|\{\w+\}))?(?:\s*\([^()]*\))?'?"
-    r"|\|[^|=]*\||m?\s*\\angle\s*[A-Z]{1,3}|\\(?:sin|cos|tan)\s*\(?(?:[A-Z]|\\[a-z]+)\)?"
+    r"|[a-z](?:\s*\+\s*[a-z])+|\\overline\s*\{[A-Z]+\}|\|[^|=]*\||m?\s*\\angle\s*[A-Z]{1,3}|\\(?:sin|cos|tan)\s*\(?(?:[A-Z]|\\[a-z]+)\)?"
 )
 _SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\mid\b|\\vert\b|\||:)\s*(.+?)\s*\\\}", re.DOTALL)
 _BASE = re.compile(r"\s*(?:_\s*\{?\s*(\d+)\s*\}?|\\pmod\s*\{?\s*(\d+)\s*\}?|\(?\s*\\?mod\s*(\d+)\s*\)?)")
@@ -160,7 +163,7 @@ def _last_step(text: str) -> str:
     if _LINES.search(text):
         rows = [row.replace("&", "").strip() for row in _LINES.sub("", text).split(r"\\")]
         text = next((row for row in reversed(rows) if row), "")
-    return undecorated(_IMPLIES.split(text)[-1])
+    return undecorated(_IMPLIES.split(text)[-1].removeprefix(r"\approx"))
 
 
 def is_choice_letter(text: str) -> bool:
@@ -186,7 +189,7 @@ def _choice(text: str) -> Choice | None:
     if _ANOTHER_CHOICE.match(text, after.end()):
         return None
     letter = next(filter(None, match.groups()))
-    if letter.islower() and not match[2]:
+    if letter.islower() and not match[2] and len(text) > 1:
         return None
     return Choice(letter.upper(), text[after.end() :].strip())
 
@@ -338,6 +341,9 @@ def _plain_words(text: str) -> str:
 
 
 def _expression(text: str) -> Expression | None:
+    """Without a known unit behind it: `2\\sqrt{3} cm`."""
+    if (match := _UNIT_AT_THE_END.search(text)) and (unit := read_unit(match[0])) and is_known_unit(unit):
+        text = text[: match.start()].rstrip()
     return Expression(text) if _is_mathematical(text) else None
 
 
