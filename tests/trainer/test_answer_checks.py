@@ -242,6 +242,7 @@ def test_a_drawn_row_is_not_blamed_where_no_answer_can_be_scored(
 def test_rows_of_two_files_with_the_same_index_are_both_named(
     tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    caplog.set_level(logging.WARNING)
     monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 1)
     drawn = Check(tmp_path, stack).run(rows("5", "bad"))
     assert drawn is not None
