@@ -13,7 +13,7 @@ PACKAGES := crds/src operator/src trainer/src tests/support e2e/cluster examples
 UV := .cache/bootstrap/bin/uv
 COMPILE := $(UV) pip compile -q --python-version 3.11 --universal --generate-hashes --no-annotate --no-header
 
-.PHONY: help install lint check test programs demo e2e cluster cluster-down bench proof bench-constraints constraints clean
+.PHONY: help install lint check test test-long programs demo e2e cluster cluster-down bench proof bench-constraints constraints clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -41,10 +41,15 @@ check: lint ## Lint, types, generated CRD up to date, import contracts, reposito
 # them. One thread per process: the thread pools of several workers on few cores get in each other's way.
 TEST_PROCESSES ?= 2
 # Elsewhere hypothesis thinks of other examples every time; PYTEST_ARGS="--hypothesis-profile rljob" does so here.
+PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+		--hypothesis-profile same-examples
 test: export OMP_NUM_THREADS := 1
-test: lint programs ## All of check, and every test (PYTEST_ARGS="-k name" for some, TEST_PROCESSES=0 for one after the other)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-		--hypothesis-profile same-examples $(PYTEST_ARGS)
+test: lint programs ## All of check, and the tests that a change needs (PYTEST_ARGS="-k name" for some, TEST_PROCESSES=0 for one after the other)
+	$(PYTEST) -m "not long" $(PYTEST_ARGS)
+
+test-long: export OMP_NUM_THREADS := 1
+test-long: $(INSTALLED) programs ## The tests marked "long": whole runs, outages, kills, restarts (same variables)
+	$(PYTEST) -m long $(PYTEST_ARGS)
 
 # Of Kubernetes, built from Go modules where KUBEBUILDER_ASSETS names none; minutes the first time.
 programs: $(INSTALLED)

@@ -25,7 +25,7 @@ from rljob_testing.operator_process_kills import Killer, Point, clusters_version
 from rljob_testing.operator_process_proxy import api_proxy
 from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, RunMoment, run_state
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 JOB = "steady"
 WAIT_SECONDS = 180.0

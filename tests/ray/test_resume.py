@@ -19,7 +19,7 @@ from rljob_api.v1alpha1.model import Dtype
 from rljob_testing.training_runs import Document, LocalRun, held_out, small_job
 from rljob_trainer.stack_traces import take_stacks, traced_processes
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(300)]
 
 NUM_STEPS = 4
 ADAPTIVE = {"type": "Adaptive", "adaptive": {"target": 1.0, "horizon": 10000}}
