@@ -10,7 +10,7 @@ from rich.console import Console
 from ruamel.yaml import YAML
 
 from rljob_cli.cluster.client import ClusterOptions, connect
-from rljob_cli.cluster.delete import delete
+from rljob_cli.cluster.steering import delete
 from rljob_cli.cluster.watching import Clock
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster

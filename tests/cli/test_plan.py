@@ -73,8 +73,7 @@ def test_a_job_that_fits_is_shown_with_its_last_line_as_the_sum(rljob: Rljob, jo
     assert lines[0] == "grpo: 8 of 32 GPUs (4x8xH100)"
     assert lines[1] == "  actor        Qwen/Qwen3-4B, 4.02 billion parameters (known model)"
     assert lines[2] == "  step         64 prompts x 8 responses, 1 update"
-    assert "  actor    [0 1 2 3 4 5 6 7]         a copy on 8 GPUs" in lines
-    assert "  rollout  [0][1][2][3][4][5][6][7]  8 engines, each on 1 GPU" in lines
+    assert "  pool main    actor+rollout+ref on 1x8 H100" in lines
     assert "Memory of one GPU, GiB" in lines
     for phase in ("engine start", "first wake-up", "later wake-ups", "weight sync", "update", "checkpoint"):
         assert re.search(rf"^  {phase} +[0-9.]+ +78\.4  fits", output, re.MULTILINE), phase
@@ -209,8 +208,8 @@ def test_pools_of_several_kinds_have_a_table_each(rljob: Rljob, job: Path) -> No
     job.write_text(TWO_POOLS)
     code, output, _ = rljob("plan", str(job), "--cluster", "1x8xH200,1x8xL40S")
     assert code == 0
-    assert "main  1 node x 8 H200\n" in output
-    assert "aside  1 node x 8 L40S\n" in output
+    assert "  pool main    actor+rollout on 1x8 H200\n" in output
+    assert "  pool aside   ref on 1x8 L40S\n" in output
     assert "Memory of one GPU of pool main, GiB\n" in output
     assert "Memory of one GPU of pool aside, GiB\n" in output
     assert (
@@ -223,7 +222,7 @@ def test_a_kind_that_nobody_knows_is_described(rljob: Rljob, job: Path) -> None:
     three = ("--gpu-memory", "79.1Gi", "--gpu-tflops", "989", "--gpu-bandwidth", "3350")
     code, output, _ = rljob("plan", str(job), *three, "--gpu", "mine")
     assert code == 0
-    assert "main  1 node x 8 mine\n" in output
+    assert "  pool main    actor+rollout+ref on 1x8 mine\n" in output
     code, _, errors = rljob("plan", str(job), "--gpu", "mine", *three[:4])
     assert code == 2
     assert errors.startswith("error: --gpu-memory, --gpu-tflops, --gpu-bandwidth: describe a GPU together; give all")
@@ -253,9 +252,12 @@ def test_nodes_that_a_pool_asks_for_say_its_kind(rljob: Rljob, job: Path) -> Non
     code, output, _ = rljob("plan", file)
     assert code == 0
     assert output.startswith("grpo: 8 GPUs (1x8xA100-80, by the pools' nodeSelector)\n")
-    assert "main  1 node x 8 A100-80\n" in output
+    assert "  pool main    actor+rollout+ref on 1x8 A100-80\n" in output
     # A cluster that has others first, too: the pool goes where its selector lets it.
-    assert "main  1 node x 8 A100-80\n" in rljob("plan", file, "--cluster", "1x8xH100,1x8xA100-80")[1]
+    assert (
+        "  pool main    actor+rollout+ref on 1x8 A100-80\n"
+        in rljob("plan", file, "--cluster", "1x8xH100,1x8xA100-80")[1]
+    )
     code, _, errors = rljob("plan", file, "--cluster", "1x8xH100")
     assert code == 2
     assert errors.startswith(
@@ -270,7 +272,7 @@ def test_this_machine_is_asked_last(rljob: Rljob, job: Path, tmp_path: Path, mon
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert "main  1 node x 8 H100\n" in rljob("plan", str(job))[1]
+    assert "  pool main    actor+rollout+ref on 1x8 H100\n" in rljob("plan", str(job))[1]
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     code, _, errors = rljob("plan", str(job))
     assert code == 2

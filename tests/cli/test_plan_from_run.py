@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rljob_cli.errors import CliError
-from rljob_cli.plan.from_run import RunPlanOptions, run_report
+from rljob_cli.plan.from_run import run_report
+from rljob_cli.plan.options import PlanOptions
 from rljob_cli.plan.profile import Profile, constants_for, read_profile, write_profile
 from rljob_planner.constants import Constants
 from rljob_testing.run_folders import JOB, step_row, write_run, write_timeline
@@ -99,7 +100,7 @@ def test_what_is_no_number_among_metrics_is_passed_over(tmp_path: Path) -> None:
     text = (run / "metrics.jsonl").read_text().splitlines()
     odd = text[2].replace('"timing_s/reward": ', '"timing_s/reward": NaN, "actor/kl_loss": null, "timing_s/x": ')
     (run / "metrics.jsonl").write_text("\n".join([*text[:2], odd, *text[3:]]) + "\n")
-    facts = run_report(RunPlanOptions((run,))).facts
+    facts = run_report(PlanOptions(from_run=run)).facts
     assert facts.num_steps == 5
     assert "reward" not in facts.steps[1].phases
 
@@ -108,7 +109,7 @@ def test_a_run_that_goes_on_may_have_half_a_line(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs" / "demo")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "timing_s/st')
-    assert run_report(RunPlanOptions((run,))).facts.num_steps == 5
+    assert run_report(PlanOptions(from_run=run)).facts.num_steps == 5
 
 
 def edited(run: Path, name: str, text: str | None) -> Path:
@@ -195,8 +196,8 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"formatVersion": 2}, r"formatVersion: this version reads 1 \(seen 2\)"),
-        ({"formatVersion": True}, r"formatVersion: this version reads 1 \(seen true\)"),
+        ({"formatVersion": 2}, r"formatVersion: is not understood \(seen 2\)"),
+        ({"formatVersion": True}, r"formatVersion: is not understood \(seen true\)"),
         ({"kind": ""}, "kind: is not understood"),
         ({"runs": "runs/x"}, "runs: is not understood"),
         ({"constants": {"speed_of_light": 3e8}}, r"constants.speed_of_light: is not understood \(seen 300000000.0\)"),

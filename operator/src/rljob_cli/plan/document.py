@@ -1,67 +1,81 @@
-"""`rljob plan --json`: a plan for programs. Whole bytes, and seconds; names as in the job file, and words of ours in
-capitals, which stay when those for people change.
+"""`rljob plan --json`: for programs. Whole bytes, and seconds; names as in the job file, and words of ours in capitals,
+which stay when those for people change.
 
-Documents have `formatVersion` and `kind`: `Plan`, here, or those of run_document.py. `verdict` is of what the exit
-code speaks of: the file's own pools, or with --search the best placement that can run today (with --write as it is
-written, else without changes of the job); `verdictOfFile` is then that of the file's own pools, null where they do not
-fit into the cluster. All else at the top is of the file's own pools, and what was found is under `search`."""
+Documents have `formatVersion` and `kind`: `Plan`, `RunReport` of --from-run, or `Calibration`, whose `gpu` is the kind
+of device that the profile is for. `verdict` is of what the exit code speaks of: the file's own pools, or with --search
+the best placement that can run today (with --write as it is written, else without changes of the job); `verdictOfFile`
+is then that of the file's own pools, null where they do not fit into the cluster. All else at the top is of the file's
+own pools, and what was found is under `search`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
 
+from pydantic.alias_generators import to_camel
 from rich.console import Console
 
 from rljob_api.standard_streams import write_utf8
 from rljob_cli.plan.text import PlanHead
-from rljob_planner.gpus import Gpu
+from rljob_planner.advice.comparison import ComparedTime
+from rljob_planner.advice.run_report import RunReport
+from rljob_planner.advice.tuning import Advice
 from rljob_planner.memory.knobs import Knob
 from rljob_planner.memory_types import PhaseMemory, verdict_of
-from rljob_planner.placement import PlacedPool, Placement
+from rljob_planner.placement import Placement
 from rljob_planner.plan import Plan
 from rljob_planner.timing_types import Seconds
-from rljob_planner.workload import Workload
 
-FORMAT_VERSION = "1.0"
-"""A reader refuses another number before the point; behind it fields are added."""
-KIND = "Plan"
+
+def printed(kind: str, document: Mapping[str, object], console: Console) -> None:
+    """As JSON, without the console's wrapping and colours. A reader refuses a `formatVersion` with another number
+    before the point; behind it fields are added."""
+    whole = {"formatVersion": "1.0", "kind": kind, **document}
+    write_utf8(console.file, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+
+
+def plain(value: object) -> object:
+    """Plain types with their fields; words of ours by their names."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {to_camel(each.name): plain(vars(value)[each.name]) for each in fields(value)}
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, tuple | list):
+        return [plain(each) for each in value]
+    return {str(key): plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
 def plan_document(plan: Plan, head: PlanHead) -> dict[str, object]:
     """Of the job as its file has it."""
-    low, likely, high = plan.gpu_hours
+    workload, lengths = plan.workload, plan.workload.lengths
     return {
-        "formatVersion": FORMAT_VERSION,
-        "kind": KIND,
         "job": head.job,
         "verdict": plan.verdict.name,
         "models": {
             role.value: {"name": found.shape.name, "parameters": found.shape.num_parameters, "origin": found.origin}
             for role, found in head.shapes.items()
         },
-        "workload": _workload(plan.workload),
+        "workload": {
+            "prompts": workload.batch_size,
+            "responsesPerPrompt": workload.group_size,
+            "updates": workload.num_updates,
+            "promptTokens": {"mean": lengths.prompt_mean, "max": lengths.prompt_max},
+            "responseTokens": {"mean": lengths.response_mean, "max": lengths.response_max},
+            "assumption": lengths.assumption,
+        },
         "placement": placement_document(plan.placement),
         "memory": [_memory(phase) for phase in plan.all_phases],
         "step": {
-            "seconds": seconds_document(plan.step.total),
+            "seconds": plain(plan.step.total),
             "boundBy": plan.step.bound_by,
-            "phases": [
-                {
-                    "name": phase.name,
-                    "pool": phase.pool,
-                    "seconds": seconds_document(phase.seconds),
-                    "boundBy": phase.bound_by,
-                    "assumption": phase.assumption,
-                    "formula": phase.formula,
-                }
-                for phase in plan.step.phases
-            ],
+            "phases": plain(plan.step.phases),
         },
         "run": {
-            "steps": plan.workload.num_steps,
-            "seconds": seconds_document(plan.run_seconds),
-            "gpuHours": seconds_document(Seconds(low, likely, high)),
+            "steps": workload.num_steps,
+            "seconds": plain(plan.run_seconds),
+            "gpuHours": plain(Seconds(*plan.gpu_hours)),
         },
         "sequencesAtOnce": plan.sequences_at_once,
         "changes": [_knob(knob) for knob in plan.knobs],
@@ -70,57 +84,51 @@ def plan_document(plan: Plan, head: PlanHead) -> dict[str, object]:
     }
 
 
-def printed(document: Mapping[str, object], console: Console) -> None:
-    """As JSON, without the console's wrapping and colours."""
-    write_utf8(console.file, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-
-
 def placement_document(placement: Placement) -> dict[str, object]:
     """Pools and who is on them."""
+    pools = []
+    for pool in placement.pools:
+        roles: dict[str, object] = {
+            role.value: {"shardSize": layout.shard_size, "sequenceParallel": layout.sequence_parallel}
+            for role, layout in pool.layouts.items()
+        }
+        if pool.rollout is not None:
+            roles["rollout"] = {"tensorParallel": pool.rollout.tensor_parallel, "engines": pool.rollout.num_engines}
+        size = {"name": pool.name, "nodes": pool.nodes, "gpusPerNode": pool.gpus_per_node}
+        pools.append({**size, "gpu": plain(pool.gpu), "roles": roles})
+    return {"schedule": placement.schedule.name, "runsToday": placement.runs_today, "pools": pools}
+
+
+def run_document(report: RunReport) -> dict[str, object]:
+    """Of `--from-run`."""
     return {
-        "schedule": placement.schedule.name,
-        "runsToday": placement.runs_today,
-        "pools": [_pool(pool) for pool in placement.pools],
+        "run": report.name,
+        "state": report.state,
+        "constants": report.constants,
+        "steps": report.facts.num_steps,
+        "lengths": plain(report.facts.lengths),
+        "learnedFraction": report.facts.learned_fraction,
+        "tokenImbalance": report.facts.token_imbalance,
+        "idleShareByStep": {str(step): facts.idle_share for step, facts in report.timelines.items()},
+        "seconds": plain(report.times),
+        "memory": [
+            {"name": each.name, "predictedBytes": round(each.predicted), "measuredBytes": round(each.measured)}
+            for each in report.memory
+        ],
+        "findings": plain(report.findings),
+        "changes": [_advice(each) for each in report.advice],
+        "changesTogether": [_advice(each) for each in report.together],
     }
 
 
-def _pool(pool: PlacedPool) -> dict[str, object]:
-    roles: dict[str, object] = {
-        role.value: {"shardSize": layout.shard_size, "sequenceParallel": layout.sequence_parallel}
-        for role, layout in pool.layouts.items()
-    }
-    if pool.rollout is not None:
-        roles["rollout"] = {"tensorParallel": pool.rollout.tensor_parallel, "engines": pool.rollout.num_engines}
-    return {
-        "name": pool.name,
-        "nodes": pool.nodes,
-        "gpusPerNode": pool.gpus_per_node,
-        "gpu": _gpu(pool.gpu),
-        "roles": roles,
-    }
+ComparedRun = tuple[str, tuple[ComparedTime, ...], tuple[ComparedTime, ...]]
+"""A run's name, its times beside those by the new constants, and beside those by the ones before."""
 
 
-def _gpu(gpu: Gpu) -> dict[str, object]:
-    return {
-        "name": gpu.name,
-        "memoryBytes": round(gpu.memory_bytes),
-        "flops": gpu.flops,
-        "bandwidth": gpu.bandwidth,
-        "linkBandwidth": gpu.link_bandwidth,
-        "networkBandwidth": gpu.network_bandwidth,
-    }
-
-
-def _workload(workload: Workload) -> dict[str, object]:
-    lengths = workload.lengths
-    return {
-        "prompts": workload.batch_size,
-        "responsesPerPrompt": workload.group_size,
-        "updates": workload.num_updates,
-        "promptTokens": {"mean": lengths.prompt_mean, "max": lengths.prompt_max},
-        "responseTokens": {"mean": lengths.response_mean, "max": lengths.response_max},
-        "assumption": lengths.assumption,
-    }
+def calibration_document(file: str, gpu: str, runs: Sequence[ComparedRun]) -> dict[str, object]:
+    """Of `--calibrate`."""
+    compared = [{"run": name, "seconds": plain(after), "before": plain(before)} for name, after, before in runs]
+    return {"profile": file, "gpu": gpu, "runs": compared}
 
 
 def _memory(phase: PhaseMemory) -> dict[str, object]:
@@ -140,13 +148,25 @@ def _memory(phase: PhaseMemory) -> dict[str, object]:
 
 def _knob(knob: Knob) -> dict[str, object]:
     return {
-        "changes": [{"field": each.field, "value": each.value, "before": each.before} for each in knob.changes],
+        "changes": plain(knob.changes),
         "verdict": knob.verdict.name,
         "worst": _memory(knob.worst),
-        "stepSeconds": None if knob.step_seconds is None else seconds_document(knob.step_seconds),
+        "stepSeconds": plain(knob.step_seconds),
     }
 
 
-def seconds_document(seconds: Seconds) -> dict[str, float]:
-    """A range."""
-    return {"low": seconds.low, "likely": seconds.likely, "high": seconds.high}
+def _advice(advice: Advice) -> dict[str, object]:
+    return {
+        "field": advice.change.field,
+        "value": advice.change.value,
+        "before": advice.change.before,
+        "price": advice.price.name,
+        "stepSeconds": plain(advice.step),
+        "gainSeconds": advice.gain,
+        "gainShare": advice.share,
+        "gainByPhase": dict(advice.phases),
+        "verdict": advice.verdict.name,
+        "worst": _memory(advice.worst),
+        "moreGpus": advice.more_gpus,
+        "section": advice.section,
+    }

@@ -22,6 +22,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.devices import QUERY_TIMEOUT_SECONDS
 from rljob_cli.errors import CliError, NotAllowedError
+from rljob_cli.plan.options import GpuOptions
 from rljob_planner.cluster_nodes import DEFAULT_RESOURCE, cluster_of_nodes, products_of_nodes
 from rljob_planner.cluster_pools import cluster_of_pools, gpus_of_pools
 from rljob_planner.cluster_text import cluster_of_text, cluster_text
@@ -33,28 +34,6 @@ from rljob_planner.known_gpus import CPU_NAME, KNOWN_GPUS, cpu_kind, custom_gpu,
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _LEAST_SPEED, _LARGEST_SPEED = 0.001, 1_000_000.0
 """Of a kind that is described: TFLOP/s, and GB/s."""
-
-
-@dataclass(frozen=True)
-class GpuOptions:
-    """What a command says of GPUs."""
-
-    cluster: str | None = None
-    """`4x8xH100`."""
-    from_cluster: ClusterOptions | None = None
-    """None where no cluster is asked."""
-    kinds: tuple[str, ...] = ()
-    """`H100`, or `pool=H100`."""
-    memory: str | None = None
-    """A quantity, such as `80Gi`."""
-    tflops: float | None = None
-    bandwidth: float | None = None
-    """Of the memory, GB/s."""
-
-    @property
-    def describes(self) -> bool:
-        """Whether a kind is described that no table has."""
-        return (self.memory, self.tflops, self.bandwidth) != (None, None, None)
 
 
 @dataclass(frozen=True)
