@@ -46,11 +46,11 @@ def search_lines(found: JobMapping, head: PlanHead, own: Plan | None, *, explain
         yield wrapped(placement_words(own.placement), " " * 15, "dim")
     yield Text()
     if found.missed is not None and found.missed.nearest_miss is not None:
-        yield wrapped(" ".join(found.missed.nearest_miss.advice))
+        yield wrapped(found.missed.nearest_miss.advice)
         yield Text()
     if result.candidates:
         yield from _candidate_lines(result, found.changes)
-    for sentence in (*result.refused, *result.limits):
+    for sentence in result.limits:
         yield wrapped(sentence, "  ", "dim")
     yield Text()
     yield Text(_title(result), "bold")
@@ -62,8 +62,7 @@ def search_lines(found: JobMapping, head: PlanHead, own: Plan | None, *, explain
         )
     if result.nearest_miss is not None and not result.candidates:
         yield from knob_lines(result.nearest_miss.plan)
-        for sentence in result.nearest_miss.advice:
-            yield wrapped(sentence)
+        yield wrapped(result.nearest_miss.advice)
     if best is not None:
         yield Text()
         yield from _change_lines(found, best.placement, head.labels)
@@ -194,9 +193,8 @@ def search_document(found: JobMapping) -> dict[str, object]:
         "changes": [{"field": each.field, "value": each.value, "before": each.before} for each in found.changes],
         "candidates": [_candidate(each) for each in result.candidates],
         "bestToday": None if best is None else _candidate(best),
-        "refused": list(result.refused),
         "limits": list(result.limits),
-        "advice": [] if missed.nearest_miss is None else list(missed.nearest_miss.advice),
+        "advice": [] if missed.nearest_miss is None else [missed.nearest_miss.advice],
     }
 
 
