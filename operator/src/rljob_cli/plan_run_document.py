@@ -86,7 +86,6 @@ def _advice(advice: Advice) -> dict[str, object]:
             "bytes": round(advice.worst.total),
             "limit": round(advice.worst.limit),
         },
-        "moreGpus": advice.more_gpus,
         "section": advice.section,
     }
 

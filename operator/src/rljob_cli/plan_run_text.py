@@ -10,9 +10,9 @@ from rich.text import Text
 from rljob_cli.plan_text import GIB, number
 from rljob_cli.tables import table
 from rljob_planner.advice.comparison import STEP, ComparedMemory, ComparedTime
-from rljob_planner.advice.faster_jobs import Price
 from rljob_planner.advice.run_report import RunReport
 from rljob_planner.advice.tuning import Advice
+from rljob_planner.memory.changes import Price
 
 TUNING_PAGE = "docs/tuning.md"
 _FAR_OFF = 1.3
@@ -161,6 +161,4 @@ def _signed(seconds: float) -> str:
 def _price_text(advice: Advice) -> str:
     if advice.price is Price.LEARNING:
         return "; but it changes what is learned"
-    if advice.price is Price.GPUS:
-        return f"; but it takes {advice.more_gpus} more GPUs, in a pool of that name"
     return ""
