@@ -233,14 +233,13 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
 
 def test_every_section_that_advice_names_is_in_the_documents() -> None:
     """Advice and findings say where to read on; fields of the job are named as they are in the page."""
-    sources = (REPOSITORY / "operator/src/rljob_planner/advice").glob("*.py")
-    code = "\n".join(file.read_text() for file in sources)
     page = (REPOSITORY / "docs/tuning.md").read_text()
     headings = {line.lstrip("# ").lower() for line in page.splitlines() if line.startswith("###")}
-    faster = (REPOSITORY / "operator/src/rljob_planner/advice/faster_jobs.py").read_text()
-    named = set(re.findall(r'FasterJob\([^"]*?"([a-z ]+)"', faster))
-    named |= set(re.findall(r'FasterJob\(.*, "([a-z ]+)"', faster))
-    named |= set(re.findall(r'^            "([a-z ]+)",$', code, re.MULTILINE))
-    named |= set(re.findall(r'\(timing_s/reward\)", "([a-z ]+)"\)', code))
-    assert len(named) >= 15
+    findings = (REPOSITORY / "operator/src/rljob_planner/advice/tuning.py").read_text()
+    changes = (REPOSITORY / "operator/src/rljob_planner/memory/changes.py").read_text()
+    named = set(re.findall(r'^            "([a-z ]+)",$', findings, re.MULTILINE))
+    named |= set(re.findall(r'\(timing_s/reward\)", "([a-z ]+)"\)', findings))
+    named |= set(re.findall(r'(?:section=|section = |^        )"([a-z ]+)"', changes, re.MULTILINE))
+    named |= set(re.findall(r'(?:sizes|larger|smaller|others|\[2\]), "([a-z ]+)"', changes))
+    assert len(named) >= 14
     assert sorted(named - headings) == []

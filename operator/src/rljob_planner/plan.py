@@ -47,6 +47,11 @@ class Plan:
         return tuple(phase for each in self.phases.values() for phase in each)
 
     @property
+    def all_knobs(self) -> tuple[Knob, ...]:
+        """Those that make it fit, or else what comes closest."""
+        return self.knobs if self.nearest_miss is None else (*self.knobs, self.nearest_miss)
+
+    @property
     def run_seconds(self) -> Seconds:
         """Of all steps; saves and evaluations apart."""
         return self.step.total.times(self.workload.num_steps)

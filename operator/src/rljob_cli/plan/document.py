@@ -167,6 +167,5 @@ def _advice(advice: Advice) -> dict[str, object]:
         "gainByPhase": dict(advice.phases),
         "verdict": advice.verdict.name,
         "worst": _memory(advice.worst),
-        "moreGpus": advice.more_gpus,
         "section": advice.section,
     }

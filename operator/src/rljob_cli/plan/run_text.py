@@ -10,9 +10,9 @@ from rljob_cli.plain_text import table
 from rljob_cli.plan.document import ComparedRun
 from rljob_cli.plan.text import GIB, number
 from rljob_planner.advice.comparison import STEP, ComparedTime
-from rljob_planner.advice.faster_jobs import Price
 from rljob_planner.advice.run_report import RunReport
 from rljob_planner.advice.tuning import Advice
+from rljob_planner.memory.changes import Price
 
 TUNING_PAGE = "docs/tuning.md"
 _FAR_OFF = 1.3
@@ -116,10 +116,7 @@ def _advice_lines(report: RunReport) -> Iterator[Text]:
 
 def _one_advice(advice: Advice, before: float) -> Iterator[Text]:
     change, worst = advice.change, advice.worst
-    price = {
-        Price.LEARNING: "; but it changes what is learned",
-        Price.GPUS: f"; but it takes {advice.more_gpus} more GPUs, in a pool of that name",
-    }.get(advice.price, "")
+    price = "; but it changes what is learned" if advice.price is Price.LEARNING else ""
     yield Text(f"  ~ {change.field}: {change.before} -> {change.value}", "yellow")
     memory = f"{worst.phase.value} {worst.total / GIB:.1f} of {worst.limit / GIB:.1f} GiB, {advice.verdict.value}"
     step = f"step {number(before)} -> {number(advice.step.likely)} s ({advice.share:.0%} less)"

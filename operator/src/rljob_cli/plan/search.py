@@ -119,11 +119,11 @@ def search_lines(
         yield wrapped(placement_words(own.placement), " " * 15, "dim")
     yield Text()
     if found.missed is not None and found.missed.nearest_miss is not None:
-        yield wrapped(" ".join(found.missed.nearest_miss.advice))
+        yield wrapped(found.missed.nearest_miss.advice)
         yield Text()
     if result.candidates:
         yield from _candidate_lines(result, found.changes)
-    for sentence in (*result.refused, *result.limits):
+    for sentence in result.limits:
         yield wrapped(sentence, "  ", "dim")
     yield Text()
     yield Text(_title(result), "bold")
@@ -140,8 +140,7 @@ def search_lines(
         )
     if result.nearest_miss is not None and not result.candidates:
         yield from knob_lines(result.nearest_miss.plan)
-        for sentence in result.nearest_miss.advice:
-            yield wrapped(sentence)
+        yield wrapped(result.nearest_miss.advice)
     if best is not None:
         yield Text()
         yield from _change_lines(file, found, best.placement, head.labels)
@@ -157,9 +156,8 @@ def search_document(found: JobMapping) -> dict[str, object]:
         "changes": plain(found.changes),
         "candidates": [_candidate_document(each) for each in result.candidates],
         "bestToday": None if best is None else _candidate_document(best),
-        "refused": list(result.refused),
         "limits": list(result.limits),
-        "advice": [] if missed.nearest_miss is None else list(missed.nearest_miss.advice),
+        "advice": [] if missed.nearest_miss is None else [missed.nearest_miss.advice],
     }
 
 
