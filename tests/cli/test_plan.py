@@ -172,7 +172,7 @@ def test_the_help_has_examples_and_says_what_is_wanted(rljob: Rljob) -> None:
         "rljob plan job.yaml --gpu H100 --mean-response 800",
         "Wanted unless --from-run or --calibrate is given.",
         "Where --from-cluster looks",
-        "Print JSON, for programs.",
+        "Print JSON, for programs; for a job file.",
     ):
         assert said in words
 
@@ -269,7 +269,7 @@ def test_nodes_that_a_pool_asks_for_say_its_kind(rljob: Rljob, job: Path) -> Non
 
 
 def test_this_machine_is_asked_last(rljob: Rljob, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3'\n")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert "  pool main    actor+rollout+ref on 1x8 H100\n" in rljob("plan", str(job))[1]

@@ -176,7 +176,7 @@ Profile = Annotated[
     ),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Show every formula, with numbers put in.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; for a job file.")]
 Search = Annotated[
     bool, typer.Option("--search", help="Look for the best pools and places of the roles on these GPUs.")
 ]

@@ -20,7 +20,7 @@ from rljob_cli.plan.profile import constants_for
 from rljob_cli.plan.text import PlanHead, plan_lines
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
-from rljob_planner.job import LengthOptions, model_sources, workload_of
+from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import check_checkpointing, check_layouts, placement_of
 from rljob_planner.memory_types import Verdict
 from rljob_planner.plan import Plan, plan_of
@@ -71,10 +71,15 @@ def _refuse_what_does_not_go_together(options: PlanOptions) -> None:
         raise CliError(f"rljob plan: wants one of {', '.join(given)} (seen {seen}); give a job file, or a run's folder")
     if options.write is not None and not options.search:
         raise CliError("--write: writes what --search finds; give both")
-    if options.file is None and options.search:
-        raise CliError("--search: is for a job file, and a run has its own; leave it out")
-    if options.file is None and options.lengths != LengthOptions():
-        raise CliError("--mean-prompt, --mean-response: are for a job file, and a run has its own; leave them out")
+    lengths = options.lengths
+    for_jobs = {
+        "--search": options.search,
+        "--json": options.as_json,
+        "--mean-prompt": lengths.prompt_mean is not None,
+        "--mean-response": lengths.response_mean is not None,
+    }
+    if options.file is None and (wrong := [name for name, is_given in for_jobs.items() if is_given]):
+        raise CliError(f"{wrong[0]}: is for a job file, not for a run's folder; leave it out")
 
 
 def _what_is_asked(options: PlanOptions) -> _Asked:
@@ -103,7 +108,7 @@ def _plan_as_it_is(asked: _Asked) -> Plan:
 def _show(asked: _Asked, options: PlanOptions, console: Console) -> int:
     found = _plan_as_it_is(asked)
     if options.as_json:
-        printed("Plan", plan_document(found, asked.head), console)
+        printed(plan_document(found, asked.head), console)
     else:
         for line in plan_lines(found, asked.head, explain=options.explain):
             console.print(line, soft_wrap=True)
@@ -126,7 +131,7 @@ def _search(asked: _Asked, options: PlanOptions, console: Console) -> int:
             "verdictOfFile": None if own is None else own.verdict.name,
         }
         document = {"job": head.job} if own is None else plan_document(own, head)
-        printed("Plan", document | verdicts | {"search": search_document(found)}, console)
+        printed(document | verdicts | {"search": search_document(found)}, console)
     else:
         for line in search_lines(found, head, spec, own, explain=options.explain):
             console.print(line, soft_wrap=True)

@@ -1,16 +1,15 @@
 """`rljob plan --json`: for programs. Whole bytes, and seconds; names as in the job file, and words of ours in capitals,
 which stay when those for people change.
 
-Documents have `formatVersion` and `kind`: `Plan`, `RunReport` of --from-run, or `Calibration`, whose `gpu` is the kind
-of device that the profile is for. `verdict` is of what the exit code speaks of: the file's own pools, or with --search
-the best placement that can run today (with --write as it is written, else without changes of the job); `verdictOfFile`
-is then that of the file's own pools, null where they do not fit into the cluster. All else at the top is of the file's
-own pools, and what was found is under `search`."""
+`verdict` is of what the exit code speaks of: the file's own pools, or with --search the best placement that can run
+today (with --write as it is written, else without changes of the job); `verdictOfFile` is then that of the file's own
+pools, null where they do not fit into the cluster. All else at the top is of the file's own pools, and what was found
+is under `search`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 
@@ -19,9 +18,6 @@ from rich.console import Console
 
 from rljob_api.standard_streams import write_utf8
 from rljob_cli.plan.text import PlanHead
-from rljob_planner.advice.comparison import ComparedTime
-from rljob_planner.advice.run_report import RunReport
-from rljob_planner.advice.tuning import Advice
 from rljob_planner.memory.knobs import Knob
 from rljob_planner.memory_types import PhaseMemory, verdict_of
 from rljob_planner.placement import Placement
@@ -29,10 +25,10 @@ from rljob_planner.plan import Plan
 from rljob_planner.timing_types import Seconds
 
 
-def printed(kind: str, document: Mapping[str, object], console: Console) -> None:
+def printed(document: Mapping[str, object], console: Console) -> None:
     """As JSON, without the console's wrapping and colours. A reader refuses a `formatVersion` with another number
     before the point; behind it fields are added."""
-    whole = {"formatVersion": "1.0", "kind": kind, **document}
+    whole = {"formatVersion": "1.0", "kind": "Plan", **document}
     write_utf8(console.file, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -99,38 +95,6 @@ def placement_document(placement: Placement) -> dict[str, object]:
     return {"schedule": placement.schedule.name, "runsToday": placement.runs_today, "pools": pools}
 
 
-def run_document(report: RunReport) -> dict[str, object]:
-    """Of `--from-run`."""
-    return {
-        "run": report.name,
-        "state": report.state,
-        "constants": report.constants,
-        "steps": report.facts.num_steps,
-        "lengths": plain(report.facts.lengths),
-        "learnedFraction": report.facts.learned_fraction,
-        "tokenImbalance": report.facts.token_imbalance,
-        "idleShareByStep": {str(step): facts.idle_share for step, facts in report.timelines.items()},
-        "seconds": plain(report.times),
-        "memory": [
-            {"name": each.name, "predictedBytes": round(each.predicted), "measuredBytes": round(each.measured)}
-            for each in report.memory
-        ],
-        "findings": plain(report.findings),
-        "changes": [_advice(each) for each in report.advice],
-        "changesTogether": [_advice(each) for each in report.together],
-    }
-
-
-ComparedRun = tuple[str, tuple[ComparedTime, ...], tuple[ComparedTime, ...]]
-"""A run's name, its times beside those by the new constants, and beside those by the ones before."""
-
-
-def calibration_document(file: str, gpu: str, runs: Sequence[ComparedRun]) -> dict[str, object]:
-    """Of `--calibrate`."""
-    compared = [{"run": name, "seconds": plain(after), "before": plain(before)} for name, after, before in runs]
-    return {"profile": file, "gpu": gpu, "runs": compared}
-
-
 def _memory(phase: PhaseMemory) -> dict[str, object]:
     return {
         "phase": phase.phase.name,
@@ -152,20 +116,4 @@ def _knob(knob: Knob) -> dict[str, object]:
         "verdict": knob.verdict.name,
         "worst": _memory(knob.worst),
         "stepSeconds": plain(knob.step_seconds),
-    }
-
-
-def _advice(advice: Advice) -> dict[str, object]:
-    return {
-        "field": advice.change.field,
-        "value": advice.change.value,
-        "before": advice.change.before,
-        "price": advice.price.name,
-        "stepSeconds": plain(advice.step),
-        "gainSeconds": advice.gain,
-        "gainShare": advice.share,
-        "gainByPhase": dict(advice.phases),
-        "verdict": advice.verdict.name,
-        "worst": _memory(advice.worst),
-        "section": advice.section,
     }

@@ -10,7 +10,6 @@ from rich.console import Console
 from rljob_api.constants import ExitCode
 from rljob_cli.errors import CliError
 from rljob_cli.plain_text import time_text
-from rljob_cli.plan.document import calibration_document, printed, run_document
 from rljob_cli.plan.gpus import pool_gpus, this_machine
 from rljob_cli.plan.models import shapes_of
 from rljob_cli.plan.options import GpuOptions, PlanOptions
@@ -36,12 +35,8 @@ from rljob_planner.workload import Role
 
 def show(options: PlanOptions, console: Console) -> int:
     """Shows a run beside its plan, and what to change. Raises CliError or PlanError."""
-    report = run_report(options)
-    if options.as_json:
-        printed("RunReport", run_document(report), console)
-    else:
-        for line in run_lines(report, explain=options.explain):
-            console.print(line, soft_wrap=True)
+    for line in run_lines(run_report(options), explain=options.explain):
+        console.print(line, soft_wrap=True)
     return int(ExitCode.SUCCESS)
 
 
@@ -58,11 +53,8 @@ def calibrate(options: PlanOptions, console: Console, now: datetime | None = Non
         (run.name, compared_times(_step_of(run, constants), run.facts), compared_times(_step_of(run, begin), run.facts))
         for run in runs
     ]
-    if options.as_json:
-        printed("Calibration", calibration_document(str(file), kind, times), console)
-    else:
-        for line in calibration_lines(str(file), kind, times):
-            console.print(line, soft_wrap=True)
+    for line in calibration_lines(str(file), kind, times):
+        console.print(line, soft_wrap=True)
     return int(ExitCode.SUCCESS)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from rljob_cli.plain_text import table
-from rljob_cli.plan.document import ComparedRun
 from rljob_cli.plan.text import GIB, number
 from rljob_planner.advice.comparison import STEP, ComparedTime
 from rljob_planner.advice.run_report import RunReport
@@ -18,6 +17,8 @@ TUNING_PAGE = "docs/tuning.md"
 _FAR_OFF = 1.3
 """A prediction that is so many times too high or too low is marked."""
 _MAX_PHASES = 2
+ComparedRun = tuple[str, tuple[ComparedTime, ...], tuple[ComparedTime, ...]]
+"""A run's name, its times beside those by the new constants, and beside those by the ones before."""
 
 
 def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:
