@@ -105,6 +105,9 @@ def test_parts_add_up_to_what_is_said_to_be_used(rljob: Rljob, job: Path) -> Non
     assert plan["step"]["seconds"]["likely"] == pytest.approx(total)
     assert plan["run"]["gpuHours"]["likely"] == pytest.approx(8 * 100 * total / 3600)
     assert plan["placement"]["pools"][0]["roles"]["actor"] == {"shardSize": 8, "sequenceParallel": 1}
+    gpu = plan["placement"]["pools"][0]["gpu"]
+    assert (gpu["name"], isinstance(gpu["memoryBytes"], int), gpu["flops"]) == ("H100", True, 989e12)
+    assert set(plan["step"]["phases"][0]) >= {"name", "pool", "seconds", "boundBy", "assumption", "formula"}
     assert plan["placement"]["schedule"] == "SYNCHRONOUS"
     assert [phase["phase"] for phase in plan["memory"]][:3] == ["ENGINE_START", "FIRST_WAKE", "LATER_WAKE"]
 

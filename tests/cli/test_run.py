@@ -143,9 +143,9 @@ def test_an_environment_that_the_system_refuses_is_named_before_an_attempt_is_co
     assert [entry.name for entry in workplace.run_folder.iterdir()] == [".lock"]
 
 
-def test_plain_variables_of_the_job_reach_the_trainer(workplace: Workplace) -> None:
+def test_variables_of_the_job_reach_the_trainer_with_their_references_replaced(workplace: Workplace) -> None:
     with workplace.job_file.open("a") as file:
-        file.write("  env: [{name: STAND_IN, value: exit-75}]\n")
+        file.write("  env: [{name: CODE, value: '75'}, {name: STAND_IN, value: exit-$(CODE)}]\n")
     code, output = workplace.run(mode="finish")
     assert code == 75
     assert "a worker or a device was lost, or something is missing here" in output

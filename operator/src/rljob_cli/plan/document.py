@@ -33,9 +33,10 @@ def printed(document: Mapping[str, object], console: Console) -> None:
 
 
 def plain(value: object) -> object:
-    """Plain types with their fields; words of ours by their names."""
+    """Plain types with their fields; words of ours by their names, and bytes as whole numbers."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {to_camel(each.name): plain(vars(value)[each.name]) for each in fields(value)}
+        given = {each.name: vars(value)[each.name] for each in fields(value)}
+        return {to_camel(name): round(it) if name.endswith("_bytes") else plain(it) for name, it in given.items()}
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, tuple | list):
