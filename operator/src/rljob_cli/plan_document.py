@@ -17,11 +17,9 @@ from rljob_api.standard_streams import write_utf8
 from rljob_cli.plan_text import PlanHead
 from rljob_planner.gpus import Gpu
 from rljob_planner.memory.knobs import Knob
-from rljob_planner.memory_types import PhaseMemory, verdict_of
-from rljob_planner.placement import PlacedPool, Placement
 from rljob_planner.plan import Plan
-from rljob_planner.timing_types import Seconds
-from rljob_planner.workload import Workload
+from rljob_planner.plan_types import PhaseMemory, Seconds, verdict_of
+from rljob_planner.workload import PlacedPool, Placement, Workload
 
 FORMAT_VERSION = "1.0"
 """A reader refuses another number before the point; behind it fields are added."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rljob_planner.placement import PlacedPool, Placement, TrainLayout
-from rljob_planner.workload import Role, Workload
+from rljob_planner.workload import PlacedPool, Placement, Role, TrainLayout, Workload
 
 _WIDTH = 48
 _MAX_NUMBERS = 8

@@ -9,9 +9,8 @@ from pathlib import Path
 from rljob_cli.plan_document import FORMAT_VERSION
 from rljob_cli.plan_run_text import ComparedRun
 from rljob_planner.advice.comparison import ComparedTime
-from rljob_planner.advice.run_report import RunReport
-from rljob_planner.advice.tuning import Advice
-from rljob_planner.timing_types import Seconds
+from rljob_planner.advice.tuning import Advice, RunReport
+from rljob_planner.plan_types import Seconds
 
 
 def run_document(report: RunReport) -> dict[str, object]:

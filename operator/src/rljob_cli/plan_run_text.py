@@ -10,8 +10,7 @@ from rich.text import Text
 from rljob_cli.plan_text import GIB, number
 from rljob_cli.tables import table
 from rljob_planner.advice.comparison import STEP, ComparedMemory, ComparedTime
-from rljob_planner.advice.run_report import RunReport
-from rljob_planner.advice.tuning import Advice
+from rljob_planner.advice.tuning import Advice, RunReport
 from rljob_planner.memory.changes import Price
 
 TUNING_PAGE = "docs/tuning.md"

@@ -27,9 +27,9 @@ from rljob_cli.plan_text import (
 from rljob_cli.tables import table
 from rljob_planner.job_placement import spec_with
 from rljob_planner.memory.changes import Change
-from rljob_planner.placement import PlacedPool, Placement, Schedule
 from rljob_planner.plan import Plan
 from rljob_planner.search.results import Candidate, SearchResult
+from rljob_planner.workload import PlacedPool, Placement, Schedule
 
 _STYLES = {"+": "green", "-": "red", "~": "yellow"}
 

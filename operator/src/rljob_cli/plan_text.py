@@ -16,10 +16,9 @@ from rljob_cli.plan_models import FoundShape
 from rljob_cli.plan_picture import picture
 from rljob_cli.tables import table
 from rljob_planner.memory.knobs import Knob
-from rljob_planner.memory_types import PhaseMemory, Verdict
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan import Plan
-from rljob_planner.timing_types import Seconds
+from rljob_planner.plan_types import PhaseMemory, Seconds, Verdict
 from rljob_planner.workload import Role
 
 GIB = 2**30
