@@ -8,8 +8,7 @@ import time
 from collections.abc import Sequence
 
 from rljob_bench.report import Bar, Measurement
-from rljob_planner.gpus import NodeGroup
-from rljob_planner.known_gpus import gpu_named
+from rljob_planner.gpus import NodeGroup, gpu_named
 from rljob_planner.known_models import known_model
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.search.mapping import search

@@ -15,12 +15,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from rljob_planner.gpus import Gpu
-from rljob_planner.known_gpus import gpu_named
+from rljob_planner.gpus import Gpu, gpu_named
 from rljob_planner.known_models import known_model
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import PlacedPool, Placement, RolloutLayout, Schedule, TrainLayout
-from rljob_planner.workload import Head, Role, RolloutWork, TokenLengths, TrainModel, Workload
+from rljob_planner.workload import (
+    Head,
+    PlacedPool,
+    Placement,
+    Role,
+    RolloutLayout,
+    RolloutWork,
+    Schedule,
+    TokenLengths,
+    TrainLayout,
+    TrainModel,
+    Workload,
+)
 
 PROMPT_TOKENS = 150.0
 """Of the mean prompt, where only whole rows are published (OpenMathInstruct-2 with a chat template)."""

@@ -11,8 +11,7 @@ from rljob_planner.job import workload_of
 from rljob_planner.job_memory import known_shapes
 from rljob_planner.job_placement import check_layouts, placement_of
 from rljob_planner.memory.changes import Change, faster_jobs, smaller_jobs
-from rljob_planner.placement import Placement
-from rljob_planner.workload import Workload
+from rljob_planner.workload import Placement, Workload
 from rljob_testing.planner_cases import gpu
 from rljob_testing.valid_job import Wire, edited, valid_job
 

@@ -10,10 +10,9 @@ import pytest
 from rljob_planner.constants import Constants
 from rljob_planner.memory.changes import smaller_jobs
 from rljob_planner.memory.knobs import Knobs, all_phases, knobs_of, worst_phase
-from rljob_planner.memory_types import Phase, Verdict, fails_from_second_step, verdict_of
-from rljob_planner.placement import Placement, TrainLayout
 from rljob_planner.plan import Plan, plan_of
-from rljob_planner.workload import ModelOffload, Role, Workload
+from rljob_planner.plan_types import Phase, Verdict, fails_from_second_step, verdict_of
+from rljob_planner.workload import ModelOffload, Placement, Role, TrainLayout, Workload
 from rljob_testing.planner_cases import (
     GIB,
     LLAMA3_8B,

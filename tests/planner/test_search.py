@@ -15,13 +15,23 @@ from rljob_planner.constants import Constants
 from rljob_planner.gpus import Cluster, NodeGroup
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import PlacedPool, Placement, RolloutLayout, Schedule, TrainLayout
 from rljob_planner.search.arrangements import groupings
 from rljob_planner.search.mapping import best_mappings
 from rljob_planner.search.pool_options import PoolOptions, node_counts
 from rljob_planner.search.ranking import placement
 from rljob_planner.timing.step import step_time
-from rljob_planner.workload import Head, LoraShape, ModelOffload, Role, Workload
+from rljob_planner.workload import (
+    Head,
+    LoraShape,
+    ModelOffload,
+    PlacedPool,
+    Placement,
+    Role,
+    RolloutLayout,
+    Schedule,
+    TrainLayout,
+    Workload,
+)
 from rljob_testing.planner_cases import critic, frozen, gpu, one_pool, trained, workload
 
 TWO_HEADS = ModelShape("two heads", 8, 1024, 2, 2, 128, 4096, 32000, ties_head=True)

@@ -12,11 +12,10 @@ from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Cluster, NodeGroup
 from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import placement_of, spec_with
-from rljob_planner.memory_types import Verdict
-from rljob_planner.placement import Schedule
+from rljob_planner.plan_types import Verdict
 from rljob_planner.search.mapping import search
 from rljob_planner.search.pool_options import PoolSize, shard_sizes, train_layouts
-from rljob_planner.workload import LoraShape, Role, RolloutWork
+from rljob_planner.workload import LoraShape, Role, RolloutWork, Schedule
 from rljob_testing.planner_cases import LLAMA3_8B, QWEN3_4B, critic, frozen, gpu, trained, workload
 from rljob_testing.valid_job import edited, valid_job
 

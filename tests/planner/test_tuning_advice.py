@@ -11,11 +11,10 @@ from rljob_planner.advice.tuning import Advice, advice_of, findings_of, together
 from rljob_planner.constants import Constants
 from rljob_planner.memory.changes import Price, faster_jobs
 from rljob_planner.memory.knobs import all_phases
-from rljob_planner.memory_types import Verdict, verdict_of
-from rljob_planner.placement import Placement
 from rljob_planner.plan import plan_of
+from rljob_planner.plan_types import Verdict, verdict_of
 from rljob_planner.timing.step import step_time
-from rljob_planner.workload import ModelOffload, Role, TokenLengths, Workload
+from rljob_planner.workload import ModelOffload, Placement, Role, TokenLengths, Workload
 from rljob_testing.planner_cases import gpu, one_pool, placed, trained, workload
 
 CONSTANTS = Constants()
@@ -34,11 +33,11 @@ def test_each_gain_is_that_of_the_model_with_the_change() -> None:
     found = advice_of(job, placement, CONSTANTS)
     assert len(found) > 3
     for each in found:
-        after = step_time(each.workload, each.placement, CONSTANTS).total.likely
+        after = step_time(each.changed.workload, each.changed.placement, CONSTANTS).total.likely
         assert each.gain == pytest.approx(now - after)
         assert each.share >= (0.01 if each.price is Price.NOTHING else 0.03)
         assert sum(seconds for _, seconds in each.phases) == pytest.approx(each.gain, abs=1e-6)
-        assert verdict_of(all_phases(each.workload, each.placement, CONSTANTS)) is each.verdict
+        assert verdict_of(all_phases(each.changed.workload, each.changed.placement, CONSTANTS)) is each.verdict
         assert each.verdict is not Verdict.TOO_LARGE
 
 

@@ -9,11 +9,9 @@ from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import EngineSpace, engine_space, mean_live_context
 from rljob_planner.memory.knobs import Knob, Knobs, knobs_of, worst_phase
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.memory_types import PhaseMemory, Verdict, fails_from_second_step, verdict_of
-from rljob_planner.placement import Placement
+from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.timing.step import step_time
-from rljob_planner.timing_types import Seconds, StepTime
-from rljob_planner.workload import EngineKind, Role, Workload
+from rljob_planner.workload import EngineKind, Placement, Role, Workload
 
 DEFAULTS = Constants()
 

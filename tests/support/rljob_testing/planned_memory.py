@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from rljob_planner.job_adapters import lora_shape
+from rljob_planner.job import lora_shape
 from rljob_planner.known_models import known_config, known_model
 from rljob_planner.memory.train_passes import scoring_peak, train_peak
-from rljob_planner.memory_types import Peak
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import TrainLayout
-from rljob_planner.workload import TrainModel
+from rljob_planner.plan_types import Peak
+from rljob_planner.workload import TrainLayout, TrainModel
 from rljob_testing.fsdp_memory_oracle import OracleCase
 from rljob_trainer.engines.train.layout import ParallelLayout
 

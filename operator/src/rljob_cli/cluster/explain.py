@@ -37,9 +37,8 @@ from rljob_cli.cluster.watching import utc_now
 from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.plain_text import age, one_line, shortened, time_text
 from rljob_planner.errors import PlanError
-from rljob_planner.host_memory import host_needs, told_need
-from rljob_planner.job_memory import memory_outlook, shown, told
-from rljob_planner.memory_types import Verdict
+from rljob_planner.job_memory import host_memory_told, memory_outlook, shown, told
+from rljob_planner.plan_types import Verdict
 
 _OF_A_GPU = re.compile(r"out of memory|too little memory|OutOfMemoryError|there is too little", re.IGNORECASE)
 """In the words of torch, vLLM and the trainer."""
@@ -307,12 +306,12 @@ def _host_text(job: StoredJob, message: str) -> Iterator[Text]:
     """A container's memory is not that of its GPUs."""
     spec = _spec(job)
     try:
-        needs = () if spec is None else host_needs(spec)
+        found = {} if spec is None else host_memory_told(spec)
     except PlanError:
-        needs = ()
-    for need in needs:
-        if f"-{need.pool}-" in message or "pod " not in message:
-            yield Text(f"  {told_need(need)}")
+        found = {}
+    for pool, sentence in found.items():
+        if f"-{pool}-" in message or "pod " not in message:
+            yield Text(f"  {sentence}")
 
 
 def _device_text(job: StoredJob) -> Iterator[Text]:

@@ -22,8 +22,8 @@ from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import check_checkpointing, check_layouts, placement_of
-from rljob_planner.memory_types import Verdict
 from rljob_planner.plan import Plan, plan_of
+from rljob_planner.plan_types import Verdict
 from rljob_planner.workload import Role, Workload
 
 

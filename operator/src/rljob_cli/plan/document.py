@@ -19,10 +19,9 @@ from rich.console import Console
 from rljob_api.standard_streams import write_utf8
 from rljob_cli.plan.text import PlanHead
 from rljob_planner.memory.knobs import Knob
-from rljob_planner.memory_types import PhaseMemory, verdict_of
-from rljob_planner.placement import Placement
 from rljob_planner.plan import Plan
-from rljob_planner.timing_types import Seconds
+from rljob_planner.plan_types import PhaseMemory, Seconds, verdict_of
+from rljob_planner.workload import Placement
 
 
 def printed(document: Mapping[str, object], console: Console) -> None:

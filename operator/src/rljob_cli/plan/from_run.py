@@ -16,20 +16,18 @@ from rljob_cli.plan.options import GpuOptions, PlanOptions
 from rljob_cli.plan.profile import Profile, constants_for, default_constants, default_file, write_profile
 from rljob_cli.plan.run_folder import RunRecord, read_run
 from rljob_cli.plan.run_text import calibration_lines, run_lines
-from rljob_planner.advice.calibrated_machine import CalibrationRun, calibrated
-from rljob_planner.advice.comparison import ComparedMemory, ComparedTime, compared_memory, compared_times
-from rljob_planner.advice.process_memory import process_bytes
+from rljob_planner.advice.calibration import CalibrationRun, calibrated
+from rljob_planner.advice.comparison import ComparedMemory, ComparedTime, compared_memory, compared_times, process_bytes
 from rljob_planner.advice.run_facts import facts_of, observed_workload, workload_for_memory
-from rljob_planner.advice.run_report import RunReport
-from rljob_planner.advice.tuning import advice_of, findings_of, together
+from rljob_planner.advice.tuning import RunReport, advice_of, findings_of, together
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Gpu
 from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import check_layouts, placement_of
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan import plan_of
+from rljob_planner.plan_types import StepTime
 from rljob_planner.timing.step import step_time
-from rljob_planner.timing_types import StepTime
 from rljob_planner.workload import Role
 
 

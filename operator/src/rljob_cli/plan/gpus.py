@@ -22,13 +22,18 @@ from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.devices import count_cores, gpu_names
 from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.plan.options import GpuOptions
-from rljob_planner.cluster_nodes import DEFAULT_RESOURCE, cluster_of_nodes, products_of_nodes
-from rljob_planner.cluster_pools import cluster_of_pools, gpus_of_pools
-from rljob_planner.cluster_text import cluster_of_text, cluster_text
+from rljob_planner.clusters import (
+    DEFAULT_RESOURCE,
+    cluster_of_nodes,
+    cluster_of_pools,
+    cluster_of_text,
+    cluster_text,
+    gpus_of_pools,
+    products_of_nodes,
+)
 from rljob_planner.errors import PlanError
-from rljob_planner.gpus import Cluster, Gpu
+from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_kind, custom_gpu, gpu_named
 from rljob_planner.job_memory import SELECTORS
-from rljob_planner.known_gpus import CPU_NAME, KNOWN_GPUS, cpu_kind, custom_gpu, gpu_named
 
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _LEAST_SPEED, _LARGEST_SPEED = 0.001, 1_000_000.0

@@ -19,9 +19,9 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from rljob_cli import settings
 from rljob_cli.errors import CliError
 from rljob_cli.plain_text import one_line
-from rljob_planner.advice.calibrated_machine import cpu_constants
+from rljob_planner.advice.calibration import cpu_constants
 from rljob_planner.constants import Constants
-from rljob_planner.known_gpus import CPU_NAME
+from rljob_planner.gpus import CPU_NAME
 
 _CONSTANTS = TypeAdapter(Constants)
 _LIMITS = (

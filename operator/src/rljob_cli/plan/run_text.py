@@ -9,8 +9,7 @@ from rich.text import Text
 from rljob_cli.plain_text import table
 from rljob_cli.plan.text import GIB, number
 from rljob_planner.advice.comparison import STEP, ComparedTime
-from rljob_planner.advice.run_report import RunReport
-from rljob_planner.advice.tuning import Advice
+from rljob_planner.advice.tuning import Advice, RunReport
 from rljob_planner.memory.changes import Price
 
 TUNING_PAGE = "docs/tuning.md"

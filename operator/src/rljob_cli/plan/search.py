@@ -34,11 +34,10 @@ from rljob_planner.constants import Constants
 from rljob_planner.gpus import Cluster
 from rljob_planner.job_placement import spec_with, with_selectors
 from rljob_planner.memory.changes import Change
-from rljob_planner.placement import Placement
 from rljob_planner.plan import Plan
 from rljob_planner.search.mapping import search
 from rljob_planner.search.results import Candidate, SearchResult
-from rljob_planner.workload import Workload
+from rljob_planner.workload import Placement, Workload
 
 Labels = Mapping[str, tuple[str, str]]
 

@@ -14,11 +14,9 @@ from rich.text import Text
 from rljob_cli.plain_text import length, table
 from rljob_cli.plan.models import FoundShape
 from rljob_planner.memory.knobs import Knob
-from rljob_planner.memory_types import PhaseMemory, Verdict, verdict_of
-from rljob_planner.placement import PlacedPool, Placement, Schedule
 from rljob_planner.plan import Plan
-from rljob_planner.timing_types import Seconds
-from rljob_planner.workload import Role
+from rljob_planner.plan_types import PhaseMemory, Seconds, Verdict, verdict_of
+from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
 GIB = 2**30
 _STYLES = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.TOO_LARGE: "red"}

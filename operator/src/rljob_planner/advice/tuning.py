@@ -7,17 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_planner.advice.run_facts import OTHER, RunFacts
-from rljob_planner.advice.timeline_facts import TimelineFacts
+from rljob_planner.advice.comparison import ComparedMemory, ComparedTime
+from rljob_planner.advice.run_facts import OTHER, RunFacts, TimelineFacts
 from rljob_planner.constants import Constants
 from rljob_planner.memory.changes import Change, Changed, Price, faster_jobs
 from rljob_planner.memory.knobs import all_phases, worst_phase
-from rljob_planner.memory_types import PhaseMemory, Verdict, verdict_of
-from rljob_planner.placement import Placement
 from rljob_planner.plan import Plan
+from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, verdict_of
 from rljob_planner.timing.step import step_time
-from rljob_planner.timing_types import Seconds, StepTime
-from rljob_planner.workload import EngineKind, Role, Workload
+from rljob_planner.workload import EngineKind, Placement, Role, Workload
 
 LEAST_GAIN = 0.01
 """Of a step; less is no advice."""
@@ -68,6 +66,29 @@ class Finding:
 
     text: str
     section: str
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Of one run."""
+
+    name: str
+    """Its folder."""
+    state: str
+    """Where it is, as its folder says; empty where that is not known."""
+    constants: str
+    """Where the constants of the prediction are from."""
+    facts: RunFacts
+    plan: Plan
+    """Of the job with the lengths that the run had."""
+    times: tuple[ComparedTime, ...]
+    memory: tuple[ComparedMemory, ...]
+    timelines: Mapping[int, TimelineFacts]
+    findings: tuple[Finding, ...]
+    advice: tuple[Advice, ...]
+    """Each for itself."""
+    together: tuple[Advice, ...]
+    """One after the other."""
 
 
 def advice_of(workload: Workload, placement: Placement, constants: Constants) -> tuple[Advice, ...]:

@@ -8,13 +8,23 @@ offload_rules.py). What a change does to memory and seconds is worked out anew b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import chain
 
-from rljob_planner.job_adapters import lora_shape
-from rljob_planner.placement import PlacedPool, Placement, RolloutLayout, TrainLayout
-from rljob_planner.workload import EngineKind, ModelOffload, Role, RolloutWork, TrainModel, Workload
+from rljob_planner.job import lora_shape
+from rljob_planner.workload import (
+    EngineKind,
+    ModelOffload,
+    PlacedPool,
+    Placement,
+    Role,
+    RolloutLayout,
+    RolloutWork,
+    TrainLayout,
+    TrainModel,
+    Workload,
+)
 
 MODEL_FIELDS = {
     Role.ACTOR: "spec.training.model",
@@ -68,9 +78,7 @@ def smaller_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Cha
 
 def faster_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
     """For each field its values, the nearest to the present one first."""
-    for setting in _settings(workload, placement):
-        if setting.faster:
-            yield setting.changed(setting.faster)
+    yield from (each.changed(each.faster) for each in _settings(workload, placement) if each.faster)
 
 
 def own_layouts(workload: Workload, placement: Placement) -> Iterator[tuple[PlacedPool, Role, TrainLayout]]:
@@ -87,8 +95,7 @@ def offload_changes(workload: Workload, role: Role, *, is_on: bool) -> Iterator[
     names = ("optimizer", "parameters", "gradients") if model.is_trained else ("parameters",)
     fields = {Role.REF: "offload.reference", Role.REWARD_MODEL: "offload"}
     for name in () if model.is_actor_without_adapters else names:
-        now = {"optimizer": model.offload.optimizer, "parameters": model.offload.parameters}
-        now["gradients"] = model.offload.gradients
+        now = asdict(model.offload)
         if now[name] is not is_on:
             yield (
                 f"{MODEL_FIELDS[role]}.{fields.get(role, f'offload.{name}')}",
@@ -123,7 +130,7 @@ _Settings = Iterator[_Setting]
 
 
 def _settings(workload: Workload, placement: Placement) -> _Settings:
-    every = (_of_engine, _of_micro_batches, _of_shards, _of_models, _of_parallelism, _of_steps, _of_pools, _of_adapters)
+    every = (_of_engine, _of_batches, _of_shards, _of_models, _of_parallelism, _of_pools, _of_adapters)
     return chain.from_iterable(each(workload, placement) for each in every)
 
 
@@ -134,32 +141,22 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
     def job(changed: RolloutWork) -> Job:
         return replace(workload, rollout=changed), placement
 
-    if is_vllm and not pool.gpu.is_cpu:
-        share = rollout.memory_utilization
-        lower = [each for each in range(90, 5, -5) if each / 100 < share]
-        higher = [each for each in range(10, 95, 5) if each / 100 > share]
-        yield _Setting(
-            "spec.training.rollout.gpuMemoryUtilization",
-            round(100 * share),
-            lambda value: job(replace(rollout, memory_utilization=value / 100)),
-            (lower, higher),
-            higher,
-            "memory of the engine",
-            text=lambda value: f"{value / 100:g}",
-        )
     if is_vllm and pool.gpu.is_cpu:
-        cache = rollout.cpu_kv_cache_bytes
-        lower = [cache >> power for power in range(1, 8) if cache >> power >= 2**20]
-        higher = [cache << power for power in range(1, 8)]
-        yield _Setting(
-            "spec.training.rollout.cpuKvCache",
-            cache,
-            lambda value: job(replace(rollout, cpu_kv_cache_bytes=value)),
-            (lower, higher),
-            higher[:2],
-            "memory of the engine",
-            text=_mebibytes,
-        )
+        space, field, text = rollout.cpu_kv_cache_bytes, "cpuKvCache", _mebibytes
+        lower = [space >> power for power in range(1, 8) if space >> power >= 2**20]
+        higher = [space << power for power in range(1, 8)]
+    else:
+        space, field, text = round(1e4 * rollout.memory_utilization), "gpuMemoryUtilization", _share
+        lower = [each for each in range(9000, 500, -500) if each < space]
+        higher = [each for each in range(1000, 9500, 500) if each > space]
+
+    def with_space(value: int) -> Job:
+        changed = replace(rollout, memory_utilization=value / 1e4)
+        return job(replace(rollout, cpu_kv_cache_bytes=value) if pool.gpu.is_cpu else changed)
+
+    if is_vllm:
+        field, both = f"spec.training.rollout.{field}", (lower, higher)
+        yield _Setting(field, space, with_space, both, higher, "memory of the engine", text=text)
     assert pool.rollout is not None, "the pool of the rollout has its layout"
     now, own = rollout.max_sequences, -(-workload.num_requests // pool.rollout.num_engines)
     yield _Setting(
@@ -183,7 +180,7 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
     )
 
 
-def _of_micro_batches(workload: Workload, placement: Placement) -> _Settings:
+def _of_batches(workload: Workload, placement: Placement) -> _Settings:
     now = workload.max_tokens_per_micro_batch
     shares = [layout.sequence_parallel for pool in placement.pools for layout in pool.layouts.values()]
     # Each role's ranks must hold the longest row together.
@@ -197,6 +194,20 @@ def _of_micro_batches(workload: Workload, placement: Placement) -> _Settings:
         [now << power for power in range(1, 6)],
         "tokens of a micro-batch",
     )
+    mini_batch, batch = workload.mini_batch_size, workload.batch_size
+    layouts = own_layouts(workload, placement)
+    ranks = [layout.num_data_ranks for _, role, layout in layouts if workload.models[role].is_trained]
+
+    def job(value: int) -> Job:
+        # An only update gives old log-probabilities itself.
+        several = value < batch or workload.num_epochs_per_batch > 1
+        needs_old = workload.needs_old_logprobs and (several or workload.needs_old_logprobs_in_any_case)
+        return replace(workload, mini_batch_size=value, needs_old_logprobs=needs_old), placement
+
+    sizes = [each for each in range(mini_batch + 1, batch + 1) if batch % each == 0]
+    even = [each for each in sizes if not any(each * workload.group_size % num for num in ranks)]
+    section = "updates of a step"
+    yield _Setting("spec.training.miniBatchSize", mini_batch, job, (), even, section, Price.LEARNING)
 
 
 def _of_shards(workload: Workload, placement: Placement) -> _Settings:
@@ -253,7 +264,7 @@ def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _
         yield _Setting(
             f"{field}EveryNthLayer",
             now,
-            lambda value: (_with_model(workload, role, replace(model, checkpoints_every_nth_layer=value)), placement),
+            lambda value: (workload.with_model(role, replace(model, checkpoints_every_nth_layer=value)), placement),
             ([1],) if now > 1 else (),
             [each for each in wider if now < each <= model.shape.num_layers],
             section,
@@ -269,7 +280,7 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
 
         def job(value: int) -> Job:
             layout = RolloutLayout(pool.num_gpus, value)
-            return workload, _with_pool(placement, pool, replace(pool, rollout=layout))
+            return workload, placement.with_pool(pool, replace(pool, rollout=layout))
 
         larger = [each for each in sizes if each > now]
         yield _Setting("spec.roles.rollout.tensorParallel", now, job, (larger,), sizes, "tensor parallelism")
@@ -287,28 +298,11 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
         yield _Setting(field, now, jobs.__getitem__, (larger,), smaller, "sequence parallelism")
 
 
-def _of_steps(workload: Workload, placement: Placement) -> _Settings:
-    now, batch = workload.mini_batch_size, workload.batch_size
-    layouts = own_layouts(workload, placement)
-    ranks = [layout.num_data_ranks for _, role, layout in layouts if workload.models[role].is_trained]
-
-    def job(value: int) -> Job:
-        # An only update gives old log-probabilities itself.
-        several = value < batch or workload.num_epochs_per_batch > 1
-        needs_old = workload.needs_old_logprobs and (several or workload.needs_old_logprobs_in_any_case)
-        return replace(workload, mini_batch_size=value, needs_old_logprobs=needs_old), placement
-
-    sizes = [each for each in range(now + 1, batch + 1) if batch % each == 0]
-    even = [each for each in sizes if not any(each * workload.group_size % num for num in ranks)]
-    section = "updates of a step"
-    yield _Setting("spec.training.miniBatchSize", now, job, (), even, section, Price.LEARNING)
-
-
 def _of_pools(workload: Workload, placement: Placement) -> _Settings:
     """More nodes."""
     for place, pool in enumerate(placement.pools):
         larger = {factor * pool.nodes: _larger(pool, factor) for factor in (2, 4, 8, 16)}
-        jobs = {nodes: (workload, _with_pool(placement, pool, each)) for nodes, each in larger.items()}
+        jobs = {nodes: (workload, placement.with_pool(pool, each)) for nodes, each in larger.items()}
         allowed = [nodes for nodes, each in larger.items() if _is_allowed(workload, each)]
         yield _Setting(f"spec.pools[{place}].nodes", pool.nodes, jobs.__getitem__, (allowed,))
 
@@ -317,8 +311,7 @@ def _of_adapters(workload: Workload, placement: Placement) -> _Settings:
     actor, pool = workload.models[Role.ACTOR], placement.pool_of(Role.ACTOR)
     if actor.lora is not None or actor.shape.has_experts:
         return
-    is_on_gpu = not placement.pool_of(Role.ROLLOUT).gpu.is_cpu
-    is_alone = workload.rollout.engine is EngineKind.VLLM and is_on_gpu
+    is_alone = workload.rollout.engine is EngineKind.VLLM and not placement.pool_of(Role.ROLLOUT).gpu.is_cpu
     lora = lora_shape(actor.shape, LORA_RANK, None, syncs_alone=is_alone)
     models = {**workload.models, Role.ACTOR: replace(actor, lora=lora)}
     reference, beside = models.get(Role.REF), pool.layouts.get(Role.REF)
@@ -328,11 +321,10 @@ def _of_adapters(workload: Workload, placement: Placement) -> _Settings:
             return
         models[Role.REF] = replace(reference, lora=lora, is_actor_without_adapters=True)
         layouts = {**pool.layouts, Role.REF: pool.layouts[Role.ACTOR]}
-        placement = _with_pool(placement, pool, replace(pool, layouts=layouts))
+        placement = placement.with_pool(pool, replace(pool, layouts=layouts))
     rollout = replace(workload.rollout, adapter_rank=LORA_RANK if lora.syncs_alone else None)
     changed = replace(workload, models=models, rollout=rollout)
-    names = ("none", f"{{rank: {LORA_RANK}}}")
-    yield _Setting("spec.training.model.lora", 0, lambda _: (changed, placement), ([1],), text=lambda each: names[each])
+    yield _Setting("spec.training.model.lora", 0, lambda _: (changed, placement), ([LORA_RANK],), text=_lora)
 
 
 def _larger(pool: PlacedPool, factor: int) -> PlacedPool:
@@ -372,16 +364,12 @@ def _switch(
     section: str = "",
 ) -> _Setting:
     """A field that is true or false."""
-    job = _with_model(workload, role, model), placement
+    job = workload.with_model(role, model), placement
     values = [int(is_on)]
     smaller, faster = ((), values) if is_faster else ((values,), ())
     return _Setting(
         field, int(not is_on), lambda _: job, smaller, faster, section, text=lambda each: f"{each == 1}".lower()
     )
-
-
-def _with_model(workload: Workload, role: Role, model: TrainModel) -> Workload:
-    return replace(workload, models={**workload.models, role: model})
 
 
 def _with_layouts(
@@ -394,12 +382,16 @@ def _with_layouts(
     pools = {
         value: replace(pool, layouts=dict(pool.layouts) | dict.fromkeys(roles, each)) for value, each in layouts.items()
     }
-    return {value: (workload, _with_pool(placement, pool, each)) for value, each in pools.items()}
+    return {value: (workload, placement.with_pool(pool, each)) for value, each in pools.items()}
 
 
-def _with_pool(placement: Placement, old: PlacedPool, new: PlacedPool) -> Placement:
-    return replace(placement, pools=tuple(new if pool is old else pool for pool in placement.pools))
+def _mebibytes(value: int) -> str:
+    return f"{value >> 30}Gi" if value % 2**30 == 0 else f"{value >> 20}Mi"
 
 
-def _mebibytes(num_bytes: int) -> str:
-    return f"{num_bytes >> 30}Gi" if num_bytes % 2**30 == 0 else f"{num_bytes >> 20}Mi"
+def _share(value: int) -> str:
+    return f"{value / 1e4:g}"
+
+
+def _lora(rank: int) -> str:
+    return f"{{rank: {rank}}}" if rank else "none"

@@ -9,10 +9,8 @@ from itertools import combinations
 from rljob_planner.constants import Constants
 from rljob_planner.memory.changes import Change, Changed, smaller_jobs
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.memory_types import PhaseMemory, Verdict, verdict_of
-from rljob_planner.placement import Placement
-from rljob_planner.timing_types import Seconds
-from rljob_planner.workload import Workload
+from rljob_planner.plan_types import PhaseMemory, Seconds, Verdict, verdict_of
+from rljob_planner.workload import Placement, Workload
 
 MAX_PAIRS = 6
 MAX_CHANGES = 4

@@ -10,18 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from rljob_planner.cluster_text import cluster_text
+from rljob_planner.clusters import cluster_text
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Cluster
-from rljob_planner.memory_types import PhaseMemory
-from rljob_planner.placement import Schedule
 from rljob_planner.plan import DEFAULTS, plan_of
+from rljob_planner.plan_types import PhaseMemory
 from rljob_planner.search.arrangements import Arrangement, best_arrangements, groupings
 from rljob_planner.search.pool_options import PoolOption, PoolOptions
 from rljob_planner.search.ranking import Found, placement, ranked
 from rljob_planner.search.results import ChangedJob, NearestMiss, SearchResult
-from rljob_planner.workload import Role, Workload
+from rljob_planner.workload import Role, Schedule, Workload
 
 LIMITS = (
     "Not tried: pools of parts of nodes, or of other numbers than 1, 2, 3, 4, 6, 8, 12, 16, ... nodes; pools on two"

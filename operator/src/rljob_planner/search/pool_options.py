@@ -20,12 +20,19 @@ from rljob_planner.constants import Constants
 from rljob_planner.gpus import Cluster
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.memory.train_state import resident_bytes
-from rljob_planner.memory_types import WITHOUT_MOMENTS, PhaseMemory
-from rljob_planner.placement import PlacedPool, RolloutLayout, Schedule, TrainLayout
-from rljob_planner.timing.costs import Site
-from rljob_planner.timing.roles import lengths_in, rollout_cost, scoring_cost, training_cost
-from rljob_planner.timing.weight_sync import sync_cost
-from rljob_planner.workload import EngineKind, ModelOffload, Role, Workload
+from rljob_planner.plan_types import WITHOUT_MOMENTS, PhaseMemory
+from rljob_planner.timing.communication import Site, sync_cost
+from rljob_planner.timing.step import lengths_in, rollout_cost, scoring_cost, training_cost
+from rljob_planner.workload import (
+    EngineKind,
+    ModelOffload,
+    PlacedPool,
+    Role,
+    RolloutLayout,
+    Schedule,
+    TrainLayout,
+    Workload,
+)
 
 StageSeconds = tuple[float, ...]
 SYNC, GENERATION, SCORES, PASSES, UPDATES = range(5)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rljob_planner.placement import PlacedPool, Placement, Schedule
 from rljob_planner.plan import plan_of
 from rljob_planner.search.arrangements import Arrangement
 from rljob_planner.search.pool_options import PoolOptions, longest
 from rljob_planner.search.results import TIE_SHARE, Candidate
-from rljob_planner.workload import Role
+from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
 WORTH = 2
 """So many times fewer GPUs are worth a step that is a little longer."""
