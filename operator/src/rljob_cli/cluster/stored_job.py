@@ -11,6 +11,7 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -56,7 +57,7 @@ class StoredJob:
         """What `spec.suspend` asks for."""
         return self._spec_wire().get("suspend") is True
 
-    @property
+    @cached_property
     def run_policy(self) -> RunPolicy:
         """`spec.runPolicy`, with the defaults of this version for what cannot be read here."""
         return readable_part(RunPolicy, self._spec_wire().get("runPolicy") or {}, "spec.runPolicy")[0]
@@ -126,13 +127,14 @@ def readable_part(kind: type[ModelT], wire: object, name: str) -> tuple[ModelT, 
     status. `kind` must have a default for each of its fields; an entry of a list without what it must have is left out
     as a whole."""
     unread: list[str] = []
-    data = copy.deepcopy(wire)
+    data = wire
     while True:
         try:
             return kind.model_validate(data, by_alias=True, by_name=False, extra="ignore"), tuple(unread)
         except ValidationError as error:
             # One at a time: taking out an entry of a list moves those behind it.
             problem = error.errors(include_url=False)[0]
+        data = data if unread else copy.deepcopy(wire)
         is_missing = problem["type"] == "missing"
         unread.append(f"{wire_path((name, *problem['loc']))} ({'missing' if is_missing else _seen(problem['input'])})")
         data = _without(data, problem, problem["loc"][:-1] if is_missing else problem["loc"])
