@@ -67,35 +67,21 @@ class DecodeSpeed:
     def steps(self, live: float, context: float, count: int) -> tuple[float, float]:
         """Seconds of `count` steps, each of which adds `live` tokens to the context, without overhead; and those of
         them in which the products take longest."""
-        memory = _Line(self.reading(live) + context * self.kv, live * self.kv)
-        compute = _Line(live * self.sequence_compute + context * self.context_compute, live * self.context_compute)
-        crossing = memory.crossing(compute, count)
-        first, second = (0, crossing), (crossing, count)
-        # Before and behind the place where they cross, one of the two is larger throughout.
-        in_first, in_second = (_larger(memory, compute, *part) for part in (first, second))
-        by_compute = sum(each for each, is_compute in (in_first, in_second) if is_compute)
-        return in_first[0] + in_second[0], by_compute
-
-
-@dataclass(frozen=True)
-class _Line:
-    start: float
-    slope: float
-
-    def total(self, begin: int, end: int) -> float:
-        """Over the whole numbers from `begin` to before `end`."""
-        return self.start * (end - begin) + self.slope * (end * (end - 1) - begin * (begin - 1)) / 2
-
-    def crossing(self, other: _Line, count: int) -> int:
-        """The first whole number from 0 to `count` at or behind the place where the two cross; 0 where they do not."""
-        slope = self.slope - other.slope
-        place = (other.start - self.start) / slope if slope else 0.0
-        return min(count, max(0, math.ceil(place)))
-
-
-def _larger(memory: _Line, compute: _Line, begin: int, end: int) -> tuple[float, bool]:
-    by_memory, by_compute = memory.total(begin, end), compute.total(begin, end)
-    return max(by_memory, by_compute), by_compute > by_memory
+        reading, slope = self.reading(live) + context * self.kv, live * self.kv
+        computing, steeper = live * self.sequence_compute + context * self.context_compute, live * self.context_compute
+        # Before and behind the place where the two lines cross, one of them is larger throughout.
+        crossing = (reading - computing) / (steeper - slope) if steeper != slope else 0.0
+        edge = min(count, max(0, math.ceil(crossing)))
+        total = by_compute = 0.0
+        for begin, end in ((0, edge), (edge, count)):
+            # Of a line over whole numbers: so many times its middle.
+            middle = (begin + end - 1) / 2
+            memory, compute = (
+                (end - begin) * (start + rise * middle) for start, rise in ((reading, slope), (computing, steeper))
+            )
+            total += max(memory, compute)
+            by_compute += compute if compute > memory else 0.0
+        return total, by_compute
 
 
 @dataclass(frozen=True)
