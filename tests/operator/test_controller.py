@@ -18,11 +18,11 @@ from rljob_operator.ray.run_watcher import RunWatcher
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy
 from rljob_operator.settings import Settings
-from rljob_testing.api_in_memory import ControllerInMemory
 from rljob_testing.controller_in_memory import (
     CREATED,
     KEY,
     LIVE,
+    ControllerInMemory,
     controller_settings,
     message,
     run_in_memory,
@@ -192,6 +192,22 @@ def test_fields_of_a_newer_definition_are_named_once(settings: Settings, caplog:
             await world.passes(KEY, 3)
         assert caplog.text.count("which ignores spec.runPolicy.patience") == 1
         assert world.condition("job", "SpecValid") == "Valid"
+
+    run_in_memory(settings, test)
+
+
+def test_what_a_newer_version_wrote_into_the_status_stays(settings: Settings) -> None:
+    async def test(world: ControllerInMemory) -> None:
+        await written_down(world)
+        status = {**world.status("job"), "queuePosition": 3}
+        status["counters"] = {**object_at(status, "counters"), "preemptions": 2}
+        world.api.put(JOBS, {**world.api.objects[JOBS, "job"], "status": status})
+        await world.passes(KEY, 1)
+        await world.relist()
+        assert "patch rljobs" in await world.passes(KEY, 1), "the cluster was seen"
+        assert world.status("job")["queuePosition"] == 3
+        assert object_at(world.status("job"), "counters")["preemptions"] == 2
+        assert world.condition("job", "ClusterReady") == "PodsPending"
 
     run_in_memory(settings, test)
 

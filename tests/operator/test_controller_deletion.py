@@ -9,8 +9,7 @@ import pytest
 
 from rljob_api.constants import ANNOTATION_RETRY
 from rljob_operator.kube.objects import JOBS
-from rljob_testing.api_in_memory import ControllerInMemory, Json
-from rljob_testing.controller_in_memory import KEY, controller_settings
+from rljob_testing.controller_in_memory import KEY, ControllerInMemory, Json, controller_settings
 from rljob_testing.valid_job import Wire, edited
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
 from datetime import UTC
 
 from rljob_api.conditions import Reason
@@ -19,8 +18,7 @@ from rljob_operator.kube.errors import (
     RefusedError,
     ResourceTypeMissingError,
 )
-from rljob_operator.kube.merge_patch import merge_patch, without_nulls
-from rljob_operator.kube.objects import CLUSTERS, EVENTS, JOBS, NETWORK_POLICIES
+from rljob_operator.kube.objects import CLUSTERS, EVENTS, JOBS, NETWORK_POLICIES, merge_patch, without_nulls
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
 from rljob_operator.manifests.network_policy import network_policy
@@ -88,11 +86,10 @@ class Actor:
         """Writes the plan's status where it differs; returns the version of the job with that status. Raises
         ConflictError if the job was changed since it was read, and DefinitionOutdatedError where what was written is
         not what is stored."""
-        if plan.status == job.observed.status and not job.is_upgraded:
+        if plan.status == job.observed.status:
             return job.resource_version
         wanted = without_nulls(plan.status.to_wire())
-        assert isinstance(wanted, Mapping)
-        patch = merge_patch(job.status, wanted)
+        patch = merge_patch(without_nulls(job.observed.status.to_wire()), wanted)
         if not patch:
             return job.resource_version
         self._require_leadership()

@@ -193,3 +193,33 @@ class KubeObjects:
             if not rest:
                 return Listing(tuple(found), text_at(page, "metadata", "resourceVersion"))
             query["continue"] = rest
+
+
+def merge_patch(old: JsonObject, new: JsonObject) -> dict[str, object]:
+    """The smallest merge patch (RFC 7386) that turns `old` into `new`; empty where nothing differs. A null in either
+    means an absent field."""
+    patch: dict[str, object] = {
+        name: None for name, value in old.items() if value is not None and new.get(name) is None
+    }
+    for name, value in new.items():
+        before = old.get(name)
+        if value is None or value == before:
+            continue
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            inner = merge_patch(before, value)
+            if inner:
+                patch[name] = inner
+        else:
+            patch[name] = value
+    return patch
+
+
+def without_nulls(document: JsonObject) -> JsonObject:
+    """A JSON object without the fields that are null, at any depth."""
+    return {name: _without_nulls(value) for name, value in document.items() if value is not None}
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, Mapping):
+        return without_nulls(value)
+    return [_without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
