@@ -22,7 +22,6 @@ from rljob_testing.ray_dashboard_stand_in import run_state
 from rljob_testing.ray_dashboards import TOKEN, dashboard, run, whole_look
 from rljob_testing.ray_jobs import RayCluster
 
-ENDED = (RayJobStatus.FAILED, RayJobStatus.STOPPED, RayJobStatus.SUCCEEDED)
 SUBMITTED = ("RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "RLJOB_RUN_STATE_FILE", "RAY_JOB_STOP_WAIT_TIME_S")
 """What pods are not given: it comes with each submission."""
 PLACEMENT = """
@@ -99,7 +98,7 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: RayCluster, tmp_p
             go_on.touch()
             seen = await until(
                 lambda: whole_look(good, "job-1-1"),
-                lambda seen: seen.job is not None and seen.job.status in ENDED,
+                lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert seen.job is not None
             assert (seen.job.status, seen.job.exit_code) == (RayJobStatus.FAILED, 75)
@@ -120,7 +119,7 @@ def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: RayClu
             await good.submit(body | {"entrypoint": f"exec env -0 > {seen}"})
             end = await until(
                 lambda: whole_look(good, "variables-1-1"),
-                lambda seen: seen.job is not None and seen.job.status in ENDED,
+                lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert end.job is not None
             assert end.job.status is RayJobStatus.SUCCEEDED
@@ -175,7 +174,7 @@ def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: RayCluster,
             await good.stop("big-1-1")
             seen = await until(
                 lambda: whole_look(good, "big-1-1"),
-                lambda seen: seen.job is not None and seen.job.status in ENDED,
+                lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert seen.job is not None
             assert seen.job.status is RayJobStatus.STOPPED

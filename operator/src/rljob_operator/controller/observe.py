@@ -36,7 +36,7 @@ from rljob_operator.reconcile.observed import (
     ObservedRay,
     Reachability,
 )
-from rljob_operator.reconcile.timestamps import moment, seconds_since
+from rljob_operator.reconcile.status_draft import moment, seconds_since
 from rljob_operator.settings import read_token_keys
 
 CLUSTER_PATIENCE = timedelta(seconds=5)

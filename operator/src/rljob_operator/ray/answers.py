@@ -16,7 +16,6 @@ from rljob_operator.raw_json import JsonObject, flag_at, integer_at, number_at, 
 from rljob_operator.ray.errors import DashboardUnreachableError
 from rljob_operator.reconcile.observed import ObservedRayJob, ObservedRayNode, RayJobStatus
 
-ENDED = (RayJobStatus.STOPPED, RayJobStatus.SUCCEEDED, RayJobStatus.FAILED)
 MAX_LOG_CHARACTERS = 16_000
 MAX_NODES = 10_000
 MAX_INFEASIBLE_GROUPS = 16
@@ -98,7 +97,7 @@ def went_wrong(job: ObservedRayJob, state: RunState | None) -> bool:
     """Whether the job has ended, and not with a trainer that says it is complete."""
     if job.status is RayJobStatus.SUCCEEDED:
         return state is None or state.phase is not RunPhase.COMPLETE
-    return job.status in ENDED
+    return job.status.has_ended
 
 
 def _bundles(group: JsonObject) -> str:
