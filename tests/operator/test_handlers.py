@@ -19,8 +19,7 @@ import httpx
 import pytest
 
 from rljob_operator.handlers import leader_election
-from rljob_operator.handlers.health import Parts, health_pages
-from rljob_operator.handlers.http_pages import Reply, serving
+from rljob_operator.handlers.health import Parts, Reply, health_pages, serving
 from rljob_operator.handlers.leader_election import Leadership, LeadershipLostError, Lease, LeaseThread
 from rljob_operator.kube.client import KubeClient
 from rljob_operator.kube.connection import load_connection

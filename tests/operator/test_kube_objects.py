@@ -235,20 +235,6 @@ def test_a_cluster_is_read() -> None:
     assert controller_uid({"metadata": {"name": "x", "uid": "y"}}) is None
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"mode": "token", "secretName": "s"}, True),
-        ({"mode": "token"}, False),
-        ({"mode": "disabled", "secretName": "s"}, False),
-        (None, False),
-    ],
-)
-def test_a_cluster_that_asks_for_no_token_is_told_apart(options: object, expected: bool) -> None:
-    raw = {"metadata": {"name": "x", "uid": "y"}, "spec": {"authOptions": options}}
-    assert observed_cluster(raw).authenticated is expected
-
-
 def test_a_cluster_that_kuberay_does_not_take() -> None:
     events = [
         {"reason": "InvalidRayClusterSpec", "message": "old", "lastTimestamp": "2026-01-31T12:00:00Z"},

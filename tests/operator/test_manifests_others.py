@@ -11,10 +11,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from rljob_operator.errors import SettingsError
+from rljob_operator.manifests.access import derived_token, key_id, network_policy, token_secret
 from rljob_operator.manifests.naming import cluster_name, companion_name, head_service_name, submission_id
-from rljob_operator.manifests.network_policy import network_policy
 from rljob_operator.manifests.objects import JobIdentity
-from rljob_operator.manifests.secrets import derived_token, key_id, token_secret
 from rljob_operator.manifests.submission import submission
 from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_testing.operator_jobs import DEFAULTS, IDENTITY, spec

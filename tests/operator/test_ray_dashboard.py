@@ -13,7 +13,7 @@ import pytest
 from rljob_api.constants import run_state_file_name
 from rljob_operator.manifests.environment import SHADOWS
 from rljob_operator.manifests.submission import submission as manifest_of_submission
-from rljob_operator.ray.errors import DashboardOpenError, RayRefusedError, TokenRejectedError
+from rljob_operator.ray.client import DashboardOpenError, RayRefusedError, TokenRejectedError
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_testing.operator_jobs import IDENTITY, spec

@@ -18,15 +18,21 @@ from rljob_operator.kube.errors import (
     RefusedError,
     ResourceTypeMissingError,
 )
-from rljob_operator.kube.objects import CLUSTERS, EVENTS, JOBS, NETWORK_POLICIES, merge_patch, without_nulls
+from rljob_operator.kube.objects import (
+    CLUSTERS,
+    EVENTS,
+    JOBS,
+    NETWORK_POLICIES,
+    merge_patch,
+    missing_fields,
+    without_nulls,
+)
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
-from rljob_operator.manifests.network_policy import network_policy
-from rljob_operator.manifests.required_fields import missing_fields
+from rljob_operator.manifests.access import network_policy
 from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
 from rljob_operator.raw_json import JsonObject, text_at
-from rljob_operator.ray.client import Dashboard
-from rljob_operator.ray.errors import DashboardUnreachableError, RayError, TokenRejectedError
+from rljob_operator.ray.client import Dashboard, DashboardUnreachableError, RayError, TokenRejectedError
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, ObservedJob
 from rljob_operator.reconcile.plan_types import (
     ApplyNetworkPolicy,

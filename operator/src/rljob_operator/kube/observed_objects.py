@@ -24,7 +24,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.yaml_text import wire_path
 from rljob_operator.kube.errors import KubeError
-from rljob_operator.manifests.required_fields import asks_for_token
+from rljob_operator.manifests.access import asks_for_token
 from rljob_operator.raw_json import (
     JsonObject,
     flag_at,

@@ -13,7 +13,7 @@ from rljob_api.errors import HandoverError
 from rljob_api.handover import load_run_state
 from rljob_api.run_state import RunPhase, RunState
 from rljob_operator.raw_json import JsonObject, flag_at, integer_at, number_at, object_at, objects_at, text_at
-from rljob_operator.ray.errors import DashboardUnreachableError
+from rljob_operator.ray.client import DashboardUnreachableError
 from rljob_operator.reconcile.observed import ObservedRayJob, ObservedRayNode, RayJobStatus
 
 MAX_LOG_CHARACTERS = 16_000

@@ -28,8 +28,7 @@ from rljob_operator.ray.answers import (
     run_state_file,
     went_wrong,
 )
-from rljob_operator.ray.client import Dashboard
-from rljob_operator.ray.errors import DashboardOpenError, DashboardUnreachableError, TokenRejectedError
+from rljob_operator.ray.client import Dashboard, DashboardOpenError, DashboardUnreachableError, TokenRejectedError
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, ObservedRayNode, Reachability
 
 OBSERVE_SECONDS = 10.0
