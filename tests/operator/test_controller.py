@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.constants import ANNOTATION_RETRY
 from rljob_operator.controller import loop
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.kube.errors import ForbiddenError
@@ -30,6 +31,7 @@ from rljob_testing.controller_in_memory import (
     writes,
     written_down,
 )
+from rljob_testing.valid_job import Wire, edited
 
 PROVISIONED = {"type": "RayClusterProvisioned", "status": "True"}
 
@@ -223,6 +225,31 @@ def test_a_job_whose_time_is_over_is_deleted(settings: Settings) -> None:
         world.clock.pass_by(61)
         assert await world.passes(KEY, 1) == ["get rljobs", *LIVE, "delete rljobs"]
         assert (JOBS, "job") not in world.api.objects
+
+    run_in_memory(settings, test)
+
+
+@pytest.mark.parametrize(
+    ("edits", "patched"),
+    [
+        ({"metadata.annotations": {ANNOTATION_RETRY: "now"}}, True),
+        ({"spec.runPolicy.ttlSecondsAfterFinished": 3600}, False),
+    ],
+    ids=["another attempt is asked for", "it is to be kept for longer"],
+)
+def test_what_is_asked_for_before_a_job_is_deleted_wins(settings: Settings, edits: Wire, *, patched: bool) -> None:
+    async def test(world: ControllerInMemory) -> None:
+        world.submit("job", {"spec.runPolicy.ttlSecondsAfterFinished": 60, "spec.checkpoint": {}})
+        await world.relist()
+        await world.passes(KEY, 1)
+        world.clock.pass_by(61)
+        world.api.interrupted = "delete rljobs"
+        world.api.in_between = lambda: world.api.put(JOBS, edited(world.api.objects[JOBS, "job"], edits))
+        calls = await world.passes(KEY, 2)
+        assert calls.count("delete rljobs") == 1
+        assert ("patch rljobs" in calls) == patched
+        job = world.api.objects[JOBS, "job"]
+        assert edited(job, edits) == job
 
     run_in_memory(settings, test)
 
