@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 BENCH = REPOSITORY / "bench"
 PROGRAMS = {
     "dispatch": 6,
-    "sequence_balancing": 4,
+    "sequence_balancing": 2,
     "worker_start": 1,
 }
 """And how many tables each has with --quick."""
