@@ -17,8 +17,7 @@ from typing import Self
 from ray.util.placement_group import PlacementGroup
 
 from rljob_trainer.errors import ResourceError
-from rljob_trainer.pools.bin_packing import UNITS
-from rljob_trainer.pools.fitting import ACCELERATOR_PREFIX, MEMORY, OBJECT_STORE, PoolNeed, node_order
+from rljob_trainer.pools.fitting import ACCELERATOR_PREFIX, MEMORY, OBJECT_STORE, UNITS, PoolNeed, node_order
 from rljob_trainer.pools.reservation import Report, ReservedNode, log_progress, release, reserve
 
 ACCELERATOR_PART = 0.001
