@@ -199,7 +199,8 @@ class ResourcePool:
             if pool.process_resources != pools[0].process_resources:
                 raise ResourceError(
                     f"pool {name}: the processes of {pools[0].settings.name} and {pool.settings.name} ask for "
-                    f"different resources ({pools[0].process_resources} and {pool.process_resources}); merge equal pools"
+                    f"different resources ({pools[0].process_resources} and {pool.process_resources}); "
+                    "merge equal pools"
                 )
         return PoolView(replace(pools[0].settings, name=name), slots, pools[0].num_shares)
 
