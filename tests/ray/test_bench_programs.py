@@ -14,6 +14,7 @@ from rljob_testing.settings import inherited_environment
 REPOSITORY = Path(__file__).parents[2]
 BENCH = REPOSITORY / "bench"
 PROGRAMS = {
+    "checkpoints": 2,
     "dispatch": 6,
     "sequence_balancing": 2,
     "worker_start": 1,
