@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rljob_cli.plan_document import FORMAT_VERSION
-from rljob_cli.plan_run_text import ComparedRun
+from rljob_cli.plan.document import FORMAT_VERSION
+from rljob_cli.plan.run_text import ComparedRun
 from rljob_planner.advice.comparison import ComparedTime
 from rljob_planner.advice.run_report import RunReport
 from rljob_planner.advice.tuning import Advice

@@ -17,8 +17,8 @@ from rljob_api.errors import JobFileError
 from rljob_api.job_file import load_job_text
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.errors import CliError
-from rljob_cli.plan_changes import role_values, roles_of
-from rljob_cli.plan_mapping import change_path, change_value, put_value
+from rljob_cli.plan.changes import role_values, roles_of
+from rljob_cli.plan.mapping import change_path, change_value, put_value
 from rljob_planner.memory.changes import Change
 
 _WIDTH = 4096

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.constants import ATTEMPT_LOGS_PREFIX, POD_LOGS_FOLDER, POD_STORAGE_FOLDER
+from rljob_cli.cluster.log_options import Container, LogOptions
 from rljob_cli.errors import CliError
-from rljob_cli.log_options import Container, LogOptions
 from rljob_cli.plain_text import one_line
 
 PIECE_BYTES = 1 << 16

@@ -9,16 +9,16 @@ from pathlib import Path
 from rich.console import Console
 
 from rljob_api.constants import ExitCode
+from rljob_cli.cluster.watching import utc_now
 from rljob_cli.errors import CliError
 from rljob_cli.plain_text import time_text
-from rljob_cli.plan_cluster import GpuOptions, pool_gpus, this_machine
-from rljob_cli.plan_document import printed
-from rljob_cli.plan_models import shapes_of
-from rljob_cli.plan_profile import Profile, constants_for, default_constants, default_file, write_profile
-from rljob_cli.plan_run_document import calibration_document, run_document
-from rljob_cli.plan_run_folder import RunRecord, read_run
-from rljob_cli.plan_run_text import calibration_lines, run_lines
-from rljob_cli.watching import utc_now
+from rljob_cli.plan.document import printed
+from rljob_cli.plan.gpus import GpuOptions, pool_gpus, this_machine
+from rljob_cli.plan.models import shapes_of
+from rljob_cli.plan.profile import Profile, constants_for, default_constants, default_file, write_profile
+from rljob_cli.plan.run_document import calibration_document, run_document
+from rljob_cli.plan.run_folder import RunRecord, read_run
+from rljob_cli.plan.run_text import calibration_lines, run_lines
 from rljob_planner.advice.calibrated_machine import CalibrationRun, calibrated
 from rljob_planner.advice.comparison import ComparedMemory, ComparedTime, compared_memory, compared_times
 from rljob_planner.advice.process_memory import process_bytes

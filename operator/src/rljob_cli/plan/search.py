@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.text import Text
 
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_cli.plan_changes import placement_changes
-from rljob_cli.plan_cluster import selected_kind
-from rljob_cli.plan_document import placement_document, seconds_document
-from rljob_cli.plan_mapping import JobMapping
-from rljob_cli.plan_picture import picture
-from rljob_cli.plan_text import (
+from rljob_cli.plan.changes import placement_changes
+from rljob_cli.plan.document import placement_document, seconds_document
+from rljob_cli.plan.gpus import selected_kind
+from rljob_cli.plan.mapping import JobMapping
+from rljob_cli.plan.picture import picture
+from rljob_cli.plan.text import (
     GIB,
     PlanHead,
     head_lines,

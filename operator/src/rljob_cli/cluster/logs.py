@@ -18,16 +18,16 @@ from rich.text import Text
 from rljob_api.constants import POD_LOGS_FOLDER, POD_STORAGE_FOLDER, ExitCode, attempt_logs_folder
 from rljob_api.printable import printable
 from rljob_api.v1alpha1.status import Attempt
-from rljob_cli.cluster import Cluster
+from rljob_cli.cluster.client import Cluster
+from rljob_cli.cluster.job_state import ending, moment, newest_attempt, storage_uri, waits_for
+from rljob_cli.cluster.kept_logs import kept_log, pieces_of, tell_which
+from rljob_cli.cluster.log_options import Container, LogOptions
+from rljob_cli.cluster.objects import Pod
+from rljob_cli.cluster.status import attempt_text
+from rljob_cli.cluster.stored_job import StoredJob
+from rljob_cli.cluster.watching import POLL_SECONDS, Clock
 from rljob_cli.errors import CliError
-from rljob_cli.job_state import ending, moment, newest_attempt, storage_uri, waits_for
-from rljob_cli.kept_logs import kept_log, pieces_of, tell_which
-from rljob_cli.kube_objects import Pod
-from rljob_cli.log_options import Container, LogOptions
 from rljob_cli.plain_text import one_line, time_text
-from rljob_cli.status import attempt_text
-from rljob_cli.stored_job import StoredJob
-from rljob_cli.watching import POLL_SECONDS, Clock
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_api.requests import as_noted, is_later
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, Condition, ConditionStatus, RLJobStatus
-from rljob_cli.stored_job import StoredJob
+from rljob_cli.cluster.stored_job import StoredJob
 
 UNREADABLE = "?"
 """Instead of a word that this version cannot read."""

@@ -17,10 +17,10 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.rules import immutable_changes
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import wire_path
-from rljob_cli.cluster import Cluster, ClusterOptions, connect
+from rljob_cli.cluster.client import Cluster, ClusterOptions, connect
+from rljob_cli.cluster.job_state import ending, phase
+from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.errors import CliError, JobExistsError
-from rljob_cli.job_state import ending, phase
-from rljob_cli.stored_job import StoredJob
 from rljob_cli.validate import print_warnings
 
 _ANY_UID = "00000000-0000-0000-0000-000000000000"

@@ -13,9 +13,9 @@ from rich.text import Text
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.printable import printable
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_cli.cluster.job_state import condition, ending, newest_attempt
+from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.errors import CliError
-from rljob_cli.job_state import condition, ending, newest_attempt
-from rljob_cli.stored_job import StoredJob
 from rljob_planner.errors import PlanError
 from rljob_planner.host_memory import host_needs, told_need
 from rljob_planner.job_memory import memory_outlook, shown, told

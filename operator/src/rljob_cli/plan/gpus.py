@@ -19,7 +19,7 @@ from rljob_api.quantities import bytes_of
 from rljob_api.scalars import Quantity
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_cli.cluster import ClusterOptions, connect
+from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.devices import QUERY_TIMEOUT_SECONDS
 from rljob_cli.errors import CliError, NotAllowedError
 from rljob_planner.cluster_nodes import DEFAULT_RESOURCE, cluster_of_nodes, products_of_nodes

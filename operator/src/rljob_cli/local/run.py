@@ -39,10 +39,10 @@ from rljob_api.v1alpha1.pools import EnvSource
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError
-from rljob_cli.local_plan import LocalPlan, plan_for_cluster, plan_for_machine
-from rljob_cli.run_folder import RunFolder
+from rljob_cli.local.adapted_job import LocalPlan, plan_for_cluster, plan_for_machine
+from rljob_cli.local.run_folder import RunFolder
+from rljob_cli.local.trainer_process import TrainerProcess
 from rljob_cli.settings import inherited_environment, visible_cuda_devices
-from rljob_cli.trainer_process import TrainerProcess
 
 TRAINER_PACKAGE = "rljob_trainer"
 

@@ -14,11 +14,11 @@ from rljob_api.constants import ExitCode
 from rljob_api.job_file import load_job_text, read_job_text
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import CliError
-from rljob_cli.plan_cluster import GpuOptions, PoolGpus, pool_gpus
-from rljob_cli.plan_document import FORMAT_VERSION, KIND, plan_document, printed
-from rljob_cli.plan_models import FoundShape, shapes_of
-from rljob_cli.plan_profile import constants_for
-from rljob_cli.plan_text import PlanHead, plan_lines
+from rljob_cli.plan.document import FORMAT_VERSION, KIND, plan_document, printed
+from rljob_cli.plan.gpus import GpuOptions, PoolGpus, pool_gpus
+from rljob_cli.plan.models import FoundShape, shapes_of
+from rljob_cli.plan.profile import constants_for
+from rljob_cli.plan.text import PlanHead, plan_lines
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.job import LengthOptions, model_sources, workload_of
@@ -28,7 +28,7 @@ from rljob_planner.plan import Plan, plan_of
 from rljob_planner.workload import Role, Workload
 
 if TYPE_CHECKING:
-    from rljob_cli.plan_mapping import JobMapping
+    from rljob_cli.plan.mapping import JobMapping
 
 DOES_NOT_FIT = int(ExitCode.APPLICATION)
 """Exit code of a plan whose memory does not fit."""
@@ -130,7 +130,7 @@ def _refuse_what_does_not_go_together(options: PlanOptions) -> None:
 
 
 def _of_runs(options: PlanOptions, console: Console) -> int:
-    from rljob_cli import plan_from_run
+    from rljob_cli.plan import from_run as plan_from_run
 
     asked = plan_from_run.RunPlanOptions(
         folders=options.calibrate if options.from_run is None else (options.from_run,),
@@ -155,8 +155,8 @@ def _show(asked: Asked, options: PlanOptions, console: Console) -> int:
 
 def _search(asked: Asked, options: PlanOptions, console: Console) -> int:
     """0 where some placement that can run fits, or is written with what makes it fit."""
-    from rljob_cli.plan_mapping import find_mapping
-    from rljob_cli.plan_search import search_document, search_lines
+    from rljob_cli.plan.mapping import find_mapping
+    from rljob_cli.plan.search import search_document, search_lines
 
     own = plan_as_it_is(asked) if asked.gpus.gpus else None
     found = find_mapping(asked.job.spec, asked.workload, asked.gpus.cluster, asked.constants)
@@ -181,7 +181,7 @@ def _search(asked: Asked, options: PlanOptions, console: Console) -> int:
 
 def _write(asked: Asked, found: JobMapping, options: PlanOptions, console: Console) -> bool:
     """Whether there is something to write."""
-    from rljob_cli.plan_write import write_mapped
+    from rljob_cli.plan.write import write_mapped
 
     assert options.write is not None, "only what is asked for is written"
     told = Console(highlight=False, stderr=True) if options.as_json else console

@@ -11,9 +11,9 @@ from rljob_api.v1alpha1.checkpoint import Checkpoint, CheckpointStorage, Resume
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import ConditionStatus, RLJobStatus
+from rljob_cli.cluster.objects import Json, ObjectMeta
+from rljob_cli.cluster.readable_parts import readable_part
 from rljob_cli.errors import CliError
-from rljob_cli.kube_objects import Json, ObjectMeta
-from rljob_cli.readable_parts import readable_part
 
 OTHER_VERSION = (
     "the cluster's operator is of another version than this command: install the `rljob` of its version, or look at"

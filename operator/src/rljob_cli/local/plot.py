@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from rljob_cli.run import TRAINER_PACKAGE, trainer_module_command
+from rljob_cli.local.run import TRAINER_PACKAGE, trainer_module_command
 
 
 def plot(run_folder: Path) -> int:

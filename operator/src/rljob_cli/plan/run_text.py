@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from rljob_cli.plan_text import GIB, number
+from rljob_cli.plan.text import GIB, number
 from rljob_cli.tables import table
 from rljob_planner.advice.comparison import STEP, ComparedMemory, ComparedTime
 from rljob_planner.advice.faster_jobs import Price

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from rljob_api.constants import API_GROUP, API_VERSION, LABEL_JOB_UID
+from rljob_cli.cluster.objects import Event, Json, Pod, Refusal
+from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_cli.errors import (
     ClusterError,
     ClusterUnreachableError,
@@ -26,10 +28,8 @@ from rljob_cli.errors import (
     JobNotFoundError,
     NotAllowedError,
 )
-from rljob_cli.kube_objects import Event, Json, Pod, Refusal
 from rljob_cli.plain_text import one_line
 from rljob_cli.settings import kubeconfig_files, service_account_namespace
-from rljob_cli.stored_job import StoredJob, stored_job
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient, Configuration

@@ -9,10 +9,10 @@ from enum import StrEnum
 from rich.console import Console
 from rich.text import Text
 
-from rljob_cli.job_state import UNREADABLE, is_unread, newest_attempt, phase, reason
+from rljob_cli.cluster.job_state import UNREADABLE, is_unread, newest_attempt, phase, reason
+from rljob_cli.cluster.printed_objects import OutputFormat, print_list
+from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
 from rljob_cli.plain_text import age, number_text, one_line
-from rljob_cli.printed_objects import OutputFormat, print_list
-from rljob_cli.stored_job import OTHER_VERSION, StoredJob
 from rljob_cli.tables import table
 
 

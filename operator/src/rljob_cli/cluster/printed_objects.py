@@ -11,8 +11,8 @@ from rich.console import Console
 from ruamel.yaml import YAML
 
 from rljob_api.standard_streams import write_utf8
-from rljob_cli.kube_objects import Json
-from rljob_cli.stored_job import StoredJob
+from rljob_cli.cluster.objects import Json
+from rljob_cli.cluster.stored_job import StoredJob
 
 
 class OutputFormat(StrEnum):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from rich.text import Text
 
 from rljob_cli.plain_text import length
-from rljob_cli.plan_models import FoundShape
-from rljob_cli.plan_picture import picture
+from rljob_cli.plan.models import FoundShape
+from rljob_cli.plan.picture import picture
 from rljob_cli.tables import table
 from rljob_planner.memory.knobs import Knob
 from rljob_planner.memory_types import PhaseMemory, Verdict

@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.constants import ExitCode
-from rljob_cli.cluster import Cluster
+from rljob_cli.cluster.client import Cluster
+from rljob_cli.cluster.job_state import storage_uri
+from rljob_cli.cluster.stored_job import StoredJob
+from rljob_cli.cluster.watching import POLL_SECONDS, Clock
 from rljob_cli.errors import JobNotFoundError
-from rljob_cli.job_state import storage_uri
-from rljob_cli.stored_job import StoredJob
-from rljob_cli.watching import POLL_SECONDS, Clock
 
 
 def delete(cluster: Cluster, name: str, console: Console, *, wait: bool, clock: Clock | None = None) -> int:

@@ -1,7 +1,7 @@
 """`rljob plan --json`: a plan for programs. Whole bytes, and seconds; names as in the job file, and words of ours in
 capitals, which stay when those for people change.
 
-Documents have `formatVersion` and `kind`: `Plan`, here, or those of plan_run_document.py. `verdict` is of what the exit
+Documents have `formatVersion` and `kind`: `Plan`, here, or those of run_document.py. `verdict` is of what the exit
 code speaks of: the file's own pools, or with --search the best placement that can run today (with --write as it is
 written, else without changes of the job); `verdictOfFile` is then that of the file's own pools, null where they do not
 fit into the cluster. All else at the top is of the file's own pools, and what was found is under `search`."""
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from rljob_api.standard_streams import write_utf8
-from rljob_cli.plan_text import PlanHead
+from rljob_cli.plan.text import PlanHead
 from rljob_planner.gpus import Gpu
 from rljob_planner.memory.knobs import Knob
 from rljob_planner.memory_types import PhaseMemory, verdict_of

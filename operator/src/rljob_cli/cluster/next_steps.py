@@ -9,7 +9,7 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import STACKS_SECONDS
 from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
 from rljob_api.v1alpha1.status import Attempt, FailureClass, NextAttempt, StopRequest
-from rljob_cli.job_state import (
+from rljob_cli.cluster.job_state import (
     Ending,
     application_tries_left,
     attempt_under_way,
@@ -23,8 +23,8 @@ from rljob_cli.job_state import (
     waits_for,
     where_it_begins,
 )
+from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.plain_text import in_time, length, time_text
-from rljob_cli.stored_job import StoredJob
 
 _NEXT = {
     ConditionType.SPEC_VALID: "the operator makes its RayCluster",

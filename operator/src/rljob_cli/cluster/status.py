@@ -10,7 +10,7 @@ from rich.text import Text
 from rljob_api.conditions import ConditionType
 from rljob_api.printable import printable
 from rljob_api.v1alpha1.status import Attempt, Condition, ConditionStatus, NextAttempt
-from rljob_cli.job_state import (
+from rljob_cli.cluster.job_state import (
     application_tries_used,
     attempt_state,
     ending,
@@ -22,8 +22,8 @@ from rljob_cli.job_state import (
     retry_asked_at,
     stop_asked_at,
 )
+from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
 from rljob_cli.plain_text import age, in_time, length, number_text, one_line, shortened, time_text
-from rljob_cli.stored_job import OTHER_VERSION, StoredJob
 from rljob_cli.tables import table
 
 _STYLES = {ConditionStatus.TRUE: "green", ConditionStatus.FALSE: "yellow", ConditionStatus.UNKNOWN: "magenta"}

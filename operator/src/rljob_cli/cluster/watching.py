@@ -18,12 +18,12 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from rljob_api.constants import ExitCode
-from rljob_cli.cluster import Cluster
+from rljob_cli.cluster.client import Cluster
+from rljob_cli.cluster.job_state import ending, retry_asked_at, stop_asked_at
+from rljob_cli.cluster.status import attempt_text, job_lines, next_attempt_text, progress_text
+from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.errors import NOT_FOUND_EXIT_CODE, ClusterUnreachableError, JobNotFoundError
-from rljob_cli.job_state import ending, retry_asked_at, stop_asked_at
 from rljob_cli.plain_text import one_line
-from rljob_cli.status import attempt_text, job_lines, next_attempt_text, progress_text
-from rljob_cli.stored_job import StoredJob
 
 POLL_SECONDS = 2.0
 PATIENCE_SECONDS = 600.0

@@ -12,9 +12,8 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.explanations import EXPLANATIONS
 from rljob_api.printable import printable
 from rljob_api.v1alpha1.status import Attempt, Condition, NextAttempt, StopRequest
-from rljob_cli.cluster import Cluster
-from rljob_cli.errors import CliError, NotAllowedError
-from rljob_cli.job_state import (
+from rljob_cli.cluster.client import Cluster
+from rljob_cli.cluster.job_state import (
     Ending,
     attempt_under_way,
     condition,
@@ -25,12 +24,13 @@ from rljob_cli.job_state import (
     stop_asked_at,
     waits_for,
 )
-from rljob_cli.kube_objects import ContainerStatus, Event, Pod
-from rljob_cli.next_steps import what_is_next
+from rljob_cli.cluster.next_steps import what_is_next
+from rljob_cli.cluster.objects import ContainerStatus, Event, Pod
+from rljob_cli.cluster.status import progress_text
+from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
+from rljob_cli.cluster.watching import utc_now
+from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.plain_text import age, one_line, shortened, time_text
-from rljob_cli.status import progress_text
-from rljob_cli.stored_job import OTHER_VERSION, StoredJob
-from rljob_cli.watching import utc_now
 
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
@@ -90,7 +90,7 @@ def explanation(
     yield Text()
     yield from _headline(job, now)
     # Other commands need no planner.
-    from rljob_cli.explain_memory import memory_text
+    from rljob_cli.cluster.explain_memory import memory_text
 
     yield from memory_text(job)
     waiting = [pod for pod in pods if not pod.is_ready and pod.metadata.deletion_timestamp is None]

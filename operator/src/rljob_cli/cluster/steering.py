@@ -17,9 +17,8 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, ExitCode
 from rljob_api.v1alpha1.run_policy import Cleanup
 from rljob_api.v1alpha1.status import AttemptState
-from rljob_cli.cluster import Cluster
-from rljob_cli.errors import NOT_FOUND_EXIT_CODE, CliError
-from rljob_cli.job_state import (
+from rljob_cli.cluster.client import Cluster
+from rljob_cli.cluster.job_state import (
     attempt_state,
     attempt_under_way,
     ending,
@@ -34,9 +33,10 @@ from rljob_cli.job_state import (
     stop_counts,
     where_it_begins,
 )
+from rljob_cli.cluster.stored_job import StoredJob
+from rljob_cli.cluster.watching import Clock, looks_at
+from rljob_cli.errors import NOT_FOUND_EXIT_CODE, CliError
 from rljob_cli.plain_text import age, length, one_line, shortened, time_text
-from rljob_cli.stored_job import StoredJob
-from rljob_cli.watching import Clock, looks_at
 
 
 @dataclass(frozen=True)
