@@ -1,4 +1,5 @@
-"""The model among a job's rewards: whether it can be used, and how it is asked."""
+"""The models that judge responses: where a job's critic begins, which must speak the policy's tokens, and the model
+among its rewards. Whether each can be used, and how it is asked."""
 
 from __future__ import annotations
 
@@ -14,27 +15,30 @@ from transformers import PreTrainedConfig
 from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.reward import Reward, RewardModel
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_trainer.controller.engine_settings import reward_model_engine
+from rljob_trainer.controller.engine_settings import critic_of, reward_model_engine
 from rljob_trainer.controller.job_checks import (
     check_layouts,
+    check_row_lengths,
     check_vocabulary,
     check_vocabulary_size,
     position_limit,
 )
+from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.model import read_config
-from rljob_trainer.engines.train.value_head import VALUE_WEIGHT
+from rljob_trainer.engines.train.output_head import VALUE_WEIGHT
 from rljob_trainer.engines.train.weight_loading import WeightFiles
 from rljob_trainer.errors import ConfigurationError, RewardError, about_field
 from rljob_trainer.models.model_files import reading_model
 from rljob_trainer.models.source import ModelPlace, controller_model
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.source_paths import looks_local
-from rljob_trainer.workers.factories import POLICY_FIELD, REWARD_MODEL
+from rljob_trainer.workers.factories import CRITIC, CRITIC_FIELD, POLICY_FIELD, REWARD_MODEL
 from rljob_trainer.workers.reward_model import RewardModelSettings, conversations
 
 log = logging.getLogger(__name__)
+
 
 CLASSIFIER = "ForSequenceClassification"
 """End of the names of transformers' classes for such models."""
@@ -46,6 +50,40 @@ class ScoringModel:
 
     place: ModelPlace
     settings: RewardModelSettings
+
+
+def critic_model(
+    spec: RLJobSpec,
+    policy_folder: Path,
+    prompts: Prompts,
+    layout: ParallelLayout,
+    cache_folder: Path,
+    job_folder: Path,
+) -> ModelPlace | None:
+    """None for the policy's own model. Raises ConfigurationError for a model that cannot be read, has other tokens than
+    the policy's, reads only shorter rows, or does not divide over the critic's GPUs."""
+    named = critic_of(spec).model
+    if named.source is None:
+        return None
+    log.info("critic: %s", named.source)
+    with about_field(CRITIC_FIELD, POLICY_FIELD):
+        folder, place = controller_model(Model(source=named.source, revision=named.revision), cache_folder, job_folder)
+        check_vocabulary(folder, prompts.largest_token)
+        check_vocabulary_size(read_config(policy_folder), read_config(folder), named.source)
+        check_row_lengths(folder, spec.training, prompts)
+        check_layouts(folder, {CRITIC: layout})
+        mine, theirs = Tokenizer(policy_folder).vocabulary(), Tokenizer(folder).vocabulary()
+    if mine != theirs:
+        differing = sorted({token for token, number in mine.items() if theirs.get(token) != number})
+        example = f"such as {differing[0]!r}" if differing else f"it has {len(theirs)}, the policy {len(mine)}"
+        raise ConfigurationError(
+            f"{CRITIC_FIELD}source: {named.source} has other tokens than the policy ({example}), and would read its "
+            "responses as other texts; choose a model with the policy's tokenizer, or leave it out for the policy's own"
+        )
+    return place
+
+
+log = logging.getLogger(__name__)
 
 
 def model_reward(spec: RLJobSpec) -> tuple[str, Reward, RewardModel] | None:
