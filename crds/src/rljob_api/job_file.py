@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
 from rljob_api.module_names import standard_module_problem
-from rljob_api.pydantic_messages import is_echo, plain_message, spread_out
+from rljob_api.pydantic_messages import is_echo, plain_message
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.job import RLJob
@@ -123,7 +123,7 @@ def _what_counts(spec: RLJobSpec) -> dict[str, object]:
 def _problems(error: ValidationError, document: Document) -> list[Problem]:
     """pydantic's errors with places."""
     problems, secrets = [], _secret_places(document)
-    for details in spread_out(error.errors(include_url=False)):
+    for details in error.errors(include_url=False):
         if is_echo(details):
             continue
         loc = details["loc"]

@@ -6,6 +6,7 @@ from pydantic import JsonValue, ValidationError
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Flag, NonNegativeNumber
+from rljob_api.tolerant_reading import CHECKPOINT, read_document
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import Manifest, tell_unknown
 from rljob_trainer.controller.auto_settings import AutoSettings
@@ -33,12 +34,12 @@ def state_of(manifest: Manifest) -> ControllerState:
     """The controller's part of a checkpoint, which another version may have written. Raises CheckpointError when it is
     not there or not readable."""
     try:
-        state, unknown = ControllerState.from_newer_wire(manifest.extra)
+        reading = read_document(ControllerState, manifest.extra, CHECKPOINT)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise CheckpointError(
             f"checkpoint of step {manifest.step}: its state cannot be read ({problem['loc']}: {problem['msg']}); "
             "it was written by another program or version"
         ) from error
-    tell_unknown("the checkpoint's state", unknown)
-    return state
+    tell_unknown("the checkpoint's state", reading.unknown_fields)
+    return reading.value
