@@ -37,7 +37,7 @@ from rljob_api.yaml_text import wire_path
 from rljob_testing.valid_job import REMOVED, Wire, edited, valid_job
 from rljob_trainer.checkpoints.errors import DamagedError
 from rljob_trainer.checkpoints.layout import digest_of, read_manifest
-from rljob_trainer.controller.state import state_of
+from rljob_trainer.controller.checkpointing import state_of
 
 GOLDEN = Path(__file__).parent / "golden"
 NOON = "2026-01-31T12:00:00Z"
