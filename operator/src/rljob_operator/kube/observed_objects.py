@@ -1,23 +1,21 @@
 """From the API server's objects to what `reconcile` knows about a job and its cluster; pure.
 
-What another version wrote is read as far as it is known here. Fields of a spec that are unknown are dropped and named.
-Those of a status are dropped, too, and stay on the API server: only what differs from the rest is written.
+What another version wrote is read by `rljob_api.tolerant_reading`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rljob_api.base import WireModel
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, API_GROUP, API_VERSION, KIND
 from rljob_api.pydantic_messages import is_echo, plain_message
+from rljob_api.tolerant_reading import AS_FAR_AS_READABLE, STATUS, STORED_SPEC, read_document
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -37,12 +35,8 @@ from rljob_operator.raw_json import (
 from rljob_operator.reconcile.observed import ObservedCluster, ObservedJob
 from rljob_planner.job_memory import memory_shortage
 
-ModelT = TypeVar("ModelT", bound=WireModel)
-
 MAX_ATTEMPTS = 64
 """That a status of this version lists."""
-TOLD_ONLY = ("phase", "reason", "gpus", "conditions", "pools", "progress", "checkpoint", "exportUri")
-"""Fields of a status that are for people: where one of them cannot be read, it is written anew."""
 INVALID_CLUSTER_EVENTS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
 """How KubeRay says that it will not touch a RayCluster: by events only."""
 
@@ -156,12 +150,13 @@ def _spec_reading(raw: JsonObject) -> _SpecReading:
         "spec": raw.get("spec"),
     }
     try:
-        job, unknown = RLJob.from_newer_wire(document)
+        reading = read_document(RLJob, document, STORED_SPEC)
     except ValidationError as error:
         words = "; ".join(f"{wire_path(each['loc'])}: {plain_message(each, RLJob)}" for each in _errors(error))
-        policy = object_at(raw, "spec", "runPolicy")
-        return _SpecReading(None, words, (), _readable_part(RunPolicy, policy, dispensable=policy), "")
-    return _SpecReading(job.spec, None, unknown, RunPolicy(), _memory_shortage(job.spec))
+        policy = read_document(RunPolicy, object_at(raw, "spec", "runPolicy"), AS_FAR_AS_READABLE).value
+        return _SpecReading(None, words, (), policy, "")
+    spec = reading.value.spec
+    return _SpecReading(spec, None, reading.unknown_fields, RunPolicy(), _memory_shortage(spec))
 
 
 def _memory_shortage(spec: RLJobSpec) -> str:
@@ -179,26 +174,13 @@ def _status(raw: JsonObject, where: str) -> RLJobStatus:
     if len(attempts) > MAX_ATTEMPTS:
         raw = {**raw, "attempts": list(attempts[-MAX_ATTEMPTS:])}
     try:
-        return _readable_part(RLJobStatus, raw, TOLD_ONLY)
+        return read_document(RLJobStatus, raw, STATUS).value
     except ValidationError as error:
         first = _errors(error)[0]
         raise KubeError(
             f"{where}: status.{wire_path(first['loc'])} {plain_message(first, RLJobStatus)}; delete the job and"
             " create it again"
         ) from None
-
-
-def _readable_part(kind: type[ModelT], document: JsonObject, dispensable: Container[str]) -> ModelT:
-    """The value without those of its dispensable fields that cannot be read here. Raises ValidationError where it is
-    another one that cannot."""
-    while True:
-        try:
-            return kind.from_newer_wire(document)[0]
-        except ValidationError as error:
-            place = _errors(error)[0]["loc"]
-            if not place or place[0] not in document or place[0] not in dispensable:
-                raise
-            document = {name: value for name, value in document.items() if name != place[0]}
 
 
 def _errors(error: ValidationError) -> list[ErrorDetails]:

@@ -11,7 +11,7 @@ from collections import Counter
 
 from rljob_api.conditions import Reason
 from rljob_api.errors import HandoverError
-from rljob_api.v1alpha1.cluster_rules import STORAGE_RULE, cluster_violations
+from rljob_api.job_checks import STORAGE_RULE, cluster_violations
 from rljob_api.v1alpha1.elastic import fitting_nodes, with_nodes
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt, PoolNodes
