@@ -15,7 +15,6 @@ from rljob_operator.manifests.environment import SHADOWS
 from rljob_operator.manifests.submission import submission as manifest_of_submission
 from rljob_operator.ray.client import DashboardOpenError, RayRefusedError, TokenRejectedError
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
-from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_testing.operator_jobs import IDENTITY, spec
 from rljob_testing.ray_cluster import pod_cluster
 from rljob_testing.ray_dashboard_stand_in import run_state
@@ -114,7 +113,7 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: RayCluster, tmp_p
 def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
         seen = tmp_path / "seen"
-        body = manifest_of_submission(IDENTITY, spec(), SubmitJob("variables-1-1", attempt=1, start_number=7))
+        body = manifest_of_submission(IDENTITY, spec(), "variables-1-1", attempt=1, start_number=7)
         async with dashboard(cluster.port, TOKEN) as good:
             await good.submit(body | {"entrypoint": f"exec env -0 > {seen}"})
             end = await until(

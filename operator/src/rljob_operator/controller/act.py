@@ -33,7 +33,7 @@ from rljob_operator.manifests.access import network_policy
 from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import Dashboard, DashboardUnreachableError, RayError, TokenRejectedError
-from rljob_operator.reconcile.observed import EffectFailure, EffectKind, ObservedJob
+from rljob_operator.reconcile.observed import EffectFailure, ObservedJob
 from rljob_operator.reconcile.plan_types import (
     ApplyNetworkPolicy,
     CreateCluster,
@@ -51,25 +51,6 @@ POLICY_SECONDS = 60.0
 """Between two times that a cluster's network policy is applied."""
 
 logger = logging.getLogger(__name__)
-
-
-def kind_of(effect: Effect) -> EffectKind:
-    """What sort of effect it is."""
-    match effect:
-        case CreateCluster():
-            return EffectKind.CREATE_CLUSTER
-        case SubmitJob():
-            return EffectKind.SUBMIT_JOB
-        case StopJob():
-            return EffectKind.STOP_JOB
-        case DumpStacks():
-            return EffectKind.DUMP_STACKS
-        case ApplyNetworkPolicy():
-            return EffectKind.APPLY_NETWORK_POLICY
-        case DeleteCluster():
-            return EffectKind.DELETE_CLUSTER
-        case DeleteJob():
-            return EffectKind.DELETE_JOB
 
 
 class Actor:
@@ -123,7 +104,7 @@ class Actor:
                 continue
             self._require_leadership()
             failure = await self._carry_out(effect, observation, job_version)
-            kind = kind_of(effect)
+            kind = effect.kind
             self._metrics.effects.labels(kind.value, "failed" if failure else "done").inc()
             job = f"{observation.observed.job.namespace}/{observation.observed.job.name}"
             if failure is not None:
@@ -141,7 +122,7 @@ class Actor:
                 logger.warning("event %s: %s", event.reason, error, extra=about(f"{job.namespace}/{job.name}"))
 
     async def _carry_out(self, effect: Effect, observation: Observation, job_version: str) -> EffectFailure | None:
-        kind, job = kind_of(effect), observation.observed.job
+        kind, job = effect.kind, observation.observed.job
         try:
             match effect:
                 case CreateCluster():
@@ -196,7 +177,11 @@ class Actor:
             raise OperatorError(f"RLJob {job.namespace}/{job.name}: a start was planned for a spec that is not valid")
         async with self._slots.aside():
             try:
-                await dashboard.submit(submission(identity(job), job.spec, effect))
+                await dashboard.submit(
+                    submission(
+                        identity(job), job.spec, effect.submission_id, effect.attempt, effect.start_number, effect.nodes
+                    )
+                )
             except RayError:
                 if await dashboard.job(effect.submission_id) is None:
                     raise

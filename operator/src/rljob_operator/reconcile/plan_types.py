@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_operator.reconcile.observed import EffectKind
 
 MAX_BYTES = 1024
 """Of an event's note, as the API server counts it."""
@@ -30,6 +32,7 @@ class CreateCluster:
     nothing is left of any other cluster of the job, nor of another one of this name: that is looked at on the API
     server itself before it is done."""
 
+    kind: ClassVar[EffectKind] = EffectKind.CREATE_CLUSTER
     attempt: int
     cluster: str
     """Its name."""
@@ -41,6 +44,7 @@ class CreateCluster:
 class SubmitJob:
     """Starts the trainer. A job with this id that exists already counts as submitted."""
 
+    kind: ClassVar[EffectKind] = EffectKind.SUBMIT_JOB
     submission_id: str
     attempt: int
     start_number: int
@@ -53,6 +57,7 @@ class SubmitJob:
 class StopJob:
     """Asks the trainer to stop: it saves a checkpoint and ends."""
 
+    kind: ClassVar[EffectKind] = EffectKind.STOP_JOB
     submission_id: str
 
 
@@ -61,6 +66,7 @@ class DumpStacks:
     """Has the stacks of a trainer's processes written beside its logs, before anything of it is stopped. Once is
     enough."""
 
+    kind: ClassVar[EffectKind] = EffectKind.DUMP_STACKS
     submission_id: str
     """Of the trainer."""
     attempt: int
@@ -71,6 +77,7 @@ class ApplyNetworkPolicy:
     """Lets this operator in to the dashboard of a cluster that was made by one of another namespace. Done again after
     a minute at the earliest."""
 
+    kind: ClassVar[EffectKind] = EffectKind.APPLY_NETWORK_POLICY
     cluster: str
 
 
@@ -78,6 +85,7 @@ class ApplyNetworkPolicy:
 class DeleteCluster:
     """Deletes the RayCluster of this UID; one of another UID is left alone."""
 
+    kind: ClassVar[EffectKind] = EffectKind.DELETE_CLUSTER
     name: str
     uid: str
 
@@ -86,6 +94,7 @@ class DeleteCluster:
 class DeleteJob:
     """Deletes the RLJob of this UID, and with it everything that it owns."""
 
+    kind: ClassVar[EffectKind] = EffectKind.DELETE_JOB
     uid: str
 
 
