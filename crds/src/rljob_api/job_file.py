@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
 from rljob_api.job_checks import job_warnings
-from rljob_api.module_names import standard_module_problem
+from rljob_api.names import standard_module_problem
 from rljob_api.pydantic_messages import is_echo, plain_message
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.environment import is_secret_name
