@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
-from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
+from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.live_storages import num_live_bytes
 from rljob_testing.replayed_steps import LONGEST_PROMPT, LONGEST_RESPONSE, MODEL, Replay, ReplayedRun, replayed_run

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rljob_api.rule import Rule, rule, union_rules
 from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.chosen_part import block_rule, is_chosen_cel
 from rljob_api.v1alpha1.kl import KlPlacement
 from rljob_api.v1alpha1.recipes import advantage_type
-from rljob_api.v1alpha1.rule import Rule, rule, union_rules
 from rljob_api.v1alpha1.training import Training
 
 COMPARING = (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rljob_api.rule import Rule, rule, union_rules
 from rljob_api.v1alpha1.kl import Kl, KlController, KlControllerType, KlEstimator, KlPlacement
-from rljob_api.v1alpha1.rule import Rule, rule, union_rules
 from rljob_api.v1alpha1.training import Training
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from rljob_api.rule import Rule, rule
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.recipes import RECIPES
-from rljob_api.v1alpha1.rule import Rule, rule
 
 _CHOSEN_BY_RECIPE = {
     "advantage": {str(name): str(recipe.advantage) for name, recipe in RECIPES.items()},

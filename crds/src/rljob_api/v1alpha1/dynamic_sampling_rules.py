@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from rljob_api.rule import rule
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.advantage_rules import COMPARING
 from rljob_api.v1alpha1.chosen_part import is_chosen_cel
 from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling
 from rljob_api.v1alpha1.recipes import RECIPES, advantage_type, has_dynamic_sampling
-from rljob_api.v1alpha1.rule import rule
 from rljob_api.v1alpha1.training import Training
 
 _RECIPES = [str(name) for name, recipe in RECIPES.items() if recipe.has_dynamic_sampling]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rljob_api.rule import rule
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
-from rljob_api.v1alpha1.rule import rule
 from rljob_api.v1alpha1.training import Training
 
 

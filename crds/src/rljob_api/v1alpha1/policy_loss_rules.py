@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rljob_api.rule import Rule, rule, union_rules
 from rljob_api.v1alpha1.chosen_part import block_rule
 from rljob_api.v1alpha1.policy_loss import ClipCov, Clipped, Loss, LossType
 from rljob_api.v1alpha1.recipes import loss_type
-from rljob_api.v1alpha1.rule import Rule, rule, union_rules
 
 _BLOCKS: tuple[tuple[LossType, str, Callable[[Loss], object]], ...] = (
     (LossType.CLIPPED, "clipped", lambda loss: loss.clipped),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_api.rule import rule
 from rljob_api.v1alpha1.resolved_correction import MASKED_CORRECTIONS, MAX_RATIO
 from rljob_api.v1alpha1.rollout_correction import (
     RejectionEstimator,
@@ -10,7 +11,6 @@ from rljob_api.v1alpha1.rollout_correction import (
     RolloutCorrectionType,
     RolloutRejection,
 )
-from rljob_api.v1alpha1.rule import rule
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 

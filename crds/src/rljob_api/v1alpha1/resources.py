@@ -1,20 +1,24 @@
-"""Rules on requests and limits of a container, as the API server judges them when it makes the pod."""
+"""Requests and limits of a container, and the rules on them, as the API server judges them when it makes the pod."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Annotated
 
-from rljob_api.near_names import near_names
+from pydantic import Field, StrictStr
+
+from rljob_api.base import WireModel
+from rljob_api.names import near_names
 from rljob_api.quantities import number_of
-from rljob_api.scalars import MAX_RESOURCE_DOMAIN, RESOURCE_WITH_DOMAIN
-from rljob_api.v1alpha1.pools import Pool, Resources
-from rljob_api.v1alpha1.rule import Path, Rule, cel_text, rule
+from rljob_api.rule import Path, Rule, cel_text, rule
+from rljob_api.scalars import MAX_RESOURCE_DOMAIN, RESOURCE_WITH_DOMAIN, WITHOUT_NULLS, Quantity
 
+ResourceMap = Annotated[dict[StrictStr, Quantity], Field(max_length=16), WITHOUT_NULLS]
 COMMON = ("cpu", "memory", "ephemeral-storage")
 HUGE_PAGES = "hugepages-"
 _OWN_NAMES = r"^(cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]{0,9}([kMGTPE]|[KMGTPE]i)?)$"
-_NATIVE, _QUOTA = "kubernetes.io/", "requests."
+_NATIVE, QUOTA = "kubernetes.io/", "requests."
 _MAX_DIGITS = 9
 """Of the number of an extended resource; CEL turns no more than 18 into an integer."""
 _MAX_COUNT = 10**_MAX_DIGITS - 1
@@ -23,23 +27,32 @@ _PAGES = {"hugepages-2Mi": 2 * 2**20, "hugepages-1Gi": 2**30}
 """Sizes of huge pages whose multiples the CRD checks (x86-64). The operator checks all other sizes."""
 
 
+class Resources(WireModel):
+    """Requests and limits of one container, as in a pod. GPUs are not written here: `gpusPerNode` says them."""
+
+    requests: ResourceMap = Field(default_factory=dict)
+    limits: ResourceMap = Field(default_factory=dict)
+
+
 def _is_extended(name: str) -> bool:
     return "/" in name
 
 
-def _is_name(name: str) -> bool:
+def is_resource_name(name: str) -> bool:
+    """Whether a container can request this."""
     return re.fullmatch(_OWN_NAMES, name) is not None or (
         re.fullmatch(RESOURCE_WITH_DOMAIN, name) is not None
         and name.index("/") <= MAX_RESOURCE_DOMAIN
         and _NATIVE not in name
-        and not name.startswith(_QUOTA)
+        and not name.startswith(QUOTA)
     )
 
 
-def _is_device_cel(name: str) -> str:
+def is_device_cel(name: str) -> str:
+    """CEL, of the name of a device with its domain: whether a container can request it."""
     return (
         f"{name}.indexOf('/') <= {MAX_RESOURCE_DOMAIN} && !{name}.contains('{_NATIVE}')"
-        f" && !{name}.startsWith('{_QUOTA}')"
+        f" && !{name}.startsWith('{QUOTA}')"
     )
 
 
@@ -52,7 +65,7 @@ def _meant(name: str) -> list[str]:
 
 def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
     def bad(resources: Resources) -> list[str]:
-        return [name for name in read(resources) if not _is_name(name)]
+        return [name for name in read(resources) if not is_resource_name(name)]
 
     return rule(
         Resources,
@@ -60,7 +73,7 @@ def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
         field=f".{field}",
         cel=(
             f"!has(self.{field}) || self.{field}.all(k, k.matches({cel_text(_OWN_NAMES)})"
-            f" || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)}) && {_is_device_cel('k')}))"
+            f" || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)}) && {is_device_cel('k')}))"
         ),
         wrong="names a resource that a container cannot request",
         advice=(
@@ -219,17 +232,5 @@ RESOURCE_RULES = (
         advice="write a multiple, such as 4Mi of hugepages-2Mi",
         holds=lambda resources: not _broken_pages(resources),
         places=_broken_pages,
-    ),
-    rule(
-        Pool,
-        "Pool.gpuResource",
-        field=".gpuResource",
-        cel=_is_device_cel("self.gpuResource"),
-        wrong=(
-            f"the domain must not contain kubernetes.io, begin with {_QUOTA}, or have more than {MAX_RESOURCE_DOMAIN}"
-            " characters"
-        ),
-        advice="write the name that the nodes show, such as nvidia.com/gpu",
-        holds=lambda pool: _is_name(pool.gpu_resource),
     ),
 )

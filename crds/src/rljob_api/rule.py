@@ -6,14 +6,20 @@ It stands on a type: wherever that type occurs in a job, the rule holds there, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from rljob_api.base import WireModel
+from rljob_api.scalars import MAX_DOMAIN, QUALIFIED_NAME
 
 ContractT = TypeVar("ContractT", bound=WireModel)
 Path = tuple[str | int, ...]
+
+LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://)"
+"""A model or a dataset that is not on the hub."""
+_OUTSIDE = r"^/|(^|/)\.\.(/|$)"
 
 # Property names that CEL reserves; a schema's CEL spells them between double underscores.
 _RESERVED = (
@@ -205,7 +211,66 @@ def unique_rule(
     )
 
 
+def key_rule(
+    on: type[ContractT], field: str, read: Callable[[ContractT], Mapping[str, str]], pattern: str = QUALIFIED_NAME
+) -> Rule:
+    """Each key of a map is a name, with or without a domain. Only a rule can look at keys in a CRD."""
+    wire = wire_name(on, field)
+
+    def places(value: ContractT) -> list[Path]:
+        return [(key,) for key in read(value) if re.fullmatch(pattern, key) is None or key.find("/") > MAX_DOMAIN]
+
+    return rule(
+        on,
+        f"{on.__name__}.{wire}Keys",
+        field=f".{wire}",
+        cel=(
+            f"!has(self.{wire}) || self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})"
+        ),
+        wrong="has an invalid key",
+        advice="write such as team or example.com/team, at most 63 characters after the domain",
+        holds=lambda value: not places(value),
+        places=places,
+    )
+
+
+def revision_rule(on: type[ContractT], field: str, read: Callable[[ContractT], tuple[str, str | None]]) -> Rule:
+    """A revision belongs to a repository of the hub. `read` gives the source and the revision."""
+
+    def holds(value: ContractT) -> bool:
+        source, revision = read(value)
+        return revision is None or re.search(LOCAL_SOURCE, source) is None
+
+    return rule(
+        on,
+        f"{on.__name__}.revision",
+        field=".revision",
+        cel=f"!has(self.revision) || !self.{field}.matches({cel_text(LOCAL_SOURCE)})",
+        wrong=f"a revision needs a Hugging Face repository, but {field} is a local path",
+        advice="remove the revision",
+        holds=holds,
+    )
+
+
+def sub_path_rule(on: type[ContractT], read: Callable[[ContractT], str | None]) -> Rule:
+    """A folder within a volume."""
+    return rule(
+        on,
+        f"{on.__name__}.subPath",
+        field=".subPath",
+        cel=f"!has(self.subPath) || !self.subPath.matches({cel_text(_OUTSIDE)})",
+        wrong="must stay within the volume",
+        advice="write a relative path without '..'",
+        holds=lambda value: re.search(_OUTSIDE, read(value) or "") is None,
+    )
+
+
 def cel_text(text: str) -> str:
     """A raw CEL string literal, as regular expressions are best written."""
     assert "'" not in text
     return f"r'{text}'"
+
+
+def starts_with_none_cel(subject: str, prefixes: tuple[str, ...]) -> str:
+    """CEL: whether a text begins with none of these."""
+    return " && ".join(f"!{subject}.startsWith('{prefix}')" for prefix in prefixes)

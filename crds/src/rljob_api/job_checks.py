@@ -1,21 +1,28 @@
-"""Warnings: what is valid in a job and probably a mistake. The API server accepts its pods, some with a warning."""
+"""What is asked of a valid job beyond the rules of the schema: what it needs on a cluster, which neither the schema nor
+`rljob run` may ask for; and warnings of what is probably a mistake. The API server accepts pods with these, some with a
+warning of its own.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 
-from rljob_api.constants import RAY_CONTAINER
+from rljob_api.constants import MIN_RAY_VERSION, RAY_CONTAINER
 from rljob_api.errors import HandoverError
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.quantities import number_of
+from rljob_api.rule import Path, Violation, wire_name
 from rljob_api.v1alpha1.affinity import Affinity, NodeTerm, PodTerm
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.pools import Head, PodOverlay, Pool
-from rljob_api.v1alpha1.rule import Path, Violation, wire_name
-from rljob_api.v1alpha1.scheduling_rules import APPARMOR
+from rljob_api.v1alpha1.pools import APPARMOR, Head, PodOverlay, Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
 
+STORAGE_RULE = "RLJobSpec.storageOnCluster"
+IMAGE_RULE = "RLJobSpec.imageOnCluster"
+RAY_VERSION_RULE = "RLJobSpec.rayVersionOnCluster"
+_VERSION = r"\d+\.\d+\.\d+"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _KUEUE = "kueue.x-k8s.io/"
@@ -35,6 +42,47 @@ _IGNORED_ANNOTATIONS = {
 }
 
 
+def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Violation, ...]:
+    """Everything that keeps the job from running on a cluster although it is valid. `has_default_image`: whether the
+    operator brings a trainer image of its own."""
+    found = []
+    if spec.checkpoint.storage is None:
+        found.append(
+            Violation(
+                rule=STORAGE_RULE,
+                path=("spec", "checkpoint", "storage"),
+                wrong="is not set, and on a cluster the pods have no other folder in common",
+                advice="name a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}",
+            )
+        )
+    if spec.image is None and not has_default_image:
+        found.append(
+            Violation(
+                rule=IMAGE_RULE,
+                path=("spec", "image"),
+                wrong="is not set, and this operator has no default trainer image",
+                advice="name the trainer's image",
+            )
+        )
+    if spec.ray_version is not None and not is_ray_new_enough(spec.ray_version):
+        found.append(
+            Violation(
+                rule=RAY_VERSION_RULE,
+                path=("spec", "rayVersion"),
+                wrong=f"must be at least {MIN_RAY_VERSION}, as older versions let strangers into the cluster",
+                advice="use an image with a newer Ray, and write that version here",
+                seen=spec.ray_version,
+            )
+        )
+    return tuple(found)
+
+
+def is_ray_new_enough(version: str) -> bool:
+    """Whether a version such as 2.60.0 is at least `MIN_RAY_VERSION`; what is no such version is not."""
+    is_version = re.fullmatch(_VERSION, version, flags=re.ASCII) is not None
+    return is_version and _numbers(version) >= _numbers(MIN_RAY_VERSION)
+
+
 def job_warnings(job: RLJob) -> tuple[Violation, ...]:
     """All of them, with their places in the job."""
     places: list[tuple[Path, Head | Pool]] = [(("spec", "head"), job.spec.head)]
@@ -46,6 +94,10 @@ def job_warnings(job: RLJob) -> tuple[Violation, ...]:
         *_bytes(_amounts_of_bytes(job.spec)),
         *_size(job),
     )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split("."))
 
 
 def _kueue(field: str, entries: Mapping[str, str]) -> Iterator[Violation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.v1alpha1.cluster_rules import cluster_violations, is_ray_new_enough
+from rljob_api.job_checks import cluster_violations, is_ray_new_enough
 from rljob_testing.operator_jobs import spec
 
 
