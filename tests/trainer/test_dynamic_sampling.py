@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling as DynamicSamplingSpec
 from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
-from rljob_api.v1alpha1.resolved_dynamic_sampling import ResolvedDynamicSampling
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.remote import RemoteBlock, ShardReference
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling, StepRollout, num_fresh_prompts, spread_groups
@@ -80,7 +80,7 @@ class World:
         num_workers: int = 1,
     ) -> StepRollout:
         """The next step's groups."""
-        settings = ResolvedDynamicSampling(max_rounds, policy, reward)
+        settings = DynamicSamplingSpec(max_rounds=max_rounds, on_max_rounds=policy, reward=reward)
         sampling = DynamicSampling(settings, self.cursor, GROUP_SIZE, num_wanted // num_updates, num_workers)
         return sampling.filled(self.cursor.next_batch(num_wanted), 4, self.generate)
 
@@ -216,7 +216,7 @@ def test_a_stop_between_rounds_ends_the_step() -> None:
             raise StepAbandonedError
         return world.generate(prompts, num_drawn)
 
-    sampling = DynamicSampling(ResolvedDynamicSampling(), world.cursor, GROUP_SIZE, 4, 1)
+    sampling = DynamicSampling(DynamicSamplingSpec(max_rounds=10), world.cursor, GROUP_SIZE, 4, 1)
     with pytest.raises(StepAbandonedError):
         sampling.filled(world.cursor.next_batch(4), 0, stops)
     assert len(world.rounds) == 1

@@ -23,7 +23,7 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
+from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.joined_groups import Done, JoinedActor, JoinedCritic, JoinedReference, JoinedTrained
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
@@ -96,7 +96,7 @@ class Replay:
     """Must be there for an advantage that needs values."""
 
     @property
-    def resolved(self) -> ResolvedAlgorithm:
+    def resolved(self) -> Algorithm:
         """The learning rule."""
         return resolve_algorithm(self.algorithm)
 

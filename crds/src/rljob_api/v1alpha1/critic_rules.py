@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.chosen_part import is_chosen_cel
 from rljob_api.v1alpha1.critic import CriticModel
-from rljob_api.v1alpha1.recipes import advantage_type
+from rljob_api.v1alpha1.recipes import may_need_critic, may_need_critic_cel
 from rljob_api.v1alpha1.roles import pool_of_cel
 from rljob_api.v1alpha1.rule import cel_text, rule
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -15,16 +13,6 @@ from rljob_api.v1alpha1.training import Training
 from rljob_api.v1alpha1.training_rules import LOCAL_SOURCE
 
 _SHARD_SIZE = "self.roles.critic.shardSize"
-
-
-def may_need_critic(training: Training) -> bool:
-    """Whether the advantage is GAE, or a function that may ask for values."""
-    return advantage_type(training.algorithm) in (AdvantageType.GAE, AdvantageType.FUNCTION)
-
-
-def may_need_critic_cel(training: str) -> str:
-    """The same in CEL."""
-    return is_chosen_cel(f"{training}.algorithm", "advantage", ["GAE", "Function"])
 
 
 def _has_one_replica(spec: RLJobSpec) -> bool:
@@ -42,10 +30,10 @@ CRITIC_RULES = (
         Training,
         "Training.critic",
         field=".critic",
-        cel=f"!has(self.critic) || {may_need_critic_cel('self')}",
+        cel=f"!has(self.critic) || {may_need_critic_cel('self.algorithm')}",
         wrong="the algorithm that the job chooses has no critic",
         advice="remove the block, or choose an advantage that needs one (algorithm.type: PPO, or advantage.type: GAE)",
-        holds=lambda training: training.critic is None or may_need_critic(training),
+        holds=lambda training: training.critic is None or may_need_critic(training.algorithm),
     ),
     rule(
         Training,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.critic_rules import may_need_critic, may_need_critic_cel
 from rljob_api.v1alpha1.policy_loss import LossType
+from rljob_api.v1alpha1.recipes import may_need_critic, may_need_critic_cel
 from rljob_api.v1alpha1.reward_model_rules import has_reward_model, has_reward_model_cel
 from rljob_api.v1alpha1.roles import TRAIN_ROLES, TrainRole, pool_of_cel
 from rljob_api.v1alpha1.rollout import RolloutEngine
@@ -108,8 +108,8 @@ OPTIONAL_ROLES = (
     ),
     OptionalRole(
         "critic",
-        lambda spec: may_need_critic(spec.training),
-        may_need_critic_cel("self.training"),
+        lambda spec: may_need_critic(spec.training.algorithm),
+        may_need_critic_cel("self.training.algorithm"),
         "the algorithm that the job chooses has no critic",
         "choose an advantage that needs a critic (algorithm.type: PPO)",
     ),

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling as DynamicSamplingSpec
 from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
-from rljob_api.v1alpha1.resolved_dynamic_sampling import ResolvedDynamicSampling
+from rljob_api.v1alpha1.recipes import filled
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.rollout_phase import ScoredRollout, UnscoredRollout
@@ -63,7 +64,7 @@ class DynamicSampling:
 
     def __init__(
         self,
-        settings: ResolvedDynamicSampling,
+        settings: DynamicSamplingSpec,
         cursor: PromptCursor[PromptRow],
         group_size: int,
         groups_per_update: int,
@@ -88,7 +89,7 @@ class DynamicSampling:
         num_wanted, num_rounds = len(prompts), 1
         everything = generate(prompts, 0)
         is_kept_G = self._is_kept(everything)
-        while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < self.settings.max_rounds:
+        while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < filled(self.settings.max_rounds):
             num_fresh = num_fresh_prompts(num_wanted, num_kept, len(is_kept_G), self.multiple)
             found = generate(self.cursor.next_batch(num_fresh), len(is_kept_G))
             everything = _joined(everything, found)
