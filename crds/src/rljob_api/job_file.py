@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
 from rljob_api.job_checks import job_warnings
-from rljob_api.module_names import standard_module_problem
+from rljob_api.names import standard_module_problem
 from rljob_api.pydantic_messages import is_echo, plain_message
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.environment import is_secret_name
@@ -74,7 +74,7 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
     """A job file that says the same with every default written out, those of the recipe too, but of roles that the job
     does not have, and of rewards without processes the limits of processes; the form in which a run folder keeps its
     job."""
-    algorithm = resolve_algorithm(spec.training.algorithm).as_algorithm()
+    algorithm = resolve_algorithm(spec.training.algorithm)
     training = spec.training.model_copy(update={"algorithm": algorithm})
     if training.critic is None and advantage_type(algorithm) is AdvantageType.GAE:
         training = training.model_copy(update={"critic": Critic()})

@@ -10,7 +10,7 @@ from typing import get_args
 from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
-from rljob_api.near_names import near_names
+from rljob_api.names import near_names
 from rljob_api.quantities import QUANTITY_PATTERN
 from rljob_api.scalars import FORMS, QUANTITY_ERROR
 from rljob_api.v1alpha1.job import RULE_ERROR

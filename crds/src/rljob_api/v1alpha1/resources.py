@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, StrictStr
 
 from rljob_api.base import WireModel
-from rljob_api.near_names import near_names
+from rljob_api.names import near_names
 from rljob_api.quantities import number_of
 from rljob_api.rule import Path, Rule, cel_text, rule
 from rljob_api.scalars import MAX_RESOURCE_DOMAIN, RESOURCE_WITH_DOMAIN, WITHOUT_NULLS, Quantity

@@ -8,8 +8,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.printable import printable
 from rljob_api.requests import as_noted
+from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.status import (
     Attempt,
     AttemptOutcome,

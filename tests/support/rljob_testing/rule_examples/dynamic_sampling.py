@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rljob_testing.bad_job import Bad
+from rljob_testing.valid_job import Bad
 
 _A = "spec.training.algorithm"
 _D = _A + ".dynamicSampling"

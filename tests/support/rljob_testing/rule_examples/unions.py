@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rljob_testing.bad_job import Bad
+from rljob_testing.valid_job import Bad
 
 _T = "spec.training."
 _FUNCTION = {"path": "mine:own"}

@@ -1,8 +1,10 @@
-"""Suggests known names for a misspelled one ("did you mean"). Suggests only likely typing errors."""
+"""Names that people write: which ones may have been meant by a misspelled one ("did you mean", only for likely typing
+errors), and which ones a Python file of theirs cannot have. Light: every scoring process imports it."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
@@ -20,6 +22,19 @@ def near_names(name: str, known: Iterable[str], max_names: int = 1) -> list[str]
     scored = [(_similarity(name, each), each) for each in known]
     near = sorted((each for each in scored if each[0] >= _MIN_SIMILARITY), key=lambda each: (-each[0], each[1]))
     return [each for _, each in near[:max_names]]
+
+
+def standard_module_problem(path: str) -> str | None:
+    """An error message if the user's module has the name of a standard library module, else None. Python imports only
+    one of the two, and code that needs the other one fails."""
+    top = path.partition(":")[0].partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return None
+    return (
+        f"{top!r} is the name of a module of Python's standard library, which is imported in place of yours or fails"
+        f" because of it (seen: {path!r}); rename your file or folder, for example to my_{top.strip('_')}, and name"
+        " it here"
+    )
 
 
 def _similarity(name: str, known: str) -> float:

@@ -1,12 +1,13 @@
-"""Examples for the rules on what the API server itself judges in pods: resources, keys, annotations, affinity."""
+"""Rules on pools and pods: resources, labels, annotations, tolerations, affinity."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rljob_testing.bad_job import Bad
+from rljob_testing.valid_job import Bad
 
+_TOLERATIONS = "spec.pools[0].template.tolerations"
 _HEAD = "spec.head."
 _POOL = "spec.pools[0]."
 _RESOURCES = _HEAD + "resources"
@@ -120,6 +121,23 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_PODS + "[0]": _TERM | {"labelSelector": {"matchLabels": {"a": "b"}}, "matchLabelKeys": ["c"]}},
         {_PODS + "[0]": _TERM | {"labelSelector": {}, "matchLabelKeys": ["c"], "mismatchLabelKeys": ["d"]}},
     ],
+    "Pool.nameNotHead": [{"spec.pools[0].name": "head2"}],
+    "Pool.gpusNotInResources": [
+        {"spec.pools[0].resources": {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "16Gi"}}}
+    ],
+    "PodOverlay.labels": [
+        {"spec.pools[0].template.labels": {"team": "a", "example.com/rljob.dev": "b", "app.kubernetes.io/name": "c"}}
+    ],
+    "PodOverlay.annotations": [{"spec.pools[0].template.annotations": {"kueue.x-k8s.io/podset-group-name": "a"}}],
+    "Toleration.existsHasNoValue": [
+        {_TOLERATIONS: [{"key": "gpu", "operator": "Exists"}]},
+        {_TOLERATIONS: [{"key": "gpu", "operator": "Exists", "value": ""}]},
+        {_TOLERATIONS: [{"key": "gpu", "value": "a100"}]},
+    ],
+    "Toleration.equalHasKey": [{_TOLERATIONS: [{"operator": "Exists"}]}],
+    "Toleration.secondsOnlyForNoExecute": [
+        {_TOLERATIONS: [{"key": "gpu", "effect": "NoExecute", "tolerationSeconds": 30}]}
+    ],
 }
 
 BAD: dict[str, list[Bad]] = {
@@ -219,5 +237,35 @@ BAD: dict[str, list[Bad]] = {
             {"matchLabelKeys": ["a"], "labelSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
             {"matchLabelKeys": ["a"], "mismatchLabelKeys": ["a"], "labelSelector": {}},
         )
+    ],
+    "Pool.nameNotHead": [
+        Bad("spec.pools[0].name", {"spec.pools[0].name": "head"}),
+        Bad("spec.pools[0].name", {"spec.pools[0].name": "headgroup"}),
+    ],
+    "Pool.gpusNotInResources": [
+        Bad("spec.pools[0].resources", {"spec.pools[0].resources.limits": {"nvidia.com/gpu": 2}}),
+        Bad(
+            "spec.pools[0].resources",
+            {"spec.pools[0].gpuResource": "amd.com/gpu", "spec.pools[0].resources.requests": {"amd.com/gpu": "2"}},
+            also=("Resources.notShared",),
+        ),
+    ],
+    "PodOverlay.labels": [
+        Bad("spec.pools[0].template.labels", {"spec.pools[0].template.labels": {"rljob.dev/job": "x"}}),
+        Bad("spec.head.template.labels", {"spec.head.template.labels": {"ray.io/cluster": "x"}}),
+        Bad("spec.head.template.labels", {"spec.head.template.labels": {"app.kubernetes.io/created-by": "x"}}),
+    ],
+    "PodOverlay.annotations": [
+        Bad(
+            "spec.head.template.annotations",
+            {"spec.head.template.annotations": {"ray.io/overwrite-container-cmd": "true"}},
+        ),
+    ],
+    "Toleration.existsHasNoValue": [
+        Bad(_TOLERATIONS + "[0].value", {_TOLERATIONS: [{"key": "gpu", "operator": "Exists", "value": "a"}]})
+    ],
+    "Toleration.equalHasKey": [Bad(_TOLERATIONS + "[0].key", {_TOLERATIONS: [{"effect": "NoSchedule"}]})],
+    "Toleration.secondsOnlyForNoExecute": [
+        Bad(_TOLERATIONS + "[0].tolerationSeconds", {_TOLERATIONS: [{"key": "gpu", "tolerationSeconds": 30}]})
     ],
 }
