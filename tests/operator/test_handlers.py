@@ -18,15 +18,12 @@ from typing import cast
 import httpx
 import pytest
 
-from rljob_operator.handlers import leadership
-from rljob_operator.handlers.health import Parts, health_pages
-from rljob_operator.handlers.http_pages import Reply, serving
-from rljob_operator.handlers.leadership import Leadership, LeadershipLostError
-from rljob_operator.handlers.lease_thread import LeaseThread
+from rljob_operator.handlers import leader_election
+from rljob_operator.handlers.health import Parts, Reply, health_pages, serving
+from rljob_operator.handlers.leader_election import Leadership, LeadershipLostError, Lease, LeaseThread
 from rljob_operator.kube.client import KubeClient
 from rljob_operator.kube.connection import load_connection
 from rljob_operator.kube.errors import NotFoundError
-from rljob_operator.kube.lease import read_lease, write_lease
 from rljob_operator.kube.objects import LEASES, KubeObjects, ResourceType
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.log import LineFormatter, about
@@ -130,12 +127,13 @@ async def lease_objects(place: JobPlace) -> AsyncIterator[KubeObjects]:
 
 @pytest.mark.apiserver
 def test_a_lease_that_is_not_renewed_changes_hands(place: JobPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leadership, "LEASE_SECONDS", 2)
-    monkeypatch.setattr(leadership, "RENEW_SECONDS", 1.5)
-    monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(leader_election, "LEASE_SECONDS", 2)
+    monkeypatch.setattr(leader_election, "RENEW_SECONDS", 1.5)
+    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.2)
 
     async def test() -> None:
         async with lease_objects(place) as objects:
+            lease = Lease(objects, CLOCK, OPERATOR_NAMESPACE, "hands")
             first = Leadership(objects, CLOCK, OPERATOR_NAMESPACE, "hands", "first")
             second = Leadership(objects, CLOCK, OPERATOR_NAMESPACE, "hands", "second")
             clock = asyncio.get_running_loop().time
@@ -148,16 +146,16 @@ def test_a_lease_that_is_not_renewed_changes_hands(place: JobPlace, monkeypatch:
             stopped = clock()
             await taking
             assert 1.0 < clock() - stopped < 20.0
-            record = await read_lease(objects, OPERATOR_NAMESPACE, "hands")
+            record = await lease.read()
             assert record is not None
             assert (record.holder, record.num_transitions) == ("second", 1)
             with pytest.raises(LeadershipLostError, match=r"could not be renewed for 1\.5 s"):
                 await first.hold()
             await first.release()
-            record = await read_lease(objects, OPERATOR_NAMESPACE, "hands")
+            record = await lease.read()
             assert record is not None
             assert record.holder == "second", "what is not ours is not given back"
-            assert await write_lease(objects, OPERATOR_NAMESPACE, "hands", "third", 2, record, CLOCK.now())
+            assert await lease.write("third", 2, record)
             with pytest.raises(LeadershipLostError, match="third holds it"):
                 await second.hold()
             await first.acquire()
@@ -169,8 +167,8 @@ def test_a_lease_that_is_not_renewed_changes_hands(place: JobPlace, monkeypatch:
 def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
     answers: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(leadership, "RENEW_SECONDS", 1.0)
-    monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(leader_election, "RENEW_SECONDS", 1.0)
+    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.1)
 
     async def test() -> None:
         port = free_port()
@@ -270,7 +268,7 @@ def settings_for(url: str, folder: Path) -> Settings:
 def test_a_thousand_passes_do_not_delay_the_renewal_of_the_lease(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.1)
 
     async def test() -> None:
         with slow_api() as api:
@@ -308,8 +306,8 @@ def test_a_thousand_passes_do_not_delay_the_renewal_of_the_lease(
 def test_a_lease_that_is_lost_ends_the_work_and_forbids_it_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.1)
-    monkeypatch.setattr(leadership, "RENEW_SECONDS", 1.0)
+    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(leader_election, "RENEW_SECONDS", 1.0)
 
     async def test() -> None:
         with slow_api() as api:

@@ -252,31 +252,6 @@ def test_a_right_that_is_missing_is_told_and_waited_for(
     place.wait_for("blind", "Complete", "Succeeded")
 
 
-def test_a_status_without_records_is_read_once_and_a_job_that_is_over_stays_so(
-    place: JobPlace, proxy: ApiProxy, watched: OperatorProcess
-) -> None:
-    place.submit("veteran")
-    moment = "2026-01-31T12:00:00Z"
-    conditions = [
-        {"type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": moment}
-        for kind, status, reason in (("Complete", "True", "Succeeded"), ("ClusterReady", "False", "Removed"))
-    ]
-    attempt = {"number": 1, "cluster": "veteran-1", "started": moment, "ended": moment, "outcome": "Succeeded"}
-    status = {"conditions": conditions, "attempts": [attempt], "phase": "Complete", "observedGeneration": 1}
-    patched_status(place, f"{place.jobs}/veteran", status)
-    watched.start()
-    place.wait(lambda: "result" in place.job("veteran")["status"], "its records")
-    status = place.job("veteran")["status"]
-    assert status["result"]["cleanedUpAt"] == moment
-    assert (status["counters"]["attempts"], status["phase"]) == (1, "Complete")
-    place.submit("young")
-    place.wait_for("young", "Complete", "Succeeded")
-    assert place.job("veteran")["status"] == status
-    assert [request for request in proxy.requests if request.name == "veteran" and request.is_write] == [
-        SeenRequest("patch", "rljob.dev", "rljobs/status", "veteran")
-    ]
-
-
 def test_an_operator_that_has_moved_lets_itself_in(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
     watched.start()
     place.dashboard("moved-1").life = running_for_ever()
