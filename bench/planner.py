@@ -17,7 +17,7 @@ from rljob_bench.machine import installed_versions
 from rljob_bench.planner_against_published import time_measurements
 from rljob_bench.planner_memory import memory_measurements
 from rljob_bench.planner_runs import run_measurements
-from rljob_bench.planner_search import search_measurements
+from rljob_bench.planner_search import search_seconds
 from rljob_bench.report import Report
 
 
@@ -49,8 +49,7 @@ def main() -> None:
     report.print_head()
     for measurement in time_measurements():
         report.add(measurement)
-    for measurement in search_measurements(is_quick=options.is_quick):
-        report.add(measurement)
+    report.add(search_seconds())
     for measurement in memory_measurements(is_quick=options.is_quick):
         report.add(measurement)
     if not options.is_quick:

@@ -20,7 +20,7 @@ from rljob_bench.published_runs import (
     published_updates,
 )
 from rljob_bench.report import Bar, Measurement
-from rljob_planner.calibration import (
+from rljob_planner.advice.calibration import (
     DECODE_BANDWIDTH,
     DECODE_STEP,
     EXPERT_EFFICIENCY,
@@ -32,12 +32,12 @@ from rljob_planner.calibration import (
 )
 from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import engine_space
-from rljob_planner.placement import TrainLayout
-from rljob_planner.timing.costs import Site
+from rljob_planner.timing.communication import Site
 from rljob_planner.timing.generation import Requests, generation_cost
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.timing.passes import rows_of, update_cost
 from rljob_planner.timing.step import step_time
+from rljob_planner.workload import TrainLayout
 
 FITTED = (PASS_EFFICIENCY, EXPERT_EFFICIENCY, DECODE_STEP, DECODE_BANDWIDTH, PER_STEP)
 """Five constants of all programs and kinds of GPU."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_bench.report import Bar, Measurement
-from rljob_planner.memory_types import Peak
+from rljob_planner.plan_types import Peak
 from rljob_testing.fsdp_memory_oracle import Tracked, tracked
 from rljob_testing.planned_memory import MemoryCase, planned
 

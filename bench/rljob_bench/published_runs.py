@@ -15,12 +15,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from rljob_planner.gpus import Gpu
-from rljob_planner.known_gpus import gpu_named
-from rljob_planner.known_models import known_model_or_error
+from rljob_planner.gpus import Gpu, gpu_named
+from rljob_planner.known_models import known_model
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import PlacedPool, Placement, RolloutLayout, Schedule, TrainLayout
-from rljob_planner.workload import Head, Role, RolloutWork, TokenLengths, TrainModel, Workload
+from rljob_planner.workload import (
+    Head,
+    PlacedPool,
+    Placement,
+    Role,
+    RolloutLayout,
+    RolloutWork,
+    Schedule,
+    TokenLengths,
+    TrainLayout,
+    TrainModel,
+    Workload,
+)
 
 PROMPT_TOKENS = 150.0
 """Of the mean prompt, where only whole rows are published (OpenMathInstruct-2 with a chat template)."""
@@ -134,7 +144,7 @@ def _nemo(
 ) -> PublishedStep:
     """A row of NeMo-RL's tables: `total` mean tokens of a row, `cap` at most; four updates (512 of 2,048 rows each) or,
     of 512 rows, one."""
-    shape = known_model_or_error(model, "published runs")
+    shape = _shape(model)
     gpu = gpu_named(kind)
     lengths = TokenLengths(PROMPT_TOKENS, 512, total - PROMPT_TOKENS, cap - int(PROMPT_TOKENS), response_cv=cv)
     batch = _Batch(prompts, group, max(1, 512 // group), lengths)
@@ -161,7 +171,7 @@ def _verl(
     with_reference: bool,
 ) -> PublishedStep:
     """8 GPUs, 1,024 prompts x 5, four updates, engines on two GPUs each."""
-    shape = known_model_or_error(model, "published runs")
+    shape = _shape(model)
     batch = _Batch(1024, 5, 256, lengths)
     rollout = _rollout(shape, lengths.longest_row, 0.6)
     workload = _workload(model, shape, batch, rollout, with_reference=with_reference)
@@ -224,7 +234,7 @@ def published_updates() -> tuple[PublishedUpdate, ...]:
     again as checkpointing every second layer does; it is the run without torch.compile, as this trainer is."""
     prime = "PrimeIntellect-ai/prime-rl, benchmarks/baselines"
     qwen4, qwen30, llama = (
-        TrainModel(known_model_or_error(name, "published runs"), is_trained=True, checkpoints_activations=True)
+        TrainModel(_shape(name), is_trained=True, checkpoints_activations=True)
         for name in ("Qwen/Qwen3-4B", "Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-8B")
     )
     half = replace(llama, checkpoints_every_nth_layer=2)
@@ -243,7 +253,7 @@ def published_decoding() -> tuple[PublishedDecoding, ...]:
     fast = replace(h100, flops=2 * h100.flops)
     small, large = (
         RolloutWork(
-            known_model_or_error(name, "published runs"),
+            _shape(name),
             weight_bytes=1,
             max_sequences=2048,
             max_model_length=2048,
@@ -313,3 +323,9 @@ def _arranged(sizes: Mapping[tuple[Role, ...], int]) -> tuple[Placement, ...]:
         if len(pools) == len(sizes):
             found.append(Placement(tuple(pools)))
     return tuple(found)
+
+
+def _shape(name: str) -> ModelShape:
+    shape = known_model(name)
+    assert shape is not None, f"{name} is in the planner's table"
+    return shape

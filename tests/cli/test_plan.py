@@ -73,8 +73,7 @@ def test_a_job_that_fits_is_shown_with_its_last_line_as_the_sum(rljob: Rljob, jo
     assert lines[0] == "grpo: 8 of 32 GPUs (4x8xH100)"
     assert lines[1] == "  actor        Qwen/Qwen3-4B, 4.02 billion parameters (known model)"
     assert lines[2] == "  step         64 prompts x 8 responses, 1 update"
-    assert "  actor    [0 1 2 3 4 5 6 7]         a copy on 8 GPUs" in lines
-    assert "  rollout  [0][1][2][3][4][5][6][7]  8 engines, each on 1 GPU" in lines
+    assert "  pool main    actor+rollout+ref on 1x8 H100" in lines
     assert "Memory of one GPU, GiB" in lines
     for phase in ("engine start", "first wake-up", "later wake-ups", "weight sync", "update", "checkpoint"):
         assert re.search(rf"^  {phase} +[0-9.]+ +78\.4  fits", output, re.MULTILINE), phase
@@ -106,6 +105,9 @@ def test_parts_add_up_to_what_is_said_to_be_used(rljob: Rljob, job: Path) -> Non
     assert plan["step"]["seconds"]["likely"] == pytest.approx(total)
     assert plan["run"]["gpuHours"]["likely"] == pytest.approx(8 * 100 * total / 3600)
     assert plan["placement"]["pools"][0]["roles"]["actor"] == {"shardSize": 8, "sequenceParallel": 1}
+    gpu = plan["placement"]["pools"][0]["gpu"]
+    assert (gpu["name"], isinstance(gpu["memoryBytes"], int), gpu["flops"]) == ("H100", True, 989e12)
+    assert set(plan["step"]["phases"][0]) >= {"name", "pool", "seconds", "boundBy", "assumption", "formula"}
     assert plan["placement"]["schedule"] == "SYNCHRONOUS"
     assert [phase["phase"] for phase in plan["memory"]][:3] == ["ENGINE_START", "FIRST_WAKE", "LATER_WAKE"]
 
@@ -173,7 +175,7 @@ def test_the_help_has_examples_and_says_what_is_wanted(rljob: Rljob) -> None:
         "rljob plan job.yaml --gpu H100 --mean-response 800",
         "Wanted unless --from-run or --calibrate is given.",
         "Where --from-cluster looks",
-        "Print JSON, for programs.",
+        "Print JSON, for programs; for a job file.",
     ):
         assert said in words
 
@@ -209,8 +211,8 @@ def test_pools_of_several_kinds_have_a_table_each(rljob: Rljob, job: Path) -> No
     job.write_text(TWO_POOLS)
     code, output, _ = rljob("plan", str(job), "--cluster", "1x8xH200,1x8xL40S")
     assert code == 0
-    assert "main  1 node x 8 H200\n" in output
-    assert "aside  1 node x 8 L40S\n" in output
+    assert "  pool main    actor+rollout on 1x8 H200\n" in output
+    assert "  pool aside   ref on 1x8 L40S\n" in output
     assert "Memory of one GPU of pool main, GiB\n" in output
     assert "Memory of one GPU of pool aside, GiB\n" in output
     assert (
@@ -223,7 +225,7 @@ def test_a_kind_that_nobody_knows_is_described(rljob: Rljob, job: Path) -> None:
     three = ("--gpu-memory", "79.1Gi", "--gpu-tflops", "989", "--gpu-bandwidth", "3350")
     code, output, _ = rljob("plan", str(job), *three, "--gpu", "mine")
     assert code == 0
-    assert "main  1 node x 8 mine\n" in output
+    assert "  pool main    actor+rollout+ref on 1x8 mine\n" in output
     code, _, errors = rljob("plan", str(job), "--gpu", "mine", *three[:4])
     assert code == 2
     assert errors.startswith("error: --gpu-memory, --gpu-tflops, --gpu-bandwidth: describe a GPU together; give all")
@@ -253,9 +255,12 @@ def test_nodes_that_a_pool_asks_for_say_its_kind(rljob: Rljob, job: Path) -> Non
     code, output, _ = rljob("plan", file)
     assert code == 0
     assert output.startswith("grpo: 8 GPUs (1x8xA100-80, by the pools' nodeSelector)\n")
-    assert "main  1 node x 8 A100-80\n" in output
+    assert "  pool main    actor+rollout+ref on 1x8 A100-80\n" in output
     # A cluster that has others first, too: the pool goes where its selector lets it.
-    assert "main  1 node x 8 A100-80\n" in rljob("plan", file, "--cluster", "1x8xH100,1x8xA100-80")[1]
+    assert (
+        "  pool main    actor+rollout+ref on 1x8 A100-80\n"
+        in rljob("plan", file, "--cluster", "1x8xH100,1x8xA100-80")[1]
+    )
     code, _, errors = rljob("plan", file, "--cluster", "1x8xH100")
     assert code == 2
     assert errors.startswith(
@@ -267,10 +272,10 @@ def test_nodes_that_a_pool_asks_for_say_its_kind(rljob: Rljob, job: Path) -> Non
 
 
 def test_this_machine_is_asked_last(rljob: Rljob, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3'\n")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert "main  1 node x 8 H100\n" in rljob("plan", str(job))[1]
+    assert "  pool main    actor+rollout+ref on 1x8 H100\n" in rljob("plan", str(job))[1]
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     code, _, errors = rljob("plan", str(job))
     assert code == 2

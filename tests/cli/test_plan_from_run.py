@@ -4,19 +4,95 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from rljob_cli.errors import CliError
-from rljob_cli.plan.from_run import RunPlanOptions, run_report
+from rljob_cli.plan.from_run import run_report
+from rljob_cli.plan.options import PlanOptions
 from rljob_cli.plan.profile import Profile, constants_for, read_profile, write_profile
 from rljob_planner.constants import Constants
-from rljob_testing.run_folders import JOB, step_row, write_run, write_timeline
 
 Rljob = Callable[..., tuple[int, str, str]]
 REPOSITORY = Path(__file__).parents[2]
+JOB = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: demo}
+spec:
+  pools: [{name: main, nodes: 1, gpusPerNode: 1}]
+  training:
+    model: {source: ./model, dtype: Float32}
+    dataset: {type: File, file: {path: rows.jsonl}, maxPromptTokens: 8}
+    rewards: [{type: Function, function: {path: "score:score"}}]
+    rollout: {groupSize: 16, maxNewTokens: 8, maxNumSequences: 512, engine: VLLM, compile: Never}
+    steps: 5
+    batchSize: 32
+"""
+MODEL_CONFIG = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "tie_word_embeddings": True,
+}
+MEBIBYTE = 2**20
+
+
+def step_row(step: int, seconds: float = 0.3, **others: float) -> dict[str, float]:
+    """Of metrics.jsonl. Of the seconds 0.6 are generation, 0.3 the update."""
+    return {
+        "step": step,
+        "wall_time": 1_700_000_000.0 + step,
+        "prompt_length/mean": 6.0,
+        "response_length/mean": 6.0,
+        "response_length/max": 8.0,
+        "response_length/clip_ratio": 0.01,
+        "actor/learned_fraction": 0.9,
+        "perf/token_imbalance": 1.0,
+        "timing_s/step": seconds,
+        "timing_s/rollout": 0.62 * seconds,
+        "timing_s/weight_sync": 0.02 * seconds,
+        "timing_s/generate": 0.6 * seconds,
+        "timing_s/reward": 0.03 * seconds,
+        "timing_s/update_actor": 0.3 * seconds,
+        "memory/parameters_bytes_max": 0.5 * MEBIBYTE,
+        "memory/kv_cache_bytes_max": 1024.0 * MEBIBYTE,
+        "memory/during_generate_bytes_max": 1026.0 * MEBIBYTE,
+        "memory/process_bytes_max": 1300.0 * MEBIBYTE,
+        **others,
+    }
+
+
+def write_run(folder: Path, rows: Sequence[dict[str, float]] | None = None, job: str = JOB) -> Path:
+    """The run's folder with everything that it needs."""
+    model = folder / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(MODEL_CONFIG))
+    (folder / "job.yaml").write_text(job)
+    (folder / "resolved.yaml").write_text(job)
+    lines = [step_row(1, 2.0), *(step_row(step, 0.28 + 0.01 * step) for step in range(2, 6))] if rows is None else rows
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return folder
+
+
+def write_timeline(folder: Path, step: int, busy_share: float) -> None:
+    """Of a step of one second, in which the worker does something for that share."""
+    events: list[dict[str, object]] = [
+        {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
+        for pid, name in enumerate(("controller", "main, rank 0"))
+    ]
+    spans = ((0, "rollout", 1e6), (1, "hybrid.generate_sequences", busy_share * 1e6))
+    events += [{"ph": "X", "pid": pid, "tid": 1, "name": name, "ts": 0.0, "dur": dur} for pid, name, dur in spans]
+    file = folder / "timelines" / f"step-{step:06d}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({"traceEvents": events}))
 
 
 @pytest.fixture(autouse=True)
@@ -47,26 +123,24 @@ def test_a_profile_makes_the_prediction_that_of_the_machine(rljob: Rljob, tmp_pa
     profile = read_profile(profiles / "cpu.json")
     assert profile.runs == (str(run),)
     assert profile.written_at.endswith("Z")
-    document = json.loads(rljob("plan", "--from-run", str(run), "--json")[1])
-    assert (document["kind"], document["constants"]) == ("RunReport", str(run))
-    step = next(each for each in document["seconds"] if each["name"] == "step")
-    assert step["predicted"]["likely"] == pytest.approx(step["measured"]["median"], rel=0.05)
-    process = next(each for each in document["memory"] if each["name"] == "process")
-    assert process["predictedBytes"] == pytest.approx(process["measuredBytes"], rel=1e-6)
-    assert process["measuredBytes"] == 1300 * 2**20
-    sizes = [each[name] for each in document["memory"] for name in ("predictedBytes", "measuredBytes")]
-    assert all(size is None or isinstance(size, int) for size in sizes)
-    written = json.loads(rljob("plan", "--calibrate", str(run), "--json")[1])
-    assert (written["kind"], written["gpu"]) == ("Calibration", "cpu")
+    report = run_report(PlanOptions(from_run=run))
+    assert report.constants == str(run)
+    step = next(each for each in report.times if each.name == "step")
+    assert step.predicted is not None
+    assert step.measured is not None
+    assert step.predicted.likely == pytest.approx(step.measured.median, rel=0.05)
+    process = next(each for each in report.memory if each.name == "process")
+    assert process.predicted == pytest.approx(process.measured, rel=1e-6)
+    assert process.measured == 1300 * 2**20
+    assert f"  predicted by constants calibrated by {run}\n" in rljob("plan", "--from-run", str(run))[1]
 
 
 def test_a_profile_of_another_name_is_used_where_it_is_named(rljob: Rljob, tmp_path: Path, profiles: Path) -> None:
     run, file = write_run(tmp_path / "runs" / "demo"), tmp_path / "mine.json"
     assert rljob("plan", "--calibrate", str(run), "--calibrate", str(run), "--profile", str(file))[0] == 0
     assert not profiles.exists()
-    document = json.loads(rljob("plan", "--from-run", str(run), "--json", "--profile", str(file))[1])
-    assert document["constants"] == f"{run}, {run}"
-    assert json.loads(rljob("plan", "--from-run", str(run), "--json")[1])["constants"] == "defaults"
+    assert run_report(PlanOptions(from_run=run, profile=file)).constants == f"{run}, {run}"
+    assert run_report(PlanOptions(from_run=run)).constants == "defaults"
 
 
 def test_changes_are_proposed_with_their_gain_and_the_place_in_the_documents(rljob: Rljob, tmp_path: Path) -> None:
@@ -77,10 +151,10 @@ def test_changes_are_proposed_with_their_gain_and_the_place_in_the_documents(rlj
     assert "~ spec.training.rollout.maxNumSequences: 16 -> " in shown
     assert '"sequences at once" in docs/tuning.md' in shown
     assert shown.splitlines()[-1].startswith("Advice: spec.training.rollout.maxNumSequences: ")
-    change = json.loads(rljob("plan", "--from-run", str(run), "--json")[1])["changes"][0]
-    assert change["field"] == "spec.training.rollout.maxNumSequences"
-    assert change["gainSeconds"] > 0
-    assert change["gainByPhase"]["generate"] == pytest.approx(change["gainSeconds"])
+    first = run_report(PlanOptions(from_run=run)).advice[0]
+    assert first.change.field == "spec.training.rollout.maxNumSequences"
+    assert first.gain > 0
+    assert dict(first.phases)["generate"] == pytest.approx(first.gain)
 
 
 def test_idle_workers_of_a_timeline_are_named(rljob: Rljob, tmp_path: Path) -> None:
@@ -99,7 +173,7 @@ def test_what_is_no_number_among_metrics_is_passed_over(tmp_path: Path) -> None:
     text = (run / "metrics.jsonl").read_text().splitlines()
     odd = text[2].replace('"timing_s/reward": ', '"timing_s/reward": NaN, "actor/kl_loss": null, "timing_s/x": ')
     (run / "metrics.jsonl").write_text("\n".join([*text[:2], odd, *text[3:]]) + "\n")
-    facts = run_report(RunPlanOptions((run,))).facts
+    facts = run_report(PlanOptions(from_run=run)).facts
     assert facts.num_steps == 5
     assert "reward" not in facts.steps[1].phases
 
@@ -108,7 +182,7 @@ def test_a_run_that_goes_on_may_have_half_a_line(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs" / "demo")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "timing_s/st')
-    assert run_report(RunPlanOptions((run,))).facts.num_steps == 5
+    assert run_report(PlanOptions(from_run=run)).facts.num_steps == 5
 
 
 def edited(run: Path, name: str, text: str | None) -> Path:
@@ -146,6 +220,8 @@ def test_what_is_no_run_is_refused(rljob: Rljob, tmp_path: Path) -> None:
     assert (code, "there is no such folder; name that of a run" in errors) == (2, True)
     code, _, errors = rljob("plan", "--from-run", str(tmp_path))
     assert (code, "holds no job.yaml, so it is not the folder of a run" in errors) == (2, True)
+    code, _, errors = rljob("plan", "--from-run", str(tmp_path), "--json")
+    assert (code, errors) == (2, "error: --json: is for a job file, not for a run's folder; leave it out\n")
 
 
 def test_a_run_of_too_few_steps_calibrates_nothing(rljob: Rljob, tmp_path: Path, profiles: Path) -> None:
@@ -195,8 +271,8 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"formatVersion": 2}, r"formatVersion: this version reads 1 \(seen 2\)"),
-        ({"formatVersion": True}, r"formatVersion: this version reads 1 \(seen true\)"),
+        ({"formatVersion": 2}, r"formatVersion: is not understood \(seen 2\)"),
+        ({"formatVersion": True}, r"formatVersion: is not understood \(seen true\)"),
         ({"kind": ""}, "kind: is not understood"),
         ({"runs": "runs/x"}, "runs: is not understood"),
         ({"constants": {"speed_of_light": 3e8}}, r"constants.speed_of_light: is not understood \(seen 300000000.0\)"),
@@ -232,14 +308,13 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
 
 def test_every_section_that_advice_names_is_in_the_documents() -> None:
     """Advice and findings say where to read on; fields of the job are named as they are in the page."""
-    sources = (REPOSITORY / "operator/src/rljob_planner/advice").glob("*.py")
-    code = "\n".join(file.read_text() for file in sources)
     page = (REPOSITORY / "docs/tuning.md").read_text()
     headings = {line.lstrip("# ").lower() for line in page.splitlines() if line.startswith("###")}
-    faster = (REPOSITORY / "operator/src/rljob_planner/advice/faster_jobs.py").read_text()
-    named = set(re.findall(r'FasterJob\([^"]*?"([a-z ]+)"', faster))
-    named |= set(re.findall(r'FasterJob\(.*, "([a-z ]+)"', faster))
-    named |= set(re.findall(r'^            "([a-z ]+)",$', code, re.MULTILINE))
-    named |= set(re.findall(r'\(timing_s/reward\)", "([a-z ]+)"\)', code))
-    assert len(named) >= 15
+    findings = (REPOSITORY / "operator/src/rljob_planner/advice/tuning.py").read_text()
+    changes = (REPOSITORY / "operator/src/rljob_planner/memory/changes.py").read_text()
+    named = set(re.findall(r'^            "([a-z ]+)",$', findings, re.MULTILINE))
+    named |= set(re.findall(r'\(timing_s/reward\)", "([a-z ]+)"\)', findings))
+    named |= set(re.findall(r'(?:section=|section = |^        )"([a-z ]+)"', changes, re.MULTILINE))
+    named |= set(re.findall(r'(?:sizes|larger|smaller|others|\[2\]), "([a-z ]+)"', changes))
+    assert len(named) >= 14
     assert sorted(named - headings) == []

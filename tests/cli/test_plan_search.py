@@ -13,10 +13,10 @@ import pytest
 
 from rljob_api.job_file import load_job_file, load_job_text
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_cli.differences import differences
 from rljob_cli.errors import CliError
-from rljob_cli.plan.changes import placement_changes
-from rljob_cli.plan.mapping import change_path, changed_spec
-from rljob_cli.plan.write import mapped_text
+from rljob_cli.plan.search import changed_spec
+from rljob_cli.plan.write import changed_text
 from rljob_planner.memory.changes import Change
 
 Rljob = Callable[..., tuple[int, str, str]]
@@ -203,14 +203,15 @@ def test_a_speed_that_cannot_be_is_refused(rljob: Rljob, job: Path, tflops: str)
 def test_comments_quotes_and_all_else_stay_as_they_were() -> None:
     pools = "[{name: main, nodes: 2, gpusPerNode: 8, resources: {requests: {cpu: '8'}}}]"
     spec = moved(JOB, pools, "{rollout: {tensorParallel: 2}, actor: {shardSize: 8}}")
-    assert mapped_text(JOB, spec) == JOB.replace("nodes: 1\n", "nodes: 2\n").replace(
+    assert changed_text(JOB, load_job_text(JOB).spec, spec) == JOB.replace("nodes: 1\n", "nodes: 2\n").replace(
         "\n  training:\n",
         "\n  roles:\n    actor: {shardSize: 8}\n    rollout: {tensorParallel: 2}\n  training:\n",
     )
 
 
 def test_a_file_that_says_it_already_is_written_as_it_is() -> None:
-    assert mapped_text(JOB, load_job_text(JOB).spec) == JOB
+    spec = load_job_text(JOB).spec
+    assert changed_text(JOB, spec, spec) == JOB
 
 
 def test_pools_come_and_go_and_change_places() -> None:
@@ -218,15 +219,16 @@ def test_pools_come_and_go_and_change_places() -> None:
     two = f"[{{name: aside, gpusPerNode: 4}}, {{name: main, nodes: 2, gpusPerNode: 8, {resources}}}]"
     roles = "{actor: {pool: main}, rollout: {pool: main}, ref: {pool: aside, shardSize: 2}}"
     spec = moved(JOB, two, roles)
-    text = mapped_text(JOB, spec)
+    old = load_job_text(JOB).spec
+    text = changed_text(JOB, old, spec)
     found = load_job_text(text).spec
     assert found.pools == spec.pools
     assert found.placed_roles() == spec.placed_roles()
     assert "# all of it" in text
     assert "# enough" in text
     # And back again: what equals its default is left out.
-    again = load_job_text(mapped_text(text, load_job_text(JOB).spec)).spec
-    assert again.to_wire() == load_job_text(JOB).spec.to_wire()
+    again = load_job_text(changed_text(text, found, old)).spec
+    assert again.to_full_wire() == old.to_full_wire()
 
 
 def test_a_rule_that_would_be_broken_is_said_and_nothing_written() -> None:
@@ -234,7 +236,7 @@ def test_a_rule_that_would_be_broken_is_said_and_nothing_written() -> None:
     [pool] = spec.pools
     uneven = spec.model_copy(update={"pools": (pool.model_copy(update={"nodes": 3, "gpus_per_node": 7}),)})
     with pytest.raises(CliError, match=r"(?s)^--write: the mapping breaks a rule.*spec.training.batchSize"):
-        mapped_text(JOB, uneven)
+        changed_text(JOB, spec, uneven)
 
 
 def test_what_an_alias_stands_for_is_not_changed_behind_the_users_back() -> None:
@@ -243,7 +245,7 @@ def test_what_an_alias_stands_for_is_not_changed_behind_the_users_back() -> None
     ref = spec.roles.ref.model_copy(update={"shard_size": 4})
     other = spec.model_copy(update={"roles": spec.roles.model_copy(update={"ref": ref})})
     with pytest.raises(CliError, match=r"^--write: .*cannot be changed here \(an alias, perhaps\)"):
-        mapped_text(text, other)
+        changed_text(text, spec, other)
 
 
 def test_changes_are_listed_field_by_field() -> None:
@@ -251,14 +253,14 @@ def test_changes_are_listed_field_by_field() -> None:
     resources = "resources: {requests: {cpu: '8'}}"
     pools = f"[{{name: main, nodes: 2, gpusPerNode: 8, {resources}}}, {{name: aside, nodes: 1, gpusPerNode: 2}}]"
     new = moved(JOB, pools, "{rollout: {tensorParallel: 2}, ref: {pool: aside}}")
-    assert list(placement_changes(old, new).lines()) == [
-        "+ pool aside: 1 x 2 GPUs",
-        "~ spec.pools[main].nodes: 1 -> 2",
-        "~ spec.roles.rollout.tensorParallel: (default) -> 2",
-        "~ spec.roles.ref.pool: (default) -> aside",
+    assert differences(old, new) == [
+        "spec.pools[main].nodes: 1 -> 2",
+        'spec.pools[aside]: unset -> {"name": "aside", "nodes": 1, "gpusPerNode": 2, "gpuResource...',
+        "spec.roles.rollout.tensorParallel: 1 -> 2",
+        'spec.roles.ref.pool: unset -> "aside"',
     ]
-    assert next(placement_changes(new, old).lines()) == "- pool aside: 1 x 2 GPUs"
-    assert placement_changes(old, old).is_empty
+    assert differences(new, old)[1].endswith(" -> unset")
+    assert differences(old, old) == []
 
 
 def test_changes_of_the_training_reach_their_fields() -> None:
@@ -271,7 +273,7 @@ def test_changes_of_the_training_reach_their_fields() -> None:
     assert changed.training.model.offload.optimizer
     assert changed.training.rollout.gpu_memory_utilization == 0.35
     assert changed.training.rollout.group_size == 8
-    text = mapped_text(JOB, changed, changes)
+    text = changed_text(JOB, spec, changed)
     assert load_job_text(text).spec == changed
     assert "# 80 GB are not much" in text
     judged = load_job_text(
@@ -281,5 +283,6 @@ def test_changes_of_the_training_reach_their_fields() -> None:
         )
     ).spec
     field = Change("spec.training.rewards[].rewardModel.offload", "true", "false")
-    assert change_path(field, judged) == ("training", "rewards", 1, "rewardModel", "offload")
-    assert changed_spec(judged, [field]).training.rewards[1].reward_model is not None
+    assert differences(judged, changed_spec(judged, [field])) == [
+        "spec.training.rewards[taste].rewardModel.offload: false -> true"
+    ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.job_file import load_job_file
@@ -14,71 +18,85 @@ from rljob_testing.command_line import Workplace
 REPOSITORY = Path(__file__).parents[2]
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=60)
-    return process.returncode, output
+Rljob = Callable[..., tuple[int, str, str]]
 
 
-def test_the_version_is_that_of_the_package_and_of_what_it_speaks(workplace: Workplace) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands run."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_version_is_that_of_the_package_and_of_what_it_speaks(rljob: Rljob) -> None:
     project = tomllib.loads((REPOSITORY / "operator" / "pyproject.toml").read_text())["project"]
-    code, output = finish(workplace.command("--version"))
+    code, output, _ = rljob("--version")
     assert (code, output) == (0, f"rljob {project['version']}, rljob.dev/v1alpha1, contract {CONTRACT_VERSION}\n")
 
 
-def test_a_misspelled_command_is_told_which_was_meant_and_another_is_not(workplace: Workplace) -> None:
-    code, output = finish(workplace.command("submt"))
+def test_a_misspelled_command_is_told_which_was_meant_and_another_is_not(rljob: Rljob) -> None:
+    code, _, errors = rljob("submt")
     assert code == 2
-    assert "No such command 'submt'. Did you mean 'submit'?" in output
-    code, output = finish(workplace.command("start"))
+    assert "No such command 'submt'. Did you mean 'submit'?" in errors
+    code, _, errors = rljob("start")
     assert code == 2
-    assert "No such command 'start'." in output
-    assert "status" not in output
+    assert "No such command 'start'." in errors
+    assert "status" not in errors
 
 
-def test_the_starter_file_is_valid_and_is_not_overwritten(workplace: Workplace) -> None:
-    code, output = finish(workplace.command("init", "mine.yaml"))
+def test_the_starter_file_is_valid_and_is_not_overwritten(rljob: Rljob, folder: Path) -> None:
+    code, output, _ = rljob("init", "mine.yaml")
     assert (code, output) == (0, "wrote mine.yaml; next: rljob validate mine.yaml, then rljob run mine.yaml\n")
-    assert load_job_file(workplace.folder / "mine.yaml").metadata.name == "my-first-run"
-    code, output = finish(workplace.command("validate", "mine.yaml"))
-    assert code == 0, output
-    (workplace.folder / "mine.yaml").write_text("my changes")
-    code, output = finish(workplace.command("init", "mine.yaml"))
+    assert load_job_file(folder / "mine.yaml").metadata.name == "my-first-run"
+    assert rljob("validate", "mine.yaml")[0] == 0
+    (folder / "mine.yaml").write_text("my changes")
+    code, _, errors = rljob("init", "mine.yaml")
     assert code == 2
-    assert output == "error: mine.yaml: exists already; give another name\n"
-    assert (workplace.folder / "mine.yaml").read_text() == "my changes"
+    assert errors == "error: mine.yaml: exists already; give another name\n"
+    assert (folder / "mine.yaml").read_text() == "my changes"
 
 
-def test_the_starter_file_trains_as_the_example_that_was_measured(workplace: Workplace) -> None:
-    finish(workplace.command("init", "mine.yaml"))
-    mine = load_job_file(workplace.folder / "mine.yaml").spec.training
+def test_the_starter_file_trains_as_the_example_that_was_measured(rljob: Rljob, folder: Path) -> None:
+    rljob("init", "mine.yaml")
+    mine = load_job_file(folder / "mine.yaml").spec.training
     example = load_job_file(REPOSITORY / "examples" / "smollm2-arithmetic.yaml").spec.training
     for part in ("model", "dataset", "rewards", "optimizer", "steps", "batch_size"):
         assert mine.model_dump()[part] == example.model_dump()[part]
     assert mine.rollout.group_size == example.rollout.group_size
 
 
-def test_the_starter_file_can_only_be_written_where_there_is_a_folder(workplace: Workplace) -> None:
-    code, output = finish(workplace.command("init", "nowhere/job.yaml"))
+def test_the_starter_file_can_only_be_written_where_there_is_a_folder(rljob: Rljob) -> None:
+    code, _, errors = rljob("init", "nowhere/job.yaml")
     assert code == 2
-    assert "nowhere/job.yaml: cannot be written (No such file or directory)" in output
+    assert "nowhere/job.yaml: cannot be written (No such file or directory)" in errors
 
 
 def test_plots_are_drawn_again_from_the_metrics(workplace: Workplace) -> None:
-    workplace.run()
-    code, output = finish(workplace.command("plot", "runs/small"))
-    assert code == 0, output
+    workplace.run_folder.mkdir(parents=True)
+    rows = ({"step": step, "wall_time": 0.0, "critic/rewards/mean": 0.5} for step in (1, 2, 3))
+    (workplace.run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    process = workplace.command("plot", "runs/small")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
     assert (workplace.run_folder / "plots" / "overview.png").exists()
     assert (workplace.run_folder / "plots" / "reward.png").exists()
 
 
 def test_plotting_something_else_is_refused(workplace: Workplace) -> None:
-    code, output = finish(workplace.command("plot", "code"))
-    assert code == 2
+    process = workplace.command("plot", "code")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
     assert "metrics.jsonl: no such file" in output
 
 
 def test_the_command_line_loads_neither_the_trainer_nor_its_libraries() -> None:
+    """What says the commands' names does not even load the contract's types."""
     heavy = ("torch", "ray", "numpy", "rljob_trainer", "matplotlib", "transformers", "kubernetes", "rljob_operator")
-    program = f"import sys, rljob_cli.__main__; print([name for name in {heavy} if name in sys.modules])"
+    program = (
+        "import importlib, pkgutil, sys, rljob_cli.__main__\n"
+        "print([name for name in ('pydantic', 'ruamel.yaml', 'rljob_api.v1alpha1') if name in sys.modules])\n"
+        "for module in pkgutil.walk_packages(rljob_cli.__path__, 'rljob_cli.'): importlib.import_module(module.name)\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout == "[]\n"
+    assert result.stdout == "[]\n[]\n"

@@ -87,7 +87,7 @@ def test_another_spec_under_the_same_name_is_refused_and_every_difference_named(
         f"error: {file}: RLJob {job_cluster.namespace}/small exists already with another spec, and only suspend and"
         " runPolicy may change while it exists; give the file another metadata.name, or delete the job first"
         " (`rljob delete small`). Stored -> in the file:\n"
-        "  spec.pools[0].nodes: 1 -> 2\n"
+        "  spec.pools[main].nodes: 1 -> 2\n"
         "  spec.training.steps: 3 -> 4\n"
         '  spec.image: unset -> "mine:1"\n'
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
@@ -18,6 +17,7 @@ from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_cli.validate import validate_file
 from rljob_testing.command_line import Workplace
 
+Rljob = Callable[..., tuple[int, str, str]]
 JOB = """\
 apiVersion: rljob.dev/v1alpha1
 kind: RLJob
@@ -182,24 +182,22 @@ def test_a_name_that_kubernetes_refuses_is_shown_with_what_would_do(tmp_path: Pa
     assert f"{path}:8:33: spec.head.template.labels.team a: has an invalid key" in output
 
 
-def test_resolved_prints_a_job_file_and_the_rest_goes_to_standard_error(tmp_path: Path) -> None:
+def test_resolved_prints_a_job_file_and_the_rest_goes_to_standard_error(rljob: Rljob, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB + "    algorithm: {type: DrGRPO}\n")
-    command = [sys.executable, "-m", "rljob_cli", "validate", "--resolved", str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.stderr == f"{path}: RLJob example is valid (pools: main 2x6)\n"
-    resolved, job = load_job_text(result.stdout).spec.training, load_job_file(path).spec.training
+    _, output, errors = rljob("validate", "--resolved", str(path))
+    assert errors == f"{path}: RLJob example is valid (pools: main 2x6)\n"
+    resolved, job = load_job_text(output).spec.training, load_job_file(path).spec.training
     assert resolved.algorithm == resolve_algorithm(job.algorithm).as_algorithm()
     assert resolved.model_copy(update={"algorithm": job.algorithm}) == job
 
 
-def test_resolved_prints_no_job_where_there_is_a_problem(tmp_path: Path) -> None:
+def test_resolved_prints_no_job_where_there_is_a_problem(rljob: Rljob, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB + "    algorithm: {type: A2C}\n")
-    command = [sys.executable, "-m", "rljob_cli", "validate", "--resolved", str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert ":13:23: spec.training.algorithm.type: must be one of GRPO, DrGRPO, " in result.stderr
+    code, output, errors = rljob("validate", "--resolved", str(path))
+    assert (code, output) == (2, "")
+    assert ":13:23: spec.training.algorithm.type: must be one of GRPO, DrGRPO, " in errors
 
 
 def test_square_brackets_in_a_file_are_not_markup(tmp_path: Path) -> None:

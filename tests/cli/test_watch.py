@@ -54,7 +54,8 @@ def watched(
     output = io.StringIO()
     console = Console(file=output, highlight=False, force_terminal=is_terminal, width=100, height=40)
     api = connect(ClusterOptions(kubeconfig=cluster.kubeconfig))
-    code = watch_job(api, name, console, AGAIN, Script(steps).clock())
+    api.flags = ""
+    code = watch_job(api, name, console, Script(steps).clock())
     return code, output.getvalue()
 
 

@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_planner.advice.calibrated_machine import CalibrationRun, calibrated, observations_of
-from rljob_planner.advice.process_memory import process_bytes
+from rljob_planner.advice.calibration import CalibrationRun, calibrated, observations_of
+from rljob_planner.advice.comparison import process_bytes
 from rljob_planner.advice.run_facts import MetricsLine, facts_of, observed_workload, workload_for_memory
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Gpu
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import Placement
 from rljob_planner.timing.step import step_time
-from rljob_planner.workload import Role, TokenLengths, TrainModel, Workload
+from rljob_planner.workload import Placement, Role, TokenLengths, TrainModel, Workload
 from rljob_testing.planner_cases import GIB, one_pool, placed, workload
 
 SMALL = ModelShape("small", 8, 256, 4, 2, 64, 1024, 8192, ties_head=True)

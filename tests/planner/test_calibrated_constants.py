@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_planner.calibration import (
+from rljob_planner.advice.calibration import (
     DECODE_STEP,
     OF_A_MACHINE,
     STEP,

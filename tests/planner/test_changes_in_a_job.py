@@ -7,13 +7,11 @@ import json
 import pytest
 
 from rljob_api.v1alpha1.job import RLJob
-from rljob_planner.advice.faster_jobs import faster_jobs
 from rljob_planner.job import workload_of
 from rljob_planner.job_memory import known_shapes
 from rljob_planner.job_placement import check_layouts, placement_of
-from rljob_planner.memory.changes import Change, ladders
-from rljob_planner.placement import Placement
-from rljob_planner.workload import Workload
+from rljob_planner.memory.changes import Change, faster_jobs, smaller_jobs
+from rljob_planner.workload import Placement, Workload
 from rljob_testing.planner_cases import gpu
 from rljob_testing.valid_job import Wire, edited, valid_job
 
@@ -95,10 +93,9 @@ def written(job: Wire, change: Change) -> Wire:
 def test_every_change_can_be_written_and_means_what_was_planned(case: str, is_cpu: bool) -> None:
     job = edited(valid_job(), CASES[case])
     workload, placement = read(job, is_cpu=is_cpu)
-    smaller = [changed for ladder in ladders(workload, placement) for changed in ladder]
-    faster = [each.changed for ladder in faster_jobs(workload, placement) for each in ladder]
-    # A pool of its own takes two: the pool, and who is there.
-    for changed in (each for each in (*smaller, *faster) if not each.change.field.endswith(".pool")):
+    smaller = [changed for ladder in smaller_jobs(workload, placement) for changed in ladder]
+    faster = [changed for ladder in faster_jobs(workload, placement) for changed in ladder]
+    for changed in (*smaller, *faster):
         found_workload, found_placement = read(written(job, changed.change), is_cpu=is_cpu)
         assert found_workload == changed.workload, changed.change
         assert found_placement == changed.placement, changed.change

@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.v1alpha1.pools import Pool
-from rljob_planner.cluster_nodes import cluster_of_nodes, products_of_nodes
-from rljob_planner.cluster_pools import cluster_of_pools, gpus_of_pools
-from rljob_planner.cluster_text import cluster_of_text, cluster_text
+from rljob_planner.clusters import (
+    cluster_of_nodes,
+    cluster_of_pools,
+    cluster_of_text,
+    cluster_text,
+    gpus_of_pools,
+    products_of_nodes,
+)
 from rljob_planner.errors import PlanError
-from rljob_planner.gpus import NodeGroup
-from rljob_planner.known_gpus import gpu_named
+from rljob_planner.gpus import NodeGroup, gpu_named
 
 H100, H200, A100 = gpu_named("H100"), gpu_named("H200"), gpu_named("A100-80")
 Node = dict[str, object]

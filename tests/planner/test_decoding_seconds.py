@@ -8,12 +8,18 @@ from dataclasses import replace
 import pytest
 
 from rljob_planner.constants import Constants
-from rljob_planner.placement import RolloutLayout
-from rljob_planner.timing.costs import LONGEST_RESPONSE, Site
-from rljob_planner.timing.generation import Requests, decode_speed, decode_time, generation_cost
+from rljob_planner.timing.communication import LONGEST_RESPONSE, Site
+from rljob_planner.timing.generation import (
+    DecodeSpeed,
+    Requests,
+    decode_speed,
+    decode_time,
+    generation_cost,
+    makespan,
+    mixed,
+)
 from rljob_planner.timing.lengths import Lengths
-from rljob_planner.timing.makespan import DecodeSpeed, makespan, mixed
-from rljob_planner.workload import EngineKind, RolloutWork
+from rljob_planner.workload import EngineKind, RolloutLayout, RolloutWork
 from rljob_testing.planner_cases import LLAMA3_8B, QWEN3_4B, gpu
 
 DENSE = DecodeSpeed(

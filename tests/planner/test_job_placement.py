@@ -11,12 +11,11 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.rules import violations
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
+from rljob_planner.gpus import gpu_named
 from rljob_planner.job import workload_of
 from rljob_planner.job_placement import check_layouts, placement_of, spec_with, with_selectors
-from rljob_planner.known_gpus import gpu_named
 from rljob_planner.known_models import known_model
-from rljob_planner.placement import PlacedPool, Placement, RolloutLayout, Schedule, TrainLayout
-from rljob_planner.workload import Role
+from rljob_planner.workload import PlacedPool, Placement, Role, RolloutLayout, Schedule, TrainLayout
 from rljob_testing.valid_job import edited, valid_job
 
 Edits = dict[str, object]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_planner.errors import PlanError
-from rljob_planner.known_gpus import KNOWN_GPUS, cpu_kind, custom_gpu, gpu_named
+from rljob_planner.gpus import KNOWN_GPUS, cpu_kind, custom_gpu, gpu_named
 
 GIB = 2**30
 

@@ -9,8 +9,7 @@ import pytest
 from rljob_planner.constants import Constants
 from rljob_planner.known_models import known_model
 from rljob_planner.kv_cache import engine_space, mean_live_context, pass_bytes, sequence_kv_bytes
-from rljob_planner.placement import RolloutLayout
-from rljob_planner.workload import EngineKind, LoraShape, RolloutWork, TokenLengths
+from rljob_planner.workload import EngineKind, LoraShape, RolloutLayout, RolloutWork, TokenLengths
 from rljob_testing.planner_cases import GIB, LLAMA3_8B, QWEN3_4B, gpu
 
 CONSTANTS = Constants()

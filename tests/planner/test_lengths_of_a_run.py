@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from rljob_planner.advice.observed_lengths import ObservedLengths
+from rljob_planner.advice.run_facts import ObservedLengths
 from rljob_planner.timing.lengths import lengths_of
 from rljob_planner.workload import TokenLengths
 

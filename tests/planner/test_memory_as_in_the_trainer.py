@@ -10,17 +10,19 @@ import pytest
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Gpu
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.memory_types import Phase, PhaseMemory
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import PlacedPool, RolloutLayout, TrainLayout
+from rljob_planner.plan_types import Phase, PhaseMemory
 from rljob_planner.workload import (
     EngineKind,
     Head,
     ModelOffload,
+    PlacedPool,
     Role,
+    RolloutLayout,
     RolloutWork,
     TokenLengths,
+    TrainLayout,
     TrainModel,
     Workload,
 )

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import ladders
+from rljob_planner.memory.changes import smaller_jobs
 from rljob_planner.memory.knobs import Knobs, all_phases, knobs_of, worst_phase
-from rljob_planner.memory_types import Phase, Verdict, fails_from_second_step, verdict_of
-from rljob_planner.placement import Placement, TrainLayout
 from rljob_planner.plan import Plan, plan_of
-from rljob_planner.workload import ModelOffload, Role, Workload
+from rljob_planner.plan_types import Phase, Verdict, fails_from_second_step, verdict_of
+from rljob_planner.workload import ModelOffload, Placement, Role, TrainLayout, Workload
 from rljob_testing.planner_cases import (
     GIB,
     LLAMA3_8B,
@@ -158,7 +157,7 @@ def test_the_fields_are_those_of_a_job() -> None:
     job = every_kind()
     pool = one_pool(job, gpus_per_node=8)
     pool = replace(pool, layouts={role: TrainLayout(8, 4) for role in pool.layouts})
-    found = {ladder[0].change.field for ladder in ladders(job, placed(pool))}
+    found = {ladder[0].change.field for ladder in smaller_jobs(job, placed(pool))}
     assert found == {
         "spec.training.rollout.gpuMemoryUtilization",
         "spec.training.rollout.maxNumSequences",
@@ -191,7 +190,7 @@ def test_gradients_leave_only_with_one_replica() -> None:
 
 def gradients_may_leave(job: Workload, placement: Placement) -> bool:
     field = "spec.training.model.offload.gradients"
-    return any(ladder[0].change.field == field for ladder in ladders(job, placement))
+    return any(ladder[0].change.field == field for ladder in smaller_jobs(job, placement))
 
 
 @pytest.mark.parametrize(("nodes", "batch_size", "expected"), [(1, 64, ["2", "4", "8", "16"]), (1, 2, ["2"])])
@@ -201,7 +200,7 @@ def test_more_gpus_are_proposed_only_if_the_batch_spreads_over_them(
     """8 responses per prompt on 8 GPUs of a node."""
     job = workload(batch_size=batch_size, mini_batch_size=batch_size)
     placement = placed(one_pool(job, nodes=nodes))
-    [more] = [each for each in ladders(job, placement) if each[0].change.field == "spec.pools[0].nodes"]
+    [more] = [each for each in smaller_jobs(job, placement) if each[0].change.field == "spec.pools[0].nodes"]
     assert [each.change.value for each in more] == expected
 
 

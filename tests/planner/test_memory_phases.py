@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 
 from rljob_planner.constants import Constants
 from rljob_planner.memory.phases import DRIVER_BYTES, limit_of, phases_of
-from rljob_planner.memory_types import Phase, PhaseMemory, Verdict, verdict_of
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import PlacedPool, RolloutLayout, TrainLayout
-from rljob_planner.workload import EngineKind, ModelOffload, Role, TokenLengths, TrainModel, Workload
+from rljob_planner.plan_types import Phase, PhaseMemory, Verdict, verdict_of
+from rljob_planner.workload import (
+    EngineKind,
+    ModelOffload,
+    PlacedPool,
+    Role,
+    RolloutLayout,
+    TokenLengths,
+    TrainLayout,
+    TrainModel,
+    Workload,
+)
 from rljob_testing.planner_cases import GIB, LLAMA3_8B, QWEN3_4B, critic, frozen, gpu, one_pool, trained, workload
 
 CONSTANTS = Constants()

@@ -9,12 +9,10 @@ from transformers import LlamaConfig, Qwen3Config
 
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Gpu
-from rljob_planner.job_adapters import lora_shape
+from rljob_planner.job import lora_shape
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import TrainLayout
-from rljob_planner.timing.communication import exchange
-from rljob_planner.timing.costs import Site
+from rljob_planner.timing.communication import Site, exchange
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.timing.passes import (
     Operations,
@@ -28,7 +26,7 @@ from rljob_planner.timing.passes import (
     update_cost,
     update_operations,
 )
-from rljob_planner.workload import Head, ModelOffload, TrainModel
+from rljob_planner.workload import Head, ModelOffload, TrainLayout, TrainModel
 from rljob_testing.fsdp_memory_oracle import PROMPT_TOKENS, OracleCase
 from rljob_testing.planner_engine_counts import EXCHANGE, GATHER, OVER_COPIES, REDUCE, Counts, counted
 from rljob_trainer.engines.train.layout import ParallelLayout

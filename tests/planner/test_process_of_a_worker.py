@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_planner.advice.process_memory import process_bytes, written_cache_bytes
-from rljob_planner.memory_types import Part, Phase, PhaseMemory
-from rljob_planner.placement import RolloutLayout
-from rljob_planner.workload import EngineKind, TokenLengths
+from rljob_planner.advice.comparison import process_bytes, written_cache_bytes
+from rljob_planner.plan_types import Part, Phase, PhaseMemory
+from rljob_planner.workload import EngineKind, RolloutLayout, TokenLengths
 from rljob_testing.planner_cases import workload
 
 STATE = (Part("actor parameters", 10), Part("actor moments", 20), Part("rollout weights", 5))

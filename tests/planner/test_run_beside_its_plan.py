@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rljob_planner.advice.comparison import compared_memory, compared_times
-from rljob_planner.advice.run_facts import facts_of
-from rljob_planner.advice.timeline_facts import TimelineSpan, timeline_facts
+from rljob_planner.advice.run_facts import TimelineSpan, facts_of, timeline_facts
 from rljob_planner.constants import Constants
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.timing_types import PhaseTime, Seconds, StepTime
+from rljob_planner.plan_types import PhaseTime, Seconds, StepTime
 from rljob_testing.planner_cases import GIB, gpu, one_pool, workload
 
 

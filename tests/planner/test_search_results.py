@@ -8,18 +8,14 @@ import pytest
 
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.rules import violations
-from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Cluster, NodeGroup
 from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import placement_of, spec_with
-from rljob_planner.memory_types import Verdict
-from rljob_planner.placement import Schedule
-from rljob_planner.search.fewer_gpus import on_fewer_gpus, without_idle_gpus
-from rljob_planner.search.mapping import best_mappings, search
-from rljob_planner.search.role_layouts import PoolSize, pool_sizes, shard_sizes, train_layouts
-from rljob_planner.search.set_tables import SetTables
-from rljob_planner.workload import LoraShape, Role, RolloutWork
+from rljob_planner.plan_types import Verdict
+from rljob_planner.search.mapping import search
+from rljob_planner.search.pool_options import PoolSize, shard_sizes, train_layouts
+from rljob_planner.workload import LoraShape, Role, RolloutWork, Schedule
 from rljob_testing.planner_cases import LLAMA3_8B, QWEN3_4B, critic, frozen, gpu, trained, workload
 from rljob_testing.valid_job import edited, valid_job
 
@@ -29,7 +25,7 @@ PPO = workload(models={Role.ACTOR: trained(), Role.REF: frozen(), Role.CRITIC: c
 
 def test_candidates_fit_and_come_in_order() -> None:
     """Those within a tenth of the fastest first, however simple; the others by their seconds."""
-    result = search(PPO, TWO_NODES)
+    result = search(PPO, (NodeGroup(4, 8, gpu()),))
     fastest = min(each.seconds for each in result.candidates)
     assert len(result.candidates) == 10
     assert all(each.plan.verdict is not Verdict.TOO_LARGE for each in result.candidates)
@@ -122,23 +118,6 @@ def test_a_tie_on_half_of_the_gpus_or_fewer_is_preferred() -> None:
     assert search(PPO, TWO_NODES).candidates[0].plan.placement.num_gpus == 16
 
 
-@pytest.mark.parametrize("share", [1.02, 1.1, 1.5, 3.0])
-def test_no_fewer_gpus_would_do(share: float) -> None:
-    """Of all roles on one pool: each smaller one is too slow; and with twice as many, there is nothing to gain."""
-    tables = SetTables(PPO, (NodeGroup(4, 8, gpu()),), Constants())
-    everyone = {roles: (options if roles == tables.everyone else []) for roles, options in tables.options.items()}
-    tables.options = everyone
-    (best,) = best_mappings(tables, Schedule.SYNCHRONOUS, 1)
-    limit = share * best.cost
-    sizes = [o.num_gpus for o in everyone[tables.everyone] if tables.seconds(Schedule.SYNCHRONOUS, o.seconds) <= limit]
-    found = on_fewer_gpus(tables, best, Schedule.SYNCHRONOUS, limit)
-    assert best.num_gpus == 32
-    assert (found is None) is (2 * min(sizes) > 32)
-    assert found is None or (found.num_gpus, found.cost <= limit) == (min(sizes), True)
-    least = without_idle_gpus(tables, best, Schedule.SYNCHRONOUS, limit)
-    assert least.cost <= 1.01 * best.cost
-
-
 def test_where_nothing_fits_the_nearest_miss_says_by_how_much_and_what_would_do() -> None:
     job = workload(trained(LLAMA3_8B), models={Role.ACTOR: trained(LLAMA3_8B), Role.CRITIC: critic(LLAMA3_8B)})
     result = search(job, (NodeGroup(1, 2, gpu()),))
@@ -147,11 +126,8 @@ def test_where_nothing_fits_the_nearest_miss_says_by_how_much_and_what_would_do(
     assert missed is not None
     assert missed.plan.verdict is Verdict.TOO_LARGE
     lacks = max(-phase.spare for phase in missed.plan.all_phases) / 2**30
-    assert f"lacks least, {lacks:.1f} GiB on a GPU" in missed.advice[0]
-    assert "would fit on" in missed.advice[1]
-    factor = int(missed.advice[1].split("would fit on ")[1].split("x")[0])
-    assert search(job, (NodeGroup(factor, 2, gpu()),)).candidates
-    assert not search(job, (NodeGroup(factor // 2, 2, gpu()),)).candidates
+    assert f"lacks least, {lacks:.1f} GiB on a GPU" in missed.advice
+    assert any(change.field == "spec.pools[0].nodes" for knob in missed.plan.knobs for change in knob.changes)
 
 
 def test_where_nothing_fits_a_changed_job_is_searched_for() -> None:
@@ -163,16 +139,6 @@ def test_where_nothing_fits_a_changed_job_is_searched_for() -> None:
     assert missed.changed.changes
     assert not any(each.field.startswith("spec.pools") for each in missed.changed.changes)
     assert missed.changed.result.candidates == search(missed.changed.workload, (NodeGroup(1, 8, gpu()),)).candidates
-    assert search(job, (NodeGroup(1, 8, gpu()),), may_change_job=False).nearest_miss == replace(missed, changed=None)
-
-
-def test_what_one_tries_first_and_does_not_fit_is_told() -> None:
-    """All roles on one pool of each kind; on the small kind they do not fit."""
-    small = replace(gpu(24), name="small")
-    refused = search(PPO, (NodeGroup(2, 8, gpu()), NodeGroup(1, 2, small))).refused
-    assert len(refused) == 1
-    assert refused[0].startswith("All roles on 2 small: ")
-    assert "GiB on a GPU" in refused[0]
 
 
 def test_schedules_are_those_asked_for() -> None:
@@ -190,15 +156,6 @@ def test_a_role_without_any_layout_is_refused() -> None:
     """A longest row of 4,096 tokens, of which eight GPUs hold no more than 800."""
     with pytest.raises(PlanError, match=r"spec\.roles\.actor: .*maxTokensPerMicroBatch"):
         search(replace(PPO, max_tokens_per_micro_batch=100), TWO_NODES)
-
-
-def test_sizes_of_pools_pack_into_nodes() -> None:
-    def sizes(nodes: int, per_node: int) -> list[tuple[int, int]]:
-        return [(each.nodes, each.gpus_per_node) for each in pool_sizes(0, NodeGroup(nodes, per_node, gpu()))]
-
-    assert sizes(2, 8) == [(1, 1), (1, 2), (1, 4), (1, 8), (2, 8)]
-    assert sizes(3, 6) == [(1, 1), (1, 2), (1, 6), (2, 6), (3, 6)]
-    assert sizes(2, 1) == [(1, 1), (2, 1)]
 
 
 def test_copies_are_on_parts_of_a_node_or_on_whole_nodes() -> None:

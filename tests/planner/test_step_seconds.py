@@ -9,12 +9,24 @@ from pathlib import Path
 import pytest
 
 from rljob_planner.constants import Constants
-from rljob_planner.placement import PlacedPool, Placement, RolloutLayout, Schedule, TrainLayout
-from rljob_planner.timing.costs import Site
+from rljob_planner.plan_types import NO_TIME, Seconds, StepTime
+from rljob_planner.timing.communication import Site, sync_cost
 from rljob_planner.timing.step import OTHER, step_time
-from rljob_planner.timing.weight_sync import sync_cost
-from rljob_planner.timing_types import NO_TIME, Seconds, StepTime
-from rljob_planner.workload import EngineKind, Head, LoraShape, ModelOffload, Role, RolloutWork, TokenLengths, Workload
+from rljob_planner.workload import (
+    EngineKind,
+    Head,
+    LoraShape,
+    ModelOffload,
+    PlacedPool,
+    Placement,
+    Role,
+    RolloutLayout,
+    RolloutWork,
+    Schedule,
+    TokenLengths,
+    TrainLayout,
+    Workload,
+)
 from rljob_testing.planner_cases import QWEN3_4B, critic, frozen, gpu, one_pool, placed, trained, workload
 
 METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -11,14 +11,18 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from rljob_planner.job_adapters import lora_shape
+from rljob_planner.job import lora_shape
 from rljob_planner.memory.train_passes import train_peak
-from rljob_planner.memory.train_state import gradient_bytes, moment_bytes, parameter_bytes
-from rljob_planner.memory.train_tensors import gathered_elements, root_tensors
+from rljob_planner.memory.train_state import (
+    gathered_elements,
+    gradient_bytes,
+    moment_bytes,
+    parameter_bytes,
+    root_tensors,
+)
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import TrainLayout
-from rljob_planner.workload import TrainModel
+from rljob_planner.workload import TrainLayout, TrainModel
 from rljob_testing.engine_accounts import RANK, Account, AccountCase, account, allocated_peak, save_configured
 from rljob_testing.engine_updates import engine_settings
 from rljob_testing.one_rank import only_rank

@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_planner.advice.faster_jobs import Price, faster_jobs
 from rljob_planner.advice.run_facts import facts_of
 from rljob_planner.advice.tuning import Advice, advice_of, findings_of, together
 from rljob_planner.constants import Constants
+from rljob_planner.memory.changes import Price, faster_jobs
 from rljob_planner.memory.knobs import all_phases
-from rljob_planner.memory_types import Verdict, verdict_of
-from rljob_planner.placement import Placement
 from rljob_planner.plan import plan_of
+from rljob_planner.plan_types import Verdict, verdict_of
 from rljob_planner.timing.step import step_time
-from rljob_planner.workload import ModelOffload, Role, TokenLengths, Workload
+from rljob_planner.workload import ModelOffload, Placement, Role, TokenLengths, Workload
 from rljob_testing.planner_cases import gpu, one_pool, placed, trained, workload
 
 CONSTANTS = Constants()
@@ -93,9 +92,9 @@ def test_an_only_update_needs_no_pass_for_old_log_probabilities(in_any_case: boo
     job = replace(workload(), mini_batch_size=32, needs_old_logprobs=True, lengths=SHORT)
     job = replace(job, needs_old_logprobs_in_any_case=in_any_case)
     ladders = faster_jobs(job, placed(one_pool(job)))
-    larger = next(each for each in ladders if each[0].changed.change.field == "spec.training.miniBatchSize")
-    assert [each.changed.change.value for each in larger] == ["64"]
-    assert larger[0].changed.workload.needs_old_logprobs is in_any_case
+    larger = next(each for each in ladders if each[0].change.field == "spec.training.miniBatchSize")
+    assert [each.change.value for each in larger] == ["64"]
+    assert larger[0].workload.needs_old_logprobs is in_any_case
 
 
 def test_a_job_with_nothing_to_gain_gets_no_advice() -> None:
@@ -114,16 +113,16 @@ def test_what_the_contract_refuses_is_not_proposed() -> None:
     pool = one_pool(job)
     for ladder in faster_jobs(job, placed(pool)):
         for each in ladder:
-            actor = each.changed.workload.models[Role.ACTOR]
-            home = each.changed.placement.pool_of(Role.ACTOR)
+            actor = each.workload.models[Role.ACTOR]
+            home = each.placement.pool_of(Role.ACTOR)
             layout, rollout = home.layouts[Role.ACTOR], home.rollout
             assert rollout is not None
             assert not (actor.offload.gradients and (layout.num_replicas > 1 or actor.defers_reduction))
             assert home.gpus_per_node % rollout.tensor_parallel == 0
             assert 32 % rollout.tensor_parallel == 0
             assert layout.num_gpus % layout.shard_size == 0
-            assert each.changed.workload.batch_size % each.changed.workload.mini_batch_size == 0
-            assert home is not pool or each.changed.workload != job
+            assert each.workload.batch_size % each.workload.mini_batch_size == 0
+            assert home is not pool or each.workload != job
 
 
 def test_changes_together_are_each_worked_out_after_those_before() -> None:

@@ -1,4 +1,4 @@
-"""The `rljob` command."""
+"""The `rljob` command. Each command loads what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ import errno
 import os
 import shlex
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from rljob_api.constants import ExitCode
+from rljob_api.constants import API_GROUP, API_VERSION, CONTRACT_VERSION, ExitCode
 from rljob_api.errors import ContractError
 from rljob_api.standard_streams import accept_all_characters
-from rljob_cli import init, validate, versions
-from rljob_cli.arguments import Commands, Context, JobFile, JobName, Kubeconfig, Namespace
-from rljob_cli.cluster import delete, explain, listing, logs, printed_objects, submit, watching
-from rljob_cli.cluster import status as statuses
-from rljob_cli.cluster.client import ClusterOptions, connect
-from rljob_cli.cluster.log_options import Container, LogOptions
-from rljob_cli.cluster.steering import Steering
+from rljob_cli import arguments as of
+from rljob_cli.arguments import Context, JobFile, JobName, Kubeconfig, Namespace
 from rljob_cli.errors import CliError
-from rljob_cli.local import plot as plotting
-from rljob_cli.local import run as running
-from rljob_cli.plan import arguments as of_plan
+
+if TYPE_CHECKING:
+    from rljob_cli.cluster.client import Cluster
+    from rljob_cli.cluster.steering import Steering
 
 app = typer.Typer(
     name="rljob",
-    cls=Commands,
+    cls=of.Commands,
     suggest_commands=False,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-Wait = Annotated[bool, typer.Option("--wait", help="Return when it is so, or when the job has ended.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Show it until it has ended: 0 for Complete, 1 for Failed.")]
-
 
 def _print_version(is_wanted: bool) -> None:
+    """Of this command, of the resources that it writes, and of the documents between operator and trainer."""
     if is_wanted:
-        _console().print(Text(versions.version_text()), soft_wrap=True)
+        try:
+            package = version("rljob-operator")
+        except PackageNotFoundError:
+            package = "of a source tree"
+        text = f"rljob {package}, {API_GROUP}/{API_VERSION}, contract {CONTRACT_VERSION}"
+        _console().print(Text(text), soft_wrap=True)
         raise typer.Exit
 
 
@@ -61,6 +61,8 @@ def init_command(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("job.yaml"),
 ) -> None:
     """Write a commented job file to start from."""
+    from rljob_cli import init
+
     init.write_starter(file)
     name = shlex.quote(str(file))
     _console().print(Text(f"wrote {file}; next: rljob validate {name}, then rljob run {name}"), soft_wrap=True)
@@ -78,6 +80,8 @@ def validate_command(
 
     With --resolved the job alone goes to standard output, as a job file, and the rest to standard error.
     """
+    from rljob_cli import validate
+
     job = validate.validate_file(file, _console(stderr=resolved))
     if job is None:
         raise typer.Exit(ExitCode.CONFIGURATION)
@@ -87,25 +91,25 @@ def validate_command(
 
 @app.command("plan")
 def plan_command(
-    file: of_plan.JobToPlan = None,
-    from_run: of_plan.FromRun = None,
-    calibrate: of_plan.Calibrate = None,
-    cluster: of_plan.Nodes = None,
-    from_cluster: of_plan.FromCluster = False,
-    kinds: of_plan.Kinds = None,
-    gpu_memory: of_plan.GpuMemory = None,
-    gpu_tflops: of_plan.GpuTflops = None,
-    gpu_bandwidth: of_plan.GpuBandwidth = None,
-    mean_prompt: of_plan.MeanPrompt = None,
-    mean_response: of_plan.MeanResponse = None,
-    model_config: of_plan.ModelConfig = None,
-    profile: of_plan.Profile = None,
-    searches: of_plan.Search = False,
-    write: of_plan.Write = None,
-    is_explained: of_plan.Explain = False,
-    as_json: of_plan.AsJson = False,
-    context: of_plan.PlanContext = None,
-    kubeconfig: of_plan.PlanKubeconfig = None,
+    file: of.JobToPlan = None,
+    from_run: of.FromRun = None,
+    calibrate: of.Calibrate = None,
+    cluster: of.Nodes = None,
+    from_cluster: of.FromCluster = False,
+    kinds: of.Kinds = None,
+    gpu_memory: of.GpuMemory = None,
+    gpu_tflops: of.GpuTflops = None,
+    gpu_bandwidth: of.GpuBandwidth = None,
+    mean_prompt: of.MeanPrompt = None,
+    mean_response: of.MeanResponse = None,
+    model_config: of.ModelConfig = None,
+    profile: of.Profile = None,
+    searches: of.Search = False,
+    write: of.Write = None,
+    is_explained: of.Explain = False,
+    as_json: of.AsJson = False,
+    context: of.PlanContext = None,
+    kubeconfig: of.PlanKubeconfig = None,
 ) -> None:
     """Say what a job needs before it takes a GPU: memory, time, and where its roles are best.
 
@@ -123,9 +127,9 @@ def plan_command(
     that the job fits somewhere as it is, in other pools and places at most; with --write too, that what was written
     fits.
     """
-    # Other commands need none of it.
-    from rljob_cli.plan.command import PlanOptions, plan
-    from rljob_cli.plan.gpus import GpuOptions
+    from rljob_cli.cluster.client import ClusterOptions
+    from rljob_cli.plan.command import plan
+    from rljob_cli.plan.options import GpuOptions, PlanOptions
     from rljob_planner.job import LengthOptions
 
     asked = ClusterOptions(context, None, kubeconfig) if from_cluster else None
@@ -148,28 +152,16 @@ def plan_command(
 @app.command("run")
 def run_command(
     file: JobFile,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Workers per pool; else its size, at most the devices found."),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint.")] = False,
-    run_folder: Annotated[Path | None, typer.Option(help="Where results go.", show_default="runs/<name>")] = None,
-    code: Annotated[
-        Path | None,
-        typer.Option(help="A further folder with Python for rewards; with --ray it goes along instead."),
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Run on an existing Ray cluster (HOST:PORT, or auto for one on this machine), with the file's pools. "
-            "The folder with the code goes along; the run folder must be on storage that all nodes see.",
-        ),
-    ] = None,
+    workers: of.Workers = None,
+    resume: of.Resume = False,
+    run_folder: of.RunFolderOption = None,
+    code: of.Code = None,
+    ray: of.RayAddress = None,
 ) -> None:
     """Run a job on this machine, or on a Ray cluster."""
-    options = running.RunOptions(file, workers, resume, run_folder, code, ray)
-    raise typer.Exit(running.run(options, _console()))
+    from rljob_cli.local.run import RunOptions, run
+
+    raise typer.Exit(run(RunOptions(file, workers, resume, run_folder, code, ray), _console()))
 
 
 @app.command("plot")
@@ -177,13 +169,15 @@ def plot_command(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Such as runs/<name>.")],
 ) -> None:
     """Draw the curves of a run again."""
-    raise typer.Exit(plotting.plot(run_folder))
+    from rljob_cli.local.run import plot
+
+    raise typer.Exit(plot(run_folder))
 
 
 @app.command("submit")
 def submit_command(
     file: JobFile,
-    watch: Watch = False,
+    watch: of.Watch = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -192,19 +186,20 @@ def submit_command(
 
     A job that is there already with the same spec is found again; a changed runPolicy is applied to it.
     """
-    options = ClusterOptions(context, namespace, kubeconfig)
-    submission = submit.submit(file, options, _console())
+    from rljob_cli.cluster.client import ClusterOptions
+    from rljob_cli.cluster.submit import submit
+    from rljob_cli.cluster.watching import watch_job
+
+    submission = submit(file, ClusterOptions(context, namespace, kubeconfig), _console())
     if watch:
-        name = submission.job.metadata.name
-        again = f"rljob status {name}{submission.flags} --watch"
-        raise typer.Exit(watching.watch_job(submission.cluster, name, _console(), again))
+        raise typer.Exit(watch_job(submission.cluster, submission.job.metadata.name, _console()))
 
 
 @app.command("status")
 def status_command(
     name: JobName,
-    watch: Watch = False,
-    output: Annotated[printed_objects.OutputFormat | None, typer.Option("--output", "-o", help="For programs.")] = None,
+    watch: of.Watch = False,
+    output: Annotated[of.OutputFormat | None, typer.Option("--output", "-o", help="For programs.")] = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -213,18 +208,20 @@ def status_command(
 
     Exit codes: 0 shown, or with --watch Complete; 1 with --watch Failed; 3 there is no such job; 75 no answer.
     """
-    options = ClusterOptions(context, namespace, kubeconfig)
-    cluster = connect(options)
+    from rljob_cli.cluster.listing import print_object
+    from rljob_cli.cluster.status import job_lines
+    from rljob_cli.cluster.watching import utc_now, watch_job
+
+    cluster = _cluster(context, namespace, kubeconfig)
     if watch:
         if output is not None:
             raise CliError("--output: is for one look, not for --watch; leave out one of them")
-        again = f"rljob status {name}{options.flags()} --watch"
-        raise typer.Exit(watching.watch_job(cluster, name, _console(), again))
+        raise typer.Exit(watch_job(cluster, name, _console()))
     job = cluster.job(name)
     if output is not None:
-        printed_objects.print_object(job, output, _console())
+        print_object(job, output, _console())
         return
-    for line in statuses.job_lines(job, watching.utc_now(), cluster.flags):
+    for line in job_lines(job, utc_now(), cluster.flags):
         _console().print(line, soft_wrap=True)
 
 
@@ -232,37 +229,35 @@ def status_command(
 def list_command(
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A")] = False,
     output: Annotated[
-        listing.ListFormat | None, typer.Option("--output", "-o", help="More columns, or for programs.")
+        of.ListFormat | None, typer.Option("--output", "-o", help="More columns, or for programs.")
     ] = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Show all jobs of a namespace."""
-    cluster = connect(ClusterOptions(context, namespace, kubeconfig))
+    from rljob_cli.cluster.listing import show_list
+    from rljob_cli.cluster.watching import utc_now
+
+    cluster = _cluster(context, namespace, kubeconfig)
     jobs = cluster.jobs(everywhere=everywhere)
-    if not jobs and output in (None, listing.ListFormat.WIDE):
+    if not jobs and output in (None, of.ListFormat.WIDE):
         place = "the cluster" if everywhere else f"namespace {cluster.namespace}"
         _console(stderr=True).print(Text(f"no jobs in {place}"), soft_wrap=True)
         return
-    listing.show_list(jobs, output, watching.utc_now(), _console(), _console(stderr=True), everywhere=everywhere)
+    show_list(jobs, output, utc_now(), _console(), _console(stderr=True), everywhere=everywhere)
 
 
 @app.command("logs")
 def logs_command(
     name: JobName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for the pod, then go on to its end.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, help="Lines from the end.", show_default="all")] = None,
-    attempt: Annotated[
-        int | None, typer.Option(min=1, help="Of this attempt.", show_default="the newest one that has pods")
-    ] = None,
-    pool: Annotated[str | None, typer.Option(help="A worker of this pool instead of the head.")] = None,
-    index: Annotated[int, typer.Option(min=0, help="Which worker of the pool; with --storage, its rank.")] = 0,
-    container: Annotated[Container | None, typer.Option(show_default="driver in the head, ray in workers")] = None,
-    storage: Annotated[
-        Path | None,
-        typer.Option(help="Read what is kept in the job's claim, mounted here. Asks no cluster.", show_default=False),
-    ] = None,
+    follow: of.Follow = False,
+    tail: of.Tail = None,
+    attempt: of.AttemptNumber = None,
+    pool: of.PoolName = None,
+    index: of.WorkerIndex = 0,
+    container: of.ContainerName = None,
+    storage: of.Storage = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -271,11 +266,14 @@ def logs_command(
 
     Exit code 1: the pods, and their logs with them, are gone; what is left of them is named.
     """
+    from rljob_cli.cluster.kept_logs import LogOptions
+    from rljob_cli.cluster.logs import show_kept_logs, show_logs
+
     options = LogOptions(pool, index, container, follow, tail, attempt)
     if storage is not None:
-        raise typer.Exit(logs.show_kept_logs(name, storage, options, _console(stderr=True)))
-    cluster = connect(ClusterOptions(context, namespace, kubeconfig))
-    raise typer.Exit(logs.show_logs(cluster, name, options, _console(stderr=True)))
+        raise typer.Exit(show_kept_logs(name, storage, options, _console(stderr=True)))
+    cluster = _cluster(context, namespace, kubeconfig)
+    raise typer.Exit(show_logs(cluster, name, options, _console(stderr=True)))
 
 
 @app.command("explain")
@@ -287,60 +285,62 @@ def explain_command(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Say what a job is waiting for, why, and what to do."""
+    from rljob_cli.cluster import explain
+
     if (name is None) == (reason is None):
         raise CliError("rljob explain: wants the name of a job or --reason REASON; give one of them")
     if reason is not None:
         explain.explain_reason(reason, _console())
     elif name is not None:
-        explain.explain_job(connect(ClusterOptions(context, namespace, kubeconfig)), name, _console())
+        explain.explain_job(_cluster(context, namespace, kubeconfig), name, _console())
 
 
 @app.command("suspend")
 def suspend_command(
     name: JobName,
-    wait: Wait = False,
+    wait: of.Wait = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Stop a job with a checkpoint and free its nodes, until `rljob resume`."""
-    raise typer.Exit(_steering(name, ClusterOptions(context, namespace, kubeconfig), wait=wait).suspend())
+    raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).suspend())
 
 
 @app.command("resume")
 def resume_command(
     name: JobName,
-    wait: Wait = False,
+    wait: of.Wait = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Let a suspended job go on from its newest checkpoint."""
-    raise typer.Exit(_steering(name, ClusterOptions(context, namespace, kubeconfig), wait=wait).resume())
+    raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).resume())
 
 
 @app.command("stop")
 def stop_command(
     name: JobName,
-    wait: Wait = False,
+    wait: of.Wait = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Stop a job with a checkpoint, for good; `rljob retry` lets it go on all the same."""
-    raise typer.Exit(_steering(name, ClusterOptions(context, namespace, kubeconfig), wait=wait).stop())
+    raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).stop())
 
 
 @app.command("retry")
 def retry_command(
     name: JobName,
-    wait: Wait = False,
+    wait: of.Wait = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Let a failed job go on from its newest checkpoint; between two attempts, begin the next one now."""
-    raise typer.Exit(_steering(name, ClusterOptions(context, namespace, kubeconfig), wait=wait).retry())
+    raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).retry())
 
 
 @app.command("delete")
@@ -352,8 +352,9 @@ def delete_command(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Delete a job and its cluster; checkpoints and results stay."""
-    cluster = connect(ClusterOptions(context, namespace, kubeconfig))
-    raise typer.Exit(delete.delete(cluster, name, _console(), wait=wait))
+    from rljob_cli.cluster.steering import delete
+
+    raise typer.Exit(delete(_cluster(context, namespace, kubeconfig), name, _console(), wait=wait))
 
 
 def main() -> None:
@@ -376,8 +377,16 @@ def main() -> None:
         raise SystemExit(ExitCode.APPLICATION) from None
 
 
-def _steering(name: str, options: ClusterOptions, *, wait: bool) -> Steering:
-    return Steering(connect(options), name, options.flags(), _console(), wait=wait)
+def _cluster(context: str | None, namespace: str | None, kubeconfig: Path | None) -> Cluster:
+    from rljob_cli.cluster.client import ClusterOptions, connect
+
+    return connect(ClusterOptions(context, namespace, kubeconfig))
+
+
+def _steering(name: str, cluster: Cluster, *, wait: bool) -> Steering:
+    from rljob_cli.cluster.steering import Steering
+
+    return Steering(cluster, name, _console(), wait=wait)
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-QUERY_TIMEOUT_SECONDS = 20
+_QUERY_TIMEOUT_SECONDS = 20
+_LISTED = re.compile(r"^GPU \d+: (.+?)(?: \(UUID: .*)?$", re.MULTILINE)
 
 
 class DeviceType(StrEnum):
@@ -41,7 +43,7 @@ def find_devices(visible_cuda: str | None, dev_folder: Path = Path("/dev")) -> D
         num_gpus = count_visible(visible_cuda, num_gpus)
     if num_gpus:
         return Devices(DeviceType.CUDA, num_gpus)
-    return Devices(DeviceType.CPU, _count_cores())
+    return Devices(DeviceType.CPU, count_cores())
 
 
 def count_visible(visible_cuda: str, num_gpus: int) -> int:
@@ -56,17 +58,24 @@ def count_visible(visible_cuda: str, num_gpus: int) -> int:
     return count
 
 
-def _count_gpus(dev_folder: Path) -> int:
+def gpu_names() -> list[str] | None:
+    """The kinds of this machine's GPUs, as its driver calls them; None where there is no driver's program to ask."""
     try:
         query = ["nvidia-smi", "-L"]
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_TIMEOUT_SECONDS, check=False)
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        # Some images come without nvidia-smi; the driver's device files are there all the same.
-        return sum(1 for _ in dev_folder.glob("nvidia[0-9]*"))
-    return sum(1 for line in answer.stdout.splitlines() if line.startswith("GPU ")) if answer.returncode == 0 else 0
+        return None
+    return _LISTED.findall(answer.stdout) if answer.returncode == 0 else []
 
 
-def _count_cores() -> int:
+def count_cores() -> int:
+    """The cores of this machine that this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _count_gpus(dev_folder: Path) -> int:
+    names = gpu_names()
+    # Some images come without nvidia-smi; the driver's device files are there all the same.
+    return len(names) if names is not None else sum(1 for _ in dev_folder.glob("nvidia[0-9]*"))

@@ -1,8 +1,11 @@
-"""How ages, lengths of time and texts from elsewhere are shown."""
+"""How ages, lengths of time, texts from elsewhere and columns are shown."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
+
+from rich.text import Text
 
 from rljob_api.standard_streams import printable
 
@@ -54,3 +57,17 @@ def in_time(then: datetime, now: datetime) -> str:
     """`in 10m`, or `now` for what is due."""
     left = (then - now).total_seconds()
     return f"in {length(left)}" if left > 0 else "now"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Text]], indent: str = "") -> list[Text]:
+    """Columns as wide as their widest cell; the last one has no width, so that it can be long."""
+    widths = [max(len(name), *(len(row[at]) for row in rows), 0) for at, name in enumerate(head)]
+    lines = []
+    for cells in ([Text(name, "dim") for name in head], *rows):
+        line = Text(indent)
+        for cell, width in zip(cells, widths, strict=True):
+            line.append_text(cell)
+            line.append(" " * (width - len(cell) + 2))
+        line.rstrip()
+        lines.append(line)
+    return lines

@@ -88,26 +88,20 @@ def _config(
 
 def _read(reader: _Reader) -> tuple[dict[str, Value], dict[str, tuple[int, ...]]]:
     """Entries, and the sizes of tensors by their names; sizes are the other way round than torch's."""
-    if bytes(reader.data[:4]) != _MAGIC:
-        raise PlanError(f"{reader.name}: is no GGUF file (it begins with {bytes(reader.data[:4])!r}); name another one")
-    reader.place = 4
-    version = reader.number("<I")
-    if version not in (2, 3):
-        raise PlanError(f"{reader.name}: is of a GGUF version that is not read (seen {version}); name one of 2 or 3")
+    magic, name = bytes(reader.take(4)), reader.name
+    if magic != _MAGIC:
+        raise PlanError(f"{name}: is no GGUF file (it begins with {magic!r}); name another one")
+    if (version := reader.number("<I")) not in (2, 3):
+        raise PlanError(f"{name}: is of a GGUF version that is not read (seen {version}); name one of 2 or 3")
     num_tensors, num_entries = reader.number("<Q"), reader.number("<Q")
     if max(num_tensors, num_entries) > _MAX_ENTRIES:
-        raise PlanError(f"{reader.name}: its GGUF header is damaged (seen {num_tensors} tensors); fetch it again")
-    entries: dict[str, Value] = {}
-    for _ in range(num_entries):
-        key = reader.text()
-        entries[key] = reader.value(reader.number("<I"))
+        raise PlanError(f"{name}: its GGUF header is damaged (seen {num_tensors} tensors); fetch it again")
+    entries = {reader.text(): reader.value(reader.number("<I")) for _ in range(num_entries)}
     tensors: dict[str, tuple[int, ...]] = {}
     for _ in range(num_tensors):
-        key = reader.text()
-        sizes = tuple(reader.number("<Q") for _ in range(reader.number("<I")))
-        reader.number("<I")
-        reader.number("<Q")
-        tensors[key] = sizes
+        tensor = reader.text()
+        tensors[tensor] = tuple(reader.number("<Q") for _ in range(reader.number("<I")))
+        reader.take(4 + 8)
     return entries, tensors
 
 
@@ -119,54 +113,38 @@ class _Reader:
         self.name = name
         self.place = 0
 
+    def take(self, num_bytes: int) -> memoryview:
+        """So many bytes."""
+        begin, self.place = self.place, self.place + num_bytes
+        if self.place > len(self.data):
+            raise struct.error
+        return self.data[begin : self.place]
+
     def number(self, form: str) -> int:
-        """An integer."""
-        return int(self._unpacked(form))
+        """An integer, or what else `struct` names so."""
+        found: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
+        return found
 
     def text(self) -> str:
         """A length and so many bytes."""
-        length = self.number("<Q")
-        self._need(length)
-        found = bytes(self.data[self.place : self.place + length])
-        self.place += length
-        return found.decode("utf-8", "replace")
+        return bytes(self.take(self.number("<Q"))).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Value:
         """A value of a kind of the format; None for an array that is long, which is passed over."""
         if kind == _STRING:
             return self.text()
-        if kind == _ARRAY:
-            return self._array()
-        if kind not in _FORMATS:
+        if kind in _FORMATS:
+            return self.number(_FORMATS[kind])
+        if kind != _ARRAY:
             raise PlanError(f"{self.name}: its GGUF header is damaged (seen a value of kind {kind}); fetch it again")
-        return self._unpacked(_FORMATS[kind])
-
-    def _array(self) -> list[object] | None:
-        kind, length = self.number("<I"), self.number("<Q")
-        if kind == _ARRAY:
+        inner, length = self.number("<I"), self.number("<Q")
+        if inner == _ARRAY:
             raise PlanError(f"{self.name}: its GGUF header is damaged (seen a list of lists); fetch it again")
         if length <= _LONGEST_KEPT:
-            return [self.value(kind) for _ in range(length)]
-        if kind in _FORMATS:
-            num_bytes = struct.calcsize(_FORMATS[kind]) * length
-            self._need(num_bytes)
-            self.place += num_bytes
+            return [self.value(inner) for _ in range(length)]
+        if inner in _FORMATS:
+            self.take(struct.calcsize(_FORMATS[inner]) * length)
             return None
-        if kind != _STRING:
-            self.value(kind)  # not a kind that there is
         for _ in range(length):
-            num_bytes = self.number("<Q")
-            self._need(num_bytes)
-            self.place += num_bytes
+            self.value(inner)
         return None
-
-    def _unpacked(self, form: str) -> int | float | bool:
-        size = struct.calcsize(form)
-        self._need(size)
-        found: int | float | bool = struct.unpack_from(form, self.data, self.place)[0]
-        self.place += size
-        return found
-
-    def _need(self, num_bytes: int) -> None:
-        if self.place + num_bytes > len(self.data):
-            raise struct.error

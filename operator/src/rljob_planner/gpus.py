@@ -1,8 +1,19 @@
-"""Kinds of GPUs: what they hold and how fast they are."""
+"""Kinds of GPUs that need no numbers of their own.
+
+Dense BFloat16 and memory bandwidth: torch 2.13 (`_inductor/analysis/device_info.py`), torchtitan (`tools/utils.py`),
+verl (`utils/flops_counter.py`) and data sheets; H100 and L4 without sparsity. Links: NVLink, Infinity Fabric or PCIe of
+one GPU, per direction. Memory is what torch reports as total, which is less than the data sheet's: 79.1 GiB of an H100
+(pytorch/torchtitan issue 1789), 44.4 of an L40S, 22.0 of an A10 and 192.0 of an MI300X stand in messages of public
+issues. Those of A100, H100 NVL, H200, H20, B200, GB200 and L4 are from memory and unchecked.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass
+
+from rljob_planner.errors import PlanError
 
 
 @dataclass(frozen=True)
@@ -40,3 +51,148 @@ class NodeGroup:
 
 
 Cluster = tuple[NodeGroup, ...]
+
+
+_GIB = float(2**30)
+_CORE_FLOPS = 192e9
+"""Of a core, in 32 bits, at most: two vector units that multiply and add 16 numbers, at 3 GHz. What is reached of it
+says a profile."""
+_CORE_BANDWIDTH = 15e9
+"""Likewise."""
+
+
+def _gpu(name: str, teraflops: float, memory_gib: float, bandwidth_tb: float, link_gb: float) -> Gpu:
+    return Gpu(
+        name=name,
+        memory_bytes=memory_gib * _GIB,
+        flops=teraflops * 1e12,
+        bandwidth=bandwidth_tb * 1e12,
+        link_bandwidth=link_gb * 1e9,
+    )
+
+
+KNOWN_GPUS: tuple[Gpu, ...] = (
+    _gpu("A100-40", 312, 39.4, 1.555, 300),
+    _gpu("A100-80", 312, 79.1, 2.039, 300),
+    _gpu("A100-80-PCIe", 312, 79.1, 1.935, 32),
+    _gpu("H100", 989, 79.1, 3.35, 450),
+    _gpu("H100-PCIe", 756, 79.1, 2.0, 64),
+    _gpu("H100-NVL", 835, 93.1, 3.9, 64),
+    _gpu("H200", 989, 139.7, 4.8, 450),
+    _gpu("H20", 148, 95.1, 4.0, 450),
+    _gpu("B200", 2250, 178.3, 7.7, 900),
+    _gpu("GB200", 2500, 184.0, 8.0, 900),
+    _gpu("L40S", 362, 44.4, 0.864, 32),
+    _gpu("L4", 121, 22.0, 0.3, 32),
+    _gpu("A10G", 70, 22.0, 0.6, 32),
+    _gpu("MI300X", 1307, 191.9, 5.3, 448),
+)
+
+CPU_NAME = "cpu"
+"""The kind of a job without GPUs."""
+
+_ALIASES = {
+    "a100": "A100-80",
+    "nvidiateslaa100": "A100-40",
+    "h100mega80gb": "H100",
+    "a10080gb": "A100-80",
+    "a100sxm480gb": "A100-80",
+    "a100sxm80gb": "A100-80",
+    "a100sxm64gb": "A100-80",
+    "a100pcie80gb": "A100-80-PCIe",
+    "a10080gbpcie": "A100-80-PCIe",
+    "a10040gb": "A100-40",
+    "a100sxm440gb": "A100-40",
+    "a100sxm40gb": "A100-40",
+    "a100pcie40gb": "A100-40",
+    "h100sxm": "H100",
+    "h10080": "H100",
+    "h10080gb": "H100",
+    "h10080gbhbm3": "H100",
+    "h100sxm580gb": "H100",
+    "h100sxm5": "H100",
+    "h100pcie": "H100-PCIe",
+    "h10080gbpcie": "H100-PCIe",
+    "h100nvl": "H100-NVL",
+    "h200sxm": "H200",
+    "h200141gb": "H200",
+    "h2096gb": "H20",
+    "b200192gb": "B200",
+    "b200180gb": "B200",
+    "a10": "A10G",
+    "mi300": "MI300X",
+    "instinctmi300x": "MI300X",
+    "instinctmi300xoam": "MI300X",
+}
+_MAKERS = ("nvidia", "amd", "tesla")
+_SHARED = "-shared"
+"""How the product ends of a GPU that several pods use by turns (NVIDIA's device plugin, time slicing)."""
+_SLICE = re.compile(r"mig-\d+g\.\d+gb", re.IGNORECASE)
+
+
+def gpu_named(name: str, where: str = "--gpu") -> Gpu:
+    """The kind of a name: `H100`, `h100-80gb`, or the product that NVIDIA's labels of nodes and its tools say
+    (`NVIDIA-H100-80GB-HBM3`). Raises PlanError, which lists those that are known."""
+    if _SLICE.search(name):
+        raise PlanError(
+            f"{where}: slices of a GPU have speeds of their own (seen {name!r});"
+            " say them with --gpu-memory, --gpu-tflops and --gpu-bandwidth"
+        )
+    if name.lower().endswith(_SHARED):
+        raise PlanError(
+            f"{where}: a GPU that pods share by time slicing cannot be planned, for nobody knows what the others take"
+            f" (seen {name!r}); name the kind with --gpu to plan as if the job had it alone"
+        )
+    known = {_plain(gpu.name): gpu for gpu in KNOWN_GPUS}
+    asked = _plain(name)
+    alias = _ALIASES.get(re.sub(r"[^a-z0-9]", "", name.lower())) or _ALIASES.get(asked, "")
+    found = known.get(_plain(alias)) or known.get(asked)
+    if found is not None:
+        return found
+    similar = difflib.get_close_matches(asked, list(known), cutoff=0.75)
+    near = [each for each in similar if _differ_by_a_slip(asked, each)]
+    guess = f"did you mean {known[near[0]].name}? " if near else ""
+    names = ", ".join(gpu.name for gpu in KNOWN_GPUS)
+    raise PlanError(
+        f"{where}: no GPU of this name is known (seen {name!r}); {guess}known are {names};"
+        " --gpu-memory, --gpu-tflops and --gpu-bandwidth describe another one"
+    )
+
+
+def _differ_by_a_slip(asked: str, known: str) -> bool:
+    """Whether no digit stands in the place of another: H2000 may be H200, but H800 is a GPU of its own."""
+    digits = [re.sub(r"\D", "", each) for each in (asked, known)]
+    return digits[0].startswith(digits[1]) or digits[1].startswith(digits[0])
+
+
+def custom_gpu(
+    name: str,
+    memory_bytes: float,
+    flops: float,
+    bandwidth: float,
+    link_bandwidth: float = 32e9,
+) -> Gpu:
+    """A kind that is not in the table; its link is that of PCIe 4 unless it is said."""
+    return Gpu(name, memory_bytes, flops, bandwidth, link_bandwidth)
+
+
+def _plain(name: str) -> str:
+    """Without the maker, marks and capitals."""
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    for maker in _MAKERS:
+        plain = plain.removeprefix(maker)
+    return plain
+
+
+def cpu_kind(memory_bytes: float, cores_per_worker: float) -> Gpu:
+    """A worker on CPU cores. The memory is that of the whole node, which its workers share; speeds are guesses."""
+    return Gpu(
+        name=CPU_NAME,
+        memory_bytes=memory_bytes,
+        flops=_CORE_FLOPS * cores_per_worker,
+        bandwidth=_CORE_BANDWIDTH * cores_per_worker,
+        link_bandwidth=2e9,
+        network_bandwidth=1e9,
+        host_bandwidth=_CORE_BANDWIDTH,
+        is_cpu=True,
+    )

@@ -8,24 +8,26 @@ the two is not known there, nothing is known here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.affinity import NodeOperator, NodeTerm
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_planner.cluster_nodes import AMD_LABELS, PRODUCT_LABEL
+from rljob_planner.clusters import AMD_LABELS, PRODUCT_LABEL
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
-from rljob_planner.gpus import Gpu
+from rljob_planner.gpus import Gpu, gpu_named
 from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import check_layouts, placement_of
-from rljob_planner.known_gpus import gpu_named
 from rljob_planner.known_models import known_model
+from rljob_planner.memory.changes import offload_changes
 from rljob_planner.memory.knobs import Knob, all_phases, knobs_of, worst_phase
-from rljob_planner.memory_types import PhaseMemory, Verdict, fails_from_second_step, verdict_of
+from rljob_planner.memory.phases import COPY_BYTES
+from rljob_planner.memory.train_state import host_bytes, trained_shard_elements
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import Placement
-from rljob_planner.workload import Role, Workload
+from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_second_step, verdict_of
+from rljob_planner.workload import EngineKind, PlacedPool, Placement, Role, Workload
 
 SELECTORS = (PRODUCT_LABEL, *AMD_LABELS, "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name")
 """Labels of nodes that say a kind of GPU, by which a pool may choose its nodes."""
@@ -161,3 +163,62 @@ def _products_of_term(term: NodeTerm) -> Iterator[str]:
     for each in term.match_expressions:
         if each.key in SELECTORS and each.operator is NodeOperator.IN:
             yield from each.values
+
+
+PROCESS_BYTES = 1.1e9
+"""Of one worker's libraries: 1,067 MiB on CPUs (docs/memory.md). Where a profile has measured it, that."""
+
+
+def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> tuple[Part, ...]:
+    """Of all workers of one node. Pinned buffers may take up to twice as much as what is offloaded, which is not
+    counted, nor is Ray's object store."""
+    workers = pool.gpus_per_node
+    parts = [Part("libraries", workers * (constants.process_bytes or PROCESS_BYTES))]
+    for role, layout in pool.layouts.items():
+        model = workload.models[role]
+        for part in host_bytes(model, layout):
+            parts.append(replace(part, owner=f"{role} {part.owner}", num_bytes=workers * part.num_bytes))
+        copies = COPY_BYTES * trained_shard_elements(model, layout)
+        parts.append(Part(f"{role} copies for checkpoints", float(workers * copies)))
+    rollout = workload.rollout
+    if pool.rollout is not None and rollout.engine is EngineKind.VLLM and rollout.keeps_weights_asleep:
+        each = rollout.weight_bytes * rollout.shape.num_parameters / pool.rollout.tensor_parallel
+        parts.append(Part("sleeping rollout weights", workers * each))
+    return tuple(part for part in parts if part.num_bytes)
+
+
+_ANY_GPU = Gpu("GPU", 1e18, 1e15, 1e12, 1e11)
+"""The host's memory does not depend on its kind."""
+
+
+def host_memory_told(spec: RLJobSpec) -> dict[str, str]:
+    """By pool a sentence on why a pod of it may have run out of its own memory, as on GPUs. Nothing where the shape of
+    a model is not known. Raises PlanError for what the planner does not take."""
+    shapes = known_shapes(spec)
+    if shapes is None:
+        return {}
+    workload = workload_of(spec, shapes)
+    placement = placement_of(spec, {pool.name: gpu_of_pool(pool) or _ANY_GPU for pool in spec.pools})
+    return {
+        pool.name: _host_told(place, pool, placed, workload)
+        for place, (pool, placed) in enumerate(zip(spec.pools, placement.pools, strict=True))
+    }
+
+
+def _host_told(place: int, pool: Pool, placed: PlacedPool, workload: Workload) -> str:
+    parts = host_parts(placed, workload, Constants())
+    text = pool.resources.limits.get("memory") or pool.resources.requests.get("memory")
+    limit = f", and may have {float(bytes_of(text)) / GIB:.1f}" if text is not None else ""
+    advice = [f"raise spec.pools[{place}].resources.limits.memory"]
+    for role in placed.layouts:
+        for field, model in offload_changes(workload, role, is_on=False):
+            smaller = host_parts(placed, workload.with_model(role, model), Constants())
+            left = sum(part.num_bytes for part in smaller)
+            advice.append(f"{field}: false ({left / GIB:.1f} GiB)")
+    largest = sorted(parts, key=lambda part: -part.num_bytes)
+    shares = ", ".join(f"{part.owner} {part.num_bytes / GIB:.1f}" for part in largest)
+    total = sum(part.num_bytes for part in parts) / GIB
+    return (
+        f"by an estimate a pod of pool {pool.name} has at least {total:.1f} GiB in its own"
+        f" memory{limit} (GiB: {shares}); what would do: {', or '.join(advice)}"
+    )

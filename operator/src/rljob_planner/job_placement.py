@@ -10,8 +10,7 @@ from rljob_api.v1alpha1.spec import ActorRole, RLJobSpec, RolloutRole, TrainRole
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Gpu
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import PlacedPool, Placement, RolloutLayout, TrainLayout
-from rljob_planner.workload import TRAIN_ROLES, Role, Workload
+from rljob_planner.workload import TRAIN_ROLES, PlacedPool, Placement, Role, RolloutLayout, TrainLayout, Workload
 
 
 def placement_of(spec: RLJobSpec, gpus: Mapping[str, Gpu]) -> Placement:

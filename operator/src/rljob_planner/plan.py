@@ -9,11 +9,9 @@ from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import EngineSpace, engine_space, mean_live_context
 from rljob_planner.memory.knobs import Knob, Knobs, knobs_of, worst_phase
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.memory_types import PhaseMemory, Verdict, fails_from_second_step, verdict_of
-from rljob_planner.placement import Placement
+from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.timing.step import step_time
-from rljob_planner.timing_types import Seconds, StepTime
-from rljob_planner.workload import EngineKind, Role, Workload
+from rljob_planner.workload import EngineKind, Placement, Role, Workload
 
 DEFAULTS = Constants()
 
@@ -45,6 +43,11 @@ class Plan:
     def all_phases(self) -> tuple[PhaseMemory, ...]:
         """Of all pools."""
         return tuple(phase for each in self.phases.values() for phase in each)
+
+    @property
+    def all_knobs(self) -> tuple[Knob, ...]:
+        """Those that make it fit, or else what comes closest."""
+        return self.knobs if self.nearest_miss is None else (*self.knobs, self.nearest_miss)
 
     @property
     def run_seconds(self) -> Seconds:

@@ -4,20 +4,16 @@ table, whose numbers are those of the model's `config.json`."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from rljob_planner import known_model_rows
-from rljob_planner.job_adapters import lora_shape
-from rljob_planner.known_model_rows import KnownRow
-from rljob_planner.known_models import known_model
+from rljob_planner.job import lora_shape
+from rljob_planner.known_models import known_config, known_model
 from rljob_planner.memory.train_passes import scoring_peak, train_peak
-from rljob_planner.memory_types import Peak
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import TrainLayout
-from rljob_planner.workload import TrainModel
+from rljob_planner.plan_types import Peak
+from rljob_planner.workload import TrainLayout, TrainModel
 from rljob_testing.fsdp_memory_oracle import OracleCase
 from rljob_trainer.engines.train.layout import ParallelLayout
 
@@ -59,7 +55,7 @@ class MemoryCase:
 
     def config(self) -> PreTrainedConfig:
         """For transformers."""
-        fields = _rows()[self.model].config()
+        fields = dict(known_config(self.model))
         if self.num_layers is not None:
             fields["num_hidden_layers"] = self.num_layers
         config: PreTrainedConfig = AutoConfig.for_model(str(fields.pop("model_type")), **fields)
@@ -99,10 +95,3 @@ def planned(case: MemoryCase) -> Peak:
     )
     layout = TrainLayout(case.num_shards * case.num_replicas, case.num_shards, case.sequence_parallel)
     return (train_peak if case.is_trained else scoring_peak)(model, layout, case.tokens_of_rank)
-
-
-@cache
-def _rows() -> dict[str, KnownRow]:
-    tables = [value for value in vars(known_model_rows).values() if isinstance(value, tuple)]
-    rows = [row for table in tables for row in table if isinstance(row, KnownRow)]
-    return {name: row for row in rows for name in row.all_names()}

@@ -6,8 +6,18 @@ from dataclasses import replace
 
 from rljob_planner.gpus import Gpu
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import PlacedPool, Placement, RolloutLayout, TrainLayout
-from rljob_planner.workload import Head, Role, RolloutWork, TokenLengths, TrainModel, Workload
+from rljob_planner.workload import (
+    Head,
+    PlacedPool,
+    Placement,
+    Role,
+    RolloutLayout,
+    RolloutWork,
+    TokenLengths,
+    TrainLayout,
+    TrainModel,
+    Workload,
+)
 
 GIB = 2**30
 QWEN3_4B = ModelShape("Qwen/Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151936, ties_head=True, has_qk_norm=True)

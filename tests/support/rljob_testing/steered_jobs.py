@@ -40,9 +40,10 @@ def steer(
         left.pop(0)()
 
     api = connect(ClusterOptions(kubeconfig=kubeconfig or cluster.kubeconfig))
+    api.flags = " --context here"
     console = Console(file=output, highlight=False, width=80)
     clock = Clock(now=lambda: NOW + timedelta(seconds=seconds), sleep=sleep)
-    steering = Steering(api, "small", " --context here", console, wait=steps is not None, clock=clock)
+    steering = Steering(api, "small", console, wait=steps is not None, clock=clock)
     code = {
         "suspend": steering.suspend,
         "resume": steering.resume,

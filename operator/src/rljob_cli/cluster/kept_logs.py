@@ -1,7 +1,5 @@
-"""`rljob logs --storage`: the logs that a job has left in its claim, which is mounted on this machine.
-
-No cluster is asked, so it works when the job has been deleted, too.
-"""
+"""Which log `rljob logs` is asked for, and `--storage`: the logs that a job has left in its claim, which is mounted on
+this machine. No cluster is asked for these, so it works when the job has been deleted, too."""
 
 from __future__ import annotations
 
@@ -13,14 +11,46 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from rljob_api.constants import ATTEMPT_LOGS_PREFIX, POD_LOGS_FOLDER, POD_STORAGE_FOLDER
-from rljob_cli.cluster.log_options import Container, LogOptions
+from rljob_api.constants import (
+    ATTEMPT_LOGS_PREFIX,
+    HEAD_GROUP,
+    POD_LOGS_FOLDER,
+    POD_STORAGE_FOLDER,
+)
+from rljob_cli.arguments import Container
 from rljob_cli.errors import CliError
 from rljob_cli.plain_text import one_line
 
 PIECE_BYTES = 1 << 16
 BELOW_THE_JOB = POD_LOGS_FOLDER.removeprefix(f"{POD_STORAGE_FOLDER}/")
 """Where the logs are in the job's folder of the claim."""
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """Which log, and how much of it."""
+
+    pool: str | None = None
+    """A worker of this pool instead of the head pod."""
+    index: int = 0
+    """Which worker, in the order of the pods' names."""
+    container: Container | None = None
+    """The head's driver, or the worker's Ray, when unset."""
+    follow: bool = False
+    num_lines: int | None = None
+    """From the end; all when unset."""
+    attempt: int | None = None
+    """Of this attempt; else of the newest one that has pods."""
+
+    @property
+    def group(self) -> str:
+        """The pool, or the head."""
+        return self.pool or HEAD_GROUP
+
+    @property
+    def container_name(self) -> str:
+        """The container to read."""
+        return self.container or (Container.RAY if self.pool else Container.DRIVER)
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,23 @@
-"""`rljob list`: a line for each job, with the columns of `kubectl get rlj`."""
+"""`rljob list`: a line for each job, with the columns of `kubectl get rlj`; and jobs as the API server has them, for
+programs."""
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Sequence
 from datetime import datetime
-from enum import StrEnum
 
 from rich.console import Console
 from rich.text import Text
+from ruamel.yaml import YAML
 
+from rljob_api.standard_streams import write_utf8
+from rljob_cli.arguments import ListFormat, OutputFormat
 from rljob_cli.cluster.job_state import UNREADABLE, is_unread, newest_attempt, phase, reason
-from rljob_cli.cluster.printed_objects import OutputFormat, print_list
+from rljob_cli.cluster.objects import Json
 from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
-from rljob_cli.plain_text import age, number_text, one_line
-from rljob_cli.tables import table
-
-
-class ListFormat(StrEnum):
-    """How a list is printed, where not as a table of the usual columns."""
-
-    JSON = "json"
-    YAML = "yaml"
-    WIDE = "wide"
+from rljob_cli.plain_text import age, number_text, one_line, table
 
 
 def show_list(
@@ -30,7 +26,8 @@ def show_list(
     """Prints the jobs to `out`. A job whose status cannot be read here has a row like all others, with `?` for what is
     not known of it; `notes` gets its name and what cannot be read."""
     if form in (ListFormat.JSON, ListFormat.YAML):
-        print_list(jobs, OutputFormat(form.value), out)
+        whole: Json = {"apiVersion": "v1", "kind": "List", "items": [_shown(job) for job in jobs]}
+        _print(whole, OutputFormat(form.value), out)
         return
     for line in list_lines(jobs, now, everywhere=everywhere, wide=form is ListFormat.WIDE):
         out.print(line, soft_wrap=True)
@@ -78,3 +75,28 @@ def _cells(job: StoredJob, now: datetime, *, wide: bool) -> dict[str, str]:
 
 def _missing(job: StoredJob, field: str) -> str:
     return UNREADABLE if is_unread(job, field) else ""
+
+
+def print_object(job: StoredJob, output: OutputFormat, console: Console) -> None:
+    """The whole resource, without the bookkeeping of who wrote which field."""
+    _print(_shown(job), output, console)
+
+
+def _shown(job: StoredJob) -> Json:
+    metadata = job.wire.get("metadata")
+    assert isinstance(metadata, dict), "every object has metadata"
+    return {**job.wire, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
+
+
+def _print(shown: Json, output: OutputFormat, console: Console) -> None:
+    if output is OutputFormat.JSON:
+        text = json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
+    else:
+        writer = YAML(typ="safe", pure=True)
+        writer.default_flow_style = False
+        writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+        writer.width = 120
+        stream = io.StringIO()
+        writer.dump(shown, stream)
+        text = stream.getvalue()
+    write_utf8(console.file, text)

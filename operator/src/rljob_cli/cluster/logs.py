@@ -18,10 +18,10 @@ from rich.text import Text
 from rljob_api.constants import POD_LOGS_FOLDER, POD_STORAGE_FOLDER, ExitCode, attempt_logs_folder
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.status import Attempt
+from rljob_cli.arguments import Container
 from rljob_cli.cluster.client import Cluster
 from rljob_cli.cluster.job_state import ending, moment, newest_attempt, storage_uri, waits_for
-from rljob_cli.cluster.kept_logs import kept_log, pieces_of, tell_which
-from rljob_cli.cluster.log_options import Container, LogOptions
+from rljob_cli.cluster.kept_logs import LogOptions, kept_log, pieces_of, tell_which
 from rljob_cli.cluster.objects import Pod
 from rljob_cli.cluster.status import attempt_text
 from rljob_cli.cluster.stored_job import StoredJob

@@ -23,8 +23,7 @@ from rljob_cli.cluster.job_state import (
     stop_asked_at,
 )
 from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
-from rljob_cli.plain_text import age, in_time, length, number_text, one_line, shortened, time_text
-from rljob_cli.tables import table
+from rljob_cli.plain_text import age, in_time, length, number_text, one_line, shortened, table, time_text
 
 _STYLES = {ConditionStatus.TRUE: "green", ConditionStatus.FALSE: "yellow", ConditionStatus.UNKNOWN: "magenta"}
 _STYLES_WHEN_TRUE = {

@@ -1,4 +1,4 @@
-"""`rljob suspend`, `resume`, `stop` and `retry`: what a person asks of a job that is there.
+"""`rljob suspend`, `resume`, `stop`, `retry` and `delete`: what a person asks of a job that is there.
 
 Each asks once: what is so already, or was asked for already, is said and left alone. The operator does it; with `wait`
 the command watches until it is done.
@@ -31,11 +31,12 @@ from rljob_cli.cluster.job_state import (
     retry_asked_at,
     stop_asked_at,
     stop_counts,
+    storage_uri,
     where_it_begins,
 )
 from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.cluster.watching import Clock, looks_at
-from rljob_cli.errors import NOT_FOUND_EXIT_CODE, CliError
+from rljob_cli.cluster.watching import POLL_SECONDS, Clock, looks_at
+from rljob_cli.errors import NOT_FOUND_EXIT_CODE, CliError, JobNotFoundError
 from rljob_cli.plain_text import age, length, one_line, shortened, time_text
 
 
@@ -55,8 +56,6 @@ class Steering:
 
     cluster: Cluster
     name: str
-    flags: str
-    """What further commands for this job must say."""
     console: Console
     wait: bool = False
     clock: Clock = field(default_factory=Clock)
@@ -162,14 +161,14 @@ class Steering:
         job = self.cluster.job(self.name)
         if job.metadata.deletion_timestamp is not None:
             raise CliError(
-                f"{job.where}: is being deleted; `rljob submit{self.flags}` makes it again when that is done"
+                f"{job.where}: is being deleted; `rljob submit{self.cluster.flags}` makes it again when that is done"
             )
         return job
 
     def _until(self, job: StoredJob, done: Callable[[StoredJob], _Outcome | None]) -> int:
         """Waits until something has come of it, or says how to see that."""
         if not self.wait:
-            self._say(f"to watch it: rljob status {self.name}{self.flags} --watch")
+            self._say(f"to watch it: rljob status {self.name}{self.cluster.flags} --watch")
             return ExitCode.SUCCESS
         said = ""
         try:
@@ -191,7 +190,7 @@ class Steering:
         return NOT_FOUND_EXIT_CODE
 
     def _command(self, command: str) -> str:
-        return f"`rljob {command} {self.name}{self.flags}`"
+        return f"`rljob {command} {self.name}{self.cluster.flags}`"
 
     def _say(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
@@ -200,6 +199,29 @@ class Steering:
         """Older operators pass over what they do not know, and write no counters."""
         if job.status.conditions and job.status.counters is None:
             self._say("the operator of this cluster seems to be older than this command; it may not see the request")
+
+
+def delete(cluster: Cluster, name: str, console: Console, *, wait: bool, clock: Clock | None = None) -> int:
+    """Deletes the job; with `wait` it returns when none of its pods is left. 0, or 130 for Ctrl-C while waiting.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+    """
+    job = cluster.job(name)
+    cluster.delete_job(name)
+    console.print(Text(f"{job.where} deleted; its pods stop within their grace period"), soft_wrap=True)
+    folder = storage_uri(job)
+    if folder is not None:
+        console.print(Text(f"checkpoints and results stay in {folder}"), soft_wrap=True)
+    if not wait:
+        return 0
+    try:
+        _wait_for_its_end(cluster, job, console, clock or Clock())
+    except KeyboardInterrupt:
+        console.print("stopped waiting; the job is deleted all the same")
+        return ExitCode.INTERRUPTED
+    console.print("nothing of it is left")
+    return 0
 
 
 def _suspended(job: StoredJob) -> _Outcome | None:
@@ -253,3 +275,24 @@ def _in_words(job: StoredJob) -> str:
 def _new_value(now: datetime) -> str:
     """Another one for each request: the operator knows by its value which it has seen to."""
     return now.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _wait_for_its_end(cluster: Cluster, job: StoredJob, console: Console, clock: Clock) -> None:
+    said = ""
+    while True:
+        left = [pod.metadata.name for pod in cluster.pods(job)]
+        if not left and _is_gone(cluster, job):
+            return
+        text = f"waiting for {', '.join(left) or 'the job'}"
+        if text != said:
+            said = text
+            console.print(Text(text, "dim"), soft_wrap=True)
+        clock.sleep(POLL_SECONDS)
+
+
+def _is_gone(cluster: Cluster, job: StoredJob) -> bool:
+    """Whether the job, or what has its name, is another one or none."""
+    try:
+        return cluster.job(job.metadata.name).metadata.uid != job.metadata.uid
+    except JobNotFoundError:
+        return True

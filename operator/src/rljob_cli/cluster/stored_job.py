@@ -1,4 +1,9 @@
-"""An RLJob as an API server has it, which an operator and a CRD of other versions may have written."""
+"""An RLJob as an API server has it, which an operator and a CRD of other versions may have written.
+
+It is read as far as it can be read here: what is unknown is passed over, what cannot be read is left out and named.
+What a command shows of a job must not hang on one field that it does not know; programs that act on what they read are
+stricter.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,12 +18,12 @@ from rljob_api.yaml_text import wire_path
 from rljob_cli.cluster.client import Cluster, ClusterOptions, connect
 from rljob_cli.cluster.job_state import ending, phase
 from rljob_cli.cluster.stored_job import StoredJob
+from rljob_cli.differences import differences
 from rljob_cli.errors import CliError, JobExistsError
 from rljob_cli.validate import print_warnings
 
 _ANY_UID = "00000000-0000-0000-0000-000000000000"
 _MAX_DIFFERENCES = 8
-_LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,6 @@ class Submission:
 
     cluster: Cluster
     job: StoredJob
-    flags: str
-    """What further commands for this job must say: context and namespace."""
 
 
 def submit(file: Path, options: ClusterOptions, console: Console) -> Submission:
@@ -58,7 +54,7 @@ def submit(file: Path, options: ClusterOptions, console: Console) -> Submission:
         console.print(Text(f"{stored.where} created ({cluster.name})", "green"), soft_wrap=True)
     except JobExistsError:
         stored = _existing(file, job, cluster, console)
-    submission = Submission(cluster, stored, options.flags())
+    submission = Submission(cluster, stored)
     _tell_what_is_next(submission, console)
     return submission
 
@@ -114,32 +110,6 @@ def _changes(stored: RLJobSpec, wanted: RLJobSpec) -> dict[str, object]:
     return changes
 
 
-def differences(old: RLJobSpec, new: RLJobSpec) -> list[str]:
-    """What two specs say differently, defaults included, a line for each value."""
-    return [
-        f"{place}: {_shown(before)} -> {_shown(after)}"
-        for place, before, after in _differing(old.to_full_wire(), new.to_full_wire(), "spec")
-    ]
-
-
-def _differing(old: object, new: object, place: str) -> Iterator[tuple[str, object, object]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in (*old, *(key for key in new if key not in old)):
-            yield from _differing(old.get(key), new.get(key), f"{place}.{key}")
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, pair in enumerate(zip(old, new, strict=True)):
-            yield from _differing(*pair, f"{place}[{index}]")
-    elif old != new:
-        yield place, old, new
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "unset"
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
-
-
 def _other_job(file: Path, stored: StoredJob, shown: list[str], flags: str) -> str:
     delete = f"rljob delete {stored.metadata.name}{flags}"
     lines = [
@@ -154,7 +124,7 @@ def _other_job(file: Path, stored: StoredJob, shown: list[str], flags: str) -> s
 
 
 def _tell_what_is_next(submission: Submission, console: Console) -> None:
-    name, flags = submission.job.metadata.name, submission.flags
+    name, flags = submission.job.metadata.name, submission.cluster.flags
     end = ending(submission.job.status)
     if end is not None and not end.is_complete:
         steps = {

@@ -52,9 +52,9 @@ class _View(Protocol):
     def note(self, text: str, now: datetime) -> None: ...
 
 
-def watch_job(cluster: Cluster, name: str, console: Console, again: str, clock: Clock | None = None) -> int:
+def watch_job(cluster: Cluster, name: str, console: Console, clock: Clock | None = None) -> int:
     """Shows the job until it has ended. 0 for Complete, 1 for Failed, 3 when it was deleted, 130 for Ctrl-C, which
-    leaves the job running; `again` is the command that watches it once more.
+    leaves the job running.
 
     Raises:
         JobNotFoundError: there was no such job from the beginning.
@@ -70,7 +70,8 @@ def watch_job(cluster: Cluster, name: str, console: Console, again: str, clock: 
         last.summary(clock.now())
         return code
     except KeyboardInterrupt:
-        text = f"stopped watching; the job goes on without this command. To watch it again: {again}"
+        text = "stopped watching; the job goes on without this command. To watch it again: "
+        text += f"rljob status {name}{cluster.flags} --watch"
         console.print(Text(text), soft_wrap=True)
         return ExitCode.INTERRUPTED
 

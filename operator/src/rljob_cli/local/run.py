@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -121,6 +122,17 @@ def run(options: RunOptions, console: Console) -> int:
             console.print(Text(f"note: {error}"), soft_wrap=True)
     _tell_the_end(code, state, process, options, folder, console)
     return code
+
+
+def plot(run_folder: Path) -> int:
+    """`rljob plot`: draws the curves of a run again, from its metrics, into `run_folder`/plots in a process of the
+    trainer; returns its exit code.
+
+    Raises:
+        CliError: the trainer is not installed.
+    """
+    command = trainer_module_command(f"{TRAINER_PACKAGE}.observability.plots")
+    return subprocess.run([*command, str(run_folder)], check=False).returncode
 
 
 def _refuse_hiding_files(folder: Path) -> None:

@@ -1,67 +1,77 @@
-"""`rljob plan --json`: a plan for programs. Whole bytes, and seconds; names as in the job file, and words of ours in
-capitals, which stay when those for people change.
+"""`rljob plan --json`: for programs. Whole bytes, and seconds; names as in the job file, and words of ours in capitals,
+which stay when those for people change.
 
-Documents have `formatVersion` and `kind`: `Plan`, here, or those of run_document.py. `verdict` is of what the exit
-code speaks of: the file's own pools, or with --search the best placement that can run today (with --write as it is
-written, else without changes of the job); `verdictOfFile` is then that of the file's own pools, null where they do not
-fit into the cluster. All else at the top is of the file's own pools, and what was found is under `search`."""
+`verdict` is of what the exit code speaks of: the file's own pools, or with --search the best placement that can run
+today (with --write as it is written, else without changes of the job); `verdictOfFile` is then that of the file's own
+pools, null where they do not fit into the cluster. All else at the top is of the file's own pools, and what was found
+is under `search`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
 
+from pydantic.alias_generators import to_camel
 from rich.console import Console
 
 from rljob_api.standard_streams import write_utf8
 from rljob_cli.plan.text import PlanHead
-from rljob_planner.gpus import Gpu
 from rljob_planner.memory.knobs import Knob
-from rljob_planner.memory_types import PhaseMemory, verdict_of
-from rljob_planner.placement import PlacedPool, Placement
 from rljob_planner.plan import Plan
-from rljob_planner.timing_types import Seconds
-from rljob_planner.workload import Workload
+from rljob_planner.plan_types import PhaseMemory, Seconds, verdict_of
+from rljob_planner.workload import Placement
 
-FORMAT_VERSION = "1.0"
-"""A reader refuses another number before the point; behind it fields are added."""
-KIND = "Plan"
+
+def printed(document: Mapping[str, object], console: Console) -> None:
+    """As JSON, without the console's wrapping and colours. A reader refuses a `formatVersion` with another number
+    before the point; behind it fields are added."""
+    whole = {"formatVersion": "1.0", "kind": "Plan", **document}
+    write_utf8(console.file, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+
+
+def plain(value: object) -> object:
+    """Plain types with their fields; words of ours by their names, and bytes as whole numbers."""
+    if is_dataclass(value) and not isinstance(value, type):
+        given = {each.name: vars(value)[each.name] for each in fields(value)}
+        return {to_camel(name): round(it) if name.endswith("_bytes") else plain(it) for name, it in given.items()}
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, tuple | list):
+        return [plain(each) for each in value]
+    return {str(key): plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
 def plan_document(plan: Plan, head: PlanHead) -> dict[str, object]:
     """Of the job as its file has it."""
-    low, likely, high = plan.gpu_hours
+    workload, lengths = plan.workload, plan.workload.lengths
     return {
-        "formatVersion": FORMAT_VERSION,
-        "kind": KIND,
         "job": head.job,
         "verdict": plan.verdict.name,
         "models": {
             role.value: {"name": found.shape.name, "parameters": found.shape.num_parameters, "origin": found.origin}
             for role, found in head.shapes.items()
         },
-        "workload": _workload(plan.workload),
+        "workload": {
+            "prompts": workload.batch_size,
+            "responsesPerPrompt": workload.group_size,
+            "updates": workload.num_updates,
+            "promptTokens": {"mean": lengths.prompt_mean, "max": lengths.prompt_max},
+            "responseTokens": {"mean": lengths.response_mean, "max": lengths.response_max},
+            "assumption": lengths.assumption,
+        },
         "placement": placement_document(plan.placement),
         "memory": [_memory(phase) for phase in plan.all_phases],
         "step": {
-            "seconds": seconds_document(plan.step.total),
+            "seconds": plain(plan.step.total),
             "boundBy": plan.step.bound_by,
-            "phases": [
-                {
-                    "name": phase.name,
-                    "pool": phase.pool,
-                    "seconds": seconds_document(phase.seconds),
-                    "boundBy": phase.bound_by,
-                    "assumption": phase.assumption,
-                    "formula": phase.formula,
-                }
-                for phase in plan.step.phases
-            ],
+            "phases": plain(plan.step.phases),
         },
         "run": {
-            "steps": plan.workload.num_steps,
-            "seconds": seconds_document(plan.run_seconds),
-            "gpuHours": seconds_document(Seconds(low, likely, high)),
+            "steps": workload.num_steps,
+            "seconds": plain(plan.run_seconds),
+            "gpuHours": plain(Seconds(*plan.gpu_hours)),
         },
         "sequencesAtOnce": plan.sequences_at_once,
         "changes": [_knob(knob) for knob in plan.knobs],
@@ -70,57 +80,19 @@ def plan_document(plan: Plan, head: PlanHead) -> dict[str, object]:
     }
 
 
-def printed(document: Mapping[str, object], console: Console) -> None:
-    """As JSON, without the console's wrapping and colours."""
-    write_utf8(console.file, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-
-
 def placement_document(placement: Placement) -> dict[str, object]:
     """Pools and who is on them."""
-    return {
-        "schedule": placement.schedule.name,
-        "runsToday": placement.runs_today,
-        "pools": [_pool(pool) for pool in placement.pools],
-    }
-
-
-def _pool(pool: PlacedPool) -> dict[str, object]:
-    roles: dict[str, object] = {
-        role.value: {"shardSize": layout.shard_size, "sequenceParallel": layout.sequence_parallel}
-        for role, layout in pool.layouts.items()
-    }
-    if pool.rollout is not None:
-        roles["rollout"] = {"tensorParallel": pool.rollout.tensor_parallel, "engines": pool.rollout.num_engines}
-    return {
-        "name": pool.name,
-        "nodes": pool.nodes,
-        "gpusPerNode": pool.gpus_per_node,
-        "gpu": _gpu(pool.gpu),
-        "roles": roles,
-    }
-
-
-def _gpu(gpu: Gpu) -> dict[str, object]:
-    return {
-        "name": gpu.name,
-        "memoryBytes": round(gpu.memory_bytes),
-        "flops": gpu.flops,
-        "bandwidth": gpu.bandwidth,
-        "linkBandwidth": gpu.link_bandwidth,
-        "networkBandwidth": gpu.network_bandwidth,
-    }
-
-
-def _workload(workload: Workload) -> dict[str, object]:
-    lengths = workload.lengths
-    return {
-        "prompts": workload.batch_size,
-        "responsesPerPrompt": workload.group_size,
-        "updates": workload.num_updates,
-        "promptTokens": {"mean": lengths.prompt_mean, "max": lengths.prompt_max},
-        "responseTokens": {"mean": lengths.response_mean, "max": lengths.response_max},
-        "assumption": lengths.assumption,
-    }
+    pools = []
+    for pool in placement.pools:
+        roles: dict[str, object] = {
+            role.value: {"shardSize": layout.shard_size, "sequenceParallel": layout.sequence_parallel}
+            for role, layout in pool.layouts.items()
+        }
+        if pool.rollout is not None:
+            roles["rollout"] = {"tensorParallel": pool.rollout.tensor_parallel, "engines": pool.rollout.num_engines}
+        size = {"name": pool.name, "nodes": pool.nodes, "gpusPerNode": pool.gpus_per_node}
+        pools.append({**size, "gpu": plain(pool.gpu), "roles": roles})
+    return {"schedule": placement.schedule.name, "runsToday": placement.runs_today, "pools": pools}
 
 
 def _memory(phase: PhaseMemory) -> dict[str, object]:
@@ -140,13 +112,8 @@ def _memory(phase: PhaseMemory) -> dict[str, object]:
 
 def _knob(knob: Knob) -> dict[str, object]:
     return {
-        "changes": [{"field": each.field, "value": each.value, "before": each.before} for each in knob.changes],
+        "changes": plain(knob.changes),
         "verdict": knob.verdict.name,
         "worst": _memory(knob.worst),
-        "stepSeconds": None if knob.step_seconds is None else seconds_document(knob.step_seconds),
+        "stepSeconds": plain(knob.step_seconds),
     }
-
-
-def seconds_document(seconds: Seconds) -> dict[str, float]:
-    """A range."""
-    return {"low": seconds.low, "likely": seconds.likely, "high": seconds.high}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,41 +19,25 @@ from rljob_api.scalars import Quantity
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.cluster.client import ClusterOptions, connect
-from rljob_cli.devices import QUERY_TIMEOUT_SECONDS
+from rljob_cli.devices import count_cores, gpu_names
 from rljob_cli.errors import CliError, NotAllowedError
-from rljob_planner.cluster_nodes import DEFAULT_RESOURCE, cluster_of_nodes, products_of_nodes
-from rljob_planner.cluster_pools import cluster_of_pools, gpus_of_pools
-from rljob_planner.cluster_text import cluster_of_text, cluster_text
+from rljob_cli.plan.options import GpuOptions
+from rljob_planner.clusters import (
+    DEFAULT_RESOURCE,
+    cluster_of_nodes,
+    cluster_of_pools,
+    cluster_of_text,
+    cluster_text,
+    gpus_of_pools,
+    products_of_nodes,
+)
 from rljob_planner.errors import PlanError
-from rljob_planner.gpus import Cluster, Gpu
+from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_kind, custom_gpu, gpu_named
 from rljob_planner.job_memory import SELECTORS
-from rljob_planner.known_gpus import CPU_NAME, KNOWN_GPUS, cpu_kind, custom_gpu, gpu_named
 
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _LEAST_SPEED, _LARGEST_SPEED = 0.001, 1_000_000.0
 """Of a kind that is described: TFLOP/s, and GB/s."""
-
-
-@dataclass(frozen=True)
-class GpuOptions:
-    """What a command says of GPUs."""
-
-    cluster: str | None = None
-    """`4x8xH100`."""
-    from_cluster: ClusterOptions | None = None
-    """None where no cluster is asked."""
-    kinds: tuple[str, ...] = ()
-    """`H100`, or `pool=H100`."""
-    memory: str | None = None
-    """A quantity, such as `80Gi`."""
-    tflops: float | None = None
-    bandwidth: float | None = None
-    """Of the memory, GB/s."""
-
-    @property
-    def describes(self) -> bool:
-        """Whether a kind is described that no table has."""
-        return (self.memory, self.tflops, self.bandwidth) != (None, None, None)
 
 
 @dataclass(frozen=True)
@@ -204,25 +187,19 @@ def this_machine(spec: RLJobSpec) -> Gpu:
         limit = "max"
     if limit.isdigit():
         memory = min(memory, float(limit))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cpu_kind(memory, cores / max(pool.gpus_per_node for pool in spec.pools))
+    return cpu_kind(memory, count_cores() / max(pool.gpus_per_node for pool in spec.pools))
 
 
 def _gpu_here(pool: str, named: Callable[[str, str], Gpu]) -> Gpu:
     """The first GPU of this machine."""
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_TIMEOUT_SECONDS, check=False)
-        lines = answer.stdout.splitlines() if answer.returncode == 0 else []
-    except (OSError, subprocess.TimeoutExpired):
-        lines = []
-    if not lines:
+    names = gpu_names()
+    if not names:
         raise CliError(
             f"spec.pools {pool}: the kind of its GPUs is not known, and this machine has none; name it with --gpu H100,"
             " say the nodes with --cluster 4x8xH100, ask the cluster with --from-cluster, or plan for this machine's"
             " CPUs with --gpu cpu"
         )
-    return named(re.sub(r"\s+", "-", lines[0].strip()), "nvidia-smi")
+    return named(re.sub(r"\s+", "-", names[0].strip()), "nvidia-smi")
 
 
 def _cluster_of(

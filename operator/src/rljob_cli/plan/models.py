@@ -144,15 +144,12 @@ def _hub_config(source: ModelSource) -> dict[str, object]:
     near = near_names(name)
     guess = f"did you mean {' or '.join(near)}? " if near else ""
     advice = f"{guess}{_or_config(source).removeprefix(', or ') or 'name a folder with its config.json instead'}"
+    where = f"{source.field}: the shape of {name!r} is not known here, and"
     if address is None:
-        raise CliError(
-            f"{source.field}: the shape of {name!r} is not known here, and HF_HUB_OFFLINE forbids asking the hub;"
-            f" {advice}"
-        )
+        raise CliError(f"{where} HF_HUB_OFFLINE forbids asking the hub; {advice}")
     if not address.startswith(("https://", "http://")):
         raise CliError(f"HF_ENDPOINT: must begin with https:// (seen {address!r}); correct it")
     path = urllib.parse.quote(f"{name}/resolve/{source.revision or 'main'}/config.json")
-    where = f"{source.field}: the shape of {name!r} is not known here, and"
     try:
         request = urllib.request.Request(f"{address}/{path}")
         if (token := settings.hub_token()) is not None:
@@ -160,15 +157,12 @@ def _hub_config(source: ModelSource) -> dict[str, object]:
         with urllib.request.urlopen(request, timeout=HUB_SECONDS) as answer:
             content = _read_in_time(answer)
     except urllib.error.HTTPError as error:
+        why, first = "does not answer as it should", "try again later, or "
         if error.code in (401, 403):
-            raise CliError(
-                f"{where} the hub does not let us read it (HTTP {error.code}); set HF_TOKEN, or {advice}"
-            ) from None
-        if error.code in (404, 410):
-            raise CliError(f"{where} the hub has no config.json of it (HTTP {error.code}); {advice}") from None
-        raise CliError(
-            f"{where} the hub does not answer as it should (HTTP {error.code}); try again later, or {advice}"
-        ) from None
+            why, first = "does not let us read it", "set HF_TOKEN, or "
+        elif error.code in (404, 410):
+            why, first = "has no config.json of it", ""
+        raise CliError(f"{where} the hub {why} (HTTP {error.code}); {first}{advice}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = one_line(getattr(error, "reason", None) or error)
         raise CliError(f"{where} the hub does not answer ({reason}); {advice}") from None

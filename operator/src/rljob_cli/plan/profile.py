@@ -9,22 +9,21 @@ one by defaults.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from rljob_cli import settings
 from rljob_cli.errors import CliError
 from rljob_cli.plain_text import one_line
-from rljob_planner.advice.calibrated_machine import cpu_constants
+from rljob_planner.advice.calibration import cpu_constants
 from rljob_planner.constants import Constants
-from rljob_planner.known_gpus import CPU_NAME
+from rljob_planner.gpus import CPU_NAME
 
-FORMAT_VERSION = 1
 _CONSTANTS = TypeAdapter(Constants)
-_NAMES = frozenset(each.name for each in fields(Constants))
 _LIMITS = (
     ("expert_efficiency_factor", 1e-6, 100.0),
     ("allocator_factor", 1.0, 10.0),
@@ -35,6 +34,7 @@ _LIMITS = (
     ("_bytes", 0.0, 1e15),
 )
 """What can be of the constants whose names have this in them, the first that is true."""
+_AGAIN = "write the file anew with rljob plan --calibrate"
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,14 @@ class Profile:
     runs: tuple[str, ...]
     written_at: str
     """In UTC."""
+
+
+class _File(BaseModel):
+    format_version: Annotated[int, Field(ge=1, le=1, alias="formatVersion")]
+    kind: Annotated[str, Field(min_length=1)]
+    constants: Constants
+    runs: tuple[str, ...]
+    written_at: Annotated[str, Field(alias="writtenAt")]
 
 
 def constants_for(kinds: Collection[str], file: Path | None) -> Constants:
@@ -87,23 +95,19 @@ def read_profile(file: Path) -> Profile:
     except OSError as error:
         raise CliError(f"{file}: cannot be read ({error.strerror}); check --profile") from None
     except (ValueError, RecursionError) as error:
-        raise CliError(f"{file}: is no JSON ({one_line(error)}); write it anew with rljob plan --calibrate") from None
-    if not isinstance(data, dict):
-        raise _not_understood(file, "", data)
-    version = data.get("formatVersion")
-    if type(version) is not int or version != FORMAT_VERSION:
-        raise CliError(
-            f"{file}: formatVersion: this version reads {FORMAT_VERSION} (seen {_seen(version)}); write it anew with"
-            " rljob plan --calibrate"
-        )
-    kind, runs, written_at = data.get("kind"), data.get("runs"), data.get("writtenAt")
-    if not isinstance(kind, str) or not kind:
-        raise _not_understood(file, "kind", kind)
-    if not isinstance(runs, list) or not all(isinstance(each, str) for each in runs):
-        raise _not_understood(file, "runs", runs)
-    if not isinstance(written_at, str):
-        raise _not_understood(file, "writtenAt", written_at)
-    return Profile(kind, _constants(file, kind, data.get("constants")), tuple(runs), written_at)
+        raise CliError(f"{file}: is no JSON ({one_line(error)}); {_AGAIN}") from None
+    given = data.get("constants") if isinstance(data, dict) else None
+    if isinstance(given, dict):
+        for name in given.keys() - {each.name for each in fields(Constants)}:
+            raise _not_understood(file, f"constants.{name}", given[name])
+        data["constants"] = {**_CONSTANTS.dump_python(default_constants({str(data.get("kind"))})), **given}
+    try:
+        found = _File.model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise _not_understood(file, ".".join(map(str, problem["loc"])), problem["input"]) from None
+    _refuse_unbelievable(file, found.constants)
+    return Profile(found.kind, found.constants, found.runs, found.written_at)
 
 
 def write_profile(file: Path, profile: Profile) -> None:
@@ -112,7 +116,7 @@ def write_profile(file: Path, profile: Profile) -> None:
     defaults = _CONSTANTS.dump_python(default_constants({profile.kind}), mode="json")
     constants = _CONSTANTS.dump_python(profile.constants, mode="json")
     data = {
-        "formatVersion": FORMAT_VERSION,
+        "formatVersion": 1,
         "kind": profile.kind,
         "constants": {name: value for name, value in constants.items() if value != defaults[name]},
         "runs": list(profile.runs),
@@ -127,44 +131,20 @@ def write_profile(file: Path, profile: Profile) -> None:
         raise CliError(f"{file}: cannot be written ({error.strerror}); name another file with --profile") from error
 
 
-def _constants(file: Path, kind: str, data: object) -> Constants:
-    if not isinstance(data, dict):
-        raise _not_understood(file, "constants", data)
-    for name in data:
-        if name not in _NAMES:
-            raise _not_understood(file, f"constants.{name}", data[name])
-    try:
-        values = {**_CONSTANTS.dump_python(default_constants({kind})), **data}
-        found = _CONSTANTS.validate_json(json.dumps(values), strict=True)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in ("constants", *problem["loc"]))
-        raise _not_understood(file, name, problem["input"]) from None
-    for field, each in _CONSTANTS.dump_python(found).items():
-        for name, value in _numbers(each, f"constants.{field}"):
+def _refuse_unbelievable(file: Path, constants: Constants) -> None:
+    for field, each in _CONSTANTS.dump_python(constants).items():
+        numbers = (
+            {f"{field}.{kind}": value for kind, value in each.items()} if isinstance(each, dict) else {field: each}
+        )
+        for name, value in numbers.items():
+            if isinstance(value, str):
+                continue
             low, high = next((low, high) for part, low, high in _LIMITS if part in field)
             if not low <= value <= high:
-                raise CliError(
-                    f"{file}: {name}: must be at least {low:g} and at most {high:g} (seen {value:g}); write the file"
-                    " anew with rljob plan --calibrate"
-                )
-    return found
-
-
-def _numbers(value: object, name: str) -> Iterator[tuple[str, float]]:
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _numbers(each, f"{name}.{key}")
-    elif isinstance(value, int | float):
-        yield name, float(value)
+                bounds = f"at least {low:g} and at most {high:g}"
+                raise CliError(f"{file}: constants.{name}: must be {bounds} (seen {value:g}); {_AGAIN}")
 
 
 def _not_understood(file: Path, name: str, value: object) -> CliError:
     where = f"{file}: {name}" if name else str(file)
-    return CliError(
-        f"{where}: is not understood (seen {_seen(value)}); write the file anew with rljob plan --calibrate"
-    )
-
-
-def _seen(value: object) -> str:
-    return one_line(json.dumps(value, default=str))[:60]
+    return CliError(f"{where}: is not understood (seen {one_line(json.dumps(value, default=str))[:60]}); {_AGAIN}")

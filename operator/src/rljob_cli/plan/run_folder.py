@@ -18,8 +18,7 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import CliError
 from rljob_cli.local.run_folder import JOB_FILE_NAME, RunFolder
 from rljob_cli.plain_text import one_line
-from rljob_planner.advice.run_facts import MetricsLine
-from rljob_planner.advice.timeline_facts import TimelineFacts, TimelineSpan, timeline_facts
+from rljob_planner.advice.run_facts import MetricsLine, TimelineFacts, TimelineSpan, timeline_facts
 
 RESOLVED_JOB_FILE_NAME = "resolved.yaml"
 METRICS_FILE_NAME = "metrics.jsonl"

@@ -11,16 +11,12 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from rljob_cli.plain_text import length
+from rljob_cli.plain_text import length, table
 from rljob_cli.plan.models import FoundShape
-from rljob_cli.plan.picture import picture
-from rljob_cli.tables import table
 from rljob_planner.memory.knobs import Knob
-from rljob_planner.memory_types import PhaseMemory, Verdict
-from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan import Plan
-from rljob_planner.timing_types import Seconds
-from rljob_planner.workload import Role
+from rljob_planner.plan_types import PhaseMemory, Seconds, Verdict, verdict_of
+from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
 GIB = 2**30
 _STYLES = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.TOO_LARGE: "red"}
@@ -48,16 +44,13 @@ class PlanHead:
 def plan_lines(plan: Plan, head: PlanHead, *, explain: bool = False) -> Iterator[Text]:
     """All that is shown."""
     yield from head_lines(plan, head)
-    yield Text()
-    for line in picture(plan.placement, plan.workload):
-        yield Text(line)
+    for pool in plan.placement.pools:
+        yield Text(f"  {'pool ' + pool.name:12} {_pool_words(pool)}")
     yield Text()
     yield from memory_lines(plan, explain=explain)
     yield Text()
     yield from time_lines(plan, explain=explain)
-    for note in plan.notes:
-        yield Text()
-        yield wrapped(note)
+    yield from note_lines(plan)
     yield from knob_lines(plan)
     yield Text()
     yield last_line(plan)
@@ -74,7 +67,8 @@ def head_lines(plan: Plan, head: PlanHead) -> Iterator[Text]:
     for role, found in head.shapes.items():
         if found.shape.name not in shown:
             shown.add(found.shape.name)
-            size = _billions(found.shape)
+            num = found.shape.num_parameters
+            size = f"{num / 1e9:.2f} billion" if num >= 1e9 else f"{num / 1e6:.2f} million"
             yield Text(f"  {role.value:12} {found.shape.name}, {size} parameters ({found.origin})")
     updates = f"{workload.num_updates} update{'' if workload.num_updates == 1 else 's'}"
     yield Text(f"  {'step':12} {workload.batch_size:,} prompts x {workload.group_size} responses, {updates}")
@@ -83,20 +77,39 @@ def head_lines(plan: Plan, head: PlanHead) -> Iterator[Text]:
     yield Text(f"  {'lengths':12} {tokens}")
     if lengths.assumption:
         yield wrapped(lengths.assumption, " " * 15, "dim")
-    yield _constants_line(head)
-
-
-def _constants_line(head: PlanHead) -> Text:
-    """From where is what no formula gives."""
     words = "defaults; after a run, rljob plan --calibrate FOLDER fits them to its machine"
     if head.constants != "defaults":
         words = f"calibrated by {head.constants}"
-    return Text(f"  {'constants':12} {wrapped(words, ' ' * 15).plain.lstrip()}")
+    yield Text(f"  {'constants':12} {wrapped(words, ' ' * 15).plain.lstrip()}")
 
 
-def _billions(shape: ModelShape) -> str:
-    number = shape.num_parameters
-    return f"{number / 1e9:.2f} billion" if number >= 1e9 else f"{number / 1e6:.2f} million"
+def placement_words(placement: Placement) -> str:
+    """`actor+rollout on 1x8 H100 (shards of 4, TP 2); ref on 1x8 H100`. TP is tensor, SP sequence parallel."""
+    words = "; ".join(_pool_words(pool) for pool in placement.pools)
+    return words if placement.schedule is Schedule.SYNCHRONOUS else f"{words}; {placement.schedule.value}"
+
+
+def _pool_words(pool: PlacedPool) -> str:
+    layouts = []
+    sizes = {role.value: layout.shard_size for role, layout in pool.layouts.items()}
+    if len(set(sizes.values())) > 1:
+        layouts.append(f"shards: {', '.join(f'{role} {size}' for role, size in sizes.items())}")
+    elif set(sizes.values()) - {pool.num_gpus}:
+        layouts.append(f"shards of {min(sizes.values())}")
+    if pool.rollout is not None and pool.rollout.tensor_parallel > 1:
+        layouts.append(f"TP {pool.rollout.tensor_parallel}")
+    if shares := {layout.sequence_parallel for layout in pool.layouts.values()} - {1}:
+        layouts.append(f"SP {max(shares)}")
+    inner = f" ({', '.join(layouts)})" if layouts else ""
+    roles = "+".join(role.value for role in pool.roles)
+    return f"{roles or 'nothing'} on {pool.nodes}x{pool.gpus_per_node} {pool.gpu.name}{inner}"
+
+
+def note_lines(plan: Plan) -> Iterator[Text]:
+    """What is to be known beside the numbers."""
+    for note in plan.notes:
+        yield Text()
+        yield wrapped(note)
 
 
 def memory_lines(plan: Plan, *, explain: bool) -> list[Text]:
@@ -108,44 +121,27 @@ def memory_lines(plan: Plan, *, explain: bool) -> list[Text]:
         pool = f" of pool {name}" if len(plan.phases) > 1 else ""
         unit = "worker" if _is_on_cpus(plan) else "GPU"
         lines.append(Text(f"Memory of one {unit}{pool}, GiB", "bold"))
-        rows = [_memory_row(phase) for phase in phases]
-        found = table(("PHASE", "  USED", "    OF", "", "WHAT"), rows, "  ")
-        if not explain:
-            lines += found
-            continue
-        lines.append(found[0])
-        for line, phase in zip(found[1:], phases, strict=True):
+        head, *rows = table(("PHASE", "  USED", "    OF", "", "WHAT"), [_memory_row(each) for each in phases], "  ")
+        lines.append(head)
+        for line, phase in zip(rows, phases, strict=True):
             lines.append(line)
-            lines += [
-                Text(f"      {part.owner:24} {part.num_bytes / GIB:8.2f}  {part.formula}", "dim")
-                for part in phase.parts
-            ]
+            for part in phase.parts if explain else ():
+                lines.append(Text(f"      {part.owner:24} {part.num_bytes / GIB:8.2f}  {part.formula}", "dim"))
     return lines
 
 
 def _memory_row(phase: PhaseMemory) -> tuple[Text, ...]:
-    verdict = _verdict_of(phase)
-    words = "fits" if verdict is Verdict.FITS else verdict.value
+    verdict = verdict_of((phase,))
+    words = {
+        Verdict.FITS: "fits",
+        Verdict.TIGHT: f"tight, {phase.spare / GIB:.1f} left",
+        Verdict.TOO_LARGE: f"{-phase.spare / GIB:.1f} too much",
+    }[verdict]
     if phase.lacks > 0:
         words = f"KV cache {phase.lacks / GIB:.1f} short"
-    elif verdict is Verdict.TOO_LARGE:
-        words = f"{-phase.spare / GIB:.1f} too much"
-    elif verdict is Verdict.TIGHT:
-        words = f"tight, {phase.spare / GIB:.1f} left"
     shares = ", ".join(f"{owner} {num_bytes / GIB:.1f}" for owner, num_bytes in _by_owner(phase).items())
-    return (
-        Text(phase.phase.value),
-        Text(f"{phase.total / GIB:>6.1f}"),
-        Text(f"{phase.limit / GIB:>6.1f}"),
-        Text(words, _STYLES[verdict]),
-        Text(shares),
-    )
-
-
-def _verdict_of(phase: PhaseMemory) -> Verdict:
-    if phase.spare < 0:
-        return Verdict.TOO_LARGE
-    return Verdict.TIGHT if phase.spare < 0.1 * phase.limit else Verdict.FITS
+    total, limit = (Text(f"{each / GIB:>6.1f}") for each in (phase.total, phase.limit))
+    return Text(phase.phase.value), total, limit, Text(words, _STYLES[verdict]), Text(shares)
 
 
 _ENGINE_OWNERS = ("rollout weights", "engine", "KV cache", "sleeping engine")
@@ -175,16 +171,12 @@ def time_lines(plan: Plan, *, explain: bool) -> list[Text]:
     name = "all steps" if plan.workload.num_steps == 1 else f"{plan.workload.num_steps:,} steps"
     cells = (name, f"{length(run.likely):>6}", f"{length(run.low)} to {length(run.high)}", "", hours)
     rows.append(tuple(map(Text, cells)))
-    lines = [Text("Seconds of a step", "bold")]
-    found = table(("PHASE", "LIKELY", "RANGE", "SHARE", "BOUND BY"), rows, "  ")
-    if not explain:
-        return [*lines, *found]
-    lines.append(found[0])
-    for line, phase in zip(found[1:-2], plan.step.phases, strict=True):
+    head, *found = table(("PHASE", "LIKELY", "RANGE", "SHARE", "BOUND BY"), rows, "  ")
+    lines = [Text("Seconds of a step", "bold"), head]
+    for line, phase in zip(found, plan.step.phases, strict=False):
         lines.append(line)
-        lines += [Text(f"      {text}", "dim") for text in (phase.formula, phase.assumption) if text]
-    lines += found[-2:]
-    return lines
+        lines += [Text(f"      {text}", "dim") for text in (phase.formula, phase.assumption) if text and explain]
+    return [*lines, *found[-2:]]
 
 
 def _time_row(name: str, seconds: Seconds, share: str, bound_by: str) -> tuple[Text, ...]:

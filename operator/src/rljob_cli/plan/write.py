@@ -1,4 +1,4 @@
-"""`rljob plan --search --write FILE`: the job file with other pools and places, everything else as it was written.
+"""`rljob plan --search --write FILE`: the job file with other values, everything else as it was written.
 
 Comments and the order of fields stay. What is written is read again before, and must be the job that was planned.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -16,22 +16,21 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from rljob_api.errors import JobFileError
 from rljob_api.job_file import load_job_text
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_cli.differences import named_entries
 from rljob_cli.errors import CliError
-from rljob_cli.plan.changes import role_values, roles_of
-from rljob_cli.plan.mapping import change_path, change_value, put_value
-from rljob_planner.memory.changes import Change
 
 _WIDTH = 4096
 """Of lines: none is broken that was not broken before."""
 _FIRST_ENTRY = re.compile(r"^( *)[^\s#-][^\n]*:[ \t]*(?:#[^\n]*)?\n(?: *(?:#[^\n]*)?\n)*( *)- ", re.MULTILINE)
 
+Wire = dict[str, object]
 
-def write_mapped(source: str, target: Path, spec: RLJobSpec, changes: Sequence[Change] = ()) -> None:
-    """Writes `target`, a new file: the job of the text `source` with the pools and places of `spec`, which is that
-    job with `changes` of its training.
+
+def write_changed(source: str, target: Path, old: RLJobSpec, new: RLJobSpec) -> None:
+    """Writes `target`, a new file: the job file `source`, whose spec is `old`, with the spec `new`.
 
     Raises CliError where `target` exists or cannot be written, and where what would be written is no valid job."""
-    text = mapped_text(source, spec, changes, str(target))
+    text = changed_text(source, old, new, str(target))
     try:
         with target.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -41,9 +40,9 @@ def write_mapped(source: str, target: Path, spec: RLJobSpec, changes: Sequence[C
         raise CliError(f"--write: {target} cannot be written ({error.strerror}); check the path") from None
 
 
-def mapped_text(text: str, spec: RLJobSpec, changes: Sequence[Change] = (), target: str = "job") -> str:
-    """The text of a job file with the pools and places of `spec`, and these changes. Raises CliError where that is no
-    valid job."""
+def changed_text(text: str, old: RLJobSpec, new: RLJobSpec, target: str = "job") -> str:
+    """The text of a job file, whose spec is `old`, with the spec `new`; what equals its default is left out. Raises
+    CliError where that is no valid job."""
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = _WIDTH
@@ -51,11 +50,7 @@ def mapped_text(text: str, spec: RLJobSpec, changes: Sequence[Change] = (), targ
     offset = _offset_of_entries(text)
     yaml.indent(mapping=2, sequence=offset + 2, offset=offset)
     document = yaml.load(text)
-    wire = document["spec"]
-    for change in changes:
-        put_value(wire, change_path(change, spec), change_value(change))
-    _put_pools(wire, spec)
-    _put_roles(wire, spec)
+    _put(document["spec"], _wire(old), _wire(new))
     stream = io.StringIO()
     yaml.dump(document, stream)
     written = stream.getvalue()
@@ -63,21 +58,12 @@ def mapped_text(text: str, spec: RLJobSpec, changes: Sequence[Change] = (), targ
         found = load_job_text(written, target).spec
     except JobFileError as error:
         raise CliError(f"--write: the mapping breaks a rule of job files, and nothing is written:\n{error}") from None
-    if not _says(found, spec):
+    if _wire(found) != _wire(new):
         raise CliError(
             "--write: the file's pools and roles are written in a way that cannot be changed here (an alias, perhaps);"
             " write them out, or change them by hand"
         )
     return written
-
-
-def _says(found: RLJobSpec, spec: RLJobSpec) -> bool:
-    """Whether a job has these pools and places, and all else as it was."""
-    same_elsewhere = {name: value for name, value in found if name not in ("pools", "roles")}
-    wanted_elsewhere = {name: value for name, value in spec if name not in ("pools", "roles")}
-    if same_elsewhere != wanted_elsewhere or found.pools != spec.pools:
-        return False
-    return all(role_values(found, role) == role_values(spec, role) for role in roles_of(spec))
 
 
 def _offset_of_entries(text: str) -> int:
@@ -86,51 +72,68 @@ def _offset_of_entries(text: str) -> int:
     return max(0, len(found[2]) - len(found[1])) if found else 0
 
 
-def _put_pools(wire: CommentedMap, spec: RLJobSpec) -> None:
-    """In place where the pools have their order already, so that comments between them stay."""
-    entries: CommentedSeq = wire["pools"]
-    wanted = [pool.name for pool in spec.pools]
+def _wire(spec: RLJobSpec) -> Wire:
+    """What the job says beyond the defaults."""
+    return {key: _without_nothing(value) for key, value in spec.to_wire_without_defaults().items() if _says(value)}
+
+
+def _without_nothing(value: object) -> object:
+    if isinstance(value, list):
+        return [_without_nothing(entry) for entry in value]
+    return {k: _without_nothing(v) for k, v in value.items() if _says(v)} if isinstance(value, dict) else value
+
+
+def _says(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_says, value.values()))
+    return value is not None
+
+
+def _put(place: CommentedMap, old: Mapping[str, object], new: Mapping[str, object]) -> None:
+    """Changes a block of the file where `new` differs from `old`, and nothing else in it."""
+    for key in old.keys() - new.keys():
+        place.pop(key, None)
+    for at, (key, value) in enumerate(new.items()):
+        before, there = old.get(key), place.get(key)
+        if value == before:
+            continue
+        named = named_entries(value)
+        if isinstance(value, dict) and isinstance(there, CommentedMap):
+            _put(there, before if isinstance(before, dict) else {}, value)
+        elif named is not None and isinstance(there, CommentedSeq):
+            _put_entries(there, named_entries(before) or {}, named)
+        elif key in place:
+            place[key] = _fresh(value)
+        else:
+            before_it = [list(place).index(other) for other in list(new)[:at] if other in place]
+            place.insert(max(before_it, default=-1) + 1, key, _fresh(value))
+
+
+def _put_entries(entries: CommentedSeq, old: Mapping[str, Wire], new: Mapping[str, Wire]) -> None:
+    """In place where the entries have their order already, so that comments between them stay."""
     for at in reversed(range(len(entries))):
-        if entries[at]["name"] not in wanted:
+        if entries[at]["name"] not in new:
             del entries[at]
     there = {entry["name"]: entry for entry in entries}
-    is_flow = all(entry.fa.flow_style() for entry in there.values()) if there else False
-    for pool in spec.pools:
-        entry = there.get(pool.name)
-        if entry is None:
-            entry = there[pool.name] = CommentedMap(name=pool.name)
-            if is_flow:
-                entry.fa.set_flow_style()
-            entries.append(entry)
-        for key, value in (("nodes", pool.nodes), ("gpusPerNode", pool.gpus_per_node)):
-            if entry.get(key, 1) != value:
-                entry[key] = value
-        if dict(entry.get("template", {}).get("nodeSelector", {})) != pool.template.node_selector:
-            put_value(entry, ("template", "nodeSelector"), dict(pool.template.node_selector))
-    if [entry["name"] for entry in entries] != wanted:
-        for at, name in enumerate(wanted):
+    is_flow = bool(there) and all(entry.fa.flow_style() for entry in there.values())
+    for name, value in new.items():
+        if name in there:
+            _put(there[name], old[name], value)
+            continue
+        entry = there[name] = CommentedMap(value)
+        if is_flow:
+            entry.fa.set_flow_style()
+        entries.append(entry)
+    if [entry["name"] for entry in entries] != list(new):
+        for at, name in enumerate(new):
             entries[at] = there[name]
 
 
-def _put_roles(wire: CommentedMap, spec: RLJobSpec) -> None:
-    for role in roles_of(spec):
-        values = role_values(spec, role)
-        places = wire.get("roles")
-        place = None if places is None else places.get(role)
-        for key, value in values.items():
-            if value is None:
-                if place is not None:
-                    place.pop(key, None)
-                continue
-            if places is None:
-                places = CommentedMap()
-                wire.insert(list(wire).index("pools") + 1, "roles", places)
-            if place is None:
-                place = CommentedMap()
-                place.fa.set_flow_style()
-                places[role] = place
-            place[key] = value
-        if place is not None and not place:
-            del places[role]
-    if "roles" in wire and not wire["roles"]:
-        del wire["roles"]
+def _fresh(value: object) -> object:
+    """A block that is new; on one line where it holds no other."""
+    if not isinstance(value, dict):
+        return value
+    block = CommentedMap({key: _fresh(each) for key, each in value.items()})
+    if not any(isinstance(each, dict) for each in value.values()):
+        block.fa.set_flow_style()
+    return block

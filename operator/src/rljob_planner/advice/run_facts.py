@@ -9,11 +9,77 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 
-from rljob_planner.advice.observed_lengths import ObservedLengths
 from rljob_planner.errors import PlanError
-from rljob_planner.workload import Workload
+from rljob_planner.workload import TokenLengths, Workload
+
+_STANDARD = NormalDist()
+_LEAST_SIGMA, _LARGEST_SIGMA = 0.01, 2.0
+
+
+@dataclass(frozen=True)
+class ObservedLengths:
+    """In tokens, of the responses of a step or of several."""
+
+    prompt_mean: float
+    response_mean: float
+    """After the cut."""
+    response_max: float
+    """Of a step; of several the mean of their longest."""
+    clip_ratio: float
+    """Share that was cut off."""
+
+    @classmethod
+    def together(cls, steps: Sequence[ObservedLengths]) -> ObservedLengths:
+        """Of several steps with as many responses each; at least one."""
+        return cls(
+            prompt_mean=fmean(each.prompt_mean for each in steps),
+            response_mean=fmean(each.response_mean for each in steps),
+            response_max=fmean(each.response_max for each in steps),
+            clip_ratio=fmean(each.clip_ratio for each in steps),
+        )
+
+    def token_lengths(self, planned: TokenLengths, num_responses: int) -> TokenLengths:
+        """With the limits that were planned, and their means where the run says none; `num_responses` are those of a
+        step."""
+        prompt = _within(planned.prompt_max, self.prompt_mean, planned.prompt_mean)
+        response = _within(planned.response_max, self.response_mean, planned.response_mean)
+        longest = _within(planned.response_max, self.response_max, response)
+        clipped = min(1.0, max(0.0, self.clip_ratio))
+        sigma = _sigma(response, longest, num_responses)
+        return TokenLengths(
+            prompt_mean=prompt,
+            prompt_max=planned.prompt_max,
+            response_mean=response,
+            response_max=planned.response_max,
+            response_cv=math.sqrt(math.expm1(sigma * sigma)),
+            clipped_share=clipped,
+            assumption=(
+                f"as in the run: mean {response:,.0f}, longest {longest:,.0f},"
+                f" {clipped:.1%} cut off at {planned.response_max:,}"
+            ),
+        )
+
+
+def _within(limit: int, length: float, otherwise: float) -> float:
+    """Tokens, of which there is at least one; metrics that lack a length have 0."""
+    return min(float(limit), max(1.0, length)) if length > 0 else otherwise
+
+
+def _sigma(mean: float, longest: float, num_responses: int) -> float:
+    """Standard deviation of the logarithms, of so many responses none of which is cut off.
+
+    The longest is about the quantile 1 - 1 / 2n, as in timing/lengths.py. With z that quantile of the standard normal
+    distribution, longest = exp(m + z s) and mean = exp(m + s^2 / 2) give s = z - sqrt(z^2 - 2 ln(longest / mean));
+    where that has no solution, s = z is the nearest."""
+    if mean <= 0 or longest <= mean:
+        return _LEAST_SIGMA
+    z = _STANDARD.inv_cdf(1 - 0.5 / max(2, num_responses))
+    under_root = z * z - 2 * math.log(longest / mean)
+    sigma = z - math.sqrt(under_root) if under_root > 0 else z
+    return min(_LARGEST_SIGMA, max(_LEAST_SIGMA, sigma))
+
 
 MetricsLine = Mapping[str, float]
 """One row: the step (from 1) under `step`, and metrics by name."""
@@ -227,3 +293,68 @@ def _largest_memory(rows: Sequence[MetricsLine]) -> dict[str, float]:
 def _mean(rows: Sequence[MetricsLine], name: str) -> float | None:
     values = [row[name] for row in rows if name in row]
     return fmean(values) if values else None
+
+
+CONTROLLER = "controller"
+
+
+@dataclass(frozen=True)
+class TimelineSpan:
+    """Something that a process did, in seconds from the timeline's beginning."""
+
+    process: str
+    name: str
+    started: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class TimelineFacts:
+    """Of one step."""
+
+    seconds: float
+    """From the controller's first phase to the end of its last."""
+    busy: Mapping[str, float]
+    """By worker process: share of those seconds in which a method of a role ran there."""
+
+    @property
+    def idle_share(self) -> float:
+        """Of all workers' seconds together."""
+        return 1 - sum(self.busy.values()) / len(self.busy) if self.busy else 0.0
+
+    @property
+    def idlest(self) -> tuple[str, float] | None:
+        """The worker that waited most, and the share of the step that it did."""
+        if not self.busy:
+            return None
+        name = min(self.busy, key=lambda each: self.busy[each])
+        return name, 1 - self.busy[name]
+
+
+def timeline_facts(spans: Sequence[TimelineSpan]) -> TimelineFacts | None:
+    """None where the controller or the workers have no spans."""
+    phases = [span for span in spans if span.process == CONTROLLER]
+    if not phases:
+        return None
+    begin, end = min(span.started for span in phases), max(span.ended for span in phases)
+    # A method's span is named after its role (`actor.update_policy`); what it is made of is within it.
+    methods = [span for span in spans if span.process != CONTROLLER and "." in span.name]
+    workers = dict.fromkeys(span.process for span in methods)
+    if end <= begin or not workers:
+        return None
+    busy = {
+        worker: _covered([span for span in methods if span.process == worker], begin, end) / (end - begin)
+        for worker in workers
+    }
+    return TimelineFacts(end - begin, busy)
+
+
+def _covered(spans: Sequence[TimelineSpan], begin: float, end: float) -> float:
+    """Seconds between the two in which at least one of the spans lasts."""
+    total, reached = 0.0, begin
+    for span in sorted(spans, key=lambda each: each.started):
+        started, ended = max(span.started, reached), min(span.ended, end)
+        if ended > started:
+            total += ended - started
+            reached = ended
+    return total

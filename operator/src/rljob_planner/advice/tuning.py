@@ -7,23 +7,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_planner.advice.faster_jobs import FasterJob, Price, faster_jobs
-from rljob_planner.advice.run_facts import OTHER, RunFacts
-from rljob_planner.advice.timeline_facts import TimelineFacts
+from rljob_planner.advice.comparison import ComparedMemory, ComparedTime
+from rljob_planner.advice.run_facts import OTHER, RunFacts, TimelineFacts
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import Change, Changed
+from rljob_planner.memory.changes import Change, Changed, Price, faster_jobs
 from rljob_planner.memory.knobs import all_phases, worst_phase
-from rljob_planner.memory_types import PhaseMemory, Verdict, verdict_of
-from rljob_planner.placement import Placement
 from rljob_planner.plan import Plan
+from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, verdict_of
 from rljob_planner.timing.step import step_time
-from rljob_planner.timing_types import Seconds, StepTime
-from rljob_planner.workload import EngineKind, Role, Workload
+from rljob_planner.workload import EngineKind, Placement, Role, Workload
 
 LEAST_GAIN = 0.01
 """Of a step; less is no advice."""
 LEAST_GAIN_AT_A_PRICE = 0.03
-"""Of what changes learning, or takes more GPUs."""
+"""Of what changes learning."""
 MOST_TOGETHER = 4
 NEARLY_AS_GOOD = 0.01
 """Of a step: of two values of a field that are so near each other the one nearer to the present value is named."""
@@ -35,8 +32,6 @@ class Advice:
 
     changed: Changed
     """The field, and the job with it."""
-    section: str
-    price: Price
     step: Seconds
     """With it."""
     gain: float
@@ -48,12 +43,21 @@ class Advice:
     worst: PhaseMemory
     """With least to spare then."""
     verdict: Verdict
-    more_gpus: int = 0
 
     @property
     def change(self) -> Change:
         """The field."""
         return self.changed.change
+
+    @property
+    def section(self) -> str:
+        """Of docs/tuning.md."""
+        return self.changed.section
+
+    @property
+    def price(self) -> Price:
+        """What it costs beside memory."""
+        return self.changed.price
 
 
 @dataclass(frozen=True)
@@ -64,18 +68,39 @@ class Finding:
     section: str
 
 
+@dataclass(frozen=True)
+class RunReport:
+    """Of one run."""
+
+    name: str
+    """Its folder."""
+    state: str
+    """Where it is, as its folder says; empty where that is not known."""
+    constants: str
+    """Where the constants of the prediction are from."""
+    facts: RunFacts
+    plan: Plan
+    """Of the job with the lengths that the run had."""
+    times: tuple[ComparedTime, ...]
+    memory: tuple[ComparedMemory, ...]
+    timelines: Mapping[int, TimelineFacts]
+    findings: tuple[Finding, ...]
+    advice: tuple[Advice, ...]
+    """Each for itself."""
+    together: tuple[Advice, ...]
+    """One after the other."""
+
+
 def advice_of(workload: Workload, placement: Placement, constants: Constants) -> tuple[Advice, ...]:
-    """The best value of each field that helps, the largest gain first; what changes learning or takes more GPUs comes
-    after all others."""
+    """The best value of each field that helps, the largest gain first; what changes learning comes after all others."""
     now = step_time(workload, placement, constants)
     verdict = verdict_of(all_phases(workload, placement, constants))
     found = [
         best
         for ladder in faster_jobs(workload, placement)
-        if (best := _best([_advice(each, now, placement, constants) for each in ladder], now, verdict)) is not None
+        if (best := _best([_advice(each, now, constants) for each in ladder], now, verdict)) is not None
     ]
-    order = list(Price)
-    return tuple(sorted(found, key=lambda each: (order.index(each.price) > 0, -each.gain)))
+    return tuple(sorted(found, key=lambda each: (each.price is not Price.NOTHING, -each.gain)))
 
 
 def together(workload: Workload, placement: Placement, constants: Constants) -> tuple[Advice, ...]:
@@ -101,8 +126,7 @@ def findings_of(facts: RunFacts, plan: Plan, timelines: Mapping[int, TimelineFac
     return (*_of_steps(facts), *_of_responses(facts), *_of_engine(plan), *_of_timelines(timelines))
 
 
-def _advice(job: FasterJob, now: StepTime, placement: Placement, constants: Constants) -> Advice:
-    changed = job.changed
+def _advice(changed: Changed, now: StepTime, constants: Constants) -> Advice:
     step = step_time(changed.workload, changed.placement, constants)
     phases = all_phases(changed.workload, changed.placement, constants)
     before, after = _waits(now), _waits(step)
@@ -111,15 +135,12 @@ def _advice(job: FasterJob, now: StepTime, placement: Placement, constants: Cons
     gain = now.total.likely - step.total.likely
     return Advice(
         changed=changed,
-        section=job.section,
-        price=job.price,
         step=step.total,
         gain=gain,
         share=gain / now.total.likely if now.total.likely > 0 else 0.0,
         phases=tuple(told),
         worst=worst_phase(phases),
         verdict=verdict_of(phases),
-        more_gpus=changed.placement.num_gpus - placement.num_gpus,
     )
 
 

@@ -1,17 +1,30 @@
-"""Changes of a job that need less memory, as one writes them into its file, and the workload and placement with them.
+"""Changes of a job as one writes them into its file, each with the job that comes of it: those that need less memory
+(`smaller_jobs`, for `knobs`), and those that may make its steps shorter (`faster_jobs`, for `advice.tuning`).
 
 Only such as the contract takes: what must divide divides (crds: placement_rules.py,
-batch_size_rules.py). What a change does to memory is worked out anew by `knobs`.
+batch_size_rules.py). What a change does to memory and seconds is worked out anew by whoever asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from itertools import chain
 
-from rljob_planner.job_adapters import lora_shape
-from rljob_planner.placement import PlacedPool, Placement, RolloutLayout, TrainLayout
-from rljob_planner.workload import EngineKind, ModelOffload, Role, TrainModel, Workload
+from rljob_planner.job import lora_shape
+from rljob_planner.workload import (
+    EngineKind,
+    ModelOffload,
+    PlacedPool,
+    Placement,
+    Role,
+    RolloutLayout,
+    RolloutWork,
+    TrainLayout,
+    TrainModel,
+    Workload,
+)
 
 MODEL_FIELDS = {
     Role.ACTOR: "spec.training.model",
@@ -20,16 +33,22 @@ MODEL_FIELDS = {
     Role.REWARD_MODEL: "spec.training.rewards[].rewardModel",
 }
 LORA_RANK = 16
+Job = tuple[Workload, Placement]
+
+
+class Price(StrEnum):
+    """What a change costs beside memory and seconds."""
+
+    NOTHING = "nothing"
+    LEARNING = "what is learned changes"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One field of a job's file."""
+    """One field of a job's file; values as one writes them."""
 
     field: str
-    """`spec.training.model.gradientCheckpointing`."""
     value: str
-    """As one writes it."""
     before: str
 
     @property
@@ -45,254 +64,21 @@ class Changed:
     change: Change
     workload: Workload
     placement: Placement
+    section: str = ""
+    """Of docs/tuning.md."""
+    price: Price = Price.NOTHING
 
 
-def ladders(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
+def smaller_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
     """For each field that may help, its values from the gentlest on. The fields come in the order of what they cost:
     nothing or little time, more time, more GPUs, another kind of training."""
-    for one in (
-        _utilization,
-        _cpu_cache,
-        _micro_batch,
-        _max_sequences,
-        _shard_sizes,
-        _frozen_offload,
-        _checkpointing,
-        _offload,
-        _tensor_parallel,
-        _sequence_parallel,
-        _more_gpus,
-        _lora,
-    ):
-        yield from (each for each in one(workload, placement) if each)
+    for setting in _settings(workload, placement):
+        yield from (setting.changed(values) for values in setting.smaller if values)
 
 
-Ladders = Iterator[tuple[Changed, ...]]
-
-
-def _utilization(workload: Workload, placement: Placement) -> Ladders:
-    pool = placement.pool_of(Role.ROLLOUT)
-    if workload.rollout.engine is not EngineKind.VLLM or pool.gpu.is_cpu:
-        return
-    share = workload.rollout.memory_utilization
-    lower = [each / 100 for each in range(90, 5, -5) if each / 100 < share]
-    higher = [each / 100 for each in range(10, 95, 5) if each / 100 > share]
-    for values in (lower, higher):
-        yield tuple(
-            Changed(
-                Change("spec.training.rollout.gpuMemoryUtilization", f"{value:g}", f"{share:g}"),
-                replace(workload, rollout=replace(workload.rollout, memory_utilization=value)),
-                placement,
-            )
-            for value in values
-        )
-
-
-def _cpu_cache(workload: Workload, placement: Placement) -> Ladders:
-    pool = placement.pool_of(Role.ROLLOUT)
-    if workload.rollout.engine is not EngineKind.VLLM or not pool.gpu.is_cpu:
-        return
-    now = workload.rollout.cpu_kv_cache_bytes
-    lower = [now // 2**power for power in range(1, 8)]
-    for values in (lower, [now * 2**power for power in range(1, 8)]):
-        yield tuple(
-            Changed(
-                Change("spec.training.rollout.cpuKvCache", _mebibytes(value), _mebibytes(now)),
-                replace(workload, rollout=replace(workload.rollout, cpu_kv_cache_bytes=value)),
-                placement,
-            )
-            for value in values
-            if value >= 2**20
-        )
-
-
-def _micro_batch(workload: Workload, placement: Placement) -> Ladders:
-    now = workload.max_tokens_per_micro_batch
-    shares = [layout.sequence_parallel for pool in placement.pools for layout in pool.layouts.values()]
-    # Each role's ranks must hold the longest row together.
-    least = -(-workload.lengths.longest_row // min(shares, default=1))
-    halves = [now // 2**power for power in range(1, 20) if now // 2**power > least]
-    yield tuple(
-        Changed(
-            Change("spec.training.maxTokensPerMicroBatch", str(value), str(now)),
-            replace(workload, max_tokens_per_micro_batch=value),
-            placement,
-        )
-        for value in (*halves, least)
-        if value < now
-    )
-
-
-def _max_sequences(workload: Workload, placement: Placement) -> Ladders:
-    now = workload.rollout.max_sequences
-    yield tuple(
-        Changed(
-            Change("spec.training.rollout.maxNumSequences", str(value), str(now)),
-            replace(workload, rollout=replace(workload.rollout, max_sequences=value)),
-            placement,
-        )
-        for value in (now // 2**power for power in range(1, 8))
-        if value >= 4
-    )
-
-
-def _shard_sizes(workload: Workload, placement: Placement) -> Ladders:
-    for pool, role, layout in own_layouts(workload, placement):
-        larger = [size for size in range(layout.shard_size + 1, layout.num_gpus + 1) if layout.num_gpus % size == 0]
-        yield tuple(
-            Changed(
-                Change(f"spec.roles.{role}.shardSize", str(size), str(layout.shard_size)),
-                workload,
-                with_layout(workload, placement, pool, role, replace(layout, shard_size=size)),
-            )
-            for size in larger
-        )
-
-
-def _frozen_offload(workload: Workload, placement: Placement) -> Ladders:
-    for role, name in ((Role.REF, "offload.reference"), (Role.REWARD_MODEL, "offload")):
-        model = workload.models.get(role)
-        if model is None or model.offload.parameters or model.is_actor_without_adapters:
-            continue
-        field = f"{MODEL_FIELDS[role]}.{name}"
-        yield (_switched(workload, placement, role, field, replace(model, offload=ModelOffload(parameters=True))),)
-
-
-def _checkpointing(workload: Workload, placement: Placement) -> Ladders:
-    for role, model in _trained(workload):
-        field = f"{MODEL_FIELDS[role]}.gradientCheckpointing"
-        if not model.checkpoints_activations:
-            yield (_switched(workload, placement, role, field, replace(model, checkpoints_activations=True)),)
-        elif model.checkpoints_every_nth_layer > 1:
-            change = Change(f"{field}EveryNthLayer", "1", str(model.checkpoints_every_nth_layer))
-            yield (Changed(change, _with_model(workload, role, checkpoints_every_nth_layer=1), placement),)
-
-
-def _offload(workload: Workload, placement: Placement) -> Ladders:
-    for role, model in _trained(workload):
-        if model.defers_reduction:
-            change = Change(f"spec.roles.{role}.deferGradientReduction", "false", "true")
-            yield (Changed(change, _with_model(workload, role, defers_reduction=False), placement),)
-        layout = placement.pool_of(role).layouts[role]
-        can_leave = {
-            "optimizer": not model.offload.optimizer,
-            "parameters": not model.offload.parameters,
-            "gradients": not (model.offload.gradients or model.defers_reduction or layout.num_replicas > 1),
-        }
-        for name in (name for name, is_possible in can_leave.items() if is_possible):
-            offload = ModelOffload(
-                parameters=model.offload.parameters or name == "parameters",
-                gradients=model.offload.gradients or name == "gradients",
-                optimizer=model.offload.optimizer or name == "optimizer",
-            )
-            field = f"{MODEL_FIELDS[role]}.offload.{name}"
-            yield (_switched(workload, placement, role, field, replace(model, offload=offload)),)
-
-
-def _tensor_parallel(workload: Workload, placement: Placement) -> Ladders:
-    pool = placement.pool_of(Role.ROLLOUT)
-    assert pool.rollout is not None, "the pool of the rollout has one"
-    now, shape = pool.rollout.tensor_parallel, workload.rollout.shape
-    if workload.rollout.engine is not EngineKind.VLLM:
-        return
-    yield tuple(
-        Changed(
-            Change("spec.roles.rollout.tensorParallel", str(value), str(now)),
-            workload,
-            _with_pool(placement, pool, replace(pool, rollout=RolloutLayout(pool.num_gpus, value))),
-        )
-        for value in range(now + 1, pool.gpus_per_node + 1)
-        if pool.gpus_per_node % value == 0 and shape.spreads_over(value)
-    )
-
-
-def _sequence_parallel(workload: Workload, placement: Placement) -> Ladders:
-    for pool, role, layout in own_layouts(workload, placement):
-        shape, now = workload.models[role].shape, layout.sequence_parallel
-        yield tuple(
-            Changed(
-                Change(f"spec.roles.{role}.sequenceParallel", str(value), str(now)),
-                workload,
-                with_layout(workload, placement, pool, role, replace(layout, sequence_parallel=value)),
-            )
-            for value in (now * 2, now * 4, now * 8)
-            if layout.num_gpus % value == 0 and shape.spreads_over(value)
-        )
-
-
-def _more_gpus(workload: Workload, placement: Placement) -> Ladders:
-    for place, pool in enumerate(placement.pools):
-        yield tuple(
-            Changed(
-                Change(f"spec.pools[{place}].nodes", str(pool.nodes * factor), str(pool.nodes)),
-                workload,
-                _with_pool(placement, pool, larger),
-            )
-            for factor in (2, 4, 8, 16)
-            if _divides(workload, larger := _larger(pool, factor)) and _gradients_may_leave(workload, larger)
-        )
-
-
-def _lora(workload: Workload, placement: Placement) -> Ladders:
-    actor = workload.models[Role.ACTOR]
-    if actor.lora is not None or actor.shape.has_experts:
-        return
-    lora = lora_shape(actor.shape, LORA_RANK, None, syncs_alone=_is_vllm_on_gpu(workload, placement))
-    models = dict(workload.models)
-    models[Role.ACTOR] = replace(actor, lora=lora)
-    pool, reference = placement.pool_of(Role.ACTOR), models.get(Role.REF)
-    beside = pool.layouts.get(Role.REF)
-    if reference is not None and beside is not None and beside.is_left_open:
-        if reference.offload.parameters:
-            # The contract refuses it: such a reference is the actor's own model.
-            return
-        models[Role.REF] = replace(reference, lora=lora, is_actor_without_adapters=True)
-        layouts = {**pool.layouts, Role.REF: pool.layouts[Role.ACTOR]}
-        placement = _with_pool(placement, pool, replace(pool, layouts=layouts))
-    rollout = replace(workload.rollout, adapter_rank=LORA_RANK if lora.syncs_alone else None)
-    change = Change("spec.training.model.lora", f"{{rank: {LORA_RANK}}}", "none")
-    yield (Changed(change, replace(workload, models=models, rollout=rollout), placement),)
-
-
-def _is_vllm_on_gpu(workload: Workload, placement: Placement) -> bool:
-    return workload.rollout.engine is EngineKind.VLLM and not placement.pool_of(Role.ROLLOUT).gpu.is_cpu
-
-
-def _larger(pool: PlacedPool, factor: int) -> PlacedPool:
-    """With so many times as many nodes. A model that all GPUs held together is held by all of them then, unless the
-    file says by how many."""
-    num_gpus = pool.num_gpus * factor
-    layouts = {
-        role: replace(
-            layout,
-            num_gpus=num_gpus,
-            shard_size=layout.shard_size if layout.keeps_shard_size or layout.num_replicas > 1 else num_gpus,
-        )
-        for role, layout in pool.layouts.items()
-    }
-    rollout = None if pool.rollout is None else RolloutLayout(num_gpus, pool.rollout.tensor_parallel)
-    return replace(pool, nodes=pool.nodes * factor, layouts=layouts, rollout=rollout)
-
-
-def _divides(workload: Workload, pool: PlacedPool) -> bool:
-    """Whether the responses of a batch and of an update spread evenly over what is trained here."""
-    return all(
-        prompts * workload.group_size % layout.num_data_ranks == 0
-        for role, layout in pool.layouts.items()
-        if workload.models[role].is_trained
-        for prompts in (workload.batch_size, workload.mini_batch_size)
-    )
-
-
-def _gradients_may_leave(workload: Workload, pool: PlacedPool) -> bool:
-    """Whether each model here whose gradients leave has one copy (placement_rules.py)."""
-    return all(
-        layout.num_replicas == 1 or not workload.models[role].offload.gradients for role, layout in pool.layouts.items()
-    )
-
-
-def _trained(workload: Workload) -> Iterator[tuple[Role, TrainModel]]:
-    yield from ((role, model) for role, model in workload.models.items() if model.is_trained)
+def faster_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
+    """For each field its values, the nearest to the present one first."""
+    yield from (each.changed(each.faster) for each in _settings(workload, placement) if each.faster)
 
 
 def own_layouts(workload: Workload, placement: Placement) -> Iterator[tuple[PlacedPool, Role, TrainLayout]]:
@@ -303,33 +89,309 @@ def own_layouts(workload: Workload, placement: Placement) -> Iterator[tuple[Plac
                 yield pool, role, layout
 
 
-def _switched(workload: Workload, placement: Placement, role: Role, field: str, model: TrainModel) -> Changed:
-    models = {**workload.models, role: model}
-    return Changed(Change(field, "true", "false"), replace(workload, models=models), placement)
+def offload_changes(workload: Workload, role: Role, *, is_on: bool) -> Iterator[tuple[str, TrainModel]]:
+    """The fields by which something of a model is offloaded (or not) that was not (or was), and the model with each."""
+    model = workload.models[role]
+    names = ("optimizer", "parameters", "gradients") if model.is_trained else ("parameters",)
+    fields = {Role.REF: "offload.reference", Role.REWARD_MODEL: "offload"}
+    for name in () if model.is_actor_without_adapters else names:
+        now = asdict(model.offload)
+        if now[name] is not is_on:
+            yield (
+                f"{MODEL_FIELDS[role]}.{fields.get(role, f'offload.{name}')}",
+                replace(model, offload=ModelOffload(**(now | {name: is_on}))),
+            )
 
 
-_Number = int | bool
+@dataclass(frozen=True)
+class _Setting:
+    """A field, and the values that may help."""
+
+    field: str
+    now: int
+    job: Callable[[int], Job]
+    """With another value."""
+    smaller: Sequence[Sequence[int]] = ()
+    """Values that need less memory, the gentlest first; some fields help in both directions."""
+    faster: Sequence[int] = ()
+    section: str = ""
+    price: Price = Price.NOTHING
+    text: Callable[[int], str] = str
+
+    def changed(self, values: Sequence[int]) -> tuple[Changed, ...]:
+        """The job with each of them."""
+        return tuple(
+            Changed(Change(self.field, self.text(each), self.text(self.now)), *self.job(each), self.section, self.price)
+            for each in values
+        )
 
 
-def _with_model(workload: Workload, role: Role, **changes: _Number) -> Workload:
-    change: Callable[..., TrainModel] = replace
-    return replace(workload, models={**workload.models, role: change(workload.models[role], **changes)})
+_Settings = Iterator[_Setting]
 
 
-def with_layout(
-    workload: Workload, placement: Placement, pool: PlacedPool, role: Role, layout: TrainLayout
-) -> Placement:
-    """With another layout of a role, and of the reference that is the actor with that one's."""
-    layouts = {**pool.layouts, role: layout}
+def _settings(workload: Workload, placement: Placement) -> _Settings:
+    every = (_of_engine, _of_batches, _of_shards, _of_models, _of_parallelism, _of_pools, _of_adapters)
+    return chain.from_iterable(each(workload, placement) for each in every)
+
+
+def _of_engine(workload: Workload, placement: Placement) -> _Settings:
+    rollout, pool = workload.rollout, placement.pool_of(Role.ROLLOUT)
+    is_vllm = rollout.engine is EngineKind.VLLM
+
+    def job(changed: RolloutWork) -> Job:
+        return replace(workload, rollout=changed), placement
+
+    if is_vllm and pool.gpu.is_cpu:
+        space, field, text = rollout.cpu_kv_cache_bytes, "cpuKvCache", _mebibytes
+        lower = [space >> power for power in range(1, 8) if space >> power >= 2**20]
+        higher = [space << power for power in range(1, 8)]
+    else:
+        space, field, text = round(1e4 * rollout.memory_utilization), "gpuMemoryUtilization", _share
+        lower = [each for each in range(9000, 500, -500) if each < space]
+        higher = [each for each in range(1000, 9500, 500) if each > space]
+
+    def with_space(value: int) -> Job:
+        changed = replace(rollout, memory_utilization=value / 1e4)
+        return job(replace(rollout, cpu_kv_cache_bytes=value) if pool.gpu.is_cpu else changed)
+
+    if is_vllm:
+        field, both = f"spec.training.rollout.{field}", (lower, higher)
+        yield _Setting(field, space, with_space, both, higher, "memory of the engine", text=text)
+    assert pool.rollout is not None, "the pool of the rollout has its layout"
+    now, own = rollout.max_sequences, -(-workload.num_requests // pool.rollout.num_engines)
+    yield _Setting(
+        "spec.training.rollout.maxNumSequences",
+        now,
+        lambda value: job(replace(rollout, max_sequences=value)),
+        ([now >> power for power in range(1, 8) if now >> power >= 4],),
+        [now << power for power in range(1, 5) if now << power < 2 * own],
+        "sequences at once",
+    )
+    # Saves and evaluations are of the newest weights (crds: rollout_correction_rules.py).
+    fixed = [each for each in (workload.checkpoint_every_steps, workload.evaluation_every_steps) if each is not None]
+    every = rollout.sync_every_steps
+    yield _Setting(
+        "spec.training.rollout.syncEverySteps",
+        every,
+        lambda value: job(replace(rollout, sync_every_steps=value)),
+        faster=[each for each in (2 * every, 4 * every) if not any(other % each for other in fixed)],
+        section="hand-overs of weights",
+        price=Price.LEARNING,
+    )
+
+
+def _of_batches(workload: Workload, placement: Placement) -> _Settings:
+    now = workload.max_tokens_per_micro_batch
+    shares = [layout.sequence_parallel for pool in placement.pools for layout in pool.layouts.values()]
+    # Each role's ranks must hold the longest row together.
+    least = -(-workload.lengths.longest_row // min(shares, default=1))
+    halves = [now >> power for power in range(1, 20) if now >> power > least]
+    yield _Setting(
+        "spec.training.maxTokensPerMicroBatch",
+        now,
+        lambda value: (replace(workload, max_tokens_per_micro_batch=value), placement),
+        ([each for each in (*halves, least) if each < now],),
+        [now << power for power in range(1, 6)],
+        "tokens of a micro-batch",
+    )
+    mini_batch, batch = workload.mini_batch_size, workload.batch_size
+    layouts = own_layouts(workload, placement)
+    ranks = [layout.num_data_ranks for _, role, layout in layouts if workload.models[role].is_trained]
+
+    def job(value: int) -> Job:
+        # An only update gives old log-probabilities itself.
+        several = value < batch or workload.num_epochs_per_batch > 1
+        needs_old = workload.needs_old_logprobs and (several or workload.needs_old_logprobs_in_any_case)
+        return replace(workload, mini_batch_size=value, needs_old_logprobs=needs_old), placement
+
+    sizes = [each for each in range(mini_batch + 1, batch + 1) if batch % each == 0]
+    even = [each for each in sizes if not any(each * workload.group_size % num for num in ranks)]
+    section = "updates of a step"
+    yield _Setting("spec.training.miniBatchSize", mini_batch, job, (), even, section, Price.LEARNING)
+
+
+def _of_shards(workload: Workload, placement: Placement) -> _Settings:
+    for pool, role, layout in own_layouts(workload, placement):
+        sizes = [each for each in range(1, layout.num_gpus + 1) if layout.num_gpus % each == 0]
+        # Gradients of replicas cannot be offloaded (crds: placement_rules.py).
+        allowed = sizes[-1:] if workload.models[role].offload.gradients else sizes
+        layouts = {each: replace(layout, shard_size=each) for each in sizes}
+        jobs = _with_layouts(workload, placement, pool, role, layouts)
+        now = layout.shard_size
+        larger, others = ([each for each in sizes if each > now],), [each for each in allowed if each != now]
+        yield _Setting(f"spec.roles.{role}.shardSize", now, jobs.__getitem__, larger, others, "shard size")
+
+
+def _of_models(workload: Workload, placement: Placement) -> _Settings:
+    """Checkpointing, offload, reduction of gradients, dtype. Frozen models first, whose offload costs least."""
+    for role in sorted(workload.models, key=lambda each: workload.models[each].is_trained):
+        model = workload.models[role]
+        pool = placement.pool_of(role)
+        if model.is_trained:
+            yield from _of_checkpointing(workload, placement, role)
+        if model.defers_reduction:
+            kept = replace(model, defers_reduction=False)
+            field = f"spec.roles.{role}.deferGradientReduction"
+            yield _switch(workload, placement, role, field, kept, is_on=False, is_faster=False)
+        for field, changed in offload_changes(workload, role, is_on=True):
+            has_gradients = changed.offload.gradients and not model.offload.gradients
+            if not (has_gradients and (model.defers_reduction or pool.layouts[role].num_replicas > 1)):
+                yield _switch(workload, placement, role, field, changed, is_on=True, is_faster=False)
+        for field, changed in offload_changes(workload, role, is_on=False):
+            yield _switch(workload, placement, role, field, changed, is_on=False, section="offload")
+    actor, layout = workload.models[Role.ACTOR], placement.pool_of(Role.ACTOR).layouts[Role.ACTOR]
+    if not actor.defers_reduction and not actor.offload.gradients and layout.num_gpus > 1:
+        deferred, field = replace(actor, defers_reduction=True), "spec.roles.actor.deferGradientReduction"
+        yield _switch(workload, placement, Role.ACTOR, field, deferred, is_on=True, section="deferred reduction")
+    if actor.compute_bytes != 2 and not any(pool.gpu.is_cpu for pool in placement.pools):
+        models = {role: replace(model, compute_bytes=2) for role, model in workload.models.items()}
+        half = replace(workload, models=models, rollout=replace(workload.rollout, weight_bytes=2))
+        names = {2: "BFloat16", 4: "Float32"}
+        field = "spec.training.model.dtype"
+        yield _Setting(field, 4, lambda _: (half, placement), (), [2], "precision", text=lambda value: names[value])
+
+
+def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _Settings:
+    model, field = workload.models[role], f"{MODEL_FIELDS[role]}.gradientCheckpointing"
+    now, is_on, section = model.checkpoints_every_nth_layer, model.checkpoints_activations, "gradient checkpointing"
+    # With the other field the contract refuses it.
+    if not is_on or now == 1:
+        switched = replace(model, checkpoints_activations=not is_on)
+        yield _switch(workload, placement, role, field, switched, is_on=not is_on, is_faster=is_on, section=section)
+    if is_on:
+        # A critic's model has no such field.
+        wider = (2, 3, 4, 6, 8) if role is Role.ACTOR else ()
+        yield _Setting(
+            f"{field}EveryNthLayer",
+            now,
+            lambda value: (workload.with_model(role, replace(model, checkpoints_every_nth_layer=value)), placement),
+            ([1],) if now > 1 else (),
+            [each for each in wider if now < each <= model.shape.num_layers],
+            section,
+        )
+
+
+def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
+    pool, shape = placement.pool_of(Role.ROLLOUT), workload.rollout.shape
+    if workload.rollout.engine is EngineKind.VLLM and pool.rollout is not None:
+        now = pool.rollout.tensor_parallel
+        sizes = [each for each in range(1, pool.gpus_per_node + 1) if pool.gpus_per_node % each == 0]
+        sizes = [each for each in sizes if each != now and shape.spreads_over(each)]
+
+        def job(value: int) -> Job:
+            layout = RolloutLayout(pool.num_gpus, value)
+            return workload, placement.with_pool(pool, replace(pool, rollout=layout))
+
+        larger = [each for each in sizes if each > now]
+        yield _Setting("spec.roles.rollout.tensorParallel", now, job, (larger,), sizes, "tensor parallelism")
+    for pool, role, layout in own_layouts(workload, placement):
+        now, shape = layout.sequence_parallel, workload.models[role].shape
+        larger = [
+            each for each in (2 * now, 4 * now, 8 * now) if layout.num_gpus % each == 0 and shape.spreads_over(each)
+        ]
+        # Rows of an update are dealt out evenly (crds: batch_size_rules.py).
+        rows = workload.mini_batch_size * workload.group_size
+        smaller = [each for each in range(1, now) if now % each == 0 and rows % (layout.num_gpus // each) == 0]
+        layouts = {each: replace(layout, sequence_parallel=each) for each in (*larger, *smaller)}
+        jobs = _with_layouts(workload, placement, pool, role, layouts)
+        field = f"spec.roles.{role}.sequenceParallel"
+        yield _Setting(field, now, jobs.__getitem__, (larger,), smaller, "sequence parallelism")
+
+
+def _of_pools(workload: Workload, placement: Placement) -> _Settings:
+    """More nodes."""
+    for place, pool in enumerate(placement.pools):
+        larger = {factor * pool.nodes: _larger(pool, factor) for factor in (2, 4, 8, 16)}
+        jobs = {nodes: (workload, placement.with_pool(pool, each)) for nodes, each in larger.items()}
+        allowed = [nodes for nodes, each in larger.items() if _is_allowed(workload, each)]
+        yield _Setting(f"spec.pools[{place}].nodes", pool.nodes, jobs.__getitem__, (allowed,))
+
+
+def _of_adapters(workload: Workload, placement: Placement) -> _Settings:
+    actor, pool = workload.models[Role.ACTOR], placement.pool_of(Role.ACTOR)
+    if actor.lora is not None or actor.shape.has_experts:
+        return
+    is_alone = workload.rollout.engine is EngineKind.VLLM and not placement.pool_of(Role.ROLLOUT).gpu.is_cpu
+    lora = lora_shape(actor.shape, LORA_RANK, None, syncs_alone=is_alone)
+    models = {**workload.models, Role.ACTOR: replace(actor, lora=lora)}
+    reference, beside = models.get(Role.REF), pool.layouts.get(Role.REF)
+    if reference is not None and beside is not None and beside.is_left_open:
+        if reference.offload.parameters:
+            # The contract refuses it: such a reference is the actor's own model.
+            return
+        models[Role.REF] = replace(reference, lora=lora, is_actor_without_adapters=True)
+        layouts = {**pool.layouts, Role.REF: pool.layouts[Role.ACTOR]}
+        placement = placement.with_pool(pool, replace(pool, layouts=layouts))
+    rollout = replace(workload.rollout, adapter_rank=LORA_RANK if lora.syncs_alone else None)
+    changed = replace(workload, models=models, rollout=rollout)
+    yield _Setting("spec.training.model.lora", 0, lambda _: (changed, placement), ([LORA_RANK],), text=_lora)
+
+
+def _larger(pool: PlacedPool, factor: int) -> PlacedPool:
+    """With so many times as many nodes. A model that all GPUs held together is held by all of them then, unless the
+    file says by how many."""
+    num_gpus = pool.num_gpus * factor
+    layouts = {}
+    for role, layout in pool.layouts.items():
+        keeps = layout.keeps_shard_size or layout.num_replicas > 1
+        layouts[role] = replace(layout, num_gpus=num_gpus, shard_size=layout.shard_size if keeps else num_gpus)
+    rollout = None if pool.rollout is None else RolloutLayout(num_gpus, pool.rollout.tensor_parallel)
+    return replace(pool, nodes=pool.nodes * factor, layouts=layouts, rollout=rollout)
+
+
+def _is_allowed(workload: Workload, pool: PlacedPool) -> bool:
+    """Whether the responses of a batch and of an update spread evenly over what is trained here, and each model whose
+    gradients leave has one copy (batch_size_rules.py, placement_rules.py)."""
+    for role, layout in pool.layouts.items():
+        model = workload.models[role]
+        rows = [prompts * workload.group_size for prompts in (workload.batch_size, workload.mini_batch_size)]
+        if model.is_trained and any(each % layout.num_data_ranks for each in rows):
+            return False
+        if layout.num_replicas > 1 and model.offload.gradients:
+            return False
+    return True
+
+
+def _switch(
+    workload: Workload,
+    placement: Placement,
+    role: Role,
+    field: str,
+    model: TrainModel,
+    *,
+    is_on: bool,
+    is_faster: bool = True,
+    section: str = "",
+) -> _Setting:
+    """A field that is true or false."""
+    job = workload.with_model(role, model), placement
+    values = [int(is_on)]
+    smaller, faster = ((), values) if is_faster else ((values,), ())
+    return _Setting(
+        field, int(not is_on), lambda _: job, smaller, faster, section, text=lambda each: f"{each == 1}".lower()
+    )
+
+
+def _with_layouts(
+    workload: Workload, placement: Placement, pool: PlacedPool, role: Role, layouts: dict[int, TrainLayout]
+) -> dict[int, Job]:
+    """With other layouts of a role, and of the reference that is the actor with that one's."""
     reference = workload.models.get(Role.REF)
-    if role is Role.ACTOR and reference is not None and reference.is_actor_without_adapters:
-        layouts[Role.REF] = layout
-    return _with_pool(placement, pool, replace(pool, layouts=layouts))
+    both = role is Role.ACTOR and reference is not None and reference.is_actor_without_adapters
+    roles = (role, Role.REF) if both else (role,)
+    pools = {
+        value: replace(pool, layouts=dict(pool.layouts) | dict.fromkeys(roles, each)) for value, each in layouts.items()
+    }
+    return {value: (workload, placement.with_pool(pool, each)) for value, each in pools.items()}
 
 
-def _with_pool(placement: Placement, old: PlacedPool, new: PlacedPool) -> Placement:
-    return replace(placement, pools=tuple(new if pool is old else pool for pool in placement.pools))
+def _mebibytes(value: int) -> str:
+    return f"{value >> 30}Gi" if value % 2**30 == 0 else f"{value >> 20}Mi"
 
 
-def _mebibytes(num_bytes: int) -> str:
-    return f"{num_bytes >> 30}Gi" if num_bytes % 2**30 == 0 else f"{num_bytes >> 20}Mi"
+def _share(value: int) -> str:
+    return f"{value / 1e4:g}"
+
+
+def _lora(rank: int) -> str:
+    return f"{{rank: {rank}}}" if rank else "none"

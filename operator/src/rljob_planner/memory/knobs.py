@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import Change, Changed, ladders
+from rljob_planner.memory.changes import Change, Changed, smaller_jobs
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.memory_types import PhaseMemory, Verdict, verdict_of
-from rljob_planner.placement import Placement
-from rljob_planner.timing_types import Seconds
-from rljob_planner.workload import Workload
+from rljob_planner.plan_types import PhaseMemory, Seconds, Verdict, verdict_of
+from rljob_planner.workload import Placement, Workload
 
 MAX_PAIRS = 6
 MAX_CHANGES = 4
@@ -76,7 +74,7 @@ class _Search:
         helpful: list[str] = []
         gentle: list[Knob] = []
         drastic: list[Knob] = []
-        for ladder in ladders(self.workload, self.placement):
+        for ladder in smaller_jobs(self.workload, self.placement):
             results = [self._knob(each) for each in ladder]
             change = results[0].changes[0]
             if any(self._missing_with(knob) < self.missing for knob in results) and not change.is_drastic:
@@ -106,7 +104,7 @@ class _Search:
         changes: tuple[Change, ...] = ()
         while len(changes) < MAX_CHANGES:
             fields = {change.field for change in changes}
-            ladder = [each for every in ladders(workload, placement) for each in every]
+            ladder = [each for every in smaller_jobs(workload, placement) for each in every]
             knobs = [self._knob(each, *changes) for each in ladder if each.change.field not in fields]
             if not knobs:
                 return None
@@ -157,4 +155,4 @@ def _key(change: Change) -> str:
 
 def _ladder(key: str, workload: Workload, placement: Placement) -> tuple[Changed, ...]:
     """Empty where another change has made this one impossible."""
-    return next((each for each in ladders(workload, placement) if _key(each[0].change) == key), ())
+    return next((each for each in smaller_jobs(workload, placement) if _key(each[0].change) == key), ())

@@ -12,13 +12,27 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rljob_planner.constants import Constants
-from rljob_planner.memory.rollout_engine import EngineMemory, bucket_part, engine_memory
+from rljob_planner.kv_cache import EngineMemory, bucket_part, engine_memory
 from rljob_planner.memory.train_passes import micro_batch_tokens, scoring_peak, scoring_tokens, train_peak
-from rljob_planner.memory.train_state import MASTER_BYTES, gradient_bytes, resident_bytes, trained_shard_elements
-from rljob_planner.memory.train_tensors import num_elements, root_tensors
-from rljob_planner.memory_types import Part, Peak, Phase, PhaseMemory
-from rljob_planner.placement import PlacedPool, TrainLayout
-from rljob_planner.workload import TRAIN_ROLES, EngineKind, ModelOffload, Role, TrainModel, Workload
+from rljob_planner.memory.train_state import (
+    MASTER_BYTES,
+    gradient_bytes,
+    num_elements,
+    resident_bytes,
+    root_tensors,
+    trained_shard_elements,
+)
+from rljob_planner.plan_types import Part, Peak, Phase, PhaseMemory
+from rljob_planner.workload import (
+    TRAIN_ROLES,
+    EngineKind,
+    ModelOffload,
+    PlacedPool,
+    Role,
+    TrainLayout,
+    TrainModel,
+    Workload,
+)
 
 DRIVER_BYTES = 0.7 * 2**30
 """Of what a driver reports nobody gets about so much (a process's first context, what the driver itself takes)."""

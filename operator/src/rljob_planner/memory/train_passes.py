@@ -19,23 +19,20 @@ from functools import cached_property
 from rljob_planner.memory.train_activations import HeadBytes, LayerBytes, head_bytes, layer_bytes, whole_logits_tokens
 from rljob_planner.memory.train_state import (
     MASTER_BYTES,
+    adapter_tensors,
+    gathered_elements,
     gradient_bytes,
+    layer_tensors,
     moment_bytes,
     moments_part,
+    num_elements,
     parameters_part,
+    root_tensors,
     trained_elements,
     trained_shard_elements,
 )
-from rljob_planner.memory.train_tensors import (
-    adapter_tensors,
-    gathered_elements,
-    layer_tensors,
-    num_elements,
-    root_tensors,
-)
-from rljob_planner.memory_types import Part, Peak
-from rljob_planner.placement import TrainLayout
-from rljob_planner.workload import Head, TrainModel, Workload
+from rljob_planner.plan_types import Part, Peak
+from rljob_planner.workload import Head, TrainLayout, TrainModel, Workload
 
 
 @dataclass(frozen=True)

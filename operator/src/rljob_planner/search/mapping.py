@@ -1,12 +1,7 @@
-"""The best mapping of a job's roles onto a cluster: which share GPUs, how many, of which kind, in which layout.
+"""The best mapping of a job's roles onto a cluster: which share GPUs, how many nodes, of which kind, in which layout.
 
-Exact, for the planner's own models of memory and time, over all of `role_layouts`: which roles share a pool (set
-partitions), the pools' sizes and kinds, and the layouts of all roles, in two schedules. What is found is as fast as
-anything that trying everything would find (tests/planner/test_search_on_models.py does). What `role_layouts` leaves
-out is not tried.
-
-HybridFlow (arXiv 2409.19256v2, section 6, algorithm 1) describes such a search for one kind of GPU, without the
-hand-over of weights in the cost. Here that is a stage like the others, and the rollout a role like the others.
+It is as fast as anything on the grid of `pool_options` that trying everything would find, by the planner's own models
+of memory and time (tests/planner/test_search.py tries everything).
 """
 
 from __future__ import annotations
@@ -15,28 +10,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from rljob_planner.clusters import cluster_text
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Cluster
-from rljob_planner.placement import Schedule
-from rljob_planner.plan import DEFAULTS
-from rljob_planner.search.arrangements import Arrangement, Partition, best_arrangements
-from rljob_planner.search.nearest_miss import nearest_miss
-from rljob_planner.search.ranking import Found, ranked, refusals
+from rljob_planner.plan import DEFAULTS, plan_of
+from rljob_planner.plan_types import PhaseMemory
+from rljob_planner.search.arrangements import Arrangement, best_arrangements, groupings
+from rljob_planner.search.pool_options import PoolOption, PoolOptions
+from rljob_planner.search.ranking import Found, placement, ranked
 from rljob_planner.search.results import ChangedJob, NearestMiss, SearchResult
-from rljob_planner.search.set_tables import PoolChoice, SetTables
-from rljob_planner.workload import Role, Workload
+from rljob_planner.workload import Role, Schedule, Workload
 
 LIMITS = (
-    "Not tried: pools of parts of several nodes, pools on two kinds of nodes, sequence and tensor parallelism over"
-    " nodes or beyond 8, settings of the job such as maxTokensPerMicroBatch and"
-    " rollout.gpuMemoryUtilization.",
+    "Not tried: pools of parts of nodes, or of other numbers than 1, 2, 3, 4, 6, 8, 12, 16, ... nodes; pools on two"
+    " kinds of nodes; sequence and tensor parallelism over nodes or beyond 8; settings of the job such as"
+    " maxTokensPerMicroBatch and rollout.gpuMemoryUtilization.",
 )
-MAX_POOLS = 8
-"""That a job may have."""
 MAX_CHANGED_JOBS = 4
 """That are searched for where nothing fits."""
-_LAYOUT_FIELDS = ("tensorParallel", "sequenceParallel", "shardSize")
+_FIELDS_OF_MAPPINGS = ("spec.pools", "tensorParallel", "sequenceParallel", "shardSize")
 
 
 def search(
@@ -47,98 +40,87 @@ def search(
     schedules: Sequence[Schedule] = tuple(Schedule),
     num_wanted: int = 10,
     pool_names: Sequence[str] = (),
-    may_change_job: bool = True,
 ) -> SearchResult:
-    """At most `num_wanted` candidates. `pool_names`: those of the job's own pools, which the first pools get.
-    `may_change_job`: where nothing fits, to search again with what makes the nearest miss fit.
+    """At most `num_wanted` candidates; where nothing fits, what comes closest, and a search with a change of the job
+    with which something does. `pool_names`: those of the job's own pools, which the first pools get.
 
     Raises PlanError for a cluster without GPUs, and for a role that no pool has a layout for."""
     if not any(group.num_gpus for group in cluster):
         raise PlanError("the cluster: it has no GPUs (seen 0); name one, such as 4x8xH100")
-    tables = SetTables(workload, cluster, constants)
-    _refuse_roles_without_layouts(tables)
-    names = tuple(pool_names)
-    result = _candidates(tables, schedules, num_wanted, names)
-    if result is not None:
-        return result
-    missed = nearest_miss(tables, names)
-    if missed is not None and may_change_job:
-        again = partial(_candidates, schedules=schedules, num_wanted=num_wanted, names=names)
-        missed = replace(missed, changed=_changed_job(tables, missed, again))
-    return SearchResult((), None, nearest_miss=missed, limits=LIMITS)
-
-
-def _candidates(
-    tables: SetTables, schedules: Sequence[Schedule], num_wanted: int, names: tuple[str, ...]
-) -> SearchResult | None:
-    """None where nothing fits."""
-    found = [
-        Found(arrangement, schedule)
-        for schedule in schedules
-        for arrangement in best_mappings(tables, schedule, num_wanted)
-    ]
-    today = best_mappings(tables, Schedule.SYNCHRONOUS, num_wanted, partial(_runs_today, tables))
-    found += [Found(each, Schedule.SYNCHRONOUS) for each in today]
-    if not found:
-        return None
-    candidates, best_today = ranked(tables, found, num_wanted, names)
-    return SearchResult(candidates, best_today, refused=refusals(tables), limits=LIMITS)
-
-
-def _changed_job(
-    tables: SetTables, missed: NearestMiss, again: Callable[[SetTables], SearchResult | None]
-) -> ChangedJob | None:
-    """With the first of the changes that help the nearest miss most, with which there is a mapping."""
-    plan = missed.plan
-    knobs = [*plan.knobs, *([] if plan.nearest_miss is None else [plan.nearest_miss])]
-    for knob in [knob for knob in knobs if knob.workload != plan.workload][:MAX_CHANGED_JOBS]:
-        result = again(SetTables(knob.workload, tables.cluster, tables.constants))
-        if result is not None:
-            changes = tuple(change for change in knob.changes if not _is_of_mapping(change.field))
-            return ChangedJob(changes, knob.workload, result)
-    return None
-
-
-def _is_of_mapping(field: str) -> bool:
-    return field.startswith("spec.pools") or field.rpartition(".")[2] in _LAYOUT_FIELDS
+    asked = PoolOptions(workload, cluster, constants)
+    _refuse_roles_without_layouts(asked)
+    again = partial(_candidates, schedules=schedules, num_wanted=num_wanted, pool_names=pool_names)
+    return again(asked) or SearchResult((), None, _nearest_miss(asked, pool_names, again), LIMITS)
 
 
 def best_mappings(
-    tables: SetTables,
-    schedule: Schedule,
-    num_wanted: int,
-    is_allowed: Callable[[Partition], bool] = lambda _: True,
-) -> list[Arrangement[PoolChoice]]:
-    """Of every grouping of roles, and every kind for each group, the fastest that fits; fastest first."""
-    rollout = tables.bit(Role.ROLLOUT)
-
-    def allows(partition: Partition) -> bool:
-        can_overlap = schedule is Schedule.SYNCHRONOUS or rollout in partition
-        return can_overlap and len(partition) <= MAX_POOLS and is_allowed(partition)
-
-    while True:
-        found = best_arrangements(
-            tables.options,
-            tables.capacity,
-            partial(tables.seconds, schedule),
-            roles=tables.everyone,
-            num_wanted=num_wanted,
-            is_allowed=allows,
-        )
-        if tables.correct(found):
-            return found
+    asked: PoolOptions, schedule: Schedule, num_wanted: int, *, that_run_today: bool = False
+) -> list[list[Arrangement]]:
+    """Of every grouping of roles, and every kind for each group, the fastest that fits; fastest first. After each those
+    on fewer GPUs that are ties."""
+    grouped = list(groupings(asked.roles))
+    if schedule is Schedule.ONE_STEP_OFF:
+        # Generation beside training takes a pool of its own.
+        grouped = [each for each in grouped if (Role.ROLLOUT,) in each]
+    if that_run_today:
+        grouped = [each for each in grouped if any({Role.ACTOR, Role.ROLLOUT} <= set(roles) for roles in each)]
+    sets = dict.fromkeys(roles for each in grouped for roles in each)
+    options = {roles: [option for size in asked.sizes for option in asked.fastest(roles, size)] for roles in sets}
+    capacity = [group.nodes for group in asked.cluster]
+    cost = partial(asked.step_seconds, schedule)
+    return best_arrangements(options, grouped, capacity, cost, num_wanted=num_wanted)
 
 
-def _runs_today(tables: SetTables, partition: Partition) -> bool:
-    both = tables.bit(Role.ACTOR) | tables.bit(Role.ROLLOUT)
-    return any(roles & both == both for roles in partition)
+def _candidates(
+    asked: PoolOptions, *, schedules: Sequence[Schedule], num_wanted: int, pool_names: Sequence[str]
+) -> SearchResult | None:
+    """None where nothing fits."""
+    found = [Found(schedule, each) for schedule in schedules for each in best_mappings(asked, schedule, num_wanted)]
+    today = best_mappings(asked, Schedule.SYNCHRONOUS, num_wanted, that_run_today=True)
+    found += [Found(Schedule.SYNCHRONOUS, each) for each in today]
+    return SearchResult(*ranked(asked, found, num_wanted, pool_names), None, LIMITS) if found else None
 
 
-def _refuse_roles_without_layouts(tables: SetTables) -> None:
-    for role in tables.roles:
-        if not any(tables.role_choices.has_layouts(role, size) for size in tables.sizes):
+def _nearest_miss(
+    asked: PoolOptions, pool_names: Sequence[str], again: Callable[[PoolOptions], SearchResult | None]
+) -> NearestMiss | None:
+    """The mapping whose fullest GPU lacks least; None where even without a limit there is none."""
+    grouped = list(groupings(asked.roles))
+    options: dict[tuple[Role, ...], list[PoolOption]] = {}
+    for roles in dict.fromkeys(roles for grouping in grouped for roles in grouping):
+        smallest = (asked.smallest(roles, size) for size in asked.sizes)
+        options[roles] = [replace(each, seconds=(-_least_spare(asked.phases(each)),)) for each in smallest if each]
+    # Each pool costs what it lacks, the whole what the worst of them does.
+    capacity = [group.nodes for group in asked.cluster]
+    fronts = best_arrangements(options, grouped, capacity, lambda lacks: max(0.0, lacks[0]), num_wanted=1)
+    if not fronts:
+        return None
+    where = placement(asked, fronts[0][0], Schedule.SYNCHRONOUS, pool_names)
+    plan = plan_of(asked.workload, where, asked.constants)
+    pools = " and ".join(f"{', '.join(pool.roles)} on {pool.num_gpus} {pool.gpu.name}" for pool in where.pools)
+    lacks = -_least_spare(plan.all_phases) / 2**30
+    advice = (
+        f"Nothing fits on {cluster_text(asked.cluster)}: of all mappings {pools} lacks least, {lacks:.1f} GiB on a GPU."
+    )
+    for knob in [knob for knob in plan.all_knobs if knob.workload != plan.workload][:MAX_CHANGED_JOBS]:
+        result = again(PoolOptions(knob.workload, asked.cluster, asked.constants))
+        if result is not None:
+            changes = tuple(
+                each for each in knob.changes if not any(part in each.field for part in _FIELDS_OF_MAPPINGS)
+            )
+            return NearestMiss(plan, advice, ChangedJob(changes, knob.workload, result))
+    return NearestMiss(plan, advice)
+
+
+def _least_spare(phases: Sequence[PhaseMemory]) -> float:
+    return min(phase.spare for phase in phases)
+
+
+def _refuse_roles_without_layouts(asked: PoolOptions) -> None:
+    for role in asked.roles:
+        if not any(asked.choices((role,), size) for size in asked.sizes):
             raise PlanError(
                 f"spec.roles.{role}: no pool of this cluster has a layout for it (seen: a longest row of"
-                f" {tables.workload.lengths.longest_row} tokens, {tables.workload.max_tokens_per_micro_batch} in a"
+                f" {asked.workload.lengths.longest_row} tokens, {asked.workload.max_tokens_per_micro_batch} in a"
                 " micro-batch); raise training.maxTokensPerMicroBatch"
             )

@@ -2,234 +2,170 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
-from rljob_planner.placement import Schedule
 from rljob_planner.plan import plan_of
 from rljob_planner.search.arrangements import Arrangement
-from rljob_planner.search.fewer_gpus import on_fewer_gpus, without_idle_gpus
-from rljob_planner.search.nearest_miss import least_lacking, worst_phase_of
-from rljob_planner.search.options import StageSeconds, longest
-from rljob_planner.search.partitions import RoleSet
+from rljob_planner.search.pool_options import PoolOptions, longest
 from rljob_planner.search.results import TIE_SHARE, Candidate
-from rljob_planner.search.set_tables import PoolChoice, SetTables
-from rljob_planner.workload import Role
+from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
-_GIB = 2.0**30
-_ROOM_SHARE = 0.01
-"""Of a step, for which layouts are taken that leave more memory free."""
-_SHARING = ("role with sequence parallelism", "roles with sequence parallelism")
+WORTH = 2
+"""So many times fewer GPUs are worth a step that is a little longer."""
+SMALL_SHARE = 0.01
+"""Of a step, for which GPUs are given back, and layouts are taken that are simpler or leave more memory free."""
 _STAGE_NAMES = ("the hand-over of weights", "generation", "scoring", "passes before the updates", "updates")
 
 
 @dataclass(frozen=True)
 class Found:
-    """An arrangement in a schedule."""
+    """A grouping of roles on kinds of nodes: its fastest arrangement, then those on fewer GPUs that are ties."""
 
-    arrangement: Arrangement[PoolChoice]
     schedule: Schedule
+    arrangements: Sequence[Arrangement]
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    schedule: Schedule
+    arrangement: Arrangement
     is_on_fewer_gpus: bool = False
     """Whether it is as good as another one of its grouping that takes twice as many GPUs, or more."""
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
         return self.arrangement.cost
 
     @property
-    def shape(self) -> tuple[Schedule, frozenset[tuple[RoleSet, int]]]:
-        """Of which one is enough: how roles are grouped, and the kind of GPU of each group."""
-        return self.schedule, frozenset((roles, option.kind) for roles, option in self.arrangement.sets)
+    def shape(self) -> tuple[Schedule, frozenset[tuple[tuple[Role, ...], int]]]:
+        """Of which one is enough."""
+        return self.schedule, frozenset((each.roles, each.size.kind) for each in self.arrangement.options)
 
     @property
-    def num_kinds(self) -> int:
-        """Of GPUs."""
-        return len({option.kind for _, option in self.arrangement.sets})
+    def runs_today(self) -> bool:
+        is_shared = any({Role.ACTOR, Role.ROLLOUT} <= set(each.roles) for each in self.arrangement.options)
+        return is_shared and self.schedule is Schedule.SYNCHRONOUS
 
     @property
-    def num_sequence_parallel(self) -> int:
-        """Roles whose ranks share rows."""
-        return sum(option.payload.num_sequence_parallel for _, option in self.arrangement.sets)
+    def complications(self) -> tuple[int, int, int, int]:
+        """Pools, kinds of GPUs, roles with sequence parallelism, GPUs."""
+        options = self.arrangement.options
+        num_kinds = len({each.size.kind for each in options})
+        num_shared = sum(each.num_sequence_parallel for each in options)
+        return len(options), num_kinds, num_shared, self.arrangement.num_gpus
 
 
 def ranked(
-    tables: SetTables, found: Iterable[Found], num_wanted: int, pool_names: tuple[str, ...]
+    asked: PoolOptions, found: Iterable[Found], num_wanted: int, pool_names: Sequence[str]
 ) -> tuple[tuple[Candidate, ...], Candidate | None]:
-    """The best ones, and the best that runs today. Of a shape there is one."""
-    everything = list(found)
-    limit = (1 + TIE_SHARE) * min(each.seconds for each in everything)
-    everything = [_without_idle_gpus(tables, each, limit) for each in everything]
-    everything += [simple for each in everything for simple in _without_sequence_parallel(tables, each, limit)]
-    everything += [smaller for each in everything for smaller in _on_fewer_gpus(tables, each, limit)]
-    everything = [_roomier(tables, each, limit) for each in everything]
-    limit = (1 + TIE_SHARE) * min(each.seconds for each in everything)
-    ordered = sorted(everything, key=lambda each: _order(tables, each, limit))
-    shapes: dict[tuple[Schedule, frozenset[tuple[RoleSet, int]]], Found] = {}
-    for each in ordered:
-        shapes.setdefault(each.shape, each)
-    best = _with_fastest(list(shapes.values()), everything)
-    candidates = [_candidate(tables, each, best[0], limit, pool_names) for each in best[:num_wanted]]
-    today = next((place for place, each in enumerate(best) if _runs_today(tables, each)), None)
-    if today is None:
-        return tuple(candidates), None
-    if today < len(candidates):
-        return tuple(candidates), candidates[today]
-    return tuple(candidates), _candidate(tables, best[today], best[0], limit, pool_names)
+    """The best ones, and the best that runs today. Of a grouping on kinds there is one; where it is on fewer GPUs than
+    the fastest of all, that one comes second, to show what they cost."""
+    found = list(found)
+    fastest = min((_Chosen(each.schedule, each.arrangements[0]) for each in found), key=lambda each: each.seconds)
+    limit = (1 + TIE_SHARE) * fastest.seconds
+    shapes = {each.shape: _roomier(asked, each, limit) for each in (_chosen(each, limit) for each in found)}
+    best = sorted(shapes.values(), key=lambda each: _order(each, limit))
+    if shapes[fastest.shape].is_on_fewer_gpus:
+        best.insert(1, _roomier(asked, fastest, limit))
+    today = next((each for each in best if each.runs_today), None)
+
+    def candidate(each: _Chosen) -> Candidate:
+        where = placement(asked, each.arrangement, each.schedule, pool_names)
+        plan = plan_of(asked.workload, where, asked.constants, with_knobs=False)
+        reasons = () if each is best[0] else tuple(_reasons(asked, each, best[0], limit))
+        return Candidate(plan, each.seconds <= limit, reasons)
+
+    candidates = tuple(candidate(each) for each in best[:num_wanted])
+    if today is None or today in best[:num_wanted]:
+        return candidates, None if today is None else candidates[best.index(today)]
+    return candidates, candidate(today)
 
 
-def _with_fastest(best: list[Found], everything: Iterable[Found]) -> list[Found]:
-    """Second, where of its grouping one on fewer GPUs is shown: how much they cost is to be seen."""
-    fastest = min(everything, key=lambda each: each.seconds)
-    is_hidden = any(each.shape == fastest.shape and each.is_on_fewer_gpus for each in best)
-    return [best[0], fastest, *best[1:]] if is_hidden else best
+def placement(
+    asked: PoolOptions, arrangement: Arrangement, schedule: Schedule, pool_names: Sequence[str] = ()
+) -> Placement:
+    """The actor's pool first: roles that a job gives no pool are there. `pool_names` are those of the first pools."""
+    options = sorted(arrangement.options, key=lambda each: asked.roles.index(each.roles[0]))
+    pools: list[PlacedPool] = []
+    for place, option in enumerate(options):
+        names = [pool.name for pool in pools]
+        if place < len(pool_names):
+            name = pool_names[place]
+        else:
+            name = "main" if len(options) == 1 else "-".join(_short_name(role) for role in option.roles)
+            name = name if name not in (*names, *pool_names) else f"{name}-{place}"
+        pools.append(asked.pool(name, option))
+    return Placement(tuple(pools), schedule)
 
 
-def refusals(tables: SetTables) -> tuple[str, ...]:
-    """All roles on all GPUs of a kind, where that does not fit: what one tries first."""
-    return tuple(_refusals(tables))
+def _chosen(found: Found, limit: float) -> _Chosen:
+    """The fastest one; of ties that on half of the GPUs or fewer, or without GPUs that make next to no difference."""
+    fastest = found.arrangements[0]
+    ties = [each for each in found.arrangements if each.cost <= limit]
+    fewest = min(ties, key=lambda each: each.num_gpus, default=fastest)
+    if WORTH * fewest.num_gpus <= fastest.num_gpus:
+        return _Chosen(found.schedule, fewest, is_on_fewer_gpus=True)
+    as_fast = [each for each in ties if each.cost <= (1 + SMALL_SHARE) * fastest.cost]
+    return _Chosen(found.schedule, min(as_fast, key=lambda each: each.num_gpus, default=fastest))
 
 
-def _refusals(tables: SetTables) -> Iterator[str]:
-    for kind, group in enumerate(tables.cluster):
-        sizes = [size for size in tables.sizes if size.kind == kind]
-        if not sizes or any(option.kind == kind for option in tables.options[tables.everyone]):
-            continue
-        found = least_lacking(tables, tables.everyone, sizes[-1])
-        where = f"All roles on {sizes[-1].num_gpus} {group.gpu.name}"
-        if found is None:
-            yield f"{where}: they have no layout, because batches do not divide."
-            continue
-        worst = worst_phase_of(tables, found[0])
-        if worst.spare < 0:
-            yield f"{where}: {worst.phase} lacks {-worst.spare / _GIB:.1f} GiB on a GPU."
-
-
-def _order(tables: SetTables, found: Found, limit: float) -> tuple[bool, tuple[int, ...], float]:
-    """Those as good as the fastest first, the simplest of them before others; then by seconds."""
-    if found.seconds > limit:
-        return True, (), found.seconds
-    simplicity = (
-        0 if _runs_today(tables, found) else 1,
-        0 if found.schedule is Schedule.SYNCHRONOUS else 1,
-        len(found.arrangement.sets),
-        found.num_kinds,
-        found.num_sequence_parallel,
-        0 if found.is_on_fewer_gpus else 1,
-    )
-    return False, simplicity, found.seconds
-
-
-def _runs_today(tables: SetTables, found: Found) -> bool:
-    both = tables.bit(Role.ACTOR) | tables.bit(Role.ROLLOUT)
-    is_shared = any(roles & both == both for roles, _ in found.arrangement.sets)
-    return is_shared and found.schedule is Schedule.SYNCHRONOUS
-
-
-def _without_sequence_parallel(tables: SetTables, found: Found, limit: float) -> Iterator[Found]:
-    """The same pools in simpler layouts, if that is as good as the fastest placement of all."""
-    if found.num_sequence_parallel == 0:
-        return
-    best: Found | None = None
-    for options in product(*(tables.plain(roles, option.payload.size) for roles, option in found.arrangement.sets)):
-        seconds = tables.seconds(found.schedule, longest(option.seconds for option in options))
-        if seconds <= limit and (best is None or seconds < best.seconds):
-            sets = zip((roles for roles, _ in found.arrangement.sets), options, strict=True)
-            best = Found(Arrangement(seconds, tuple(sets)), found.schedule)
-    if best is not None:
-        yield best
-
-
-def _roomier(tables: SetTables, found: Found, tie_limit: float) -> Found:
-    """The same pools in layouts that need less memory, as far as that costs next to nothing."""
-    sets = list(found.arrangement.sets)
-    limit = (1 + _ROOM_SHARE) * found.seconds
-    if found.seconds <= tie_limit:
+def _roomier(asked: PoolOptions, chosen: _Chosen, tie_limit: float) -> _Chosen:
+    """The same pools in layouts that are simpler or need less memory, as far as that costs next to nothing."""
+    options = list(chosen.arrangement.options)
+    limit = (1 + SMALL_SHARE) * chosen.seconds
+    if chosen.seconds <= tie_limit:
         limit = min(limit, tie_limit)
-    for place, (roles, first) in enumerate(sets):
-        others = [other.seconds for at, (_, other) in enumerate(sets) if at != place]
-        for unit in range(len(first.payload.choices)):
-            for option in tables.roomier(roles, sets[place][1], unit):
-                if tables.seconds(found.schedule, longest([*others, option.seconds])) <= limit:
-                    sets[place] = roles, option
+    seconds = chosen.seconds
+    for at, option in enumerate(options):
+        for place in range(len(option.choices)):
+            for other in asked.roomier(options[at], place):
+                stages = longest(each.seconds for each in (*options[:at], other, *options[at + 1 :]))
+                if asked.step_seconds(chosen.schedule, stages) <= limit:
+                    options[at], seconds = other, asked.step_seconds(chosen.schedule, stages)
                     break
-    seconds = tables.seconds(found.schedule, longest(option.seconds for _, option in sets))
-    return replace(found, arrangement=Arrangement(seconds, tuple(sets)))
+    return replace(chosen, arrangement=Arrangement(seconds, tuple(options)))
 
 
-def _without_idle_gpus(tables: SetTables, found: Found, limit: float) -> Found:
-    """One of the ties without GPUs that make next to no difference, unless that takes other layouts."""
-    if found.seconds > limit:
-        return found
-    smaller = replace(found, arrangement=without_idle_gpus(tables, found.arrangement, found.schedule, limit))
-    return found if smaller.num_sequence_parallel > found.num_sequence_parallel else smaller
+def _order(chosen: _Chosen, limit: float) -> tuple[bool, tuple[int, ...], float]:
+    """Those as good as the fastest first, the simplest of them before others; then by seconds."""
+    if chosen.seconds > limit:
+        return True, (), chosen.seconds
+    overlaps = chosen.schedule is not Schedule.SYNCHRONOUS
+    return False, (not chosen.runs_today, overlaps, *chosen.complications[:3]), chosen.seconds
 
 
-def _on_fewer_gpus(tables: SetTables, found: Found, limit: float) -> Iterator[Found]:
-    """If that is as good as the fastest placement of all."""
-    if found.seconds <= limit:
-        smaller = on_fewer_gpus(tables, found.arrangement, found.schedule, limit)
-        if smaller is not None:
-            yield Found(smaller, found.schedule, is_on_fewer_gpus=True)
-
-
-def _candidate(tables: SetTables, found: Found, first: Found, limit: float, pool_names: tuple[str, ...]) -> Candidate:
-    placement = tables.placement(found.arrangement, found.schedule, pool_names)
-    plan = plan_of(tables.workload, placement, tables.constants, with_knobs=False)
-    reasons = () if found is first else tuple(_reasons(tables, found, first, limit))
-    return Candidate(plan, found.seconds <= limit, reasons)
-
-
-def _reasons(tables: SetTables, found: Found, first: Found, limit: float) -> Iterator[str]:
+def _reasons(asked: PoolOptions, mine: _Chosen, first: _Chosen, limit: float) -> Iterator[str]:
     """Why it is behind the first."""
-    share = found.seconds / first.seconds - 1
-    if found.seconds <= limit:
-        yield "as good as the first" if abs(share) < 0.005 else f"a tie: {abs(share):.0%} {_longer(share)}"
-        yield from _complications(tables, found, first)
+    share = mine.seconds / first.seconds - 1
+    longer = f"{abs(share):.0%} {'longer' if share > 0 else 'shorter'}"
+    if mine.seconds <= limit:
+        yield "as good as the first" if abs(share) < 0.005 else f"a tie: {longer}"
+        if first.runs_today and not mine.runs_today:
+            yield "this version cannot run it"
+        names = ("pool{s}", "kind{s} of GPUs", "role{s} with sequence parallelism", "GPU{s}")
+        for name, own, other in zip(names, mine.complications, first.complications, strict=True):
+            if own > other:
+                yield f"{own} {name.format(s='' if own == 1 else 's')} instead of {other}"
         return
-    yield f"{share:.0%} longer"
-    yield from _slower_stages(tables, found, first)
-
-
-def _longer(share: float) -> str:
-    return "longer" if share > 0 else "shorter"
-
-
-def _complications(tables: SetTables, found: Found, first: Found) -> Iterator[str]:
-    if _runs_today(tables, first) and not _runs_today(tables, found):
-        yield "this version cannot run it"
-    numbers = (
-        (("pool", "pools"), len(found.arrangement.sets), len(first.arrangement.sets)),
-        (("kind of GPUs", "kinds of GPUs"), found.num_kinds, first.num_kinds),
-        (_SHARING, found.num_sequence_parallel, first.num_sequence_parallel),
-        (("GPU", "GPUs"), found.arrangement.num_gpus, first.arrangement.num_gpus),
-    )
-    for names, mine, theirs in numbers:
-        if mine > theirs:
-            yield f"{mine} {names[mine != 1]} instead of {theirs}"
-
-
-def _slower_stages(tables: SetTables, found: Found, first: Found) -> Iterator[str]:
-    """The stage that is most longer, and with whom it is."""
-    mine, theirs = (tables.role_choices.total(_stages(each)) for each in (found, first))
-    if found.schedule is not first.schedule:
-        is_beside = found.schedule is Schedule.ONE_STEP_OFF
+    yield longer
+    if mine.schedule is not first.schedule:
+        is_beside = mine.schedule is Schedule.ONE_STEP_OFF
         yield "generation goes on beside training" if is_beside else "generation and training take turns"
-    differences = [ours - other for ours, other in zip(mine, theirs, strict=True)]
-    place = max(range(len(differences)), key=lambda each: differences[each])
-    if differences[place] > 0:
+    yield from _slowest_stage(asked, mine, first)
+
+
+def _slowest_stage(asked: PoolOptions, mine: _Chosen, first: _Chosen) -> Iterator[str]:
+    """The stage that is most longer, and the pool that it is waited for."""
+    own, other = (asked.stages(longest(o.seconds for o in each.arrangement.options)) for each in (mine, first))
+    place = max(range(len(own)), key=lambda each: own[each] - other[each])
+    if own[place] > other[place]:
+        size = max(mine.arrangement.options, key=lambda each: each.seconds[place]).size
         yield (
-            f"{_STAGE_NAMES[place]}: {mine[place]:.1f} s instead of {theirs[place]:.1f} s,"
-            f" on {_slowest(tables, found, place)}"
+            f"{_STAGE_NAMES[place]}: {own[place]:.1f} s instead of {other[place]:.1f} s,"
+            f" on {size.num_gpus} {asked.cluster[size.kind].gpu.name}"
         )
 
 
-def _stages(found: Found) -> StageSeconds:
-    return longest(option.seconds for _, option in found.arrangement.sets)
-
-
-def _slowest(tables: SetTables, found: Found, stage: int) -> str:
-    """The pool that a stage is waited for."""
-    _, option = max(found.arrangement.sets, key=lambda each: each[1].seconds[stage])
-    return f"{option.num_gpus} {tables.cluster[option.kind].gpu.name}"
+def _short_name(role: Role) -> str:
+    return "reward" if role is Role.REWARD_MODEL else role.value

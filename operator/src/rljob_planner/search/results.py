@@ -51,8 +51,8 @@ class NearestMiss:
 
     plan: Plan
     """With the knobs that would make it fit."""
-    advice: tuple[str, ...]
-    """What else would, as sentences."""
+    advice: str
+    """What it is and what it lacks, as a sentence."""
     changed: ChangedJob | None = None
     """The first change, or the first two, with which there is a mapping on these GPUs, and the best of them."""
 
@@ -65,8 +65,6 @@ class SearchResult:
     """Best first: among ties the simplest, then by seconds."""
     best_today: Candidate | None
     """The first of those that this version can run; it may be none of the candidates."""
-    refused: tuple[str, ...] = ()
-    """What one would think of first and what does not fit, as sentences."""
     nearest_miss: NearestMiss | None = None
     limits: tuple[str, ...] = ()
     """What was not tried, as sentences."""

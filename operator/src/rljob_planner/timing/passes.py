@@ -21,11 +21,18 @@ from dataclasses import dataclass
 
 from rljob_planner.constants import Constants
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.placement import TrainLayout
-from rljob_planner.timing.communication import exchange
-from rljob_planner.timing.costs import COMPUTE, HOST, MEMORY_BANDWIDTH, Cost, Site, longest
+from rljob_planner.timing.communication import (
+    COMPUTE,
+    HOST,
+    MASTER_BYTES,
+    MEMORY_BANDWIDTH,
+    Cost,
+    Site,
+    exchange,
+    longest,
+)
 from rljob_planner.timing.lengths import Lengths
-from rljob_planner.workload import Head, TrainModel
+from rljob_planner.workload import Head, TrainLayout, TrainModel
 
 ADAMW_BYTES = 28
 """Of each weight and update: parameter, gradient and both moments are read, all but the gradient written, in 32 bits
@@ -33,7 +40,6 @@ ADAMW_BYTES = 28
 NORM_BYTES = 4
 """Gradients are read once more for their norm."""
 MOMENT_BYTES = 8
-MASTER_BYTES = 4
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,322 @@
+"""Constants by what was measured: of one machine's own runs, or of published ones.
+
+Each constant that is fitted is multiplied by a factor (or, where its default is 0, gets an amount), and the sum of
+squares is made smallest of
+
+    weight x ln(predicted / measured) / noise    for each phase and the whole step that was measured
+    ln(factor) / width                           for each constant: how far from its default it is believed to be
+
+so what the measurements say nothing about stays as it was. Beyond one noise a measurement's part grows evenly and not
+as the square (Huber's loss): a step that went wrong, or a machine that is unlike the others, does not decide.
+Gauss-Newton with slopes by differences; the step is halved while it makes nothing better.
+
+Of a run each step is a measurement of its own, because steps differ in what they learn from, and that tells what a step
+costs in any case from what each token costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from rljob_planner.advice.comparison import process_bytes
+from rljob_planner.advice.run_facts import OTHER, RunFacts, observed_workload, workload_for_memory, workload_of_step
+from rljob_planner.constants import Constants
+from rljob_planner.errors import PlanError
+from rljob_planner.job_memory import PROCESS_BYTES
+from rljob_planner.memory.phases import phases_of
+from rljob_planner.timing.step import step_time
+from rljob_planner.workload import Placement, Role, Workload
+
+STEP = "step"
+"""The name of the whole step among measured phases."""
+LEAST_STEPS = 3
+"""Of a run beside the first one: with fewer the median says little."""
+LARGEST_MISS = 1.5
+"""How many times longer or shorter than a run's own step the fitted constants may find it; also how much longer than
+the usual step one may be that is not left out as disturbed."""
+_LARGEST_SHARE = 0.02
+"""Of a step: what fixed seconds of a pass or an update are believed to be, at most."""
+_DIFFERENCE, _MAX_ROUNDS, _CLOSE_ENOUGH, _LEAST_SECONDS = 1e-2, 20, 1e-6, 1e-3
+_LARGEST = 3.0
+"""Of the logarithm of a factor: what is further than 20 times from its default is not believed."""
+_replaced: Callable[..., Constants] = replace
+_Adjusted = Callable[[Constants, float, frozenset[str]], Constants]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A step, or the mean of several of one run. Seconds by the names of `timing_s/...`; the whole step is `step`."""
+
+    workload: Workload
+    placement: Placement
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class CalibrationRun:
+    """A run, by the name of its folder, and the job that it is of, as its file says it."""
+
+    name: str
+    facts: RunFacts
+    workload: Workload
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class Adjustable:
+    """A constant that a fit may change by a factor or, where it has a unit, by an amount in seconds."""
+
+    width: float
+    """Standard deviation of the logarithm of its factor, or of its amount as a multiple of `unit`, before anything is
+    measured."""
+    adjusted: _Adjusted
+    """The names are those of the kinds of GPU that occur."""
+    unit: float = 0.0
+
+    def applied(self, constants: Constants, value: float, kinds: frozenset[str]) -> Constants:
+        """`value`: the logarithm of the factor, or the amount in units."""
+        return self.adjusted(constants, max(0.0, value) * self.unit if self.unit else math.exp(value), kinds)
+
+    def bounded(self, value: float) -> float:
+        """An amount is not below 0."""
+        return max(0.0, value) if self.unit else min(_LARGEST, max(-_LARGEST, value))
+
+
+def _scaled(*fields: str) -> _Adjusted:
+    def adjusted(constants: Constants, factor: float, _: frozenset[str]) -> Constants:
+        found = {field: factor * getattr(constants, field) for field in fields}
+        return _replaced(
+            constants, **{name: min(1.0, each) if "efficiency" in name else each for name, each in found.items()}
+        )
+
+    return adjusted
+
+
+def _added(field: str) -> _Adjusted:
+    return lambda constants, amount, _: _replaced(constants, **{field: getattr(constants, field) + amount})
+
+
+def _training(constants: Constants, factor: float, kinds: frozenset[str]) -> Constants:
+    forward = {kind: constants.forward_efficiency_of(kind) for kind in kinds} | dict(constants.forward_efficiency)
+    before = dict.fromkeys(kinds, constants.default_efficiency) | dict(constants.training_efficiency)
+    training = {kind: min(1.0, factor * each) for kind, each in before.items()}
+    return replace(constants, training_efficiency=training, forward_efficiency=forward)
+
+
+def _forward(constants: Constants, factor: float, kinds: frozenset[str]) -> Constants:
+    found = {kind: min(1.0, factor * constants.forward_efficiency_of(kind)) for kind in kinds}
+    return replace(constants, forward_efficiency=dict(constants.forward_efficiency) | found)
+
+
+TRAINING_EFFICIENCY = Adjustable(0.5, _training)
+FORWARD_EFFICIENCY = Adjustable(0.5, _forward)
+PASS_EFFICIENCY = Adjustable(0.5, lambda *adjusted: _forward(_training(*adjusted), *adjusted[1:]))
+"""Of updates and passes together."""
+EXPERT_EFFICIENCY = Adjustable(0.5, _scaled("expert_efficiency_factor"))
+DECODE_STEP = Adjustable(0.7, _scaled("decode_step_seconds", "expert_decode_step_seconds"))
+DECODE_SEQUENCE = Adjustable(0.7, _scaled("decode_sequence_seconds"))
+DECODE_BANDWIDTH = Adjustable(0.2, _scaled("decode_bandwidth_efficiency"))
+DECODE_COMPUTE = Adjustable(0.5, _scaled("decode_compute_efficiency"))
+PER_STEP = Adjustable(0.7, _scaled("step_seconds"))
+PER_PASS = Adjustable(1.0, _added("pass_seconds"), unit=0.05)
+PER_UPDATE = Adjustable(1.0, _added("update_seconds"), unit=0.1)
+PER_SYNC = Adjustable(1.0, _added("wake_seconds"), unit=1.0)
+_OF_DECODING = (DECODE_STEP, DECODE_BANDWIDTH, PER_STEP)
+OF_A_MACHINE = (TRAINING_EFFICIENCY, FORWARD_EFFICIENCY, *_OF_DECODING, PER_PASS, PER_UPDATE, PER_SYNC)
+"""What the phases of runs on one machine tell apart."""
+
+
+def cpu_constants() -> Constants:
+    """Of workers on CPU cores before a run has shown more: nothing is launched there, and calls cost hundredths of a
+    second. As seen on a machine of two cores."""
+    return Constants(
+        decode_step_seconds=2e-3, decode_sequence_seconds=5e-5, step_seconds=0.02, process_bytes=PROCESS_BYTES
+    )
+
+
+def calibrated(runs: Sequence[CalibrationRun], constants: Constants) -> Constants:
+    """`constants` fitted to these runs, of one machine or cluster.
+
+    Raises PlanError for a run with too few steps, for runs on different kinds of devices, and where the fitted
+    constants do not predict the step that they were fitted to."""
+    kinds = {pool.gpu.name for run in runs for pool in run.placement.pools}
+    if len(kinds) != 1:
+        raise PlanError(
+            f"--calibrate: the runs are on different kinds of GPU ({', '.join(sorted(kinds))}); give one kind"
+        )
+    for run in runs:
+        if len(run.facts.steps) < LEAST_STEPS:
+            raise PlanError(
+                f"{run.name}: has too few steps to calibrate by ({run.facts.num_steps}, the first counted); let it do"
+                f" {LEAST_STEPS + 1} or more"
+            )
+    is_cpu = any(pool.gpu.is_cpu for run in runs for pool in run.placement.pools)
+    # A pass without backward that no step has is as efficient as an update is. On CPUs products bound decoding, too,
+    # and sequences cost the host's time, which is the device's.
+    fixed = _LARGEST_SHARE * min(run.facts.step.median for run in runs)
+    small = [replace(each, unit=min(each.unit, fixed)) for each in (PER_PASS, PER_UPDATE)]
+    adjustables = [PASS_EFFICIENCY, replace(FORWARD_EFFICIENCY, width=0.3), *_OF_DECODING, *small, PER_SYNC]
+    adjustables += [DECODE_SEQUENCE, DECODE_COMPUTE] if is_cpu else []
+    fitted = fit(constants, [each for run in runs for each in observations_of(run)], adjustables)
+    for run in runs:
+        _check_fit(run, fitted)
+    if is_cpu:
+        fitted = replace(fitted, process_bytes=_process_bytes(runs, fitted))
+    # What other kinds reach was not seen.
+    return replace(
+        fitted,
+        training_efficiency={kind: fitted.training_efficiency_of(kind) for kind in kinds},
+        forward_efficiency={kind: fitted.forward_efficiency_of(kind) for kind in kinds},
+        source=", ".join(run.name for run in runs),
+    )
+
+
+def observations_of(run: CalibrationRun) -> tuple[Observation, ...]:
+    """One for each step. A step that took far longer than the others was disturbed, and is left out."""
+    found = []
+    for step in run.facts.steps:
+        if step.seconds <= LARGEST_MISS * run.facts.step.median:
+            seconds = {name: each for name, each in step.phases.items() if name != OTHER} | {STEP: step.seconds}
+            found.append(Observation(workload_of_step(run.workload, step), run.placement, seconds))
+    return tuple(found)
+
+
+def _check_fit(run: CalibrationRun, fitted: Constants) -> None:
+    """A constant moves so far from its default and no further, so a fit to seconds that cannot be is no fit."""
+    predicted = step_time(observed_workload(run.workload, run.facts), run.placement, fitted).total.likely
+    measured = run.facts.step.median
+    if not measured / LARGEST_MISS <= predicted <= measured * LARGEST_MISS:
+        raise PlanError(
+            f"{run.name}: no believable constants explain its steps (a step takes {predicted:.3g} s by the nearest"
+            f" ones, and took {measured:.3g} s); check timing_s/step in its metrics and the kind of GPU, or leave the"
+            " run out"
+        )
+
+
+def _process_bytes(runs: Sequence[CalibrationRun], constants: Constants) -> float:
+    """What a worker's process has beyond what the model knows of: libraries, and what they keep."""
+    bare, found = replace(constants, process_bytes=0.0), []
+    for run in (run for run in runs if "process" in run.facts.memory):
+        workload, pool = workload_for_memory(run.workload, run.facts), run.placement.pool_of(Role.ACTOR)
+        explained = process_bytes(phases_of(pool, workload, bare), workload, pool.rollout)
+        found.append(run.facts.memory["process"] - explained)
+    return max(0.0, fmean(found)) if found else constants.process_bytes
+
+
+def fit(
+    constants: Constants,
+    observations: Sequence[Observation],
+    adjustables: Sequence[Adjustable] = OF_A_MACHINE,
+    noise: float = 0.05,
+) -> Constants:
+    """The constants nearest to these with which the observations are predicted best. `noise`: how far, as a share,
+    measurements are from what a right model predicts. Their `spread` is twice the root mean square of what is left of
+    the steps' (or, without, the phases') logarithms, between 0.1 and what it was."""
+    if not observations:
+        return constants
+    problem = _Problem(constants, observations, adjustables, noise)
+    values = [0.0] * len(adjustables)
+    loss = problem.loss(problem.residuals(values))
+    for _ in range(_MAX_ROUNDS):
+        better = problem.improved(values)
+        before, values = loss, better
+        loss = problem.loss(problem.residuals(values))
+        if before - loss < _CLOSE_ENOUGH:
+            break
+    fitted = problem.constants_at(values)
+    errors = [_errors(each, fitted) for each in observations]
+    left = [each[STEP] for each in errors if STEP in each] or [error for each in errors for error in each.values()]
+    rms = math.sqrt(fmean(each * each for each in left)) if left else constants.spread
+    return replace(fitted, spread=min(constants.spread, max(0.1, 2 * rms)))
+
+
+@dataclass(frozen=True)
+class _Problem:
+    constants: Constants
+    observations: Sequence[Observation]
+    adjustables: Sequence[Adjustable]
+    noise: float
+
+    def constants_at(self, values: Sequence[float]) -> Constants:
+        kinds = frozenset(pool.gpu.name for each in self.observations for pool in each.placement.pools)
+        found = self.constants
+        for adjustable, value in zip(self.adjustables, values, strict=True):
+            found = adjustable.applied(found, value, kinds) if value else found
+        return found
+
+    def residuals(self, values: Sequence[float]) -> list[float]:
+        """Weighted, those of the beliefs about constants last. Parts of a step count by their share of it."""
+        constants = self.constants_at(values)
+        found: list[float] = []
+        for each in self.observations:
+            whole = each.seconds.get(STEP, sum(each.seconds.values()))
+            for name, error in _errors(each, constants).items():
+                found.append(error / self.noise * math.sqrt(min(1.0, each.seconds[name] / whole)))
+        return found + [value / each.width for each, value in zip(self.adjustables, values, strict=True)]
+
+    def loss(self, residuals: Sequence[float]) -> float:
+        """Huber's of what was measured, and the squares of the beliefs."""
+        measured = len(residuals) - len(self.adjustables)
+        of_measured = sum(each * each if abs(each) <= 1 else 2 * abs(each) - 1 for each in residuals[:measured])
+        return of_measured + sum(each * each for each in residuals[measured:])
+
+    def improved(self, values: list[float]) -> list[float]:
+        """The next values; the same where no step of Gauss-Newton makes the loss smaller."""
+        residuals = self.residuals(values)
+        measured = len(residuals) - len(self.adjustables)
+        # With these weights squares are as steep as the loss is.
+        weights = [1 / max(1.0, abs(each)) if place < measured else 1.0 for place, each in enumerate(residuals)]
+        columns: list[list[float]] = []
+        for place in range(len(values)):
+            moved = self.residuals([each + _DIFFERENCE * (at == place) for at, each in enumerate(values)])
+            columns.append([(after - before) / _DIFFERENCE for before, after in zip(residuals, moved, strict=True)])
+        step = self._step(columns, residuals, weights, values)
+        for halved in range(8):
+            tried = [a.bounded(v + s / 2**halved) for a, v, s in zip(self.adjustables, values, step, strict=True)]
+            if self.loss(self.residuals(tried)) < self.loss(residuals):
+                return tried
+        return values
+
+    def _step(
+        self, columns: list[list[float]], residuals: list[float], weights: list[float], values: list[float]
+    ) -> list[float]:
+        """Of Gauss-Newton. Amounts that are 0 and would become less stay, and the others move as if they were not
+        there."""
+
+        def product(one: Sequence[float], other: Sequence[float]) -> float:
+            return sum(weight * a * b for weight, a, b in zip(weights, one, other, strict=True))
+
+        free = list(range(len(columns)))
+        while True:
+            matrix = [[product(columns[left], columns[right]) for right in free] for left in free]
+            found = _solved(matrix, [-product(columns[place], residuals) for place in free])
+            step = dict(zip(free, found, strict=True))
+            falls = [each for each in free if self.adjustables[each].unit and values[each] <= 0 and step[each] < 0]
+            if not falls:
+                return [step.get(place, 0.0) for place in range(len(columns))]
+            free = [place for place in free if place not in falls]
+
+
+def _errors(observation: Observation, constants: Constants) -> dict[str, float]:
+    """ln(predicted / measured) of what was measured and is predicted."""
+    time = step_time(observation.workload, observation.placement, constants)
+    predicted = {each.name: (each.waited or each.seconds).likely for each in time.phases} | {STEP: time.total.likely}
+    return {
+        name: math.log(max(predicted[name], _LEAST_SECONDS) / max(seconds, _LEAST_SECONDS))
+        for name, seconds in observation.seconds.items()
+        if name in predicted and seconds > 0
+    }
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination; the beliefs about constants keep the matrix positive definite, so nothing is swapped."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for place, row in enumerate(rows):
+        for other in range(len(rows)):
+            if other != place:
+                factor = rows[other][place] / row[place]
+                rows[other] = [a - factor * b for a, b in zip(rows[other], row, strict=True)]
+    return [row[-1] / row[place] for place, row in enumerate(rows)]

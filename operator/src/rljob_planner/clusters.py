@@ -1,0 +1,181 @@
+"""Clusters: as people write them (`4x8xH100`), as Kubernetes describes their nodes, and a job's pools on them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from rljob_api.v1alpha1.pools import Pool
+from rljob_planner.errors import PlanError
+from rljob_planner.gpus import Cluster, Gpu, NodeGroup, gpu_named
+
+_GROUP = re.compile(r"(?P<nodes>\d{1,9})\s*x\s*(?P<gpus>\d{1,9})\s*x\s*(?P<kind>\S.*)", re.IGNORECASE)
+
+
+MOST_GPUS = 100_000
+"""Of a cluster: no job has more, and what has is a slip of the keys."""
+
+
+def cluster_of_text(text: str, where: str = "--cluster", named: Callable[[str], Gpu] = gpu_named) -> Cluster:
+    """Groups of equal nodes, separated by commas: nodes x GPUs of each x kind; `8xH100` is one node of eight.
+
+    `named` gives the kind of a name. Raises PlanError for other text, and for a cluster without GPUs."""
+    groups = [_group(part.strip(), where, named) for part in text.split(",") if part.strip()]
+    num_gpus = sum(group.num_gpus for group in groups)
+    if num_gpus > MOST_GPUS:
+        raise PlanError(f"{where}: a cluster has at most {MOST_GPUS:,} GPUs (seen {text!r}); correct the numbers")
+    if not num_gpus:
+        raise PlanError(f"{where}: a cluster without GPUs (seen {text!r}); write nodes x GPUs x kind, such as 4x8xH100")
+    return tuple(group for group in groups if group.num_gpus)
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """`4x8xH100`, as it is read again."""
+    return ",".join(f"{group.nodes}x{group.gpus_per_node}x{group.gpu.name}" for group in cluster)
+
+
+def _group(text: str, where: str, named: Callable[[str], Gpu]) -> NodeGroup:
+    found = _GROUP.fullmatch(text) or _GROUP.fullmatch(f"1x{text}")
+    if found is None:
+        raise PlanError(f"{where}: must be nodes x GPUs of each x kind (seen {text!r}); write such as 4x8xH100")
+    return NodeGroup(int(found["nodes"]), int(found["gpus"]), named(found["kind"].strip()))
+
+
+PRODUCT_LABEL = "nvidia.com/gpu.product"
+"""Put on nodes by NVIDIA's GPU feature discovery, which its GPU operator brings."""
+AMD_LABELS = ("amd.com/gpu.product-name", "beta.amd.com/gpu.product-name")
+"""Of AMD's node labeller."""
+DEFAULT_RESOURCE = "nvidia.com/gpu"
+_COUNT = re.compile(r"[0-9]{1,5}")
+"""Of GPUs; another text is none."""
+
+
+def cluster_of_nodes(
+    nodes: Iterable[Mapping[str, object]], resources: Iterable[str] = (DEFAULT_RESOURCE,), asked: Gpu | None = None
+) -> Cluster:
+    """Groups of nodes with as many GPUs of a kind, the largest first, from Node objects of the API. Nodes that are
+    cordoned are left out. `resources` are names of GPUs among what a node has to give away; `asked` is the kind of
+    those nodes whose labels say none, or one that is not known.
+
+    Raises PlanError where there is no GPU, and for nodes with GPUs of a kind that is not known."""
+    counts: Counter[tuple[int, Gpu]] = Counter()
+    names, num_nodes = tuple(resources), 0
+    for node in nodes:
+        num_nodes += 1
+        if _part(node, "spec").get("unschedulable") is True:
+            continue
+        num_gpus = _num_gpus(_part(_part(node, "status"), "allocatable"), names)
+        if num_gpus:
+            counts[num_gpus, _kind(node, asked)] += 1
+    if not counts:
+        raise PlanError(
+            f"--from-cluster: no node has GPUs to give away (seen {num_nodes} nodes; looked for {', '.join(names)});"
+            " name the GPUs with --cluster, such as 4x8xH100"
+        )
+    groups = (NodeGroup(num, gpus, gpu) for (gpus, gpu), num in counts.items())
+    return tuple(sorted(groups, key=lambda group: (-group.num_gpus, group.gpu.name, -group.gpus_per_node)))
+
+
+def products_of_nodes(nodes: Iterable[Mapping[str, object]], asked: Gpu | None = None) -> dict[str, tuple[str, str]]:
+    """Label and value by which a pool chooses nodes of a kind, by the kind's name; kinds with several are left out."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for node in nodes:
+        labels = _part(_part(node, "metadata"), "labels")
+        for label in (PRODUCT_LABEL, *AMD_LABELS):
+            if label in labels:
+                found.setdefault(_kind(node, asked).name, set()).add((label, str(labels[label])))
+                break
+    return {kind: next(iter(labels)) for kind, labels in found.items() if len(labels) == 1}
+
+
+def _kind(node: Mapping[str, object], asked: Gpu | None) -> Gpu:
+    metadata = _part(node, "metadata")
+    name = metadata.get("name")
+    labels = _part(metadata, "labels")
+    products = [labels[key] for key in (PRODUCT_LABEL, *AMD_LABELS) if key in labels]
+    if products:
+        try:
+            return gpu_named(str(products[0]), f"--from-cluster: node {name}")
+        except PlanError:
+            if asked is None:
+                raise
+    if asked is None:
+        raise PlanError(
+            f"--from-cluster: node {name} has GPUs and no label that says of which kind ({PRODUCT_LABEL});"
+            " name it with --gpu NAME"
+        )
+    return asked
+
+
+def _num_gpus(allocatable: Mapping[str, object], names: tuple[str, ...]) -> int:
+    counts = (allocatable.get(name) for name in names)
+    return sum(int(count) for count in counts if isinstance(count, str) and _COUNT.fullmatch(count))
+
+
+def _part(value: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """An object within an object; empty where there is none."""
+    found = value.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+@dataclass
+class _Free:
+    """What is left of a group: the free GPUs of each of its nodes."""
+
+    group: NodeGroup
+    gpus: list[int]
+
+    def take(self, pool: Pool) -> bool:
+        """The pool's pods, the fullest nodes first; takes nothing where they do not fit."""
+        left = sorted(self.gpus)
+        for _ in range(pool.nodes):
+            place = next((at for at, free in enumerate(left) if free >= pool.gpus_per_node), None)
+            if place is None:
+                return False
+            left[place] -= pool.gpus_per_node
+        self.gpus = left
+        return True
+
+
+def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, asked: Mapping[str, Gpu]) -> dict[str, Gpu]:
+    """The kind of GPU of each pool: pools in their order take the first group of nodes, in the cluster's order, that
+    has room for them. A pool of `asked` goes to that kind only.
+
+    Raises PlanError for a pool that has no room left."""
+    free = [_Free(group, [group.gpus_per_node] * group.nodes) for group in cluster]
+    found: dict[str, Gpu] = {}
+    for pool in pools:
+        kind = asked.get(pool.name)
+        fitting = (each for each in free if kind is None or each.group.gpu == kind)
+        taken = next((each for each in fitting if each.take(pool)), None)
+        if taken is None:
+            of_kind = "" if kind is None else f" of {kind.name}"
+            raise PlanError(
+                f"spec.pools {pool.name}: {pool.nodes} x {pool.gpus_per_node} GPUs{of_kind} do not fit into the cluster"
+                f" (seen {_left(free)}{' left' if found else ''}); choose a smaller pool, or another cluster"
+            )
+        found[pool.name] = taken.group.gpu
+    return found
+
+
+def cluster_of_pools(pools: Iterable[Pool], gpus: Mapping[str, Gpu]) -> Cluster:
+    """The cluster that has just these pools; those of the same kind and size of nodes are one group."""
+    groups: dict[tuple[int, Gpu], int] = {}
+    for pool in pools:
+        key = (pool.gpus_per_node, gpus[pool.name])
+        groups[key] = groups.get(key, 0) + pool.nodes
+    return tuple(NodeGroup(nodes, num_gpus, gpu) for (num_gpus, gpu), nodes in groups.items())
+
+
+def _left(free: Iterable[_Free]) -> str:
+    """`3x8xH100, 1x2xH100`."""
+    texts = []
+    for each in free:
+        counts: dict[int, int] = {}
+        for gpus in each.gpus:
+            if gpus:
+                counts[gpus] = counts.get(gpus, 0) + 1
+        texts += [f"{nodes}x{gpus}x{each.group.gpu.name}" for gpus, nodes in sorted(counts.items(), reverse=True)]
+    return ", ".join(texts) or "nothing"

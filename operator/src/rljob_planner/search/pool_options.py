@@ -1,0 +1,350 @@
+"""What roles that share a pool may cost there: seconds stage by stage, for the layouts whose memory fits.
+
+A pool is 1, 2, 3, 4, 6, 8, 12, 16, ... whole nodes of one kind, or all of them. Tensor and sequence parallelism stay
+within a node.
+
+A stage is a part of a step that all pools go through together: it lasts as long as the slowest of them. Within a pool
+the roles of a stage take turns. Seconds are those of `timing`, added up as `timing.step` does, and memory is that of
+`memory.phases`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from operator import add, le
+
+from rljob_planner.constants import Constants
+from rljob_planner.gpus import Cluster
+from rljob_planner.memory.phases import phases_of
+from rljob_planner.memory.train_state import resident_bytes
+from rljob_planner.plan_types import WITHOUT_MOMENTS, PhaseMemory
+from rljob_planner.timing.communication import Site, sync_cost
+from rljob_planner.timing.step import lengths_in, rollout_cost, scoring_cost, training_cost
+from rljob_planner.workload import (
+    EngineKind,
+    ModelOffload,
+    PlacedPool,
+    Role,
+    RolloutLayout,
+    Schedule,
+    TrainLayout,
+    Workload,
+)
+
+StageSeconds = tuple[float, ...]
+SYNC, GENERATION, SCORES, PASSES, UPDATES = range(5)
+"""Places in a pool's seconds. Scores are with the passes, unless they say what is learned from."""
+NO_SECONDS: StageSeconds = (0.0,) * 5
+PARALLEL = (1, 2, 4, 8)
+"""Sizes of tensor and of sequence parallelism that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Whole nodes of one kind."""
+
+    kind: int
+    """The number of its group of nodes in the cluster."""
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def num_gpus(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChoice:
+    """A role in a layout; actor and rollout that share their GPUs are one choice."""
+
+    layouts: tuple[tuple[Role, TrainLayout], ...]
+    rollout: RolloutLayout | None
+    state: float
+    """Bytes of one GPU that stay between passes."""
+    phases: tuple[PhaseMemory, ...]
+    """On a pool of its own."""
+    seconds: StageSeconds = NO_SECONDS
+
+    @property
+    def fits(self) -> bool:
+        """On a pool of its own."""
+        return all(phase.spare >= 0 for phase in self.phases)
+
+    @property
+    def most_bytes(self) -> float:
+        """Of one GPU, on a pool of its own, with what its engine lacks."""
+        return max(phase.total + phase.lacks for phase in self.phases)
+
+    @property
+    def most_with_moments(self) -> float:
+        """The same after the first update."""
+        return max((phase.total for phase in self.phases if phase.phase not in WITHOUT_MOMENTS), default=0.0)
+
+    @property
+    def num_sequence_parallel(self) -> int:
+        """Roles whose ranks share rows."""
+        return sum(layout.sequence_parallel > 1 for _, layout in self.layouts)
+
+    def beats(self, other: RoleChoice) -> bool:
+        """Whether it needs no more seconds and memory than another choice of its role, in every respect."""
+        mine, theirs = ([layout.shard_size for _, layout in each.layouts] for each in (self, other))
+        return (
+            self.rollout == other.rollout
+            and all(map(le, theirs, mine))
+            and self.num_sequence_parallel <= other.num_sequence_parallel
+            and self.state <= other.state
+            and is_no_worse(self.seconds, other.seconds)
+            and all(one.total <= two.total for one, two in zip(self.phases, other.phases, strict=True))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOption:
+    """Roles that share a pool."""
+
+    roles: tuple[Role, ...]
+    size: PoolSize
+    choices: tuple[RoleChoice, ...]
+    seconds: StageSeconds
+
+    @property
+    def num_sequence_parallel(self) -> int:
+        """Roles whose ranks share rows."""
+        return sum(choice.num_sequence_parallel for choice in self.choices)
+
+
+class PoolOptions:
+    """Of one job on one cluster; what was worked out once is kept."""
+
+    def __init__(self, workload: Workload, cluster: Cluster, constants: Constants) -> None:
+        self.workload = workload
+        self.cluster = cluster
+        self.constants = constants
+        self.sizes = pool_sizes(cluster)
+        self._lengths = lengths_in(workload)
+        self._fastest: dict[tuple[tuple[Role, ...], PoolSize], list[PoolOption]] = {}
+        self._choices: dict[tuple[tuple[Role, ...], PoolSize], list[RoleChoice]] = {}
+        self._fitting: dict[tuple[tuple[Role, ...], PoolSize], list[RoleChoice]] = {}
+
+    @cached_property
+    def roles(self) -> tuple[Role, ...]:
+        """That have a place of their own: a reference that is the actor without adapters is where the actor is."""
+        return tuple(role for role in self.workload.roles if role is not Role.REF or not self._reference_is_actor)
+
+    @property
+    def _reference_is_actor(self) -> bool:
+        reference = self.workload.models.get(Role.REF)
+        return reference is not None and reference.is_actor_without_adapters
+
+    def fastest(self, roles: tuple[Role, ...], size: PoolSize) -> list[PoolOption]:
+        """Of all layouts that fit those that no other one beats in every stage."""
+        if (roles, size) in self._fastest:
+            return self._fastest[roles, size]
+        kept: list[PoolOption] = self._fastest.setdefault((roles, size), [])
+        combinations = product(*(self.fitting(unit, size) for unit in units_of(roles)))
+        options = [PoolOption(roles, size, each, _sum(choice.seconds for choice in each)) for each in combinations]
+        for option in sorted(options, key=lambda each: sum(each.seconds)):
+            if not any(is_no_worse(each.seconds, option.seconds) for each in kept) and self.fits(option):
+                kept.append(option)
+        return kept
+
+    def smallest(self, roles: tuple[Role, ...], size: PoolSize) -> PoolOption | None:
+        """The layouts that need least memory, whether or not they fit, without their seconds. None where the job's
+        rules leave none."""
+        units = [self.choices(unit, size) for unit in units_of(roles)]
+        if not all(units):
+            return None
+        least = (min(unit, key=lambda each: each.most_bytes) for unit in units)
+        return PoolOption(roles, size, tuple(least), NO_SECONDS)
+
+    def roomier(self, option: PoolOption, place: int) -> Iterator[PoolOption]:
+        """The same with another layout of one of its choices, in which fewer roles share rows, or which needs less
+        memory; the simplest first, then by memory."""
+        now = option.choices[place]
+        unit = self.fitting(units_of(option.roles)[place], option.size)
+        for choice in sorted(unit, key=lambda each: (each.num_sequence_parallel, each.most_bytes)):
+            is_simpler = choice.num_sequence_parallel < now.num_sequence_parallel
+            is_as_simple = choice.num_sequence_parallel == now.num_sequence_parallel
+            is_smaller = choice.state < now.state and choice.most_bytes < now.most_bytes
+            if choice.rollout == now.rollout and (is_simpler or (is_as_simple and is_smaller)):
+                choices = (*option.choices[:place], choice, *option.choices[place + 1 :])
+                other = replace(option, choices=choices, seconds=_sum(each.seconds for each in choices))
+                if self.fits(other):
+                    yield other
+
+    def fits(self, option: PoolOption) -> bool:
+        """Whether every phase of the pool does."""
+        choices = option.choices
+        if len(choices) == 1:
+            return choices[0].fits
+        # A sum that is quick, and never more than what the phases find.
+        state = sum(choice.state for choice in choices)
+        least = max(state - choice.state + choice.most_with_moments for choice in choices)
+        return least <= choices[0].phases[0].limit and all(phase.spare >= 0 for phase in self.phases(option))
+
+    def phases(self, option: PoolOption) -> tuple[PhaseMemory, ...]:
+        """The memory of such a pool."""
+        return phases_of(self.pool("pool", option), self.workload, self.constants)
+
+    def pool(self, name: str, option: PoolOption) -> PlacedPool:
+        """As the rest of the planner knows it."""
+        layouts = {role: layout for choice in option.choices for role, layout in choice.layouts}
+        rollout = next((choice.rollout for choice in option.choices if choice.rollout), None)
+        return self._pool(option.size, layouts, rollout, name)
+
+    def choices(self, unit: tuple[Role, ...], size: PoolSize) -> list[RoleChoice]:
+        """All that the job's rules leave, without their seconds."""
+        key = (unit, size)
+        if key not in self._choices:
+            trained = [role for role in unit if role is not Role.ROLLOUT]
+            layouts = [list(train_layouts(role, self.workload, size)) for role in trained]
+            engines = list(rollout_layouts(self.workload, size)) if Role.ROLLOUT in unit else [None]
+            self._choices[key] = [
+                self._choice(dict(zip(trained, each, strict=True)), engine, size)
+                for engine in engines
+                for each in product(*layouts)
+            ]
+        return self._choices[key]
+
+    def fitting(self, unit: tuple[Role, ...], size: PoolSize) -> list[RoleChoice]:
+        """Those that fit on a pool of their own, and that no other one beats."""
+        key = (unit, size)
+        if key not in self._fitting:
+            kept: list[RoleChoice] = []
+            found = [replace(each, seconds=self._seconds(each, size)) for each in self.choices(unit, size) if each.fits]
+            for choice in sorted(found, key=lambda each: (sum(each.seconds), each.num_sequence_parallel, each.state)):
+                if not any(each.beats(choice) for each in kept):
+                    kept.append(choice)
+            self._fitting[key] = kept
+        return self._fitting[key]
+
+    def step_seconds(self, schedule: Schedule, stages: StageSeconds) -> float:
+        """Of a step whose stages' slowest pools take so long, as `timing.step` adds it up."""
+        found = self.stages(stages)
+        if schedule is Schedule.SYNCHRONOUS:
+            return sum(found) + self.constants.step_seconds
+        rest = sum(found) - found[SYNC] - found[GENERATION]
+        return max(found[GENERATION], rest) + found[SYNC] + self.constants.step_seconds
+
+    def stages(self, stages: StageSeconds) -> StageSeconds:
+        """With what no pool does: rewards that are functions."""
+        place = SCORES if self.workload.scores_first else PASSES
+        return (*stages[:place], max(stages[place], self.workload.reward_seconds), *stages[place + 1 :])
+
+    def _choice(self, layouts: dict[Role, TrainLayout], rollout: RolloutLayout | None, size: PoolSize) -> RoleChoice:
+        if Role.ACTOR in layouts and self._reference_is_actor:
+            layouts = {**layouts, Role.REF: layouts[Role.ACTOR]}
+        phases = phases_of(self._pool(size, layouts, rollout), self.workload, self.constants)
+        state = 0.0
+        for role, layout in layouts.items():
+            model = self.workload.models[role]
+            if self.cluster[size.kind].gpu.is_cpu:
+                model = replace(model, offload=ModelOffload())
+            state += sum(part.num_bytes for part in resident_bytes(model, layout, has_moments=True))
+        return RoleChoice(tuple(layouts.items()), rollout, state, phases)
+
+    def _pool(
+        self, size: PoolSize, layouts: dict[Role, TrainLayout], rollout: RolloutLayout | None, name: str = "pool"
+    ) -> PlacedPool:
+        return PlacedPool(name, size.nodes, size.gpus_per_node, self.cluster[size.kind].gpu, layouts, rollout)
+
+    def _seconds(self, choice: RoleChoice, size: PoolSize) -> StageSeconds:
+        work, site = self.workload, Site(self.cluster[size.kind].gpu, size.gpus_per_node)
+        sync = generation = scores = passes = updates = 0.0
+        for role, layout in choice.layouts:
+            asked = (role, work, self._lengths, layout, site, self.constants)
+            own = scoring_cost(*asked).seconds
+            if role is not Role.REWARD_MODEL:
+                passes += own
+            elif own >= work.reward_seconds:
+                # A model that is done before the functions among the rewards is not waited for.
+                scores, passes = (scores + own, passes) if work.scores_first else (scores, passes + own)
+            updates += training_cost(*asked).seconds
+        if choice.rollout is not None:
+            # The layout of an actor that is elsewhere does not matter.
+            actor, shared = work.models[Role.ACTOR], dict(choice.layouts).get(Role.ACTOR)
+            layout, is_shared = shared or TrainLayout(1, 1), shared is not None
+            args = (actor, layout, work.rollout, choice.rollout, site, site, self.constants)
+            sync = sync_cost(*args, is_shared=is_shared).seconds
+            generation = rollout_cost(work, self._lengths, choice.rollout, site, self.constants).seconds
+        return (sync, generation, scores, passes, updates)
+
+
+def units_of(roles: Sequence[Role]) -> list[tuple[Role, ...]]:
+    """What is chosen together: actor and rollout that share their GPUs, because of the hand-over of weights."""
+    both = tuple(role for role in roles if role in (Role.ACTOR, Role.ROLLOUT))
+    rest: list[tuple[Role, ...]] = [(role,) for role in roles if role not in both]
+    return [both, *rest] if both else rest
+
+
+def is_no_worse(seconds: StageSeconds, other: StageSeconds) -> bool:
+    """In every stage."""
+    return all(map(le, seconds, other))
+
+
+def longest(seconds: Iterable[StageSeconds]) -> StageSeconds:
+    """Of each stage the most."""
+    return tuple(map(max, zip(*seconds, strict=True)))
+
+
+def _sum(seconds: Iterable[StageSeconds]) -> StageSeconds:
+    total = NO_SECONDS
+    for each in seconds:
+        total = tuple(map(add, total, each))
+    return total
+
+
+def pool_sizes(cluster: Cluster) -> list[PoolSize]:
+    """Of each kind, the smallest first."""
+    return [
+        PoolSize(kind, nodes, group.gpus_per_node)
+        for kind, group in enumerate(cluster)
+        for nodes in node_counts(group.nodes)
+    ]
+
+
+def node_counts(num_nodes: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, ... up to `num_nodes`, and that."""
+    powers = [2**power for power in range(num_nodes.bit_length())]
+    counts = {num_nodes, *powers, *(3 * power for power in powers)}
+    return sorted(count for count in counts if 0 < count <= num_nodes)
+
+
+def train_layouts(role: Role, workload: Workload, size: PoolSize) -> Iterator[TrainLayout]:
+    """Those that the job's rules allow (rljob_api, placement_rules and batch_size_rules): a longest row fits into a
+    micro-batch, and of what is trained, batches and updates spread evenly over the ranks."""
+    num_gpus, model = size.num_gpus, workload.models[role]
+    for shares in PARALLEL:
+        holds_row = workload.max_tokens_per_micro_batch * shares >= workload.lengths.longest_row
+        spreads = size.gpus_per_node % shares == 0 and model.shape.spreads_over(shares)
+        if not (holds_row and spreads and _is_even(role, workload, num_gpus // shares)):
+            continue
+        for shards in shard_sizes(size):
+            # Gradients of replicas cannot be offloaded (rljob_api, placement_rules).
+            if shards == num_gpus or not model.offload.gradients:
+                yield TrainLayout(num_gpus, shards, shares)
+
+
+def rollout_layouts(workload: Workload, size: PoolSize) -> Iterator[RolloutLayout]:
+    """Only vLLM has tensor parallelism."""
+    for parallel in PARALLEL if workload.rollout.engine is EngineKind.VLLM else (1,):
+        if size.gpus_per_node % parallel == 0 and workload.rollout.shape.spreads_over(parallel):
+            yield RolloutLayout(size.num_gpus, parallel)
+
+
+def shard_sizes(size: PoolSize) -> list[int]:
+    """GPUs that may hold a copy of a model together: a part of a node, or whole nodes."""
+    within = [shards for shards in range(1, size.gpus_per_node + 1) if size.gpus_per_node % shards == 0]
+    over = [size.gpus_per_node * nodes for nodes in range(2, size.nodes + 1) if size.nodes % nodes == 0]
+    return [*within, *over]
+
+
+def _is_even(role: Role, workload: Workload, num_data_ranks: int) -> bool:
+    if not workload.models[role].is_trained:
+        return True
+    sizes = {workload.mini_batch_size, workload.batch_size} if role is Role.ACTOR else {workload.mini_batch_size}
+    return all(prompts * workload.group_size % num_data_ranks == 0 for prompts in sizes)
