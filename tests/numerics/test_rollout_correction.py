@@ -17,7 +17,6 @@ from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_api.v1alpha1.resolved_correction import ResolvedRejection, ResolvedWeights
 from rljob_api.v1alpha1.rollout_correction import (
     RejectionEstimator,
     RejectionLevel,
@@ -99,20 +98,22 @@ def test_masks_are_verls(case: GoldenCase) -> None:
     check(case)
 
 
-def slow_weights(rows: list[list[float]], weights: ResolvedWeights) -> list[float]:
+def slow_weights(rows: list[list[float]], weights: RolloutCorrection) -> list[float]:
     found = []
+    highest, is_of_sequence = weights.max_ratio, weights.type in (TRUNCATED_SEQUENCE, MASKED_SEQUENCE)
+    assert highest is not None
     for row in rows:
         for value in row:
-            ratio = math.exp(max(-20.0, min(20.0, sum(row) if weights.is_of_sequence else value)))
-            is_inside = ratio <= weights.max_ratio and (weights.min_ratio is None or ratio >= weights.min_ratio)
+            ratio = math.exp(max(-20.0, min(20.0, sum(row) if is_of_sequence else value)))
+            is_inside = ratio <= highest and (weights.min_ratio is None or ratio >= weights.min_ratio)
             if weights.min_ratio is None:
-                found.append(min(ratio, weights.max_ratio))
+                found.append(min(ratio, highest))
             else:
                 found.append(ratio if is_inside else 0.0)
     return found
 
 
-def slow_values(rows: list[list[float]], rejection: ResolvedRejection) -> list[float]:
+def slow_values(rows: list[list[float]], rejection: RolloutRejection) -> list[float]:
     """What is held against the bounds, for each token."""
     found = []
     for row in rows:
@@ -145,7 +146,9 @@ def test_weights_are_what_their_words_say(
     rows: list[list[float]], bounds: tuple[float, float], chosen: RolloutCorrectionType
 ) -> None:
     highest, lowest = bounds
-    weights = ResolvedWeights(chosen, highest, lowest if chosen in (MASKED_TOKEN, MASKED_SEQUENCE) else None)
+    weights = RolloutCorrection(
+        type=chosen, max_ratio=highest, min_ratio=lowest if chosen in (MASKED_TOKEN, MASKED_SEQUENCE) else None
+    )
     found_N = correction_weights(flat_rows(rows), segments_of(rows), weights)
     torch.testing.assert_close(
         found_N, torch.tensor(slow_weights(rows, weights), dtype=torch.float64), rtol=1e-9, atol=0
@@ -158,7 +161,9 @@ def test_masks_are_what_their_words_say(
     rows: list[list[float]], bounds: tuple[float, float], level: RejectionLevel, estimator: RejectionEstimator
 ) -> None:
     highest, lowest = bounds
-    rejection = ResolvedRejection(level, estimator, highest, lowest if estimator is RejectionEstimator.K1 else None)
+    rejection = RolloutRejection(
+        level=level, estimator=estimator, max=highest, min=lowest if estimator is RejectionEstimator.K1 else None
+    )
     found = is_kept(flat_rows(rows), segments_of(rows), rejection).tolist()
     low = -math.inf if rejection.min is None else rejection.min
     assert found == [low <= value <= highest for value in slow_values(rows, rejection)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 import pytest
@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling as DynamicSamplingSpec
 from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
 from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_api.v1alpha1.resolved_dynamic_sampling import ResolvedDynamicSampling
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.remote import RemoteBlock, ShardReference
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling, num_fresh_prompts, spread_groups
@@ -85,14 +85,14 @@ class World:
         num_workers: int = 1,
     ) -> StepRows:
         """The next step's groups."""
-        settings = ResolvedDynamicSampling(max_rounds, policy, reward)
+        settings = DynamicSamplingSpec(max_rounds=max_rounds, on_max_rounds=policy, reward=reward)
         sampling = DynamicSampling(plan_of(settings, num_wanted // num_updates, num_workers), self.cursor)
         return sampling.filled(self.cursor.next_batch(num_wanted), 4, self.generate)
 
 
-def plan_of(settings: ResolvedDynamicSampling, groups_per_update: int, num_workers: int) -> StepPlan:
+def plan_of(settings: DynamicSamplingSpec, groups_per_update: int, num_workers: int) -> StepPlan:
     return StepPlan(
-        algorithm=replace(resolve_algorithm(Algorithm()), dynamic_sampling=settings),
+        algorithm=resolve_algorithm(Algorithm(dynamic_sampling=settings)),
         sampling=SamplingSettings(1.0, 1.0, 0, 8, ()),
         group_size=GROUP_SIZE,
         has_single_update=False,
@@ -232,7 +232,7 @@ def test_a_stop_between_rounds_ends_the_step() -> None:
             raise StepAbandonedError
         return world.generate(prompts, num_drawn)
 
-    sampling = DynamicSampling(plan_of(ResolvedDynamicSampling(), 4, 1), world.cursor)
+    sampling = DynamicSampling(plan_of(DynamicSamplingSpec(max_rounds=10), 4, 1), world.cursor)
     with pytest.raises(StepAbandonedError):
         sampling.filled(world.cursor.next_batch(4), 0, stops)
     assert len(world.rounds) == 1

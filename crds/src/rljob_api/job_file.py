@@ -74,7 +74,7 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
     """A job file that says the same with every default written out, those of the recipe too, but of roles that the job
     does not have, and of rewards without processes the limits of processes; the form in which a run folder keeps its
     job."""
-    algorithm = resolve_algorithm(spec.training.algorithm).as_algorithm()
+    algorithm = resolve_algorithm(spec.training.algorithm)
     training = spec.training.model_copy(update={"algorithm": algorithm})
     if training.critic is None and advantage_type(algorithm) is AdvantageType.GAE:
         training = training.model_copy(update={"critic": Critic()})

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeVar
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import MAX_DOMAIN, QUALIFIED_NAME
+from rljob_api.variants import Variants, block_name, may_be_left_out
 
 ContractT = TypeVar("ContractT", bound=WireModel)
+VariantsT = TypeVar("VariantsT", bound=Variants)
 Path = tuple[str | int, ...]
 
 LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://)"
@@ -131,6 +134,23 @@ def union_rules(
     """Kubernetes unions: `type`, where it is given, names the one block that is given. `blocks` are (value of type,
     Python name of the block, function that gives the object's type and that block)."""
     return tuple(make(on, *block) for block in blocks for make in (_has_block, _block_is_used))
+
+
+def required_block_rules(part: type[VariantsT], variants: Iterable[StrEnum]) -> tuple[Rule, ...]:
+    """Blocks with a field that has no default are there where their variant is chosen, and only there."""
+    return union_rules(
+        part,
+        [
+            (str(variant), block_name(variant), _reader(variant))
+            for variant in variants
+            if (kind := part.block_type(variant)) is not None and not may_be_left_out(kind)
+        ],
+    )
+
+
+def _reader(variant: StrEnum) -> Callable[[Variants], tuple[str | None, object]]:
+    """The type that a part gives, and the block of this variant."""
+    return lambda part: (dict(part)["type"], part.block(variant))
 
 
 def _has_block(

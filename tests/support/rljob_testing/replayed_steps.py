@@ -22,7 +22,7 @@ from torch import nn
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.model import Critic, Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
+from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.joined_groups import Done, JoinedActor, JoinedCritic, JoinedReference, JoinedTrained
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
@@ -95,7 +95,7 @@ class Replay:
     """Must be there for an advantage that needs values."""
 
     @property
-    def resolved(self) -> ResolvedAlgorithm:
+    def resolved(self) -> Algorithm:
         """The learning rule."""
         return resolve_algorithm(self.algorithm)
 

@@ -122,7 +122,7 @@ def _member_texts(choice: type[StrEnum]) -> dict[str, str]:
 def _recipes() -> Iterator[str]:
     """What each recipe says for the fields that a job may leave to it."""
     left_open = Algorithm().to_full_wire()
-    resolved = [resolve_algorithm(Algorithm(type=each)).as_algorithm().to_full_wire() for each in AlgorithmType]
+    resolved = [resolve_algorithm(Algorithm(type=each)).to_full_wire() for each in AlgorithmType]
     columns = [dict(_leaves({k: v for k, v in wire.items() if left_open.get(k) in (None, {})})) for wire in resolved]
     yield "| what is unset is | " + " | ".join(f"`{each}`" for each in AlgorithmType) + " |"
     yield "|---" * (1 + len(columns)) + "|"

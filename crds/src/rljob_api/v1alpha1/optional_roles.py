@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from rljob_api.rule import rule
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.chosen_part import is_chosen_cel
 from rljob_api.v1alpha1.policy_loss import LossType
-from rljob_api.v1alpha1.recipes import advantage_type
+from rljob_api.v1alpha1.recipes import may_need_critic, may_need_critic_cel
 from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.spec import RLJobSpec, pool_of_cel
 from rljob_api.v1alpha1.training import Training
@@ -45,16 +44,6 @@ REFERENCE_IS_THE_ACTOR_CEL = (
 )
 
 
-def may_need_critic(training: Training) -> bool:
-    """Whether the advantage is GAE, or a function that may ask for values."""
-    return advantage_type(training.algorithm) in (AdvantageType.GAE, AdvantageType.FUNCTION)
-
-
-def may_need_critic_cel(training: str) -> str:
-    """The same in CEL."""
-    return is_chosen_cel(f"{training}.algorithm", "advantage", ["GAE", "Function"])
-
-
 def has_reward_model(training: Training) -> bool:
     """Whether a model is among the rewards."""
     return any(reward.type is RewardType.REWARD_MODEL for reward in training.rewards)
@@ -86,8 +75,8 @@ OPTIONAL_ROLES = (
     ),
     OptionalRole(
         "critic",
-        lambda spec: may_need_critic(spec.training),
-        may_need_critic_cel("self.training"),
+        lambda spec: may_need_critic(spec.training.algorithm),
+        may_need_critic_cel("self.training.algorithm"),
         "the algorithm that the job chooses has no critic",
         "choose an advantage that needs a critic (algorithm.type: PPO)",
     ),
@@ -111,10 +100,10 @@ CRITIC_RULES = (
         Training,
         "Training.critic",
         field=".critic",
-        cel=f"!has(self.critic) || {may_need_critic_cel('self')}",
+        cel=f"!has(self.critic) || {may_need_critic_cel('self.algorithm')}",
         wrong="the algorithm that the job chooses has no critic",
         advice="remove the block, or choose an advantage that needs one (algorithm.type: PPO, or advantage.type: GAE)",
-        holds=lambda training: training.critic is None or may_need_critic(training),
+        holds=lambda training: training.critic is None or may_need_critic(training.algorithm),
     ),
     rule(
         Training,

@@ -13,24 +13,25 @@ from dataclasses import dataclass
 
 from rljob_api.base import WireModel
 from rljob_api.rule import Path, Rule, Violation, cel_property, wire_name
-from rljob_api.v1alpha1.advantage_rules import ADVANTAGE_RULES
+from rljob_api.v1alpha1.advantage import ADVANTAGE_RULES
 from rljob_api.v1alpha1.affinity import AFFINITY_RULES
 from rljob_api.v1alpha1.algorithm_rules import ALGORITHM_RULES
 from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
 from rljob_api.v1alpha1.checkpoint import CHECKPOINT_RULES
 from rljob_api.v1alpha1.dataset import DATASET_RULES
-from rljob_api.v1alpha1.dynamic_sampling_rules import DYNAMIC_SAMPLING_RULES
+from rljob_api.v1alpha1.dynamic_sampling import DYNAMIC_SAMPLING_RULES
 from rljob_api.v1alpha1.environment import ENV_RULES, VOLUME_RULES
+from rljob_api.v1alpha1.kl import KL_RULES
 from rljob_api.v1alpha1.model import MODEL_RULES
 from rljob_api.v1alpha1.optional_roles import CRITIC_RULES
 from rljob_api.v1alpha1.placement_rules import OFFLOAD_RULES, PLACEMENT_RULES
-from rljob_api.v1alpha1.policy_filtration_rules import POLICY_FILTRATION_RULES
-from rljob_api.v1alpha1.policy_loss_rules import POLICY_LOSS_RULES
+from rljob_api.v1alpha1.policy_filtration import POLICY_FILTRATION_RULES
+from rljob_api.v1alpha1.policy_loss import POLICY_LOSS_RULES
 from rljob_api.v1alpha1.pools import POOL_RULES
 from rljob_api.v1alpha1.resources import RESOURCE_RULES
 from rljob_api.v1alpha1.reward import REWARD_RULES
 from rljob_api.v1alpha1.rollout import ROLLOUT_RULES
-from rljob_api.v1alpha1.rollout_correction_rules import CORRECTION_RULES
+from rljob_api.v1alpha1.rollout_correction import CORRECTION_RULES
 from rljob_api.v1alpha1.spec import METADATA_RULES, UNIQUE_RULES, RLJobSpec
 from rljob_api.v1alpha1.training import TRAINING_RULES
 
@@ -51,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     *TRAINING_RULES,
     *ADVANTAGE_RULES,
     *POLICY_LOSS_RULES,
+    *KL_RULES,
     *ALGORITHM_RULES,
     *DYNAMIC_SAMPLING_RULES,
     *CRITIC_RULES,

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 
+from rljob_api.rule import wire_name
+from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
+from rljob_api.v1alpha1.policy_loss import Loss, LossType
+from rljob_api.variants import Variants, block_name, may_be_left_out
 from rljob_testing.valid_job import Bad
 
 _T = "spec.training."
@@ -16,13 +21,20 @@ _GROUP_RELATIVE: tuple[Mapping[str, object], ...] = (
     {"groupRelative": {}},
     {"type": "GroupRelative", "groupRelative": {"normalizeByStd": True}},
 )
-_BLOCKS = {
-    "groupRelativePassAtK": ("GroupRelativePassAtK", {"normalizeByStd": False}),
-    "reinforcePlusPlus": ("ReinforcePlusPlus", {"gamma": 0.99}),
-    "gae": ("GAE", {"lambda": 0.95}),
-    "optimalTokenBaseline": ("OptimalTokenBaseline", {"zeroTail": False}),
-}
-"""Of an advantage: the type that each belongs to, and something that it says."""
+
+
+def _blocks(part: type[Variants], variants: type[StrEnum], by_default: StrEnum) -> dict[str, str]:
+    """Blocks that may be left out, with the variants that they belong to, but for that of the default recipe."""
+    found = {variant: part.block_type(variant) for variant in variants if variant is not by_default}
+    return {
+        wire_name(part, block_name(variant)): str(variant)
+        for variant, kind in found.items()
+        if kind is not None and may_be_left_out(kind)
+    }
+
+
+_BLOCKS = _blocks(Advantage, AdvantageType, AdvantageType.GROUP_RELATIVE)
+_LOSS_BLOCKS = _blocks(Loss, LossType, LossType.CLIPPED)
 _COMPARING = ("GroupRelativePassAtK", "LeaveOneOut", "ReinforcePlusPlusBaseline", "OPO", "GPG")
 _TWO_REWARDS = {
     _T + "rewards": [
@@ -38,16 +50,6 @@ _CLIPPED: tuple[Mapping[str, object], ...] = (
     {"clipped": {}},
     {"type": "Clipped", "clipped": {"clipRatioHigh": 0.28}},
 )
-_LOSS_BLOCKS = {
-    "gspo": "GSPO",
-    "cispo": "CISPO",
-    "sapo": "SAPO",
-    "gmpo": "GMPO",
-    "clipCov": "ClipCov",
-    "klCov": "KLCov",
-    "dppo": "DPPO",
-}
-"""Blocks of losses that may be left out."""
 
 GOOD: dict[str, list[Mapping[str, object]]] = {
     "Algorithm.advantage.groupRelative": [
@@ -57,10 +59,10 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     ],
     **{
         f"Algorithm.advantage.{block}": [
-            {_T + "algorithm.advantage": {"type": variant, block: said}},
+            {_T + "algorithm.advantage": {"type": variant, block: {}}},
             {_T + "algorithm.advantage.type": variant},
         ]
-        for block, (variant, said) in _BLOCKS.items()
+        for block, variant in _BLOCKS.items()
     },
     "Training.topK": [
         {_T + "rollout.topK": 2},
@@ -190,10 +192,10 @@ BAD: dict[str, list[Bad]] = {
     ],
     **{
         f"Algorithm.advantage.{block}": [
-            Bad(f"{_T}algorithm.advantage.{block}", {f"{_T}algorithm.advantage.{block}": said}),
+            Bad(f"{_T}algorithm.advantage.{block}", {f"{_T}algorithm.advantage.{block}": {}}),
             Bad(f"{_T}algorithm.advantage.{block}", {_T + "algorithm.advantage": {"type": "GPG", block: {}}}),
         ]
-        for block, (_, said) in _BLOCKS.items()
+        for block in _BLOCKS
     },
     "Training.gdpoRewards": [
         Bad(_T + "rewards", {_T + "algorithm.advantage.type": "GDPO"}),

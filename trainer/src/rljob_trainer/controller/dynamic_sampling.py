@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
+from rljob_api.v1alpha1.recipes import filled
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.rollout_phase import Rollout
@@ -50,9 +51,8 @@ class DynamicSampling:
 
     def __init__(self, plan: StepPlan, cursor: PromptCursor[PromptRow], *, by_name: bool = False) -> None:
         """For `by_name` see `Rollout.differs`."""
-        assert plan.algorithm.dynamic_sampling is not None, "the job asks for it"
         self.plan = plan
-        self.settings = plan.algorithm.dynamic_sampling
+        self.settings = filled(plan.algorithm.dynamic_sampling)
         self.by_name = by_name
         self.cursor = cursor
         self.group_size = plan.group_size
@@ -67,7 +67,7 @@ class DynamicSampling:
         num_wanted, num_rounds = len(prompts), 1
         everything = generate(prompts, 0)
         is_kept_G = self._is_kept(everything)
-        while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < self.settings.max_rounds:
+        while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < filled(self.settings.max_rounds):
             num_fresh = num_fresh_prompts(num_wanted, num_kept, len(is_kept_G), self.multiple)
             found = generate(self.cursor.next_batch(num_fresh), len(is_kept_G))
             everything = _joined(everything, found)

@@ -83,7 +83,7 @@ class StepRows:
     def dealt_out(self) -> DataProto:
         """The rollout's batch as the workers get it, with the rows marked that cost a pass: a response that is masked
         counts in its group's mean, and so does its KL, which takes one."""
-        is_read_B = self.is_kept_B if self.plan.algorithm.has_kl_in_reward else self.is_learned_B
+        is_read_B = self.is_kept_B if self.plan.algorithm.kl.is_in_reward else self.is_learned_B
         marked = self.rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_LEARNED: is_read_B})
         return marked.reorder(self.order_B) if self.plan.num_data_ranks > 1 else marked
 

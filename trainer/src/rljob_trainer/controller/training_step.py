@@ -26,6 +26,7 @@ import torch
 
 from rljob_api.v1alpha1.kl import Kl, KlControllerType
 from rljob_api.v1alpha1.policy_filtration import PolicyFiltrationType
+from rljob_api.v1alpha1.recipes import filled
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import in_step
 from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, NAMED_REWARDS, ResponseInputs
@@ -89,14 +90,15 @@ class TrainingStep:
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
         self.compares_by_name = NAMED_REWARDS in self.advantages.needs
         self.dynamic_sampling: DynamicSampling | None = None
-        if plan.algorithm.dynamic_sampling is not None:
+        sampling = filled(plan.algorithm.dynamic_sampling)
+        if sampling.enabled:
             assert cursor is not None, "fresh prompts come from somewhere"
             self.dynamic_sampling = DynamicSampling(plan, cursor, by_name=self.compares_by_name)
         self.needs_old_logprobs = (
             not plan.has_single_update or plan.has_dropout or plan.algorithm.rollout_correction.rejection is not None
         )
         """For an update of the policy."""
-        in_reward = {OLD_LOGPROBS, REF_LOGPROBS} if plan.algorithm.has_kl_in_reward else set[str]()
+        in_reward = {OLD_LOGPROBS, REF_LOGPROBS} if plan.algorithm.kl.is_in_reward else set[str]()
         self.needed_by_advantages = self.advantages.needs | in_reward
 
     def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[Rollout, dict[str, float]]:
@@ -181,7 +183,7 @@ class TrainingStep:
             columns_B = {REWARDS: rollout.rewards_B[rows.order_B], GROUPS: rows.groups_B[rows.order_B]}
             asked = batch.without([TOKENS]).with_columns(columns_B)
             batch = batch.union(self.actor.compute_token_advantages(asked, coefficient))
-        if self.plan.algorithm.has_kl_in_reward and rows.learns:
+        if self.plan.algorithm.kl.is_in_reward and rows.learns:
             lengths_B = rollout.batch[RESPONSE_LENGTHS][rows.is_learned_B]
             metrics[KL_LOSS] = float(kl_B[rows.is_learned_B].sum() / lengths_B.sum())
         return batch, metrics
@@ -203,7 +205,7 @@ class TrainingStep:
     def _kl_for_reward(self, batch: DataProto) -> torch.Tensor:
         """[B]: KL of each of the batch's responses; zeros where the job puts none into the reward, and for what is not
         learned from."""
-        if not self.plan.algorithm.has_kl_in_reward:
+        if not self.plan.algorithm.kl.is_in_reward:
             return torch.zeros(len(batch))
         return self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, OLD_LOGPROBS, REF_LOGPROBS]))[KL_SUMS]
 

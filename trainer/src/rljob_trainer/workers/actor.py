@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_api.v1alpha1.policy_loss import LossType
-from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
+from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import refuse_not_finite
 from rljob_trainer.algorithms.interfaces import KL_PENALTIES, TokenInputs, WholeInputs
@@ -77,7 +78,8 @@ class ActorSettings:
     """What an actor is built from. `mini_batch_rows` is this worker's share of a mini-batch, in sequences."""
 
     engine: TrainEngineSettings
-    algorithm: ResolvedAlgorithm
+    algorithm: Algorithm
+    """Resolved."""
     optimizer: OptimizerSpec
     temperature: float
     max_new_tokens: int
@@ -173,12 +175,13 @@ class ActorWorker(TrainedWorker):
         others = staleness(batch, self.policy_version, self.engine)
         agreement, sums = UpdateSums(), UpdateSums()
         has_old_logprobs = OLD_LOGPROBS in batch.ragged
+        correction = self.settings.algorithm.rollout_correction
         if has_old_logprobs:
             add_agreement(agreement, log_ratios(batch).to(self.engine.device))
-            if weights := self.settings.algorithm.rollout_correction.weights:
-                batch = with_weights(batch, weights)
-        if rejection := self.settings.algorithm.rollout_correction.rejection:
-            batch, rejected = without_rejected(batch, rejection, self.engine)
+            if correction.type is not RolloutCorrectionType.NONE:
+                batch = with_weights(batch, correction)
+        if correction.rejection is not None:
+            batch, rejected = without_rejected(batch, correction.rejection, self.engine)
             others |= rejected
         in_update = None if has_old_logprobs else agreement
         self._whole_pass_seconds = 0.0
@@ -216,7 +219,7 @@ class ActorWorker(TrainedWorker):
         """[R], of the marked tokens."""
         if name != KL_PENALTIES:
             return batch.ragged_column(name).values[mask.values]
-        if not self.settings.algorithm.has_kl_in_reward:
+        if not self.settings.algorithm.kl.is_in_reward:
             return torch.zeros(int(mask.values.sum()))
         old_R, ref_R = (batch.ragged_column(each).values[mask.values] for each in (OLD_LOGPROBS, REF_LOGPROBS))
         return kl_coefficient * kl_estimate(old_R, ref_R, self.settings.algorithm.kl.estimator)

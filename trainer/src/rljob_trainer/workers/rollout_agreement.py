@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.resolved_correction import ResolvedRejection, ResolvedWeights
+from rljob_api.v1alpha1.rollout_correction import RolloutCorrection, RolloutRejection
 from rljob_trainer.algorithms.rollout_correction import MAX_LOG_RATIO, correction_weights, is_kept
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.batch.proto import DataProto
@@ -68,12 +68,12 @@ def log_ratios(batch: DataProto) -> Tensor:
     return old_R - rollout_R
 
 
-def with_weights(batch: DataProto, weights: ResolvedWeights) -> DataProto:
+def with_weights(batch: DataProto, correction: RolloutCorrection) -> DataProto:
     """The batch, which has OLD_LOGPROBS, with CORRECTION_WEIGHTS. Before any token is rejected: a response's ratio is
     that of all of its tokens."""
     mask = learned_mask(batch)
     segments = Segments.of(num_marked(mask), torch.device("cpu"))
-    weights_R = correction_weights(log_ratios(batch), segments, weights)
+    weights_R = correction_weights(log_ratios(batch), segments, correction)
     return batch.union(DataProto(ragged={CORRECTION_WEIGHTS: in_rows(weights_R, mask)}))
 
 
@@ -87,7 +87,7 @@ def staleness(batch: DataProto, policy_version: int, engine: TrainEngine) -> dic
 
 
 def without_rejected(
-    batch: DataProto, rejection: ResolvedRejection, engine: TrainEngine
+    batch: DataProto, rejection: RolloutRejection, engine: TrainEngine
 ) -> tuple[DataProto, dict[str, float]]:
     """Collective. The batch, which has OLD_LOGPROBS, with a RESPONSE_MASK that leaves out what trainer and generator
     disagree on, and which share of the tokens that is."""

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import KlPlacement
-from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
+from rljob_api.v1alpha1.recipes import filled
+from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss
 from rljob_trainer.algorithms.interfaces import LossInputs, PolicyLoss
 from rljob_trainer.algorithms.kl import kl_estimate
@@ -41,7 +43,8 @@ ACTOR_PREFIX = "actor/"
 class UpdateLoss:
     """Of one update: call it with each micro-batch. What it is reported by is added to `sums`, on the device."""
 
-    algorithm: ResolvedAlgorithm
+    algorithm: Algorithm
+    """Resolved."""
     policy_loss: PolicyLoss
     denominators: Denominators
     kl_coefficient: float
@@ -89,12 +92,13 @@ class UpdateLoss:
         if self.agreement is not None:
             add_agreement(self.agreement, log_ratios_R)
         losses_R = found.losses_N
-        if correction := self.algorithm.rollout_correction.weights:
+        correction = self.algorithm.rollout_correction
+        if correction.type is not RolloutCorrectionType.NONE:
             weights_R = columns.get(CORRECTION_WEIGHTS)
             if weights_R is None:
                 weights_R = correction_weights(log_ratios_R, segments, correction)
             losses_R = losses_R * weights_R
-            self.sums.add(weight_sums(weights_R, correction.max_ratio))
+            self.sums.add(weight_sums(weights_R, filled(correction.max_ratio)))
         policy_loss = self._aggregated(losses_R, segments)
         loss = policy_loss
         if self.algorithm.entropy_coefficient:
@@ -115,7 +119,7 @@ class UpdateLoss:
         return aggregate_loss(
             values_R,
             segments,
-            self.algorithm.aggregation,
+            filled(self.algorithm.aggregation),
             self.denominators,
             dp_size=self.gradient_divisor,
             max_new_tokens=self.max_new_tokens,

@@ -1,9 +1,11 @@
-"""How much memory comes anew where tensors are made, let go and made again."""
+"""What a process has of the host's memory: how much comes anew where tensors are made, let go and made again; and what
+is lent to the system (MADV_FREE)."""
 
 from __future__ import annotations
 
 import ctypes
 import resource
+from pathlib import Path
 
 import torch
 
@@ -30,3 +32,9 @@ def _rounds(number: int) -> None:
     for _ in range(number):
         tensors = [torch.ones(size << 18) for size in MEBIBYTES]
         del tensors
+
+
+def lent_bytes() -> int:
+    """Of this process, what the system may take."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("LazyFree:"))
