@@ -1,4 +1,4 @@
-"""`rljob run` with the real trainer: Ctrl-C saves, the resumed run leaves no seam, and no process is left behind."""
+"""`rljob run` with the real trainer: Ctrl-C saves where no save is due, and the resumed run leaves no seam and no process."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def processes_of(place: Workplace) -> list[str]:
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_ctrl_c_and_resume(place: Workplace, wait_for: Callable[[Callable[[], bool]], None]) -> None:
     process = place.command("run", "job.yaml", CUDA_VISIBLE_DEVICES="")
 
