@@ -23,7 +23,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.valid_job import REMOVED, Wire, edited, valid_job
 from rljob_trainer.checkpoints.errors import DamagedError
 from rljob_trainer.checkpoints.layout import digest_of, read_manifest
-from rljob_trainer.controller.state import state_of
+from rljob_trainer.controller.checkpointing import state_of
 
 GOLDEN = Path(__file__).parent / "golden"
 NEXT = {"contractVersion": CONTRACT_VERSION + 1}

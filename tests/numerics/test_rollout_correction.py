@@ -60,7 +60,8 @@ from rljob_trainer.observability.metrics import (
 from rljob_trainer.workers.columns import IS_LEARNED, POLICY_VERSIONS, RESPONSE_MASK, ROLLOUT_LOGPROBS, SAMPLE_SEEDS
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.rollout import RolloutWorker
-from rljob_trainer.workers.rollout_agreement import AgreementSums, without_rejected
+from rljob_trainer.workers.rollout_agreement import add_agreement, agreement_metrics, without_rejected
+from rljob_trainer.workers.update_loss import update_metrics, weight_sums
 from rljob_trainer.workers.update_sums import UpdateSums
 
 TRUNCATED_TOKEN, TRUNCATED_SEQUENCE, MASKED_TOKEN, MASKED_SEQUENCE = (
@@ -232,23 +233,22 @@ def test_losses_are_weighted_and_the_rejected_do_not_count(context: WorkerContex
 def test_what_is_reported_is_verls(context: WorkerContext, name: str) -> None:
     engine = replayed_run(Replay(), context).actor.engine
     golden, weights = CORRECTIONS[name]["metrics"], WEIGHTS[name]
-    agreement, sums = AgreementSums(), UpdateSums()
+    agreement, sums = UpdateSums(), UpdateSums()
     # In two parts, as in two micro-batches.
     for part in LOG_RATIOS_N.tensor_split(2):
-        agreement.add(part)
+        add_agreement(agreement, part)
     for part in correction_weights(LOG_RATIOS_N, ROWS, weights).tensor_split(2):
-        sums.add(num_tokens=len(part), policy_loss=torch.tensor(0.0), entropy_R=None, others={})
-        sums.add_weights(part, weights.max_ratio)
-    found = agreement.reduced(engine) | sums.reduced(engine, 1)
+        sums.add(weight_sums(part, weights.max_ratio), len(part))
+    found = agreement_metrics(agreement, engine) | update_metrics(sums, engine, 1)
     for metric in (CORRECTION_MEAN, CORRECTION_SAMPLE_SIZE, ROLLOUT_KL, ROLLOUT_K3_KL):
         assert found[metric] == pytest.approx(golden[metric], abs=2e-6)
 
 
 def test_one_token_does_not_make_the_divergence_infinite(context: WorkerContext) -> None:
     engine = replayed_run(Replay(), context).actor.engine
-    agreement = AgreementSums()
-    agreement.add(torch.tensor([0.0, 200.0]))
-    found = agreement.reduced(engine)
+    agreement = UpdateSums()
+    add_agreement(agreement, torch.tensor([0.0, 200.0]))
+    found = agreement_metrics(agreement, engine)
     assert found[ROLLOUT_K3_KL] == pytest.approx((math.exp(20) - 21) / 2)
     assert found[LOGPROB_DIFF_MAX] == 200.0
 

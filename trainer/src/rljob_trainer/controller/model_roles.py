@@ -17,7 +17,7 @@ from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, critic_of, reference_engine
 from rljob_trainer.controller.job_checks import needs_critic, needs_reference, samples_all_tokens
-from rljob_trainer.controller.reward_model import ScoringModel
+from rljob_trainer.controller.judging_models import ScoringModel
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.models.source import ModelPlace

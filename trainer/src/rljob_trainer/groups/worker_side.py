@@ -20,7 +20,7 @@ from pathlib import Path
 import ray
 
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.cpu_limit import num_usable_cores
+from rljob_trainer.control_groups import num_usable_cores
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.split_gather import check_lengths
 from rljob_trainer.dispatch.worker import WorkerContext

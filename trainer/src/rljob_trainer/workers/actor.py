@@ -59,9 +59,9 @@ from rljob_trainer.workers.columns import (
     learned_mask,
     token_batch,
 )
-from rljob_trainer.workers.rank_reduce import RankReduce, token_denominators
 from rljob_trainer.workers.rollout_agreement import (
-    AgreementSums,
+    add_agreement,
+    agreement_metrics,
     log_ratios,
     num_marked,
     staleness,
@@ -69,8 +69,8 @@ from rljob_trainer.workers.rollout_agreement import (
     without_rejected,
 )
 from rljob_trainer.workers.trained import TrainedWorker
-from rljob_trainer.workers.update_loss import UpdateLoss
-from rljob_trainer.workers.update_sums import UpdateSums
+from rljob_trainer.workers.update_loss import UpdateLoss, update_metrics
+from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, token_denominators
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,11 @@ class ActorWorker(TrainedWorker):
         first = self.settings.first_step
         rate = learning_rate(self.settings.optimizer, step - first, self.settings.num_steps - first)
         others = staleness(batch, self.policy_version, self.engine)
-        agreement, sums = AgreementSums(), UpdateSums()
+        agreement, sums = UpdateSums(), UpdateSums()
         has_old_logprobs = OLD_LOGPROBS in batch.ragged
         correction = self.settings.algorithm.rollout_correction
         if has_old_logprobs:
-            agreement.add(log_ratios(batch).to(self.engine.device))
+            add_agreement(agreement, log_ratios(batch).to(self.engine.device))
             if correction.type is not RolloutCorrectionType.NONE:
                 batch = with_weights(batch, correction)
         if correction.rejection is not None:
@@ -191,10 +191,10 @@ class ActorWorker(TrainedWorker):
         ]
         MEMORY.mark(Boundary.UPDATE)
         self.policy_version = step + 1
-        metrics = sums.reduced(self.engine, len(norms)) | others | self.engine.take_routing()
+        metrics = update_metrics(sums, self.engine, len(norms)) | others | self.engine.take_routing()
         refuse_not_finite(self.policy_loss, metrics)
         if self.settings.samples_all_tokens:
-            metrics |= agreement.reduced(self.engine)
+            metrics |= agreement_metrics(agreement, self.engine)
         metrics[GRADIENT_NORM] = sum(norms) / len(norms)
         metrics[LEARNING_RATE] = rate
         if self.policy_loss.whole_pass is not None:
@@ -237,7 +237,7 @@ class ActorWorker(TrainedWorker):
         rate: float,
         kl_coefficient: float,
         sums: UpdateSums,
-        agreement: AgreementSums | None,
+        agreement: UpdateSums | None,
     ) -> float:
         """One optimizer update; returns the gradient norm. Without any token to learn from nothing changes."""
         denominators = token_denominators(mini_batch, self.engine)
@@ -273,7 +273,7 @@ class ActorWorker(TrainedWorker):
         try:
             return self.optimizer_step(rate)
         except NonFiniteUpdateError:
-            refuse_not_finite(self.policy_loss, sums.reduced(self.engine, 1))
+            refuse_not_finite(self.policy_loss, update_metrics(sums, self.engine, 1))
             raise
 
     def _whole_pass(self, mini_batch: TokenBatch) -> tuple[TokenBatch, Mapping[str, Tensor], frozenset[str]]:

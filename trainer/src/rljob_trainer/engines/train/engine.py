@@ -34,7 +34,6 @@ from rljob_trainer.engines.train.lora import (
     lora_layers,
     scoring,
 )
-from rljob_trainer.engines.train.micro_batches import plan_micro_batches
 from rljob_trainer.engines.train.model import (
     check_bfloat16,
     materialize,
@@ -42,6 +41,8 @@ from rljob_trainer.engines.train.model import (
 )
 from rljob_trainer.engines.train.offload import Offloading
 from rljob_trainer.engines.train.optimizer import make_adamw
+from rljob_trainer.engines.train.output_head import Head
+from rljob_trainer.engines.train.passes import plan_micro_batches
 from rljob_trainer.engines.train.router import RouterUse, Routing
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.engines.train.settings import TrainEngineSettings
@@ -49,7 +50,6 @@ from rljob_trainer.engines.train.sharded_model import sharded_model
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch, batch_of_rows
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
 from rljob_trainer.engines.train.token_model import AskDistribution, AskValues, Question, TokenModel
-from rljob_trainer.engines.train.value_head import Head
 from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.activity import ACTIVITY
