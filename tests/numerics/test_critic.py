@@ -22,8 +22,8 @@ from transformers import (
 
 from rljob_api.v1alpha1.advantage import Advantage, Gae
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
-from rljob_api.v1alpha1.critic import Critic, CriticOptimizer
 from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
+from rljob_api.v1alpha1.model import Critic, CriticOptimizer
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.one_rank import only_rank
 from rljob_testing.ranks import RankedRun, run_on_ranks

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.kl import KlController
+from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.one_rank import only_rank
 from rljob_testing.replayed_steps import Replay, kept_gradients, replayed_run

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.critic import Critic
+from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.one_rank import only_rank

@@ -232,7 +232,7 @@ def test_a_stop_between_rounds_ends_the_step() -> None:
             raise StepAbandonedError
         return world.generate(prompts, num_drawn)
 
-    sampling = DynamicSampling(plan_of(DynamicSamplingSpec(), 4, 1), world.cursor)
+    sampling = DynamicSampling(plan_of(DynamicSamplingSpec(max_rounds=10), 4, 1), world.cursor)
     with pytest.raises(StepAbandonedError):
         sampling.filled(world.cursor.next_batch(4), 0, stops)
     assert len(world.rounds) == 1

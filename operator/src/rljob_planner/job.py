@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.critic import Critic
-from rljob_api.v1alpha1.model import Dtype, LoraSync
-from rljob_api.v1alpha1.placement_rules import absent_roles, reference_is_the_actor
+from rljob_api.v1alpha1.model import Critic, Dtype, LoraSync
+from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
 from rljob_api.v1alpha1.policy_loss import WITH_WHOLE_PASS
 from rljob_api.v1alpha1.recipes import advantage_type, filled, has_dynamic_sampling, resolve_algorithm
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.critic import Critic
-from rljob_api.v1alpha1.model import Lora
+from rljob_api.v1alpha1.model import Critic, Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.joined_groups import Done, JoinedActor, JoinedCritic, JoinedReference, JoinedTrained

@@ -13,10 +13,9 @@ from rljob_api.crdgen.structural import Schema, mapping
 from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.placement_rules import MAX_NAME_LENGTH
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rules import MUTABLE_SPEC_FIELDS, RULES
-from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.spec import MAX_NAME_LENGTH, RLJobSpec
 
 _REFERENCE = "#/$defs/"
 _ROOTS = ("RLJobSpec", "RLJobStatus")

@@ -7,8 +7,8 @@ from enum import StrEnum
 from pydantic import Field
 
 from rljob_api.base import WireModel
+from rljob_api.rule import required_block_rules
 from rljob_api.scalars import Flag, Fraction
-from rljob_api.v1alpha1.rule import required_block_rules
 from rljob_api.v1alpha1.user_function import Function
 from rljob_api.variants import Variants
 

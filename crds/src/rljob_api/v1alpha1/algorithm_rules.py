@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
+from rljob_api.rule import Rule, rule, wire_name
 from rljob_api.v1alpha1.advantage import COMPARING, Advantage, AdvantageType
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import KlPlacement
@@ -17,7 +18,6 @@ from rljob_api.v1alpha1.policy_filtration import FiltrationScope
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.recipes import RECIPES, advantage_type, has_dynamic_sampling, is_chosen_cel, loss_type
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
-from rljob_api.v1alpha1.rule import Rule, rule, wire_name
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 from rljob_api.variants import Variants, block_name, may_be_left_out

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rljob_api.v1alpha1.placement_rules import (
+from rljob_api.rule import Rule, rule
+from rljob_api.v1alpha1.optional_roles import (
     MAY_NEED_REFERENCE_CEL,
     REFERENCE_IS_THE_ACTOR_CEL,
+    has_reward_model,
+    has_reward_model_cel,
     may_need_reference,
     reference_is_the_actor,
 )
 from rljob_api.v1alpha1.recipes import may_need_critic, may_need_critic_cel
-from rljob_api.v1alpha1.reward_model_rules import has_reward_model, has_reward_model_cel
-from rljob_api.v1alpha1.roles import pool_of_cel, sequence_ranks_cel
-from rljob_api.v1alpha1.rule import Rule, rule
-from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.spec import RLJobSpec, pool_of_cel, sequence_ranks_cel
 from rljob_api.v1alpha1.training import Training
 
 

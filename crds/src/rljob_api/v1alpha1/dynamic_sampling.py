@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rljob_api.base import WireModel
+from rljob_api.rule import rule
 from rljob_api.scalars import Flag, PositiveCount
 from rljob_api.v1alpha1.reward import RewardName
-from rljob_api.v1alpha1.rule import rule
 
 
 class MaxRoundsPolicy(StrEnum):

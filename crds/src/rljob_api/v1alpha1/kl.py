@@ -8,8 +8,8 @@ from enum import StrEnum
 from pydantic import Field
 
 from rljob_api.base import WireModel
+from rljob_api.rule import Rule, rule, union_rules
 from rljob_api.scalars import Flag, NonNegativeNumber, PositiveCount, PositiveNumber
-from rljob_api.v1alpha1.rule import Rule, rule, union_rules
 
 
 class KlEstimator(StrEnum):

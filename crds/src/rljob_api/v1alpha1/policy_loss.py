@@ -6,8 +6,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rljob_api.base import WireModel
+from rljob_api.rule import required_block_rules, rule
 from rljob_api.scalars import NonNegativeNumber, Number, OpenFraction, PositiveNumber
-from rljob_api.v1alpha1.rule import required_block_rules, rule
 from rljob_api.v1alpha1.user_function import Function
 from rljob_api.variants import Variants
 

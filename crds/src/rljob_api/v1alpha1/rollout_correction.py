@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rljob_api.base import WireModel
+from rljob_api.rule import rule
 from rljob_api.scalars import PositiveNumber
-from rljob_api.v1alpha1.rule import rule
 
 
 class RolloutCorrectionType(StrEnum):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.printable import printable
+from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.cluster.job_state import condition, ending, newest_attempt
 from rljob_cli.cluster.stored_job import StoredJob

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
+from rljob_api.base import WireModel
+from rljob_api.tolerant_reading import AS_FAR_AS_READABLE, STORED_SPEC, read_document
 from rljob_api.v1alpha1.checkpoint import Checkpoint, CheckpointStorage, Resume
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import ConditionStatus, RLJobStatus
+from rljob_api.yaml_text import wire_path
 from rljob_cli.cluster.objects import Json, ObjectMeta
-from rljob_cli.cluster.readable_parts import readable_part
 from rljob_cli.errors import CliError
 
+ModelT = TypeVar("ModelT", bound=WireModel)
+
+_LONGEST_SHOWN = 40
 OTHER_VERSION = (
     "the cluster's operator is of another version than this command: install the `rljob` of its version, or look at"
     " the whole of it with --output yaml"
@@ -44,17 +52,17 @@ class StoredJob:
     @property
     def run_policy(self) -> RunPolicy:
         """`spec.runPolicy`, with the defaults of this version for what cannot be read here."""
-        return readable_part(RunPolicy, self._spec_wire().get("runPolicy") or {}, "spec.runPolicy")[0]
+        return self._block(RunPolicy, "runPolicy")
 
     @property
     def storage(self) -> CheckpointStorage | None:
         """`spec.checkpoint.storage`."""
-        return self._checkpoint().storage
+        return self._block(Checkpoint, "checkpoint").storage
 
     @property
     def resume(self) -> Resume:
         """`spec.checkpoint.resume`."""
-        return self._checkpoint().resume
+        return self._block(Checkpoint, "checkpoint").resume
 
     @property
     def pool_sizes(self) -> dict[str, int]:
@@ -66,14 +74,14 @@ class StoredJob:
     def spec(self) -> RLJobSpec:
         """What is wanted, all of it. Raises CliError if a newer schema made it unreadable here."""
         try:
-            return RLJobSpec.model_validate(self.wire.get("spec"), by_alias=True, by_name=False, extra="ignore")
+            return read_document(RLJobSpec, self.wire.get("spec"), STORED_SPEC).value
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
             raise CliError(f"{self.where}: {place} cannot be read ({first['msg']}); {OTHER_VERSION}") from None
 
-    def _checkpoint(self) -> Checkpoint:
-        return readable_part(Checkpoint, self._spec_wire().get("checkpoint") or {}, "spec.checkpoint")[0]
+    def _block(self, kind: type[ModelT], name: str) -> ModelT:
+        return read_document(kind, self._spec_wire().get(name) or {}, AS_FAR_AS_READABLE).value
 
     def _spec_wire(self) -> Json:
         spec = self.wire.get("spec")
@@ -87,8 +95,14 @@ def stored_job(wire: Mapping[str, object]) -> StoredJob:
     given = wire.get("status") or {}
     conditions, unknown = _known_statuses(given.get("conditions") if isinstance(given, dict) else None)
     readable = {**given, "conditions": conditions} if isinstance(given, dict) and conditions is not None else given
-    status, unread = readable_part(RLJobStatus, readable, "status")
-    return StoredJob(metadata, status, wire, unknown + unread)
+    reading = read_document(RLJobStatus, readable, AS_FAR_AS_READABLE)
+    return StoredJob(metadata, reading.value, wire, (*unknown, *map(_unread, reading.unreadable_parts)))
+
+
+def _unread(part: ErrorDetails) -> str:
+    shown = json.dumps(part["input"], ensure_ascii=False, default=str)
+    seen = f"seen: {shown if len(shown) <= _LONGEST_SHOWN else f'{shown[:_LONGEST_SHOWN]}...'}"
+    return f"{wire_path(('status', *part['loc']))} ({'missing' if part['type'] == 'missing' else seen})"
 
 
 def _known_statuses(conditions: object) -> tuple[object, tuple[str, ...]]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rljob_api.v1alpha1.placement_rules import absent_roles
+from rljob_api.v1alpha1.optional_roles import absent_roles
 from rljob_api.v1alpha1.pools import Pool
-from rljob_api.v1alpha1.roles import RolloutRole, TrainRole
-from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.spec import RLJobSpec, RolloutRole, TrainRole
 
 Value = str | int | None
 

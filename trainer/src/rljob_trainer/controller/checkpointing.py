@@ -18,6 +18,7 @@ from pydantic import JsonValue, ValidationError
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Flag, NonNegativeNumber
+from rljob_api.tolerant_reading import CHECKPOINT, read_document
 from rljob_api.v1alpha1.checkpoint import Checkpoint as CheckpointSpec
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import CheckpointStatus
@@ -56,15 +57,15 @@ def state_of(manifest: Manifest) -> ControllerState:
     """The controller's part of a checkpoint, which another version may have written. Raises CheckpointError when it is
     not there or not readable."""
     try:
-        state, unknown = ControllerState.from_newer_wire(manifest.extra)
+        reading = read_document(ControllerState, manifest.extra, CHECKPOINT)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise CheckpointError(
             f"checkpoint of step {manifest.step}: its state cannot be read ({problem['loc']}: {problem['msg']}); "
             "it was written by another program or version"
         ) from error
-    tell_unknown("the checkpoint's state", unknown)
-    return state
+    tell_unknown("the checkpoint's state", reading.unknown_fields)
+    return reading.value
 
 
 @dataclass(frozen=True)

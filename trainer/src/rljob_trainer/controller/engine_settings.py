@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rljob_api.v1alpha1.critic import Critic
+from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings

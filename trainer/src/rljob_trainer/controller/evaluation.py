@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rljob_api.v1alpha1.evaluation import Evaluation as EvaluationSpec
+from rljob_api.v1alpha1.dataset import Evaluation as EvaluationSpec
 from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, sample_seeds
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings

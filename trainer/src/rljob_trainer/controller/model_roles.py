@@ -11,7 +11,7 @@ import torch
 from rljob_api.handover import TrainerJob
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.model import Dtype
-from rljob_api.v1alpha1.placement_rules import reference_is_the_actor
+from rljob_api.v1alpha1.optional_roles import reference_is_the_actor
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.spec import RLJobSpec
