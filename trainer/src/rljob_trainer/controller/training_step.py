@@ -90,8 +90,7 @@ class TrainingStep:
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
         self.compares_by_name = NAMED_REWARDS in self.advantages.needs
         self.dynamic_sampling: DynamicSampling | None = None
-        sampling = filled(plan.algorithm.dynamic_sampling)
-        if sampling.enabled:
+        if filled(plan.algorithm.dynamic_sampling).enabled:
             assert cursor is not None, "fresh prompts come from somewhere"
             self.dynamic_sampling = DynamicSampling(plan, cursor, by_name=self.compares_by_name)
         self.needs_old_logprobs = (
