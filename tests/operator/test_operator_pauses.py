@@ -179,6 +179,8 @@ def test_a_leader_that_sleeps_has_nothing_more_to_say(place: JobPlace) -> None:
             place.submit(name)
         place.wait_for("trains", "Progressing", "Training")
         place.wait_for("begins", "ClusterReady", "PodsPending", "False")
+        # Events are posted after the status that they tell of.
+        place.wait(lambda: {("trains", "Training"), ("begins", "Creating")} <= told(place), "their events")
 
         first.pause()
         paused_at = time.monotonic()
@@ -206,6 +208,11 @@ def test_a_leader_that_sleeps_has_nothing_more_to_say(place: JobPlace) -> None:
     for name in ("trains", "begins"):
         assert place.dashboard(f"{name}-1").posts == [f"{name}-1-1"]
     place.http.delete(LEASE_PATH)
+
+
+def told(place: JobPlace) -> set[tuple[str, str]]:
+    """Job and reason of each event."""
+    return {(event["regarding"]["name"], event["reason"]) for event in place.items("events")}
 
 
 def test_watches_that_bring_nothing_are_made_up_for_by_a_listing(deaf: Deaf) -> None:

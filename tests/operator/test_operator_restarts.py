@@ -258,7 +258,7 @@ def run_killed(place: JobPlace, story: Story) -> tuple[dict[str, Any], list[Poin
     """The same, and where the operator died."""
     with api_proxy(place.server) as proxy:
         operator = place.through(proxy.url).operator("operator-1")
-        killer = Killer(place, JOB, operator, lambda attempt, state: (attempt, state) in story.deadly)
+        killer = Killer(place, operator, lambda attempt, state: (attempt, state) in story.deadly)
         try:
             with haunted(place, proxy, killer):
                 course = Course(place, killer)

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_testing.apiserver import wait_until_ready
 from rljob_testing.kuberay_stand_in import CRDS, install_ray_cluster_resource
 from rljob_testing.operator_process import LEASE, OPERATOR_NAMESPACE, OperatorProcess
 from rljob_testing.operator_process_jobs import JobPlace
@@ -88,8 +87,7 @@ def test_the_api_server_goes_away_and_comes_back(place: JobPlace, operator: Oper
     place.server.program.kill()
     time.sleep(3)
     assert operator.probe("/healthz") == 200
-    place.server.program.start()
-    wait_until_ready(place.server.program, place.http)
+    place.start_server_again()
     place.wait_for("long", "Complete", "Succeeded")
     place.submit("after")
     place.wait_for("after", "Complete", "Succeeded")

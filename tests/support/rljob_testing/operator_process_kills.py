@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -41,23 +41,24 @@ class Point(NamedTuple):
 class Killer:
     """Kills the operator once at each point of a job's life that is `deadly`."""
 
-    def __init__(
-        self, place: JobPlace, job: str, operator: OperatorProcess, deadly: Callable[[int, str], bool]
-    ) -> None:
+    def __init__(self, place: JobPlace, operator: OperatorProcess, deadly: Callable[[int, str], bool]) -> None:
         """`deadly` is asked for the number of the newest attempt, and its state with what follows."""
         self._place = place
-        self._job = job
         self._operator = operator
         self._deadly = deadly
         self._lock = threading.Lock()
         self._num_asked = 0
         self._asked_at = time.monotonic()
+        self._status: Mapping[str, Any] = {}
+        """Of the job, as the operator has written it."""
         self.victims: list[Point] = []
         """In the order of their deaths."""
 
-    def around(self, moment: str, request: str) -> None:
+    def around(self, moment: str, request: str, answer: bytes = b"{}") -> None:
         """Called before and after each request. Raises ConnectionAbortedError where it is not to reach anybody."""
         with self._lock:
+            if request == "patch rljobs/status":
+                self._status = json.loads(answer).get("status", self._status)
             self._num_asked += moment == "before"
             self._asked_at = time.monotonic()
             if not self._operator.is_running():
@@ -69,6 +70,7 @@ class Killer:
                 return
             self._operator.kill()
             self.victims.append(point)
+            self._place.kuberay.changes.tell(self._place.namespace)
         if moment == "before":
             raise ConnectionAbortedError(f"who asked is dead: {point}")
 
@@ -88,7 +90,7 @@ class Killer:
     def _point(self, moment: str, request: str) -> Point:
         if request.startswith("list all "):
             return Point(0, "", request, moment)
-        status = self._place.job(self._job).get("status", {})
+        status = self._status
         attempts = status.get("attempts", [])
         if not attempts:
             return Point(0, "New", request, moment)
@@ -104,7 +106,7 @@ class Killer:
 def haunted(place: JobPlace, proxy: ApiProxy, killer: Killer) -> Iterator[None]:
     """The killer stands at the API server's door and at the dashboards'."""
     proxy.before = lambda request: killer.around("before", named(request))
-    proxy.after = lambda request, _: killer.around("after", named(request))
+    proxy.after = lambda request, answer: killer.around("after", named(request), answer)
     place.dashboards.around[place.namespace] = killer.around
     try:
         yield
