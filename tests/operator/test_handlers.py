@@ -35,8 +35,8 @@ from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.settings import Settings, parse_settings
 from rljob_operator.workqueue import Slots, WorkQueue, work_through
 from rljob_testing.hand_clock import heard_clock
+from rljob_testing.job_place import JobPlace
 from rljob_testing.operator_process import OPERATOR_NAMESPACE, OperatorSetup
-from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.ports import free_port
 from rljob_testing.quiet_http import QuietHandler
 

@@ -11,7 +11,7 @@ import pytest
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_operator.kube.observed_objects import JobReader
 from rljob_operator.kube.status_upgrade import is_without_records, with_records
-from rljob_testing.operator_process_jobs import cluster_job
+from rljob_testing.job_place import cluster_job
 
 CREATED = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 CREATED_SECONDS = 1769860800

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.apiserver import ApiServer
+from rljob_testing.job_place import JobPlace, new_place
 from rljob_testing.kuberay_stand_in import STARTING, ClusterScript, KubeRayStandIn, PodScript
 from rljob_testing.operator_process import QUICK
-from rljob_testing.operator_process_jobs import JobPlace, new_place
 from rljob_testing.ray_dashboard_stand_in import (
     Life,
     RayDashboardStandIn,

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from rljob_testing.api_proxy import Fault, SeenRequest, api_proxy
+from rljob_testing.job_place import JobPlace
 from rljob_testing.kuberay_stand_in import ClusterScript
 from rljob_testing.operator_process import OPERATOR_NAMESPACE, OperatorProcess, account_token
-from rljob_testing.operator_process_jobs import JobPlace
-from rljob_testing.operator_process_proxy import Fault, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from rljob_testing.api_proxy import ApiProxy, Fault, SeenRequest, api_proxy
+from rljob_testing.job_place import JobPlace
 from rljob_testing.kuberay_stand_in import ClusterScript, PodScript
 from rljob_testing.operator_process import LEASE_RULES, NODE_LEASE_RULES, RULES, OperatorProcess
-from rljob_testing.operator_process_jobs import JobPlace
-from rljob_testing.operator_process_proxy import ApiProxy, Fault, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
 
 pytestmark = pytest.mark.apiserver

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -134,8 +135,7 @@ class JobPlace:
 
         def are_served() -> bool:
             with contextlib.suppress(httpx.TransportError):
-                paths = (self.jobs, f"/apis/ray.io/v1/namespaces/{self.namespace}/rayclusters")
-                return all(self.http.get(path).status_code == 200 for path in paths)
+                return all(self.http.get(path).status_code == 200 for path in (self.jobs, self._clusters))
             return False
 
         self.wait(are_served, "jobs and clusters to be served")
@@ -154,6 +154,41 @@ class JobPlace:
         """The only object of a kind that belongs to a job."""
         (found,) = (item for item in self.items(kind) if item["metadata"]["labels"]["rljob.dev/job"] == job)
         return found
+
+    def clusters_version(self) -> str:
+        """Where a history of RayClusters can begin."""
+        found = self.http.get(self._clusters).raise_for_status().json()
+        return str(found["metadata"]["resourceVersion"])
+
+    def most_live_clusters(self, since: str) -> tuple[int, int]:
+        """How many RayClusters there were at the same time at most, not counting those that were being deleted, and how
+        many were made, by the events since a version. The last event is that of a cluster which is made for it."""
+        end = "end-of-history"
+        self.script(end, ClusterScript(invalid="it marks the end of a history"))
+        body = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": end}}
+        self.http.post(self._clusters, json=body).raise_for_status()
+        live: set[str] = set()
+        made: set[str] = set()
+        most = 0
+        with self.http.stream("GET", self._clusters, params={"watch": "1", "resourceVersion": since}) as events:
+            for line in events.iter_lines():
+                event: dict[str, Any] = json.loads(line)
+                assert event["type"] != "ERROR", line
+                metadata = event["object"]["metadata"]
+                if metadata["name"] == end:
+                    break
+                if event["type"] == "DELETED" or "deletionTimestamp" in metadata:
+                    live.discard(metadata["uid"])
+                else:
+                    live.add(metadata["uid"])
+                    made.add(metadata["uid"])
+                most = max(most, len(live))
+        self.http.delete(f"{self._clusters}/{end}").raise_for_status()
+        return most, len(made)
+
+    @property
+    def _clusters(self) -> str:
+        return f"/apis/ray.io/v1/namespaces/{self.namespace}/rayclusters"
 
     def script(self, cluster: str, script: ClusterScript) -> None:
         """What becomes of a RayCluster."""
