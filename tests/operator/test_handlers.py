@@ -23,7 +23,8 @@ from rljob_operator.handlers.health import Parts, health_pages
 from rljob_operator.handlers.http_pages import Reply, serving
 from rljob_operator.handlers.leadership import Leadership, LeadershipLostError
 from rljob_operator.handlers.lease_thread import LeaseThread
-from rljob_operator.kube.client import KubeClient
+from rljob_operator.handlers.relist import RELIST_SECONDS
+from rljob_operator.kube.client import TIMEOUT_SECONDS, KubeClient
 from rljob_operator.kube.connection import load_connection
 from rljob_operator.kube.errors import NotFoundError
 from rljob_operator.kube.lease import read_lease, write_lease
@@ -335,6 +336,14 @@ def test_a_leader_that_was_paused_does_nothing_before_it_has_looked() -> None:
     assert leader.is_certain
     clock.pass_by(50.2)
     assert not leader.is_certain
+
+
+def test_the_times_on_a_cluster_are_those_of_docs_reliability() -> None:
+    """Tests of whole processes shorten them."""
+    assert leadership.LEASE_SECONDS + leadership.RETRY_SECONDS < 20.0, "another replica leads within 20 s"
+    assert leadership.LEASE_SECONDS - leadership.RENEW_SECONDS >= 2 * leadership.RETRY_SECONDS
+    assert RELIST_SECONDS == 60.0, "a listing makes up for lost events within a minute"
+    assert TIMEOUT_SECONDS == 10.0, "a request without an answer is given up after 10 s"
 
 
 class RenewingObjects:
