@@ -43,8 +43,7 @@ from rljob_testing.replayed_steps import (
 )
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_testing.training_runs import small_job
-from rljob_trainer.controller.build_run import Models, model_roles
-from rljob_trainer.controller.step_plan import step_plan
+from rljob_trainer.controller.model_roles import Models, model_roles, step_plan
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_logprobs import Entropy
