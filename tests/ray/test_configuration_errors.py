@@ -19,7 +19,7 @@ from transformers import BertConfig
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
-from rljob_api.v1alpha1.rollout import RolloutEngine
+from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_cli.run_folder import RunFolder
 from rljob_testing.algorithm_module import MODULE
 from rljob_testing.replayed_steps import MODEL
@@ -180,7 +180,7 @@ def test_an_engine_that_is_not_spread_over_devices_is_refused_before_ray(
     job = TrainerJob(name="small", spec=RLJob.from_wire(wire).spec)
     for name, value in {"SPEC": dump_job(job), "RUN_FOLDER": str(tmp_path), "DEVICE": "cpu"}.items():
         monkeypatch.setenv(f"RLJOB_{name}", value)
-    kept = AutoSettings(dtype=Dtype.FLOAT32, rollout_engine=RolloutEngine.HUGGING_FACE)
+    kept = AutoSettings(dtype=Dtype.FLOAT32, rollout_engine=RolloutEngine.HUGGING_FACE, rollout_compile=Compile.NEVER)
     with (
         pytest.raises(
             ConfigurationError, match=r"roles\.rollout\.tensorParallel: .* began with it \(seen: 2\); write 1"
@@ -198,6 +198,7 @@ def test_adapters_that_do_not_go_on_are_refused_before_ray(tmp_path: Path, monke
     kept = AutoSettings(
         dtype=Dtype.FLOAT32,
         rollout_engine=RolloutEngine.HUGGING_FACE,
+        rollout_compile=Compile.NEVER,
         lora=Lora(rank=8, sync=LoraSync.MERGED),
     )
     with (

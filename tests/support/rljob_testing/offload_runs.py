@@ -20,9 +20,9 @@ from rljob_testing.replayed_steps import LONGEST_PROMPT, LONGEST_RESPONSE, MODEL
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.device_memory import local_part
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
-from rljob_trainer.engines.storages import local_part
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.host_memory import HOST_MEMORY
