@@ -20,7 +20,7 @@ PACKAGES = [source for folder in PACKAGE_FOLDERS for source in gates.sources_bel
 PROGRAMS = [source for folder in PROGRAM_FOLDERS for source in gates.sources_below(folder)]
 PLACES = {
     "kopf": ["rljob_operator.handlers", "rljob_operator.__main__"],
-    "kubernetes": ["rljob_operator.kube", "rljob_cli.cluster"],
+    "kubernetes": ["rljob_operator.kube", "rljob_cli.cluster.client"],
     "ray": ["rljob_trainer.pools", "rljob_trainer.groups"],
     "vllm": ["rljob_trainer.engines.rollout.vllm_engine"],
 }

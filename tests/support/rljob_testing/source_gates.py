@@ -22,7 +22,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file: `module` is its dotted name, such as `rljob_cli.run`."""
+    """One Python file: `module` is its dotted name, such as `rljob_cli.local.run`."""
 
     path: Path
     module: str
