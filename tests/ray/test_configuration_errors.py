@@ -27,7 +27,7 @@ from rljob_testing.tiny_models import drawn_model
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, LocalRun, function_reward, small_job
 from rljob_testing.valid_job import edited
-from rljob_trainer.controller import build_run
+from rljob_trainer.controller import run_workers
 from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.controller.build_run import built_run
 from rljob_trainer.errors import ConfigurationError
@@ -43,7 +43,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("Ray was asked for")
 
-    monkeypatch.setattr(build_run, "ray_session", refuse)
+    monkeypatch.setattr(run_workers, "ray_session", refuse)
 
 
 def reasoning_gym(task: str) -> Document:

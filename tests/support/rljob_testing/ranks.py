@@ -6,12 +6,14 @@ import multiprocessing
 import pickle
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch._dynamo  # loaded by the first `fully_shard`: here once, before the ranks are forked
+import torch.distributed as dist
 import transformers  # noqa: F401 - likewise
 
 from rljob_testing.ports import free_port
@@ -72,3 +74,18 @@ def _rank(run: RankedRun, index: int, rank: int, port: int, folder: Path) -> Non
 
 def _result_file(folder: Path, index: int, rank: int) -> Path:
     return folder / f"{index}-{rank}.result"
+
+
+@contextmanager
+def only_rank(folder: Path, device_type: str = "cpu") -> Iterator[WorkerContext]:
+    """Within it there is a group of one, as workers join it on such devices. `folder` must be empty."""
+    context = WorkerContext(0, 1, 0, 0, "127.0.0.1", 0, device_type, 1)
+    backend = "gloo"
+    if device_type == "cuda":
+        torch.cuda.set_device(context.device)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, init_method=f"file://{folder / 'meeting'}", rank=0, world_size=1)
+    try:
+        yield context
+    finally:
+        dist.destroy_process_group()

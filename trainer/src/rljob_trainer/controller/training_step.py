@@ -18,7 +18,6 @@ Legend: B responses (prompts x group size).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -109,7 +108,7 @@ class TrainingStep:
     def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[Rollout, dict[str, float]]:
         rows = self._generated(prompts, step)
         batch = self._with_passes(rows.dealt_out(), step)
-        rows = replace(rows, rollout=self.rollout.scored(rows.rollout))
+        rows.rollout = self.rollout.scored(rows.rollout)
         batch, of_advantages = self._with_advantages(batch, rows)
         batch, rows, of_filtration = self._filtered(batch, rows, step)
         metrics = self._updated(batch, rows, step) | of_advantages
