@@ -25,7 +25,6 @@ from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import covariance_loss
-from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import (
     clipped_losses,
     first_update,
@@ -34,6 +33,7 @@ from rljob_testing.plain_grpo import (
     rollout_of,
     rows_of,
 )
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import (
     LONGEST_PROMPT,
     SEED,

@@ -62,7 +62,14 @@ def accuracy(files: RunFiles, step: int) -> float:
     return sum(answers) / len(answers)
 
 
-@pytest.mark.parametrize(("reward", "recipe"), [("true", "GRPO"), ("noise", "GRPO"), ("true", "PPO")])
+@pytest.mark.parametrize(
+    ("reward", "recipe"),
+    [
+        ("true", "GRPO"),
+        pytest.param("noise", "GRPO", marks=pytest.mark.long),
+        pytest.param("true", "PPO", marks=pytest.mark.long),
+    ],
+)
 def test_only_the_true_reward_teaches(
     reward: str, recipe: str, run_trainer: RunTrainer, cluster: str, tmp_path: Path
 ) -> None:

@@ -52,7 +52,7 @@ def job(placement: str, reward_model: Path, *, reference_pool: Document | None =
     return document
 
 
-@pytest.mark.parametrize("placement", ["Loss", "Reward"])
+@pytest.mark.parametrize("placement", [pytest.param("Loss", marks=pytest.mark.long), "Reward"])
 def test_where_judging_models_run_changes_nothing(placement: str, cluster: str, tmp_path: Path) -> None:
     reward_model = save_scoring_model(tmp_path / "reward-model")
     together = ended_run(tmp_path / "together", job(placement, reward_model), cluster)

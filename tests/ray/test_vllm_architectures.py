@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import MODEL
 from rljob_testing.tiny_models import WINDOW, save_tiny_model
 from rljob_trainer.batch.ragged import RaggedColumn
@@ -121,7 +121,7 @@ def batch_of(sequences: Sequence[FinishedSequence]) -> TokenBatch:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compared]:
-    [[found]] = run_on_ranks([RankedRun(partial(compared_models, tmp_path_factory.mktemp("models")), 1)])
+    [[found]] = run_on_ranks([RankedRun(partial(compared_models, tmp_path_factory.mktemp("models")), 1)], VLLM)
     assert isinstance(found, dict)
     print({name: f"{each.difference:.1e} of {each.num_tokens}" for name, each in found.items()})
     return found

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import MODEL
 from rljob_testing.tiny_models import save_tiny_model
 from rljob_trainer.batch.ragged import RaggedColumn
@@ -115,7 +115,7 @@ def test_every_version_of_the_weights_is_generated_with(tmp_path: Path) -> None:
     folder = save_tiny_model("qwen3_moe", tmp_path)
     for file in MODEL.glob("tokenizer*"):
         copy(file, folder)
-    [ranks] = run_on_ranks([RankedRun(partial(generated, folder), 2)])
+    [ranks] = run_on_ranks([RankedRun(partial(generated, folder), 2)], VLLM)
     for found in ranks:
         assert isinstance(found, Generated)
         assert len(found.versions) == NUM_VERSIONS

@@ -134,7 +134,8 @@ class LocalRun:
         self.files = RunFiles(folder / "runs" / "small")
         self.seen: set[Process] = set()
         self._output_file = folder / f"output-{time.monotonic_ns()}.txt"
-        environment = inherited_environment() | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", **variables}
+        own = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        environment = {**inherited_environment(), **own, **variables}
         with self._output_file.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rljob_cli", "run", "job.yaml", *arguments],
