@@ -4,8 +4,9 @@ A Ray node starts a worker as `python PATH ...`. On a node that this program sta
 arguments and its output over to the process with the libraries, which forks the worker, and waits for the worker's end.
 It imports nothing, for it is started for every worker.
 
-    python forked_workers.py SOCKET start --head ...     `ray start`, and beside it the process that is forked
-"""
+    python forked_workers.py NAME start --head ...     `ray start`, and beside it the process that is forked
+
+What libraries read of the environment when they are loaded, is that of this program."""
 
 from __future__ import annotations
 
@@ -15,21 +16,17 @@ import signal
 import socket
 import sys
 
-SOCKET_VARIABLE = "RLJOB_TEST_FORKED_WORKERS"
-LIBRARIES = (
-    "ray._private.workers.default_worker",
-    "rljob_trainer.groups.worker_side",
-    "rljob_trainer.workers.factories",
-    "rljob_trainer.engines.rollout.hf_engine",
-    "transformers.models.qwen2.modeling_qwen2",
-)
-MAX_REQUEST_BYTES = 1 << 20
+NAME_VARIABLE = "RLJOB_TEST_FORKED_WORKERS"
+"""The name of a Unix socket without a file."""
+READY = "ready to fork workers"
+LIBRARIES = ("rljob_trainer.workers.factories", "transformers.models.qwen2.modeling_qwen2")
+"""Not Ray, which reads at its import of which job a process is."""
 
 
 def ask() -> None:
     """Has a worker forked that is like this process, and ends with it."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(os.environ[SOCKET_VARIABLE])
+        connection.connect(f"\0{os.environ[NAME_VARIABLE]}")
         request = json.dumps([sys.argv, dict(os.environ), os.getcwd()]).encode()
         socket.send_fds(connection, [len(request).to_bytes(4, "big")], [1, 2])
         connection.sendall(request)
@@ -39,15 +36,16 @@ def ask() -> None:
         connection.recv(1)
 
 
-def serve(path: str) -> None:
+def serve(name: str) -> None:
     """Forks workers until whoever has started this process ends."""
     import importlib
 
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    listener.bind(f"\0{name}")
     listener.listen(64)
     for library in LIBRARIES:
         importlib.import_module(library)
+    print(READY, flush=True)
     # Whoever forks is not told of the end of each.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener.settimeout(1.0)
@@ -70,10 +68,10 @@ def serve(path: str) -> None:
 
 
 def _become_worker(outputs: list[int], arguments: list[str], environment: dict[str, str], folder: str) -> None:
+    import importlib.util
     import runpy
 
-    from ray._private.workers import default_worker
-
+    assert "ray" not in sys.modules
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for output, number in zip(outputs, (1, 2), strict=True):
         os.dup2(output, number)
@@ -83,8 +81,11 @@ def _become_worker(outputs: list[int], arguments: list[str], environment: dict[s
     os.environ.update(environment)
     sys.path[:0] = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each not in sys.path]
     sys.argv = arguments
+    found = importlib.util.find_spec("ray")
+    assert found is not None
+    [folder] = found.submodule_search_locations or []
     try:
-        runpy.run_path(str(default_worker.__file__), run_name="__main__")
+        runpy.run_path(f"{folder}/_private/workers/default_worker.py", run_name="__main__")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -99,27 +100,27 @@ def _received(connection: socket.socket, num_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def start_node(path: str, arguments: list[str]) -> None:
+def start_node(name: str, arguments: list[str]) -> None:
     """`ray start`."""
     if os.fork() == 0:
-        serve(path)
+        serve(name)
         os._exit(0)
     import ray.scripts.scripts
     from ray._private.parameter import RayParams
 
-    os.environ[SOCKET_VARIABLE] = path
+    os.environ[NAME_VARIABLE] = name
     of_ray = RayParams.__init__
 
     def ours(self: RayParams, *more: object, **named: object) -> None:
         of_ray(self, *more, **{"worker_path": __file__, **named})
 
-    RayParams.__init__ = ours  # type: ignore[method-assign]
+    RayParams.__init__ = ours
     sys.argv = ["ray", *arguments]
     ray.scripts.scripts.main()
 
 
 if __name__ == "__main__":
-    if SOCKET_VARIABLE in os.environ:
+    if NAME_VARIABLE in os.environ:
         ask()
     else:
         start_node(sys.argv[1], sys.argv[2:])
