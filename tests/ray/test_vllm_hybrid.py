@@ -84,7 +84,7 @@ def shared_memory() -> set[str]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Whose workers load torch themselves, for one of two shall compile."""
-    with ray_cluster(2, tmp_path_factory.mktemp("ray") / "ray.log", forks_workers=False) as address:
+    with ray_cluster(2, tmp_path_factory.mktemp("ray") / "ray.log") as address:
         yield address
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from rljob_testing.offload_runs import REPLAY, SAMPLING
+from rljob_testing.process_memory import num_new_mebibytes
 from rljob_testing.ranks import RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import MODEL, replayed_run
-from rljob_testing.reused_memory import num_new_mebibytes
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -27,7 +27,7 @@ from rljob_trainer.workers.rollout import RolloutWorker
 
 SUPPORT = Path(__file__).parents[1] / "support"
 IF_ASKED = """
-from rljob_testing.reused_memory import num_new_mebibytes
+from rljob_testing.process_memory import num_new_mebibytes
 from rljob_trainer.engines.host_allocator import keep_freed_memory
 
 print(keep_freed_memory() if {is_asked} else None, num_new_mebibytes())

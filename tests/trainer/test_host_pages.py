@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from rljob_testing.lent_memory import lent_bytes
+from rljob_testing.process_memory import lent_bytes
 from rljob_trainer.engines.rollout.host_pages import lend_pages, release_pages
 from rljob_trainer.observability.memory import MEBIBYTE, process_bytes
 

@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
 from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.live_storages import num_live_bytes
+from rljob_testing.process_memory import num_live_bytes
 from rljob_testing.replayed_steps import LONGEST_PROMPT, LONGEST_RESPONSE, MODEL, Replay, ReplayedRun, replayed_run
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn

@@ -35,9 +35,9 @@ ADDRESS = r"--address='([^']+)'"
 
 
 @contextmanager
-def ray_cluster(num_cpus: int, log_file: Path, *, forks_workers: bool = True) -> Iterator[str]:
-    """Its address. Unless `forks_workers` is off, workers come with torch and transformers loaded: see there. Then they
-    have the environment of workers that compile nothing when these are loaded."""
+def ray_cluster(num_cpus: int, log_file: Path, *, forks_workers: bool = False) -> Iterator[str]:
+    """Its address. With `forks_workers` workers come with torch and transformers loaded, in the environment of workers
+    that compile nothing: see `forked_workers`."""
     arguments = [*HEAD, "--include-dashboard=false", f"--num-cpus={num_cpus}", "--num-gpus=0"]
     environment = {"CUDA_VISIBLE_DEVICES": "", "RAY_AUTH_MODE": "disabled"}
     program = RAY
