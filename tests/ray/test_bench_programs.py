@@ -46,7 +46,7 @@ for path in paths:
         assert not end.code, path
 """
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 
 def environment() -> dict[str, str]:

@@ -37,7 +37,7 @@ from rljob_trainer.groups import ray_session as ray_session_module
 from rljob_trainer.groups.ray_session import ray_session
 from rljob_trainer.settings import read_settings
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, RunFiles, function_reward, held_out, small_job
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 NUM_STEPS = 12
 # Coins as fair as the model is good at step 0, tossed without a look at the response.

@@ -25,7 +25,7 @@ from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
-pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 ROLES = [RoleSpec("only", EchoWorker, partial(make_echo, "only"))]
 

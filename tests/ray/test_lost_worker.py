@@ -15,7 +15,7 @@ import pytest
 from rljob_testing.processes import Process, is_alive
 from rljob_testing.training_runs import Document, LocalRun, small_job
 
-pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 NUM_STEPS = 24
 SECONDS_TO_END = 30.0

@@ -31,7 +31,7 @@ from rljob_trainer.pod.driver_log import DriverLogs
 from rljob_trainer.pod.ray_jobs import RayJobs
 from rljob_trainer.pod.stop_driver import stop_jobs
 
-pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 TOKEN = "a-token-of-the-test"
 FIRST_START = 1_767_225_600

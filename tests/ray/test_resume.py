@@ -20,7 +20,7 @@ from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, LocalRun, function_reward, held_out, small_job
 from rljob_trainer.stack_traces import take_stacks, traced_processes
 
-pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 NUM_STEPS = 4
 ADAPTIVE = {"type": "Adaptive", "adaptive": {"target": 1.0, "horizon": 10000}}

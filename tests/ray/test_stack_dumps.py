@@ -20,7 +20,7 @@ from rljob_trainer.groups.worker_group import spawn
 from rljob_trainer.groups.worker_processes import BuildSettings, start_processes
 from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 
 @pytest.fixture(scope="module", autouse=True)

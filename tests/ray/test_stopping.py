@@ -14,7 +14,7 @@ from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, LocalRun, function_reward, small_job
 from rljob_trainer.checkpoints.fencing import announce_start
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 SECONDS_TO_STOP = 20.0
 

@@ -27,7 +27,7 @@ from rljob_trainer.errors import ConfigurationError
 if TYPE_CHECKING:
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm]
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 48

@@ -31,7 +31,7 @@ from rljob_trainer.engines.train.settings import TrainEngineSettings
 if TYPE_CHECKING:
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm]
 
 NUM_VERSIONS = 3
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from rljob_testing.training_runs import Document, small_job
 from rljob_testing.watched_hybrid import NEVER, watched_hybrid
 from rljob_trainer.controller import model_roles
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.long]
 
 NUM_UPDATES = 3
 NUM_STALE_STEPS = 2

@@ -24,7 +24,7 @@ from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm]
 
 NUM_VERSIONS = 6
 FORGOTTEN = 2

@@ -33,7 +33,7 @@ from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 if TYPE_CHECKING:
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm]
 
 PROMPTS = (PROMPT, (4, 9, 5), (12, 7, 3, 8, 4, 6, 11, 5, 9), (3, 3, 7))
 FREELY = SamplingSettings(1.5, 1.0, 0, 24, ())

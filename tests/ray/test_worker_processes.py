@@ -35,7 +35,7 @@ from rljob_trainer.groups.worker_processes import (
     attach_processes,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 
 @pytest.mark.usefixtures("ray_driver")

@@ -112,7 +112,8 @@ def start_node(name: str, arguments: list[str]) -> None:
     of_ray = RayParams.__init__
 
     def ours(self: RayParams, *more: object, **named: object) -> None:
-        of_ray(self, *more, **{"worker_path": __file__, **named})
+        # Nor is Ray's client protocol spoken here.
+        of_ray(self, *more, **{**named, "worker_path": __file__, "ray_client_server_port": None})
 
     RayParams.__init__ = ours
     sys.argv = ["ray", *arguments]

@@ -28,8 +28,12 @@ START_SECONDS = 120.0
 NUM_POD_WORKERS = 2
 OBJECT_STORE_BYTES = 100_000_000
 RAY = ("-m", "ray.scripts.scripts")
-OF_START = ("start", "--block", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0")
-HEAD = ("--head", "--port=0")
+OF_START = (
+    *("start", "--block", "--disable-usage-stats", "--include-log-monitor=false"),
+    *("--min-worker-port=0", "--max-worker-port=0"),
+)
+HEAD = ("--head", "--port=0", "--no-monitor")
+"""Without the process of an autoscaler."""
 ADDRESS = r"--address='([^']+)'"
 """What a head says about itself."""
 

@@ -27,7 +27,7 @@ Document = dict[str, JsonValue]
 
 ASSETS = "package://rljob_trainer/assets/sort_digits"
 WATCH_SECONDS = 0.2
-END_SECONDS = 240.0
+END_SECONDS = 480.0
 
 
 def small_job(*, num_workers: int = 1, checkpoint: Document | None = None, **training: JsonValue) -> Document:
