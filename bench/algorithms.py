@@ -27,9 +27,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rljob_api.v1alpha1.advantage import Gae, ReinforcePlusPlus
 from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
 from rljob_api.v1alpha1.kl import KlEstimator
-from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.recipes import BY_STD, DUAL_CLIPPED, resolve_algorithm
 from rljob_bench.command_line import DEFAULT, measuring, read_options
 from rljob_bench.loss_case import LOSS_CASES
 from rljob_bench.peer_process import PeerProcess
@@ -62,6 +63,7 @@ from rljob_trainer.algorithms.interfaces import (
     LossInputs,
     OneWorker,
     PolicyLoss,
+    ResponseInputs,
     TokenInputs,
     TokenLosses,
     WholeInputs,
@@ -143,24 +145,21 @@ class Tokens:
         return answer(float(found), self.logprobs_N.grad)
 
     def _group_relative(self) -> Tensor:
-        return Segments.of(self.lengths, CPU).spread(group_relative_advantages(self.rewards_B, self.groups_B))
+        segments = Segments.of(self.lengths, CPU)
+        inputs = ResponseInputs(self.rewards_B, self.groups_B, segments.lengths_B)
+        return segments.spread(group_relative_advantages(inputs, BY_STD))
 
     def _on_tokens(self, operation: str) -> Tensor:
         columns = {VALUES: self.values_N, KL_PENALTIES: self.penalties_N}
         inputs = TokenInputs(self.rewards_B, self.groups_B, Segments.of(self.lengths, CPU), columns)
         if operation == GAE:
-            return generalized_advantages(inputs, OneWorker(), gamma=GAMMA, lambda_=LAMBDA).advantages_N
-        return reinforce_plus_plus_advantages(inputs, OneWorker(), gamma=GAMMA).advantages_N
+            return generalized_advantages(inputs, OneWorker(), Gae(gamma=GAMMA, lambda_=LAMBDA)).advantages_N
+        return reinforce_plus_plus_advantages(inputs, OneWorker(), ReinforcePlusPlus(gamma=GAMMA)).advantages_N
 
     def _loss(self, operation: str) -> Tensor:
         segments = Segments.of(self.lengths, CPU)
         found = clipped_surrogate(
-            self.logprobs_N,
-            self.old_logprobs_N,
-            self.advantages_N,
-            clip_ratio_low=0.2,
-            clip_ratio_high=0.2,
-            dual_clip_ratio=3.0,
+            LossInputs(segments, self.logprobs_N, self.old_logprobs_N, self.advantages_N), DUAL_CLIPPED
         )
         by_sequence = operation == CLIPPED_BY_SEQUENCE
         loss = self._aggregated(found.losses_N, segments, by_sequence)

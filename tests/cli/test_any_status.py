@@ -9,11 +9,11 @@ from hypothesis import given, settings
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_api.v1alpha1.status import RLJobStatus
-from rljob_cli.explain import explanation
-from rljob_cli.job_state import ending
-from rljob_cli.listing import list_lines
-from rljob_cli.status import job_lines
-from rljob_cli.stored_job import StoredJob, stored_job
+from rljob_cli.cluster.explain import explanation
+from rljob_cli.cluster.job_state import ending
+from rljob_cli.cluster.listing import list_lines
+from rljob_cli.cluster.status import job_lines
+from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_operator.reconcile.observed import Observed
 from rljob_testing.operator_observed import NOW, decide
 from rljob_testing.operator_observed_any import observations

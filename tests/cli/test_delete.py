@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from ruamel.yaml import YAML
 
-from rljob_cli.cluster import ClusterOptions, connect
-from rljob_cli.delete import delete
-from rljob_cli.watching import Clock
+from rljob_cli.cluster.client import ClusterOptions, connect
+from rljob_cli.cluster.delete import delete
+from rljob_cli.cluster.watching import Clock
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster
 

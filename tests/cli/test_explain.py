@@ -11,9 +11,9 @@ from ruamel.yaml import YAML
 
 from rljob_api.conditions import Reason
 from rljob_api.explanations import EXPLANATIONS
-from rljob_cli.explain import explanation
-from rljob_cli.kube_objects import Event, Pod
-from rljob_cli.stored_job import stored_job
+from rljob_cli.cluster.explain import explanation
+from rljob_cli.cluster.objects import Event, Pod
+from rljob_cli.cluster.stored_job import stored_job
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, condition, full_status
 

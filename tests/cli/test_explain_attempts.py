@@ -12,8 +12,8 @@ from ruamel.yaml import YAML
 from rljob_api.conditions import Reason
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_api.explanations import EXPLANATIONS
-from rljob_cli.explain import explanation
-from rljob_cli.stored_job import stored_job
+from rljob_cli.cluster.explain import explanation
+from rljob_cli.cluster.stored_job import stored_job
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import condition
 

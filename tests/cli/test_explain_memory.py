@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 from ruamel.yaml import YAML
 
-from rljob_cli.explain import explanation
-from rljob_cli.stored_job import stored_job
+from rljob_cli.cluster.explain import explanation
+from rljob_cli.cluster.stored_job import stored_job
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import condition
 

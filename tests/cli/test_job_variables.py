@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.v1alpha1.job import RLJob
-from rljob_cli.run import job_variables
+from rljob_cli.local.run import job_variables
 from rljob_testing.command_line import Workplace
 from rljob_testing.valid_job import edited, valid_job
 

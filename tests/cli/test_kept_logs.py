@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_cli import kept_logs
+from rljob_cli.cluster import kept_logs
 from rljob_trainer.attempt_logs import attempt_folder, keep_tail
 from rljob_trainer.pod.driver_log import copy_of
 

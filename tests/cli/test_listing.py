@@ -12,8 +12,8 @@ from rich.console import Console
 from ruamel.yaml import YAML
 
 from rljob_api.crdgen.manifest import custom_resource_definition
-from rljob_cli.listing import list_lines, show_list
-from rljob_cli.stored_job import StoredJob, stored_job
+from rljob_cli.cluster.listing import list_lines, show_list
+from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, full_status
 

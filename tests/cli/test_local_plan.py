@@ -8,7 +8,7 @@ from rljob_api.job_file import load_job_text
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.devices import Devices, DeviceType
 from rljob_cli.errors import LocalPlanError
-from rljob_cli.local_plan import plan_for_machine
+from rljob_cli.local.adapted_job import plan_for_machine
 
 TWO_CORES = Devices(DeviceType.CPU, 2)
 FOUR_GPUS = Devices(DeviceType.CUDA, 4)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from ruamel.yaml import YAML
 
-from rljob_cli.watching import Clock
+from rljob_cli.cluster.watching import Clock
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, StandInKubelet, condition
 from rljob_testing.settings import inherited_environment
@@ -167,7 +167,7 @@ def test_follow_waits_for_the_attempt_that_follows(
         small.write_status("small", {"attempts": [ended, second], "nextAttempt": None})
         create_pod(small, "small-2-head-a", "head", attempt=2)
 
-    monkeypatch.setattr("rljob_cli.logs.Clock", lambda: Clock(sleep=next_attempt))
+    monkeypatch.setattr("rljob_cli.cluster.logs.Clock", lambda: Clock(sleep=next_attempt))
     assert rljob("logs", "small", "--follow") == (
         0,
         "second\n",
@@ -246,7 +246,7 @@ def test_follow_waits_for_the_container_and_passes_on_what_comes_at_once(
             time.sleep(0.05)
         kubelet.more.set()
 
-    monkeypatch.setattr("rljob_cli.logs._standard_output", Output)
+    monkeypatch.setattr("rljob_cli.cluster.logs._standard_output", Output)
     player = threading.Thread(target=play)
     player.start()
     code, _, errors = rljob("logs", "small", "--follow")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_cli.plan_profile import Profile, write_profile
+from rljob_cli.plan.profile import Profile, write_profile
 from rljob_planner.constants import Constants
 from rljob_testing.settings import inherited_environment
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rljob_cli.errors import CliError
-from rljob_cli.plan_from_run import RunPlanOptions, run_report
-from rljob_cli.plan_profile import Profile, constants_for, read_profile, write_profile
+from rljob_cli.plan.from_run import RunPlanOptions, run_report
+from rljob_cli.plan.profile import Profile, constants_for, read_profile, write_profile
 from rljob_planner.constants import Constants
 from rljob_testing.run_folders import JOB, step_row, write_run, write_timeline
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rljob_cli import plan_models
 from rljob_cli.errors import CliError
-from rljob_cli.plan_models import find_shape, shapes_of
+from rljob_cli.plan import models as plan_models
+from rljob_cli.plan.models import find_shape, shapes_of
 from rljob_planner.errors import PlanError
 from rljob_planner.job import ModelSource
 from rljob_planner.workload import Role

@@ -14,9 +14,9 @@ import pytest
 from rljob_api.job_file import load_job_file, load_job_text
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.errors import CliError
-from rljob_cli.plan_changes import placement_changes
-from rljob_cli.plan_mapping import change_path, changed_spec
-from rljob_cli.plan_write import mapped_text
+from rljob_cli.plan.changes import placement_changes
+from rljob_cli.plan.mapping import change_path, changed_spec
+from rljob_cli.plan.write import mapped_text
 from rljob_planner.memory.changes import Change
 
 Rljob = Callable[..., tuple[int, str, str]]

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from ruamel.yaml import YAML
 
-from rljob_cli.status import job_lines
-from rljob_cli.stored_job import StoredJob, stored_job
+from rljob_cli.cluster.status import job_lines
+from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import JobCluster, condition, full_status
 

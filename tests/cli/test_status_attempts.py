@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from rich.console import Console
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
-from rljob_cli.status import attempt_text, job_lines
-from rljob_cli.stored_job import StoredJob, stored_job
+from rljob_cli.cluster.status import attempt_text, job_lines
+from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_testing.job_cluster import condition
 
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)

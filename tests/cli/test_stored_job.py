@@ -10,11 +10,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from rljob_api.v1alpha1.run_policy import Cleanup
-from rljob_cli.explain import explanation
-from rljob_cli.job_state import attempt_state, ending, phase
-from rljob_cli.listing import list_lines
-from rljob_cli.status import job_lines
-from rljob_cli.stored_job import StoredJob, stored_job
+from rljob_cli.cluster.explain import explanation
+from rljob_cli.cluster.job_state import attempt_state, ending, phase
+from rljob_cli.cluster.listing import list_lines
+from rljob_cli.cluster.status import job_lines
+from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_testing.command_line import JOB
 from rljob_testing.job_cluster import Json, condition, full_status
 

@@ -18,9 +18,9 @@ import pytest
 from rich.console import Console
 
 from rljob_api.constants import ANNOTATION_RETRY
-from rljob_cli.cluster import ClusterOptions, connect
+from rljob_cli.cluster.client import ClusterOptions, connect
+from rljob_cli.cluster.watching import Clock, watch_job
 from rljob_cli.errors import ClusterUnreachableError
-from rljob_cli.watching import Clock, watch_job
 from rljob_testing.job_cluster import JobCluster, condition, full_status, kubeconfig_text
 from rljob_testing.settings import inherited_environment
 from rljob_testing.tcp_gate import TcpGate

@@ -28,7 +28,7 @@ from rljob_testing.replayed_steps import (
     watched_passes,
 )
 from rljob_testing.same_numbers import RELATIVE, difference
-from rljob_trainer.controller.dynamic_sampling import StepRollout
+from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX
 from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_LOSS, LEARNED_FRACTION, RESPONSE_CLIP_RATIO
@@ -140,11 +140,11 @@ def moved(model: Moved) -> Moved:
     return model
 
 
-def all_cut_off(generate: Callable[..., StepRollout], *given: object) -> StepRollout:
+def all_cut_off(generate: Callable[..., StepRows], *given: object) -> StepRows:
     generated = generate(*given)
-    is_truncated_B = torch.ones_like(generated.rows.batch[IS_TRUNCATED])
-    batch = generated.rows.batch.with_columns({IS_TRUNCATED: is_truncated_B})
-    return replace(generated, rows=replace(generated.rows, batch=batch))
+    is_truncated_B = torch.ones_like(generated.rollout.batch[IS_TRUNCATED])
+    batch = generated.rollout.batch.with_columns({IS_TRUNCATED: is_truncated_B})
+    return StepRows.of(generated.plan, replace(generated.rollout, batch=batch), generated.is_kept_B)
 
 
 def test_a_step_of_which_everything_was_cut_off_changes_nothing(

@@ -31,8 +31,8 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.output_head import VALUE_WEIGHT, Head
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.engines.train.value_head import VALUE_WEIGHT, Head
 from rljob_trainer.errors import ConfigurationError, RewardError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.workers.columns import (

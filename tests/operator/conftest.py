@@ -66,7 +66,7 @@ def place(
     account_token: str,
     tmp_path: Path,
 ) -> JobPlace:
-    """A namespace without an operator."""
+    """A namespace without an operator; one that is made there makes short pauses."""
     return new_place(server, kuberay, dashboards, account_token, tmp_path)
 
 

@@ -22,7 +22,7 @@ from rljob_testing.operator_process_kills import clusters_version, most_live_clu
 from rljob_testing.operator_process_proxy import Fault, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, failing, succeeding
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 JOB = "steady"
 READS_PER_STATE, WRITES_PER_STATE = 3, 4
@@ -146,8 +146,8 @@ class Outcome:
 def live_with(place: JobPlace, lie: Answer, to_writes: bool) -> Outcome:
     """A job whose first attempt ends with a lost node, and whose second one completes."""
     since = clusters_version(place)
-    place.dashboard(f"{JOB}-1").life = failing(75, ("WorkerLostError", "told"), "", after_seconds=3.0)
-    place.dashboard(f"{JOB}-2").life = succeeding(3.0)
+    place.dashboard(f"{JOB}-1").life = failing(75, ("WorkerLostError", "told"), "", after_seconds=2.0)
+    place.dashboard(f"{JOB}-2").life = succeeding(2.0)
     with api_proxy(place.server) as proxy:
         operator = place.through(proxy.url).operator()
         place.submit(JOB)

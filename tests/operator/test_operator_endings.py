@@ -27,7 +27,7 @@ from rljob_testing.ray_dashboard_stand_in import (
 pytestmark = pytest.mark.apiserver
 
 NO_RETRIES = {"spec.runPolicy.maxAppRetries": 0, "spec.runPolicy.maxInfraRetries": 0}
-SHORT = {**NO_RETRIES, "spec.runPolicy.provisioningDeadlineSeconds": 8}
+SHORT = {**NO_RETRIES, "spec.runPolicy.provisioningDeadlineSeconds": 3}
 LARGE_GROUP = {
     "name": "rollout",
     "state": "PENDING",
@@ -142,7 +142,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "too-late": Scenario(
         ("Failed", "True", "ProvisioningDeadlineExceeded"),
-        ("within 8 s", "0 of 2 pods ready"),
+        ("within 3 s", "0 of 2 pods ready"),
         edits=SHORT,
         script=ClusterScript({"head": STARTING, "main": STARTING}),
     ),

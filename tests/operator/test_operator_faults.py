@@ -18,7 +18,7 @@ from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.operator_process_proxy import ApiProxy, Fault, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 JOBS_DEFINITION = f"{CRDS}/rljobs.rljob.dev"
 PROBE = "/apis/rljob.dev/v1alpha1/namespaces/default/rljobs/probe"
@@ -246,7 +246,7 @@ def test_a_right_that_is_missing_is_told_and_waited_for(
     assert "injected Forbidden" in told["message"]
     assert place.items("rayclusters") == []
     passes = watched.metric("rljob_operator_passes_total")
-    time.sleep(3)
+    time.sleep(1)
     assert watched.metric("rljob_operator_passes_total") - passes <= 3, "nothing is asked over and over"
     proxy.fault = lambda _: None
     place.wait_for("blind", "Complete", "Succeeded")

@@ -16,7 +16,7 @@ from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.operator_process_proxy import Fault, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 SECRETS = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/secrets"
 GONE = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rljob_testing.kuberay_stand_in import ClusterScript, PodScript
-from rljob_testing.operator_process import LEASE_RULES, NODE_LEASE_RULES, RULES, OperatorProcess
+from rljob_testing.operator_process import LEASE_RULES, NODE_LEASE_RULES, QUICK, RULES, OperatorProcess
 from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.operator_process_proxy import ApiProxy, Fault, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.apiserver
 MAX_STATUS_WRITES = 7
 """Of a job of a second: intent, cluster seen, ready and submitting, submitted, ended, removed; and one to spare."""
 MAX_WRITES = 20
+REAL_PAUSES = pytest.mark.parametrize("watched", [{}], indirect=True, ids=["real pauses"])
 RARELY_USED = {
     ("patch", "networking.k8s.io", "networkpolicies"),
     ("get", "ray.io", "rayclusters"),
@@ -35,11 +36,11 @@ def proxy(place: JobPlace) -> Iterator[ApiProxy]:
         yield proxy
 
 
-@pytest.fixture
-def watched(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
+@pytest.fixture(params=[QUICK], ids=["short pauses"])
+def watched(place: JobPlace, proxy: ApiProxy, request: pytest.FixtureRequest) -> Iterator[OperatorProcess]:
     """An operator whose requests are written down."""
     leading = place.through(proxy.url).with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"})
-    operator = leading.operator("operator-watched")
+    operator = leading.with_pauses(request.param).operator("operator-watched")
     operator.start()
     try:
         operator.wait_until_healthy()
@@ -78,6 +79,7 @@ def used(proxy: ApiProxy) -> set[tuple[str, str, str]]:
     return {(seen.verb, seen.group, seen.resource) for seen in list(proxy.requests)}
 
 
+@REAL_PAUSES
 def test_a_job_costs_few_writes(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
     place.submit("cheap")
     place.wait_for("cheap", "ClusterReady", "Removed", "False")
@@ -91,6 +93,7 @@ def test_a_job_costs_few_writes(place: JobPlace, proxy: ApiProxy, watched: Opera
     assert watched.metric("rljob_operator_status_writes_total") == writes["patch rljobs/status"]
 
 
+@REAL_PAUSES
 def test_nothing_is_written_while_nothing_changes(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
     place.dashboard("still-1").life = running_for_ever()
     place.submit("still")
@@ -108,6 +111,7 @@ def test_nothing_is_written_while_nothing_changes(place: JobPlace, proxy: ApiPro
     assert watched.probe("/healthz") == 200
 
 
+@REAL_PAUSES
 def test_an_avalanche_of_events_is_one_look(place: JobPlace, watched: OperatorProcess) -> None:
     place.dashboard("busy-1").life = running_for_ever()
     place.submit("busy")
@@ -231,8 +235,8 @@ def test_what_fails_is_tried_less_and_less_often(place: JobPlace) -> None:
     place.submit("refused")
     place.wait_for("refused", "JobSubmitted", "SubmissionFailed", "False")
     started = len(place.dashboard("refused-1").posts)
-    time.sleep(6)
-    # After 0.5, 1, 2, 4 and 8 s, a fifth more or less; while Ray is looked at every 4 s all the time.
+    time.sleep(1.5)
+    # After 1/8, 1/4, 1/2, 1 and 2 s, a fifth more or less; while Ray is looked at every second all the time.
     assert len(place.dashboard("refused-1").posts) - started <= 4
     place.dashboard("refused-1").submit_error = None
     place.wait_for("refused", "Complete", "Succeeded")

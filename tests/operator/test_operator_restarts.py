@@ -20,6 +20,7 @@ import pytest
 from rljob_api.constants import STACKS_SECONDS
 from rljob_testing.apiserver import ApiServer
 from rljob_testing.kuberay_stand_in import HAPPY, STARTING, ClusterScript, KubeRayStandIn
+from rljob_testing.operator_process import QUICK
 from rljob_testing.operator_process_jobs import JobPlace, new_place
 from rljob_testing.operator_process_kills import Killer, Point, clusters_version, haunted, most_live_clusters
 from rljob_testing.operator_process_proxy import api_proxy
@@ -35,6 +36,8 @@ TIMES = {
     *("activeSeconds", "startNumber", "tokensPerSecond", "requestedAt", "toldAt", "handledRequests"),
 }
 STALL_SECONDS = 15
+PAUSES = {**QUICK, "STACKS_SECONDS": 3.0}
+SHORT_STACKS_SECONDS = STACKS_SECONDS // 3
 LISTS = 3
 """Requests of an operator that begins."""
 LOOK = LISTS + 4
@@ -167,10 +170,10 @@ def hangs(course: Course) -> None:
     dashboard = course.place.dashboard("steady-1")
     stopped, stacks_asked = dashboard.stopped["steady-1-1"], dashboard.started["steady-1-1-stacks"][0]
     told = datetime.fromisoformat(course.status()["attempts"][0]["stop"]["toldAt"]).timestamp()
-    assert stopped - (told - time.time() + time.monotonic()) >= STACKS_SECONDS - 2  # Clocks of two operators.
+    assert stopped - (told - time.time() + time.monotonic()) >= SHORT_STACKS_SECONDS - 2  # Clocks of two operators.
     # The time in which an operator is dead between its plan and its request counts.
     assert stopped > stacks_asked
-    assert course.killer is not None or stopped - stacks_asked >= STACKS_SECONDS - 5
+    assert course.killer is not None or stopped - stacks_asked >= SHORT_STACKS_SECONDS - 5
 
 
 @dataclass(frozen=True)
@@ -288,7 +291,8 @@ def lives(
     """All stories at once: most of the time they wait."""
 
     def new() -> JobPlace:
-        return new_place(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
+        place = new_place(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
+        return place.with_pauses(PAUSES)
 
     with ThreadPoolExecutor(2 * len(STORIES)) as threads:
         runs = {story.run for story in STORIES.values()}

@@ -18,7 +18,7 @@ from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
 from rljob_testing.settings import inherited_environment
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{LEASE}"
 STOP_SECONDS = 8.0
@@ -82,7 +82,7 @@ def test_one_of_two_replicas_leads(place: JobPlace) -> None:
 
 
 def test_the_api_server_goes_away_and_comes_back(place: JobPlace, operator: OperatorProcess) -> None:
-    place.dashboard("long-1").life = succeeding(8.0)
+    place.dashboard("long-1").life = succeeding(5.0)
     place.submit("long")
     place.wait_for("long", "Progressing", "Training")
     place.server.program.kill()

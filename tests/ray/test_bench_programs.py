@@ -14,8 +14,9 @@ from rljob_testing.settings import inherited_environment
 REPOSITORY = Path(__file__).parents[2]
 BENCH = REPOSITORY / "bench"
 PROGRAMS = {
+    "checkpoints": 2,
     "dispatch": 6,
-    "sequence_balancing": 4,
+    "sequence_balancing": 2,
     "worker_start": 1,
 }
 """And how many tables each has with --quick."""

@@ -22,7 +22,7 @@ from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
 from rljob_api.v1alpha1.rollout import RolloutEngine
-from rljob_cli.run_folder import RunFolder
+from rljob_cli.local.run_folder import RunFolder
 from rljob_testing.algorithm_module import MODULE
 from rljob_testing.replayed_steps import MODEL
 from rljob_testing.tiny_models import drawn_model

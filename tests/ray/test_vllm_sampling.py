@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rljob_testing.cut_off_sampling import NUM_SAMPLES, PROMPT, SETTINGS, Sample, assert_follows, distribution
-from rljob_testing.process_memory import lent_bytes
+from rljob_testing.host_memory import lent_bytes
 from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import MODEL
 from rljob_trainer.dispatch.worker import WorkerContext

@@ -16,16 +16,17 @@ from rich.text import Text
 from rljob_api.constants import ExitCode
 from rljob_api.errors import ContractError
 from rljob_api.standard_streams import accept_all_characters
-from rljob_cli import delete, explain, init, listing, logs, printed_objects, submit, validate, versions, watching
-from rljob_cli import plan_arguments as of_plan
-from rljob_cli import plot as plotting
-from rljob_cli import run as running
-from rljob_cli import status as statuses
+from rljob_cli import init, validate, versions
 from rljob_cli.arguments import Commands, Context, JobFile, JobName, Kubeconfig, Namespace
-from rljob_cli.cluster import ClusterOptions, connect
+from rljob_cli.cluster import delete, explain, listing, logs, printed_objects, submit, watching
+from rljob_cli.cluster import status as statuses
+from rljob_cli.cluster.client import ClusterOptions, connect
+from rljob_cli.cluster.log_options import Container, LogOptions
+from rljob_cli.cluster.steering import Steering
 from rljob_cli.errors import CliError
-from rljob_cli.log_options import Container, LogOptions
-from rljob_cli.steering import Steering
+from rljob_cli.local import plot as plotting
+from rljob_cli.local import run as running
+from rljob_cli.plan import arguments as of_plan
 
 app = typer.Typer(
     name="rljob",
@@ -123,8 +124,8 @@ def plan_command(
     fits.
     """
     # Other commands need none of it.
-    from rljob_cli.plan import PlanOptions, plan
-    from rljob_cli.plan_cluster import GpuOptions
+    from rljob_cli.plan.command import PlanOptions, plan
+    from rljob_cli.plan.gpus import GpuOptions
     from rljob_planner.job import LengthOptions
 
     asked = ClusterOptions(context, None, kubeconfig) if from_cluster else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
-from rljob_api.near_names import near_names
+from rljob_api.names import near_names
 
 if TYPE_CHECKING:
     # Typer has its own copy of click, and exports these types nowhere else; those of the package click do not match.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from rljob_api.printable import printable
+from rljob_api.standard_streams import printable
 
 
 def one_line(text: object) -> str:

@@ -1,7 +1,7 @@
 """What a job needs before it takes a GPU: memory, time, and the best way to lay its roles over GPUs.
 
 Pure: nothing here reads files, clocks, the network or the environment, and nothing imports more than the standard
-library and the contract. What comes from files, a cluster or the hub is read by `rljob_cli` (`plan_*.py`).
+library and the contract. What comes from files, a cluster or the hub is read by `rljob_cli` (`rljob_cli.plan`).
 
 In the order of reading:
 

@@ -13,12 +13,13 @@ import httpx
 
 from rljob_testing.apiserver import ApiServer
 from rljob_testing.kuberay_stand_in import ClusterScript, KubeRayStandIn
-from rljob_testing.operator_process import OperatorProcess, OperatorSetup
+from rljob_testing.operator_process import QUICK, OperatorProcess, OperatorSetup
 from rljob_testing.ray_dashboard_stand_in import ClusterDashboard, RayDashboardStandIn
 from rljob_testing.valid_job import Wire, edited, valid_job
 
 WAIT_SECONDS = 60.0
-LOOK_SECONDS = 0.05
+LOOK_SECONDS = 0.1
+"""Between two looks at what no object tells of."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,16 @@ class JobPlace:
         self, name: str, kind: str, reason: str, status: str = "True", seconds: float = WAIT_SECONDS
     ) -> dict[str, Any]:
         """Waits until a condition has this reason and status, and returns it."""
-        wanted = (reason, status)
-        self.wait(
-            lambda: (self.condition(name, kind).get("reason"), self.condition(name, kind).get("status")) == wanted,
-            f"{name}: {kind}={status}/{reason}; it says {{}}",
-            lambda: self.job(name).get("status"),
-            seconds,
-        )
-        return self.condition(name, kind)
+        found: dict[str, Any] = {}
+
+        def reached() -> bool:
+            nonlocal found
+            found = self.condition(name, kind)
+            return (found.get("reason"), found.get("status")) == (reason, status)
+
+        what = f"{name}: {kind}={status}/{reason}; it says {{}}"
+        self.wait(reached, what, lambda: self.job(name).get("status"), seconds)
+        return found
 
     def wait_until_ended(self, name: str, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
         """Waits for Complete or Failed; returns that condition."""
@@ -116,12 +119,14 @@ class JobPlace:
         """Asks until the answer is true. A request that fails is asked again: an API server that has just started again
         may leave one without an answer for as long as the client waits."""
         deadline = time.monotonic() + seconds
+        changes = self.kuberay.changes
         while True:
+            number = changes.number(self.namespace)
             with contextlib.suppress(httpx.TransportError):
                 if ask():
                     return
             assert time.monotonic() < deadline, f"waited {seconds} s for {what.format(seen())}"
-            time.sleep(LOOK_SECONDS)
+            changes.wait(self.namespace, number, LOOK_SECONDS)
 
     def items(self, kind: str) -> list[dict[str, Any]]:
         """All objects of a kind in the namespace: `rayclusters`, `pods`, `secrets`, `networkpolicies`, `events`."""
@@ -154,6 +159,10 @@ class JobPlace:
         """The same place, for operators with further variables."""
         return replace(self, setup=replace(self.setup, environment={**self.setup.environment, **environment}))
 
+    def with_pauses(self, shorter: Mapping[str, float]) -> JobPlace:
+        """The same place, for operators of which these constants are so many times shorter; the others are real."""
+        return replace(self, setup=replace(self.setup, shorter=shorter))
+
     def operator(self, name: str = "operator-0") -> OperatorProcess:
         """An operator for this namespace, not started yet."""
         return OperatorProcess(self.setup, name)
@@ -173,9 +182,12 @@ def cluster_job(name: str) -> Wire:
 def new_place(
     server: ApiServer, kuberay: KubeRayStandIn, dashboards: RayDashboardStandIn, token: str, folder: Path
 ) -> JobPlace:
-    """A place with a namespace that no other test uses."""
+    """A place with a namespace that no other test uses, for operators whose pauses are short."""
     answer = server.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "jobs-"}})
     assert answer.status_code == 201, answer.text
     namespace = answer.json()["metadata"]["name"]
-    setup = OperatorSetup(folder, server.url, server.certificate, token, dashboards.url_template, [namespace], {})
+    url, certificate = server.url, server.certificate
+    setup = OperatorSetup(
+        folder, url, certificate, token, dashboards.url_template, [namespace], environment={}, shorter=QUICK
+    )
     return JobPlace(server, kuberay, dashboards, namespace, setup)

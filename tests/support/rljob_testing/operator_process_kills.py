@@ -18,8 +18,8 @@ from rljob_testing.operator_process import OperatorProcess
 from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.operator_process_proxy import ApiProxy, SeenRequest
 
-SILENT_SECONDS = 1.0
-"""An operator that has asked for nothing for so long waits for something."""
+SILENT_SECONDS = 0.5
+"""An operator that makes short pauses, and has asked for nothing for so long, waits for something."""
 CLUSTERS = "/apis/ray.io/v1"
 READS = ("get ", "list ")
 RAY_WRITES = ("ray submit", "ray stop")

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
-from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
+from rljob_api.v1alpha1.model import Critic
 from rljob_testing.offload_runs import REPLAY, SAMPLING
 from rljob_testing.replayed_steps import MODEL, replayed_run
 from rljob_trainer.batch.proto import DataProto

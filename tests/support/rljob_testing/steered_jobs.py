@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rljob_cli.cluster import ClusterOptions, connect
-from rljob_cli.steering import Steering
-from rljob_cli.watching import Clock
+from rljob_cli.cluster.client import ClusterOptions, connect
+from rljob_cli.cluster.steering import Steering
+from rljob_cli.cluster.watching import Clock
 from rljob_testing.job_cluster import JobCluster, full_status
 
 Step = Callable[[], None]

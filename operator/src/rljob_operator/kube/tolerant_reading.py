@@ -2,7 +2,7 @@
 
 Beside `WireModel.from_newer_wire`, which gives a value or raises: the operator writes status fields back, so it needs
 the document as it was read, too, and the errors of a job that stays listed without a value. The command line leaves out
-even what cannot be read (`rljob_cli.readable_parts`), for it only shows."""
+even what cannot be read (`rljob_cli.cluster.readable_parts`), for it only shows."""
 
 from __future__ import annotations
 

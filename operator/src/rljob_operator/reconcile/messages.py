@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_api.printable import printable
+from rljob_api.standard_streams import printable
 
 MAX_LENGTH = 1024
 """Characters of a condition's message, as its schema says."""

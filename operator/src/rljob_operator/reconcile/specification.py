@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.conditions import Reason
 from rljob_api.errors import HandoverError
-from rljob_api.v1alpha1.cluster_rules import STORAGE_RULE, cluster_violations
+from rljob_api.job_checks import STORAGE_RULE, cluster_violations
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import wire_path
 from rljob_operator.manifests.defaults import Defaults

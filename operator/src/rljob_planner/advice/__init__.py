@@ -6,5 +6,5 @@ step), `tuning` (each of them worked out anew: the advice, and findings); `run_r
 `calibrated_machine` fits constants to runs: which constants and which steps; the fit itself is
 `rljob_planner.calibration`.
 
-Folders are read by the command line: rljob_cli/plan_run_folder.py.
+Folders are read by the command line: rljob_cli/plan/run_folder.py.
 """

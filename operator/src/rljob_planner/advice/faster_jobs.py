@@ -129,7 +129,7 @@ def _shard_sizes(workload: Workload, placement: Placement) -> Ladder:
         sizes = [size for size in range(1, layout.num_gpus + 1) if layout.num_gpus % size == 0]
         offloads_gradients = workload.models[role].offload.gradients
         for size in sizes:
-            # Gradients of replicas cannot be offloaded (crds: offload_rules.py).
+            # Gradients of replicas cannot be offloaded (crds: placement_rules.py).
             if size != layout.shard_size and not (offloads_gradients and size < layout.num_gpus):
                 change = Change(f"spec.roles.{role}.shardSize", str(size), str(layout.shard_size))
                 other = with_layout(workload, placement, pool, role, replace(layout, shard_size=size))

@@ -51,7 +51,7 @@ def written_cache_bytes(workload: Workload, layout: RolloutLayout) -> float:
 
 
 def _kept(phase: PhaseMemory) -> float:
-    """What an update frees and the process keeps (`engines/host_allocator` of the trainer): taken to be all of it, also
+    """What an update frees and the process keeps (`host_memory` of the trainer): taken to be all of it, also
     tensors that are large enough to go back to the system."""
     if phase.phase not in _UPDATES:
         return 0.0

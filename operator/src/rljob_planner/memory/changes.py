@@ -1,7 +1,7 @@
 """Changes of a job that need less memory, as one writes them into its file, and the workload and placement with them.
 
-Only such as the contract takes: what must divide divides (crds: placement_rules.py, batch_size_rules.py,
-offload_rules.py). What a change does to memory is worked out anew by `knobs`.
+Only such as the contract takes: what must divide divides (crds: placement_rules.py,
+batch_size_rules.py). What a change does to memory is worked out anew by `knobs`.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def _divides(workload: Workload, pool: PlacedPool) -> bool:
 
 
 def _gradients_may_leave(workload: Workload, pool: PlacedPool) -> bool:
-    """Whether each model here whose gradients leave has one copy (offload_rules.py)."""
+    """Whether each model here whose gradients leave has one copy (placement_rules.py)."""
     return all(
         layout.num_replicas == 1 or not workload.models[role].offload.gradients for role, layout in pool.layouts.items()
     )

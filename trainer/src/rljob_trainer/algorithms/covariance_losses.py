@@ -11,11 +11,12 @@ Legend: N response tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from rljob_api.v1alpha1.policy_loss import NO_DUAL_CLIP, ClipCov, Clipped, KlCov
 from rljob_trainer.algorithms.interfaces import ROLLOUT_LOGPROBS, LossInputs, Reduce, TokenLosses, WholeInputs
 from rljob_trainer.algorithms.kl import absolute_with_slopes
 from rljob_trainer.algorithms.policy_losses import KL_SUM, MAX_LOG_RATIO, clipped_surrogate
@@ -45,33 +46,28 @@ class _Means:
         return max(1, int(token_share * self.num_tokens))
 
 
-def choose_to_clip(
-    inputs: WholeInputs,
-    reduce: Reduce,
-    *,
-    token_share: float,
-    covariance_low: float,
-    covariance_high: float,
-    clip_ratio_low: float,
-    clip_ratio_high: float,
-) -> Mapping[str, Tensor]:
+def choose_to_clip(inputs: WholeInputs, reduce: Reduce, settings: ClipCov) -> Mapping[str, Tensor]:
     """Collective. IS_CHOSEN for Clip-Cov: `token_share` of the mini-batch's tokens, at least one, of those whose
     covariance is between the bounds and whose ratio is not clipped anyway. They are drawn by `drawn_keys`."""
     means = _means(inputs, reduce)
     covariances_N = means.covariances(inputs.logprobs_N, inputs.advantages_N)
-    may_be_N = covariances_N.gt(covariance_low).to(covariances_N.dtype).mul_(covariances_N.lt_(covariance_high))
+    may_be_N = (
+        covariances_N.gt(settings.covariance_low)
+        .to(covariances_N.dtype)
+        .mul_(covariances_N.lt_(settings.covariance_high))
+    )
     ratio_N = (inputs.logprobs_N - inputs.old_logprobs_N).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp_()
-    clipped_N = ratio_N.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(inputs.advantages_N)
+    clipped_N = ratio_N.clamp(1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high).mul_(inputs.advantages_N)
     may_be_N.mul_(clipped_N.ge_(ratio_N.mul_(inputs.advantages_N)))
     places_C = may_be_N.nonzero().squeeze(1)
     drawn_C = drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments, places_C)
-    bound = nth_largest(drawn_C, means.num_chosen(token_share), reduce)
+    bound = nth_largest(drawn_C, means.num_chosen(settings.token_share), reduce)
     is_chosen_N = may_be_N.zero_()
     is_chosen_N[places_C[drawn_C >= bound.key]] = 1.0
     return {IS_CHOSEN: is_chosen_N}
 
 
-def choose_to_penalise(inputs: WholeInputs, reduce: Reduce, *, token_share: float) -> Mapping[str, Tensor]:
+def choose_to_penalise(inputs: WholeInputs, reduce: Reduce, settings: KlCov) -> Mapping[str, Tensor]:
     """Collective. IS_CHOSEN for KL-Cov: `token_share` of the mini-batch's tokens, at least one, with the largest
     covariances; of equal ones those that `drawn_keys` says."""
     means = _means(inputs, reduce)
@@ -80,13 +76,13 @@ def choose_to_penalise(inputs: WholeInputs, reduce: Reduce, *, token_share: floa
     def draw(places_C: Tensor) -> Tensor:
         return drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments, places_C)
 
-    places_C = largest(covariances_N, means.num_chosen(token_share), reduce, draw)
+    places_C = largest(covariances_N, means.num_chosen(settings.token_share), reduce, draw)
     is_chosen_N = covariances_N.zero_()
     is_chosen_N[places_C] = 1.0
     return {IS_CHOSEN: is_chosen_N}
 
 
-def clipped_without_chosen(inputs: LossInputs, *, clip_ratio_low: float, clip_ratio_high: float) -> TokenLosses:
+def clipped_without_chosen(inputs: LossInputs, settings: ClipCov) -> TokenLosses:
     """The clipped surrogate without dual clip; tokens of IS_CHOSEN have loss and derivative 0, and count.
 
     Source: Clip-Cov, Cui et al. 2025, arXiv 2505.22617, section 4.
@@ -95,17 +91,17 @@ def clipped_without_chosen(inputs: LossInputs, *, clip_ratio_low: float, clip_ra
     # Without an advantage a token has neither loss nor slope, and meets no bound.
     kept_N = inputs.advantages_N * (1.0 - is_chosen_N)
     found = clipped_surrogate(
-        inputs.logprobs_N,
-        inputs.old_logprobs_N,
-        kept_N,
-        clip_ratio_low=clip_ratio_low,
-        clip_ratio_high=clip_ratio_high,
-        dual_clip_ratio=None,
+        replace(inputs, advantages_N=kept_N),
+        Clipped(
+            clip_ratio_low=settings.clip_ratio_low,
+            clip_ratio_high=settings.clip_ratio_high,
+            dual_clip_ratio=NO_DUAL_CLIP,
+        ),
     )
     return TokenLosses(found.losses_N, {**found.sums, CHOSEN_SUM: is_chosen_N.sum()})
 
 
-def ratio_with_penalty(inputs: LossInputs, *, coefficient: float) -> TokenLosses:
+def ratio_with_penalty(inputs: LossInputs, settings: KlCov) -> TokenLosses:
     """-A ratio, and for tokens of IS_CHOSEN + `coefficient` |log-ratio|, [N].
 
     Source: KL-Cov, Cui et al. 2025, arXiv 2505.22617, section 4, in the authors' form. For the ratio log-ratios
@@ -121,8 +117,8 @@ def ratio_with_penalty(inputs: LossInputs, *, coefficient: float) -> TokenLosses
         held_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         flows_N = log_ratio_N.eq_(held_N)
         surrogate_N = held_N.exp_().mul_(advantages_N).neg_()
-        slopes_N = slopes_N.mul_(is_chosen_N).mul_(coefficient).addcmul_(flows_N, surrogate_N)
-        losses_N = surrogate_N.addcmul_(penalties_N, is_chosen_N, value=coefficient)
+        slopes_N = slopes_N.mul_(is_chosen_N).mul_(settings.coefficient).addcmul_(flows_N, surrogate_N)
+        losses_N = surrogate_N.addcmul_(penalties_N, is_chosen_N, value=settings.coefficient)
         return Sloped(slopes_N, losses_N, {CHOSEN_SUM: is_chosen_N.sum(), KL_SUM: kl_sum})
 
     return TokenLosses(

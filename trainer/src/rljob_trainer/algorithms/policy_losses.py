@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.policy_loss import Divergence
-from rljob_trainer.algorithms.interfaces import TokenLosses
+from rljob_api.v1alpha1.policy_loss import NO_DUAL_CLIP, Cispo, Clipped, Divergence, Dppo, Dro, Sapo
+from rljob_api.v1alpha1.recipes import filled
+from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses
 from rljob_trainer.algorithms.slopes import Columns, Sloped, applied
 
 MAX_LOG_RATIO = 20.0
@@ -31,23 +32,18 @@ LEAST_REST = 1e-8
 """Added to the probability of all other tokens, which may be 0."""
 
 
-def clipped_surrogate(
-    logprobs_N: Tensor,
-    old_logprobs_N: Tensor,
-    advantages_N: Tensor,
-    *,
-    clip_ratio_low: float,
-    clip_ratio_high: float,
-    dual_clip_ratio: float | None,
-) -> TokenLosses:
+def clipped_surrogate(inputs: LossInputs, settings: Clipped) -> TokenLosses:
     """max(-A ratio, -A clip(ratio, 1 - low, 1 + high)) with ratio = exp(logprob - old logprob), [N].
 
     Source: PPO, Schulman et al. 2017, arXiv 1707.06347, equation 7; separate bounds: DAPO, arXiv 2503.14476,
     section 3.1. Dual clip: where A < 0 the loss is at most -A `dual_clip_ratio` (Ye et al. 2019, arXiv 1912.09729,
-    equation 5); None for none.
+    equation 5); 0 for no such bound.
 
     The derivative is -A ratio, which is the loss itself, where no bound was met, else 0.
     """
+
+    low, high = filled(settings.clip_ratio_low), filled(settings.clip_ratio_high)
+    dual_clip_ratio = filled(settings.dual_clip_ratio)
 
     def formula(columns: Columns) -> Sloped:
         log_ratio_N, held_N, kl_sum = _held_log_ratio(columns)
@@ -55,11 +51,11 @@ def clipped_surrogate(
         ratio_N = held_N.exp_()
         costs_N = -columns[2].to(ratio_N.dtype)
         unclipped_N = costs_N * ratio_N
-        clipped_N = ratio_N.clamp_(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(costs_N)
+        clipped_N = ratio_N.clamp_(1.0 - low, 1.0 + high).mul_(costs_N)
         losses_N = torch.maximum(unclipped_N, clipped_N)
         num_clipped = clipped_N.gt_(unclipped_N).sum()
         num_dual_clipped = num_clipped.new_zeros(())
-        if dual_clip_ratio is not None:
+        if dual_clip_ratio != NO_DUAL_CLIP:
             # 0 where A >= 0: the loss is at most 0 there, so that the bound leaves it alone.
             bounds_N = costs_N.clamp_(min=0.0).mul_(dual_clip_ratio)
             unbounded_N, losses_N = losses_N, torch.minimum(losses_N, bounds_N)
@@ -69,17 +65,10 @@ def clipped_surrogate(
             slopes_N, losses_N, {CLIPPED_SUM: num_clipped, DUAL_CLIPPED_SUM: num_dual_clipped, KL_SUM: kl_sum}
         )
 
-    return TokenLosses(*applied(formula, logprobs_N, old_logprobs_N, advantages_N))
+    return TokenLosses(*applied(formula, inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N))
 
 
-def clipped_weight(
-    logprobs_N: Tensor,
-    old_logprobs_N: Tensor,
-    advantages_N: Tensor,
-    *,
-    clip_ratio_low: float,
-    clip_ratio_high: float,
-) -> TokenLosses:
+def clipped_weight(inputs: LossInputs, settings: Cispo) -> TokenLosses:
     """-w A logprob with the number w = clip(ratio, 1 - low, 1 + high), [N].
 
     Source: CISPO, MiniMax 2025, arXiv 2506.13585, equations 4 and 5. A ratio is above 0, so `clip_ratio_low` from 1 on
@@ -89,15 +78,15 @@ def clipped_weight(
     def formula(columns: Columns) -> Sloped:
         _, held_N, kl_sum = _held_log_ratio(columns)
         ratio_N = held_N.exp_()
-        weights_N = ratio_N.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high)
+        weights_N = ratio_N.clamp(1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high)
         num_clipped = ratio_N.ne_(weights_N).sum()
         slopes_N = weights_N.mul_(columns[2]).neg_()
         return Sloped(slopes_N, sums={CLIPPED_SUM: num_clipped, KL_SUM: kl_sum})
 
-    return TokenLosses(*applied(formula, logprobs_N, old_logprobs_N, advantages_N))
+    return TokenLosses(*applied(formula, inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N))
 
 
-def policy_gradient(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor) -> TokenLosses:
+def policy_gradient(inputs: LossInputs) -> TokenLosses:
     """-A logprob, [N]; nothing is held, and the old log-probabilities are for the metrics alone.
 
     Source: Chu et al. 2025, GPG, arXiv 2504.02546, its objective; REINFORCE, Williams 1992.
@@ -107,17 +96,10 @@ def policy_gradient(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Te
         kl_sum = (columns[1] - columns[0]).sum()
         return Sloped(-columns[2], sums={KL_SUM: kl_sum})
 
-    return TokenLosses(*applied(formula, logprobs_N, old_logprobs_N, advantages_N))
+    return TokenLosses(*applied(formula, inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N))
 
 
-def soft_gate(
-    logprobs_N: Tensor,
-    old_logprobs_N: Tensor,
-    advantages_N: Tensor,
-    *,
-    temperature_positive: float,
-    temperature_negative: float,
-) -> TokenLosses:
+def soft_gate(inputs: LossInputs, settings: Sapo) -> TokenLosses:
     """-(4 / t) sigmoid(t (ratio - 1)) A, where t is `temperature_positive` for A > 0, else `temperature_negative`, [N].
 
     Source: SAPO, Gao et al. 2025, arXiv 2511.20347, its objective and gate. The derivative is
@@ -128,25 +110,16 @@ def soft_gate(
         _, held_N, kl_sum = _held_log_ratio(columns)
         # The gate is shut long before 20: the slope is 0 there without being told.
         ratio_N = held_N.exp_()
-        temperatures = by_sign(columns[2], temperature_positive, temperature_negative)
+        temperatures = by_sign(columns[2], settings.temperature_positive, settings.temperature_negative)
         gates_N = (ratio_N - 1.0).mul_(temperatures).sigmoid_()
         losses_N = (columns[2] * -4.0).mul_(gates_N)
         slopes_N = ratio_N.mul_(losses_N).addcmul_(ratio_N, gates_N, value=-1.0)
         return Sloped(slopes_N, losses_N.div_(temperatures), {KL_SUM: kl_sum})
 
-    return TokenLosses(*applied(formula, logprobs_N, old_logprobs_N, advantages_N))
+    return TokenLosses(*applied(formula, inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N))
 
 
-def within_divergence(
-    logprobs_N: Tensor,
-    old_logprobs_N: Tensor,
-    advantages_N: Tensor,
-    *,
-    divergence: Divergence,
-    threshold_low: float,
-    threshold_high: float,
-    max_ratio: float,
-) -> TokenLosses:
+def within_divergence(inputs: LossInputs, settings: Dppo) -> TokenLosses:
     """-w A logprob with the number w = min(ratio, `max_ratio`), and 0 for tokens whose probability p has left the trust
     region in the direction that A pushes, [N].
 
@@ -160,8 +133,8 @@ def within_divergence(
         _, held_N, kl_sum = _held_log_ratio(columns)
         new_probabilities_N, old_probabilities_N = new_logprobs_N.exp(), old_N.exp()
         pushed_N = advantages_N.sign().mul_(new_probabilities_N - old_probabilities_N)
-        thresholds = by_sign(advantages_N, threshold_high, threshold_low)
-        match divergence:
+        thresholds = by_sign(advantages_N, filled(settings.threshold_high), filled(settings.threshold_low))
+        match settings.divergence:
             case Divergence.TV:
                 is_out_N = pushed_N.gt_(thresholds)
             case Divergence.KL:
@@ -171,15 +144,15 @@ def within_divergence(
         num_out = is_out_N.sum()
         stays_N = is_out_N.neg_().add_(1.0)
         ratio_N = held_N.exp_()
-        weights_N = ratio_N.clamp(max=max_ratio)
-        num_bounded = ratio_N.gt_(max_ratio).mul_(stays_N).sum()
+        weights_N = ratio_N.clamp(max=settings.max_ratio)
+        num_bounded = ratio_N.gt_(settings.max_ratio).mul_(stays_N).sum()
         slopes_N = weights_N.mul_(stays_N).mul_(advantages_N).neg_()
         return Sloped(slopes_N, sums={CLIPPED_SUM: num_out, BOUNDED_SUM: num_bounded, KL_SUM: kl_sum})
 
-    return TokenLosses(*applied(formula, logprobs_N, old_logprobs_N, advantages_N))
+    return TokenLosses(*applied(formula, inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N))
 
 
-def quadratic_penalty(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, *, beta: float) -> TokenLosses:
+def quadratic_penalty(inputs: LossInputs, settings: Dro) -> TokenLosses:
     """-A logprob + beta / 2 (logprob - old logprob)^2, [N]. Nothing is held: the penalty pulls from any distance.
 
     Source: DRO, Richemond et al. 2024, arXiv 2405.19107, its policy objective: the squared error
@@ -190,11 +163,11 @@ def quadratic_penalty(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: 
         new_logprobs_N, old_N, advantages_N = columns
         log_ratio_N = new_logprobs_N - old_N
         kl_sum = -log_ratio_N.sum()
-        slopes_N = torch.sub(log_ratio_N.mul_(beta), advantages_N)
-        losses_N = log_ratio_N.square_().div_(2.0 * beta).addcmul_(advantages_N, new_logprobs_N, value=-1.0)
+        slopes_N = torch.sub(log_ratio_N.mul_(settings.beta), advantages_N)
+        losses_N = log_ratio_N.square_().div_(2.0 * settings.beta).addcmul_(advantages_N, new_logprobs_N, value=-1.0)
         return Sloped(slopes_N, losses_N, {KL_SUM: kl_sum})
 
-    return TokenLosses(*applied(formula, logprobs_N, old_logprobs_N, advantages_N))
+    return TokenLosses(*applied(formula, inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N))
 
 
 def by_sign(advantages_N: Tensor, positive: float, otherwise: float) -> Tensor:

@@ -25,7 +25,6 @@ from rljob_trainer.controller.auto_settings import (
     settle,
     settled_spec,
 )
-from rljob_trainer.controller.critic_model import critic_model
 from rljob_trainer.controller.engine_settings import critic_of
 from rljob_trainer.controller.hub_models import (
     HubJudges,
@@ -45,6 +44,7 @@ from rljob_trainer.controller.job_checks import (
     check_vocabulary,
     needs_critic,
 )
+from rljob_trainer.controller.judging_models import ScoringModel, critic_model, scoring_model
 from rljob_trainer.controller.model_roles import (
     Models,
     layout_of,
@@ -56,10 +56,8 @@ from rljob_trainer.controller.model_roles import (
 )
 from rljob_trainer.controller.prompt_sets import DATASET, EVALUATION_DATASET, Prompts
 from rljob_trainer.controller.response_checks import check_responses
-from rljob_trainer.controller.reward_model import ScoringModel, scoring_model
 from rljob_trainer.controller.rollout_phase import ModelReward
-from rljob_trainer.datasets.contamination import without_held_out
-from rljob_trainer.datasets.prompts import PromptRow, load_prompts
+from rljob_trainer.datasets.prompts import PromptRow, load_prompts, without_held_out
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session

@@ -25,7 +25,7 @@ from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_heads, check_layout
 from rljob_trainer.engines.train.lora import add_adapters, has_experts, target_layers
 from rljob_trainer.engines.train.model import build_on_meta, read_config
-from rljob_trainer.engines.train.recomputation import check_interval
+from rljob_trainer.engines.train.sharded_model import check_interval
 from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

@@ -11,13 +11,13 @@ import torch
 from rljob_api.handover import TrainerJob
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.model import Dtype
-from rljob_api.v1alpha1.placement_rules import reference_is_the_actor
+from rljob_api.v1alpha1.optional_roles import reference_is_the_actor
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, critic_of, reference_engine
 from rljob_trainer.controller.job_checks import needs_critic, needs_reference, samples_all_tokens
-from rljob_trainer.controller.reward_model import ScoringModel
+from rljob_trainer.controller.judging_models import ScoringModel
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.models.source import ModelPlace

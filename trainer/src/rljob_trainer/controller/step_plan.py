@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob_api.handover import TrainerJob
-from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_trainer.controller.engine_settings import critic_of
 from rljob_trainer.controller.job_checks import needs_critic
 from rljob_trainer.controller.model_roles import num_data_ranks_of
@@ -17,7 +18,8 @@ from rljob_trainer.workers.factories import ACTOR, CRITIC
 class StepPlan:
     """What every step has in common."""
 
-    algorithm: ResolvedAlgorithm
+    algorithm: Algorithm
+    """Resolved."""
     sampling: SamplingSettings
     group_size: int
     has_single_update: bool

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from rljob_trainer.engines.train.lora import base_tensors
 from rljob_trainer.engines.train.model import named_tensors, window_of
-from rljob_trainer.engines.train.value_head import VALUE_WEIGHT, Head
+from rljob_trainer.engines.train.output_head import VALUE_WEIGHT, Head
 from rljob_trainer.errors import ConfigurationError, storage_checked
 from rljob_trainer.models.model_files import WHERE, read_json_object
 from rljob_trainer.models.weight_conversion import FileGroup, Window, file_groups

@@ -1,0 +1,285 @@
+"""What the commands ask of a Kubernetes cluster; the one module that knows the `kubernetes` package.
+
+The package finds credentials (a kubeconfig with its plugins, or the service account of the pod that we run in) and
+carries the requests. It is imported when a command first needs a cluster, because that takes half a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from rljob_api.constants import API_GROUP, API_VERSION, LABEL_JOB_UID
+from rljob_cli.cluster.objects import Event, Json, Pod, Refusal
+from rljob_cli.cluster.stored_job import StoredJob, stored_job
+from rljob_cli.errors import (
+    ClusterError,
+    ClusterUnreachableError,
+    JobExistsError,
+    JobNotFoundError,
+    NotAllowedError,
+)
+from rljob_cli.plain_text import one_line
+from rljob_cli.settings import kubeconfig_files, service_account_namespace
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient, Configuration
+    from kubernetes.client.rest import RESTResponse
+
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
+_PIECE_BYTES = 64 * 1024
+_JOBS = f"/apis/{API_GROUP}/{API_VERSION}"
+_PLURAL = "rljobs"
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,251}[a-z0-9])?")
+
+Query = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Which cluster and namespace; what is unset is taken from the kubeconfig, or from the pod that we run in."""
+
+    context: str | None = None
+    namespace: str | None = None
+    kubeconfig: Path | None = None
+
+    def flags(self) -> str:
+        """The options as they were given, to be put behind a command that is suggested."""
+        given = (("--kubeconfig", self.kubeconfig), ("--context", self.context), ("--namespace", self.namespace))
+        return "".join(f" {flag} {shlex.quote(str(value))}" for flag, value in given if value is not None)
+
+
+class Cluster:
+    """Requests to one API server. Methods raise ClusterError, or one of its kinds where that is said."""
+
+    def __init__(self, api: ApiClient, namespace: str, name: str, flags: str = "") -> None:
+        self._api = api
+        self.namespace = namespace
+        """Where jobs are looked for unless another one is said."""
+        self.name = name
+        """For messages: the context of the kubeconfig, or `in-cluster`."""
+        self.flags = flags
+        """What further commands for this cluster and namespace must say."""
+
+    def create_job(self, job: Mapping[str, object]) -> StoredJob:
+        """Stores a job; unknown fields are refused. Raises JobExistsError."""
+        return stored_job(self._json("POST", self._job_path(), [("fieldValidation", "Strict")], job))
+
+    def job(self, name: str) -> StoredJob:
+        """One job. Raises JobNotFoundError."""
+        return stored_job(self._json("GET", self._job_path(name)))
+
+    def jobs(self, *, everywhere: bool = False) -> list[StoredJob]:
+        """All jobs of the namespace, or of all namespaces."""
+        path = f"{_JOBS}/{_PLURAL}" if everywhere else self._job_path()
+        return [stored_job(item) for item in _items(self._json("GET", path))]
+
+    def change_spec(self, name: str, changes: Mapping[str, object]) -> StoredJob:
+        """Merges into `spec`; null removes a field. Raises JobNotFoundError."""
+        patch: Json = {"spec": dict(changes)}
+        return stored_job(self._json("PATCH", self._job_path(name), [("fieldValidation", "Strict")], patch))
+
+    def annotate_job(self, name: str, annotation: str, value: str) -> StoredJob:
+        """Sets an annotation. Raises JobNotFoundError."""
+        patch: Json = {"metadata": {"annotations": {annotation: value}}}
+        return stored_job(self._json("PATCH", self._job_path(name), (), patch))
+
+    def delete_job(self, name: str) -> None:
+        """Deletes a job; what belongs to it is removed after it. Raises JobNotFoundError."""
+        self._json("DELETE", self._job_path(name))
+
+    def pods(self, job: StoredJob) -> list[Pod]:
+        """The job's pods, of all attempts, by name."""
+        path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
+        found = self._json("GET", path, [("labelSelector", f"{LABEL_JOB_UID}={job.metadata.uid}")])
+        return sorted(map(Pod.model_validate, _items(found)), key=lambda pod: pod.metadata.name)
+
+    def nodes(self) -> list[Json]:
+        """The nodes of the cluster, as they are stored."""
+        return _items(self._json("GET", "/api/v1/nodes"))
+
+    def warnings(self, namespace: str) -> list[Event]:
+        """The Warning events of a namespace, oldest first."""
+        found = self._json("GET", f"/api/v1/namespaces/{namespace}/events", [("fieldSelector", "type=Warning")])
+        return sorted(map(Event.model_validate, _items(found)), key=lambda event: event.seen)
+
+    def pod_log(self, pod: Pod, container: str, *, follow: bool, num_lines: int | None) -> Iterator[bytes]:
+        """The log of a container in pieces as they come; `num_lines` from its end, None for all of it."""
+        query = [("container", container), ("follow", str(follow).lower())]
+        if num_lines is not None:
+            query.append(("tailLines", str(num_lines)))
+        path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/log"
+        answer = self._answer("GET", path, query, endless=follow)
+        with _plain_errors(self.name):
+            while piece := answer.response.read1(_PIECE_BYTES):
+                yield piece
+
+    def _job_path(self, name: str | None = None) -> str:
+        """An empty name, or `.`, would make a path of all jobs."""
+        path = f"{_JOBS}/namespaces/{_checked_name('--namespace', self.namespace)}/{_PLURAL}"
+        return path if name is None else f"{path}/{_checked_name('NAME', name)}"
+
+    def _json(self, method: str, path: str, query: Query = (), body: Mapping[str, object] | None = None) -> Json:
+        answer = self._answer(method, path, query, body)
+        with _plain_errors(self.name):
+            content = answer.response.data
+        try:
+            found = json.loads(content)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            host = self._api.configuration.host
+            raise ClusterError(
+                f"{self.name}: {host} does not answer as a Kubernetes API server; correct `server` in the kubeconfig"
+            )
+        return found
+
+    def _answer(
+        self, method: str, path: str, query: Query, body: Mapping[str, object] | None = None, *, endless: bool = False
+    ) -> RESTResponse:
+        """The answer to a request, if it is a good one; its body is not read yet."""
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        headers = {"Content-Type": kind, "Accept": "application/json, */*"}
+        with _plain_errors(self.name):
+            request = self._api.param_serialize(
+                method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            timeout = (CONNECT_SECONDS, None if endless else ANSWER_SECONDS)
+            answer = self._api.call_api(*request, _request_timeout=timeout)
+            if answer.status >= 400:
+                raise _refusal(answer.status, answer.response.data, self.name, self.flags)
+        return answer
+
+
+def connect(options: ClusterOptions) -> Cluster:
+    """The cluster that the options name. Nothing is sent yet.
+
+    Raises:
+        ClusterError: there is no kubeconfig, or it cannot be used.
+    """
+    from kubernetes.client import ApiClient, Configuration
+
+    # Without this the client tries three times, with a warning each.
+    configuration = Configuration(retries=False)
+    given = options.kubeconfig is not None or options.context is not None
+    files = [options.kubeconfig] if options.kubeconfig else kubeconfig_files()
+    existing = [file for file in files if file.is_file()]
+    if existing:
+        name, namespace = _load_kubeconfig(configuration, existing, options.context)
+    elif not given and (own_namespace := service_account_namespace()):
+        name, namespace = _load_service_account(configuration), own_namespace
+    else:
+        looked_at = ", ".join(map(str, files))
+        raise ClusterError(
+            f"no kubeconfig (looked at {looked_at}); name one with --kubeconfig or KUBECONFIG, or write it with the"
+            " tool of your cluster"
+        )
+    namespace = namespace if options.namespace is None else options.namespace
+    return Cluster(ApiClient(configuration), namespace, name, options.flags())
+
+
+def _checked_name(what: str, name: str) -> str:
+    """A name as it may stand in a path. Raises ClusterError."""
+    if not _NAME.fullmatch(name):
+        raise ClusterError(
+            f"{what}: {name!r} is no name of a Kubernetes object; names have letters a-z, digits and '-', and neither "
+            "begin nor end with '-'"
+        )
+    return name
+
+
+def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], context: str | None) -> tuple[str, str]:
+    """Fills the configuration; name of the context, and its namespace."""
+    from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
+
+    named = ", ".join(map(str, files))
+    try:
+        # Several files are merged as kubectl does it; what a plugin renews is written back.
+        merged = KubeConfigMerger(os.pathsep.join(map(str, files)))  # type: ignore[no-untyped-call]
+        names = [str(entry["name"]) for entry in merged.config["contexts"]]
+        if context is not None and context not in names:
+            raise ClusterError(f"{named}: there is no context {context}; it has {', '.join(names) or 'none'}")
+        loader = KubeConfigLoader(merged.config, active_context=context, config_persister=merged.save_changes)  # type: ignore[no-untyped-call]
+        loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+        chosen = loader.current_context
+        return str(chosen["name"]), str(chosen["context"].get("namespace") or "default")
+    except ClusterError:
+        raise
+    # The package lets out whatever its parsers and the credential plugins raise.
+    except Exception as error:
+        raise ClusterError(
+            f"{named}: cannot be used ({one_line(error)}); correct it, or name another with --kubeconfig"
+        ) from error
+
+
+def _load_service_account(configuration: Configuration) -> str:
+    from kubernetes.config import ConfigException, load_incluster_config
+
+    try:
+        load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+    except ConfigException as error:
+        raise ClusterError(
+            f"this pod's service account cannot be used ({one_line(error)}); mount its token into the pod, or"
+            " name a kubeconfig with --kubeconfig"
+        ) from error
+    return "in-cluster"
+
+
+@contextmanager
+def _plain_errors(cluster: str) -> Iterator[None]:
+    """Says in our words what goes wrong on the way to the API server."""
+    from kubernetes.client import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except (ApiException, HTTPError, OSError) as error:
+        reason = one_line(error.reason if isinstance(error, ApiException) else error)
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            raise ClusterError(
+                f"{cluster}: the API server's certificate is not trusted ({reason}); correct certificate-authority or "
+                "server in the kubeconfig"
+            ) from error
+        raise ClusterUnreachableError(cluster, reason) from error
+
+
+def _refusal(status: int, body: bytes, cluster: str, flags: str) -> ClusterError:
+    """What the API server's answer means. A `Status` object says more than the number, where there is one."""
+    try:
+        refusal = Refusal.model_validate_json(body)
+    except ValidationError:
+        refusal = Refusal(message=body.decode(errors="replace").strip())
+    message = one_line(refusal.message) or f"HTTP {status}"
+    if status == 401:
+        return ClusterError(f"{cluster}: the API server does not accept these credentials; log in again")
+    # Quotas and other admission plugins answer 403 too, without naming a user.
+    if status == 403 and 'User "' in message:
+        return NotAllowedError(f"{cluster}: not allowed ({message}); ask for a role as in docs/install.md")
+    if status == 404 and refusal.details.kind == _PLURAL and refusal.details.name:
+        return JobNotFoundError(refusal.details.name, flags)
+    if status == 404 and not refusal.details.name:
+        return ClusterError(
+            f"{cluster}: the API server does not know RLJobs; install the operator (docs/install.md), or name another"
+            " cluster with --context"
+        )
+    if status == 409 and refusal.reason == "AlreadyExists":
+        return JobExistsError(refusal.details.name)
+    if status in (429, 500, 502, 503, 504):
+        return ClusterUnreachableError(cluster, message)
+    return ClusterError(f"{cluster}: the API server refused this ({message}); change what it names")
+
+
+def _items(found: Json) -> list[Json]:
+    items = found.get("items")
+    assert isinstance(items, list), "a list was asked for"
+    return items

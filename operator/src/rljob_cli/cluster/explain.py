@@ -1,0 +1,272 @@
+"""`rljob explain`, for a job that does not do what was wanted: what it waits for, why, what to do, what is next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from rich.console import Console
+from rich.text import Text
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.explanations import EXPLANATIONS
+from rljob_api.standard_streams import printable
+from rljob_api.v1alpha1.status import Attempt, Condition, NextAttempt, StopRequest
+from rljob_cli.cluster.client import Cluster
+from rljob_cli.cluster.job_state import (
+    Ending,
+    attempt_under_way,
+    condition,
+    ending,
+    moment,
+    newest_attempt,
+    phase,
+    stop_asked_at,
+    waits_for,
+)
+from rljob_cli.cluster.next_steps import what_is_next
+from rljob_cli.cluster.objects import ContainerStatus, Event, Pod
+from rljob_cli.cluster.status import progress_text
+from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
+from rljob_cli.cluster.watching import utc_now
+from rljob_cli.errors import CliError, NotAllowedError
+from rljob_cli.plain_text import age, one_line, shortened, time_text
+
+_MAX_PODS = 8
+_MAX_WARNINGS = 5
+_UNSEEN_SECONDS = 10
+"""An operator that works has looked at a job by then."""
+
+
+def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | None = None) -> None:
+    """Prints everything that helps to understand one job.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+    """
+    now = now or utc_now()
+    job = cluster.job(name)
+    pods: list[Pod] = []
+    warnings: list[Event] = []
+    unknown = ""
+    try:
+        pods = cluster.pods(job)
+        warnings = cluster.warnings(job.metadata.namespace)
+    except NotAllowedError as error:
+        unknown = f"\nMore cannot be said: {error}"
+    # What the operator itself says about the job stands in the conditions.
+    about = {attempt.cluster for attempt in job.status.attempts} | {pod.metadata.name for pod in pods}
+    warnings = [event for event in warnings if event.involved_object.name in about]
+    for line in explanation(job, pods, warnings, now, cluster.flags):
+        console.print(line, soft_wrap=True)
+    if unknown:
+        console.print(Text(unknown, "yellow"), soft_wrap=True)
+
+
+def explain_reason(text: str, console: Console) -> None:
+    """Prints what a reason means and what to do about it.
+
+    Raises:
+        CliError: there is no such reason.
+    """
+    found = next((reason for reason in Reason if reason.lower() == text.lower()), None)
+    if found is None:
+        raise CliError(f"--reason {text}: there is no such reason; it is one of {', '.join(Reason)}")
+    console.print(Text(f"{found}: {EXPLANATIONS[found].means}"), soft_wrap=True)
+    console.print(Text(f"What to do: {EXPLANATIONS[found].advice}"), soft_wrap=True)
+
+
+def explanation(
+    job: StoredJob, pods: list[Pod], warnings: list[Event], now: datetime, flags: str = ""
+) -> Iterator[Text]:
+    """The whole text. `warnings`: those about the job's clusters and pods, oldest first; `flags`: what commands for the
+    same cluster and namespace must say."""
+    yield Text.assemble((job.where, "bold"), f": {phase(job)}, {age(job.metadata.creation_timestamp, now)} old")
+    progress = progress_text(job)
+    if progress is not None:
+        yield Text(f"  {progress}")
+    if job.unread:
+        yield Text(f"  cannot be read here: {one_line('; '.join(job.unread))}; {OTHER_VERSION}", "yellow")
+    yield Text()
+    yield from _headline(job, now)
+    # Other commands need no planner.
+    from rljob_cli.cluster.explain_memory import memory_text
+
+    yield from memory_text(job)
+    waiting = [pod for pod in pods if not pod.is_ready and pod.metadata.deletion_timestamp is None]
+    troubles = {pod.metadata.name: pod_trouble(pod) for pod in waiting} if ending(job.status) is None else {}
+    if troubles:
+        yield Text("\nPods that are not ready:", "bold")
+        for pod in waiting[:_MAX_PODS]:
+            yield Text(f"  {pod.metadata.name} ({pod.group}): {shortened(troubles[pod.metadata.name])}")
+        if len(waiting) > _MAX_PODS:
+            yield Text(f"  and {len(waiting) - _MAX_PODS} more")
+    new = [event for event in warnings if not _says_what_is_known(event, troubles)]
+    if new:
+        yield Text("\nLatest warnings:", "bold")
+        for event in new[-_MAX_WARNINGS:]:
+            yield Text(f"  {age(event.seen, now):>5}  {_warning(event)}")
+    yield Text("\nWhat comes next:", "bold")
+    for line in what_is_next(job, now, flags):
+        yield Text(f"  {line}")
+
+
+def pod_trouble(pod: Pod) -> str:
+    """Why a pod is not ready, in the words of the scheduler or the kubelet."""
+    status = pod.status
+    for found in status.conditions:
+        if found.type == "PodScheduled" and found.status == "False":
+            return _reason_and_message(found.reason, found.message)
+    if status.reason or status.message:
+        return _reason_and_message(status.reason, status.message)
+    for container in status.init_container_statuses:
+        if container.state.running is not None:
+            return f"init container {container.name} is still running"
+    for container in (*status.init_container_statuses, *status.container_statuses):
+        trouble = _container_trouble(container)
+        if trouble:
+            return f"container {container.name}: {trouble}"
+    return status.phase
+
+
+def _container_trouble(container: ContainerStatus) -> str:
+    state = container.state
+    if state.waiting is not None and state.waiting.reason != "PodInitializing":
+        trouble = _reason_and_message(state.waiting.reason, state.waiting.message)
+        last = container.last_state.terminated
+        return f"{trouble}; it ended with {last.reason}, exit code {last.exit_code}" if last else trouble
+    if state.terminated is not None and state.terminated.exit_code != 0:
+        ended = state.terminated
+        return f"{_reason_and_message(ended.reason, ended.message)} (exit code {ended.exit_code})"
+    return "runs, but is not ready" if state.running is not None and not container.ready else ""
+
+
+def _reason_and_message(reason: str, message: str) -> str:
+    return one_line(": ".join(part for part in (reason, message) if part))
+
+
+def _says_what_is_known(event: Event, troubles: dict[str, str]) -> bool:
+    """The kubelet says the same thing in a pod's status and in several events."""
+    message = one_line(event.message).removeprefix("Error: ")
+    return message in troubles.get(event.involved_object.name, "")
+
+
+def _warning(event: Event) -> str:
+    times = f" (x{event.times})" if event.times > 1 else ""
+    about = f"{event.involved_object.kind} {event.involved_object.name}"
+    return f"{about}: {event.reason}{times}: {shortened(one_line(event.message))}"
+
+
+def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
+    """What matters most about it, and what to do about that."""
+    status, attempt, end = job.status, attempt_under_way(job), ending(job.status)
+    found = waits_for(status)
+    if job.metadata.deletion_timestamp is not None:
+        yield Text(f"It is being deleted, for {age(job.metadata.deletion_timestamp, now)}.", "bold")
+        yield Text("What to do: Wait; what belongs to it is removed after it.", "cyan")
+    elif end is not None:
+        yield from _end_text(job, end, now)
+    elif attempt is not None and attempt.stop is not None:
+        yield from _stop_text(attempt, attempt.stop, now)
+    elif stop_asked_at(job) is not None:
+        yield Text("Somebody has asked to stop it, and the operator has not seen to that yet.", "bold")
+        yield _advice(Reason.STOPPED_BY_USER)
+    elif job.is_to_be_suspended:
+        yield from _suspension_text(job, now)
+    elif status.next_attempt is not None:
+        yield from _between_text(job, status.next_attempt, now)
+    elif found is not None:
+        named = f" (attempt {attempt.number})" if attempt is not None and attempt.number > 1 else ""
+        yield Text(f"It is waiting for{named}: {_condition_text(found, attempt, now)}", "bold")
+        yield from _message_lines(found.message)
+        yield from _silence_text(attempt, now)
+        yield _advice(found.reason)
+    elif not status.conditions:
+        yield from _unseen_text(job, now)
+    else:
+        yield Text(f"Nothing keeps it from going on{_how_it_goes(job, now)}.", "bold")
+        yield from _silence_text(attempt, now)
+        checkpointed = condition(status, ConditionType.CHECKPOINTED)
+        if checkpointed is not None and checkpointed.reason == Reason.NO_CHECKPOINT_YET:
+            yield Text(f"No checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}")
+
+
+def _end_text(job: StoredJob, end: Ending, now: datetime) -> Iterator[Text]:
+    newest = newest_attempt(job)
+    attempt = f" in attempt {newest.number}" if newest is not None else ""
+    yield Text(f"It has ended{attempt}: {end.kind}, reason {end.reason}, {age(end.at, now)} ago", "bold")
+    yield from _message_lines(end.message)
+    yield _advice(end.reason)
+
+
+def _stop_text(attempt: Attempt, stop: StopRequest, now: datetime) -> Iterator[Text]:
+    since = age(moment(stop.requested_at), now)
+    yield Text(f"Attempt {attempt.number} is to end: reason {one_line(stop.reason)}, for {since}", "bold")
+    if stop.message is not None:
+        yield from _message_lines(stop.message)
+    told = f"Ray was asked {age(moment(stop.told_at), now)} ago" if stop.told_at else "Ray could not be asked yet"
+    yield Text(f"  {told} to stop its trainer")
+    yield _advice(stop.reason)
+
+
+def _suspension_text(job: StoredJob, now: datetime) -> Iterator[Text]:
+    since = job.status.suspended_at
+    if since is None:
+        yield Text("It is being suspended.", "bold")
+        yield _advice(Reason.SUSPENDING)
+    else:
+        yield Text(f"It is suspended, for {age(moment(since), now)}, and holds no nodes.", "bold")
+        yield _advice(Reason.SUSPENDED)
+
+
+def _between_text(job: StoredJob, following: NextAttempt, now: datetime) -> Iterator[Text]:
+    newest = newest_attempt(job)
+    which = f"attempt {newest.number} has ended" if newest is not None else "an attempt has ended"
+    since = f", {age(moment(newest.ended), now)} ago" if newest is not None and newest.ended else ""
+    why = f"{following.reason} ({following.failure_class})"
+    yield Text(f"It is between two attempts: {which}, reason {one_line(why)}{since}", "bold")
+    yield from _message_lines(following.message)
+    yield _advice(following.reason)
+
+
+def _silence_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
+    if attempt is not None and attempt.silent_since is not None:
+        since = moment(attempt.silent_since)
+        yield Text(
+            f"  Nothing could be learned of attempt {attempt.number}'s trainer since {time_text(since)},"
+            f" for {age(since, now)}"
+        )
+
+
+def _unseen_text(job: StoredJob, now: datetime) -> Iterator[Text]:
+    seconds = (now - job.metadata.creation_timestamp).total_seconds()
+    yield Text("No operator has looked at it yet.", "bold")
+    if seconds > _UNSEEN_SECONDS:
+        yield Text(
+            "What to do: see whether the operator runs and handles this namespace (Helm value watchNamespaces):"
+            " kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator"
+        )
+
+
+def _how_it_goes(job: StoredJob, now: datetime) -> str:
+    found, attempt = condition(job.status, ConditionType.PROGRESSING), newest_attempt(job)
+    named = f", attempt {attempt.number}" if attempt is not None and attempt.number > 1 else ""
+    return f": {found.reason} for {age(moment(found.last_transition_time), now)}{named}" if found is not None else ""
+
+
+def _condition_text(found: Condition, attempt: Attempt | None, now: datetime) -> str:
+    """A condition may not hold since a former attempt; this one waits since it began."""
+    since = moment(found.last_transition_time)
+    if attempt is not None and attempt.number > 1:
+        since = max(since, moment(attempt.started))
+    return f"{found.type}={found.status}, reason {found.reason}, for {age(since, now)}"
+
+
+def _message_lines(message: str) -> Iterator[Text]:
+    for line in printable(message).strip().split("\n"):
+        yield Text(f"  {line}")
+
+
+def _advice(reason: str) -> Text:
+    known = EXPLANATIONS[Reason(reason)].advice if reason in list(Reason) else None
+    return Text(f"What to do: {known or 'Update rljob; this version does not know the reason.'}", "cyan")

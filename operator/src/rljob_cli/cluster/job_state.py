@@ -1,0 +1,209 @@
+"""What a job's status says, read in one place: how it ended, what it waits for, where its results are.
+
+What the operator has recorded counts: result, attempts, counters. Older operators wrote conditions only, so these are
+asked where there is no record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from rljob_api.conditions import ConditionType
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
+from rljob_api.requests import as_noted, is_later
+from rljob_api.v1alpha1.checkpoint import Resume
+from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, Condition, ConditionStatus, RLJobStatus
+from rljob_cli.cluster.stored_job import StoredJob
+
+UNREADABLE = "?"
+"""Instead of a word that this version cannot read."""
+
+_MUST_BE_TRUE = (
+    ConditionType.SPEC_VALID,
+    ConditionType.CLUSTER_READY,
+    ConditionType.PLACEMENT_FEASIBLE,
+    ConditionType.JOB_SUBMITTED,
+    ConditionType.PROGRESSING,
+)
+"""In the order in which a job gets there. Without a checkpoint a job still goes on."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job ended."""
+
+    kind: str
+    """Complete or Failed; a newer operator may know more."""
+    reason: str
+    message: str
+    at: datetime
+    cleaned_up_at: str | None = None
+    """When nothing was left of its clusters; not known of older operators."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it ended well."""
+        return self.kind == ConditionType.COMPLETE
+
+
+def moment(timestamp: str) -> datetime:
+    """The time that a status names."""
+    return datetime.fromisoformat(timestamp)
+
+
+def condition(status: RLJobStatus, kind: ConditionType) -> Condition | None:
+    """One condition; None where the operator has not said it yet."""
+    return next((found for found in status.conditions if found.type == kind), None)
+
+
+def is_true(status: RLJobStatus, kind: ConditionType) -> bool:
+    """Whether a condition holds; not, where nothing was said yet."""
+    found = condition(status, kind)
+    return found is not None and found.status is ConditionStatus.TRUE
+
+
+def ending(status: RLJobStatus) -> Ending | None:
+    """How it ended; None while it has not."""
+    result = status.result
+    if result is not None:
+        kind = ConditionType.COMPLETE.value if result.outcome == AttemptOutcome.SUCCEEDED else result.outcome
+        return Ending(kind, result.reason, result.message, moment(result.at), result.cleaned_up_at)
+    for end in (ConditionType.COMPLETE, ConditionType.FAILED):
+        found = condition(status, end)
+        if found is not None and found.status is ConditionStatus.TRUE:
+            return Ending(end.value, found.reason, found.message, moment(found.last_transition_time))
+    return None
+
+
+def waits_for(status: RLJobStatus) -> Condition | None:
+    """The first condition that keeps a job that has not ended from training; None if there is none."""
+    for kind in _MUST_BE_TRUE:
+        found = condition(status, kind)
+        if found is not None and found.status is not ConditionStatus.TRUE:
+            return found
+    return None
+
+
+def phase(job: StoredJob) -> str:
+    """One word for people."""
+    if job.metadata.deletion_timestamp is not None:
+        return "Deleting"
+    if job.status.phase is None and is_unread(job, "phase"):
+        return UNREADABLE
+    return job.status.phase or "Unseen"
+
+
+def reason(job: StoredJob) -> str:
+    """Why the job is in its phase, in one word; empty where nothing is to be said."""
+    if job.status.reason is not None:
+        return job.status.reason
+    found = ending(job.status) or waits_for(job.status)
+    return "" if found is None else found.reason
+
+
+def is_unread(job: StoredJob, field: str) -> bool:
+    """Whether something of this field of the status, or the status as a whole, cannot be read here."""
+    return any(place.startswith(("status (", *(f"status.{field}{end}" for end in " .["))) for place in job.unread)
+
+
+def newest_attempt(job: StoredJob) -> Attempt | None:
+    """The attempt with the highest number; None before the first."""
+    return job.status.attempts[-1] if job.status.attempts else None
+
+
+def attempt_under_way(job: StoredJob) -> Attempt | None:
+    """The newest attempt, if it has not ended."""
+    newest = newest_attempt(job)
+    return newest if newest is not None and newest.ended is None else None
+
+
+def attempt_state(attempt: Attempt) -> str:
+    """How it ended, or how far it is; words of newer operators as they are."""
+    if attempt.ended is not None or attempt.outcome != AttemptOutcome.RUNNING:
+        return attempt.outcome
+    # Operators that know no states leave them out.
+    return attempt.state if "state" in attempt.model_fields_set else attempt.outcome
+
+
+def is_running(attempt: Attempt) -> bool:
+    """Whether its trainer runs, and is not to end."""
+    return attempt_state(attempt) == AttemptState.RUNNING and attempt.stop is None
+
+
+def stop_asked_at(job: StoredJob) -> str | None:
+    """The request to stop that the operator has not seen to yet; None if there is none."""
+    return _not_handled(job, ANNOTATION_STOP)
+
+
+def retry_asked_at(job: StoredJob) -> str | None:
+    """The request for another attempt that the operator has not seen to yet; None if there is none."""
+    return _not_handled(job, ANNOTATION_RETRY)
+
+
+def is_to_be_retried(job: StoredJob) -> bool:
+    """Whether a job that has failed will go on: somebody asked for it, and the operator has not seen to it yet."""
+    end = ending(job.status)
+    return end is not None and not end.is_complete and retry_asked_at(job) is not None
+
+
+def stop_counts(job: StoredJob) -> bool:
+    """Whether the request to stop that is not seen to yet will stop the job: a retry takes back those before it."""
+    asked, retry = stop_asked_at(job), retry_asked_at(job)
+    return asked is not None and (not is_to_be_retried(job) or is_later(asked, than=retry))
+
+
+def application_tries_used(job: StoredJob) -> int:
+    """How often the training has failed since it last got further."""
+    counters = job.status.counters
+    return counters.application_retries if counters is not None and not _has_got_further(job) else 0
+
+
+def infrastructure_tries_used(job: StoredJob) -> int:
+    """How often what is under the training has failed since it last got further."""
+    counters = job.status.counters
+    return counters.infrastructure_retries if counters is not None and not _has_got_further(job) else 0
+
+
+def application_tries_left(job: StoredJob) -> int:
+    """How often the training may still fail."""
+    return max(job.run_policy.max_app_retries - application_tries_used(job), 0)
+
+
+def infrastructure_tries_left(job: StoredJob) -> int:
+    """How often what is under the training may still fail."""
+    return max(job.run_policy.max_infra_retries - infrastructure_tries_used(job), 0)
+
+
+def _has_got_further(job: StoredJob) -> bool:
+    """Whether a later checkpoint was saved than when a retry was last counted: the operator counts anew at the next
+    failure."""
+    checkpoint, counters = job.status.checkpoint, job.status.counters
+    if checkpoint is None or counters is None or attempt_under_way(job) is None:
+        return False
+    return counters.checkpoint_step is None or checkpoint.step > counters.checkpoint_step
+
+
+def where_it_begins(job: StoredJob) -> str:
+    """Where another attempt would start."""
+    checkpoint = job.status.checkpoint
+    if checkpoint is None:
+        return "from the beginning: there is no checkpoint"
+    if job.resume is Resume.NEVER:
+        return f"beside the checkpoint of step {checkpoint.step}, which checkpoint.resume: Never refuses"
+    return f"from step {checkpoint.step}"
+
+
+def storage_uri(job: StoredJob) -> str | None:
+    """The job's folder in its claim, in the form of the status's own URIs; None without a claim."""
+    storage = job.storage
+    if storage is None:
+        return None
+    return f"pvc://{storage.persistent_volume_claim}/{storage.sub_path or job.metadata.name}"
+
+
+def _not_handled(job: StoredJob, annotation: str) -> str | None:
+    asked = job.metadata.annotations.get(annotation)
+    handled = job.status.handled_requests
+    seen = None if handled is None else handled.stop if annotation == ANNOTATION_STOP else handled.retry
+    return asked if asked is not None and as_noted(asked) != seen else None

@@ -1,0 +1,222 @@
+"""`rljob logs`: what the training prints, from a head pod while there is one, else where to find it.
+
+What the job has left in its claim is read by `kept_logs`, where the claim is mounted on this machine.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from rich.console import Console
+from rich.text import Text
+
+from rljob_api.constants import POD_LOGS_FOLDER, POD_STORAGE_FOLDER, ExitCode, attempt_logs_folder
+from rljob_api.standard_streams import printable
+from rljob_api.v1alpha1.status import Attempt
+from rljob_cli.cluster.client import Cluster
+from rljob_cli.cluster.job_state import ending, moment, newest_attempt, storage_uri, waits_for
+from rljob_cli.cluster.kept_logs import kept_log, pieces_of, tell_which
+from rljob_cli.cluster.log_options import Container, LogOptions
+from rljob_cli.cluster.objects import Pod
+from rljob_cli.cluster.status import attempt_text
+from rljob_cli.cluster.stored_job import StoredJob
+from rljob_cli.cluster.watching import POLL_SECONDS, Clock
+from rljob_cli.errors import CliError
+from rljob_cli.plain_text import one_line, time_text
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A container that has a log, or the reason why there is none (yet)."""
+
+    attempt: int | None = None
+    pod: Pod | None = None
+    missing: str = ""
+    is_gone: bool = False
+    """There was one, and there will be none again unless another attempt brings one."""
+    may_come: bool = True
+    """Whether waiting for it makes sense."""
+
+
+def show_logs(cluster: Cluster, name: str, options: LogOptions, console: Console, clock: Clock | None = None) -> int:
+    """Copies the log to standard output as it is; everything else goes to `console`. 0 if there was a log, else 1; 130
+    for Ctrl-C.
+
+    Raises:
+        CliError: there is no log yet, or no such pod.
+    """
+    try:
+        return _show(cluster, name, options, console, clock or Clock())
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+def show_kept_logs(name: str, storage: Path, options: LogOptions, console: Console) -> int:
+    """Copies a log that is kept in the claim to standard output; its place goes to `console`. 0, or 130 for Ctrl-C.
+
+    Raises:
+        CliError: there is none.
+    """
+    log = kept_log(name, storage, options)
+    tell_which(log, console)
+    try:
+        _copy(pieces_of(log, options.num_lines))
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return 0
+
+
+def _show(cluster: Cluster, name: str, options: LogOptions, console: Console, clock: Clock) -> int:
+    said = ""
+    while True:
+        job = cluster.job(name)
+        source = _find(job, cluster.pods(job), options)
+        if source.pod is not None:
+            _tell_which(job, source, options, console)
+            _copy(
+                cluster.pod_log(source.pod, options.container_name, follow=options.follow, num_lines=options.num_lines)
+            )
+            return 0
+        if source.is_gone and not (options.follow and source.may_come):
+            _tell_what_is_left(job, source, options, console)
+            return 1
+        if not options.follow:
+            raise CliError(
+                f"{job.where}: {source.missing}; --follow waits for it, `rljob explain {name}{cluster.flags}` says more"
+            )
+        if source.missing != said:
+            said = source.missing
+            console.print(Text(f"waiting: {said}", "dim"), soft_wrap=True)
+        clock.sleep(POLL_SECONDS)
+
+
+def _find(job: StoredJob, pods: list[Pod], options: LogOptions) -> _Source:
+    _refuse_unknown(job, options)
+    listed = {attempt.number: attempt for attempt in job.status.attempts}
+    numbers = [options.attempt] if options.attempt is not None else sorted(listed, reverse=True)
+    for number in numbers:
+        mine = [pod for pod in pods if pod.group == options.group and _is_of(pod, number, listed.get(number))]
+        if len(mine) > options.index:
+            return _source(number, mine[options.index], options)
+    wanted = numbers[0] if numbers else None
+    record = listed.get(wanted) if wanted is not None else None
+    is_over = ending(job.status) is not None or job.metadata.deletion_timestamp is not None
+    is_past = wanted is not None and (record is None or record.ended is not None)
+    may_come = not is_over and (options.attempt is None or not is_past)
+    return _Source(wanted, None, _missing(job, options), is_over or is_past, may_come)
+
+
+def _is_of(pod: Pod, number: int, record: Attempt | None) -> bool:
+    """Attempts may share a cluster, so the cluster counts where it is known."""
+    if record is not None and pod.cluster is not None:
+        return pod.cluster == record.cluster
+    return pod.attempt == str(number)
+
+
+def _source(number: int, pod: Pod, options: LogOptions) -> _Source:
+    status = pod.container(options.container_name)
+    if status is not None and status.has_started:
+        return _Source(number, pod)
+    waiting = status.state.waiting if status else None
+    why = f" ({waiting.reason})" if waiting else ""
+    missing = f"container {options.container_name} of pod {pod.metadata.name} has not started{why}"
+    return _Source(number, missing=missing)
+
+
+def _missing(job: StoredJob, options: LogOptions) -> str:
+    """That there is no such pod, and why."""
+    following, waits = job.status.next_attempt, waits_for(job.status)
+    why = ""
+    if job.is_to_be_suspended:
+        why = " (the job is suspended)"
+    elif following is not None:
+        why = f" (the next attempt begins at {time_text(moment(following.not_before))})"
+    elif waits is not None:
+        why = f" ({waits.type}={waits.status} {waits.reason}: {one_line(waits.message)})"
+    which = "head pod" if options.pool is None else f"pod {options.index} of pool {options.pool}"
+    of = "" if options.attempt is None else f" of attempt {options.attempt}"
+    return f"the {which}{of} is not there yet{why}"
+
+
+def _refuse_unknown(job: StoredJob, options: LogOptions) -> None:
+    """An attempt that there has not been, or a pool or index that the job will never have."""
+    newest = newest_attempt(job)
+    num_attempts = newest.number if newest else 0
+    if options.attempt is not None and options.attempt > num_attempts:
+        raise CliError(f"{job.where}: has had {num_attempts} attempts (seen: --attempt {options.attempt})")
+    if options.pool is None:
+        return
+    pools = job.pool_sizes
+    if options.pool not in pools:
+        raise CliError(f"{job.where}: has no pool {options.pool}; it has {', '.join(pools)}")
+    if options.index >= pools[options.pool]:
+        raise CliError(
+            f"{job.where}: pool {options.pool} has {pools[options.pool]} pods (seen: --index {options.index});"
+            " the first is --index 0"
+        )
+    if options.container is Container.DRIVER:
+        raise CliError("--container driver: only the head pod has it; leave out --pool, or name --container ray")
+
+
+def _standard_output() -> BinaryIO:
+    return sys.stdout.buffer
+
+
+def _copy(pieces: Iterator[bytes]) -> None:
+    output = _standard_output()
+    for piece in pieces:
+        output.write(piece)
+        output.flush()
+
+
+def _tell_which(job: StoredJob, source: _Source, options: LogOptions, console: Console) -> None:
+    """Where one might take the log for another one."""
+    newest, shown = newest_attempt(job), [each for each in job.status.attempts if each.number == source.attempt]
+    if newest is None or not shown:
+        return
+    if options.attempt is None and newest.number != source.attempt:
+        text = f"attempt {newest.number} has no such pod ({attempt_text(newest)}); this is the log of attempt"
+        console.print(Text(f"{text} {source.attempt} ({attempt_text(shown[0])})", "dim"), soft_wrap=True)
+    sharing = [str(each.number) for each in job.status.attempts if each.cluster == shown[0].cluster]
+    if len(sharing) > 1:
+        text = f"attempts {', '.join(sharing)} ran in this pod, and its log has what all of them printed"
+        console.print(Text(text, "dim"), soft_wrap=True)
+
+
+def _tell_what_is_left(job: StoredJob, source: _Source, options: LogOptions, console: Console) -> None:
+    """Where the log is when the pods are gone, and the last lines of it that the job itself holds."""
+    record = next((each for each in job.status.attempts if each.number == source.attempt), None)
+    end, newest = ending(job.status), newest_attempt(job)
+    if source.attempt is None or (record is not None and record.submissions == 0):
+        what = "ended" if source.attempt is None else f"attempt {source.attempt} ended"
+        lines = [f"{job.where}: {what} before its training was started: there is no log"]
+    else:
+        lines = [f"{job.where}: the pods of attempt {source.attempt} are gone, and their logs with them"]
+        lines += _places(job, source.attempt, options)
+    if end is not None and (newest is None or source.attempt == newest.number):
+        lines += [f"{end.kind}, {end.reason}:", printable(end.message)]
+    elif record is not None:
+        lines += [f"attempt {record.number}, {attempt_text(record)}:", printable(record.message or "")]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _places(job: StoredJob, attempt: int, options: LogOptions) -> Iterator[str]:
+    """Where copies are, and the command that prints them."""
+    storage = job.storage
+    if storage is None:
+        return
+    name, logs = job.metadata.name, POD_LOGS_FOLDER.removeprefix(POD_STORAGE_FOLDER)
+    if options.container_name == Container.DRIVER:
+        yield f"a copy of the driver's log is {storage_uri(job)}{logs}/{attempt_logs_folder(attempt)}/driver.log"
+    else:
+        yield f"what is kept of the logs of workers is below {storage_uri(job)}{logs}/"
+    claim = storage.persistent_volume_claim
+    folder = "FOLDER" if storage.sub_path is None else f"FOLDER/{shlex.quote(storage.sub_path)}"
+    which = f" --attempt {attempt}" if options.pool is None else f" --pool {options.pool} --index RANK"
+    yield f"where claim {claim} is mounted at FOLDER, this prints it: rljob logs {name} --storage {folder}{which}"

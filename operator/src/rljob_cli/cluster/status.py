@@ -1,0 +1,215 @@
+"""`rljob status`: where a job is, as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from rich.text import Text
+
+from rljob_api.conditions import ConditionType
+from rljob_api.standard_streams import printable
+from rljob_api.v1alpha1.status import Attempt, Condition, ConditionStatus, NextAttempt
+from rljob_cli.cluster.job_state import (
+    application_tries_used,
+    attempt_state,
+    ending,
+    infrastructure_tries_used,
+    moment,
+    newest_attempt,
+    phase,
+    reason,
+    retry_asked_at,
+    stop_asked_at,
+)
+from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
+from rljob_cli.plain_text import age, in_time, length, number_text, one_line, shortened, time_text
+from rljob_cli.tables import table
+
+_STYLES = {ConditionStatus.TRUE: "green", ConditionStatus.FALSE: "yellow", ConditionStatus.UNKNOWN: "magenta"}
+_STYLES_WHEN_TRUE = {
+    ConditionType.SUSPENDED: "yellow",
+    ConditionType.RETRYING: "yellow",
+    ConditionType.FINISHED: "",
+    ConditionType.COMPLETE: "green",
+    ConditionType.FAILED: "bold red",
+}
+"""Of conditions that need not be True; False says nothing of these."""
+_MAX_ATTEMPTS = 8
+
+
+def job_lines(job: StoredJob, now: datetime, flags: str = "") -> list[Text]:
+    """Everything about one job. The same for a terminal, a file and the live view. `flags`: what commands for the same
+    cluster and namespace must say."""
+    name = f"{job.metadata.namespace}/{job.metadata.name}"
+    words = one_line(", ".join(dict.fromkeys(word for word in (phase(job), _said_reason(job)) if word)))
+    created = job.metadata.creation_timestamp
+    lines = [Text.assemble((f"RLJob {name}", "bold"), "   ", words, f"   age {age(created, now)}")]
+    facts = [*_requests(job, now), *_training(job, now), *_attempts(job, now)]
+    lines += [Text(f"  {label:<12} {value}") for label, value in facts]
+    if job.status.conditions:
+        rows = [_condition_row(found, now) for found in job.status.conditions]
+        lines += [Text(), *table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, indent="  ")]
+    elif not job.unread:
+        explain = f"rljob explain {job.metadata.name}{flags}"
+        lines.append(Text(f"  no operator has looked at it yet; `{explain}` says what to check", style="yellow"))
+    for found in job.status.conditions:
+        # Finished says what Complete or Failed says.
+        if "\n" in found.message.strip() and found.type != ConditionType.FINISHED:
+            lines += [Text(), Text(f"  {found.type}, {found.reason}:", style="bold"), *_indented(found.message, "    ")]
+    if job.unread:
+        lines += [Text(), Text(f"  cannot be read here: {one_line('; '.join(job.unread))}; {OTHER_VERSION}", "yellow")]
+    return lines
+
+
+def progress_text(job: StoredJob) -> str | None:
+    """One line about the training: step, reward, evaluation score, speed, time left. None before it has started."""
+    progress = job.status.progress
+    if progress is None:
+        return None
+    parts = [f"step {progress.step}/{progress.total_steps}"]
+    if progress.reward_mean is not None:
+        parts.append(f"reward {number_text(progress.reward_mean)}")
+    if progress.eval_score is not None:
+        parts.append(f"eval {number_text(progress.eval_score)}")
+    if job.status.checkpoint is not None:
+        parts.append(f"checkpoint {job.status.checkpoint.step}")
+    if progress.eta_seconds is not None and ending(job.status) is None:
+        parts.append(f"ETA {length(progress.eta_seconds)}")
+    return ", ".join(parts)
+
+
+def attempt_text(attempt: Attempt) -> str:
+    """How far an attempt is or how it ended, why, and where it began; without times."""
+    return one_line(", ".join([attempt_state(attempt), *_why(attempt), *_resumed(attempt)]))
+
+
+def next_attempt_text(job: StoredJob, following: NextAttempt) -> str:
+    """That another attempt follows, when and why; without what changes from second to second."""
+    newest = newest_attempt(job)
+    number = f"attempt {newest.number + 1}" if newest else "the next attempt"
+    place = "on the same cluster" if following.same_cluster else "on a new cluster"
+    message = f": {following.message}" if following.message else ""
+    why = _with_class(following.reason, following.failure_class)
+    return one_line(f"{number} at {time_text(moment(following.not_before))}, {place}, after {why}{message}")
+
+
+def _said_reason(job: StoredJob) -> str:
+    """Only as the operator says it: other reasons stand in the table below."""
+    return reason(job) if job.status.reason is not None else ""
+
+
+def _requests(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
+    """What was asked for and is not done, or has been done for good."""
+    result, suspended_at = job.status.result, job.status.suspended_at
+    if result is not None:
+        at = f"{result.outcome}, {result.reason}, {age(moment(result.at), now)} ago"
+        left = (
+            f"cleaned up {age(moment(result.cleaned_up_at), now)} ago" if result.cleaned_up_at else "being cleaned up"
+        )
+        yield "result", one_line(f"{at}; {left}")
+    if suspended_at is not None:
+        yield "suspended", f"for {age(moment(suspended_at), now)}; it holds no nodes"
+    elif job.is_to_be_suspended and result is None:
+        yield "suspended", "asked for, and not done yet"
+    for what, asked_at in (("stop", stop_asked_at(job)), ("retry", retry_asked_at(job))):
+        if asked_at is not None:
+            yield f"{what} asked", shortened(one_line(f"at {asked_at}, and not seen by the operator yet"))
+
+
+def _training(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
+    status, progress = job.status, job.status.progress
+    if progress is not None:
+        yield "step", f"{progress.step}/{progress.total_steps}, {age(moment(progress.updated_at), now)} ago"
+        if progress.reward_mean is not None:
+            yield "reward", number_text(progress.reward_mean)
+        if progress.eval_score is not None:
+            yield "eval score", number_text(progress.eval_score)
+        if progress.tokens_per_second is not None:
+            yield "tokens/s", f"{progress.tokens_per_second:,.0f}"
+        if progress.eta_seconds is not None and ending(status) is None:
+            yield "ETA", length(progress.eta_seconds)
+    if status.checkpoint is not None:
+        saved = age(moment(status.checkpoint.saved_at), now)
+        yield "checkpoint", f"step {status.checkpoint.step}, {saved} ago, {status.checkpoint.uri}"
+    if status.export_uri is not None:
+        yield "export", status.export_uri
+    if status.pools:
+        yield "pools", ", ".join(f"{pool.name} {pool.ready}/{pool.desired} ready" for pool in status.pools)
+    if status.gpus is not None:
+        yield "GPUs", str(status.gpus)
+
+
+def _attempts(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
+    status, counters, following = job.status, job.status.counters, job.status.next_attempt
+    shown = status.attempts[-_MAX_ATTEMPTS:]
+    if shown and shown[0].number > 1:
+        yield "attempts", f"the first {shown[0].number - 1} not shown; --output yaml has those that are still listed"
+    for attempt in shown:
+        yield f"attempt {attempt.number}", _attempt(attempt, now)
+        if attempt.message:
+            yield "", f"  {shortened(one_line(attempt.message))}"
+    if following is not None:
+        yield "next", f"{next_attempt_text(job, following)} ({in_time(moment(following.not_before), now)})"
+    if counters is not None:
+        policy = job.run_policy
+        yield (
+            "retries",
+            f"application {application_tries_used(job)} of {policy.max_app_retries} used, infrastructure"
+            f" {infrastructure_tries_used(job)} of {policy.max_infra_retries} used;"
+            f" {counters.failed_attempts} of {counters.attempts} attempts failed",
+        )
+
+
+def _attempt(attempt: Attempt, now: datetime) -> str:
+    until = attempt.ended
+    lasted = (moment(until) if until else now) - moment(_since(attempt))
+    state = f"{attempt_state(attempt)} {'after' if until else 'for'} {length(lasted.total_seconds())}"
+    parts = [state, *_why(attempt), f"cluster {attempt.cluster}", *_resumed(attempt)]
+    if attempt.checkpoint_step is not None:
+        parts.append(f"saved step {attempt.checkpoint_step}")
+    if attempt.silent_since is not None and until is None:
+        parts.append(f"silent for {age(moment(attempt.silent_since), now)}")
+    return one_line(", ".join(parts))
+
+
+def _why(attempt: Attempt) -> list[str]:
+    """Why it ended, or is to end."""
+    if attempt.ended is None and attempt.stop is not None:
+        return [f"is to end: {attempt.stop.reason}"]
+    if attempt.reason in (None, attempt_state(attempt)):
+        return []
+    return [_with_class(str(attempt.reason), attempt.failure_class)]
+
+
+def _resumed(attempt: Attempt) -> list[str]:
+    return [] if attempt.resumed_from_step is None else [f"resumed from step {attempt.resumed_from_step}"]
+
+
+def _since(attempt: Attempt) -> str:
+    """Since when an attempt runs or stops; of one that has ended, or is being provisioned, since when there is one."""
+    if attempt.ended is not None:
+        return attempt.started
+    if attempt.stop is not None:
+        return attempt.stop.requested_at
+    return attempt.running_since or attempt.started
+
+
+def _with_class(reason_word: str, failure_class: str | None) -> str:
+    return f"{reason_word} ({failure_class})" if failure_class else reason_word
+
+
+def _condition_row(found: Condition, now: datetime) -> list[Text]:
+    style = _STYLES[found.status]
+    if found.type in list(_STYLES_WHEN_TRUE) and found.status is not ConditionStatus.UNKNOWN:
+        is_true = found.status is ConditionStatus.TRUE
+        style = _STYLES_WHEN_TRUE[ConditionType(found.type)] if is_true else ""
+    first, *others = found.message.strip().split("\n")
+    message = one_line(first) + (" ..." if others else "")
+    since = age(moment(found.last_transition_time), now)
+    cells = (Text(found.type), Text(found.status, style), Text(found.reason), Text(since), Text(message))
+    return list(cells)
+
+
+def _indented(message: str, indent: str) -> list[Text]:
+    return [Text(indent + line) for line in printable(message).strip().split("\n")]

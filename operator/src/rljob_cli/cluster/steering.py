@@ -1,0 +1,255 @@
+"""`rljob suspend`, `resume`, `stop` and `retry`: what a person asks of a job that is there.
+
+Each asks once: what is so already, or was asked for already, is said and left alone. The operator does it; with `wait`
+the command watches until it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.text import Text
+
+from rljob_api.conditions import Reason
+from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, ExitCode
+from rljob_api.v1alpha1.run_policy import Cleanup
+from rljob_api.v1alpha1.status import AttemptState
+from rljob_cli.cluster.client import Cluster
+from rljob_cli.cluster.job_state import (
+    attempt_state,
+    attempt_under_way,
+    ending,
+    is_running,
+    is_to_be_retried,
+    moment,
+    newest_attempt,
+    phase,
+    reason,
+    retry_asked_at,
+    stop_asked_at,
+    stop_counts,
+    where_it_begins,
+)
+from rljob_cli.cluster.stored_job import StoredJob
+from rljob_cli.cluster.watching import Clock, looks_at
+from rljob_cli.errors import NOT_FOUND_EXIT_CODE, CliError
+from rljob_cli.plain_text import age, length, one_line, shortened, time_text
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What came of a request."""
+
+    text: str
+    exit_code: int = ExitCode.SUCCESS
+
+
+@dataclass(frozen=True)
+class Steering:
+    """One job, and how the commands for it tell what they do. Every method returns an exit code: 0, and with `wait` 1
+    where the job ended instead, 3 where it was deleted, 130 for Ctrl-C. They raise JobNotFoundError, other kinds of
+    ClusterError, and CliError where the job cannot do what is asked."""
+
+    cluster: Cluster
+    name: str
+    flags: str
+    """What further commands for this job must say."""
+    console: Console
+    wait: bool = False
+    clock: Clock = field(default_factory=Clock)
+
+    def suspend(self) -> int:
+        """Asks for a checkpoint and for the job's nodes."""
+        job = self._job()
+        end = ending(job.status)
+        if end is not None:
+            raise CliError(f"{job.where}: has ended ({end.kind}, {end.reason}); there is nothing to suspend")
+        if job.is_to_be_suspended and job.status.suspended_at is not None:
+            since = age(moment(job.status.suspended_at), self.clock.now())
+            self._say(f"{job.where} is suspended already, for {since}; {self._command('resume')} lets it go on")
+            return ExitCode.SUCCESS
+        if job.is_to_be_suspended:
+            self._say(f"{job.where} is being suspended already")
+        else:
+            job = self.cluster.change_spec(self.name, {"suspend": True})
+            self._say(f"{job.where} will be suspended: {_what_ending_takes(job)}")
+            self._say(f"{self._command('resume')} lets it go on from its newest checkpoint")
+        return self._until(job, _suspended)
+
+    def resume(self) -> int:
+        """Lets a suspended job go on."""
+        job = self._job()
+        if not job.is_to_be_suspended:
+            self._say(f"{job.where} is not suspended ({_in_words(job)})")
+            return ExitCode.SUCCESS
+        job = self.cluster.change_spec(self.name, {"suspend": False})
+        end = ending(job.status)
+        if end is not None:
+            more = "" if end.is_complete else f"; {self._command('retry')} lets it go on from its newest checkpoint"
+            self._say(f"{job.where} is no longer suspended, but it has ended ({end.kind}, {end.reason}){more}")
+            return ExitCode.SUCCESS
+        self._say(f"{job.where} will go on, with a new attempt {where_it_begins(job)}")
+        generation = job.metadata.generation
+        return self._until(job, lambda seen: _runs(seen) if seen.status.observed_generation >= generation else None)
+
+    def stop(self) -> int:
+        """Ends the job for good, with a checkpoint. 0 however it ends."""
+        job = self._job()
+        end, goes_on = ending(job.status), is_to_be_retried(job)
+        if end is not None and not goes_on:
+            self._say(f"{job.where} has ended already ({end.kind}, {end.reason})")
+            return ExitCode.SUCCESS
+        asked_at, attempt = stop_asked_at(job), attempt_under_way(job)
+        if asked_at is not None and stop_counts(job):
+            self._say(f"{job.where} was asked to stop already, at {shortened(one_line(asked_at))}")
+        elif attempt is not None and attempt.stop is not None and attempt.stop.reason == Reason.STOPPED_BY_USER:
+            self._say(f"{job.where} is being stopped already, since {attempt.stop.requested_at}")
+        else:
+            job = self.cluster.annotate_job(self.name, ANNOTATION_STOP, _new_value(self.clock.now()))
+            takes = _what_ending_takes(job, job.run_policy.cleanup)
+            self._say(f"{job.where} will be stopped: {takes}, and the job is Failed, {Reason.STOPPED_BY_USER}")
+            self._say(f"{self._command('retry')} lets it go on from its newest checkpoint")
+            self._say_if_nobody_sees_it(job)
+        # An ending before the retry is seen to is the old one.
+        return self._until(job, lambda seen: None if goes_on and is_to_be_retried(seen) else _ended(seen))
+
+    def retry(self) -> int:
+        """Asks for another attempt now."""
+        job = self._job()
+        asked_at = retry_asked_at(job)
+        if asked_at is None or (is_to_be_retried(job) and stop_counts(job)):
+            self._refuse_retry(job)
+            job = self.cluster.annotate_job(self.name, ANNOTATION_RETRY, _new_value(self.clock.now()))
+            self._say(f"{job.where}: {_what_a_retry_does(job)}")
+            self._say_if_nobody_sees_it(job)
+        else:
+            self._say(f"{job.where} was asked for another attempt already, at {shortened(one_line(asked_at))}")
+        former = newest_attempt(job)
+
+        def retried(seen: StoredJob) -> _Outcome | None:
+            newest = newest_attempt(seen)
+            # An ending before that is the old one.
+            if retry_asked_at(seen) is not None:
+                return None
+            if newest is not None and (former is None or newest.number > former.number):
+                return _runs(seen)
+            return _ended(seen, ExitCode.APPLICATION)
+
+        return self._until(job, retried)
+
+    def _refuse_retry(self, job: StoredJob) -> None:
+        where, attempt, end = job.where, attempt_under_way(job), ending(job.status)
+        if end is not None and end.is_complete:
+            raise CliError(f"{where}: is Complete, so there is nothing to retry; for further steps submit another job")
+        if job.is_to_be_suspended:
+            raise CliError(f"{where}: is suspended; let it go on with {self._command('resume')}")
+        if end is not None:
+            return
+        if stop_asked_at(job) is not None or (attempt is not None and attempt.stop is not None):
+            raise CliError(f"{where}: is still ending; retry when {self._command('status')} says that it has ended")
+        if attempt is not None:
+            state = f"attempt {attempt.number} is {one_line(attempt_state(attempt))}"
+            raise CliError(
+                f"{where}: {state}, so there is nothing to retry; stop it first with {self._command('stop')}"
+            )
+        if job.status.next_attempt is None:
+            raise CliError(f"{where}: no attempt has failed, so there is nothing to retry ({_in_words(job)}); wait")
+
+    def _job(self) -> StoredJob:
+        job = self.cluster.job(self.name)
+        if job.metadata.deletion_timestamp is not None:
+            raise CliError(
+                f"{job.where}: is being deleted; `rljob submit{self.flags}` makes it again when that is done"
+            )
+        return job
+
+    def _until(self, job: StoredJob, done: Callable[[StoredJob], _Outcome | None]) -> int:
+        """Waits until something has come of it, or says how to see that."""
+        if not self.wait:
+            self._say(f"to watch it: rljob status {self.name}{self.flags} --watch")
+            return ExitCode.SUCCESS
+        said = ""
+        try:
+            for seen in looks_at(self.cluster, self.name, self.clock, lambda text, _: self._say(text)):
+                if seen.metadata.uid != job.metadata.uid:
+                    break
+                outcome = done(seen)
+                if outcome is not None:
+                    self._say(outcome.text)
+                    return outcome.exit_code
+                text = f"waiting: {_in_words(seen)}"
+                if text != said:
+                    said = text
+                    self.console.print(Text(text, "dim"), soft_wrap=True)
+        except KeyboardInterrupt:
+            self._say("stopped waiting; what was asked for is done all the same")
+            return ExitCode.INTERRUPTED
+        self._say(f"{job.where} was deleted")
+        return NOT_FOUND_EXIT_CODE
+
+    def _command(self, command: str) -> str:
+        return f"`rljob {command} {self.name}{self.flags}`"
+
+    def _say(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+    def _say_if_nobody_sees_it(self, job: StoredJob) -> None:
+        """Older operators pass over what they do not know, and write no counters."""
+        if job.status.conditions and job.status.counters is None:
+            self._say("the operator of this cluster seems to be older than this command; it may not see the request")
+
+
+def _suspended(job: StoredJob) -> _Outcome | None:
+    if not job.is_to_be_suspended:
+        return _Outcome(f"{job.where} was resumed meanwhile", ExitCode.APPLICATION)
+    if job.status.suspended_at is not None:
+        return _Outcome(f"{job.where} is suspended and holds no nodes; it goes on {where_it_begins(job)}")
+    return _ended(job, ExitCode.APPLICATION)
+
+
+def _runs(job: StoredJob) -> _Outcome | None:
+    attempt = attempt_under_way(job)
+    if attempt is not None and is_running(attempt):
+        return _Outcome(f"{job.where}: attempt {attempt.number} runs")
+    return _ended(job, ExitCode.APPLICATION)
+
+
+def _ended(job: StoredJob, exit_code: int = ExitCode.SUCCESS) -> _Outcome | None:
+    end = ending(job.status)
+    if end is None:
+        return None
+    return _Outcome(f"{job.where} has ended: {end.kind}, {end.reason}: {shortened(one_line(end.message))}", exit_code)
+
+
+def _what_ending_takes(job: StoredJob, cleanup: Cleanup = Cleanup.DELETE_CLUSTER) -> str:
+    """What happens between a request and the end of the attempt."""
+    attempt = attempt_under_way(job)
+    if attempt is None:
+        return "nothing of it runs"
+    rest = "its cluster is removed" if cleanup is Cleanup.DELETE_CLUSTER else "its cluster is kept (runPolicy.cleanup)"
+    if attempt_state(attempt) == AttemptState.PROVISIONING:
+        return f"its trainer does not run yet, and {rest}"
+    grace = length(job.run_policy.grace_period_seconds)
+    return f"its trainer saves a checkpoint within {grace} (runPolicy.gracePeriodSeconds), then {rest}"
+
+
+def _what_a_retry_does(job: StoredJob) -> str:
+    following, newest = job.status.next_attempt, newest_attempt(job)
+    number = f"attempt {newest.number + 1}" if newest else "attempt 1"
+    when = f"instead of at {time_text(moment(following.not_before))}, " if following is not None else ""
+    return f"{number} begins now, {when}{where_it_begins(job)}, with all retries given back"
+
+
+def _in_words(job: StoredJob) -> str:
+    """Where it is, on a line."""
+    attempt = attempt_under_way(job)
+    parts = [phase(job), reason(job), f"attempt {attempt.number} {attempt_state(attempt)}" if attempt else ""]
+    return one_line(", ".join(dict.fromkeys(part for part in parts if part)))
+
+
+def _new_value(now: datetime) -> str:
+    """Another one for each request: the operator knows by its value which it has seen to."""
+    return now.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,0 +1,177 @@
+"""`rljob submit`: checks a job file as far as that goes without a cluster, then hands it to one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.job_checks import cluster_violations
+from rljob_api.job_file import load_job_text_to_run, read_job_text
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.rules import immutable_changes
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.yaml_text import wire_path
+from rljob_cli.cluster.client import Cluster, ClusterOptions, connect
+from rljob_cli.cluster.job_state import ending, phase
+from rljob_cli.cluster.stored_job import StoredJob
+from rljob_cli.errors import CliError, JobExistsError
+from rljob_cli.validate import print_warnings
+
+_ANY_UID = "00000000-0000-0000-0000-000000000000"
+_MAX_DIFFERENCES = 8
+_LONGEST_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job on a cluster."""
+
+    cluster: Cluster
+    job: StoredJob
+    flags: str
+    """What further commands for this job must say: context and namespace."""
+
+
+def submit(file: Path, options: ClusterOptions, console: Console) -> Submission:
+    """Creates the job in the file, or finds that it is there already; says which, and what to do next.
+
+    Raises:
+        JobFileError: the file is no valid job.
+        HandoverError: the job is too large.
+        CliError: it cannot run on a cluster, another job has its name, or the cluster does not take it.
+    """
+    text = read_job_text(file)
+    job = load_job_text_to_run(text, str(file))
+    options = replace(options, namespace=_namespace(file, job, options))
+    cluster = connect(options)
+    _refuse_unfit(file, job, cluster.namespace)
+    print_warnings(file, text, job, console)
+    body = job.to_wire() | {"metadata": job.metadata.to_wire() | {"namespace": cluster.namespace}}
+    try:
+        stored = cluster.create_job(body)
+        console.print(Text(f"{stored.where} created ({cluster.name})", "green"), soft_wrap=True)
+    except JobExistsError:
+        stored = _existing(file, job, cluster, console)
+    submission = Submission(cluster, stored, options.flags())
+    _tell_what_is_next(submission, console)
+    return submission
+
+
+def _namespace(file: Path, job: RLJob, options: ClusterOptions) -> str | None:
+    """What the command line or the file says; None for the cluster's default."""
+    in_file = job.metadata.namespace
+    if options.namespace and in_file and options.namespace != in_file:
+        raise CliError(
+            f"{file}: metadata.namespace is {in_file}, but --namespace says {options.namespace}; leave out one of them"
+        )
+    return options.namespace or in_file
+
+
+def _refuse_unfit(file: Path, job: RLJob, namespace: str) -> None:
+    """What the operator would refuse, said before anything is created. It may bring an image; we cannot know."""
+    found = cluster_violations(job.spec, has_default_image=True)
+    if found:
+        raise CliError("\n".join(f"{file}: {wire_path(broken.path)}: {broken.message}" for broken in found))
+    dump_job(TrainerJob(name=job.metadata.name, namespace=namespace, uid=_ANY_UID, spec=job.spec))
+
+
+def _existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> StoredJob:
+    """The job of this name that is there already, if it is the same one; a changed runPolicy is applied to it."""
+    stored = cluster.job(job.metadata.name)
+    if stored.metadata.deletion_timestamp is not None:
+        raise CliError(
+            f"{stored.where}: is being deleted; submit again when `rljob list{cluster.flags}` no longer shows it"
+        )
+    spec = stored.spec()
+    changes = _changes(spec, job.spec)
+    if immutable_changes(spec, job.spec):
+        kept = {"run_policy": spec.run_policy, "suspend": spec.suspend}
+        raise CliError(_other_job(file, stored, differences(spec, job.spec.model_copy(update=kept)), cluster.flags))
+    if not changes:
+        console.print(Text(f"{stored.where} exists already with this spec ({phase(stored)})"), soft_wrap=True)
+        return stored
+    stored = cluster.change_spec(job.metadata.name, changes)
+    console.print(Text(f"{stored.where} exists already; changed:", "green"), soft_wrap=True)
+    for line in differences(spec, stored.spec()):
+        console.print(Text(f"  {line}"), soft_wrap=True)
+    return stored
+
+
+def _changes(stored: RLJobSpec, wanted: RLJobSpec) -> dict[str, object]:
+    """What of the file is to be applied to the stored job. A file that says nothing about `suspend` leaves it as it is:
+    `rljob suspend` may have set it."""
+    changes: dict[str, object] = {}
+    if stored.run_policy != wanted.run_policy:
+        changes["runPolicy"] = wanted.run_policy.model_dump(mode="json", by_alias=True)
+    if "suspend" in wanted.model_fields_set and stored.suspend != wanted.suspend:
+        changes["suspend"] = wanted.suspend
+    return changes
+
+
+def differences(old: RLJobSpec, new: RLJobSpec) -> list[str]:
+    """What two specs say differently, defaults included, a line for each value."""
+    return [
+        f"{place}: {_shown(before)} -> {_shown(after)}"
+        for place, before, after in _differing(old.to_full_wire(), new.to_full_wire(), "spec")
+    ]
+
+
+def _differing(old: object, new: object, place: str) -> Iterator[tuple[str, object, object]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in (*old, *(key for key in new if key not in old)):
+            yield from _differing(old.get(key), new.get(key), f"{place}.{key}")
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, pair in enumerate(zip(old, new, strict=True)):
+            yield from _differing(*pair, f"{place}[{index}]")
+    elif old != new:
+        yield place, old, new
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "unset"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _other_job(file: Path, stored: StoredJob, shown: list[str], flags: str) -> str:
+    delete = f"rljob delete {stored.metadata.name}{flags}"
+    lines = [
+        f"{file}: {stored.where} exists already with another spec, and only suspend and runPolicy may change while"
+        f" it exists; give the file another metadata.name, or delete the job first (`{delete}`). Stored -> in"
+        " the file:",
+        *(f"  {line}" for line in shown[:_MAX_DIFFERENCES]),
+    ]
+    if len(shown) > _MAX_DIFFERENCES:
+        lines.append(f"  and {len(shown) - _MAX_DIFFERENCES} more")
+    return "\n".join(lines)
+
+
+def _tell_what_is_next(submission: Submission, console: Console) -> None:
+    name, flags = submission.job.metadata.name, submission.flags
+    end = ending(submission.job.status)
+    if end is not None and not end.is_complete:
+        steps = {
+            f"rljob explain {name}{flags}": "why it failed",
+            f"rljob retry {name}{flags}": "it goes on from its newest checkpoint",
+        }
+    elif end is not None:
+        steps = {f"rljob delete {name}{flags}": "then submit again; it goes on from its newest checkpoint"}
+    elif submission.job.is_to_be_suspended:
+        steps = {f"rljob resume {name}{flags}": "it is suspended until then"}
+    else:
+        steps = {
+            f"rljob status {name}{flags} --watch": "until it has ended",
+            f"rljob logs {name}{flags} --follow": "what the training prints",
+            f"rljob explain {name}{flags}": "if nothing seems to happen",
+        }
+    width = max(map(len, steps))
+    for number, (command, purpose) in enumerate(steps.items()):
+        lead = "next:" if number == 0 else "     "
+        console.print(Text(f"{lead} {command:<{width}}   {purpose}"), soft_wrap=True)

@@ -1,0 +1,193 @@
+"""Watches a job to its end: a live view on a terminal, a line for every change elsewhere.
+
+It asks every two seconds instead of keeping a watch open: what it asks for is small, and nothing has to be taken up
+again when a connection breaks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from rljob_api.constants import ExitCode
+from rljob_cli.cluster.client import Cluster
+from rljob_cli.cluster.job_state import ending, retry_asked_at, stop_asked_at
+from rljob_cli.cluster.status import attempt_text, job_lines, next_attempt_text, progress_text
+from rljob_cli.cluster.stored_job import StoredJob
+from rljob_cli.errors import NOT_FOUND_EXIT_CODE, ClusterUnreachableError, JobNotFoundError
+from rljob_cli.plain_text import one_line
+
+POLL_SECONDS = 2.0
+PATIENCE_SECONDS = 600.0
+"""How long the API server may be away before we give up."""
+_BAR_WIDTH = 60
+
+
+def utc_now() -> datetime:
+    """The time."""
+    return datetime.fromtimestamp(time.time(), UTC)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The time, and waiting for it to pass; tests bring their own."""
+
+    now: Callable[[], datetime] = utc_now
+    sleep: Callable[[float], None] = time.sleep
+
+
+class _View(Protocol):
+    """Where a watched job is shown."""
+
+    def show(self, job: StoredJob, now: datetime) -> None: ...
+
+    def note(self, text: str, now: datetime) -> None: ...
+
+
+def watch_job(cluster: Cluster, name: str, console: Console, again: str, clock: Clock | None = None) -> int:
+    """Shows the job until it has ended. 0 for Complete, 1 for Failed, 3 when it was deleted, 130 for Ctrl-C, which
+    leaves the job running; `again` is the command that watches it once more.
+
+    Raises:
+        JobNotFoundError: there was no such job from the beginning.
+        ClusterUnreachableError: the API server was away for ten minutes.
+    """
+    clock = clock or Clock()
+    try:
+        if console.is_terminal:
+            with Live(console=console, auto_refresh=False) as live:
+                return _watch(cluster, name, _LiveView(live, cluster.flags), clock)
+        last = _Lines(console, cluster.flags)
+        code = _watch(cluster, name, last, clock)
+        last.summary(clock.now())
+        return code
+    except KeyboardInterrupt:
+        text = f"stopped watching; the job goes on without this command. To watch it again: {again}"
+        console.print(Text(text), soft_wrap=True)
+        return ExitCode.INTERRUPTED
+
+
+def looks_at(cluster: Cluster, name: str, clock: Clock, note: Callable[[str, datetime], None]) -> Iterator[StoredJob]:
+    """The job, every two seconds, until it was deleted. While the API server is away, `note` is told.
+
+    Raises:
+        JobNotFoundError: there was no such job from the beginning.
+        ClusterUnreachableError: the API server was away for ten minutes, or from the beginning.
+    """
+    seen = False
+    unreachable_since: datetime | None = None
+    while True:
+        now = clock.now()
+        try:
+            job = cluster.job(name)
+        except JobNotFoundError:
+            if not seen:
+                raise
+            return
+        except ClusterUnreachableError as error:
+            unreachable_since = unreachable_since or now
+            if not seen or (now - unreachable_since).total_seconds() > PATIENCE_SECONDS:
+                raise
+            note(f"no answer from the API server ({error.reason}); trying again", now)
+        else:
+            seen, unreachable_since = True, None
+            yield job
+        clock.sleep(POLL_SECONDS)
+
+
+def _watch(cluster: Cluster, name: str, view: _View, clock: Clock) -> int:
+    for job in looks_at(cluster, name, clock, view.note):
+        view.show(job, clock.now())
+        end = ending(job.status)
+        # The end of a job that is to be tried again is not what is waited for.
+        if end is not None and (end.is_complete or retry_asked_at(job) is None):
+            return ExitCode.SUCCESS if end.is_complete else ExitCode.APPLICATION
+    view.note(f"RLJob {name} was deleted", clock.now())
+    return NOT_FOUND_EXIT_CODE
+
+
+class _LiveView:
+    """The whole status, drawn again in place."""
+
+    def __init__(self, live: Live, flags: str) -> None:
+        self._live = live
+        self._flags = flags
+        self._job: StoredJob | None = None
+
+    def show(self, job: StoredJob, now: datetime) -> None:
+        self._job = job
+        self._draw(job, now)
+
+    def note(self, text: str, now: datetime) -> None:
+        assert self._job is not None, "notes come after the first look"
+        self._draw(self._job, now, Text(text, "bold yellow"))
+
+    def _draw(self, job: StoredJob, now: datetime, *notes: Text) -> None:
+        head, *rest = job_lines(job, now, self._flags)
+        bar = []
+        progress = job.status.progress
+        if progress is not None and progress.total_steps > 0:
+            bar = [ProgressBar(total=progress.total_steps, completed=progress.step, width=_BAR_WIDTH)]
+        self._live.update(Group(head, *bar, *rest, *notes), refresh=True)
+
+
+class _Lines:
+    """A line with the time for everything that has changed."""
+
+    def __init__(self, console: Console, flags: str) -> None:
+        self._console = console
+        self._flags = flags
+        self._said: dict[str, str] = {}
+        self._job: StoredJob | None = None
+
+    def show(self, job: StoredJob, now: datetime) -> None:
+        self._job = job
+        if not job.status.conditions:
+            self._say("conditions", "no operator has looked at the job yet", now)
+        self._show_attempts(job, now)
+        for found in job.status.conditions:
+            message = f": {one_line(found.message)}" if found.message else ""
+            self._say(found.type, f"{found.type}={found.status} {found.reason}{message}", now)
+        progress = progress_text(job)
+        # At the end the summary says it.
+        if progress is not None and ending(job.status) is None:
+            self._say("progress", progress, now)
+
+    def _show_attempts(self, job: StoredJob, now: datetime) -> None:
+        """Of every attempt how it goes and how it ended; a single one that runs goes without saying."""
+        following = job.status.next_attempt
+        for attempt in job.status.attempts:
+            if attempt.number > 1 or attempt.ended is not None:
+                message = f": {one_line(attempt.message)}" if attempt.message else ""
+                self._say(
+                    f"attempt {attempt.number}", f"attempt {attempt.number}: {attempt_text(attempt)}{message}", now
+                )
+        if following is not None:
+            self._say("next", f"next: {next_attempt_text(job, following)}", now)
+        asked_at = stop_asked_at(job)
+        if asked_at is not None:
+            self._say("stop", f"asked to stop at {one_line(asked_at)}", now)
+        if job.status.suspended_at is not None:
+            self._say("suspended", f"suspended since {job.status.suspended_at}", now)
+
+    def note(self, text: str, now: datetime) -> None:
+        self._say("note", text, now)
+
+    def summary(self, now: datetime) -> None:
+        """The whole status, at the end."""
+        if self._job is not None:
+            for line in job_lines(self._job, now, self._flags):
+                self._console.print(line, soft_wrap=True)
+
+    def _say(self, about: str, text: str, now: datetime) -> None:
+        if self._said.get(about) != text:
+            self._said[about] = text
+            self._console.print(Text(f"{now:%Y-%m-%dT%H:%M:%SZ}  {text}"), soft_wrap=True)

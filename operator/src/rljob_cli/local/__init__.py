@@ -1,0 +1,1 @@
+"""`rljob run`: a job on this machine, or on a Ray cluster."""

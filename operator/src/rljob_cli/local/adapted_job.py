@@ -1,0 +1,171 @@
+"""How a job that was written for a cluster runs on this machine. Pure: the devices are passed in.
+
+Each pool becomes min(its size, devices found) workers on one node. What only a cluster has is left out, with one line
+each. A job that no longer divides evenly is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import gcd
+
+from rljob_api.rule import wire_name
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.optional_roles import absent_roles
+from rljob_api.v1alpha1.pools import Pool
+from rljob_api.v1alpha1.rules import violations
+from rljob_api.v1alpha1.run_policy import RunPolicy
+from rljob_api.v1alpha1.spec import RLJobSpec, Roles, RolloutRole, TrainRole
+from rljob_api.yaml_text import wire_path
+from rljob_cli.devices import Devices, DeviceType
+from rljob_cli.errors import LocalPlanError
+
+MAX_WORKERS_PER_NODE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """One row of the table that `rljob run` prints."""
+
+    pool: str
+    roles: tuple[str, ...]
+    num_workers_asked: int
+    num_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """The job as this machine runs it, or a Ray cluster, whose devices are not known here."""
+
+    spec: RLJobSpec
+    devices: Devices | None
+    pools: tuple[PoolPlan, ...]
+    notes: tuple[str, ...]
+    """What of the file is not used here, one line each."""
+
+
+def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> LocalPlan:
+    """The job on this machine; `num_workers` per pool instead of what would be chosen.
+
+    Raises:
+        LocalPlanError: there are too few devices, or the job no longer divides evenly.
+    """
+    roles_of = _roles_by_pool(job.spec)
+    pools: list[Pool] = []
+    rows: list[PoolPlan] = []
+    for pool in job.spec.pools:
+        asked = pool.nodes * pool.gpus_per_node
+        chosen = min(asked, devices.count, MAX_WORKERS_PER_NODE) if num_workers is None else num_workers
+        pools.append(pool.model_copy(update={"nodes": 1, "gpus_per_node": chosen}))
+        rows.append(PoolPlan(pool.name, roles_of.get(pool.name, ()), asked, chosen))
+    _refuse_too_many(rows, devices)
+    spec = job.spec.model_copy(update={"pools": tuple(pools)})
+    spec, layout_notes = _with_fitting_layouts(spec, {row.pool: row.num_workers for row in rows})
+    _refuse_uneven(spec, rows, layout_notes)
+    return LocalPlan(spec, devices, tuple(rows), (*layout_notes, *_notes(job.spec)))
+
+
+def plan_for_cluster(job: RLJob) -> LocalPlan:
+    """The job on a Ray cluster: its pools as they are."""
+    roles_of = _roles_by_pool(job.spec)
+    sizes = [(pool.name, pool.nodes * pool.gpus_per_node) for pool in job.spec.pools]
+    rows = tuple(PoolPlan(name, roles_of.get(name, ()), size, size) for name, size in sizes)
+    return LocalPlan(job.spec, None, rows, tuple(_notes(job.spec)))
+
+
+def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tuple[RLJobSpec, tuple[str, ...]]:
+    """Fewer workers hold a copy of the model, or share rows, where the pool has fewer here (`num_workers`, by pool).
+    What is learned does not depend on it."""
+    roles, pool_of = spec.roles, spec.placed_roles()
+    places: dict[str, TrainRole | RolloutRole] = dict(roles)
+    notes: list[str] = []
+    for name, place in places.items():
+        role = wire_name(Roles, name)
+        workers = num_workers[pool_of[role]]
+        # Of whole numbers alone: whether something is done (True, False) fits any number of workers.
+        asked = {field: value for field, value in place if type(value) is int and workers % value}
+        fitting = {field: _fitting(field, value, workers) for field, value in asked.items()}
+        notes += (
+            f"roles.{role}.{wire_name(type(place), field)} {asked[field]}: {value} here, for {workers} workers"
+            for field, value in fitting.items()
+        )
+        places[name] = place.model_copy(update=fitting)
+    return spec.model_copy(update={"roles": roles.model_copy(update=places)}), tuple(notes)
+
+
+def _fitting(field: str, asked: int, workers: int) -> int:
+    # As many as there are, where a copy of the model was to have more: replicas would take more memory, not less.
+    return workers if field == "shard_size" and asked > workers else gcd(asked, workers)
+
+
+def _roles_by_pool(spec: RLJobSpec) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    absent = absent_roles(spec)
+    for role, pool in spec.placed_roles().items():
+        if role not in absent:
+            found[pool] = (*found.get(pool, ()), role)
+    return found
+
+
+def _refuse_too_many(rows: list[PoolPlan], devices: Devices) -> None:
+    total = sum(row.num_workers for row in rows)
+    too_many_here = devices.type is DeviceType.CUDA and total > devices.count
+    if too_many_here or any(row.num_workers > MAX_WORKERS_PER_NODE for row in rows):
+        limit = devices.count if too_many_here else MAX_WORKERS_PER_NODE
+        raise LocalPlanError(
+            f"spec.pools: {total} workers do not fit on this machine ({devices}, at most {limit} workers); "
+            "choose a smaller --workers, or put the roles on one pool"
+        )
+
+
+def _refuse_uneven(spec: RLJobSpec, rows: list[PoolPlan], notes: tuple[str, ...]) -> None:
+    """The rules of the API decide, so that a local run and a cluster refuse the same things."""
+    broken = violations(spec, ("spec",))
+    if not broken:
+        return
+    mapped = ", ".join(f"{row.pool}: {row.num_workers_asked} -> {row.num_workers}" for row in rows)
+    lines = [*(f"{wire_path(found.path)}: {found.message}" for found in broken), *notes]
+    places = "\n".join(f"  {line}" for line in lines)
+    raise LocalPlanError(
+        f"the job does not divide over the workers of this machine (workers per pool, file -> here: {mapped}):\n"
+        f"{places}\nchoose another --workers, or change the file"
+    )
+
+
+def _notes(spec: RLJobSpec) -> Iterator[str]:
+    if spec.image is not None:
+        yield f"image {spec.image}: ignored, the trainer of this Python environment is used"
+    if spec.ray_version is not None:
+        yield f"rayVersion {spec.ray_version}: ignored, the Ray of this Python environment is used"
+    if "head" in spec.model_fields_set:
+        yield "head: ignored, the controller runs on this machine"
+    for pool in spec.pools:
+        unused = pool.model_fields_set & {"resources", "template", "shared_memory", "gpu_resource"}
+        if unused:
+            names = ", ".join(sorted(Pool.model_fields[name].alias or name for name in unused))
+            yield f"pools {pool.name}: {names} ignored, there are no pods"
+    for variable in spec.env:
+        if variable.value_from is not None:
+            yield f"env {variable.name}: its valueFrom is ignored; export {variable.name} yourself if the job needs it"
+    yield from _cluster_only(spec)
+
+
+def _cluster_only(spec: RLJobSpec) -> Iterator[str]:
+    for source in spec.env_from:
+        reference = source.secret_ref or source.config_map_ref
+        name = reference.name if reference is not None else "?"
+        yield f"envFrom {name}: ignored, export the variables yourself if the job needs them"
+    for secret in spec.image_pull_secrets:
+        yield f"imagePullSecrets {secret.name}: ignored, no image is pulled"
+    for volume in spec.volumes:
+        yield f"volumes {volume.name}: ignored, {volume.mount_path} is what this machine has there"
+    if spec.code is not None:
+        yield "code: ignored, Python is found in the job file's folder, or under --code"
+    if spec.checkpoint.storage is not None:
+        claim = spec.checkpoint.storage.persistent_volume_claim
+        yield f"checkpoint.storage {claim}: ignored, checkpoints go into the run's folder"
+    unused = spec.run_policy.model_fields_set - {"provisioning_deadline_seconds"}
+    if unused:
+        names = ", ".join(sorted(RunPolicy.model_fields[name].alias or name for name in unused))
+        yield f"runPolicy: {names} ignored, nothing stops or cleans up a local run; stop it with Ctrl-C"

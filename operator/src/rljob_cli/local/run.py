@@ -1,0 +1,316 @@
+"""`rljob run`: the same file as on a cluster, on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rljob_api.constants import (
+    CONTRACT_VERSION,
+    ENV_ATTEMPT,
+    ENV_CHECKPOINT_FOLDER,
+    ENV_DEVICE,
+    ENV_JOB_FOLDER,
+    ENV_RUN_FOLDER,
+    ENV_RUN_STATE_FILE,
+    ENV_SHIPPED_CODE,
+    ENV_SPEC,
+    ExitCode,
+)
+from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.job_file import load_job_file_to_run
+from rljob_api.run_state import RunPhase, RunState
+from rljob_api.v1alpha1.checkpoint import Resume
+from rljob_api.v1alpha1.environment import OWNED_ENV_PREFIXES, EnvSource
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_cli.devices import find_devices
+from rljob_cli.errors import CliError, RunFolderError
+from rljob_cli.local.adapted_job import LocalPlan, plan_for_cluster, plan_for_machine
+from rljob_cli.local.run_folder import RunFolder
+from rljob_cli.local.trainer_process import TrainerProcess
+from rljob_cli.settings import inherited_environment, visible_cuda_devices
+
+TRAINER_PACKAGE = "rljob_trainer"
+
+_MEANING = {
+    ExitCode.SUCCESS: "complete",
+    ExitCode.APPLICATION: "the training or the job's own code failed; the lines above say why",
+    ExitCode.CONFIGURATION: "the job cannot work as written; change the file",
+    ExitCode.INFRASTRUCTURE: "a worker or a device was lost, or something is missing here; going on may well work",
+}
+SIGKILL_EXIT_CODE = 137
+_UNUSED_MODULES = frozenset({"antigravity", "idlelib", "test", "this", "turtle", "turtledemo"})
+"""Of the standard library: no library imports them, and jobs may have a folder of tests."""
+_REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^)]*)\))")
+"""In values of a pod's variables (Kubernetes, `third_party/forked/golang/expansion`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command line says."""
+
+    file: Path
+    num_workers: int | None = None
+    resume: bool = False
+    run_folder: Path | None = None
+    code: Path | None = None
+    ray_address: str | None = None
+    """An existing Ray cluster instead of this machine; `auto` is one that runs here."""
+
+    def command(self, *, resume: bool) -> str:
+        """The command that runs the job again in the same folder, with the options of this one."""
+        options: Mapping[str, object] = {
+            "--workers": self.num_workers,
+            "--run-folder": self.run_folder,
+            "--code": self.code,
+            "--ray": self.ray_address,
+        }
+        given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
+        return shlex.join(["rljob", "run", str(self.file), *(["--resume"] if resume else []), *given])
+
+
+def run(options: RunOptions, console: Console) -> int:
+    """Runs the job to its end and returns the trainer's exit code; of a trainer that ends with 0 before the job is
+    complete, that of a failed training.
+
+    Raises:
+        JobFileError: the file is no valid job.
+        CliError: the job, the folder or the system does not allow this run.
+        HandoverError: the job is too large to be handed over.
+    """
+    job = load_job_file_to_run(options.file)
+    for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):
+        _refuse_hiding_files(imported_from)
+    if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
+        raise CliError("spec.checkpoint.resume: is Never, so --resume cannot be done; change it to Auto")
+    plan = _local_plan(job, options)
+    command = trainer_module_command(TRAINER_PACKAGE)
+    folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
+    with folder.locked() as lock:
+        folder.refuse_unfit(options.command(resume=not options.resume), resume=options.resume)
+        attempt = folder.num_attempts() + 1
+        environment = trainer_environment(options, job, plan, folder, attempt)
+        show_plan(plan, folder, console)
+        process = TrainerProcess(command, environment, _announcer(console))
+
+        def record_start() -> None:
+            folder.write_job(job.model_copy(update={"spec": plan.spec}))
+            folder.record(attempt, started=_now())
+
+        code = process.run(keep_open=(lock,), on_start=record_start)
+        state = folder.run_state_of(attempt)
+        if code == ExitCode.SUCCESS and (state is None or state.phase is not RunPhase.COMPLETE):
+            console.print(Text("the trainer ended as if all were done, and the job is not complete"), soft_wrap=True)
+            code = ExitCode.APPLICATION
+        try:
+            folder.record(attempt, ended=_now(), exitCode=code)
+        except RunFolderError as error:
+            console.print(Text(f"note: {error}"), soft_wrap=True)
+    _tell_the_end(code, state, process, options, folder, console)
+    return code
+
+
+def _refuse_hiding_files(folder: Path) -> None:
+    """Raises CliError where a file of a folder that the trainer imports from is called like a module of the standard
+    library: the trainer or one of its libraries would get the wrong module, and fail with an ImportError."""
+    for name in sorted(sys.stdlib_module_names - _UNUSED_MODULES):
+        for file in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if file.exists():
+                raise CliError(
+                    f"{file}: hides Python's own module {name!r}, which the trainer needs; rename the file, for example"
+                    f" to my_{name.strip('_')}.py"
+                )
+
+
+def _local_plan(job: RLJob, options: RunOptions) -> LocalPlan:
+    if options.ray_address is None:
+        return plan_for_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
+    if options.num_workers is not None:
+        raise CliError("--workers: on a Ray cluster the pools are as the file has them; leave --workers or --ray out")
+    return plan_for_cluster(job)
+
+
+def trainer_module_command(module: str) -> tuple[str, ...]:
+    """The command that runs a module of the trainer in this Python.
+
+    Raises:
+        CliError: the trainer is not installed.
+    """
+    if find_spec(TRAINER_PACKAGE) is None:
+        raise CliError(
+            f"the trainer is not installed in this Python environment ({sys.prefix}); install rljob-trainer, "
+            "or run `make install` in the project's folder"
+        )
+    return (sys.executable, "-m", module)
+
+
+def trainer_environment(
+    options: RunOptions, job: RLJob, plan: LocalPlan, folder: RunFolder, attempt: int
+) -> dict[str, str]:
+    """This process's environment, the job's own variables, and the contract's. A local run starts a Ray of its own.
+
+    Raises:
+        HandoverError: the job is too large.
+    """
+    environment = inherited_environment()
+    named = environment.pop("RAY_ADDRESS", "")
+    folders = {
+        ENV_RUN_FOLDER: str(folder.path),
+        ENV_CHECKPOINT_FOLDER: str(folder.checkpoints),
+        ENV_JOB_FOLDER: str(options.file.absolute().parent),
+    }
+    environment.update(job_variables(job.spec, folders, environment))
+    handed_over = TrainerJob(contract_version=CONTRACT_VERSION, name=job.metadata.name, spec=plan.spec)
+    code = [folders[ENV_JOB_FOLDER], *([str(options.code.absolute())] if options.code else [])]
+    inherited = environment.get("PYTHONPATH")
+    environment |= {
+        **folders,
+        ENV_SPEC: dump_job(handed_over),
+        ENV_RUN_STATE_FILE: str(folder.run_state_file),
+        ENV_ATTEMPT: str(attempt),
+        "PYTHONPATH": os.pathsep.join([*code, *([inherited] if inherited else [])]),
+    }
+    if plan.devices is not None:
+        environment[ENV_DEVICE] = plan.devices.type.value
+    if options.ray_address is not None:
+        environment |= {"RAY_ADDRESS": _cluster_address(options.ray_address, named), ENV_SHIPPED_CODE: code[-1]}
+    return environment
+
+
+def job_variables(spec: RLJobSpec, before: Mapping[str, str], exported: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the job's `env` sets, with `$(NAME)` in a value replaced as the kubelet does it.
+
+    NAME is a variable further up in the list or one of `before`, which a pod has before its job's own (so a job can say
+    `$(RLJOB_RUN_FOLDER)/wandb`). What a job takes from a Secret or ConfigMap has the value that the user has exported,
+    here as for the trainer itself. `$$` is `$`; a NAME that is not known stays as written. With an `envFrom`, every
+    NAME with its prefix may be one of its keys, so it is looked up among all that is exported.
+
+    Raises:
+        CliError: a value refers to a variable from a Secret or ConfigMap that is not exported.
+    """
+    known, found, not_exported = dict(before), dict[str, str](), set[str]()
+    for index, variable in enumerate(spec.env):
+        if variable.value is not None:
+            if missing := not_exported.intersection(match["name"] for match in _REFERENCE.finditer(variable.value)):
+                name = sorted(missing)[0]
+                raise CliError(
+                    f"spec.env[{index}].value: $({name}) comes from a Secret or ConfigMap, which `rljob run` does not"
+                    f" read, and {name} is not exported here; export {name}, with the value for this run"
+                )
+            names = {**_from_env_from(spec, exported), **known}
+            known[variable.name] = found[variable.name] = _REFERENCE.sub(_replacement(names), variable.value)
+        elif variable.name in exported:
+            known[variable.name] = exported[variable.name]
+        elif variable.value_from is not None and not _is_optional(variable.value_from):
+            not_exported.add(variable.name)
+    return found
+
+
+def _from_env_from(spec: RLJobSpec, exported: Mapping[str, str]) -> dict[str, str]:
+    """The exported variables that may be keys of what `envFrom` names. What RLJob sets is none of them."""
+    prefixes = tuple(source.prefix or "" for source in spec.env_from)
+    return {
+        name: value
+        for name, value in exported.items()
+        if name.startswith(prefixes) and not name.startswith(OWNED_ENV_PREFIXES)
+    }
+
+
+def _is_optional(source: EnvSource) -> bool:
+    """Whether a pod starts without this variable, and leaves a reference to it as it is written."""
+    reference = source.secret_key_ref or source.config_map_key_ref
+    return reference is not None and reference.optional
+
+
+def _replacement(names: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
+    def replaced(match: re.Match[str]) -> str:
+        return "$" if match["name"] is None else names.get(match["name"], match[0])
+
+    return replaced
+
+
+def _cluster_address(wanted: str, named: str) -> str:
+    """`auto` is the cluster that RAY_ADDRESS names, as in a Ray job, where it is the job's own; else Ray finds one on
+    this machine. What is named with a scheme is a dashboard."""
+    return named if wanted == "auto" and named and "://" not in named else wanted
+
+
+def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
+    """Prints what of the file runs where."""
+    where = "Ray cluster" if plan.devices is None else f"this machine: {plan.devices}"
+    table = Table(title=where, title_justify="left")
+    for name in ("pool", "roles"):
+        table.add_column(name)
+    for name in ("workers in the file", "workers here"):
+        table.add_column(name, justify="right")
+    for row in plan.pools:
+        table.add_row(row.pool, ", ".join(row.roles), str(row.num_workers_asked), str(row.num_workers))
+    console.print(table)
+    for note in plan.notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+    console.print(Text(f"results: {folder.path}"), soft_wrap=True)
+
+
+def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bool) -> str:
+    """One line about an exit code. `state` is what this attempt said last, None if nothing."""
+    if was_killed_on_request and code == SIGKILL_EXIT_CODE:
+        return f"stopped at once, as asked a second time; {_what_is_lost(state)}"
+    if code == ExitCode.INTERRUPTED:
+        is_saved = state is not None and state.checkpoint is not None and state.checkpoint.step >= state.progress.step
+        return "stopped on request after a checkpoint" if is_saved else f"stopped on request; {_what_is_lost(state)}"
+    if code == SIGKILL_EXIT_CODE:
+        return "the trainer was killed; most often the machine ran out of memory"
+    if code in list(ExitCode):
+        return _MEANING[ExitCode(code)]
+    if code > 128:
+        return f"the trainer was ended by signal {code - 128}"
+    return "the trainer ended in a way that it never means to; its last lines above tell more"
+
+
+def _what_is_lost(state: RunState | None) -> str:
+    if state is None or (state.checkpoint is None and state.progress.step == 0):
+        return "no step was done, so there is nothing to save"
+    if state.checkpoint is None:
+        return f"there is no checkpoint yet, so the {state.progress.step} steps done are lost"
+    return f"what was done after the checkpoint at step {state.checkpoint.step} is lost"
+
+
+def _tell_the_end(
+    code: int, state: RunState | None, process: TrainerProcess, options: RunOptions, folder: RunFolder, console: Console
+) -> None:
+    meaning = explain_exit(code, state, was_killed_on_request=process.was_killed_on_request)
+    console.print(Text(f"exit code {code}: {meaning}"), soft_wrap=True)
+    if state is not None:
+        progress = state.progress
+        reached = f"step {progress.step} of {progress.total_steps}"
+        if progress.eval_score is not None:
+            reached += f", held-out score {progress.eval_score:.3f}"
+        if state.checkpoint is not None:
+            reached += f", newest checkpoint at step {state.checkpoint.step}"
+        console.print(Text(f"{reached}; see {folder.path}"), soft_wrap=True)
+    if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
+        console.print(Text(f"to go on: {options.command(resume=folder.has_results())}"), soft_wrap=True)
+
+
+def _announcer(console: Console) -> Callable[[str], None]:
+    def announce(text: str) -> None:
+        console.print(Text(f"\n{text}"), soft_wrap=True)
+
+    return announce
+
+
+def _now() -> str:
+    return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,1 @@
+"""`rljob plan`: what a job needs before it takes a GPU."""

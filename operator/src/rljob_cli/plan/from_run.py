@@ -1,0 +1,155 @@
+"""`rljob plan --from-run`: a run beside its plan, and what to change; `--calibrate`: constants by runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from rljob_api.constants import ExitCode
+from rljob_cli.cluster.watching import utc_now
+from rljob_cli.errors import CliError
+from rljob_cli.plain_text import time_text
+from rljob_cli.plan.document import printed
+from rljob_cli.plan.gpus import GpuOptions, pool_gpus, this_machine
+from rljob_cli.plan.models import shapes_of
+from rljob_cli.plan.profile import Profile, constants_for, default_constants, default_file, write_profile
+from rljob_cli.plan.run_document import calibration_document, run_document
+from rljob_cli.plan.run_folder import RunRecord, read_run
+from rljob_cli.plan.run_text import calibration_lines, run_lines
+from rljob_planner.advice.calibrated_machine import CalibrationRun, calibrated
+from rljob_planner.advice.comparison import ComparedMemory, ComparedTime, compared_memory, compared_times
+from rljob_planner.advice.process_memory import process_bytes
+from rljob_planner.advice.run_facts import facts_of, observed_workload, workload_for_memory
+from rljob_planner.advice.run_report import RunReport
+from rljob_planner.advice.tuning import advice_of, findings_of, together
+from rljob_planner.constants import Constants
+from rljob_planner.errors import PlanError
+from rljob_planner.gpus import Gpu
+from rljob_planner.job import model_sources, workload_of
+from rljob_planner.job_placement import check_layouts, placement_of
+from rljob_planner.memory.phases import phases_of
+from rljob_planner.plan import plan_of
+from rljob_planner.timing.step import step_time
+from rljob_planner.timing_types import StepTime
+from rljob_planner.workload import Role
+
+
+@dataclass(frozen=True)
+class RunPlanOptions:
+    """Of `rljob plan` with a run in the place of a file."""
+
+    folders: tuple[Path, ...]
+    """One for --from-run; one or more for --calibrate."""
+    profile: Path | None = None
+    """Read by --from-run, written by --calibrate."""
+    gpus: GpuOptions = field(default_factory=GpuOptions)
+    """Needed where the run was on GPUs of another machine."""
+    model_config: Path | None = None
+    explain: bool = False
+    as_json: bool = False
+
+
+def show(options: RunPlanOptions, console: Console) -> int:
+    """Shows a run beside its plan, and what to change. Raises CliError."""
+    try:
+        report = run_report(options)
+    except PlanError as error:
+        raise CliError(str(error)) from None
+    if options.as_json:
+        printed(run_document(report), console)
+    else:
+        for line in run_lines(report, explain=options.explain):
+            console.print(line, soft_wrap=True)
+    return int(ExitCode.SUCCESS)
+
+
+def calibrate(options: RunPlanOptions, console: Console, now: datetime | None = None) -> int:
+    """Fits the constants to runs, and keeps them. Raises CliError."""
+    try:
+        runs = [calibration_run(read_run(folder), options) for folder in options.folders]
+        begin = default_constants({pool.gpu.name for run in runs for pool in run.placement.pools})
+        constants = calibrated(runs, begin)
+    except PlanError as error:
+        raise CliError(str(error)) from None
+    kind = runs[0].placement.pools[0].gpu.name
+    file = options.profile or default_file(kind)
+    written_at = time_text(now or utc_now())
+    write_profile(file, Profile(kind, constants, tuple(run.name for run in runs), written_at))
+    times = [
+        (run.name, compared_times(_step_of(run, constants), run.facts), compared_times(_step_of(run, begin), run.facts))
+        for run in runs
+    ]
+    if options.as_json:
+        printed(calibration_document(file, kind, times), console)
+    else:
+        for line in calibration_lines(file, kind, times):
+            console.print(line, soft_wrap=True)
+    return int(ExitCode.SUCCESS)
+
+
+def run_report(options: RunPlanOptions) -> RunReport:
+    """Raises CliError or PlanError."""
+    if len(options.folders) != 1:
+        raise CliError(f"--from-run: takes one folder (seen {len(options.folders)}); name one run")
+    record = read_run(options.folders[0])
+    run = calibration_run(record, options)
+    constants = constants_for({pool.gpu.name for pool in run.placement.pools}, options.profile)
+    workload = observed_workload(run.workload, run.facts)
+    plan = plan_of(workload, run.placement, constants, with_knobs=False)
+    times, memory = compared(run, constants)
+    return RunReport(
+        name=run.name,
+        state=record.state,
+        constants=constants.source,
+        facts=run.facts,
+        plan=plan,
+        times=times,
+        memory=memory,
+        timelines=record.timelines,
+        findings=findings_of(run.facts, plan, record.timelines),
+        advice=advice_of(workload, run.placement, constants),
+        together=together(workload, run.placement, constants),
+    )
+
+
+def compared(run: CalibrationRun, constants: Constants) -> tuple[tuple[ComparedTime, ...], tuple[ComparedMemory, ...]]:
+    """Seconds and bytes, predicted beside measured: time by the run's lengths, memory by those of its fullest step."""
+    as_it_was = workload_for_memory(run.workload, run.facts)
+    pool = run.placement.pool_of(Role.ACTOR)
+    phases = phases_of(pool, as_it_was, constants)
+    process = process_bytes(phases, as_it_was, pool.rollout)
+    return compared_times(_step_of(run, constants), run.facts), compared_memory(phases, run.facts, process)
+
+
+def calibration_run(record: RunRecord, options: RunPlanOptions | None = None) -> CalibrationRun:
+    """The run with all that a prediction of it needs. Raises CliError or PlanError."""
+    options = options or RunPlanOptions((record.folder,))
+    spec = record.job.spec
+    facts = facts_of(record.lines, spec.training.batch_size)
+    shapes = shapes_of(model_sources(spec), record.folder.absolute(), options.model_config)
+    gpus = _gpus(record, options, has_gpu=facts.has_gpu)
+    is_cpu = any(gpu.is_cpu for gpu in gpus.values())
+    plain = {role: found.shape for role, found in shapes.items()}
+    workload = workload_of(spec, plain, name=record.job.metadata.name, is_cpu=is_cpu)
+    placement = placement_of(spec, gpus)
+    check_layouts(workload, placement)
+    return CalibrationRun(str(record.folder), facts, workload, placement)
+
+
+def _gpus(record: RunRecord, options: RunPlanOptions, *, has_gpu: bool) -> dict[str, Gpu]:
+    """A run on CPUs has no other devices than a machine such as this one."""
+    spec = record.job.spec
+    if not has_gpu and options.gpus == GpuOptions():
+        return {pool.name: this_machine(spec) for pool in spec.pools}
+    gpus = pool_gpus(spec, options.gpus).gpus
+    if has_gpu == any(gpu.is_cpu for gpu in gpus.values()):
+        seen = "GPUs" if has_gpu else "CPUs"
+        raise CliError(f"--gpu: the run was on {seen}, as its metrics say; name that kind, or leave the option out")
+    return gpus
+
+
+def _step_of(run: CalibrationRun, constants: Constants) -> StepTime:
+    return step_time(observed_workload(run.workload, run.facts), run.placement, constants)

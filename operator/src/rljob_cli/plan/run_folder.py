@@ -1,0 +1,127 @@
+"""`rljob plan --from-run` and `--calibrate`: a run's folder, read for a comparison with its plan.
+
+runs/x/  resolved.yaml, or job.yaml      the job as it ran
+         metrics.jsonl                   of every step
+         timelines/step-000003.json      of some
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_api.errors import JobFileError
+from rljob_api.job_file import load_job_file
+from rljob_api.v1alpha1.job import RLJob
+from rljob_cli.errors import CliError
+from rljob_cli.local.run_folder import JOB_FILE_NAME, RunFolder
+from rljob_cli.plain_text import one_line
+from rljob_planner.advice.run_facts import MetricsLine
+from rljob_planner.advice.timeline_facts import TimelineFacts, TimelineSpan, timeline_facts
+
+RESOLVED_JOB_FILE_NAME = "resolved.yaml"
+METRICS_FILE_NAME = "metrics.jsonl"
+TIMELINES_FOLDER_NAME = "timelines"
+_MICROSECONDS = 1e6
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run's folder says."""
+
+    folder: Path
+    job: RLJob
+    lines: tuple[MetricsLine, ...]
+    timelines: dict[int, TimelineFacts]
+    """By step."""
+    state: str
+    """`step 12 of 12, Complete`; empty where nothing says it."""
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Raises CliError for a folder without a job, or without metrics of a step."""
+    if not folder.is_dir():
+        raise CliError(f"{folder}: there is no such folder; name that of a run, such as runs/NAME")
+    job = _job(folder)
+    lines = _metrics(folder / METRICS_FILE_NAME)
+    return RunRecord(folder, job, lines, _timelines(folder / TIMELINES_FOLDER_NAME), _state(folder))
+
+
+def _job(folder: Path) -> RLJob:
+    """`resolved.yaml` says what `Auto` became; a run that never trained has job.yaml alone."""
+    for name in (RESOLVED_JOB_FILE_NAME, JOB_FILE_NAME):
+        if (folder / name).is_file():
+            try:
+                return load_job_file(folder / name)
+            except JobFileError as error:
+                raise CliError(
+                    f"{folder / name}: this version cannot read it ({one_line(error)}); use the version of rljob that"
+                    " made the run, or mend the file"
+                ) from None
+    raise CliError(f"{folder}: holds no {JOB_FILE_NAME}, so it is not the folder of a run; name one such as runs/NAME")
+
+
+def _metrics(file: Path) -> tuple[MetricsLine, ...]:
+    """Of each line the numbers. The last line may be half written, while the run goes on."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CliError(
+            f"{file.parent}: holds no {file.name}: no step of the run was finished; wait for one, or name another run"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{file}: cannot be read ({one_line(error)}); check the file") from None
+    rows = text.splitlines()
+    found: list[MetricsLine] = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            data = json.loads(row)
+        except (ValueError, RecursionError) as error:
+            if number == len(rows):
+                break
+            raise CliError(f"{file}: line {number} is no JSON ({one_line(error)}); remove the line") from None
+        if isinstance(data, dict):
+            found.append({name: float(value) for name, value in data.items() if _is_number(value)})
+    return tuple(found)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _timelines(folder: Path) -> dict[int, TimelineFacts]:
+    """A timeline that cannot be read is passed over: it is one of many sources."""
+    found: dict[int, TimelineFacts] = {}
+    for file in sorted(folder.glob("step-*.json")):
+        number = file.stem.removeprefix("step-")
+        try:
+            facts = timeline_facts(_spans(json.loads(file.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        if facts is not None and number.isdigit():
+            found[int(number)] = facts
+    return found
+
+
+def _spans(document: dict[str, list[dict[str, object]]]) -> list[TimelineSpan]:
+    """The complete events of the Trace Event Format."""
+    names: dict[object, str] = {}
+    for event in document["traceEvents"]:
+        about = event.get("args")
+        if event.get("name") == "process_name" and isinstance(about, dict):
+            names[event["pid"]] = str(about["name"])
+    spans = []
+    for event in document["traceEvents"]:
+        begin, duration = event.get("ts"), event.get("dur")
+        if event.get("ph") == "X" and isinstance(begin, int | float) and isinstance(duration, int | float):
+            started = begin / _MICROSECONDS
+            ended = started + duration / _MICROSECONDS
+            spans.append(TimelineSpan(names.get(event["pid"], ""), str(event["name"]), started, ended))
+    return spans
+
+
+def _state(folder: Path) -> str:
+    state = RunFolder(folder).run_state()
+    return "" if state is None else f"step {state.progress.step} of {state.progress.total_steps}, {state.phase}"
