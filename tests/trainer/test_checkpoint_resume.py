@@ -11,7 +11,7 @@ import torch
 from rljob_api.v1alpha1.checkpoint import Checkpoint
 from rljob_api.v1alpha1.model import Dtype
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
-from rljob_testing.checkpoint_actor import LocalActor, cursor_at
+from rljob_testing.checkpoint_samples import LocalActor, cursor_at
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.load import find_newest_complete
 from rljob_trainer.controller.auto_settings import AutoSettings
