@@ -23,7 +23,6 @@ from rljob_trainer.checkpoints.save import begin_save, commit, num_shard_bytes, 
 from rljob_trainer.checkpoints.sharding import sharded_tensors_from_dtensors
 from rljob_trainer.dispatch.worker import WorkerContext
 
-STEP = 20
 DIRECTIONS = [(1, 2), (2, 1), (2, 2), (2, 3)]
 STEP = 20
 
@@ -120,91 +119,13 @@ class Runs:
         return self.folder / f"loaded-{saved_on}-{loaded_on}.safetensors"
 
 
-def train_and_save(root: Path, out: Path, context: WorkerContext) -> None:
-    """Collective. Saves to `root` as start 1; rank 0 leaves the whole tensors in the file `out`."""
-    model, optimizer = small_model(seed=1)
-    train(model, optimizer, num_steps=3)
-    save(root, context, state_of(model, optimizer))
-    leave_whole(out, context, state_of(model, optimizer))
-
-
-def load(root: Path, out: Path, context: WorkerContext) -> None:
-    """Collective. As `train_and_save`, of what the newest checkpoint below `root` makes of another model."""
-    model, optimizer = small_model(seed=2)
-    train(model, optimizer, num_steps=1)
-    found = find_newest_complete(root, start_number=2)
-    assert found is not None
-    load_into(state_of(model, optimizer), open_checkpoint(found.folder))
-    leave_whole(out, context, state_of(model, optimizer))
-
-
-def small_model(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Odd sizes: rows do not divide by 2 or 3, and the last layer has fewer rows than there are ranks."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(7, 13), nn.Linear(13, 5), nn.Linear(5, 1))
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
-    for step in range(num_steps):
-        inputs = torch.linspace(-1, 1, 28).reshape(4, 7) * (step + 1)
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
-
-
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
-    state: list[tuple[str, torch.Tensor]] = []
-    for name, parameter in model.named_parameters():
-        state.append((f"model/{name}", parameter))
-        state.extend((f"optimizer/{name}/{key}", value) for key, value in optimizer.state[parameter].items())
-    return state
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().clone()
-
-
-def leave_whole(out: Path, context: WorkerContext, state: list[tuple[str, torch.Tensor]]) -> None:
-    tensors = {name: whole(tensor) for name, tensor in state}
-    if context.rank == 0:
-        save_file(tensors, out)
-
-
-def save(root: Path, context: WorkerContext, state: list[tuple[str, torch.Tensor]]) -> None:
-    """Rank 0 plays the controller as well."""
-    rank = context.rank
-    tensors = sharded_tensors_from_dtensors(state, rank)
-    sizes: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(sizes, num_shard_bytes(tensors))
-    folders: list[Path | None] = [begin_save(root, STEP, start_number=1, num_bytes=sum(sizes)) if rank == 0 else None]
-    dist.broadcast_object_list(folders)
-    folder = folders[0]
-    assert folder is not None
-    record = save_shard(folder, rank, tensors)
-    records: list[ShardRecord] = [record] * dist.get_world_size()
-    dist.all_gather_object(records, record)
-    if rank == 0:
-        commit(root, folder, STEP, 1, records, {"cursor": 7})
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     runs = Runs(tmp_path_factory.mktemp("ranks"))
-<<<<<<< HEAD
     saves = [RankedRun(partial(save_after_training, runs.root(n), runs.expected_file(n)), n) for n in (1, 2)]
     loads = [
         RankedRun(partial(load_over_others, runs.root(saved), runs.loaded_file(saved, n)), n) for saved, n in DIRECTIONS
     ]
-=======
-    saves = [RankedRun(partial(train_and_save, runs.root(n), runs.expected_file(n)), n) for n in (1, 2)]
-    loads = [RankedRun(partial(load, runs.root(old), runs.loaded_file(old, n)), n) for old, n in DIRECTIONS]
->>>>>>> testsray
     run_on_ranks([*saves, *loads])
     return runs
 

@@ -228,21 +228,12 @@ def are_equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]
 
 
 def num_live_bytes() -> int:
-<<<<<<< HEAD
     """Of all storages on the host, each once."""
     gc.collect()
     return sum({storage.data_ptr(): storage.nbytes() for storage in _storages()}.values())
 
 
 def _storages() -> Iterator[torch.UntypedStorage]:
-=======
-    """Of all storages on the host that some tensor of this process still refers to, each once."""
-    gc.collect()
-    return sum({storage.data_ptr(): storage.nbytes() for storage in live_storages()}.values())
-
-
-def live_storages() -> Iterator[torch.UntypedStorage]:
->>>>>>> testsray
     for each in gc.get_objects():
         # The type, not the object: a proxy would be asked for its class.
         if issubclass(type(each), torch.Tensor):

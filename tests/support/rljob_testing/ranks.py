@@ -10,25 +10,14 @@ import pickle
 import signal
 import tempfile
 import traceback
-<<<<<<< HEAD
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-=======
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
->>>>>>> testsray
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-<<<<<<< HEAD
-import torch._dynamo  # loaded by the first `fully_shard`: here once, before the ranks are forked
 import torch.distributed as dist
-import transformers  # noqa: F401 - likewise
-=======
-import torch.distributed as dist
->>>>>>> testsray
 
 from rljob_testing.ports import free_port
 from rljob_testing.processes import descendants
