@@ -161,18 +161,3 @@ def _rank(request: _Request, index: int, rank: int, port: int) -> None:
 
 def _result_file(folder: Path, index: int, rank: int) -> Path:
     return folder / f"{index}-{rank}.result"
-
-
-@contextmanager
-def only_rank(folder: Path, device_type: str = "cpu") -> Iterator[WorkerContext]:
-    """Within it there is a group of one, as workers join it on such devices. `folder` must be empty."""
-    context = WorkerContext(0, 1, 0, 0, "127.0.0.1", 0, device_type, 1)
-    backend = "gloo"
-    if device_type == "cuda":
-        torch.cuda.set_device(context.device)
-        backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, init_method=f"file://{folder / 'meeting'}", rank=0, world_size=1)
-    try:
-        yield context
-    finally:
-        dist.destroy_process_group()
