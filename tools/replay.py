@@ -16,9 +16,11 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -233,20 +235,29 @@ def run_job(tree: Tree, name: str, text: str, options: Sequence[str], place: Pat
         folder.mkdir(parents=True)
         (folder / "job.yaml").write_text(text)
         command = [tree.python, "-m", "rljob_cli", "run", "job.yaml", "--run-folder", "run", *options]
-        with (folder / "output.log").open("w") as output:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env=tree.environment(),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=RUN_SECONDS,
-            )
-        if done.returncode:
+        code = code_of_run(command, folder, tree.environment())
+        if code:
             end = "\n".join((folder / "output.log").read_text().splitlines()[-20:])
-            raise RunFailed(f"{tree.name}: {name} ended with code {done.returncode}\n{end}")
+            raise RunFailed(f"{tree.name}: {name} ended with code {code}\n{end}")
         told.write_text(wanted)
     return read_results(folder / "run")
+
+
+def code_of_run(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
+    """Of a command whose output goes into `output.log`; none of its processes stays when this is stopped."""
+    with (folder / "output.log").open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return process.wait(RUN_SECONDS)
+        except BaseException:
+            # Asked twice, `rljob run` ends all that it has started at once.
+            process.send_signal(signal.SIGINT)
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
 
 
 class RunFailed(Exception):
@@ -324,4 +335,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # So that worktrees and processes go, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

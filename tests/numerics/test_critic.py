@@ -25,8 +25,7 @@ from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
 from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
 from rljob_api.v1alpha1.model import Critic, CriticOptimizer
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.one_rank import only_rank
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.ranks import RankedRun, only_rank, run_on_ranks
 from rljob_testing.replayed_steps import Replay, ReplayedRun, kept_gradients, replayed_run, whole
 from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_metrics, difference
 from rljob_testing.tiny_models import CLASSIFIER_SIZES

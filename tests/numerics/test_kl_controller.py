@@ -14,7 +14,7 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import KlController
 from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.one_rank import only_rank
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import Replay, kept_gradients, replayed_run
 from rljob_testing.same_numbers import assert_bitwise, difference
 from rljob_trainer.algorithms.kl import next_coefficient

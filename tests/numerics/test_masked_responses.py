@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
-from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import clipped_losses, first_update, group_advantages, plain_model, rows_of
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import (
     LONGEST_RESPONSE,
     Pass,

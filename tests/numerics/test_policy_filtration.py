@@ -17,8 +17,8 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import clipped_losses, first_update, group_advantages, plain_model, rows_of
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import SEED, Replay, kept_gradients, replayed_run
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_trainer.algorithms.policy_filtration import drawn_rows, filtration_weights

@@ -25,8 +25,7 @@ from transformers import (
     Qwen3ForSequenceClassification,
 )
 
-from rljob_testing.one_rank import only_rank
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.ranks import RankedRun, only_rank, run_on_ranks
 from rljob_testing.tiny_models import CLASSIFIER_SIZES
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn

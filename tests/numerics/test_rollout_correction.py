@@ -26,7 +26,6 @@ from rljob_api.v1alpha1.rollout_correction import (
 )
 from rljob_testing.golden import ROWS, GoldenCase, check
 from rljob_testing.golden_corrections import CORRECTIONS, LOG_RATIOS_N, MASK_CASES, REJECTIONS, WEIGHT_CASES, WEIGHTS
-from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import (
     Row,
     clipped_losses,
@@ -35,6 +34,7 @@ from rljob_testing.plain_grpo import (
     plain_model,
     rows_of,
 )
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import MODEL, SEED, Replay, ReplayedRollouts, prompts_of, replayed_run
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_trainer.algorithms.rollout_correction import correction_weights, is_kept

@@ -21,7 +21,8 @@ import pytest
 from rljob_operator.handlers import leader_election
 from rljob_operator.handlers.health import Parts, Reply, health_pages, serving
 from rljob_operator.handlers.leader_election import Leadership, LeadershipLostError, Lease, LeaseThread
-from rljob_operator.kube.client import KubeClient
+from rljob_operator.handlers.relist import RELIST_SECONDS
+from rljob_operator.kube.client import TIMEOUT_SECONDS, KubeClient
 from rljob_operator.kube.connection import load_connection
 from rljob_operator.kube.errors import NotFoundError
 from rljob_operator.kube.objects import LEASES, KubeObjects, ResourceType
@@ -32,8 +33,8 @@ from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.settings import Settings, parse_settings
 from rljob_operator.workqueue import Slots, WorkQueue, work_through
 from rljob_testing.hand_clock import heard_clock
+from rljob_testing.job_place import JobPlace
 from rljob_testing.operator_process import OPERATOR_NAMESPACE, OperatorSetup
-from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.ports import free_port
 from rljob_testing.quiet_http import QuietHandler
 
@@ -333,6 +334,14 @@ def test_a_leader_that_was_paused_does_nothing_before_it_has_looked() -> None:
     assert leader.is_certain
     clock.pass_by(50.2)
     assert not leader.is_certain
+
+
+def test_the_times_on_a_cluster_are_those_of_docs_reliability() -> None:
+    """Tests of whole processes shorten them."""
+    assert leader_election.LEASE_SECONDS + leader_election.RETRY_SECONDS < 20.0, "another replica leads within 20 s"
+    assert leader_election.LEASE_SECONDS - leader_election.RENEW_SECONDS >= 2 * leader_election.RETRY_SECONDS
+    assert RELIST_SECONDS == 60.0, "a listing makes up for lost events within a minute"
+    assert TIMEOUT_SECONDS == 10.0, "a request without an answer is given up after 10 s"
 
 
 class RenewingObjects:

@@ -26,8 +26,8 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, merge_patch, without_nulls
 from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster
-from rljob_testing.operator_process_jobs import cluster_job
-from rljob_testing.operator_process_proxy import SeenRequest, seen_request
+from rljob_testing.api_proxy import SeenRequest, seen_request
+from rljob_testing.job_place import cluster_job
 from rljob_testing.valid_job import edited
 
 Json = dict[str, object]

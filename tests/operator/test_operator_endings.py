@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.apiserver import ApiServer
+from rljob_testing.job_place import JobPlace, new_place
 from rljob_testing.kuberay_stand_in import STARTING, ClusterScript, KubeRayStandIn, PodScript
-from rljob_testing.operator_process_jobs import JobPlace, new_place
+from rljob_testing.operator_process import QUICK
 from rljob_testing.ray_dashboard_stand_in import (
     Life,
     RayDashboardStandIn,
@@ -227,7 +228,7 @@ def jobs(
     """All of them, under way."""
     folder: Path = tmp_path_factory.mktemp("operator")
     place = new_place(server, kuberay, dashboards, account_token, folder)
-    operator = place.operator()
+    operator = place.with_pauses({**QUICK, "STOP_SECONDS": 4.0}).operator()
     operator.start()
     try:
         for name, scenario in SCENARIOS.items():

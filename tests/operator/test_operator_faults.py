@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from rljob_testing.apiserver import ApiServer
-from rljob_testing.kuberay_stand_in import CRDS, STARTING, ClusterScript
+from rljob_testing.api_proxy import ApiProxy, Fault, SeenRequest, api_proxy
+from rljob_testing.apiserver import DEFINITIONS, ApiServer
+from rljob_testing.job_place import JobPlace
+from rljob_testing.kuberay_stand_in import STARTING, ClusterScript
 from rljob_testing.operator_process import OperatorProcess
-from rljob_testing.operator_process_jobs import JobPlace
-from rljob_testing.operator_process_proxy import ApiProxy, Fault, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
-JOBS_DEFINITION = f"{CRDS}/rljobs.rljob.dev"
+JOBS_DEFINITION = f"{DEFINITIONS}/rljobs.rljob.dev"
 PROBE = "/apis/rljob.dev/v1alpha1/namespaces/default/rljobs/probe"
-CLUSTERS_DEFINITION = f"{CRDS}/rayclusters.ray.io"
+CLUSTERS_DEFINITION = f"{DEFINITIONS}/rayclusters.ray.io"
 
 
 @pytest.fixture

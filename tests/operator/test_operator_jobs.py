@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rljob_testing.job_place import JobPlace
 from rljob_testing.operator_process import OperatorProcess
-from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.ray_dashboard_stand_in import succeeding
 
 pytestmark = pytest.mark.apiserver

@@ -18,13 +18,12 @@ import pytest
 from rljob_api.constants import LABEL_JOB_UID
 from rljob_operator.handlers import relist
 from rljob_operator.kube.client import TIMEOUT_SECONDS
+from rljob_testing.api_proxy import ApiProxy, SeenRequest, api_proxy, in_words
 from rljob_testing.apiserver import ApiServer
+from rljob_testing.job_place import JobPlace, new_place
 from rljob_testing.kuberay_stand_in import HAPPY, STARTING, ClusterScript, KubeRayStandIn
 from rljob_testing.operator_process import LEASE as LEASE_NAME
 from rljob_testing.operator_process import OPERATOR_NAMESPACE, QUICK, OperatorProcess
-from rljob_testing.operator_process_jobs import JobPlace, new_place
-from rljob_testing.operator_process_kills import clusters_version, most_live_clusters, named
-from rljob_testing.operator_process_proxy import ApiProxy, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, running_for_ever, succeeding
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
@@ -108,7 +107,7 @@ class Stall:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def before(self, request: SeenRequest) -> None:
-        what = named(request)
+        what = in_words(request)
         with self.lock:
             self.asked[what] += 1
             number = self.asked[what]
@@ -136,7 +135,7 @@ def unanswered(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Unanswered]:
     place = new_place(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
-    since, stall = clusters_version(place), Stall()
+    since, stall = place.clusters_version(), Stall()
     with api_proxy(server) as proxy:
         proxy.before = stall.before
         quick = place.through(proxy.url).with_pauses({**QUICK, "RELIST_SECONDS": 4.0, "TIMEOUT_SECONDS": 4.0})
@@ -170,7 +169,7 @@ def test_a_leader_that_sleeps_has_nothing_more_to_say(place: JobPlace) -> None:
     place.http.delete(LEASE_PATH)
     place.dashboard("trains-1").life = running_for_ever()
     place.script("begins-1", ClusterScript({"main": STARTING}))
-    since = clusters_version(place)
+    since = place.clusters_version()
     with ExitStack() as stack:
         first, asked = stack.enter_context(behind_a_proxy(place, "operator-a"))
         place.wait(lambda: first.metric("rljob_operator_leader") == 1, "the first to lead")
@@ -179,6 +178,8 @@ def test_a_leader_that_sleeps_has_nothing_more_to_say(place: JobPlace) -> None:
             place.submit(name)
         place.wait_for("trains", "Progressing", "Training")
         place.wait_for("begins", "ClusterReady", "PodsPending", "False")
+        # Events are posted after the status that they tell of.
+        place.wait(lambda: {("trains", "Training"), ("begins", "Creating")} <= told(place), "their events")
 
         first.pause()
         paused_at = time.monotonic()
@@ -202,10 +203,15 @@ def test_a_leader_that_sleeps_has_nothing_more_to_say(place: JobPlace) -> None:
         place.dashboard("trains-1").life = succeeding(0.1)
         place.wait_for("trains", "Complete", "Succeeded")
         assert (first.metric("rljob_operator_leader"), second.metric("rljob_operator_leader")) == (0, 1)
-    assert most_live_clusters(place, since) == (2, 2)
+    assert place.most_live_clusters(since) == (2, 2)
     for name in ("trains", "begins"):
         assert place.dashboard(f"{name}-1").posts == [f"{name}-1-1"]
     place.http.delete(LEASE_PATH)
+
+
+def told(place: JobPlace) -> set[tuple[str, str]]:
+    """Job and reason of each event."""
+    return {(event["regarding"]["name"], event["reason"]) for event in place.items("events")}
 
 
 def test_watches_that_bring_nothing_are_made_up_for_by_a_listing(deaf: Deaf) -> None:
@@ -227,7 +233,7 @@ def test_requests_without_an_answer_are_given_up_and_made_again(unanswered: Unan
         place.wait_for(name, "ClusterReady", "Removed", "False")
         assert place.dashboard(f"{name}-1").posts == [f"{name}-1-1"]
         assert [attempt["number"] for attempt in place.job(name)["status"]["attempts"]] == [1]
-    assert most_live_clusters(place, unanswered.since)[1] == len(PATIENT_JOBS)
+    assert place.most_live_clusters(unanswered.since)[1] == len(PATIENT_JOBS)
     given_up = [line for line in operator.log().splitlines() if f"no answer within {LIMIT_SECONDS:g} s" in line]
     print(f"{len(given_up)} requests to the API server were given up")
     for asked, said in STALLED.items():

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from rljob_api.constants import STACKS_SECONDS
+from rljob_testing.api_proxy import api_proxy
 from rljob_testing.apiserver import ApiServer
+from rljob_testing.job_place import JobPlace, new_place
 from rljob_testing.kuberay_stand_in import HAPPY, STARTING, ClusterScript, KubeRayStandIn
+from rljob_testing.operator_killer import Killer, Point, haunted
 from rljob_testing.operator_process import QUICK
-from rljob_testing.operator_process_jobs import JobPlace, new_place
-from rljob_testing.operator_process_kills import Killer, Point, clusters_version, haunted, most_live_clusters
-from rljob_testing.operator_process_proxy import api_proxy
 from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, RunMoment, run_state
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
@@ -258,7 +258,7 @@ def run_killed(place: JobPlace, story: Story) -> tuple[dict[str, Any], list[Poin
     """The same, and where the operator died."""
     with api_proxy(place.server) as proxy:
         operator = place.through(proxy.url).operator("operator-1")
-        killer = Killer(place, JOB, operator, lambda attempt, state: (attempt, state) in story.deadly)
+        killer = Killer(place, operator, lambda attempt, state: (attempt, state) in story.deadly)
         try:
             with haunted(place, proxy, killer):
                 course = Course(place, killer)
@@ -300,7 +300,7 @@ def lives(
         found = {}
         for name, story in STORIES.items():
             place = new()
-            since = clusters_version(place)
+            since = place.clusters_version()
             found[name] = Lives(place, since, threads.submit(run_killed, place, story), undisturbed[story.run])
         yield found
 
@@ -313,7 +313,7 @@ def test_killed_around_everything_it_asks(lives: Mapping[str, Lives], name: str)
     counted = Counter((point.attempt, point.state) for point in victims)
     print(f"{name}: the operator died {len(victims)} times: {dict(sorted(counted.items()))}")
     assert without_times(status) == without_times(life.undisturbed.result())
-    assert most_live_clusters(place, life.since) == (1, len(story.submissions))
+    assert place.most_live_clusters(life.since) == (1, len(story.submissions))
     for cluster, jobs in story.submissions.items():
         assert place.dashboard(cluster).posts == jobs
     assert set(counted) == story.deadly

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_planner.advice.run_facts import facts_of, observed_workload, workload_for_memory, workload_of_step
+from rljob_planner.advice.run_facts import facts_of, observed_workload, workload_for_memory
 from rljob_planner.errors import PlanError
 from rljob_testing.planner_cases import workload
 
@@ -80,7 +80,7 @@ def test_rewards_took_what_was_waited_for_and_the_passes_beside_them() -> None:
         facts = facts_of([line(at, 20.0, **{"timing_s/reward": waited}, **beside) for at in (1, 2, 3)], batch_size=64)
         job = replace(workload(), scores_first=scores_first)
         found = observed_workload(job, facts).reward_seconds
-        assert workload_of_step(job, facts.steps[0]).reward_seconds == found
+        assert observed_workload(job, facts.steps[0]).reward_seconds == found
         return found
 
     assert seconds(3.0, passes) == 7.0

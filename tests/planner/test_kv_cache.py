@@ -8,7 +8,9 @@ import pytest
 
 from rljob_planner.constants import Constants
 from rljob_planner.known_models import known_model
-from rljob_planner.kv_cache import engine_space, mean_live_context, pass_bytes, sequence_kv_bytes
+from rljob_planner.kv_cache import engine_space, pass_bytes, sequence_kv_bytes
+from rljob_planner.timing.generation import live_context
+from rljob_planner.timing.lengths import lengths_of
 from rljob_planner.workload import EngineKind, LoraShape, RolloutLayout, RolloutWork, TokenLengths
 from rljob_testing.planner_cases import GIB, LLAMA3_8B, QWEN3_4B, gpu
 
@@ -114,5 +116,4 @@ def test_adapters_take_the_room_of_the_next_rank() -> None:
 def test_long_responses_are_met_more_often() -> None:
     """Of two responses of 100 and 300 tokens the second is met three times as often, each at half of its length."""
     lengths = TokenLengths(50.0, 64, 200.0, 512, response_lengths=(100, 300))
-    assert mean_live_context(lengths) == 50 + (1 / 4 * 50 + 3 / 4 * 150)
-    assert mean_live_context(TokenLengths(50.0, 64, 200.0, 512, response_cv=0.5)) == 50 + 125
+    assert live_context(50.0, lengths_of(lengths)) == 50 + (1 / 4 * 50 + 3 / 4 * 150)

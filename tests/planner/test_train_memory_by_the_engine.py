@@ -25,8 +25,7 @@ from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import TrainLayout, TrainModel
 from rljob_testing.engine_accounts import RANK, Account, AccountCase, account, allocated_peak, save_configured
 from rljob_testing.engine_updates import engine_settings
-from rljob_testing.one_rank import only_rank
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.ranks import RankedRun, only_rank, run_on_ranks
 from rljob_testing.tiny_models import drawn_model
 from rljob_trainer.engines.train.engine import TrainEngine
 

@@ -10,7 +10,7 @@ import pytest
 
 from rljob_testing.settings import inherited_environment
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 EXAMPLE = Path(__file__).parents[2] / "examples/worker_groups.py"
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_testing.one_rank import only_rank
+from rljob_testing.ranks import only_rank
 from rljob_testing.valid_job import edited, valid_job
 from rljob_trainer.controller.engine_settings import (
     actor_engine,

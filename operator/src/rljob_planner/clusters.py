@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from rljob_api.v1alpha1.pools import Pool
 from rljob_planner.errors import PlanError
@@ -120,43 +119,24 @@ def _part(value: Mapping[str, object], key: str) -> Mapping[str, object]:
     return found if isinstance(found, Mapping) else {}
 
 
-@dataclass
-class _Free:
-    """What is left of a group: the free GPUs of each of its nodes."""
-
-    group: NodeGroup
-    gpus: list[int]
-
-    def take(self, pool: Pool) -> bool:
-        """The pool's pods, the fullest nodes first; takes nothing where they do not fit."""
-        left = sorted(self.gpus)
-        for _ in range(pool.nodes):
-            place = next((at for at, free in enumerate(left) if free >= pool.gpus_per_node), None)
-            if place is None:
-                return False
-            left[place] -= pool.gpus_per_node
-        self.gpus = left
-        return True
-
-
 def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, asked: Mapping[str, Gpu]) -> dict[str, Gpu]:
     """The kind of GPU of each pool: pools in their order take the first group of nodes, in the cluster's order, that
     has room for them. A pool of `asked` goes to that kind only.
 
     Raises PlanError for a pool that has no room left."""
-    free = [_Free(group, [group.gpus_per_node] * group.nodes) for group in cluster]
+    free = [(group, [group.gpus_per_node] * group.nodes) for group in cluster]
     found: dict[str, Gpu] = {}
     for pool in pools:
         kind = asked.get(pool.name)
-        fitting = (each for each in free if kind is None or each.group.gpu == kind)
-        taken = next((each for each in fitting if each.take(pool)), None)
+        fitting = ((group, gpus) for group, gpus in free if kind is None or group.gpu == kind)
+        taken = next((group for group, gpus in fitting if _take(pool, gpus)), None)
         if taken is None:
             of_kind = "" if kind is None else f" of {kind.name}"
             raise PlanError(
                 f"spec.pools {pool.name}: {pool.nodes} x {pool.gpus_per_node} GPUs{of_kind} do not fit into the cluster"
                 f" (seen {_left(free)}{' left' if found else ''}); choose a smaller pool, or another cluster"
             )
-        found[pool.name] = taken.group.gpu
+        found[pool.name] = taken.gpu
     return found
 
 
@@ -169,13 +149,20 @@ def cluster_of_pools(pools: Iterable[Pool], gpus: Mapping[str, Gpu]) -> Cluster:
     return tuple(NodeGroup(nodes, num_gpus, gpu) for (num_gpus, gpu), nodes in groups.items())
 
 
-def _left(free: Iterable[_Free]) -> str:
+def _take(pool: Pool, free: list[int]) -> bool:
+    """The pool's pods, the fullest nodes first; takes nothing where they do not fit. `free`: GPUs of each node."""
+    left = sorted(free)
+    for _ in range(pool.nodes):
+        place = next((at for at, num_gpus in enumerate(left) if num_gpus >= pool.gpus_per_node), None)
+        if place is None:
+            return False
+        left[place] -= pool.gpus_per_node
+    free[:] = left
+    return True
+
+
+def _left(free: Iterable[tuple[NodeGroup, list[int]]]) -> str:
     """`3x8xH100, 1x2xH100`."""
-    texts = []
-    for each in free:
-        counts: dict[int, int] = {}
-        for gpus in each.gpus:
-            if gpus:
-                counts[gpus] = counts.get(gpus, 0) + 1
-        texts += [f"{nodes}x{gpus}x{each.group.gpu.name}" for gpus, nodes in sorted(counts.items(), reverse=True)]
+    counts = ((group, sorted(Counter(filter(None, gpus)).items(), reverse=True)) for group, gpus in free)
+    texts = (f"{nodes}x{gpus}x{group.gpu.name}" for group, found in counts for gpus, nodes in found)
     return ", ".join(texts) or "nothing"

@@ -92,37 +92,21 @@ CPU_NAME = "cpu"
 """The kind of a job without GPUs."""
 
 _ALIASES = {
-    "a100": "A100-80",
-    "nvidiateslaa100": "A100-40",
-    "h100mega80gb": "H100",
-    "a10080gb": "A100-80",
-    "a100sxm480gb": "A100-80",
-    "a100sxm80gb": "A100-80",
-    "a100sxm64gb": "A100-80",
-    "a100pcie80gb": "A100-80-PCIe",
-    "a10080gbpcie": "A100-80-PCIe",
-    "a10040gb": "A100-40",
-    "a100sxm440gb": "A100-40",
-    "a100sxm40gb": "A100-40",
-    "a100pcie40gb": "A100-40",
-    "h100sxm": "H100",
-    "h10080": "H100",
-    "h10080gb": "H100",
-    "h10080gbhbm3": "H100",
-    "h100sxm580gb": "H100",
-    "h100sxm5": "H100",
-    "h100pcie": "H100-PCIe",
-    "h10080gbpcie": "H100-PCIe",
-    "h100nvl": "H100-NVL",
-    "h200sxm": "H200",
-    "h200141gb": "H200",
-    "h2096gb": "H20",
-    "b200192gb": "B200",
-    "b200180gb": "B200",
-    "a10": "A10G",
-    "mi300": "MI300X",
-    "instinctmi300x": "MI300X",
-    "instinctmi300xoam": "MI300X",
+    alias: kind
+    for kind, aliases in {
+        "A100-40": "nvidiateslaa100 a10040gb a100sxm440gb a100sxm40gb a100pcie40gb",
+        "A100-80": "a100 a10080gb a100sxm480gb a100sxm80gb a100sxm64gb",
+        "A100-80-PCIe": "a100pcie80gb a10080gbpcie",
+        "H100": "h100mega80gb h100sxm h10080 h10080gb h10080gbhbm3 h100sxm580gb h100sxm5",
+        "H100-PCIe": "h100pcie h10080gbpcie",
+        "H100-NVL": "h100nvl",
+        "H200": "h200sxm h200141gb",
+        "H20": "h2096gb",
+        "B200": "b200192gb b200180gb",
+        "A10G": "a10",
+        "MI300X": "mi300 instinctmi300x instinctmi300xoam",
+    }.items()
+    for alias in aliases.split()
 }
 _MAKERS = ("nvidia", "amd", "tesla")
 _SHARED = "-shared"

@@ -26,7 +26,6 @@ from rljob_planner.workload import (
     Role,
     RolloutLayout,
     RolloutWork,
-    TokenLengths,
     TrainModel,
     Workload,
 )
@@ -155,16 +154,6 @@ def pass_bytes(rollout: RolloutWork, layout: RolloutLayout, num_requests: int | 
     return max(layers, sampled)
 
 
-def mean_live_context(lengths: TokenLengths) -> float:
-    """Tokens of a sequence at a random moment of its decoding: long ones are met more often, E[r^2] / 2 E[r]."""
-    if lengths.response_lengths:
-        total = sum(lengths.response_lengths)
-        response = sum(each * each for each in lengths.response_lengths) / (2 * max(1, total))
-    else:
-        response = lengths.response_mean * (1 + lengths.response_cv**2) / 2
-    return lengths.prompt_mean + min(response, float(lengths.response_max))
-
-
 def _adapter_bytes(rollout: RolloutWork, lora: LoraShape | None) -> float:
     """Room for one adapter, whose rank is rounded up."""
     if rollout.adapter_rank is None or lora is None:
@@ -184,88 +173,50 @@ KV_CACHE = "KV cache"
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Of the engine on one GPU of a pool."""
+    """Of the engine on one GPU of a pool: with vLLM the whole budget while it is awake, whatever of it is used."""
 
-    pool: PlacedPool
-    layout: RolloutLayout
-    workload: Workload
-    constants: Constants
     space: EngineSpace
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether what it has leaves the device while others use it: vLLM on GPUs."""
-        return self.workload.rollout.engine is EngineKind.VLLM and not self.pool.gpu.is_cpu
-
-    @property
-    def asleep(self) -> tuple[Part, ...]:
-        """While models are trained and scored with. On CPUs, and with transformers, weights stay."""
-        if self.sleeps:
-            each = self.constants.sleeping_engine_bytes
-            return (Part("sleeping engine", each, _AS_SEEN),)
-        return (self._weights,)
-
-    @property
-    def with_weights(self) -> tuple[Part, ...]:
-        """Before the cache wakes."""
-        return (*self.asleep, self._weights) if self.sleeps else self.asleep
-
-    @property
-    def awake(self) -> tuple[Part, ...]:
-        """With vLLM the whole budget, whatever of it is used."""
-        rollout, space = self.workload.rollout, self.space
-        if rollout.engine is EngineKind.HUGGING_FACE:
-            return (self._weights, *self._padded_batch())
-        parts = (
-            self._weights,
-            Part("engine context", space.context, _AS_SEEN),
-            Part("engine activations", space.activations, f"{rollout.max_batched_tokens} tokens in a pass"),
-            Part("engine graphs", space.graphs, _AS_SEEN),
-            Part(KV_CACHE, max(0.0, space.kv_cache), self._cache_formula()),
-        )
-        return tuple(part for part in parts if part.num_bytes)
-
-    @property
-    def num_requests(self) -> int:
-        """Responses that one engine makes in a step."""
-        return -(-self.workload.num_requests // self.layout.num_engines)
-
-    @property
-    def _weights(self) -> Part:
-        rollout, parallel = self.workload.rollout, self.layout.tensor_parallel
-        formula = f"{rollout.weight_bytes} x {rollout.shape.num_parameters:.4g} / {parallel}"
-        return Part(ROLLOUT_WEIGHTS, self.space.weights + self.space.adapters, formula)
-
-    def _cache_formula(self) -> str:
-        if self.pool.gpu.is_cpu:
-            return "cpuKvCache"
-        share, memory = self.workload.rollout.memory_utilization, self.pool.gpu.memory_bytes / GIB
-        return f"{share:g} x {memory:.1f} GiB - {self.space.without_cache / GIB:.1f} GiB"
-
-    def _padded_batch(self) -> tuple[Part, ...]:
-        """transformers decodes rows of one length side by side (hf_engine.py): at most all of a batch, as long as they
-        may be, one layer's cache twice while it grows; and logits of all tokens of the prompts before."""
-        rollout, lengths = self.workload.rollout, self.workload.lengths
-        rows = min(rollout.max_sequences, self.num_requests)
-        cache = rows * self.space.sequence_bytes(lengths.longest_row)
-        grown = cache * (1 + 1 / rollout.shape.num_layers)
-        logits = rows * lengths.prompt_max * rollout.shape.vocabulary_size * rollout.weight_bytes
-        return (
-            Part(KV_CACHE, grown, f"{rows} rows of {lengths.longest_row} tokens"),
-            Part("engine activations", logits, f"logits of {rows} prompts of {lengths.prompt_max} tokens"),
-        )
+    awake: tuple[Part, ...]
+    asleep: tuple[Part, ...]
+    """While models are trained and scored with. On CPUs, and with transformers, weights stay."""
+    with_weights: tuple[Part, ...]
+    """Before the cache wakes."""
 
 
 def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) -> EngineMemory | None:
     """None where the rollout is elsewhere."""
-    if pool.rollout is None:
+    rollout, layout, lengths = workload.rollout, pool.rollout, workload.lengths
+    if layout is None:
         return None
-    actor = workload.models.get(Role.ACTOR)
-    num_requests = -(-workload.num_requests // max(1, pool.rollout.num_engines))
-    space = engine_space(
-        workload.rollout, pool.rollout, pool.gpu, constants, None if actor is None else actor.lora, num_requests
+    actor, requests = workload.models.get(Role.ACTOR), workload.requests_per_engine(layout)
+    space = engine_space(rollout, layout, pool.gpu, constants, None if actor is None else actor.lora, requests)
+    formula = f"{rollout.weight_bytes} x {rollout.shape.num_parameters:.4g} / {layout.tensor_parallel}"
+    weights = Part(ROLLOUT_WEIGHTS, space.weights + space.adapters, formula)
+    if rollout.engine is EngineKind.HUGGING_FACE:
+        # It decodes rows of one length side by side (hf_engine.py): at most all of a batch, as long as they may be, one
+        # layer's cache twice while it grows; and logits of all tokens of the prompts before.
+        rows = min(rollout.max_sequences, requests)
+        cache = rows * space.sequence_bytes(lengths.longest_row) * (1 + 1 / rollout.shape.num_layers)
+        logits = rows * lengths.prompt_max * rollout.shape.vocabulary_size * rollout.weight_bytes
+        others = (
+            Part(KV_CACHE, cache, f"{rows} rows of {lengths.longest_row} tokens"),
+            Part("engine activations", logits, f"logits of {rows} prompts of {lengths.prompt_max} tokens"),
+        )
+        return EngineMemory(space, (weights, *others), (weights,), (weights,))
+    share, memory = rollout.memory_utilization, pool.gpu.memory_bytes / GIB
+    formula = f"{share:g} x {memory:.1f} GiB - {space.without_cache / GIB:.1f} GiB"
+    parts = (
+        weights,
+        Part("engine context", space.context, _AS_SEEN),
+        Part("engine activations", space.activations, f"{rollout.max_batched_tokens} tokens in a pass"),
+        Part("engine graphs", space.graphs, _AS_SEEN),
+        Part(KV_CACHE, max(0.0, space.kv_cache), "cpuKvCache" if pool.gpu.is_cpu else formula),
     )
-    return EngineMemory(pool, pool.rollout, workload, constants, space)
+    awake = tuple(part for part in parts if part.num_bytes)
+    if pool.gpu.is_cpu:
+        return EngineMemory(space, awake, (weights,), (weights,))
+    sleeping = Part("sleeping engine", constants.sleeping_engine_bytes, _AS_SEEN)
+    return EngineMemory(space, awake, (sleeping,), (sleeping, weights))
 
 
 def bucket_part(pool: PlacedPool, workload: Workload, actor: TrainModel | None) -> Part:

@@ -8,47 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from typing import Literal
 
 from rljob_planner.errors import PlanError
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.refused_models import refuse_quantised, refuse_unknown_layers
 
 Config = Mapping[str, object]
 _LARGEST = 10**9
 _MOST_LAYERS = 10_000
-
-
-class _QkNorm(StrEnum):
-    NONE = "none"
-    HEADS = "heads"
-    """One scale for all heads: two times the head size."""
-    WHOLE = "whole"
-    """A scale for every number of queries and keys."""
-
-
-class _Bias(StrEnum):
-    NONE = "none"
-    INPUTS = "inputs"
-    """Of queries, keys and values."""
-    ALL = "all"
+_KNOWN_LAYERS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
 class _Family:
-    """What models of a `model_type` have in common."""
+    """What models of a `model_type` have in common, unless a key of the configuration says it."""
 
     ties_head: bool = False
-    """Unless the configuration says it."""
     num_norms: int = 2
     """Of a layer."""
     norms_have_bias: bool = False
-    qk_norm: _QkNorm = _QkNorm.NONE
+    qk_norm: Literal["none", "heads", "whole"] = "none"
+    """One scale for all heads, two times the head size; or one for every number of queries and keys."""
     qk_norm_key: str | None = None
     """The key by which it is turned on; None: it is always there."""
-    attention_bias: _Bias = _Bias.NONE
-    """Unless a key says it."""
-    attention_bias_key: str | None = None
+    attention_bias: Literal["none", "inputs", "all"] = "none"
+    """Of queries, keys and values, or of the output, too."""
+    attention_bias_key: str | None = "attention_bias"
     """The key that turns all biases of the attention on or off, or those of its inputs where those are the default."""
     has_mlp_gate: bool = True
     mlp_bias: bool = False
@@ -62,83 +47,43 @@ class _Family:
     """Of keys that configurations leave out."""
 
 
-_LLAMA = _Family(attention_bias_key="attention_bias", mlp_bias_key="mlp_bias")
-_QWEN3 = _Family(qk_norm=_QkNorm.HEADS, attention_bias_key="attention_bias", window_key="use_sliding_window")
-_GEMMA = _Family(ties_head=True, attention_bias_key="attention_bias", defaults={"head_dim": 256})
-_OLMO2 = _Family(qk_norm=_QkNorm.WHOLE, attention_bias_key="attention_bias", every_nth_layer_is_full=4)
-_COHERE = _Family(
-    ties_head=True,
-    num_norms=1,
-    qk_norm=_QkNorm.WHOLE,
-    qk_norm_key="use_qk_norm",
-    attention_bias_key="attention_bias",
-    every_nth_layer_is_full=4,
-)
-_GPT_OSS_WINDOW = 2
-_DEEPSEEK = _Family(attention_bias_key="attention_bias")
+_PLAIN = _Family(attention_bias_key=None)
+_LLAMA = _Family(mlp_bias_key="mlp_bias")
+_QWEN2 = _Family(attention_bias="inputs", attention_bias_key=None, window_key="use_sliding_window")
+_QWEN3 = _Family(qk_norm="heads", window_key="use_sliding_window")
+_GEMMA = _Family(ties_head=True, defaults={"head_dim": 256})
+_GEMMA2 = {"head_dim": 256, "sliding_window": 4096}
+_GEMMA3 = _GEMMA2 | {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208}
+_OLMO2 = _Family(qk_norm="whole", every_nth_layer_is_full=4)
+_COHERE = replace(_OLMO2, ties_head=True, num_norms=1, qk_norm_key="use_qk_norm")
+_GPT_NEOX = _Family(norms_have_bias=True, attention_bias="all", has_mlp_gate=False, mlp_bias=True)
 
 _FAMILIES: Mapping[str, _Family] = {
     "llama": _LLAMA,
-    "mistral": _Family(),
-    "ministral3": _Family(),
-    "smollm3": _Family(ties_head=True, attention_bias_key="attention_bias", mlp_bias_key="mlp_bias"),
+    "mistral": _PLAIN,
+    "ministral3": _PLAIN,
+    "smollm3": replace(_LLAMA, ties_head=True),
     "granite": _LLAMA,
-    "qwen2": _Family(attention_bias=_Bias.INPUTS, window_key="use_sliding_window"),
+    "qwen2": _QWEN2,
     "qwen3": _QWEN3,
     "gemma": _GEMMA,
-    "gemma2": _Family(
-        ties_head=True,
-        num_norms=4,
-        attention_bias_key="attention_bias",
-        every_nth_layer_is_full=2,
-        defaults={"head_dim": 256, "sliding_window": 4096},
-    ),
-    "gemma3_text": _Family(
-        ties_head=True,
-        num_norms=4,
-        qk_norm=_QkNorm.HEADS,
-        attention_bias_key="attention_bias",
-        every_nth_layer_is_full=6,
-        defaults={
-            "head_dim": 256,
-            "sliding_window": 4096,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "vocab_size": 262_208,
-        },
-    ),
+    "gemma2": replace(_GEMMA, num_norms=4, every_nth_layer_is_full=2, defaults=_GEMMA2),
+    "gemma3_text": replace(_GEMMA, num_norms=4, qk_norm="heads", every_nth_layer_is_full=6, defaults=_GEMMA3),
     "cohere": _COHERE,
     "cohere2": _COHERE,
-    "phi": _Family(
-        num_norms=1,
-        norms_have_bias=True,
-        attention_bias=_Bias.ALL,
-        has_mlp_gate=False,
-        mlp_bias=True,
-        has_head_bias=True,
-    ),
-    "phi3": _Family(),
+    "phi": replace(_GPT_NEOX, num_norms=1, attention_bias_key=None, has_head_bias=True),
+    "phi3": _PLAIN,
     "olmo2": _OLMO2,
     "olmo3": _OLMO2,
-    "gpt_neox": _Family(
-        norms_have_bias=True,
-        attention_bias=_Bias.ALL,
-        attention_bias_key="attention_bias",
-        has_mlp_gate=False,
-        mlp_bias=True,
-    ),
-    "gpt2": _Family(ties_head=True, norms_have_bias=True, attention_bias=_Bias.ALL, has_mlp_gate=False, mlp_bias=True),
-    "nemotron": _Family(
-        norms_have_bias=True, attention_bias_key="attention_bias", has_mlp_gate=False, mlp_bias_key="mlp_bias"
-    ),
-    "mixtral": _Family(),
-    "qwen2_moe": _Family(attention_bias=_Bias.INPUTS, attention_bias_key="qkv_bias", window_key="use_sliding_window"),
+    "gpt_neox": _GPT_NEOX,
+    "gpt2": replace(_GPT_NEOX, ties_head=True, attention_bias_key=None),
+    "nemotron": _Family(norms_have_bias=True, has_mlp_gate=False, mlp_bias_key="mlp_bias"),
+    "mixtral": _PLAIN,
+    "qwen2_moe": replace(_QWEN2, attention_bias_key="qkv_bias"),
     "qwen3_moe": _QWEN3,
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
-    "gpt_oss": _Family(
-        attention_bias=_Bias.ALL, attention_bias_key="attention_bias", every_nth_layer_is_full=_GPT_OSS_WINDOW
-    ),
+    "deepseek_v2": _Family(),
+    "deepseek_v3": _Family(),
+    "gpt_oss": _Family(attention_bias="all", every_nth_layer_is_full=2),
 }
 
 
@@ -148,7 +93,7 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     Raises PlanError where the `model_type` or a type of layers is not known here, where the weights are quantised, and
     where a key is missing or no number.
     """
-    refuse_quantised(config, name)
+    _refuse_quantised(config, name)
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
@@ -160,7 +105,7 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
             f" it knows {', '.join(sorted(_FAMILIES))}; --model-config FILE can name the config.json of a model of one"
             " of these types and of about the same sizes"
         )
-    refuse_unknown_layers(config, name)
+    _refuse_unknown_layers(config, name)
     reader = _Reader(_with_gpt2_names(config) if model_type == "gpt2" else config, _FAMILIES[model_type], name)
     if model_type.startswith("deepseek"):
         return _latent_attention(reader)
@@ -249,9 +194,7 @@ def _shape(reader: _Reader) -> ModelShape:
             f"{reader.name}: the config.json is of no model (seen {heads} heads for a size of {hidden}); correct it"
         )
     experts = _experts(reader, layers, mlp)
-    has_qk_norm = family.qk_norm is not _QkNorm.NONE and (
-        family.qk_norm_key is None or reader.flag(family.qk_norm_key, False)
-    )
+    has_qk_norm = family.qk_norm != "none" and (family.qk_norm_key is None or reader.flag(family.qk_norm_key, False))
     query, kv = heads * head_size, kv_heads * head_size
     window, num_full = _windows(reader, layers)
     positions = reader.optional("max_position_embeddings")
@@ -289,9 +232,9 @@ def _shape(reader: _Reader) -> ModelShape:
 def _attention_bias(reader: _Reader, query: int, kv: int, hidden: int) -> int:
     family = reader.family
     inputs = query + 2 * kv
-    if family.attention_bias is _Bias.INPUTS:
+    if family.attention_bias == "inputs":
         return inputs if reader.flag(family.attention_bias_key, True) else 0
-    is_there = reader.flag(family.attention_bias_key, family.attention_bias is _Bias.ALL)
+    is_there = reader.flag(family.attention_bias_key, family.attention_bias == "all")
     return inputs + hidden if is_there else 0
 
 
@@ -302,7 +245,7 @@ def _other_of_layer(reader: _Reader, *, has_qk_norm: bool, query: int, kv: int, 
     if reader.flag(family.mlp_bias_key, family.mlp_bias):
         num += (2 if family.has_mlp_gate else 1) * mlp + hidden
     head_size = reader.optional("head_dim") or hidden // reader.number("num_attention_heads")
-    if has_qk_norm and family.qk_norm is _QkNorm.WHOLE:
+    if has_qk_norm and family.qk_norm == "whole":
         num += query + kv - 2 * head_size
     if reader.flag("qk_layernorm", False):
         num += 4 * head_size
@@ -394,3 +337,27 @@ def _latent_attention(reader: _Reader) -> ModelShape:
         attention_matrix_parameters=matrices,
         kv_cache_size=latent + rotary,
     )
+
+
+def _refuse_quantised(config: Config, name: str) -> None:
+    """As the trainer does (`read_config` of engines/train/model.py)."""
+    quantisation = config.get("quantization_config")
+    if quantisation:
+        method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
+        raise PlanError(
+            f"{name}: its weights are quantised, and codes cannot be trained (config.json, quantization_config:"
+            f" {str(method)[:60]!r}); choose the model in 16 or 32 bits"
+        )
+
+
+def _refuse_unknown_layers(config: Config, name: str) -> None:
+    """Their parameters, their cache and their seconds would be those of attention."""
+    types = config.get("layer_types")
+    listed = types if isinstance(types, list | tuple) else ()
+    unknown = [str(each)[:60] for each in listed if each not in _KNOWN_LAYERS]
+    if unknown:
+        raise PlanError(
+            f"{name}: the planner does not know layers of this type (config.json, layer_types: {unknown[0]!r});"
+            f" it knows {' and '.join(_KNOWN_LAYERS)}; --model-config FILE can name the config.json of a model with"
+            " these and of about the same sizes"
+        )

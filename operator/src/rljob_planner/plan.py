@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rljob_planner.constants import Constants
-from rljob_planner.kv_cache import EngineSpace, engine_space, mean_live_context
+from rljob_planner.kv_cache import EngineSpace, engine_memory
 from rljob_planner.memory.knobs import Knob, Knobs, knobs_of, worst_phase
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, fails_from_second_step, verdict_of
+from rljob_planner.timing.generation import live_context
+from rljob_planner.timing.lengths import lengths_of
 from rljob_planner.timing.step import step_time
 from rljob_planner.workload import EngineKind, Placement, Role, Workload
 
@@ -74,10 +76,13 @@ def plan_of(
     phases = {pool.name: phases_of(pool, workload, constants) for pool in placement.pools}
     everything = tuple(phase for each in phases.values() for phase in each)
     knobs = knobs_of(workload, placement, constants) if with_knobs else Knobs()
-    space = rollout_space(workload, placement, constants)
-    at_once = min(
-        space.sequences_at_once(mean_live_context(workload.lengths)), float(_requests_per_engine(workload, placement))
-    )
+    home = placement.pool_of(Role.ROLLOUT)
+    engine = engine_memory(home, workload, constants)
+    assert engine is not None, "the pool of the rollout has an engine"
+    assert home.rollout is not None, "and its layout"
+    requests = workload.requests_per_engine(home.rollout)
+    context = live_context(workload.lengths.prompt_mean, lengths_of(workload.lengths))
+    at_once = min(engine.space.sequences_at_once(context), float(requests))
     return Plan(
         workload=workload,
         placement=placement,
@@ -87,26 +92,10 @@ def plan_of(
         knobs=_priced(knobs, constants),
         nearest_miss=knobs.nearest_miss,
         step=step_time(workload, placement, constants),
-        engine=space,
+        engine=engine.space,
         sequences_at_once=at_once,
-        notes=tuple(_notes(workload, placement, everything, at_once)),
+        notes=tuple(_notes(workload, placement, everything, requests, at_once)),
     )
-
-
-def rollout_space(workload: Workload, placement: Placement, constants: Constants) -> EngineSpace:
-    """Of one GPU that generates. Raises KeyError where none does."""
-    pool = placement.pool_of(Role.ROLLOUT)
-    assert pool.rollout is not None, "the pool of the rollout has one"
-    actor = workload.models.get(Role.ACTOR)
-    lora = None if actor is None else actor.lora
-    requests = _requests_per_engine(workload, placement)
-    return engine_space(workload.rollout, pool.rollout, pool.gpu, constants, lora, requests)
-
-
-def _requests_per_engine(workload: Workload, placement: Placement) -> int:
-    layout = placement.pool_of(Role.ROLLOUT).rollout
-    assert layout is not None, "the pool of the rollout has one"
-    return -(-workload.num_requests // max(1, layout.num_engines))
 
 
 def _priced(knobs: Knobs, constants: Constants) -> tuple[Knob, ...]:
@@ -123,18 +112,19 @@ def _cost(knob: Knob) -> tuple[bool, int, bool, float]:
     return is_drastic, len(knob.changes), knob.verdict is Verdict.TIGHT, seconds
 
 
-def _notes(workload: Workload, placement: Placement, phases: tuple[PhaseMemory, ...], at_once: float) -> Iterator[str]:
+def _notes(
+    workload: Workload, placement: Placement, phases: tuple[PhaseMemory, ...], requests: int, at_once: float
+) -> Iterator[str]:
     if fails_from_second_step(phases):
         yield (
             "The first step would fit and later ones would not: the optimizer's moments exist from the first update "
             "on, beside the engine that wakes up. Where they are the actor's, the trainer ends such a job before it "
             "begins."
         )
-    rows = _requests_per_engine(workload, placement)
-    if workload.rollout.engine is EngineKind.VLLM and 0 < at_once < min(rows, workload.rollout.max_sequences):
+    if workload.rollout.engine is EngineKind.VLLM and 0 < at_once < min(requests, workload.rollout.max_sequences):
         yield (
-            f"The KV cache of an engine holds {at_once:.0f} sequences of mean length at once, of {rows} that it gets "
-            "in a step: the others wait, or are preempted."
+            f"The KV cache of an engine holds {at_once:.0f} sequences of mean length at once, of {requests} that it"
+            " gets in a step: the others wait, or are preempted."
         )
     if not placement.runs_today:
         yield "This version of the trainer cannot run it: actor and rollout are not on one pool, taking turns."

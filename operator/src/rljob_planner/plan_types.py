@@ -20,10 +20,6 @@ class Phase(StrEnum):
     CHECKPOINT = "checkpoint"
 
 
-WITHOUT_MOMENTS = (Phase.ENGINE_START, Phase.FIRST_WAKE)
-"""Before the first update."""
-
-
 @dataclass(frozen=True)
 class Part:
     """One owner's share."""

@@ -217,6 +217,10 @@ class Workload:
         """Responses that are generated at once, over all engines."""
         return self.num_responses + (self.batch_size if self.has_greedy_responses else 0)
 
+    def requests_per_engine(self, layout: RolloutLayout) -> int:
+        """Responses that one engine makes in a step, at most."""
+        return -(-self.num_requests // max(1, layout.num_engines))
+
     @property
     def num_updates(self) -> int:
         """Optimizer updates per step."""

@@ -25,7 +25,7 @@ from rljob_operator.ray.client import RayClient
 from rljob_operator.settings import Settings, parse_settings
 from rljob_operator.workqueue import Slots, WorkQueue
 from rljob_testing.hand_clock import heard_clock
-from rljob_testing.operator_process_jobs import cluster_job
+from rljob_testing.job_place import cluster_job
 from rljob_testing.valid_job import edited
 
 Json = dict[str, object]

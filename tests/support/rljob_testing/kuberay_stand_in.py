@@ -9,18 +9,15 @@ from __future__ import annotations
 import copy
 import datetime
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
 
-from rljob_testing.apiserver import ApiServer
-from rljob_testing.object_changes import EVERYWHERE, ObjectChanges
+from rljob_testing.apiserver import EVERYWHERE, ApiServer, ObjectChanges, install_definition
 
 Json = dict[str, object]
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CLUSTERS = "/apis/ray.io/v1"
 JOBS = "/apis/rljob.dev/v1alpha1"
 PAUSE_SECONDS = 0.05
@@ -111,11 +108,7 @@ def install_ray_cluster_resource(http: httpx.Client) -> None:
             ],
         },
     }
-    assert http.post(CRDS, json=manifest).status_code in (201, 409)
-    deadline = time.monotonic() + 30
-    while http.get(f"{CLUSTERS}/rayclusters").status_code != 200:
-        assert time.monotonic() < deadline, "RayClusters are not served after 30 s"
-        time.sleep(0.1)
+    install_definition(http, manifest)
 
 
 WATCHED = (

@@ -25,7 +25,7 @@ from rljob_api.scalars import (
 )
 
 
-def _compiled(pattern: str) -> str:
+def _checked_pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
@@ -34,7 +34,7 @@ def _compiled(pattern: str) -> str:
 
 
 RewardName = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=REWARD_NAME)]
-RegularExpression = Annotated[StrictStr, Field(min_length=1, max_length=1024), AfterValidator(_compiled)]
+RegularExpression = Annotated[StrictStr, Field(min_length=1, max_length=1024), AfterValidator(_checked_pattern)]
 
 
 class RewardType(StrEnum):

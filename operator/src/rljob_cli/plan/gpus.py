@@ -59,7 +59,19 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
     `must_fit`."""
     if options.cluster is not None and options.from_cluster is not None:
         raise CliError("--cluster: says the nodes, and --from-cluster asks for them; give one of the two")
-    found = _pool_gpus(spec, options, must_fit=must_fit)
+    named = partial(_kind, options=options, spec=spec)
+    everywhere, of_pools = _asked(spec, options, named)
+    if options.cluster is not None:
+        if everywhere is not None:
+            raise CliError("--gpu: --cluster says the kinds already; leave it out, or give POOL=KIND")
+        cluster = cluster_of_text(options.cluster, named=lambda name: named(name, "--cluster"))
+        found = PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, options.cluster)
+    elif options.from_cluster is not None:
+        cluster, name, labels = _cluster_of(spec, options.from_cluster, everywhere)
+        origin = f"nodes of {name}: {cluster_text(cluster)}"
+        found = PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, origin, labels)
+    else:
+        found = _from_pools(spec, everywhere, of_pools, named)
     names = [group.gpu.name for group in found.cluster]
     if options.describes and all(name in {gpu.name for gpu in KNOWN_GPUS} for name in names):
         raise CliError(
@@ -69,30 +81,18 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
     return found
 
 
-def _pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool) -> PoolGpus:
-    named = partial(_kind, options=options, spec=spec)
-    everywhere, of_pools = _asked(spec, options, named)
-    if options.cluster is not None:
-        if everywhere is not None:
-            raise CliError("--gpu: --cluster says the kinds already; leave it out, or give POOL=KIND")
-        cluster = cluster_of_text(options.cluster, named=lambda name: named(name, "--cluster"))
-        return PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, options.cluster)
-    if options.from_cluster is not None:
-        cluster, name, labels = _cluster_of(spec, options.from_cluster, everywhere)
-        gpus = _placed(spec, cluster, of_pools, must_fit=must_fit)
-        return PoolGpus(gpus, cluster, f"nodes of {name}: {cluster_text(cluster)}", labels)
-    return _from_pools(spec, everywhere, of_pools, named)
-
-
-def selected_kind(pool: Pool | None) -> str | None:
+def selected_kind(pool: Pool) -> str | None:
     """The kind of GPU that a pool's nodes must have by their label; None where it asks for none, or one that is not
     known."""
-    selector = {} if pool is None else pool.template.node_selector
-    label = next((key for key in SELECTORS if key in selector), None)
+    label = _label_of_kind(pool)
     try:
-        return None if label is None else gpu_named(selector[label]).name
+        return None if label is None else gpu_named(pool.template.node_selector[label]).name
     except PlanError:
         return None
+
+
+def _label_of_kind(pool: Pool) -> str | None:
+    return next((label for label in SELECTORS if label in pool.template.node_selector), None)
 
 
 def _placed(spec: RLJobSpec, cluster: Cluster, of_pools: dict[str, Gpu], *, must_fit: bool) -> dict[str, Gpu]:
@@ -113,13 +113,12 @@ def _from_pools(
     """Of options, else of the labels that a pool's nodes must have, else of this machine."""
     gpus, origins = {}, set()
     for pool in spec.pools:
-        selector = pool.template.node_selector
-        label = next((key for key in SELECTORS if key in selector), None)
+        label = _label_of_kind(pool)
         if (gpu := of_pools.get(pool.name, everywhere)) is not None:
             gpus[pool.name] = gpu
             origins.add("--gpu")
         elif label is not None:
-            gpus[pool.name] = named(selector[label], f"spec.pools {pool.name}: nodeSelector {label}")
+            gpus[pool.name] = named(pool.template.node_selector[label], f"spec.pools {pool.name}: nodeSelector {label}")
             origins.add("the pools' nodeSelector")
         else:
             gpus[pool.name] = _gpu_here(pool.name, named)

@@ -221,14 +221,12 @@ def _change_lines(file: RLJobSpec, found: JobMapping, placement: Placement, labe
     yield Text("In the file (--write FILE writes it)", "bold")
     for line in lines:
         yield Text(f"  ~ {line}", "yellow")
-    for pool in placement.pools:
-        wanted = selected_kind(next((each for each in file.pools if each.name == pool.name), None))
-        if wanted is not None and wanted != pool.gpu.name and pool.gpu.name not in labels:
-            sentence = (
-                f"! pool {pool.name}: its nodeSelector is for nodes with {wanted}, and here it is on {pool.gpu.name}."
-            )
-            yield wrapped(sentence, "  ", "yellow")
     kinds = {pool.name: pool.gpu.name for pool in placement.pools}
+    for pool in file.pools:
+        wanted, kind = selected_kind(pool), kinds.get(pool.name)
+        if wanted is not None and kind is not None and wanted != kind and kind not in labels:
+            sentence = f"! pool {pool.name}: its nodeSelector is for nodes with {wanted}, and here it is on {kind}."
+            yield wrapped(sentence, "  ", "yellow")
     if len(set(kinds.values())) > 1 and (unknown := [name for name in kinds if kinds[name] not in labels]):
         named = ", ".join(f"{name} {kinds[name]}" for name in unknown)
         sentence = f"Each pool is meant for nodes with other GPUs ({named}): say so in its template.nodeSelector."

@@ -213,19 +213,16 @@ def _knob_lines(knobs: Sequence[Knob]) -> list[Text]:
     """A row for each; of several changes each has a row of its own."""
     rows = []
     for knob in knobs:
-        for at, change in enumerate(knob.changes):
-            text = Text(f"{'~' if at == 0 else ' '} {change.field}: {change.before} -> {change.value}", "yellow")
-            rows.append((text, *(_knob_cells(knob) if at == 0 else (Text(), Text(), Text()))))
+        worst, seconds = knob.worst, knob.step_seconds
+        memory = f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f} in {worst.phase.value}"
+        if worst.lacks > 0:
+            memory = f"KV cache {worst.lacks / GIB:.1f} short"
+        step = "" if seconds is None else number(seconds.likely)
+        cells = Text(memory), Text(knob.verdict.value, _STYLES[knob.verdict]), Text(step)
+        for change in knob.changes:
+            sign, cells_here = ("~", cells) if change is knob.changes[0] else (" ", (Text(), Text(), Text()))
+            rows.append((Text(f"{sign} {change.field}: {change.before} -> {change.value}", "yellow"), *cells_here))
     return table(("CHANGE", "GiB", "", "STEP s"), rows, "  ")
-
-
-def _knob_cells(knob: Knob) -> tuple[Text, Text, Text]:
-    worst, seconds = knob.worst, knob.step_seconds
-    memory = f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f} in {worst.phase.value}"
-    if worst.lacks > 0:
-        memory = f"KV cache {worst.lacks / GIB:.1f} short"
-    step = "" if seconds is None else number(seconds.likely)
-    return Text(memory), Text(knob.verdict.value, _STYLES[knob.verdict]), Text(step)
 
 
 def last_line(plan: Plan, condition: str = "") -> Text:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rljob_planner.advice.comparison import process_bytes
-from rljob_planner.advice.run_facts import OTHER, RunFacts, observed_workload, workload_for_memory, workload_of_step
+from rljob_planner.advice.run_facts import OTHER, RunFacts, observed_workload, workload_for_memory
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.job_memory import PROCESS_BYTES
@@ -180,7 +180,7 @@ def observations_of(run: CalibrationRun) -> tuple[Observation, ...]:
     for step in run.facts.steps:
         if step.seconds <= LARGEST_MISS * run.facts.step.median:
             seconds = {name: each for name, each in step.phases.items() if name != OTHER} | {STEP: step.seconds}
-            found.append(Observation(workload_of_step(run.workload, step), run.placement, seconds))
+            found.append(Observation(observed_workload(run.workload, step), run.placement, seconds))
     return tuple(found)
 
 

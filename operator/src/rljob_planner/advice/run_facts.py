@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import NormalDist, fmean, median
 
 from rljob_planner.errors import PlanError
@@ -32,13 +32,8 @@ class ObservedLengths:
 
     @classmethod
     def together(cls, steps: Sequence[ObservedLengths]) -> ObservedLengths:
-        """Of several steps with as many responses each; at least one."""
-        return cls(
-            prompt_mean=fmean(each.prompt_mean for each in steps),
-            response_mean=fmean(each.response_mean for each in steps),
-            response_max=fmean(each.response_max for each in steps),
-            clip_ratio=fmean(each.clip_ratio for each in steps),
-        )
+        """Means of several steps with as many responses each; at least one."""
+        return cls(*map(fmean, zip(*map(astuple, steps), strict=True)))
 
     def token_lengths(self, planned: TokenLengths, num_responses: int) -> TokenLengths:
         """With the limits that were planned, and their means where the run says none; `num_responses` are those of a
@@ -204,9 +199,16 @@ def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
     )
 
 
-def observed_workload(workload: Workload, facts: RunFacts) -> Workload:
-    """The job's work with what the run has shown in the place of what was assumed."""
-    return _with(workload, facts.lengths, facts.learned_fraction, facts.generated_per_learned, facts.phases)
+def observed_workload(workload: Workload, facts: RunFacts | StepFacts) -> Workload:
+    """The job's work with what the run, or one step of it, has shown in the place of what was assumed."""
+    phases = {name: each.median if isinstance(each, Measured) else each for name, each in facts.phases.items()}
+    return replace(
+        workload,
+        lengths=facts.lengths.token_lengths(workload.lengths, workload.num_responses),
+        learned_fraction=facts.learned_fraction,
+        generated_per_learned=facts.generated_per_learned,
+        reward_seconds=_reward_seconds(workload, phases),
+    )
 
 
 def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
@@ -226,35 +228,13 @@ def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
     return replace(observed, lengths=lengths, rollout=replace(observed.rollout, max_model_length=longest))
 
 
-def workload_of_step(workload: Workload, step: StepFacts) -> Workload:
-    """The same of one step alone."""
-    phases = {name: Measured(seconds, seconds, seconds) for name, seconds in step.phases.items()}
-    return _with(workload, step.lengths, step.learned_fraction, step.generated_per_learned, phases)
-
-
-def _with(
-    workload: Workload,
-    lengths: ObservedLengths,
-    learned_fraction: float,
-    generated_per_learned: float,
-    phases: Mapping[str, Measured],
-) -> Workload:
-    return replace(
-        workload,
-        lengths=lengths.token_lengths(workload.lengths, workload.num_responses),
-        learned_fraction=learned_fraction,
-        generated_per_learned=generated_per_learned,
-        reward_seconds=_reward_seconds(workload, phases),
-    )
-
-
-def _reward_seconds(workload: Workload, phases: Mapping[str, Measured]) -> float:
+def _reward_seconds(workload: Workload, phases: Mapping[str, float]) -> float:
     """All that rewards took. `timing_s/reward` is what was still waited for after the passes beside which they were
     computed (trainer, controller/training_step.py). Where that is nothing, they took no longer than those: 0."""
-    waited = phases["reward"].median if "reward" in phases else 0.0
+    waited = phases.get("reward", 0.0)
     if workload.scores_first:
         return waited
-    beside = sum(phases[name].median for name in BESIDE_REWARDS if name in phases)
+    beside = sum(phases.get(name, 0.0) for name in BESIDE_REWARDS)
     is_nothing = beside > 0 and waited <= max(NOTHING_SECONDS, NOTHING_SHARE * beside)
     return 0.0 if is_nothing else waited + beside
 

@@ -158,7 +158,7 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
         field, both = f"spec.training.rollout.{field}", (lower, higher)
         yield _Setting(field, space, with_space, both, higher, "memory of the engine", text=text)
     assert pool.rollout is not None, "the pool of the rollout has its layout"
-    now, own = rollout.max_sequences, -(-workload.num_requests // pool.rollout.num_engines)
+    now, own = rollout.max_sequences, workload.requests_per_engine(pool.rollout)
     yield _Setting(
         "spec.training.rollout.maxNumSequences",
         now,

@@ -98,47 +98,21 @@ class _Passes:
         parameters, moments = parameters_part(model, layout), moments_part(model, layout)
         own_moments = 0.0 if model.offload.optimizer else moments.num_bytes
         resident = (0 if model.offload.parameters else parameters.num_bytes) + own_moments
+        tokens, m = self.num_tokens, model.compute_bytes
+        trained = f"{MASTER_BYTES} x {trained_elements(model):.4g} / {layout.shard_size}"
+        whole = f"{m} bytes each, {MASTER_BYTES} in sums over ranks, at the {moment.name}"
+        gathered = f"{m} x {self._root / m:.4g} in no layer, layers, and buffers"
+        activations = f"{tokens:,} tokens x {moment.activations / tokens:,.0f} at the {moment.name}"
         parts = (
             parameters,
             Part("moments", own_moments + moment.moments, moments.formula),
-            Part("gradients", moment.gradients, self._gradients_formula(moment)),
-            Part("gathered parameters", moment.gathered, self._gathered_formula(moment)),
-            Part("whole gradients", moment.whole_gradients, self._whole_formula(moment)),
-            Part("activations", moment.activations, self._activations_formula(moment)),
+            Part("gradients", moment.gradients, trained),
+            Part("gathered parameters", moment.gathered, gathered),
+            Part("whole gradients", moment.whole_gradients, whole),
+            Part("activations", moment.activations, activations),
         )
         total = parameters.num_bytes + own_moments + moment.total
         return Peak(resident, total - resident, moment.name, tuple(part for part in parts if part.num_bytes))
-
-    def _gradients_formula(self, moment: _Moment) -> str:
-        whole = f"{MASTER_BYTES} x {trained_elements(self.model):.4g}"
-        if not moment.gradients or (self.model.defers_reduction and moment.gradients > self._shards):
-            return whole
-        share = moment.gradients / self._shards
-        return f"{whole} / {self.layout.shard_size}" + (f" x {share:.2f} of the layers" if share < 1 else "")
-
-    def _gathered_formula(self, moment: _Moment) -> str:
-        """What is in no layer, and all else: layers, and the buffers in which parameters came."""
-        m = self.model.compute_bytes
-        rest = (moment.gathered - self._root) / m
-        return f"{m} x ({self._root / m:.4g} in no layer" + (
-            f" + {rest:.4g} of layers and buffers)" if rest > 0 else ")"
-        )
-
-    def _whole_formula(self, moment: _Moment) -> str:
-        m, shape = self.model.compute_bytes, self.model.shape
-        rest = moment.whole_gradients - self._head_gradient
-        head = f"{m} x {self._head_gradient / m / shape.hidden_size:,.0f} x {shape.hidden_size:,} of the output head"
-        others = f"{rest / 2**30:.2f} GiB at the {moment.name}, {m} bytes each, {MASTER_BYTES} in sums over ranks"
-        return " + ".join(([head] if self._head_gradient else []) + ([others] if rest > 0 else []))
-
-    def _activations_formula(self, moment: _Moment) -> str:
-        """Of each token; with what layers keep for the backward pass, on average, where that is going on."""
-        found = f"{self.num_tokens:,} tokens x {moment.activations / self.num_tokens:,.0f} at the {moment.name}"
-        if not moment.whole_gradients:
-            return found
-        num_layers = self.model.shape.num_layers
-        kept = self._kept_by_layers[-1] / self.num_tokens / num_layers
-        return f"{found}, where each of {num_layers} layers keeps {kept:,.0f}"
 
     def of_update(self) -> Iterator[_Moment]:
         """All moments of it."""

@@ -19,13 +19,12 @@ from operator import add, le
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Cluster
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.memory.train_state import resident_bytes
-from rljob_planner.plan_types import WITHOUT_MOMENTS, PhaseMemory
+from rljob_planner.plan_types import PhaseMemory
 from rljob_planner.timing.communication import Site, sync_cost
-from rljob_planner.timing.step import lengths_in, rollout_cost, scoring_cost, training_cost
+from rljob_planner.timing.lengths import lengths_of
+from rljob_planner.timing.step import rollout_cost, scoring_cost, training_cost
 from rljob_planner.workload import (
     EngineKind,
-    ModelOffload,
     PlacedPool,
     Role,
     RolloutLayout,
@@ -63,8 +62,6 @@ class RoleChoice:
 
     layouts: tuple[tuple[Role, TrainLayout], ...]
     rollout: RolloutLayout | None
-    state: float
-    """Bytes of one GPU that stay between passes."""
     phases: tuple[PhaseMemory, ...]
     """On a pool of its own."""
     seconds: StageSeconds = NO_SECONDS
@@ -80,11 +77,6 @@ class RoleChoice:
         return max(phase.total + phase.lacks for phase in self.phases)
 
     @property
-    def most_with_moments(self) -> float:
-        """The same after the first update."""
-        return max((phase.total for phase in self.phases if phase.phase not in WITHOUT_MOMENTS), default=0.0)
-
-    @property
     def num_sequence_parallel(self) -> int:
         """Roles whose ranks share rows."""
         return sum(layout.sequence_parallel > 1 for _, layout in self.layouts)
@@ -96,7 +88,6 @@ class RoleChoice:
             self.rollout == other.rollout
             and all(map(le, theirs, mine))
             and self.num_sequence_parallel <= other.num_sequence_parallel
-            and self.state <= other.state
             and is_no_worse(self.seconds, other.seconds)
             and all(one.total <= two.total for one, two in zip(self.phases, other.phases, strict=True))
         )
@@ -125,7 +116,7 @@ class PoolOptions:
         self.cluster = cluster
         self.constants = constants
         self.sizes = pool_sizes(cluster)
-        self._lengths = lengths_in(workload)
+        self._lengths = lengths_of(workload.lengths)
         self._fastest: dict[tuple[tuple[Role, ...], PoolSize], list[PoolOption]] = {}
         self._choices: dict[tuple[tuple[Role, ...], PoolSize], list[RoleChoice]] = {}
         self._fitting: dict[tuple[tuple[Role, ...], PoolSize], list[RoleChoice]] = {}
@@ -169,7 +160,7 @@ class PoolOptions:
         for choice in sorted(unit, key=lambda each: (each.num_sequence_parallel, each.most_bytes)):
             is_simpler = choice.num_sequence_parallel < now.num_sequence_parallel
             is_as_simple = choice.num_sequence_parallel == now.num_sequence_parallel
-            is_smaller = choice.state < now.state and choice.most_bytes < now.most_bytes
+            is_smaller = choice.most_bytes < now.most_bytes
             if choice.rollout == now.rollout and (is_simpler or (is_as_simple and is_smaller)):
                 choices = (*option.choices[:place], choice, *option.choices[place + 1 :])
                 other = replace(option, choices=choices, seconds=_sum(each.seconds for each in choices))
@@ -178,13 +169,9 @@ class PoolOptions:
 
     def fits(self, option: PoolOption) -> bool:
         """Whether every phase of the pool does."""
-        choices = option.choices
-        if len(choices) == 1:
-            return choices[0].fits
-        # A sum that is quick, and never more than what the phases find.
-        state = sum(choice.state for choice in choices)
-        least = max(state - choice.state + choice.most_with_moments for choice in choices)
-        return least <= choices[0].phases[0].limit and all(phase.spare >= 0 for phase in self.phases(option))
+        if len(option.choices) == 1:
+            return option.choices[0].fits
+        return all(phase.spare >= 0 for phase in self.phases(option))
 
     def phases(self, option: PoolOption) -> tuple[PhaseMemory, ...]:
         """The memory of such a pool."""
@@ -216,7 +203,9 @@ class PoolOptions:
         if key not in self._fitting:
             kept: list[RoleChoice] = []
             found = [replace(each, seconds=self._seconds(each, size)) for each in self.choices(unit, size) if each.fits]
-            for choice in sorted(found, key=lambda each: (sum(each.seconds), each.num_sequence_parallel, each.state)):
+            for choice in sorted(
+                found, key=lambda each: (sum(each.seconds), each.num_sequence_parallel, each.most_bytes)
+            ):
                 if not any(each.beats(choice) for each in kept):
                     kept.append(choice)
             self._fitting[key] = kept
@@ -239,13 +228,7 @@ class PoolOptions:
         if Role.ACTOR in layouts and self._reference_is_actor:
             layouts = {**layouts, Role.REF: layouts[Role.ACTOR]}
         phases = phases_of(self._pool(size, layouts, rollout), self.workload, self.constants)
-        state = 0.0
-        for role, layout in layouts.items():
-            model = self.workload.models[role]
-            if self.cluster[size.kind].gpu.is_cpu:
-                model = replace(model, offload=ModelOffload())
-            state += sum(part.num_bytes for part in resident_bytes(model, layout, has_moments=True))
-        return RoleChoice(tuple(layouts.items()), rollout, state, phases)
+        return RoleChoice(tuple(layouts.items()), rollout, phases)
 
     def _pool(
         self, size: PoolSize, layouts: dict[Role, TrainLayout], rollout: RolloutLayout | None, name: str = "pool"

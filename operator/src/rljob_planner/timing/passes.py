@@ -78,14 +78,6 @@ class Operations:
     products: float
     attention: float
 
-    @property
-    def total(self) -> float:
-        """All of them."""
-        return self.products + self.attention
-
-    def __add__(self, other: Operations) -> Operations:
-        return Operations(self.products + other.products, self.attention + other.attention)
-
 
 def forward_operations(model: TrainModel, rows: Rows) -> Operations:
     """Of one pass over the rows."""
@@ -158,8 +150,8 @@ def pass_cost(
     """A pass without backward over all rows."""
     links = exchange(model, layout, site, constants)
     efficiency = constants.forward_efficiency_of(site.gpu.name, has_experts=model.shape.has_experts)
-    work = _Work.of(forward_operations(model, rows), rows, max_tokens, layout, site, constants, efficiency)
-    micro_batches = work.count
+    micro_batches = num_micro_batches(rows, max_tokens, layout)
+    work = _Work.of(forward_operations(model, rows), rows, micro_batches, layout, site, constants, efficiency)
     talking = micro_batches * links.per_pass
     shared = links.per_token * rows.tokens / layout.num_gpus
     copied = _parameter_copies(model, layout, site)
@@ -181,9 +173,9 @@ def update_cost(
     """So many optimizer updates, each over `rows`."""
     links = exchange(model, layout, site, constants)
     efficiency = constants.training_efficiency_of(site.gpu.name, has_experts=model.shape.has_experts)
-    num_parts = num_micro_batches(rows, max_tokens, layout) * layout.num_gpus
-    operations = update_operations(model, rows, num_parts)
-    work = _Work.of(operations, rows, max_tokens, layout, site, constants, efficiency)
+    micro_batches = num_micro_batches(rows, max_tokens, layout)
+    operations = update_operations(model, rows, micro_batches * layout.num_gpus)
+    work = _Work.of(operations, rows, micro_batches, layout, site, constants, efficiency)
     talking = work.count * (links.per_pass + links.per_backward)
     again = 1 if model.checkpoints_activations else 0
     shared = (2 + again) * links.per_token * rows.tokens / layout.num_gpus
@@ -197,14 +189,8 @@ def update_cost(
         (HOST, copied),
         (site.link_name(layout.num_gpus), links.per_update),
     )
-    others = {
-        "heads for tokens": shared,
-        "once per update": links.per_update,
-        "AdamW": optimizer,
-        "host": copied,
-        "fixed": fixed,
-    }
-    formula = work.formula(talking, others)
+    others = {"heads for tokens": shared, "once per update": links.per_update, "AdamW": optimizer, "host": copied}
+    formula = work.formula(talking, {**others, "fixed": fixed})
     formula = f"{num_updates} updates x ({formula})" if num_updates > 1 else formula
     brought = _parameter_copies(model, layout, site)
     if brought:
@@ -242,48 +228,36 @@ def _parameter_copies(model: TrainModel, layout: TrainLayout, site: Site) -> flo
 class _Work:
     """Of one worker: its micro-batches, and what it computes in them."""
 
-    operations: Operations
     count: int
-    imbalance: float
-    num_gpus: int
-    speed: float
-    efficiency: float
-    attention_efficiency: float
+    seconds: float
+    computing: str
+    """How the seconds come about."""
 
     @staticmethod
     def of(
         operations: Operations,
         rows: Rows,
-        max_tokens: int,
+        count: int,
         layout: TrainLayout,
         site: Site,
         constants: Constants,
-        efficiency: float,
+        share: float,
     ) -> _Work:
-        return _Work(
-            operations,
-            num_micro_batches(rows, max_tokens, layout),
-            imbalance(rows, layout.num_data_ranks),
-            layout.num_gpus,
-            site.gpu.flops,
-            efficiency,
-            constants.attention_efficiency,
+        """`share`: of the GPU's speed, reached in products."""
+        of_attention, speed = constants.attention_efficiency, layout.num_gpus * site.gpu.flops
+        uneven = imbalance(rows, layout.num_data_ranks)
+        seconds = (operations.products / share + operations.attention / of_attention) * uneven / speed
+        each = site.gpu.flops / 1e12
+        peak = f"{layout.num_gpus} x {each:,.0f} TFLOP/s" if each >= 10 else f"{layout.num_gpus} x {each:.2g} TFLOP/s"
+        computing = (
+            f"({operations.products / 1e12:,.4g} TFLOP / {share:.2f}"
+            f" + attention {operations.attention / 1e12:,.4g} / {of_attention:.2f}) / ({peak})"
+            f" x {uneven:.2f} imbalance = {seconds:.3g} s"
         )
-
-    @property
-    def seconds(self) -> float:
-        reached = self.operations.products / self.efficiency + self.operations.attention / self.attention_efficiency
-        return reached * self.imbalance / (self.num_gpus * self.speed)
+        return _Work(count, seconds, computing)
 
     def formula(self, talking: float, others: dict[str, float]) -> str:
         """`talking`: gathers and reductions, which go on meanwhile."""
-        speed = self.speed / 1e12
-        peak = f"{self.num_gpus} x {speed:,.0f} TFLOP/s" if speed >= 10 else f"{self.num_gpus} x {speed:.2g} TFLOP/s"
-        computing = (
-            f"({self.operations.products / 1e12:,.4g} TFLOP / {self.efficiency:.2f}"
-            f" + attention {self.operations.attention / 1e12:,.4g} / {self.attention_efficiency:.2f}) / ({peak})"
-            f" x {self.imbalance:.2f} imbalance = {self.seconds:.3g} s"
-        )
-        terms = [f"max({computing}, gathers of {self.count} micro-batches {talking:.3g} s)"]
+        terms = [f"max({self.computing}, gathers of {self.count} micro-batches {talking:.3g} s)"]
         terms += [f"{name} {seconds:.3g} s" for name, seconds in others.items() if seconds]
         return " + ".join(terms)

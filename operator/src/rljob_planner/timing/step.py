@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import CPU_NAME
@@ -23,21 +22,6 @@ from rljob_planner.timing.generation import Requests, generation_cost, live_cont
 from rljob_planner.timing.lengths import Lengths, lengths_of
 from rljob_planner.timing.passes import pass_cost, rows_of, update_cost
 from rljob_planner.workload import PlacedPool, Placement, Role, RolloutLayout, Schedule, TrainLayout, Workload
-
-
-class LengthCase(StrEnum):
-    """Which lengths a range of seconds is worked out for."""
-
-    SHORT = "short"
-    LIKELY = "likely"
-    LONG = "long"
-
-
-def lengths_in(workload: Workload, case: LengthCase = LengthCase.LIKELY) -> Lengths:
-    """The workload's responses; where their mean is a guess, the shortest and longest that it may stand for."""
-    given = workload.lengths
-    means = {LengthCase.SHORT: given.response_mean_low, LengthCase.LONG: given.response_mean_high}
-    return lengths_of(given, means.get(case))
 
 
 def rollout_cost(workload: Workload, lengths: Lengths, layout: RolloutLayout, site: Site, constants: Constants) -> Cost:
@@ -113,7 +97,10 @@ class _Task:
 def step_time(workload: Workload, placement: Placement, constants: Constants | None = None) -> StepTime:
     """Of one step, saving and evaluation apart. Raises KeyError where a role has no place."""
     used = constants or Constants()
-    lengths = [lengths_in(workload, case) for case in LengthCase]
+    known = workload.lengths
+    # Where the mean of responses is a guess, it may be shorter and longer.
+    means = (known.response_mean_low, None, known.response_mean_high)
+    lengths = [lengths_of(known, mean) for mean in means]
     by_lengths = {each: _tasks(workload, placement, used, each) for each in dict.fromkeys(lengths)}
     cases = [by_lengths[each] for each in lengths]
     likely = cases[1]

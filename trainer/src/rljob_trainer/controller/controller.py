@@ -21,11 +21,11 @@ from rljob_trainer.controller.agreement_watch import AgreementWatch
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, ControllerState
 from rljob_trainer.controller.evaluation import Evaluation
+from rljob_trainer.controller.model_roles import step_plan
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
-from rljob_trainer.controller.step_plan import step_plan
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.controller.training_step import TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor

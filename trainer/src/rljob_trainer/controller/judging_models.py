@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from rljob_trainer.controller.job_checks import (
     check_vocabulary_size,
     position_limit,
 )
+from rljob_trainer.controller.model_roles import ScoringModel
 from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.train.layout import ParallelLayout
@@ -42,14 +42,6 @@ log = logging.getLogger(__name__)
 
 CLASSIFIER = "ForSequenceClassification"
 """End of the names of transformers' classes for such models."""
-
-
-@dataclass(frozen=True)
-class ScoringModel:
-    """A reward model as the workers need to know it."""
-
-    place: ModelPlace
-    settings: RewardModelSettings
 
 
 def critic_model(

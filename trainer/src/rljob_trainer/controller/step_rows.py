@@ -33,13 +33,14 @@ FILTRATION_STREAM = 5
 """Beside those of the responses' seeds (`sample_seeds`)."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepRows:
     """A rollout, and which of its rows an update takes. Columns are in the order of the rollout; batches for the
     workers in that of `order_B`."""
 
     plan: StepPlan
     rollout: Rollout
+    """Gets its scores while passes are made."""
     is_kept_B: torch.Tensor
     """bool: the response counts in its group."""
     is_learned_B: torch.Tensor

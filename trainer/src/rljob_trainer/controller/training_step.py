@@ -18,7 +18,6 @@ Legend: B responses (prompts x group size).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -90,8 +89,7 @@ class TrainingStep:
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
         self.compares_by_name = NAMED_REWARDS in self.advantages.needs
         self.dynamic_sampling: DynamicSampling | None = None
-        sampling = filled(plan.algorithm.dynamic_sampling)
-        if sampling.enabled:
+        if filled(plan.algorithm.dynamic_sampling).enabled:
             assert cursor is not None, "fresh prompts come from somewhere"
             self.dynamic_sampling = DynamicSampling(plan, cursor, by_name=self.compares_by_name)
         self.needs_old_logprobs = (
@@ -110,7 +108,7 @@ class TrainingStep:
     def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[Rollout, dict[str, float]]:
         rows = self._generated(prompts, step)
         batch = self._with_passes(rows.dealt_out(), step)
-        rows = replace(rows, rollout=self.rollout.scored(rows.rollout))
+        rows.rollout = self.rollout.scored(rows.rollout)
         batch, of_advantages = self._with_advantages(batch, rows)
         batch, rows, of_filtration = self._filtered(batch, rows, step)
         metrics = self._updated(batch, rows, step) | of_advantages

@@ -28,7 +28,7 @@ class CursorState(WireModel):
     seed: Count
     shuffle: Flag
     digest: str | None = None
-    """Of the rows. None in checkpoints of earlier versions."""
+    """Of the rows."""
 
 
 class PromptCursor(Generic[Row]):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DATASET, EVALUATION_DATASET = "spec.training.dataset", "spec.training.evaluation.dataset"
+"""Fields of the job."""
 ROWS_PER_ENCODING = 1024
 PLACEHOLDER = "{prompt}"
 

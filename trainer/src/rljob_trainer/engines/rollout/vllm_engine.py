@@ -21,6 +21,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from rljob_api.v1alpha1.model import Lora
+from rljob_trainer.engines.device_memory import distinct_storages
 from rljob_trainer.engines.rollout.base import (
     AdapterEngine,
     FinishedSequence,
@@ -31,7 +32,6 @@ from rljob_trainer.engines.rollout.base import (
 )
 from rljob_trainer.engines.rollout.response_text import response_decoder
 from rljob_trainer.engines.rollout.select import check_build
-from rljob_trainer.engines.storages import distinct_storages
 from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.host_memory import HOST_MEMORY
 from rljob_trainer.models.adapter_files import write_adapter

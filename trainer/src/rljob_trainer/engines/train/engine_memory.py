@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from rljob_trainer.engines.storages import local_part, num_storage_bytes
+from rljob_trainer.engines.device_memory import local_part, num_storage_bytes
 from rljob_trainer.engines.train.offload import NO_OFFLOAD, OffloadSettings, moments_of
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.errors import ResourceError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,14 +12,14 @@ from typing import Any
 
 import httpx
 
-from rljob_testing.apiserver import ApiServer
+from rljob_testing.apiserver import ApiServer, wait_until_ready
 from rljob_testing.kuberay_stand_in import ClusterScript, KubeRayStandIn
 from rljob_testing.operator_process import QUICK, OperatorProcess, OperatorSetup
 from rljob_testing.ray_dashboard_stand_in import ClusterDashboard, RayDashboardStandIn
 from rljob_testing.valid_job import Wire, edited, valid_job
 
 WAIT_SECONDS = 60.0
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.2
 """Between two looks at what no object tells of."""
 
 
@@ -116,17 +117,28 @@ class JobPlace:
         seen: Callable[[], object] = lambda: "",
         seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Asks until the answer is true. A request that fails is asked again: an API server that has just started again
-        may leave one without an answer for as long as the client waits."""
+        """Asks until the answer is true."""
         deadline = time.monotonic() + seconds
         changes = self.kuberay.changes
         while True:
             number = changes.number(self.namespace)
-            with contextlib.suppress(httpx.TransportError):
-                if ask():
-                    return
+            if ask():
+                return
             assert time.monotonic() < deadline, f"waited {seconds} s for {what.format(seen())}"
             changes.wait(self.namespace, number, LOOK_SECONDS)
+
+    def start_server_again(self) -> None:
+        """After it was killed. It says that it is ready before it serves what definitions make: a first request for
+        that waits until their rules are compiled, as long as other programs keep the processor busy, or gets 429."""
+        self.server.program.start()
+        wait_until_ready(self.server.program, self.http)
+
+        def are_served() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return all(self.http.get(path).status_code == 200 for path in (self.jobs, self._clusters))
+            return False
+
+        self.wait(are_served, "jobs and clusters to be served")
 
     def items(self, kind: str) -> list[dict[str, Any]]:
         """All objects of a kind in the namespace: `rayclusters`, `pods`, `secrets`, `networkpolicies`, `events`."""
@@ -142,6 +154,41 @@ class JobPlace:
         """The only object of a kind that belongs to a job."""
         (found,) = (item for item in self.items(kind) if item["metadata"]["labels"]["rljob.dev/job"] == job)
         return found
+
+    def clusters_version(self) -> str:
+        """Where a history of RayClusters can begin."""
+        found = self.http.get(self._clusters).raise_for_status().json()
+        return str(found["metadata"]["resourceVersion"])
+
+    def most_live_clusters(self, since: str) -> tuple[int, int]:
+        """How many RayClusters there were at the same time at most, not counting those that were being deleted, and how
+        many were made, by the events since a version. The last event is that of a cluster which is made for it."""
+        end = "end-of-history"
+        self.script(end, ClusterScript(invalid="it marks the end of a history"))
+        body = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": end}}
+        self.http.post(self._clusters, json=body).raise_for_status()
+        live: set[str] = set()
+        made: set[str] = set()
+        most = 0
+        with self.http.stream("GET", self._clusters, params={"watch": "1", "resourceVersion": since}) as events:
+            for line in events.iter_lines():
+                event: dict[str, Any] = json.loads(line)
+                assert event["type"] != "ERROR", line
+                metadata = event["object"]["metadata"]
+                if metadata["name"] == end:
+                    break
+                if event["type"] == "DELETED" or "deletionTimestamp" in metadata:
+                    live.discard(metadata["uid"])
+                else:
+                    live.add(metadata["uid"])
+                    made.add(metadata["uid"])
+                most = max(most, len(live))
+        self.http.delete(f"{self._clusters}/{end}").raise_for_status()
+        return most, len(made)
+
+    @property
+    def _clusters(self) -> str:
+        return f"/apis/ray.io/v1/namespaces/{self.namespace}/rayclusters"
 
     def script(self, cluster: str, script: ClusterScript) -> None:
         """What becomes of a RayCluster."""

@@ -203,6 +203,12 @@ def seen_request(method: str, path: str, token: str = "") -> SeenRequest | None:
     return SeenRequest(verb, found["group"] or "", found["plural"] + (found["sub"] or ""), name, labels, token)
 
 
+def in_words(request: SeenRequest) -> str:
+    """Verb and resource; a listing of everything begins with `list all`."""
+    is_of_a_job = "=" in request.labels or request.resource == "events"
+    return f"list all {request.resource}" if request.verb == "list" and not is_of_a_job else str(request)
+
+
 def _status(fault: Fault) -> dict[str, object]:
     return {
         "kind": "Status",

@@ -10,17 +10,16 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from rljob_testing.api_proxy import ApiProxy, in_words
+from rljob_testing.job_place import JobPlace
 from rljob_testing.operator_process import OperatorProcess
-from rljob_testing.operator_process_jobs import JobPlace
-from rljob_testing.operator_process_proxy import ApiProxy, SeenRequest
 
 SILENT_SECONDS = 0.5
 """An operator that makes short pauses, and has asked for nothing for so long, waits for something."""
-CLUSTERS = "/apis/ray.io/v1"
 READS = ("get ", "list ")
 RAY_WRITES = ("ray submit", "ray stop")
 
@@ -41,34 +40,36 @@ class Point(NamedTuple):
 class Killer:
     """Kills the operator once at each point of a job's life that is `deadly`."""
 
-    def __init__(
-        self, place: JobPlace, job: str, operator: OperatorProcess, deadly: Callable[[int, str], bool]
-    ) -> None:
+    def __init__(self, place: JobPlace, operator: OperatorProcess, deadly: Callable[[int, str], bool]) -> None:
         """`deadly` is asked for the number of the newest attempt, and its state with what follows."""
         self._place = place
-        self._job = job
         self._operator = operator
         self._deadly = deadly
         self._lock = threading.Lock()
         self._num_asked = 0
         self._asked_at = time.monotonic()
+        self._status: Mapping[str, Any] = {}
+        """Of the job, as the operator has written it."""
         self.victims: list[Point] = []
         """In the order of their deaths."""
 
-    def around(self, moment: str, request: str) -> None:
+    def around(self, moment: str, request: str, answer: bytes = b"{}") -> None:
         """Called before and after each request. Raises ConnectionAbortedError where it is not to reach anybody."""
         with self._lock:
+            if request == "patch rljobs/status":
+                self._status = json.loads(answer).get("status", self._status)
             self._num_asked += moment == "before"
             self._asked_at = time.monotonic()
             if not self._operator.is_running():
                 return
-            if moment == "before" and is_read(request):
+            if moment == "before" and _is_read(request):
                 return
             point = self._point(moment, request)
             if point in self.victims or not self._deadly(point.attempt, point.state):
                 return
             self._operator.kill()
             self.victims.append(point)
+            self._place.kuberay.changes.tell(self._place.namespace)
         if moment == "before":
             raise ConnectionAbortedError(f"who asked is dead: {point}")
 
@@ -88,7 +89,7 @@ class Killer:
     def _point(self, moment: str, request: str) -> Point:
         if request.startswith("list all "):
             return Point(0, "", request, moment)
-        status = self._place.job(self._job).get("status", {})
+        status = self._status
         attempts = status.get("attempts", [])
         if not attempts:
             return Point(0, "New", request, moment)
@@ -103,8 +104,8 @@ class Killer:
 @contextmanager
 def haunted(place: JobPlace, proxy: ApiProxy, killer: Killer) -> Iterator[None]:
     """The killer stands at the API server's door and at the dashboards'."""
-    proxy.before = lambda request: killer.around("before", named(request))
-    proxy.after = lambda request, _: killer.around("after", named(request))
+    proxy.before = lambda request: killer.around("before", in_words(request))
+    proxy.after = lambda request, answer: killer.around("after", in_words(request), answer)
     place.dashboards.around[place.namespace] = killer.around
     try:
         yield
@@ -114,39 +115,6 @@ def haunted(place: JobPlace, proxy: ApiProxy, killer: Killer) -> Iterator[None]:
         del place.dashboards.around[place.namespace]
 
 
-def is_read(request: str) -> bool:
+def _is_read(request: str) -> bool:
     """Whether it changes nothing."""
     return request.startswith(READS) or (request.startswith("ray ") and request not in RAY_WRITES)
-
-
-def named(request: SeenRequest) -> str:
-    """A request in words: a listing of everything begins with `list all`."""
-    is_of_a_job = "=" in request.labels or request.resource == "events"
-    return f"list all {request.resource}" if request.verb == "list" and not is_of_a_job else str(request)
-
-
-def clusters_version(place: JobPlace) -> str:
-    """Where a history of RayClusters can begin."""
-    found = place.http.get(f"{CLUSTERS}/namespaces/{place.namespace}/rayclusters").raise_for_status().json()
-    return str(found["metadata"]["resourceVersion"])
-
-
-def most_live_clusters(place: JobPlace, since: str) -> tuple[int, int]:
-    """How many RayClusters there were in a namespace at the same time at most, not counting those that were being
-    deleted, and how many were made, by the events since a version."""
-    query = {"watch": "1", "resourceVersion": since, "timeoutSeconds": "1"}
-    found = place.http.get(f"{CLUSTERS}/namespaces/{place.namespace}/rayclusters", params=query).raise_for_status()
-    live: set[str] = set()
-    made: set[str] = set()
-    most = 0
-    for line in found.text.splitlines():
-        event: dict[str, Any] = json.loads(line)
-        assert event["type"] != "ERROR", line
-        metadata = event["object"]["metadata"]
-        if event["type"] == "DELETED" or "deletionTimestamp" in metadata:
-            live.discard(metadata["uid"])
-        else:
-            live.add(metadata["uid"])
-            made.add(metadata["uid"])
-        most = max(most, len(live))
-    return most, len(made)
