@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from rljob_bench.report import Bar, Measurement
 from rljob_planner.plan_types import Peak
-from rljob_testing.fsdp_memory_oracle import Tracked, tracked
-from rljob_testing.planned_memory import MemoryCase, planned
+from rljob_testing.fsdp_memory_oracle import MemoryCase, Tracked, planned, tracked
 
 DENSE = (
     "Qwen/Qwen3-0.6B",

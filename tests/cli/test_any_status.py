@@ -41,7 +41,7 @@ def stored(seen: Observed, status: RLJobStatus) -> StoredJob:
     metadata = {"name": seen.job.name, "namespace": "here", "creationTimestamp": NOW.isoformat()}
     if seen.job.deleting:
         metadata["deletionTimestamp"] = NOW.isoformat()
-    spec = seen.job.spec.to_full_wire() if seen.job.spec is not None else {}
+    spec = seen.job.spec.to_wire() if seen.job.spec is not None else {}
     whole = {"metadata": metadata | {"annotations": annotations}, "spec": spec, "status": status.to_wire()}
     return stored_job(whole)
 

@@ -25,7 +25,6 @@ def test_the_mean_is_that_of_what_comes_out(mean: float, cv: float) -> None:
     assert sum(sample) / len(sample) == pytest.approx(mean, rel=0.01)
     assert found.mean_square == pytest.approx(sum(each * each for each in sample) / len(sample), rel=0.03)
     assert found.clipped_share == pytest.approx(sum(each >= 1000 for each in sample) / len(sample), abs=0.005)
-    assert found.survival(mean) == pytest.approx(sum(each > mean for each in sample) / len(sample), abs=0.005)
 
 
 def test_a_share_that_is_cut_off_says_how_wide_they_are() -> None:
@@ -40,7 +39,6 @@ def test_lengths_of_a_run_count_instead() -> None:
     assert found.mean_square == (100**2 + 20**2 + 2 * 40**2) / 4
     assert found.clipped_share == 0.25
     assert found.spread_over(4) == (20, 40, 40, 100)
-    assert found.survival(40) == 0.25
     assert found.longest_of(1000) == 100
 
 
@@ -60,5 +58,3 @@ def test_the_longest_of_more_is_longer_up_to_the_cap() -> None:
     assert longest == sorted(longest)
     assert longest[0] == pytest.approx(math.exp(5.0))
     assert longest[-1] <= 10_000
-    assert found.survival(0) == 1.0
-    assert found.survival(10_000) == 0.0

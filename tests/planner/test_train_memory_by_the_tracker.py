@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_testing.fsdp_memory_oracle import tracked
-from rljob_testing.planned_memory import MemoryCase, planned
+from rljob_testing.fsdp_memory_oracle import MemoryCase, planned, tracked
 
 DENSE = MemoryCase("Qwen/Qwen3-4B", num_shards=8, num_replicas=2, tokens_of_rank=8192, num_layers=2)
 CASES = {

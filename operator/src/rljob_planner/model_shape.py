@@ -108,11 +108,6 @@ class ModelShape:
         return self.attention_parameters + self._norms + experts + shared
 
     @property
-    def largest_layer_parameters(self) -> int:
-        """What FSDP2 gathers at once."""
-        return self.expert_layer_parameters if self.has_experts else self.dense_layer_parameters
-
-    @property
     def num_expert_layers(self) -> int:
         """Of all layers those with experts."""
         return self.num_layers - self.num_dense_layers if self.has_experts else 0

@@ -106,13 +106,6 @@ class Seconds:
         """Each end by the same factor."""
         return Seconds(self.low * factor, self.likely * factor, self.high * factor)
 
-    def at_least(self, other: Seconds) -> Seconds:
-        """End by end the larger one."""
-        return Seconds(max(self.low, other.low), max(self.likely, other.likely), max(self.high, other.high))
-
-
-NO_TIME = Seconds(0.0, 0.0, 0.0)
-
 
 @dataclass(frozen=True)
 class PhaseTime:

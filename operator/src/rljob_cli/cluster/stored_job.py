@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -54,7 +55,7 @@ class StoredJob:
         """What `spec.suspend` asks for."""
         return self._spec_wire().get("suspend") is True
 
-    @property
+    @cached_property
     def run_policy(self) -> RunPolicy:
         """`spec.runPolicy`, with the defaults of this version for what cannot be read here."""
         return self._block(RunPolicy, "runPolicy")

@@ -39,18 +39,6 @@ class Lengths:
             return min(float(self.cap), math.exp(self.location))
         return min(float(self.cap), math.exp(self.location + self.scale * _NORMAL.inv_cdf(share)))
 
-    def survival(self, tokens: float) -> float:
-        """Share of the responses that are longer than this."""
-        if self.known:
-            return sum(each > tokens for each in self.known) / len(self.known)
-        if tokens >= self.cap:
-            return 0.0
-        if tokens <= 0:
-            return 1.0
-        if self.scale == 0:
-            return 1.0 if math.exp(self.location) > tokens else 0.0
-        return 1.0 - _NORMAL.cdf((math.log(tokens) - self.location) / self.scale)
-
     @cached_property
     def mean(self) -> float:
         """Of responses as they come out."""
