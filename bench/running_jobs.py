@@ -29,8 +29,8 @@ from rljob_bench.operators import (
 )
 from rljob_bench.report import OURS, Bar, Measurement, Report
 from rljob_testing.apiserver import ApiServer, running_apiserver
+from rljob_testing.job_place import cluster_job
 from rljob_testing.kuberay_stand_in import install_ray_cluster_resource, kuberay_stand_in
-from rljob_testing.operator_process_jobs import cluster_job
 from rljob_testing.ray_dashboard_stand_in import RunMoment, ray_dashboard_stand_in, run_state
 
 NUM_JOBS, SECONDS, START_SECONDS = 20, 120.0, 120.0

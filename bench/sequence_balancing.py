@@ -2,7 +2,7 @@
 
     python bench/sequence_balancing.py [--quick] [--without-peer] [--json PATH]
 
-8,192 lengths of several distributions into 8 and 64 partitions, of equal counts and of any. No way to spread them is
+8,192 lengths of several distributions into 8 and 64 partitions, of equal counts. No way to spread them is
 better than the bound: the mean, or what the longest sequences make of it, which cannot be cut.
 """
 
@@ -46,13 +46,13 @@ def distributions(num_lengths: int) -> dict[str, Lengths]:
     return {name: np.clip(lengths, 1, LONGEST).astype(np.int64) for name, lengths in drawn.items()}
 
 
-def bound(lengths: Lengths, num_partitions: int, equal_counts: bool) -> float:
+def bound(lengths: Lengths, num_partitions: int) -> float:
     """No partition into so many has a fullest one of less.
 
-    Of the j longest sequences either no two are together, and then j partitions hold them and, with equal counts,
+    Of the j longest sequences either no two are together, and then j partitions hold them and, with their
     companions, at the least the shortest ones there are; or two of them are together."""
     descending = np.sort(lengths)[::-1]
-    count = len(lengths) // num_partitions if equal_counts else 1
+    count = len(lengths) // num_partitions
     long, short = np.cumsum(descending), np.concatenate(([0], np.cumsum(descending[::-1])))
     least = float(lengths.sum()) / num_partitions
     for j in range(1, num_partitions + 2):
@@ -62,11 +62,11 @@ def bound(lengths: Lengths, num_partitions: int, equal_counts: bool) -> float:
     return least
 
 
-def checked_fullest(lengths: Lengths, partitions: Partitions, num_partitions: int, equal_counts: bool) -> int:
+def checked_fullest(lengths: Lengths, partitions: Partitions, num_partitions: int) -> int:
     """Sum of the fullest partition. Raises AssertionError for what is no such partition of the lengths."""
     assert len(partitions) == num_partitions
     assert sorted(item for partition in partitions for item in partition) == list(range(len(lengths)))
-    assert not equal_counts or len({len(partition) for partition in partitions}) == 1
+    assert len({len(partition) for partition in partitions}) == 1
     return max(int(lengths[partition].sum()) for partition in partitions)
 
 
@@ -83,58 +83,53 @@ class Contender:
         return seconds
 
 
-def measure_ours(lengths: list[int], num_partitions: int, equal_counts: bool) -> tuple[list[float], Partitions]:
+def measure_ours(lengths: list[int], num_partitions: int) -> tuple[list[float], Partitions]:
     """One call. The lengths are given as a list, to both sides."""
     found: Partitions = []
 
     def call() -> None:
-        found[:] = balanced_partitions(lengths, num_partitions, equal_counts=equal_counts)
+        found[:] = balanced_partitions(lengths, num_partitions)
 
     return timed_calls(call, 1), found
 
 
-def measure_peer(
-    peer: PeerProcess, lengths: list[int], num_partitions: int, equal_counts: bool
-) -> tuple[list[float], Partitions]:
+def measure_peer(peer: PeerProcess, lengths: list[int], num_partitions: int) -> tuple[list[float], Partitions]:
     """One call."""
-    answer = peer.ask("balance", lengths=lengths, num_partitions=num_partitions, equal_counts=equal_counts, num_calls=1)
+    answer = peer.ask("balance", lengths=lengths, num_partitions=num_partitions, num_calls=1)
     seconds, partitions = answer["seconds"], answer["partitions"]
     assert isinstance(seconds, list)
     assert isinstance(partitions, list)
     return seconds, partitions
 
 
-def measure(num_partitions: int, equal_counts: bool, running: dict[str, PeerProcess], num_rounds: int) -> Measurement:
+def measure(num_partitions: int, running: dict[str, PeerProcess], num_rounds: int) -> Measurement:
     """All distributions."""
     rows: dict[str, tuple[float | None, ...]] = {}
     seconds: dict[str, tuple[float, ...]] = {}
     worst: dict[str, float] = {}
     for name, lengths in distributions(NUM_LENGTHS).items():
         given = lengths.tolist()
-        contenders = {OURS: Contender(partial(measure_ours, given, num_partitions, equal_counts))}
+        contenders = {OURS: Contender(partial(measure_ours, given, num_partitions))}
         if DEFAULT in running:
-            contenders[DEFAULT] = Contender(
-                partial(measure_peer, running[DEFAULT], given, num_partitions, equal_counts)
-            )
+            contenders[DEFAULT] = Contender(partial(measure_peer, running[DEFAULT], given, num_partitions))
         turns: dict[str, Turn] = {SORTING: partial(timed_calls, partial(np.argsort, lengths), 1)}
         turns |= {contender: each.turn for contender, each in contenders.items()}
         timings = interleaved(turns, num_rounds)
-        least, mean = bound(lengths, num_partitions, equal_counts), lengths.sum() / num_partitions
+        least, mean = bound(lengths, num_partitions), lengths.sum() / num_partitions
         values: list[float | None] = [least / mean, 1e3 * timings[SORTING].median]
         for contender in (OURS, DEFAULT):
             if contender not in contenders:
                 values += [None, None, None]
                 continue
-            fullest = checked_fullest(lengths, contenders[contender].partitions, num_partitions, equal_counts)
+            fullest = checked_fullest(lengths, contenders[contender].partitions, num_partitions)
             values += [fullest / mean, 1e3 * timings[contender].fastest, 1e3 * timings[contender].median]
             if contender == OURS:
                 _raise_to(worst, "max / bound", fullest / least)
                 _raise_to(worst, "ms", 1e3 * timings[OURS].median)
         rows[name] = tuple(values)
         seconds |= {f"{name}: {contender}": each.seconds for contender, each in timings.items()}
-    counts = "equal counts" if equal_counts else "any counts"
     return Measurement(
-        f"{NUM_LENGTHS:,} lengths into {num_partitions} partitions of {counts}",
+        f"{NUM_LENGTHS:,} lengths into {num_partitions} partitions of equal counts",
         _header(),
         rows,
         (
@@ -163,8 +158,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with measuring(options, "bench/sequence_balancing.py", (DEFAULT,)) as (running, report):
         for num_partitions in NUM_PARTITIONS:
-            for equal_counts in (True, False):
-                report.add(measure(num_partitions, equal_counts, running, 2 if options.is_quick else 8))
+            report.add(measure(num_partitions, running, 2 if options.is_quick else 8))
         report.write(options.json_path)
 
 

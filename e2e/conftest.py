@@ -13,12 +13,12 @@ import pytest
 from ruamel.yaml import YAML
 
 from rljob_kind import faults
-from rljob_kind.bring_up import bring_up
 from rljob_kind.cluster import audit_log as audit_log_file
 from rljob_kind.cluster import delete_cluster, make_namespace, make_volume
 from rljob_kind.diagnosis import diagnosis
 from rljob_kind.installation import NAMESPACE as OPERATOR_NAMESPACE
 from rljob_kind.installation import RELEASE, ensure_own_images, install
+from rljob_kind.kuberay import bring_up
 from rljob_kind.locking import cluster_for_oneself
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress

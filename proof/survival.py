@@ -27,9 +27,9 @@ from ruamel.yaml import YAML
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.status import Attempt, RLJobStatus
 from rljob_kind import faults
-from rljob_kind.bring_up import bring_up
 from rljob_kind.cluster import CPU_NODE, GPU_NODE, NUM_GPUS, make_namespace, make_volume, set_gpus
 from rljob_kind.installation import ensure_own_images, install
+from rljob_kind.kuberay import bring_up
 from rljob_kind.loading import load_image
 from rljob_kind.locking import cluster_for_oneself
 from rljob_kind.processes import run

@@ -109,14 +109,14 @@ class Peer:
         self._group.first_values(make(self._rows(NUM_ROWS * 16)))
         return {"bytes": peak_growth_bytes(work)}
 
-    def balance(self, lengths: list, num_partitions: int, equal_counts: bool, num_calls: int) -> dict:
+    def balance(self, lengths: list, num_partitions: int, num_calls: int) -> dict:
         """Seconds, and the partitions of the last call."""
         from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
         partitions: list = []
 
         def call() -> None:
-            partitions[:] = get_seqlen_balanced_partitions(lengths, num_partitions, equal_size=equal_counts)
+            partitions[:] = get_seqlen_balanced_partitions(lengths, num_partitions, equal_size=True)
 
         return {"seconds": timed_calls(call, num_calls), "partitions": partitions}
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from rljob_trainer.cpu_limit import num_usable_cores
+from rljob_trainer.control_groups import num_usable_cores
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -82,19 +82,6 @@ def test_damage_is_refused_with_what_is_wrong() -> None:
         load_run_state(json.dumps(damaged))
 
 
-def test_a_job_of_an_older_operator_is_refused_with_the_new_names() -> None:
-    written = json.loads(dump_job(trainer_job()))
-    written["spec"]["training"]["algorithm"] = {"grpo": {"normalizeByStd": False}, "clipRatioHigh": 0.28}
-    with pytest.raises(HandoverError) as caught:
-        load_job(json.dumps(written))
-    assert str(caught.value) == (
-        "job: spec.training.algorithm.grpo.normalizeByStd: has moved (seen: false);"
-        " write it at spec.training.algorithm.advantage.groupRelative.normalizeByStd;"
-        " spec.training.algorithm.clipRatioHigh: has moved (seen: 0.28);"
-        " write it at spec.training.algorithm.loss.clipped.clipRatioHigh"
-    )
-
-
 def test_the_run_state_survives() -> None:
     assert load_run_state(dump_run_state(run_state())) == run_state()
 

@@ -9,11 +9,8 @@ from ruamel.yaml import YAML
 
 from rljob_api.errors import ContractError, JobFileError, Problem
 from rljob_api.job_file import load_job_file, load_job_text, resolved_job_text
-from rljob_api.pydantic_messages import model_at
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.algorithm import AlgorithmType
-from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.moved_fields import MOVED_FIELDS
 from rljob_api.v1alpha1.policy_loss import LossType
 
 JOB = """\
@@ -126,51 +123,6 @@ def test_a_field_that_resembles_nothing_gets_the_known_names() -> None:
         "is not a known field; known are errorScore, format, function, name, numProcesses, onError, onTimeout,"
         " overlong, rewardModel, timeoutSeconds, type, weight"
     )
-
-
-def test_a_field_that_has_moved_is_told_its_new_place() -> None:
-    text = JOB + (
-        "    algorithm:\n"
-        "      grpo:\n"
-        "        normalizeByStd: false\n"
-        "        dropZeroVarianceGroups: true\n"
-        "        nonsense: 1\n"
-        "      clipRatioLow: 0.1\n"
-        "      clipRatioHigh: 0.3\n"
-        "      dualClipRatio: null\n"
-        "      lossAggregation: TokenMean\n"
-    )
-    at = "spec.training.algorithm."
-    assert [(p.line, p.column, p.path, p.message) for p in problems(text)] == [
-        (19, 9, at + "grpo.normalizeByStd",
-         f"has moved (seen: false); write it at {at}advantage.groupRelative.normalizeByStd"),
-        (20, 9, at + "grpo.dropZeroVarianceGroups",
-         f"has moved (seen: true); write it at {at}dropZeroVarianceGroups"),
-        (21, 9, at + "grpo.nonsense", "is not a known field; remove it"),
-        (22, 7, at + "clipRatioLow", f"has moved (seen: 0.1); write it at {at}loss.clipped.clipRatioLow"),
-        (23, 7, at + "clipRatioHigh", f"has moved (seen: 0.3); write it at {at}loss.clipped.clipRatioHigh"),
-        (24, 7, at + "dualClipRatio", f"has moved (seen: null); write it as 0 at {at}loss.clipped.dualClipRatio"),
-        (25, 7, at + "lossAggregation", f'has moved (seen: "TokenMean"); write it at {at}aggregation'),
-    ]  # fmt: skip
-
-
-def test_a_single_reward_is_told_how_it_is_written_as_an_entry_of_the_list() -> None:
-    text = JOB.replace("rewards: [{type: MathAnswer}]", "reward: {type: MathAnswer, nonsense: 1}")
-    line, _, path, message = only_problem(text)
-    assert (line, path) == (13, "spec.training.reward")
-    assert message == (
-        "has moved (seen: a mapping); write it as an entry of a list, `rewards: [{type: MathAnswer}]`, at"
-        " spec.training.rewards"
-    )
-
-
-def test_every_new_place_of_a_moved_field_is_there_and_every_old_one_is_not() -> None:
-    for old, new in MOVED_FIELDS.items():
-        block = model_at(RLJob, new[:-1])
-        assert block is not None
-        assert new[-1] in {field.alias for field in block.model_fields.values()}
-        before = model_at(RLJob, old[:-1])
-        assert before is None or old[-1] not in {field.alias for field in before.model_fields.values()}
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,11 @@ from rljob_api.v1alpha1.advantage import (
     ReinforcePlusPlus,
 )
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType, LossAggregation
-from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
+from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling, MaxRoundsPolicy
 from rljob_api.v1alpha1.kl import Kl
 from rljob_api.v1alpha1.policy_filtration import PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.policy_loss import Cispo, Clipped, Divergence, Dppo, Dro, Gspo, Loss, LossType
-from rljob_api.v1alpha1.recipes import RECIPES, ResolvedAlgorithm, resolve_algorithm
-from rljob_api.v1alpha1.resolved_advantage import ResolvedAdvantage, ResolvedGroupRelative
-from rljob_api.v1alpha1.resolved_dynamic_sampling import ResolvedDynamicSampling
-from rljob_api.v1alpha1.resolved_loss import ResolvedClipped, ResolvedDppo, ResolvedLoss
+from rljob_api.v1alpha1.recipes import RECIPES, resolve_algorithm
 from rljob_api.v1alpha1.user_function import Function
 
 WITHOUT_NEED = sorted(set(LossType) - {LossType.FUNCTION, LossType.DRO})
@@ -28,17 +25,22 @@ WITHOUT_NEED = sorted(set(LossType) - {LossType.FUNCTION, LossType.DRO})
 OWN = Function(path="mine:own")
 
 
-def resolved(wire: object) -> ResolvedAlgorithm:
+def resolved(wire: object) -> Algorithm:
     return resolve_algorithm(Algorithm.from_wire(wire))
 
 
+def clipped_by(low: float, high: float, dual: float | None) -> Clipped:
+    return Clipped(clip_ratio_low=low, clip_ratio_high=high, dual_clip_ratio=dual)
+
+
 def test_the_default_is_grpo() -> None:
-    assert resolved({}) == ResolvedAlgorithm(
+    assert resolved({}) == Algorithm(
         type=AlgorithmType.GRPO,
-        advantage=ResolvedAdvantage(AdvantageType.GROUP_RELATIVE, ResolvedGroupRelative(normalize_by_std=True)),
-        loss=ResolvedLoss(LossType.CLIPPED, ResolvedClipped(0.2, 0.2, 3.0)),
+        advantage=Advantage(type=AdvantageType.GROUP_RELATIVE, group_relative=GroupRelative(normalize_by_std=True)),
+        loss=Loss(type=LossType.CLIPPED, clipped=clipped_by(0.2, 0.2, 3.0)),
         aggregation=LossAggregation.TOKEN_MEAN,
         drop_zero_variance_groups=False,
+        dynamic_sampling=DynamicSampling(enabled=False),
         entropy_coefficient=0.0,
         kl=Kl(),
     )
@@ -46,43 +48,45 @@ def test_the_default_is_grpo() -> None:
 
 def test_dapo_clips_higher_and_samples_until_the_batch_is_full() -> None:
     # arXiv 2503.14476, section 3 and 4.1; ten rounds as in verl's recipe.
-    assert resolved({"type": "DAPO"}) == ResolvedAlgorithm(
+    assert resolved({"type": "DAPO"}) == Algorithm(
         type=AlgorithmType.DAPO,
-        advantage=ResolvedAdvantage(AdvantageType.GROUP_RELATIVE, ResolvedGroupRelative(normalize_by_std=True)),
-        loss=ResolvedLoss(LossType.CLIPPED, ResolvedClipped(0.2, 0.28, None)),
+        advantage=Advantage(type=AdvantageType.GROUP_RELATIVE, group_relative=GroupRelative(normalize_by_std=True)),
+        loss=Loss(type=LossType.CLIPPED, clipped=clipped_by(0.2, 0.28, 0.0)),
         aggregation=LossAggregation.TOKEN_MEAN,
         drop_zero_variance_groups=True,
         entropy_coefficient=0.0,
         kl=Kl(),
-        dynamic_sampling=ResolvedDynamicSampling(10, MaxRoundsPolicy.FAIL, None),
+        dynamic_sampling=DynamicSampling(max_rounds=10, on_max_rounds=MaxRoundsPolicy.FAIL),
     )
 
 
 def test_dynamic_sampling_belongs_to_any_recipe_that_asks_for_it_and_can_be_turned_off() -> None:
     asked = {"maxRounds": 3, "onMaxRounds": "TrainOnFewer", "reward": "right"}
     rule = resolved({"dynamicSampling": asked})
-    assert rule.dynamic_sampling == ResolvedDynamicSampling(3, MaxRoundsPolicy.TRAIN_ON_FEWER, "right")
+    assert rule.dynamic_sampling == DynamicSampling(
+        max_rounds=3, on_max_rounds=MaxRoundsPolicy.TRAIN_ON_FEWER, reward="right"
+    )
     assert rule.drop_zero_variance_groups is True
     assert rule.loss == resolved({}).loss
     off = resolved({"type": "DAPO", "dynamicSampling": {"enabled": False}})
-    assert (off.dynamic_sampling, off.drop_zero_variance_groups) == (None, False)
+    assert (off.dynamic_sampling, off.drop_zero_variance_groups) == (DynamicSampling(enabled=False), False)
     for each in (rule, off):
-        assert resolve_algorithm(each.as_algorithm()) == each
+        assert resolve_algorithm(each) == each
 
 
 def test_dr_grpo_divides_by_neither_the_deviation_nor_the_length() -> None:
     rule = resolved({"type": "DrGRPO"})
-    assert rule.advantage.group_relative == ResolvedGroupRelative(normalize_by_std=False)
-    assert rule.loss.clipped == ResolvedClipped(0.2, 0.2, None)
+    assert rule.advantage.group_relative == GroupRelative(normalize_by_std=False)
+    assert rule.loss.clipped == clipped_by(0.2, 0.2, 0.0)
     assert rule.aggregation is LossAggregation.SEQUENCE_MEAN_TOKEN_SUM_NORM
     assert rule.drop_zero_variance_groups is False
 
 
 def test_gspo_and_cispo_have_the_settings_of_their_papers() -> None:
     gspo, cispo = resolved({"type": "GSPO"}), resolved({"type": "CISPO"})
-    assert gspo.loss == ResolvedLoss(LossType.GSPO, gspo=Gspo(clip_ratio_low=3e-4, clip_ratio_high=4e-4))
+    assert gspo.loss == Loss(type=LossType.GSPO, gspo=Gspo(clip_ratio_low=3e-4, clip_ratio_high=4e-4))
     assert gspo.aggregation is LossAggregation.SEQUENCE_MEAN_TOKEN_MEAN
-    assert cispo.loss == ResolvedLoss(LossType.CISPO, cispo=Cispo(clip_ratio_low=1.0, clip_ratio_high=4.0))
+    assert cispo.loss == Loss(type=LossType.CISPO, cispo=Cispo(clip_ratio_low=1.0, clip_ratio_high=4.0))
     assert cispo.aggregation is LossAggregation.TOKEN_MEAN
     assert gspo.advantage == cispo.advantage == resolved({}).advantage
     assert gspo.kl == cispo.kl == Kl()
@@ -90,10 +94,10 @@ def test_gspo_and_cispo_have_the_settings_of_their_papers() -> None:
 
 def test_the_thresholds_of_dppo_go_by_the_divergence() -> None:
     total_variation = resolved({"loss": {"type": "DPPO"}}).loss.dppo
-    assert total_variation == ResolvedDppo(Divergence.TV, 0.15, 0.15, 20.0)
+    assert total_variation == Dppo(divergence=Divergence.TV, threshold_low=0.15, threshold_high=0.15, max_ratio=20.0)
     written = {"divergence": "KL", "thresholdHigh": 0.1, "maxRatio": 3}
-    assert resolved({"loss": {"type": "DPPO", "dppo": written}}).loss.dppo == ResolvedDppo(
-        Divergence.KL, 0.05, 0.1, 3.0
+    assert resolved({"loss": {"type": "DPPO", "dppo": written}}).loss.dppo == Dppo(
+        divergence=Divergence.KL, threshold_low=0.05, threshold_high=0.1, max_ratio=3.0
     )
 
 
@@ -108,17 +112,17 @@ def test_what_a_job_says_goes_before_the_recipe_and_changes_nothing_else(recipe:
     assert clipped is not None
     low, high = clipped.clip_ratio_low, clipped.clip_ratio_high
     for written, expected in (
-        ({"dualClipRatio": 2}, ResolvedClipped(low, high, 2.0)),
-        ({"dualClipRatio": 0}, ResolvedClipped(low, high, None)),
-        ({"clipRatioHigh": 0.28}, ResolvedClipped(low, 0.28, clipped.dual_clip_ratio)),
+        ({"dualClipRatio": 2}, clipped_by(low, high, 2.0)),
+        ({"dualClipRatio": 0}, clipped_by(low, high, 0.0)),
+        ({"clipRatioHigh": 0.28}, clipped_by(low, 0.28, clipped.dual_clip_ratio)),
     ):
         rule = resolved(wire | {"loss": {"type": "Clipped", "clipped": written}})
-        assert rule.loss == ResolvedLoss(LossType.CLIPPED, expected)
+        assert rule.loss == Loss(type=LossType.CLIPPED, clipped=expected)
         assert (rule.advantage, rule.aggregation) == (plain.advantage, plain.aggregation)
     for by_std in (True, False):
         chosen = {"type": "GroupRelative", "groupRelative": {"normalizeByStd": by_std}}
         rule = resolved(wire | {"advantage": chosen})
-        assert rule.advantage.group_relative == ResolvedGroupRelative(normalize_by_std=by_std)
+        assert rule.advantage.group_relative == GroupRelative(normalize_by_std=by_std)
         assert rule.loss == plain.loss
     for aggregation in LossAggregation:
         assert resolved(wire | {"aggregation": aggregation}).aggregation is aggregation
@@ -131,21 +135,21 @@ def test_what_a_job_says_goes_before_the_recipe_and_changes_nothing_else(recipe:
 def test_a_function_takes_the_place_of_a_part_and_leaves_the_other() -> None:
     own = {"type": "Function", "function": {"path": "mine:own"}}
     rule = resolved({"type": "DrGRPO", "loss": own})
-    assert rule.loss == ResolvedLoss(LossType.FUNCTION, function=OWN)
+    assert rule.loss == Loss(type=LossType.FUNCTION, function=OWN)
     assert rule.advantage == resolved({"type": "DrGRPO"}).advantage
     rule = resolved({"advantage": own})
-    assert rule.advantage == ResolvedAdvantage(AdvantageType.FUNCTION, function=OWN)
+    assert rule.advantage == Advantage(type=AdvantageType.FUNCTION, function=OWN)
     assert rule.loss == resolved({}).loss
 
 
 def test_an_advantage_by_itself_has_its_block_and_no_other() -> None:
-    def advantage(**wire: object) -> ResolvedAdvantage:
+    def advantage(**wire: object) -> Advantage:
         return resolved({"advantage": wire}).advantage
 
-    assert advantage(type="GAE", gae={"lambda": 0.95}) == ResolvedAdvantage(AdvantageType.GAE, gae=Gae(lambda_=0.95))
+    assert advantage(type="GAE", gae={"lambda": 0.95}) == Advantage(type=AdvantageType.GAE, gae=Gae(lambda_=0.95))
     assert advantage(type="GAE").gae == Gae.from_wire({"gamma": 1.0, "lambda": 1.0})
     assert advantage(type="OptimalTokenBaseline").optimal_token_baseline == OptimalTokenBaseline(zero_tail=True)
-    assert advantage(type="LeaveOneOut") == ResolvedAdvantage(AdvantageType.LEAVE_ONE_OUT)
+    assert advantage(type="LeaveOneOut") == Advantage(type=AdvantageType.LEAVE_ONE_OUT)
     of_recipe = resolved({"type": "ReinforcePlusPlus", "advantage": {"reinforcePlusPlus": {"gamma": 0.9}}}).advantage
     assert of_recipe.reinforce_plus_plus == ReinforcePlusPlus(gamma=0.9)
 
@@ -171,8 +175,9 @@ def test_an_advantage_by_itself_has_its_block_and_no_other() -> None:
     ],
     ids=str,
 )
-def test_the_resolved_form_as_a_job_says_the_same_and_leaves_nothing_open(algorithm: Algorithm) -> None:
+def test_what_is_resolved_stays_as_it_is_and_leaves_nothing_open(algorithm: Algorithm) -> None:
     rule = resolve_algorithm(algorithm)
-    written = rule.as_algorithm().to_full_wire()
+    written = rule.to_full_wire()
+    assert resolve_algorithm(rule) == rule
     assert resolved(written) == rule
     assert set(written) == {field.alias for field in Algorithm.model_fields.values()}

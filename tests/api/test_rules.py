@@ -9,9 +9,8 @@ from rljob_api.v1alpha1.job import RULE_ERROR, RLJob
 from rljob_api.v1alpha1.rules import MUTABLE_SPEC_FIELDS, RULES, immutable_changes, violations
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import wire_path
-from rljob_testing.bad_job import Bad
 from rljob_testing.rule_examples import BAD, GOOD
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.valid_job import Bad, edited, valid_job
 
 GOOD_CASES = [(name, edits) for name, examples in GOOD.items() for edits in examples]
 BAD_CASES = [(name, bad) for name, examples in BAD.items() for bad in examples]

@@ -1,7 +1,8 @@
 """What a program of one version reads of what another version wrote.
 
-`golden` holds documents as version 1 writes them, for the programs that come after it. What comes after this version is
-made of them: fields that nobody knows here, at every depth, and the next number.
+`golden` holds documents as contract version 1 writes them, with nearly every field set, for the programs that come
+after it. What comes after this version is made of them: fields that nobody knows here, at every depth, and the next
+number.
 """
 
 from __future__ import annotations
@@ -18,14 +19,28 @@ from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.errors import HandoverError
 from rljob_api.handover import TrainerJob, dump_job, dump_run_state, load_job, load_run_state
 from rljob_api.run_state import RunPhase
+from rljob_api.tolerant_reading import (
+    AS_FAR_AS_READABLE,
+    CHECKPOINT,
+    RUN_STATE,
+    STATUS,
+    STORED_SPEC,
+    TRAINER_JOB,
+    Policy,
+    Reading,
+    read_document,
+)
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_api.yaml_text import wire_path
 from rljob_testing.valid_job import REMOVED, Wire, edited, valid_job
 from rljob_trainer.checkpoints.errors import DamagedError
 from rljob_trainer.checkpoints.layout import digest_of, read_manifest
-from rljob_trainer.controller.state import state_of
+from rljob_trainer.controller.checkpointing import state_of
 
 GOLDEN = Path(__file__).parent / "golden"
+NOON = "2026-01-31T12:00:00Z"
 NEXT = {"contractVersion": CONTRACT_VERSION + 1}
 AFTER_NEXT = {"contractVersion": CONTRACT_VERSION + 2}
 
@@ -36,7 +51,7 @@ def golden(name: str) -> Wire:
     return document
 
 
-def test_unknown_fields_are_dropped_at_any_depth_and_named() -> None:
+def test_unknown_fields_are_left_out_at_any_depth_and_named() -> None:
     wire = edited(
         valid_job(),
         {
@@ -48,9 +63,9 @@ def test_unknown_fields_are_dropped_at_any_depth_and_named() -> None:
     )
     wire["spec"]["pools"][0]["spot"] = True  # type: ignore[index]
     before = copy.deepcopy(wire)
-    job, unknown = RLJob.from_newer_wire(wire)
-    assert job == RLJob.from_wire(valid_job())
-    assert set(unknown) == {
+    reading = read_document(RLJob, wire, STORED_SPEC)
+    assert reading.value == RLJob.from_wire(valid_job())
+    assert set(reading.unknown_fields) == {
         "foo",
         "spec.pools[0].spot",
         "spec.training.bar",
@@ -60,22 +75,76 @@ def test_unknown_fields_are_dropped_at_any_depth_and_named() -> None:
     assert wire == before
 
 
-def test_what_is_known_is_read_as_strictly_as_ever() -> None:
-    assert RLJob.from_newer_wire(valid_job()) == (RLJob.from_wire(valid_job()), ())
+@pytest.mark.parametrize("policy", [TRAINER_JOB, RUN_STATE, CHECKPOINT, STORED_SPEC, STATUS, AS_FAR_AS_READABLE])
+def test_what_is_known_is_read_whatever_the_policy(policy: Policy) -> None:
+    assert read_document(RLJob, valid_job(), policy) == Reading(RLJob.from_wire(valid_job()), (), ())
+    status = golden("status")
+    assert read_document(RLJobStatus, status, policy) == Reading(RLJobStatus.from_wire(status), (), ())
+
+
+@pytest.mark.parametrize("policy", [TRAINER_JOB, RUN_STATE, CHECKPOINT, STORED_SPEC, STATUS])
+def test_what_is_known_is_read_as_strictly_as_ever(policy: Policy) -> None:
     with pytest.raises(ValidationError) as caught:
-        RLJob.from_newer_wire(edited(valid_job(), {"foo": 1, "spec.training.seed": "zero"}))
+        read_document(RLJob, edited(valid_job(), {"foo": None, "spec.training.seed": "zero"}), policy)
     assert [error["loc"] for error in caught.value.errors()] == [("spec", "training", "seed")]
 
 
-def test_only_empty_unknown_fields_are_dropped_where_others_would_matter() -> None:
+def test_only_empty_unknown_fields_are_left_out_where_others_would_matter() -> None:
     empty: Wire = {"spec.a": None, "spec.training.b": {}, "spec.training.c": [], "spec.training.model.d": ""}
-    job, unknown = RLJob.from_newer_wire(edited(valid_job(), empty), only_empty=True)
-    assert job == RLJob.from_wire(valid_job())
-    assert set(unknown) == set(empty)
+    reading = read_document(RLJob, edited(valid_job(), empty), TRAINER_JOB)
+    assert reading.value == RLJob.from_wire(valid_job())
+    assert set(reading.unknown_fields) == set(empty)
     for value in (0, False, {"x": None}, "text"):
         with pytest.raises(ValidationError) as caught:
-            RLJob.from_newer_wire(edited(valid_job(), empty | {"spec.e": value}), only_empty=True)
+            read_document(RLJob, edited(valid_job(), empty | {"spec.e": value}), TRAINER_JOB)
         assert [error["loc"] for error in caught.value.errors()] == [("spec", "e")]
+
+
+def test_the_status_of_version_1_is_read() -> None:
+    assert RLJobStatus.from_wire(golden("status")).to_wire() == golden("status")
+
+
+def test_of_a_newer_status_the_operator_reads_what_it_knows() -> None:
+    """Fields for people may be unreadable; what decides may not be."""
+    news: Wire = {"mood": 1, "attempts[0].zone": {"a": 1}, "phase": "Dreaming", "attempts[1].state": "Dreaming"}
+    unreadable: Wire = {"progress.step": "many", "conditions[0].status": "Perhaps"}
+    reading = read_document(RLJobStatus, edited(golden("status"), news | unreadable), STATUS)
+    known = edited(golden("status"), {"phase": "Dreaming", "attempts[1].state": "Dreaming"})
+    del known["progress"], known["conditions"]
+    assert reading.value == RLJobStatus.from_wire(known)
+    assert set(reading.unknown_fields) == {"mood", "attempts[0].zone"}
+    assert {each["loc"][0] for each in reading.unreadable_parts} == {"progress", "conditions"}
+    with pytest.raises(ValidationError):
+        read_document(RLJobStatus, edited(golden("status"), {"counters.attempts": "two"}), STATUS)
+
+
+def test_what_is_only_shown_loses_the_smallest_parts_that_cannot_be_read() -> None:
+    attempts = [{"number": number, "cluster": f"c{number}", "started": NOON} for number in range(1, 81)]
+    wire = edited(
+        golden("status"),
+        {
+            "mood": 1,
+            "attempts": attempts,
+            "counters.attempts": "many",
+            "pools[0].ready": "all",
+            "result.message": "a" * 2000,
+        },
+    )
+    before = copy.deepcopy(wire)
+    reading = read_document(RLJobStatus, wire, AS_FAR_AS_READABLE)
+    assert wire == before
+    left: Wire = {"attempts": attempts[16:], "counters.attempts": REMOVED, "pools": [], "result.message": "a" * 1024}
+    assert reading.value == RLJobStatus.from_wire(edited(golden("status"), left))
+    assert reading.unknown_fields == ("mood",)
+    assert {(wire_path(each["loc"]), each["type"]) for each in reading.unreadable_parts} == {
+        ("attempts", "too_long"),
+        ("counters.attempts", "int_type"),
+        ("pools[0].ready", "int_type"),
+        ("pools[0].ready", "missing"),
+        ("result.message", "string_too_long"),
+    }
+    for nothing in ("Running", [], 3):
+        assert read_document(RLJobStatus, nothing, AS_FAR_AS_READABLE).value == RLJobStatus()
 
 
 def test_the_run_state_of_version_1_is_read() -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from rljob_api.crdgen.manifest import custom_resource_definition
-from rljob_testing.apiserver import ApiServer, running_apiserver
-
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-DISCOVERY = "/apis/rljob.dev/v1alpha1"
+from rljob_testing.apiserver import ApiServer, install_definition, running_apiserver
 
 
 @pytest.fixture(scope="session")
@@ -25,12 +21,7 @@ def apiserver() -> Iterator[ApiServer]:
 @pytest.fixture(scope="session")
 def api(apiserver: ApiServer) -> httpx.Client:
     """A client of the server, once the CRD is established and served."""
-    answer = apiserver.http.post(CRDS, params={"fieldValidation": "Strict"}, json=custom_resource_definition())
-    assert answer.status_code == 201, answer.text
-    deadline = time.monotonic() + 30
-    while apiserver.http.get(DISCOVERY).status_code != 200:
-        assert time.monotonic() < deadline, "the CRD is not served after 30 s"
-        time.sleep(0.1)
+    install_definition(apiserver.http, custom_resource_definition())
     return apiserver.http
 
 

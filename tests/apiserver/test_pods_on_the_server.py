@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, note, settings
 from pydantic import ValidationError
 
+from rljob_api.job_checks import job_warnings
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.pod_warnings import job_warnings
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.objects import Manifest
 from rljob_testing.doubtful_pods import EDITS, Edits, job_with, pods_of, raw_pods_of
@@ -95,7 +95,7 @@ def test_types_schema_and_pods_have_one_verdict(api: httpx.Client, edits: Edits)
     answer = create(api, job_with(edits))
     note(f"job: {answer.message or 'taken'}")
     if "hugepages-2Mi" in str(edits):
-        # CEL does not compare requests of huge pages with limits (`resource_rules`); the operator refuses these jobs.
+        # CEL does not compare requests of huge pages with limits (`resources.py`); the operator refuses these jobs.
         assert answer.status == 201 or bool(of_pods)
     else:
         assert (answer.status != 201) == bool(of_pods)

@@ -6,10 +6,9 @@ import httpx
 import pytest
 
 from rljob_api.v1alpha1.rules import RULES
-from rljob_testing.bad_job import Bad
 from rljob_testing.rljob_client import create
 from rljob_testing.rule_examples import BAD, GOOD
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.valid_job import Bad, edited, valid_job
 
 pytestmark = pytest.mark.apiserver
 

@@ -70,6 +70,11 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     assert not found, "\n".join(found)
 
 
+def test_folders_are_small_and_import_chains_short() -> None:
+    found = [*gates.crowded_folders(PACKAGES), *gates.long_import_chains(PACKAGES)]
+    assert not found, "\n".join(found)
+
+
 def test_places_are_not_packages() -> None:
     places = [REPOSITORY / name for name in ("crds", "operator", "trainer", "tests", "e2e")]
     assert [place for place in places if (place / "__init__.py").exists()] == []
@@ -161,6 +166,22 @@ def test_cycles_are_found_through_relative_and_late_imports(tmp_path: Path) -> N
     (package / "c.py").write_text("import p.a\nx = 1\n")
     (package / "d.py").write_text("from p import a, b\n")
     assert gates.import_cycles(gates.sources_below(tmp_path)) == ["p.a <-> p.b <-> p.c"]
+
+
+def test_a_long_chain_and_a_crowded_folder_are_found(tmp_path: Path) -> None:
+    package = tmp_path / "p"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    for number in range(9):
+        (package / f"m{number}.py").write_text(f"from p import m{number + 1}\n")
+    (package / "m9.py").write_text("import other.m1\n")
+    sources = gates.sources_below(tmp_path)
+    assert [line.count(" > ") for line in gates.long_import_chains(sources)] == [9]
+    assert gates.long_import_chains(sources[:-1]) == []
+    assert gates.crowded_folders(sources) == []
+    for number in range(21):
+        (package / f"n{number}.py").write_text("")
+    assert gates.crowded_folders(gates.sources_below(tmp_path)) == [f"{package}: 31 modules, at most 30"]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from rljob_api.job_checks import cluster_violations
 from rljob_api.job_file import load_job_file
-from rljob_api.v1alpha1.cluster_rules import cluster_violations
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.devices import Devices, DeviceType
 from rljob_cli.local.adapted_job import plan_for_machine

@@ -1,4 +1,4 @@
-"""`rljob run` with the real trainer: Ctrl-C saves, the resumed run leaves no seam, and no process is left behind."""
+"""`rljob run` with the real trainer: Ctrl-C saves where no save is due; the resumed run leaves no seam, no process."""
 
 from __future__ import annotations
 

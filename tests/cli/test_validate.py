@@ -188,7 +188,7 @@ def test_resolved_prints_a_job_file_and_the_rest_goes_to_standard_error(rljob: R
     _, output, errors = rljob("validate", "--resolved", str(path))
     assert errors == f"{path}: RLJob example is valid (pools: main 2x6)\n"
     resolved, job = load_job_text(output).spec.training, load_job_file(path).spec.training
-    assert resolved.algorithm == resolve_algorithm(job.algorithm).as_algorithm()
+    assert resolved.algorithm == resolve_algorithm(job.algorithm)
     assert resolved.model_copy(update={"algorithm": job.algorithm}) == job
 
 

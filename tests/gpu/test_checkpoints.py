@@ -9,9 +9,8 @@ from unittest.mock import patch
 
 import torch
 
-from rljob_testing.actor_updates import drawn_rollout, made_actor
 from rljob_testing.device_place import Place
-from rljob_testing.engine_updates import state_of
+from rljob_testing.engine_updates import drawn_rollout, made_actor, state_of
 from rljob_testing.same_numbers import assert_bitwise
 from rljob_testing.tiny_models import VOCABULARY, save_tiny_model
 from rljob_trainer.checkpoints import save

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.actor_updates import drawn_rollout, made_actor
 from rljob_testing.device_place import Place
+from rljob_testing.engine_updates import drawn_rollout, made_actor
 from rljob_testing.same_numbers import assert_bitwise
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn

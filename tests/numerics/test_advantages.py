@@ -9,13 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_api.v1alpha1.advantage import GroupRelative
 from rljob_testing.token_rows import on_workers
 from rljob_trainer.algorithms.advantages import group_relative_advantages, zero_variance_mask
-from rljob_trainer.algorithms.interfaces import OneWorker
+from rljob_trainer.algorithms.interfaces import OneWorker, ResponseInputs
 from rljob_trainer.algorithms.whitening import whitened
 
 REWARD = st.floats(min_value=-5, max_value=5, allow_nan=False, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3)
 ROWS = st.lists(st.tuples(REWARD, st.integers(min_value=-2, max_value=3)), min_size=1, max_size=24)
+
+
+def relative(rewards_B: torch.Tensor, groups_B: torch.Tensor, *, by_std: bool = True) -> torch.Tensor:
+    inputs = ResponseInputs(rewards_B, groups_B, torch.ones_like(groups_B))
+    return group_relative_advantages(inputs, GroupRelative(normalize_by_std=by_std))
 
 
 def slow_advantages(rows: list[tuple[float, int]], normalize_by_std: bool) -> list[float]:
@@ -33,21 +39,21 @@ def test_hand_worked_groups() -> None:
     rewards_B = torch.tensor([1.0, 0.3, 0.0, 0.0, 0.3, 0.0])
     groups_B = torch.tensor([7, 3, 7, 7, 3, 7])
     expected_B = torch.tensor([1.5, 0.0, -0.5, -0.5, 0.0, -0.5])
-    torch.testing.assert_close(group_relative_advantages(rewards_B, groups_B), expected_B, atol=5e-6, rtol=0)
-    without_std_B = group_relative_advantages(rewards_B, groups_B, normalize_by_std=False)
+    torch.testing.assert_close(relative(rewards_B, groups_B), expected_B, atol=5e-6, rtol=0)
+    without_std_B = relative(rewards_B, groups_B, by_std=False)
     torch.testing.assert_close(without_std_B, torch.tensor([0.75, 0.0, -0.25, -0.25, 0.0, -0.25]))
     assert zero_variance_mask(rewards_B, groups_B).tolist() == [False, True, False, False, True, False]
 
 
 def test_a_group_of_one_keeps_its_reward_and_is_not_zero_variance() -> None:
     rewards_B, groups_B = torch.tensor([3.0], dtype=torch.float64), torch.tensor([0])
-    assert group_relative_advantages(rewards_B, groups_B).item() == pytest.approx(3.0 / (1 + 1e-6), rel=1e-12)
-    assert group_relative_advantages(rewards_B, groups_B, normalize_by_std=False).item() == 3.0
+    assert relative(rewards_B, groups_B).item() == pytest.approx(3.0 / (1 + 1e-6), rel=1e-12)
+    assert relative(rewards_B, groups_B, by_std=False).item() == 3.0
     assert not zero_variance_mask(rewards_B, groups_B).item()
 
 
 def test_equal_rewards_that_are_no_binary_fractions_give_no_advantage() -> None:
-    advantages_B = group_relative_advantages(torch.full((7,), 0.1), torch.zeros(7, dtype=torch.long))
+    advantages_B = relative(torch.full((7,), 0.1), torch.zeros(7, dtype=torch.long))
     assert advantages_B.abs().max() < 1e-9
 
 
@@ -55,7 +61,7 @@ def test_equal_rewards_that_are_no_binary_fractions_give_no_advantage() -> None:
 def test_equals_a_loop_over_groups(rows: list[tuple[float, int]], normalize_by_std: bool) -> None:
     rewards_B = torch.tensor([reward for reward, _ in rows], dtype=torch.float64)
     groups_B = torch.tensor([group for _, group in rows])
-    actual_B = group_relative_advantages(rewards_B, groups_B, normalize_by_std=normalize_by_std)
+    actual_B = relative(rewards_B, groups_B, by_std=normalize_by_std)
     expected_B = torch.tensor(slow_advantages(rows, normalize_by_std), dtype=torch.float64)
     torch.testing.assert_close(actual_B, expected_B, atol=1e-8, rtol=1e-6)
 
@@ -76,13 +82,13 @@ def test_the_order_of_responses_does_not_matter(rows: list[tuple[float, int]]) -
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(len(rows)))
     rewards_B = torch.tensor([reward for reward, _ in rows], dtype=torch.float64)
     groups_B = torch.tensor([group for _, group in rows])
-    shuffled_B = group_relative_advantages(rewards_B[order], groups_B[order])
-    torch.testing.assert_close(shuffled_B, group_relative_advantages(rewards_B, groups_B)[order], atol=1e-8, rtol=1e-6)
+    shuffled_B = relative(rewards_B[order], groups_B[order])
+    torch.testing.assert_close(shuffled_B, relative(rewards_B, groups_B)[order], atol=1e-8, rtol=1e-6)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"vectors of one length \(got \[4, 1\] and \[4\]\)"):
-        group_relative_advantages(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long))
+        relative(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long))
 
 
 VALUES = st.lists(st.lists(REWARD, max_size=6), min_size=1, max_size=4).filter(lambda parts: sum(map(len, parts)) > 1)

@@ -22,19 +22,18 @@ from transformers import (
 
 from rljob_api.v1alpha1.advantage import Advantage, Gae
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
-from rljob_api.v1alpha1.critic import Critic, CriticOptimizer
 from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
+from rljob_api.v1alpha1.model import Critic, CriticOptimizer
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.one_rank import only_rank
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.ranks import RankedRun, only_rank, run_on_ranks
 from rljob_testing.replayed_steps import Replay, ReplayedRun, kept_gradients, replayed_run, whole
 from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_metrics, difference
 from rljob_testing.tiny_models import CLASSIFIER_SIZES
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.output_head import VALUE_WEIGHT, Head
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_batch import batch_of_rows
-from rljob_trainer.engines.train.value_head import VALUE_WEIGHT, Head
 from rljob_trainer.observability.metrics import EXPLAINED_VARIANCE, VALUE_CLIP_FRACTION, VALUE_LOSS, VALUE_MEAN
 
 PPO = Algorithm(

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_testing.one_rank import only_rank
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import SEED, Replay, ReplayedRollouts, ReplayedRun, prompts_of, replayed_run
-from rljob_trainer.controller.dynamic_sampling import DynamicSampling, StepRollout
-from rljob_trainer.controller.rollout_phase import ScoredRollout, UnscoredRollout, sample_seeds
+from rljob_trainer.controller.dynamic_sampling import DynamicSampling
+from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
+from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
@@ -42,7 +43,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]
 class Taken(ReplayedRollouts):
     """Gives what another run has taken, whatever is asked."""
 
-    def __init__(self, rollout: ScoredRollout) -> None:
+    def __init__(self, rollout: Rollout) -> None:
         self.rollout = rollout
 
     def begin(
@@ -54,11 +55,11 @@ class Taken(ReplayedRollouts):
         *,
         syncs: bool = True,
         with_greedy: bool = False,
-    ) -> UnscoredRollout:
+    ) -> Rollout:
         begun = super().begin(prompts, num_responses, sampling, seeds, syncs=syncs, with_greedy=with_greedy)
-        return UnscoredRollout(self.rollout.prompts, self.rollout.batch, begun.scoring)
+        return replace(begun, prompts=self.rollout.prompts, batch=self.rollout.batch)
 
-    def scored(self, rollout: UnscoredRollout) -> ScoredRollout:
+    def scored(self, rollout: Rollout) -> Rollout:
         del rollout
         return self.rollout
 
@@ -77,7 +78,7 @@ def same(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) 
 
 
 def test_a_step_learns_from_the_groups_that_were_taken(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[StepRollout] = []
+    taken: list[StepRows] = []
     fill = DynamicSampling.filled
     monkeypatch.setattr(DynamicSampling, "filled", lambda *arguments: taken.append(fill(*arguments)) or taken[-1])
     stream = cursor()
@@ -85,12 +86,11 @@ def test_a_step_learns_from_the_groups_that_were_taken(context: WorkerContext, m
     metrics = step_of(run, stream, 0)
     [found] = taken
     # Of the generator's rows, every other prompt's have equal scores of 1, the others' a mean of a half.
-    assert isinstance(found.rows, ScoredRollout)
-    assert found.rows.prompts[::4] == (PROMPTS[0], PROMPTS[2], PROMPTS[4], PROMPTS[6])
+    assert found.rollout.prompts[::4] == (PROMPTS[0], PROMPTS[2], PROMPTS[4], PROMPTS[6])
     assert stream.next_batch(1) == [PROMPTS[7]]
     assert (metrics[SAMPLING_ROUNDS], metrics[SAMPLING_PROMPTS], metrics[LEARNED_FRACTION]) == (2.0, 8.0, 1.0)
     assert (metrics[REWARD_MEAN], metrics[f"{SAMPLING_REWARD_PREFIX}/mean"]) == (0.75, 0.5)
-    plain = replayed_run(replace(REPLAY, algorithm=PLAIN), context, rollout=Taken(found.rows))
+    plain = replayed_run(replace(REPLAY, algorithm=PLAIN), context, rollout=Taken(found.rollout))
     plain.training_step.run(PROMPTS[:4], 0)
     assert same(run.weights(), plain.weights())
     untrained = replayed_run(REPLAY, context, cursor())
@@ -102,7 +102,7 @@ def test_the_seeds_of_all_rounds_are_those_of_one(context: WorkerContext, monkey
     rounds: list[list[int]] = []
     begin = ReplayedRollouts.begin
 
-    def noted(*arguments: object, **options: bool) -> UnscoredRollout:
+    def noted(*arguments: object, **options: bool) -> Rollout:
         *_, seeds = arguments
         rounds.append(seeds.tolist())
         return begin(*arguments, **options)

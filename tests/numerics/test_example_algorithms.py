@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from rljob_api.job_file import load_job_file
+from rljob_api.v1alpha1.advantage import GroupRelative
 from rljob_api.v1alpha1.algorithm import LossAggregation
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.token_rows import flat, on_workers, rows_of, rows_of_mask
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.advantages import group_relative_advantages
 from rljob_trainer.algorithms.aggregation import aggregate_loss, count_denominators
-from rljob_trainer.algorithms.interfaces import Level, LossInputs, OneWorker, TokenInputs
+from rljob_trainer.algorithms.interfaces import Level, LossInputs, OneWorker, ResponseInputs, TokenInputs
 from rljob_trainer.algorithms.loss_registry import policy_loss
 
 FOLDER = Path(__file__).parents[2] / "examples" / "custom_algorithm"
@@ -73,7 +74,8 @@ def test_cispo_is_verls(module: ModuleType) -> None:
     golden = GOLDEN["policy_loss"]["cispo"]
     logprobs_N = flat(torch.tensor(INPUTS["log_prob"]), MASK_BT).requires_grad_()
     old_logprobs_N = flat(torch.tensor(INPUTS["old_log_prob"]), MASK_BT)
-    advantages_N = ROWS.spread(group_relative_advantages(REWARDS_B, GROUPS_B))
+    inputs = ResponseInputs(REWARDS_B, GROUPS_B, ROWS.lengths_B)
+    advantages_N = ROWS.spread(group_relative_advantages(inputs, GroupRelative(normalize_by_std=True)))
     found = module.cispo.compute(LossInputs(ROWS, logprobs_N, old_logprobs_N, advantages_N))
     loss = aggregate_loss(found.losses_N, ROWS, LossAggregation.TOKEN_MEAN, count_denominators(ROWS), 1, 4)
     assert loss.item() == pytest.approx(golden["loss"], rel=1e-5)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.v1alpha1.algorithm import LossAggregation
-from rljob_api.v1alpha1.policy_loss import LossType
 from rljob_testing.golden import GOLDEN, LOSSES, GoldenCase, check
 from rljob_testing.golden_losses import (
     AGGREGATION_CASES,
@@ -37,9 +36,7 @@ def test_policy_losses_and_their_gradients(case: GoldenCase) -> None:
     check(case)
 
 
-def test_every_loss_estimate_and_aggregation_has_golden_numbers() -> None:
-    types = {wire["type"] for wire, _ in POLICY_LOSSES.values()}
-    assert types == set(LossType) - {LossType.CLIPPED, LossType.FUNCTION}
+def test_every_golden_number_is_compared() -> None:
     assert set(POLICY_LOSSES) == set(LOSSES["policy_loss"])
     assert {case.name for case in KL_CASES} == {*GOLDEN["kl"], *LOSSES["kl"]}
     assert set(AGGREGATIONS.values()) == set(LossAggregation)

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.kl import KlController
+from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.one_rank import only_rank
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import Replay, kept_gradients, replayed_run
 from rljob_testing.same_numbers import assert_bitwise, difference
 from rljob_trainer.algorithms.kl import next_coefficient
-from rljob_trainer.controller.dynamic_sampling import StepRollout
+from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.observability.metrics import KL_COEFFICIENT, KL_LOSS, LEARNED_FRACTION
 
@@ -102,9 +102,9 @@ def test_the_coefficient_in_use_is_that_of_loss_and_rewards(
     assert difference(controlled[-1], of_job[-1]) > 0.01
 
 
-def without_rows(generate: Callable[..., StepRollout], *given: object) -> StepRollout:
+def without_rows(generate: Callable[..., StepRows], *given: object) -> StepRows:
     generated = generate(*given)
-    return replace(generated, is_kept_B=torch.zeros_like(generated.is_kept_B))
+    return StepRows.of(generated.plan, generated.rollout, torch.zeros_like(generated.is_kept_B))
 
 
 def test_a_step_that_learns_nothing_leaves_it(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:

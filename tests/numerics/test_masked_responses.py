@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
-from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import clipped_losses, first_update, group_advantages, plain_model, rows_of
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import (
     LONGEST_RESPONSE,
     Pass,
@@ -28,7 +28,7 @@ from rljob_testing.replayed_steps import (
     watched_passes,
 )
 from rljob_testing.same_numbers import RELATIVE, difference
-from rljob_trainer.controller.dynamic_sampling import StepRollout
+from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX
 from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_LOSS, LEARNED_FRACTION, RESPONSE_CLIP_RATIO
@@ -140,11 +140,11 @@ def moved(model: Moved) -> Moved:
     return model
 
 
-def all_cut_off(generate: Callable[..., StepRollout], *given: object) -> StepRollout:
+def all_cut_off(generate: Callable[..., StepRows], *given: object) -> StepRows:
     generated = generate(*given)
-    is_truncated_B = torch.ones_like(generated.rows.batch[IS_TRUNCATED])
-    batch = generated.rows.batch.with_columns({IS_TRUNCATED: is_truncated_B})
-    return replace(generated, rows=replace(generated.rows, batch=batch))
+    is_truncated_B = torch.ones_like(generated.rollout.batch[IS_TRUNCATED])
+    batch = generated.rollout.batch.with_columns({IS_TRUNCATED: is_truncated_B})
+    return StepRows.of(generated.plan, replace(generated.rollout, batch=batch), generated.is_kept_B)
 
 
 def test_a_step_of_which_everything_was_cut_off_changes_nothing(

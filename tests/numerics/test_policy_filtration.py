@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.critic import Critic
+from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import clipped_losses, first_update, group_advantages, plain_model, rows_of
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import SEED, Replay, kept_gradients, replayed_run
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_trainer.algorithms.policy_filtration import drawn_rows, filtration_weights
-from rljob_trainer.controller.filtered_rows import filtered_rows
+from rljob_trainer.controller.step_rows import filtered_rows
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX
-from rljob_trainer.engines.train.value_head import VALUE_WEIGHT
+from rljob_trainer.engines.train.output_head import VALUE_WEIGHT
 from rljob_trainer.observability.metrics import DISTINCT_FRACTION, LEARNED_FRACTION
 
 SCORES = [-1.0, 0.5, 0.0, 2.0, 2.0]
@@ -123,9 +123,7 @@ def test_the_same_step_draws_the_same_and_another_draws_anew() -> None:
     by_power = filtration(type="Power")
 
     def drawn(seed: int, step: int) -> list[int]:
-        rows = filtered_rows(by_power, scores_B, groups_B, torch.ones(64, dtype=torch.bool), seed, step)
-        assert rows.distinct_fraction == len(set(rows.drawn_B.tolist())) / 64
-        return rows.drawn_B.tolist()
+        return filtered_rows(by_power, scores_B, groups_B, torch.ones(64, dtype=torch.bool), seed, step).tolist()
 
     assert drawn(1, 2) == drawn(1, 2)
     assert len({tuple(drawn(seed, step)) for seed in (1, 2) for step in (1, 2)}) == 4
@@ -144,9 +142,9 @@ def test_a_step_learns_from_what_was_drawn_with_the_advantages_of_the_whole_batc
     advantages = group_advantages(rows, replay.group_size)
     groups_B = torch.arange(16) // 4
     how, everything_B = replay.resolved.policy_filtration, torch.ones(16, dtype=torch.bool)
-    drawn = filtered_rows(how, scores_B, groups_B, everything_B, SEED, 0)
+    drawn_B = filtered_rows(how, scores_B, groups_B, everything_B, SEED, 0)
     model = plain_model()
-    taken = [(rows[row].logprobs_R(model, 1.0), advantages[row]) for row in drawn.drawn_B.tolist()]
+    taken = [(rows[row].logprobs_R(model, 1.0), advantages[row]) for row in drawn_B.tolist()]
     loss = torch.stack([clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in taken]).sum()
     (loss / sum(len(new_R) for new_R, _ in taken)).backward()  # type: ignore[no-untyped-call]
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
@@ -155,7 +153,7 @@ def test_a_step_learns_from_what_was_drawn_with_the_advantages_of_the_whole_batc
     _, undrawn = first_update(replace(replay, algorithm=Algorithm()), context)
     assert difference(undrawn, right) > 0.01
     metrics = replayed_run(replay, context).step(0)
-    assert metrics[DISTINCT_FRACTION] == len(set(drawn.drawn_B.tolist())) / 16 < 1
+    assert metrics[DISTINCT_FRACTION] == len(set(drawn_B.tolist())) / 16 < 1
     assert metrics[LEARNED_FRACTION] == 1
 
 
@@ -167,7 +165,7 @@ def test_the_critic_learns_from_what_was_drawn(context: WorkerContext) -> None:
     rows = rows_of(replay, 0)
     scores_B = torch.tensor([row.score for row in rows], dtype=torch.float64)
     how, everything_B = replay.resolved.policy_filtration, torch.ones(16, dtype=torch.bool)
-    drawn_B = filtered_rows(how, scores_B, torch.arange(16) // 4, everything_B, SEED, 0).drawn_B
+    drawn_B = filtered_rows(how, scores_B, torch.arange(16) // 4, everything_B, SEED, 0)
     decoder = plain_model().get_decoder()
 
     def head_gradient(taken: list[int]) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rljob_api.v1alpha1.policy_loss import LossType
+from rljob_api.v1alpha1.policy_loss import WITH_WHOLE_PASS, LossType
 from rljob_testing.loss_rows import Found, MiniBatch, found_by, found_on, made_batch, named_loss, together
 from rljob_testing.token_rows import rows_of
 from rljob_trainer.algorithms.interfaces import OneWorker
@@ -39,6 +39,10 @@ WIRES: dict[str, Wire] = {name: {"type": name.split()[0], **knobs} for name, kno
 
 def test_every_loss_is_tried() -> None:
     assert {wire["type"] for wire in WIRES.values()} == set(LossType) - {LossType.FUNCTION}
+
+
+def test_the_losses_that_look_at_the_whole_mini_batch_are_known_without_the_trainer() -> None:
+    assert {wire["type"] for wire in WIRES.values() if named_loss(wire).whole_pass} == set(WITH_WHOLE_PASS)
 
 
 def number(value: float) -> Tensor:

@@ -14,10 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rljob_api.v1alpha1.kl import KlEstimator
+from rljob_api.v1alpha1.policy_loss import NO_DUAL_CLIP, Clipped
 from rljob_testing.token_rows import rows_of
-from rljob_trainer.algorithms.interfaces import TokenLosses
+from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses
 from rljob_trainer.algorithms.kl import kl_estimate, kl_in_reward, kl_sums
 from rljob_trainer.algorithms.policy_losses import clipped_surrogate
+
+
+def computed(
+    logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, *, low: float, high: float, dual: float
+) -> TokenLosses:
+    settings = Clipped(clip_ratio_low=low, clip_ratio_high=high, dual_clip_ratio=dual)
+    return clipped_surrogate(LossInputs(rows_of(len(logprobs_N)), logprobs_N, old_logprobs_N, advantages_N), settings)
 
 
 def surrogate(
@@ -26,18 +34,18 @@ def surrogate(
     *,
     low: float = 0.2,
     high: float = 0.2,
-    dual: float | None = None,
+    dual: float = NO_DUAL_CLIP,
 ) -> tuple[TokenLosses, Tensor]:
     """The losses, and the gradient of their sum by the log-probabilities, [N]."""
     logprobs_N = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
     advantages_N = torch.tensor(advantages, dtype=torch.float64)
-    found = clipped_surrogate(
+    found = computed(
         logprobs_N,
         torch.zeros_like(logprobs_N),
         advantages_N,
-        clip_ratio_low=low,
-        clip_ratio_high=high,
-        dual_clip_ratio=dual,
+        low=low,
+        high=high,
+        dual=dual,
     )
     torch.autograd.backward(found.losses_N.sum())
     assert logprobs_N.grad is not None
@@ -69,19 +77,19 @@ def test_dual_clip_bounds_negative_advantages_only() -> None:
     assert_losses(found, [3.0, -1.2, 2.0, 0.0])
     torch.testing.assert_close(gradient_N, torch.tensor([0.0, 0.0, 2.0, 0.0], dtype=torch.float64))
     assert found.sums["pg_clipfrac_lower"] == 1
-    without, _ = surrogate([10.0], [-1.0], dual=None)
+    without, _ = surrogate([10.0], [-1.0], dual=NO_DUAL_CLIP)
     assert_losses(without, [10.0])
 
 
 def test_a_huge_ratio_stays_finite() -> None:
     logprobs_N = torch.tensor([0.0, -500.0, 0.0], requires_grad=True)
-    found = clipped_surrogate(
+    found = computed(
         logprobs_N,
         torch.tensor([-500.0, 0.0, -500.0]),
         torch.tensor([-1.0, -1.0, 0.0]),
-        clip_ratio_low=0.2,
-        clip_ratio_high=0.2,
-        dual_clip_ratio=None,
+        low=0.2,
+        high=0.2,
+        dual=NO_DUAL_CLIP,
     )
     assert found.losses_N.tolist() == pytest.approx([math.exp(20), 0.8, 0.0], rel=1e-5)
     torch.autograd.backward(found.losses_N.sum())
@@ -97,13 +105,13 @@ def test_what_is_not_a_number_shows_in_loss_and_gradient() -> None:
 
 def test_old_log_probabilities_that_are_those_of_this_pass_give_the_policy_gradient() -> None:
     logprobs_N = torch.tensor([-1.0, -2.0], requires_grad=True)
-    found = clipped_surrogate(
+    found = computed(
         logprobs_N,
         logprobs_N.detach(),
         torch.tensor([0.5, -2.0]),
-        clip_ratio_low=0.2,
-        clip_ratio_high=0.2,
-        dual_clip_ratio=3.0,
+        low=0.2,
+        high=0.2,
+        dual=3.0,
     )
     torch.autograd.backward(found.losses_N.sum())
     assert logprobs_N.grad is not None
@@ -117,13 +125,13 @@ LOGPROB = st.floats(min_value=-8, max_value=0, allow_nan=False)
 @given(st.lists(st.tuples(LOGPROB, LOGPROB, st.sampled_from([-2.0, -0.5, 0.5, 1.5])), min_size=1, max_size=6))
 def test_surrogate_and_gradient_equal_a_scalar_implementation(tokens: list[tuple[float, float, float]]) -> None:
     logprobs_N = torch.tensor([token[0] for token in tokens], dtype=torch.float64, requires_grad=True)
-    found = clipped_surrogate(
+    found = computed(
         logprobs_N,
         torch.tensor([token[1] for token in tokens], dtype=torch.float64),
         torch.tensor([token[2] for token in tokens], dtype=torch.float64),
-        clip_ratio_low=0.1,
-        clip_ratio_high=0.3,
-        dual_clip_ratio=2.0,
+        low=0.1,
+        high=0.3,
+        dual=2.0,
     )
     torch.autograd.backward(found.losses_N.sum())
     assert logprobs_N.grad is not None

@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rljob_trainer.controller.job_checks import check_recomputation
 from rljob_trainer.engines.train.model import build_on_meta, transformer_layers
-from rljob_trainer.engines.train.recomputation import recompute_activations
+from rljob_trainer.engines.train.sharded_model import recompute_activations
 from rljob_trainer.errors import ConfigurationError
 
 NUM_LAYERS = 4

@@ -25,15 +25,14 @@ from transformers import (
     Qwen3ForSequenceClassification,
 )
 
-from rljob_testing.one_rank import only_rank
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.ranks import RankedRun, only_rank, run_on_ranks
 from rljob_testing.tiny_models import CLASSIFIER_SIZES
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.output_head import VALUE_WEIGHT, Head
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.engines.train.value_head import VALUE_WEIGHT, Head
 from rljob_trainer.errors import ConfigurationError, RewardError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.workers.columns import (

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_api.v1alpha1.resolved_correction import ResolvedRejection, ResolvedWeights
 from rljob_api.v1alpha1.rollout_correction import (
     RejectionEstimator,
     RejectionLevel,
@@ -27,7 +26,6 @@ from rljob_api.v1alpha1.rollout_correction import (
 )
 from rljob_testing.golden import ROWS, GoldenCase, check
 from rljob_testing.golden_corrections import CORRECTIONS, LOG_RATIOS_N, MASK_CASES, REJECTIONS, WEIGHT_CASES, WEIGHTS
-from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import (
     Row,
     clipped_losses,
@@ -36,6 +34,7 @@ from rljob_testing.plain_grpo import (
     plain_model,
     rows_of,
 )
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import MODEL, SEED, Replay, ReplayedRollouts, prompts_of, replayed_run
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_trainer.algorithms.rollout_correction import correction_weights, is_kept
@@ -61,7 +60,8 @@ from rljob_trainer.observability.metrics import (
 from rljob_trainer.workers.columns import IS_LEARNED, POLICY_VERSIONS, RESPONSE_MASK, ROLLOUT_LOGPROBS, SAMPLE_SEEDS
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.rollout import RolloutWorker
-from rljob_trainer.workers.rollout_agreement import AgreementSums, without_rejected
+from rljob_trainer.workers.rollout_agreement import add_agreement, agreement_metrics, without_rejected
+from rljob_trainer.workers.update_loss import update_metrics, weight_sums
 from rljob_trainer.workers.update_sums import UpdateSums
 
 TRUNCATED_TOKEN, TRUNCATED_SEQUENCE, MASKED_TOKEN, MASKED_SEQUENCE = (
@@ -98,20 +98,22 @@ def test_masks_are_verls(case: GoldenCase) -> None:
     check(case)
 
 
-def slow_weights(rows: list[list[float]], weights: ResolvedWeights) -> list[float]:
+def slow_weights(rows: list[list[float]], weights: RolloutCorrection) -> list[float]:
     found = []
+    highest, is_of_sequence = weights.max_ratio, weights.type in (TRUNCATED_SEQUENCE, MASKED_SEQUENCE)
+    assert highest is not None
     for row in rows:
         for value in row:
-            ratio = math.exp(max(-20.0, min(20.0, sum(row) if weights.is_of_sequence else value)))
-            is_inside = ratio <= weights.max_ratio and (weights.min_ratio is None or ratio >= weights.min_ratio)
+            ratio = math.exp(max(-20.0, min(20.0, sum(row) if is_of_sequence else value)))
+            is_inside = ratio <= highest and (weights.min_ratio is None or ratio >= weights.min_ratio)
             if weights.min_ratio is None:
-                found.append(min(ratio, weights.max_ratio))
+                found.append(min(ratio, highest))
             else:
                 found.append(ratio if is_inside else 0.0)
     return found
 
 
-def slow_values(rows: list[list[float]], rejection: ResolvedRejection) -> list[float]:
+def slow_values(rows: list[list[float]], rejection: RolloutRejection) -> list[float]:
     """What is held against the bounds, for each token."""
     found = []
     for row in rows:
@@ -144,7 +146,9 @@ def test_weights_are_what_their_words_say(
     rows: list[list[float]], bounds: tuple[float, float], chosen: RolloutCorrectionType
 ) -> None:
     highest, lowest = bounds
-    weights = ResolvedWeights(chosen, highest, lowest if chosen in (MASKED_TOKEN, MASKED_SEQUENCE) else None)
+    weights = RolloutCorrection(
+        type=chosen, max_ratio=highest, min_ratio=lowest if chosen in (MASKED_TOKEN, MASKED_SEQUENCE) else None
+    )
     found_N = correction_weights(flat_rows(rows), segments_of(rows), weights)
     torch.testing.assert_close(
         found_N, torch.tensor(slow_weights(rows, weights), dtype=torch.float64), rtol=1e-9, atol=0
@@ -157,7 +161,9 @@ def test_masks_are_what_their_words_say(
     rows: list[list[float]], bounds: tuple[float, float], level: RejectionLevel, estimator: RejectionEstimator
 ) -> None:
     highest, lowest = bounds
-    rejection = ResolvedRejection(level, estimator, highest, lowest if estimator is RejectionEstimator.K1 else None)
+    rejection = RolloutRejection(
+        level=level, estimator=estimator, max=highest, min=lowest if estimator is RejectionEstimator.K1 else None
+    )
     found = is_kept(flat_rows(rows), segments_of(rows), rejection).tolist()
     low = -math.inf if rejection.min is None else rejection.min
     assert found == [low <= value <= highest for value in slow_values(rows, rejection)]
@@ -227,23 +233,22 @@ def test_losses_are_weighted_and_the_rejected_do_not_count(context: WorkerContex
 def test_what_is_reported_is_verls(context: WorkerContext, name: str) -> None:
     engine = replayed_run(Replay(), context).actor.engine
     golden, weights = CORRECTIONS[name]["metrics"], WEIGHTS[name]
-    agreement, sums = AgreementSums(), UpdateSums()
+    agreement, sums = UpdateSums(), UpdateSums()
     # In two parts, as in two micro-batches.
     for part in LOG_RATIOS_N.tensor_split(2):
-        agreement.add(part)
+        add_agreement(agreement, part)
     for part in correction_weights(LOG_RATIOS_N, ROWS, weights).tensor_split(2):
-        sums.add(num_tokens=len(part), policy_loss=torch.tensor(0.0), entropy_R=None, others={})
-        sums.add_weights(part, weights.max_ratio)
-    found = agreement.reduced(engine) | sums.reduced(engine, 1)
+        sums.add(weight_sums(part, weights.max_ratio), len(part))
+    found = agreement_metrics(agreement, engine) | update_metrics(sums, engine, 1)
     for metric in (CORRECTION_MEAN, CORRECTION_SAMPLE_SIZE, ROLLOUT_KL, ROLLOUT_K3_KL):
         assert found[metric] == pytest.approx(golden[metric], abs=2e-6)
 
 
 def test_one_token_does_not_make_the_divergence_infinite(context: WorkerContext) -> None:
     engine = replayed_run(Replay(), context).actor.engine
-    agreement = AgreementSums()
-    agreement.add(torch.tensor([0.0, 200.0]))
-    found = agreement.reduced(engine)
+    agreement = UpdateSums()
+    add_agreement(agreement, torch.tensor([0.0, 200.0]))
+    found = agreement_metrics(agreement, engine)
     assert found[ROLLOUT_K3_KL] == pytest.approx((math.exp(20) - 21) / 2)
     assert found[LOGPROB_DIFF_MAX] == 200.0
 

@@ -23,7 +23,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from rljob_testing.one_rank import only_rank
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import Replay, kept_gradients
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_testing.tiny_models import tiny_model

@@ -15,8 +15,8 @@ import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_testing import covariance_loss
-from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import plain_model, rollout_of, rows_of
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import Replay, replayed_run
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import Loss, TrainEngine

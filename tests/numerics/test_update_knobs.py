@@ -25,7 +25,6 @@ from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import covariance_loss
-from rljob_testing.one_rank import only_rank
 from rljob_testing.plain_grpo import (
     clipped_losses,
     first_update,
@@ -34,6 +33,7 @@ from rljob_testing.plain_grpo import (
     rollout_of,
     rows_of,
 )
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import (
     LONGEST_PROMPT,
     SEED,
@@ -43,8 +43,7 @@ from rljob_testing.replayed_steps import (
 )
 from rljob_testing.same_numbers import RELATIVE, difference
 from rljob_testing.training_runs import small_job
-from rljob_trainer.controller.build_run import Models, model_roles
-from rljob_trainer.controller.step_plan import step_plan
+from rljob_trainer.controller.model_roles import Models, model_roles, step_plan
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_logprobs import Entropy

@@ -16,7 +16,7 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import failing_loss
-from rljob_testing.one_rank import only_rank
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import Replay, replayed_run
 from rljob_testing.same_numbers import RELATIVE, assert_bitwise, difference
 from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses

@@ -5,17 +5,16 @@ The operator's processes act with the rights of its service account only.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rljob_api.crdgen.manifest import custom_resource_definition
-from rljob_testing.apiserver import ApiServer, running_apiserver
-from rljob_testing.kuberay_stand_in import CRDS, KubeRayStandIn, install_ray_cluster_resource, kuberay_stand_in
+from rljob_testing.apiserver import ApiServer, install_definition, running_apiserver
+from rljob_testing.job_place import JobPlace, new_place
+from rljob_testing.kuberay_stand_in import KubeRayStandIn, install_ray_cluster_resource, kuberay_stand_in
 from rljob_testing.operator_process import OperatorProcess, prepare_account
-from rljob_testing.operator_process_jobs import JobPlace, new_place
 from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, ray_dashboard_stand_in
 
 
@@ -23,11 +22,7 @@ from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, ray_dashbo
 def bare_server() -> Iterator[ApiServer]:
     """An API server with the resource RLJob."""
     with running_apiserver() as server:
-        assert server.http.post(CRDS, json=custom_resource_definition()).status_code == 201
-        deadline = time.monotonic() + 30
-        while server.http.get("/apis/rljob.dev/v1alpha1/rljobs").status_code != 200:
-            assert time.monotonic() < deadline, "RLJobs are not served after 30 s"
-            time.sleep(0.1)
+        install_definition(server.http, custom_resource_definition())
         yield server
 
 
@@ -66,7 +61,7 @@ def place(
     account_token: str,
     tmp_path: Path,
 ) -> JobPlace:
-    """A namespace without an operator."""
+    """A namespace without an operator; one that is made there makes short pauses."""
     return new_place(server, kuberay, dashboards, account_token, tmp_path)
 
 

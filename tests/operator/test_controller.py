@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.constants import ANNOTATION_RETRY
 from rljob_operator.controller import loop
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.kube.errors import ForbiddenError
@@ -18,11 +19,11 @@ from rljob_operator.ray.run_watcher import RunWatcher
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy
 from rljob_operator.settings import Settings
-from rljob_testing.api_in_memory import ControllerInMemory
 from rljob_testing.controller_in_memory import (
     CREATED,
     KEY,
     LIVE,
+    ControllerInMemory,
     controller_settings,
     message,
     run_in_memory,
@@ -30,6 +31,7 @@ from rljob_testing.controller_in_memory import (
     writes,
     written_down,
 )
+from rljob_testing.valid_job import Wire, edited
 
 PROVISIONED = {"type": "RayClusterProvisioned", "status": "True"}
 
@@ -196,6 +198,22 @@ def test_fields_of_a_newer_definition_are_named_once(settings: Settings, caplog:
     run_in_memory(settings, test)
 
 
+def test_what_a_newer_version_wrote_into_the_status_stays(settings: Settings) -> None:
+    async def test(world: ControllerInMemory) -> None:
+        await written_down(world)
+        status = {**world.status("job"), "queuePosition": 3}
+        status["counters"] = {**object_at(status, "counters"), "preemptions": 2}
+        world.api.put(JOBS, {**world.api.objects[JOBS, "job"], "status": status})
+        await world.passes(KEY, 1)
+        await world.relist()
+        assert "patch rljobs" in await world.passes(KEY, 1), "the cluster was seen"
+        assert world.status("job")["queuePosition"] == 3
+        assert object_at(world.status("job"), "counters")["preemptions"] == 2
+        assert world.condition("job", "ClusterReady") == "PodsPending"
+
+    run_in_memory(settings, test)
+
+
 def test_a_job_whose_time_is_over_is_deleted(settings: Settings) -> None:
     async def test(world: ControllerInMemory) -> None:
         world.submit("job", {"spec.runPolicy.ttlSecondsAfterFinished": 60, "spec.checkpoint": {}})
@@ -207,6 +225,31 @@ def test_a_job_whose_time_is_over_is_deleted(settings: Settings) -> None:
         world.clock.pass_by(61)
         assert await world.passes(KEY, 1) == ["get rljobs", *LIVE, "delete rljobs"]
         assert (JOBS, "job") not in world.api.objects
+
+    run_in_memory(settings, test)
+
+
+@pytest.mark.parametrize(
+    ("edits", "patched"),
+    [
+        ({"metadata.annotations": {ANNOTATION_RETRY: "now"}}, True),
+        ({"spec.runPolicy.ttlSecondsAfterFinished": 3600}, False),
+    ],
+    ids=["another attempt is asked for", "it is to be kept for longer"],
+)
+def test_what_is_asked_for_before_a_job_is_deleted_wins(settings: Settings, edits: Wire, *, patched: bool) -> None:
+    async def test(world: ControllerInMemory) -> None:
+        world.submit("job", {"spec.runPolicy.ttlSecondsAfterFinished": 60, "spec.checkpoint": {}})
+        await world.relist()
+        await world.passes(KEY, 1)
+        world.clock.pass_by(61)
+        world.api.interrupted = "delete rljobs"
+        world.api.in_between = lambda: world.api.put(JOBS, edited(world.api.objects[JOBS, "job"], edits))
+        calls = await world.passes(KEY, 2)
+        assert calls.count("delete rljobs") == 1
+        assert ("patch rljobs" in calls) == patched
+        job = world.api.objects[JOBS, "job"]
+        assert edited(job, edits) == job
 
     run_in_memory(settings, test)
 

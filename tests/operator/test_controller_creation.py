@@ -13,10 +13,10 @@ from rljob_operator.kube.errors import UnknownFieldError
 from rljob_operator.kube.objects import CLUSTERS
 from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.settings import Settings
-from rljob_testing.api_in_memory import ControllerInMemory
 from rljob_testing.controller_in_memory import (
     CREATED,
     KEY,
+    ControllerInMemory,
     controller_settings,
     message,
     run_in_memory,

@@ -18,15 +18,13 @@ from typing import cast
 import httpx
 import pytest
 
-from rljob_operator.handlers import leadership
-from rljob_operator.handlers.health import Parts, health_pages
-from rljob_operator.handlers.http_pages import Reply, serving
-from rljob_operator.handlers.leadership import Leadership, LeadershipLostError
-from rljob_operator.handlers.lease_thread import LeaseThread
-from rljob_operator.kube.client import KubeClient
+from rljob_operator.handlers import leader_election
+from rljob_operator.handlers.health import Parts, Reply, health_pages, serving
+from rljob_operator.handlers.leader_election import Leadership, LeadershipLostError, Lease, LeaseThread
+from rljob_operator.handlers.relist import RELIST_SECONDS
+from rljob_operator.kube.client import TIMEOUT_SECONDS, KubeClient
 from rljob_operator.kube.connection import load_connection
 from rljob_operator.kube.errors import NotFoundError
-from rljob_operator.kube.lease import read_lease, write_lease
 from rljob_operator.kube.objects import LEASES, KubeObjects, ResourceType
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.log import LineFormatter, about
@@ -35,8 +33,8 @@ from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.settings import Settings, parse_settings
 from rljob_operator.workqueue import Slots, WorkQueue, work_through
 from rljob_testing.hand_clock import heard_clock
+from rljob_testing.job_place import JobPlace
 from rljob_testing.operator_process import OPERATOR_NAMESPACE, OperatorSetup
-from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.ports import free_port
 from rljob_testing.quiet_http import QuietHandler
 
@@ -130,12 +128,13 @@ async def lease_objects(place: JobPlace) -> AsyncIterator[KubeObjects]:
 
 @pytest.mark.apiserver
 def test_a_lease_that_is_not_renewed_changes_hands(place: JobPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leadership, "LEASE_SECONDS", 2)
-    monkeypatch.setattr(leadership, "RENEW_SECONDS", 1.5)
-    monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(leader_election, "LEASE_SECONDS", 2)
+    monkeypatch.setattr(leader_election, "RENEW_SECONDS", 1.5)
+    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.2)
 
     async def test() -> None:
         async with lease_objects(place) as objects:
+            lease = Lease(objects, CLOCK, OPERATOR_NAMESPACE, "hands")
             first = Leadership(objects, CLOCK, OPERATOR_NAMESPACE, "hands", "first")
             second = Leadership(objects, CLOCK, OPERATOR_NAMESPACE, "hands", "second")
             clock = asyncio.get_running_loop().time
@@ -148,16 +147,16 @@ def test_a_lease_that_is_not_renewed_changes_hands(place: JobPlace, monkeypatch:
             stopped = clock()
             await taking
             assert 1.0 < clock() - stopped < 20.0
-            record = await read_lease(objects, OPERATOR_NAMESPACE, "hands")
+            record = await lease.read()
             assert record is not None
             assert (record.holder, record.num_transitions) == ("second", 1)
             with pytest.raises(LeadershipLostError, match=r"could not be renewed for 1\.5 s"):
                 await first.hold()
             await first.release()
-            record = await read_lease(objects, OPERATOR_NAMESPACE, "hands")
+            record = await lease.read()
             assert record is not None
             assert record.holder == "second", "what is not ours is not given back"
-            assert await write_lease(objects, OPERATOR_NAMESPACE, "hands", "third", 2, record, CLOCK.now())
+            assert await lease.write("third", 2, record)
             with pytest.raises(LeadershipLostError, match="third holds it"):
                 await second.hold()
             await first.acquire()
@@ -169,8 +168,8 @@ def test_a_lease_that_is_not_renewed_changes_hands(place: JobPlace, monkeypatch:
 def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
     answers: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(leadership, "RENEW_SECONDS", 1.0)
-    monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(leader_election, "RENEW_SECONDS", 1.0)
+    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.1)
 
     async def test() -> None:
         port = free_port()
@@ -270,7 +269,7 @@ def settings_for(url: str, folder: Path) -> Settings:
 def test_a_thousand_passes_do_not_delay_the_renewal_of_the_lease(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.1)
 
     async def test() -> None:
         with slow_api() as api:
@@ -308,8 +307,8 @@ def test_a_thousand_passes_do_not_delay_the_renewal_of_the_lease(
 def test_a_lease_that_is_lost_ends_the_work_and_forbids_it_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.1)
-    monkeypatch.setattr(leadership, "RENEW_SECONDS", 1.0)
+    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(leader_election, "RENEW_SECONDS", 1.0)
 
     async def test() -> None:
         with slow_api() as api:
@@ -335,6 +334,14 @@ def test_a_leader_that_was_paused_does_nothing_before_it_has_looked() -> None:
     assert leader.is_certain
     clock.pass_by(50.2)
     assert not leader.is_certain
+
+
+def test_the_times_on_a_cluster_are_those_of_docs_reliability() -> None:
+    """Tests of whole processes shorten them."""
+    assert leader_election.LEASE_SECONDS + leader_election.RETRY_SECONDS < 20.0, "another replica leads within 20 s"
+    assert leader_election.LEASE_SECONDS - leader_election.RENEW_SECONDS >= 2 * leader_election.RETRY_SECONDS
+    assert RELIST_SECONDS == 60.0, "a listing makes up for lost events within a minute"
+    assert TIMEOUT_SECONDS == 10.0, "a request without an answer is given up after 10 s"
 
 
 class RenewingObjects:

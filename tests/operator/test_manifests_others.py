@@ -11,12 +11,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from rljob_operator.errors import SettingsError
+from rljob_operator.manifests.access import derived_token, key_id, network_policy, token_secret
 from rljob_operator.manifests.naming import cluster_name, companion_name, head_service_name, submission_id
-from rljob_operator.manifests.network_policy import network_policy
 from rljob_operator.manifests.objects import JobIdentity
-from rljob_operator.manifests.secrets import derived_token, key_id, token_secret
 from rljob_operator.manifests.submission import submission
-from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_testing.operator_jobs import DEFAULTS, IDENTITY, spec
 
 CHART = Path(__file__).parents[2] / "charts" / "rljob-operator"
@@ -113,8 +111,7 @@ def test_a_default_ray_that_is_too_old_is_refused_and_the_charts_is_not() -> Non
 
 
 def test_the_submission_is_a_constant_command_and_data() -> None:
-    submit = SubmitJob("example-1-2", attempt=1, start_number=1_700_000_002)
-    assert submission(IDENTITY, spec(), submit) == {
+    assert submission(IDENTITY, spec(), "example-1-2", attempt=1, start_number=1_700_000_002) == {
         "entrypoint": "python -m rljob_trainer",
         "submission_id": "example-1-2",
         "runtime_env": {
@@ -131,7 +128,7 @@ def test_the_submission_is_a_constant_command_and_data() -> None:
 
 def test_a_short_grace_period_leaves_ray_a_second() -> None:
     short = spec({"runPolicy.gracePeriodSeconds": 5})
-    body = submission(IDENTITY, short, SubmitJob("example-1-1", 1, 1))
+    body = submission(IDENTITY, short, "example-1-1", 1, 1)
     environment = body["runtime_env"]
     assert isinstance(environment, dict)
     assert isinstance(environment["env_vars"], dict)

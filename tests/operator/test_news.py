@@ -9,8 +9,7 @@ from typing import cast
 import pytest
 
 from rljob_operator.controller.loop import JobKey
-from rljob_operator.handlers.attention import seconds_until_look
-from rljob_operator.handlers.news import JobVersions, News
+from rljob_operator.handlers.news import JobVersions, News, seconds_until_look
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import ForbiddenError, KubeError, ResourceTypeMissingError

@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
+from rljob_testing.api_proxy import Fault, SeenRequest, api_proxy, in_words
 from rljob_testing.apiserver import ApiServer
+from rljob_testing.job_place import JobPlace, new_place
 from rljob_testing.kuberay_stand_in import KubeRayStandIn
-from rljob_testing.operator_process_jobs import JobPlace, new_place
-from rljob_testing.operator_process_kills import clusters_version, most_live_clusters, named
-from rljob_testing.operator_process_proxy import Fault, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, failing, succeeding
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 JOB = "steady"
 READS_PER_STATE, WRITES_PER_STATE = 3, 4
@@ -50,21 +49,21 @@ class Liar:
             return None
         state = self._state()
         with self.lock:
-            is_told = (named(request), state) in self.told
+            is_told = (in_words(request), state) in self.told
             most = WRITES_PER_STATE if self.to_writes else READS_PER_STATE
             is_enough = sum(before == state for _, before in self.told) >= most
             if is_told or is_enough or request.is_write != self.to_writes:
                 return None
             found = self.answer(self, request, state)
             if found is not None:
-                self.told.append((named(request), state))
+                self.told.append((in_words(request), state))
             return found
 
     def note(self, request: SeenRequest, data: bytes) -> None:
         if request.verb in ("get", "list"):
             state = self._state()
             with self.lock:
-                self.heard.setdefault(named(request), []).append((state, data.decode()))
+                self.heard.setdefault(in_words(request), []).append((state, data.decode()))
 
     def _state(self) -> str:
         attempts = self.place.job(JOB).get("status", {}).get("attempts", [])
@@ -99,13 +98,13 @@ def cut_off(_: Liar, __: SeenRequest, ___: str) -> Fault:
 
 def oldest(liar: Liar, request: SeenRequest, _: str) -> Fault | None:
     """The first answer to such a request."""
-    heard = liar.heard.get(named(request))
+    heard = liar.heard.get(in_words(request))
     return Fault(200, "", body=heard[0][1]) if heard else None
 
 
 def of_the_former_state(liar: Liar, request: SeenRequest, state: str) -> Fault | None:
     """The last answer to such a request before the job was in this state."""
-    heard = [answer for before, answer in liar.heard.get(named(request), []) if before != state]
+    heard = [answer for before, answer in liar.heard.get(in_words(request), []) if before != state]
     return Fault(200, "", body=heard[-1]) if heard else None
 
 
@@ -145,9 +144,9 @@ class Outcome:
 
 def live_with(place: JobPlace, lie: Answer, to_writes: bool) -> Outcome:
     """A job whose first attempt ends with a lost node, and whose second one completes."""
-    since = clusters_version(place)
-    place.dashboard(f"{JOB}-1").life = failing(75, ("WorkerLostError", "told"), "", after_seconds=3.0)
-    place.dashboard(f"{JOB}-2").life = succeeding(3.0)
+    since = place.clusters_version()
+    place.dashboard(f"{JOB}-1").life = failing(75, ("WorkerLostError", "told"), "", after_seconds=2.0)
+    place.dashboard(f"{JOB}-2").life = succeeding(2.0)
     with api_proxy(place.server) as proxy:
         operator = place.through(proxy.url).operator()
         place.submit(JOB)
@@ -162,7 +161,7 @@ def live_with(place: JobPlace, lie: Answer, to_writes: bool) -> Outcome:
             raise
         finally:
             operator.kill()
-    return Outcome(place.job(JOB)["status"], liar.told, operator.log(), most_live_clusters(place, since))
+    return Outcome(place.job(JOB)["status"], liar.told, operator.log(), place.most_live_clusters(since))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.apiserver import ApiServer
+from rljob_testing.job_place import JobPlace, new_place
 from rljob_testing.kuberay_stand_in import STARTING, ClusterScript, KubeRayStandIn, PodScript
-from rljob_testing.operator_process_jobs import JobPlace, new_place
+from rljob_testing.operator_process import QUICK
 from rljob_testing.ray_dashboard_stand_in import (
     Life,
     RayDashboardStandIn,
@@ -27,7 +28,7 @@ from rljob_testing.ray_dashboard_stand_in import (
 pytestmark = pytest.mark.apiserver
 
 NO_RETRIES = {"spec.runPolicy.maxAppRetries": 0, "spec.runPolicy.maxInfraRetries": 0}
-SHORT = {**NO_RETRIES, "spec.runPolicy.provisioningDeadlineSeconds": 8}
+SHORT = {**NO_RETRIES, "spec.runPolicy.provisioningDeadlineSeconds": 3}
 LARGE_GROUP = {
     "name": "rollout",
     "state": "PENDING",
@@ -142,7 +143,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "too-late": Scenario(
         ("Failed", "True", "ProvisioningDeadlineExceeded"),
-        ("within 8 s", "0 of 2 pods ready"),
+        ("within 3 s", "0 of 2 pods ready"),
         edits=SHORT,
         script=ClusterScript({"head": STARTING, "main": STARTING}),
     ),
@@ -227,7 +228,7 @@ def jobs(
     """All of them, under way."""
     folder: Path = tmp_path_factory.mktemp("operator")
     place = new_place(server, kuberay, dashboards, account_token, folder)
-    operator = place.operator()
+    operator = place.with_pauses({**QUICK, "STOP_SECONDS": 4.0}).operator()
     operator.start()
     try:
         for name, scenario in SCENARIOS.items():

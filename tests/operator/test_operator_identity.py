@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from rljob_testing.job_place import JobPlace
 from rljob_testing.operator_process import KEY, OperatorProcess
-from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 MADE = ("rayclusters", "pods", "secrets", "networkpolicies")
 

@@ -1,19 +1,31 @@
-"""A whole job through the operator's process, against a real API server: what it says, when, and what it makes."""
+"""A whole job through the operator's process, with its real pauses, against a real API server: what it says, when, and
+what it makes."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from rljob_testing.job_place import JobPlace
 from rljob_testing.operator_process import OperatorProcess
-from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.ray_dashboard_stand_in import succeeding
 
 pytestmark = pytest.mark.apiserver
 
 ORDER = ["SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Checkpointed", "Finished", "Complete"]
+
+
+@pytest.fixture
+def operator(place: JobPlace) -> Iterator[OperatorProcess]:
+    process = place.with_pauses({}).operator()
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
 
 
 def test_a_job_is_brought_to_complete(place: JobPlace, operator: OperatorProcess) -> None:

@@ -9,14 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_testing.apiserver import wait_until_ready
+from rljob_testing.api_proxy import Fault, SeenRequest, api_proxy
+from rljob_testing.job_place import JobPlace
 from rljob_testing.kuberay_stand_in import ClusterScript
 from rljob_testing.operator_process import OPERATOR_NAMESPACE, OperatorProcess, account_token
-from rljob_testing.operator_process_jobs import JobPlace
-from rljob_testing.operator_process_proxy import Fault, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 SECRETS = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/secrets"
 GONE = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
@@ -108,8 +107,7 @@ def test_a_token_that_ends_is_read_again(place: JobPlace) -> None:
         place.http.delete(f"{SECRETS}/ends").raise_for_status()
         # It remembers for some seconds whom it has let in.
         place.server.program.kill()
-        place.server.program.start()
-        wait_until_ready(place.server.program, place.http)
+        place.start_server_again()
         place.submit("waits")
         place.dashboard("locked-1").life = running_for_ever(2)
         place.wait(lambda: "patch rljobs/status" in lines_with(operator, "(HTTP 401)"), "a write to be refused")

@@ -1,7 +1,7 @@
-"""A minute without a word: a leader that is stopped and wakes up when another one leads; watches that bring nothing;
+"""Time without a word: a leader that is stopped and wakes up when another one leads; watches that bring nothing;
 requests to the API server that nobody answers, and such as are carried out when they have been given up.
 
-It is the same minute.
+All at the same time, and each with time limits that are shorter than on a cluster.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from dataclasses import dataclass, field
 import pytest
 
 from rljob_api.constants import LABEL_JOB_UID
+from rljob_operator.handlers import relist
 from rljob_operator.kube.client import TIMEOUT_SECONDS
+from rljob_testing.api_proxy import ApiProxy, SeenRequest, api_proxy, in_words
 from rljob_testing.apiserver import ApiServer
+from rljob_testing.job_place import JobPlace, new_place
 from rljob_testing.kuberay_stand_in import HAPPY, STARTING, ClusterScript, KubeRayStandIn
-from rljob_testing.operator_process import LEASE, OPERATOR_NAMESPACE, OperatorProcess
-from rljob_testing.operator_process_jobs import JobPlace, new_place
-from rljob_testing.operator_process_kills import clusters_version, most_live_clusters, named
-from rljob_testing.operator_process_proxy import ApiProxy, SeenRequest, api_proxy
+from rljob_testing.operator_process import LEASE as LEASE_NAME
+from rljob_testing.operator_process import OPERATOR_NAMESPACE, QUICK, OperatorProcess
 from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, running_for_ever, succeeding
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
-LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{LEASE}"
-PAUSE_SECONDS = 60.0
+LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{LEASE_NAME}"
+LEASE = dict.fromkeys(("LEASE_SECONDS", "RENEW_SECONDS", "RETRY_SECONDS"), 2.5)
+"""How many times shorter they are here: 6 s until a holder is taken for dead, 4 s in which it must renew."""
+PAUSE_SECONDS = 24.0
 HAND_OVER_SECONDS = 20.0
+LIMIT_SECONDS = TIMEOUT_SECONDS / 4
+RELIST_SECONDS = relist.RELIST_SECONDS / 4
 PATIENT_JOBS = tuple(f"patient-{number}" for number in range(6))
 STALLED = {
     "get rljobs": "get rljobs",
@@ -79,7 +84,7 @@ def deaf(
                 listings_by_then.append(num_listings())
 
         proxy.events, proxy.after = lambda _, __: (), note
-        operator = place.through(proxy.url).operator("operator-deaf")
+        operator = place.through(proxy.url).with_pauses({**QUICK, "RELIST_SECONDS": 4.0}).operator("operator-deaf")
         place.script("unheard-1", ClusterScript({"main": STARTING}))
         place.submit("unheard")
         operator.start()
@@ -102,11 +107,11 @@ class Stall:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def before(self, request: SeenRequest) -> None:
-        what = named(request)
+        what = in_words(request)
         with self.lock:
             self.asked[what] += 1
             number = self.asked[what]
-        if what in STALLED and number <= 2 and self.over.wait(None if number == 1 else TIMEOUT_SECONDS + 3):
+        if what in STALLED and number <= 2 and self.over.wait(None if number == 1 else LIMIT_SECONDS + 1):
             raise ConnectionAbortedError(f"{what}: is not carried out")
 
 
@@ -130,10 +135,11 @@ def unanswered(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Unanswered]:
     place = new_place(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
-    since, stall = clusters_version(place), Stall()
+    since, stall = place.clusters_version(), Stall()
     with api_proxy(server) as proxy:
         proxy.before = stall.before
-        operator = place.through(proxy.url).operator("operator-unanswered")
+        quick = place.through(proxy.url).with_pauses({**QUICK, "RELIST_SECONDS": 4.0, "TIMEOUT_SECONDS": 4.0})
+        operator = quick.operator("operator-unanswered")
         operator.start()
         try:
             for name in PATIENT_JOBS:
@@ -148,7 +154,8 @@ def unanswered(
 def behind_a_proxy(place: JobPlace, name: str) -> Iterator[tuple[OperatorProcess, ApiProxy]]:
     """A replica, and what it asks of the API server."""
     with api_proxy(place.server) as proxy:
-        replica = place.through(proxy.url).with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"}).operator(name)
+        electing = place.through(proxy.url).with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"})
+        replica = electing.with_pauses({**QUICK, **LEASE}).operator(name)
         replica.start()
         try:
             replica.wait_until_healthy()
@@ -158,11 +165,11 @@ def behind_a_proxy(place: JobPlace, name: str) -> Iterator[tuple[OperatorProcess
 
 
 @pytest.mark.usefixtures("deaf", "unanswered")
-def test_a_leader_that_sleeps_for_a_minute_has_nothing_more_to_say(place: JobPlace) -> None:
+def test_a_leader_that_sleeps_has_nothing_more_to_say(place: JobPlace) -> None:
     place.http.delete(LEASE_PATH)
     place.dashboard("trains-1").life = running_for_ever()
     place.script("begins-1", ClusterScript({"main": STARTING}))
-    since = clusters_version(place)
+    since = place.clusters_version()
     with ExitStack() as stack:
         first, asked = stack.enter_context(behind_a_proxy(place, "operator-a"))
         place.wait(lambda: first.metric("rljob_operator_leader") == 1, "the first to lead")
@@ -171,6 +178,8 @@ def test_a_leader_that_sleeps_for_a_minute_has_nothing_more_to_say(place: JobPla
             place.submit(name)
         place.wait_for("trains", "Progressing", "Training")
         place.wait_for("begins", "ClusterReady", "PodsPending", "False")
+        # Events are posted after the status that they tell of.
+        place.wait(lambda: {("trains", "Training"), ("begins", "Creating")} <= told(place), "their events")
 
         first.pause()
         paused_at = time.monotonic()
@@ -184,7 +193,7 @@ def test_a_leader_that_sleeps_for_a_minute_has_nothing_more_to_say(place: JobPla
         first.go_on()
         place.wait(lambda: first.exit_code() is not None, "the end of the first: {}", first.log, seconds=15)
         assert first.exit_code() == 1
-        assert "could not be renewed for 10 s" in first.log()
+        assert "could not be renewed for 4 s" in first.log()
         late = asked.requests[num_asked:]
         assert [request for request in late if request.is_write] == []
         print(f"woken up, it asked for {[str(request) for request in late]}")
@@ -194,15 +203,20 @@ def test_a_leader_that_sleeps_for_a_minute_has_nothing_more_to_say(place: JobPla
         place.dashboard("trains-1").life = succeeding(0.1)
         place.wait_for("trains", "Complete", "Succeeded")
         assert (first.metric("rljob_operator_leader"), second.metric("rljob_operator_leader")) == (0, 1)
-    assert most_live_clusters(place, since) == (2, 2)
+    assert place.most_live_clusters(since) == (2, 2)
     for name in ("trains", "begins"):
         assert place.dashboard(f"{name}-1").posts == [f"{name}-1-1"]
     place.http.delete(LEASE_PATH)
 
 
+def told(place: JobPlace) -> set[tuple[str, str]]:
+    """Job and reason of each event."""
+    return {(event["regarding"]["name"], event["reason"]) for event in place.items("events")}
+
+
 def test_watches_that_bring_nothing_are_made_up_for_by_a_listing(deaf: Deaf) -> None:
-    # Within a minute of the listing that everything began with.
-    deaf.place.wait_for("unheard", "Complete", "Succeeded", seconds=90)
+    # After the listing that everything began with comes another one.
+    deaf.place.wait_for("unheard", "Complete", "Succeeded", seconds=RELIST_SECONDS + 30)
     print(
         f"a job behind silent watches was complete {time.monotonic() - deaf.started_at:.0f} s after the operator began"
     )
@@ -219,8 +233,8 @@ def test_requests_without_an_answer_are_given_up_and_made_again(unanswered: Unan
         place.wait_for(name, "ClusterReady", "Removed", "False")
         assert place.dashboard(f"{name}-1").posts == [f"{name}-1-1"]
         assert [attempt["number"] for attempt in place.job(name)["status"]["attempts"]] == [1]
-    assert most_live_clusters(place, unanswered.since)[1] == len(PATIENT_JOBS)
-    given_up = [line for line in operator.log().splitlines() if f"no answer within {TIMEOUT_SECONDS:g} s" in line]
+    assert place.most_live_clusters(unanswered.since)[1] == len(PATIENT_JOBS)
+    given_up = [line for line in operator.log().splitlines() if f"no answer within {LIMIT_SECONDS:g} s" in line]
     print(f"{len(given_up)} requests to the API server were given up")
     for asked, said in STALLED.items():
         assert unanswered.stall.asked[asked] > 2, asked

@@ -7,14 +7,15 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from rljob_testing.api_proxy import ApiProxy, Fault, SeenRequest, api_proxy
+from rljob_testing.job_place import JobPlace
 from rljob_testing.kuberay_stand_in import ClusterScript, PodScript
 from rljob_testing.operator_process import LEASE_RULES, NODE_LEASE_RULES, RULES, OperatorProcess
-from rljob_testing.operator_process_jobs import JobPlace
-from rljob_testing.operator_process_proxy import ApiProxy, Fault, SeenRequest, api_proxy
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
 
 pytestmark = pytest.mark.apiserver
@@ -35,9 +36,8 @@ def proxy(place: JobPlace) -> Iterator[ApiProxy]:
         yield proxy
 
 
-@pytest.fixture
-def watched(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
-    """An operator whose requests are written down."""
+@contextmanager
+def at_work(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
     leading = place.through(proxy.url).with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"})
     operator = leading.operator("operator-watched")
     operator.start()
@@ -46,6 +46,20 @@ def watched(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
         yield operator
     finally:
         operator.terminate()
+
+
+@pytest.fixture
+def watched(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
+    """An operator whose requests are written down."""
+    with at_work(place, proxy) as operator:
+        yield operator
+
+
+@pytest.fixture
+def unhurried(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
+    """The same with its real pauses."""
+    with at_work(place.with_pauses({}), proxy) as operator:
+        yield operator
 
 
 def allowed() -> set[tuple[str, str, str]]:
@@ -78,7 +92,7 @@ def used(proxy: ApiProxy) -> set[tuple[str, str, str]]:
     return {(seen.verb, seen.group, seen.resource) for seen in list(proxy.requests)}
 
 
-def test_a_job_costs_few_writes(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
+def test_a_job_costs_few_writes(place: JobPlace, proxy: ApiProxy, unhurried: OperatorProcess) -> None:
     place.submit("cheap")
     place.wait_for("cheap", "ClusterReady", "Removed", "False")
     time.sleep(2)
@@ -88,10 +102,10 @@ def test_a_job_costs_few_writes(place: JobPlace, proxy: ApiProxy, watched: Opera
     once = ("create secrets", "create networkpolicies", "create rayclusters", "delete rayclusters")
     assert [writes[each] for each in once] == [1, 1, 1, 1]
     assert writes.total() <= MAX_WRITES
-    assert watched.metric("rljob_operator_status_writes_total") == writes["patch rljobs/status"]
+    assert unhurried.metric("rljob_operator_status_writes_total") == writes["patch rljobs/status"]
 
 
-def test_nothing_is_written_while_nothing_changes(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
+def test_nothing_is_written_while_nothing_changes(place: JobPlace, proxy: ApiProxy, unhurried: OperatorProcess) -> None:
     place.dashboard("still-1").life = running_for_ever()
     place.submit("still")
     place.wait_for("still", "Progressing", "Training")
@@ -105,15 +119,15 @@ def test_nothing_is_written_while_nothing_changes(place: JobPlace, proxy: ApiPro
     assert all(number == 1 for number in since.values()), since
     # Two or three looks of one request, though nothing happened that would call for one; and now and then the nodes.
     assert 0 < place.dashboard("still-1").num_asked - asked <= 4
-    assert watched.probe("/healthz") == 200
+    assert unhurried.probe("/healthz") == 200
 
 
-def test_an_avalanche_of_events_is_one_look(place: JobPlace, watched: OperatorProcess) -> None:
+def test_an_avalanche_of_events_is_one_look(place: JobPlace, unhurried: OperatorProcess) -> None:
     place.dashboard("busy-1").life = running_for_ever()
     place.submit("busy")
     place.wait_for("busy", "Progressing", "Training")
     time.sleep(2)
-    passes, asked = watched.metric("rljob_operator_passes_total"), place.dashboard("busy-1").num_asked
+    passes, asked = unhurried.metric("rljob_operator_passes_total"), place.dashboard("busy-1").num_asked
     started = time.monotonic()
     for number in range(100):
         touch(place, "/api/v1", "pods", "busy-1-head-0", str(number))
@@ -122,7 +136,7 @@ def test_an_avalanche_of_events_is_one_look(place: JobPlace, watched: OperatorPr
     time.sleep(2)
     looks = (seconds + 4) / 1.5 + 1
     assert place.dashboard("busy-1").num_asked - asked <= looks + 1
-    assert watched.metric("rljob_operator_passes_total") - passes <= looks
+    assert unhurried.metric("rljob_operator_passes_total") - passes <= looks
 
 
 def touch(place: JobPlace, group: str, plural: str, name: str, value: str) -> None:
@@ -157,6 +171,7 @@ def test_requests_that_fail_are_made_again(place: JobPlace, proxy: ApiProxy) -> 
     assert list(place.dashboard("patient-1").started) == ["patient-1-1"]
 
 
+@pytest.mark.long
 def test_watches_that_break_begin_anew(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
     error = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "reason": "InternalError", "message": "etcd"}}
     broken: list[str] = []
@@ -231,8 +246,8 @@ def test_what_fails_is_tried_less_and_less_often(place: JobPlace) -> None:
     place.submit("refused")
     place.wait_for("refused", "JobSubmitted", "SubmissionFailed", "False")
     started = len(place.dashboard("refused-1").posts)
-    time.sleep(6)
-    # After 0.5, 1, 2, 4 and 8 s, a fifth more or less; while Ray is looked at every 4 s all the time.
+    time.sleep(1.5)
+    # After 1/8, 1/4, 1/2, 1 and 2 s, a fifth more or less; while Ray is looked at every second all the time.
     assert len(place.dashboard("refused-1").posts) - started <= 4
     place.dashboard("refused-1").submit_error = None
     place.wait_for("refused", "Complete", "Succeeded")

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from rljob_api.constants import STACKS_SECONDS
+from rljob_testing.api_proxy import api_proxy
 from rljob_testing.apiserver import ApiServer
+from rljob_testing.job_place import JobPlace, new_place
 from rljob_testing.kuberay_stand_in import HAPPY, STARTING, ClusterScript, KubeRayStandIn
-from rljob_testing.operator_process_jobs import JobPlace, new_place
-from rljob_testing.operator_process_kills import Killer, Point, clusters_version, haunted, most_live_clusters
-from rljob_testing.operator_process_proxy import api_proxy
+from rljob_testing.operator_killer import Killer, Point, haunted
+from rljob_testing.operator_process import QUICK
 from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, RunMoment, run_state
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
@@ -35,6 +36,8 @@ TIMES = {
     *("activeSeconds", "startNumber", "tokensPerSecond", "requestedAt", "toldAt", "handledRequests"),
 }
 STALL_SECONDS = 15
+PAUSES = {**QUICK, "STACKS_SECONDS": 3.0}
+SHORT_STACKS_SECONDS = STACKS_SECONDS // 3
 LISTS = 3
 """Requests of an operator that begins."""
 LOOK = LISTS + 4
@@ -167,10 +170,10 @@ def hangs(course: Course) -> None:
     dashboard = course.place.dashboard("steady-1")
     stopped, stacks_asked = dashboard.stopped["steady-1-1"], dashboard.started["steady-1-1-stacks"][0]
     told = datetime.fromisoformat(course.status()["attempts"][0]["stop"]["toldAt"]).timestamp()
-    assert stopped - (told - time.time() + time.monotonic()) >= STACKS_SECONDS - 2  # Clocks of two operators.
+    assert stopped - (told - time.time() + time.monotonic()) >= SHORT_STACKS_SECONDS - 2  # Clocks of two operators.
     # The time in which an operator is dead between its plan and its request counts.
     assert stopped > stacks_asked
-    assert course.killer is not None or stopped - stacks_asked >= STACKS_SECONDS - 5
+    assert course.killer is not None or stopped - stacks_asked >= SHORT_STACKS_SECONDS - 5
 
 
 @dataclass(frozen=True)
@@ -255,7 +258,7 @@ def run_killed(place: JobPlace, story: Story) -> tuple[dict[str, Any], list[Poin
     """The same, and where the operator died."""
     with api_proxy(place.server) as proxy:
         operator = place.through(proxy.url).operator("operator-1")
-        killer = Killer(place, JOB, operator, lambda attempt, state: (attempt, state) in story.deadly)
+        killer = Killer(place, operator, lambda attempt, state: (attempt, state) in story.deadly)
         try:
             with haunted(place, proxy, killer):
                 course = Course(place, killer)
@@ -288,7 +291,8 @@ def lives(
     """All stories at once: most of the time they wait."""
 
     def new() -> JobPlace:
-        return new_place(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
+        place = new_place(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
+        return place.with_pauses(PAUSES)
 
     with ThreadPoolExecutor(2 * len(STORIES)) as threads:
         runs = {story.run for story in STORIES.values()}
@@ -296,7 +300,7 @@ def lives(
         found = {}
         for name, story in STORIES.items():
             place = new()
-            since = clusters_version(place)
+            since = place.clusters_version()
             found[name] = Lives(place, since, threads.submit(run_killed, place, story), undisturbed[story.run])
         yield found
 
@@ -309,7 +313,7 @@ def test_killed_around_everything_it_asks(lives: Mapping[str, Lives], name: str)
     counted = Counter((point.attempt, point.state) for point in victims)
     print(f"{name}: the operator died {len(victims)} times: {dict(sorted(counted.items()))}")
     assert without_times(status) == without_times(life.undisturbed.result())
-    assert most_live_clusters(place, life.since) == (1, len(story.submissions))
+    assert place.most_live_clusters(life.since) == (1, len(story.submissions))
     for cluster, jobs in story.submissions.items():
         assert place.dashboard(cluster).posts == jobs
     assert set(counted) == story.deadly

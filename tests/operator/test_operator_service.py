@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_testing.apiserver import wait_until_ready
-from rljob_testing.kuberay_stand_in import CRDS, install_ray_cluster_resource
+from rljob_testing.apiserver import DEFINITIONS
+from rljob_testing.job_place import JobPlace
+from rljob_testing.kuberay_stand_in import install_ray_cluster_resource
 from rljob_testing.operator_process import LEASE, OPERATOR_NAMESPACE, OperatorProcess
-from rljob_testing.operator_process_jobs import JobPlace
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
 from rljob_testing.settings import inherited_environment
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{LEASE}"
 STOP_SECONDS = 8.0
@@ -82,14 +82,13 @@ def test_one_of_two_replicas_leads(place: JobPlace) -> None:
 
 
 def test_the_api_server_goes_away_and_comes_back(place: JobPlace, operator: OperatorProcess) -> None:
-    place.dashboard("long-1").life = succeeding(8.0)
+    place.dashboard("long-1").life = succeeding(5.0)
     place.submit("long")
     place.wait_for("long", "Progressing", "Training")
     place.server.program.kill()
     time.sleep(3)
     assert operator.probe("/healthz") == 200
-    place.server.program.start()
-    wait_until_ready(place.server.program, place.http)
+    place.start_server_again()
     place.wait_for("long", "Complete", "Succeeded")
     place.submit("after")
     place.wait_for("after", "Complete", "Succeeded")
@@ -98,7 +97,7 @@ def test_the_api_server_goes_away_and_comes_back(place: JobPlace, operator: Oper
 
 
 def test_kuberay_is_installed_later(place: JobPlace) -> None:
-    place.http.delete(f"{CRDS}/rayclusters.ray.io").raise_for_status()
+    place.http.delete(f"{DEFINITIONS}/rayclusters.ray.io").raise_for_status()
     place.wait(lambda: place.http.get("/apis/ray.io/v1/rayclusters").status_code == 404, "the resource to go")
     operator = place.operator()
     try:

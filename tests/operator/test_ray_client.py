@@ -13,8 +13,7 @@ import pytest
 
 from rljob_operator.ray import client
 from rljob_operator.ray.answers import infeasible_groups
-from rljob_operator.ray.client import Dashboard
-from rljob_operator.ray.errors import DashboardUnreachableError
+from rljob_operator.ray.client import Dashboard, DashboardUnreachableError
 from rljob_operator.reconcile.observed import Reachability
 from rljob_testing.ports import free_port
 from rljob_testing.quiet_http import QuietHandler

@@ -13,16 +13,14 @@ import pytest
 from rljob_api.constants import run_state_file_name
 from rljob_operator.manifests.environment import SHADOWS
 from rljob_operator.manifests.submission import submission as manifest_of_submission
-from rljob_operator.ray.errors import DashboardOpenError, RayRefusedError, TokenRejectedError
+from rljob_operator.ray.client import DashboardOpenError, RayRefusedError, TokenRejectedError
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
-from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_testing.operator_jobs import IDENTITY, spec
 from rljob_testing.ray_cluster import pod_cluster
 from rljob_testing.ray_dashboard_stand_in import run_state
 from rljob_testing.ray_dashboards import TOKEN, dashboard, run, whole_look
 from rljob_testing.ray_jobs import RayCluster
 
-ENDED = (RayJobStatus.FAILED, RayJobStatus.STOPPED, RayJobStatus.SUCCEEDED)
 SUBMITTED = ("RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "RLJOB_RUN_STATE_FILE", "RAY_JOB_STOP_WAIT_TIME_S")
 """What pods are not given: it comes with each submission."""
 PLACEMENT = """
@@ -99,7 +97,7 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: RayCluster, tmp_p
             go_on.touch()
             seen = await until(
                 lambda: whole_look(good, "job-1-1"),
-                lambda seen: seen.job is not None and seen.job.status in ENDED,
+                lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert seen.job is not None
             assert (seen.job.status, seen.job.exit_code) == (RayJobStatus.FAILED, 75)
@@ -115,12 +113,12 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: RayCluster, tmp_p
 def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
         seen = tmp_path / "seen"
-        body = manifest_of_submission(IDENTITY, spec(), SubmitJob("variables-1-1", attempt=1, start_number=7))
+        body = manifest_of_submission(IDENTITY, spec(), "variables-1-1", attempt=1, start_number=7)
         async with dashboard(cluster.port, TOKEN) as good:
             await good.submit(body | {"entrypoint": f"exec env -0 > {seen}"})
             end = await until(
                 lambda: whole_look(good, "variables-1-1"),
-                lambda seen: seen.job is not None and seen.job.status in ENDED,
+                lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert end.job is not None
             assert end.job.status is RayJobStatus.SUCCEEDED
@@ -175,7 +173,7 @@ def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: RayCluster,
             await good.stop("big-1-1")
             seen = await until(
                 lambda: whole_look(good, "big-1-1"),
-                lambda seen: seen.job is not None and seen.job.status in ENDED,
+                lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert seen.job is not None
             assert seen.job.status is RayJobStatus.STOPPED

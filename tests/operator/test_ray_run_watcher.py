@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_operator.ray.errors import DashboardOpenError
+from rljob_operator.ray.client import DashboardOpenError
 from rljob_operator.ray.run_watcher import RunWatcher
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
 from rljob_testing.watched_ray import (

@@ -11,7 +11,7 @@ from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome, ConditionStatus
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedRay, RayJobStatus
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy, DeleteCluster, StopJob
-from rljob_operator.reconcile.timestamps import timestamp
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (
     CLUSTER_UID,

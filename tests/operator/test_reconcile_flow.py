@@ -22,7 +22,7 @@ from rljob_operator.reconcile.observed import (
 )
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.reconcile import reconcile
-from rljob_operator.reconcile.timestamps import timestamp
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator_jobs import DEFAULTS, spec
 from rljob_testing.operator_observed import (
     CLUSTER_UID,

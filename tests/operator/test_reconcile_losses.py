@@ -11,7 +11,7 @@ from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import StopRequest
 from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import SubmitJob
-from rljob_operator.reconcile.timestamps import timestamp
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (
     NOW,

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.status import Progress, RLJobStatus
 from rljob_operator.reconcile.observed import RayJobStatus
-from rljob_operator.reconcile.timestamps import timestamp
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import at, at_work, decide, ray_job, run_state, running
 

@@ -16,8 +16,8 @@ from rljob_api.conditions import REASONS, ConditionType, Reason
 from rljob_api.crdgen.structural import root_schema
 from rljob_api.v1alpha1.run_policy import Cleanup, Elastic
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, RLJobStatus
-from rljob_operator.kube.merge_patch import without_nulls
-from rljob_operator.reconcile.failure_classes import FAILURE_CLASSES
+from rljob_operator.kube.objects import without_nulls
+from rljob_operator.reconcile.endings import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import Observed, ObservedPod, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import (
     ApplyNetworkPolicy,
@@ -29,7 +29,7 @@ from rljob_operator.reconcile.plan_types import (
     StopJob,
     SubmitJob,
 )
-from rljob_operator.reconcile.timestamps import seconds_since
+from rljob_operator.reconcile.status_draft import seconds_since
 from rljob_testing.operator_jobs import IDENTITY
 from rljob_testing.operator_observed import NOW, after, decide, found
 from rljob_testing.operator_observed_any import any_conditions, observations

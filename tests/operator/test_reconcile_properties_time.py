@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.status import Attempt, RLJobStatus
 from rljob_operator.reconcile.observed import Observed, ObservedRay, Reachability
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Effect
 from rljob_operator.reconcile.reconcile import SUBMISSION_SECONDS
-from rljob_operator.reconcile.timestamps import moment, seconds_since, timestamp
+from rljob_operator.reconcile.status_draft import moment, seconds_since, timestamp
 from rljob_testing.operator_observed import NOW, after, at, cluster, decide
 from rljob_testing.operator_observed_any import (
     ELASTIC_WAIT_SECONDS,

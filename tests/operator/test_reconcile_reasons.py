@@ -12,7 +12,7 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import JobResult, StopRequest
-from rljob_operator.reconcile.failure_classes import FAILURE_CLASSES
+from rljob_operator.reconcile.endings import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -22,7 +22,7 @@ from rljob_operator.reconcile.observed import (
     RayJobStatus,
     Reachability,
 )
-from rljob_operator.reconcile.timestamps import timestamp
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (
     NOW,

@@ -12,7 +12,7 @@ from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import Counters, RLJobStatus
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, SubmitJob
-from rljob_operator.reconcile.timestamps import moment
+from rljob_operator.reconcile.status_draft import moment
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (
     NOW,

@@ -35,6 +35,8 @@ from rljob_testing.operator_observed import (
 
 C, R = ConditionType, Reason
 SUSPENDED = spec({"suspend": True})
+EARLIER, LATER = "2026-03-01T11:59:00.5Z", "2026-03-01T12:59:30+01:00"
+"""Of a stop and a retry that are both new to an operator which was away: the later one counts."""
 
 
 def asked(seen: Observed, stop: str | None = None, retry: str | None = None) -> Observed:
@@ -319,3 +321,40 @@ def test_a_finished_job_is_deleted_when_its_time_has_come() -> None:
     last = after(gone, clean)
     assert decide(last, at(299)).effects == ()
     assert decide(last, at(300)).effects == (DeleteJob(done.job.uid),)
+
+
+def over() -> Observed:
+    """Of which nothing is left."""
+    seen = without_retries(at_work(ray_job(RayJobStatus.FAILED, 1)))
+    return replace(after(seen, decide(seen)), clusters=(), pods=())
+
+
+def test_a_stop_that_was_asked_for_after_the_retry_stops_the_job() -> None:
+    seen = asked(over(), stop=LATER, retry=EARLIER)
+    plan = decide(seen, at(10))
+    assert (plan.status.phase, plan.effects, len(plan.status.attempts)) == ("Failed", (), 1)
+    told = found(plan.status, C.FAILED)
+    assert told is not None
+    assert told[1] == "StoppedByUser"
+    handled = plan.status.handled_requests
+    assert handled is not None
+    assert (handled.stop, handled.retry) == (LATER, EARLIER)
+    # Both are seen to once.
+    assert decide(after(seen, plan), at(20)).status == plan.status
+
+
+@pytest.mark.parametrize(
+    ("stop", "retry"),
+    [(EARLIER, LATER), (EARLIER, EARLIER), ("b", "a"), (LATER, "a"), ("b", EARLIER)],
+    ids=["before it", "at its time", "no times", "a retry without time", "a stop without time"],
+)
+def test_any_other_stop_is_taken_back_by_the_retry(stop: str, retry: str) -> None:
+    seen = asked(over(), stop=stop, retry=retry)
+    plan = decide(seen, at(10))
+    assert plan.status.attempts[-1].number == 2
+    assert decide(after(seen, plan), at(11)).status.attempts[-1].stop is None
+
+
+def test_between_two_attempts_a_stop_counts_whatever_its_time() -> None:
+    for stop, retry in ((EARLIER, LATER), (LATER, EARLIER)):
+        assert decide(asked(observed(waiting(300)), stop=stop, retry=retry)).status.phase == "Failed"

@@ -12,7 +12,7 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_operator.reconcile.observed import Observed, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import DeleteCluster, DumpStacks, Effect, StopJob
-from rljob_operator.reconcile.timestamps import timestamp
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (
     after,

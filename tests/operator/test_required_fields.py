@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_operator.manifests.required_fields import asks_for_token, missing_fields
+from rljob_operator.kube.objects import missing_fields
+from rljob_operator.kube.observed_objects import observed_cluster
+from rljob_operator.manifests.access import asks_for_token
 from rljob_operator.raw_json import JsonObject
 
 SENT: JsonObject = {
@@ -52,4 +54,6 @@ def test_what_is_missing_is_named_by_its_path(there: JsonObject, missing: tuple[
 )
 def test_a_cluster_asks_for_a_token_only_with_mode_and_secret(options: object, expected: bool) -> None:
     assert asks_for_token(stored(authOptions=options)) is expected
+    raw = {**stored(authOptions=options), "metadata": {"name": "x", "uid": "y"}}
+    assert observed_cluster(raw).authenticated is expected
     assert not asks_for_token({})

@@ -10,8 +10,8 @@ from rljob_api.conditions import Reason
 from rljob_operator.kube import observed_objects
 from rljob_operator.kube.observed_objects import JobReader
 from rljob_operator.reconcile.plan_types import EventRecord, EventType
+from rljob_testing.job_place import cluster_job
 from rljob_testing.operator_observed import decide, observed
-from rljob_testing.operator_process_jobs import cluster_job
 from rljob_testing.valid_job import edited
 
 Json = dict[str, object]

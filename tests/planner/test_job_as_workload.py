@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
+from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.recipes import may_need_critic, resolve_algorithm
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
 from rljob_planner.job import LengthOptions, model_sources, workload_of
@@ -14,6 +17,8 @@ from rljob_planner.known_models import known_model
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import EngineKind, Head, ModelOffload, Role, Workload
 from rljob_testing.valid_job import edited, valid_job
+from rljob_trainer.algorithms.advantage_registry import advantage_estimator
+from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, OLD_LOGPROBS, VALUES
 from rljob_trainer.controller.dynamic_sampling import num_fresh_prompts
 
 Edits = dict[str, object]
@@ -217,6 +222,17 @@ def test_greedy_responses_are_made_beside_the_others() -> None:
     assert found.num_requests == 5 * found.batch_size
     assert found.num_responses == 4 * found.batch_size
     assert made({}).num_requests == made({}).num_responses
+
+
+@pytest.mark.parametrize("advantage", sorted(set(AdvantageType) - {AdvantageType.FUNCTION}))
+def test_an_advantage_is_given_what_it_needs(advantage: AdvantageType) -> None:
+    algorithm = Algorithm(advantage=Advantage(type=advantage))
+    needs = advantage_estimator(resolve_algorithm(algorithm)).needs
+    assert may_need_critic(algorithm) == (VALUES in needs)
+    rewards = [{"name": name, "type": "MathAnswer"} for name in ("first", "second")]
+    found = made({f"{T}.algorithm": algorithm.to_wire(), f"{T}.rewards": rewards})
+    assert found.has_greedy_responses == (GREEDY_REWARDS in needs)
+    assert found.needs_old_logprobs == (OLD_LOGPROBS in needs)
 
 
 def test_what_functions_may_ask_for_is_counted_and_said() -> None:

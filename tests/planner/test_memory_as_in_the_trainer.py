@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
-from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
+from rljob_api.v1alpha1.model import Critic
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Gpu
 from rljob_planner.memory.phases import phases_of

@@ -28,8 +28,7 @@ from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import TrainLayout, TrainModel
 from rljob_testing.engine_updates import drawn_batch, engine_settings
-from rljob_testing.one_rank import only_rank
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.ranks import RankedRun, only_rank, run_on_ranks
 from rljob_testing.tiny_models import COMMON, HEAD_SIZE, drawn_model
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine

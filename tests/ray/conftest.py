@@ -17,7 +17,7 @@ from rljob_trainer.groups.worker_processes import WorkerProcesses
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray cluster with 3 CPUs and no GPU."""
-    with ray_cluster(3, tmp_path_factory.mktemp("ray") / "ray.log") as address:
+    with ray_cluster(3, tmp_path_factory.mktemp("ray") / "ray.log", forks_workers=True) as address:
         yield address
 
 

@@ -13,7 +13,7 @@ import pytest
 from rljob_testing.echo_groups import PYTHON_PATH
 from rljob_testing.settings import inherited_environment
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray]
 
 PROGRAM = """
 import gc

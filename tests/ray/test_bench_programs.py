@@ -14,8 +14,9 @@ from rljob_testing.settings import inherited_environment
 REPOSITORY = Path(__file__).parents[2]
 BENCH = REPOSITORY / "bench"
 PROGRAMS = {
+    "checkpoints": 2,
     "dispatch": 6,
-    "sequence_balancing": 4,
+    "sequence_balancing": 2,
     "worker_start": 1,
 }
 """And how many tables each has with --quick."""
@@ -33,7 +34,20 @@ LONG_PROGRAMS = (
 ON_DEVICES = ("gpu_step",)
 """tests/trainer/test_few_libraries.py runs them."""
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+HELP_OF_ALL = """
+import runpy
+import sys
+
+paths = sys.argv[1:]
+for path in paths:
+    sys.argv = [path, "--help"]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, path
+"""
+
+pytestmark = [pytest.mark.ray]
 
 
 def environment() -> dict[str, str]:
@@ -45,14 +59,19 @@ def test_every_program_is_run_here() -> None:
     assert {path.stem for path in BENCH.glob("*.py")} == {*PROGRAMS, *LONG_PROGRAMS, *ON_DEVICES}
 
 
-@pytest.mark.parametrize("program", LONG_PROGRAMS)
-def test_the_long_program_starts(program: str) -> None:
-    command = [sys.executable, str(BENCH / f"{program}.py"), "--help"]
+@pytest.mark.long
+def test_long_programs_start() -> None:
+    """All in one process, which loads their libraries once."""
+    paths = [str(BENCH / f"{program}.py") for program in LONG_PROGRAMS]
+    command = [sys.executable, "-c", HELP_OF_ALL, *paths]
     finished = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-    assert "--quick" in finished.stdout
+    for program in LONG_PROGRAMS:
+        assert f"usage: {program}.py " in finished.stdout
+    assert finished.stdout.count("[--quick]") == len(LONG_PROGRAMS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_program_measures_ours_and_the_floor(program: str, cluster: str, tmp_path: Path) -> None:
     result = tmp_path / "result.json"

@@ -5,6 +5,7 @@ And clusters that do not fit or do not answer: exit code 75, for another try els
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import sys
@@ -14,26 +15,29 @@ from shutil import copy, copytree
 import pyarrow
 import pyarrow.parquet
 import pytest
+from ray.util import placement_group_table
 from transformers import BertConfig
 
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
-from rljob_api.v1alpha1.rollout import RolloutEngine
+from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_cli.local.run_folder import RunFolder
 from rljob_testing.algorithm_module import MODULE
 from rljob_testing.replayed_steps import MODEL
 from rljob_testing.tiny_models import drawn_model
 from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, LocalRun, function_reward, small_job
+from rljob_testing.training_runs import Document, function_reward, small_job
 from rljob_testing.valid_job import edited
-from rljob_trainer.controller import build_run
+from rljob_trainer.controller import run_workers
 from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.controller.build_run import built_run
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.groups import ray_session as ray_session_module
+from rljob_trainer.groups.ray_session import ray_session
 from rljob_trainer.settings import read_settings
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 
 @pytest.fixture
@@ -43,7 +47,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("Ray was asked for")
 
-    monkeypatch.setattr(build_run, "ray_session", refuse)
+    monkeypatch.setattr(run_workers, "ray_session", refuse)
 
 
 def reasoning_gym(task: str) -> Document:
@@ -180,7 +184,7 @@ def test_an_engine_that_is_not_spread_over_devices_is_refused_before_ray(
     job = TrainerJob(name="small", spec=RLJob.from_wire(wire).spec)
     for name, value in {"SPEC": dump_job(job), "RUN_FOLDER": str(tmp_path), "DEVICE": "cpu"}.items():
         monkeypatch.setenv(f"RLJOB_{name}", value)
-    kept = AutoSettings(dtype=Dtype.FLOAT32, rollout_engine=RolloutEngine.HUGGING_FACE)
+    kept = AutoSettings(dtype=Dtype.FLOAT32, rollout_engine=RolloutEngine.HUGGING_FACE, rollout_compile=Compile.NEVER)
     with (
         pytest.raises(
             ConfigurationError, match=r"roles\.rollout\.tensorParallel: .* began with it \(seen: 2\); write 1"
@@ -198,6 +202,7 @@ def test_adapters_that_do_not_go_on_are_refused_before_ray(tmp_path: Path, monke
     kept = AutoSettings(
         dtype=Dtype.FLOAT32,
         rollout_engine=RolloutEngine.HUGGING_FACE,
+        rollout_compile=Compile.NEVER,
         lora=Lora(rank=8, sync=LoraSync.MERGED),
     )
     with (
@@ -207,47 +212,40 @@ def test_adapters_that_do_not_go_on_are_refused_before_ray(tmp_path: Path, monke
         pass
 
 
-HIDE_VLLM = """\
-import importlib.machinery
-real = importlib.machinery.PathFinder.find_spec
-def find_spec(name, path=None, target=None):
-    return None if name == "vllm" else real(name, path, target)
-importlib.machinery.PathFinder.find_spec = staticmethod(find_spec)
-"""
-
-
-def test_vllm_that_is_not_installed_is_refused_before_ray(tmp_path: Path) -> None:
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    (hidden / "sitecustomize.py").write_text(HIDE_VLLM)
-    run = LocalRun(tmp_path, small_job(rollout={"engine": "VLLM"}), PYTHONPATH=str(hidden))
-    assert run.end() == 2, run.output
-    assert "spec.training.rollout.engine: vLLM is not installed (seen: VLLM); install" in run.output
-    assert "exit code 2: the job cannot work as written; change the file" in run.output
-    assert not [process for process in run.seen if "gcs_server" in process.title]
+@pytest.mark.usefixtures("no_ray")
+def test_vllm_that_is_not_installed_is_refused_before_ray(
+    run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "vllm" else real(name, *more))
+    run = run_trainer(small_job(rollout={"engine": "VLLM"}), None)
+    assert run.exit_code == 2, run.terminal
+    assert "spec.training.rollout.engine: vLLM is not installed (seen: VLLM); install" in run.terminal
     # Nothing was done that a second try would have to be protected from.
     assert not RunFolder(run.files.folder).has_results()
 
 
-def test_a_model_that_is_not_called_rightly_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_model_that_is_not_called_rightly_is_refused_and_leaves_nothing(
+    run_trainer: RunTrainer, cluster: str, tmp_path: Path
+) -> None:
     """BERT's head has a layer of its own before the weights of its output, which the trainer does not know of."""
     sizes = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = drawn_model(BertConfig(**sizes, intermediate_size=64, is_decoder=True, eos_token_id=1, bos_token_id=None))
     model.save_pretrained(tmp_path / "bert")
     for file in MODEL.glob("tokenizer*"):
         copy(file, tmp_path / "bert")
-    run = LocalRun(tmp_path, small_job(model={"source": "./bert"}))
-    assert run.end() == 2, run.output
+    run = run_trainer(small_job(model={"source": "./bert"}), cluster)
+    assert run.exit_code == 2, run.terminal
     told = r"does not get the log-probabilities of a 'bert' model right \(they differ .* by up to \d\.\de[+-]\d+, more"
     state = run.files.state()
     assert state.error is not None
-    for said in (run.output, state.error.message):
+    for said in (run.terminal, state.error.message):
         assert re.search(told, said), said
-    assert "exit code 2: the job cannot work as written; change the file" in run.output
-    assert [process for process in run.seen if "gcs_server" in process.title]
-    assert run.left_behind() == []
+    assert "Traceback" not in run.terminal
     assert run.files.checkpoint_names() == []
     assert not (run.files.folder / "export").exists()
+    with ray_session(cluster, 0, 0):
+        assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
 
 
 def test_a_pool_that_the_cluster_cannot_hold_says_what_is_missing(run_trainer: RunTrainer, cluster: str) -> None:
@@ -260,8 +258,20 @@ def test_a_pool_that_the_cluster_cannot_hold_says_what_is_missing(run_trainer: R
     assert run.files.state().phase == "Failed"
 
 
-def test_a_cluster_that_does_not_answer_is_named(run_trainer: RunTrainer) -> None:
+def test_a_cluster_that_does_not_answer_is_named(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_session_module, "CONNECT_SECONDS", 0.6)
     run = run_trainer(small_job(), "127.0.0.1:1")
     assert run.exit_code == 75, run.terminal
     assert "RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1" in run.terminal
     assert "Traceback" not in run.terminal
+
+
+def test_a_folder_that_is_too_large_to_go_along_is_refused(
+    run_trainer: RunTrainer, cluster: str, tmp_path: Path
+) -> None:
+    with (tmp_path / "model.bin").open("wb") as file:
+        file.truncate(600 << 20)
+    run = run_trainer(small_job(), cluster, RLJOB_SHIPPED_CODE=str(tmp_path))
+    assert run.exit_code == 2, run.terminal
+    assert f"{tmp_path}: cannot go along to the cluster" in run.terminal
+    assert "or name them in its .gitignore" in run.terminal

@@ -12,7 +12,7 @@ from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import small_job
 from rljob_trainer.batch.remote import BYTES_PER_ROW
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 NUM_PROMPTS, GROUP_SIZE = 8, 8
 NUM_RESPONSES = NUM_PROMPTS * GROUP_SIZE

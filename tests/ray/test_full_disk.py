@@ -14,7 +14,7 @@ from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import small_job
 from rljob_trainer.checkpoints.load import find_newest_complete
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 # One checkpoint holds 119k parameters three times (weights and two moments), 4 bytes each: 1.4 MB.
 ROOM_FOR_TWO = "3400k"

@@ -12,7 +12,7 @@ from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses
 from rljob_trainer.pools.resource_pool import Slot
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 KL_LOSS = "actor/kl_loss"
 CASES: dict[str, Document] = {

@@ -13,7 +13,7 @@ import pytest
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, RunFiles, function_reward, held_out, small_job
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 NUM_STEPS = 12
 # Coins as fair as the model is good at step 0, tossed without a look at the response.
@@ -62,7 +62,14 @@ def accuracy(files: RunFiles, step: int) -> float:
     return sum(answers) / len(answers)
 
 
-@pytest.mark.parametrize(("reward", "recipe"), [("true", "GRPO"), ("noise", "GRPO"), ("true", "PPO")])
+@pytest.mark.parametrize(
+    ("reward", "recipe"),
+    [
+        ("true", "GRPO"),
+        pytest.param("noise", "GRPO", marks=pytest.mark.long),
+        pytest.param("true", "PPO", marks=pytest.mark.long),
+    ],
+)
 def test_only_the_true_reward_teaches(
     reward: str, recipe: str, run_trainer: RunTrainer, cluster: str, tmp_path: Path
 ) -> None:

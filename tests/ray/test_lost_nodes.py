@@ -6,6 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +22,10 @@ from rljob_testing.ray_nodes import RayNode, ray_nodes
 from rljob_testing.stack_dumps import dumped_stacks
 from rljob_trainer.errors import WorkerDiedError
 from rljob_trainer.groups.fused_worker import RoleSpec
-from rljob_trainer.groups.worker_processes import BuildSettings, start_processes
+from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 ROLES = [RoleSpec("only", EchoWorker, partial(make_echo, "only"))]
 
@@ -37,37 +39,50 @@ def cluster() -> Iterator[Cluster]:
             yield cluster
 
 
-@pytest.mark.parametrize(
-    ("address", "number", "seconds"),
-    [("127.0.0.3", signal.SIGKILL, 15), ("127.0.0.4", signal.SIGSTOP, RAY_NODE_LOST_SECONDS + 5)],
-    ids=["lost", "frozen"],
-)
-def test_a_node_that_does_not_answer_any_more(
-    cluster: Cluster, address: str, number: signal.Signals, seconds: float, tmp_path: Path
-) -> None:
+@dataclass(frozen=True)
+class OneNode:
+    """A node of its own with one worker, and all processes there."""
+
+    processes: WorkerProcesses
+    victims: list[int]
+
+
+@contextmanager
+def one_node(cluster: Cluster, address: str, run_folder: Path) -> Iterator[OneNode]:
     node = cluster.add_node(**RayNode(address, num_cpus=1, num_gpus=1).arguments())
     [raylet] = [info.process.pid for info in node.all_processes["raylet"]]
     pool = ResourcePool(PoolSettings("main", 1, 1, True, 0.1, 60))
-    processes = start_processes(pool, {"OMP_NUM_THREADS": "1", "RLJOB_RUN_FOLDER": str(tmp_path)})
+    processes = start_processes(pool, {"OMP_NUM_THREADS": "1", "RLJOB_RUN_FOLDER": str(run_folder)})
     processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
     victims = [raylet, *(process.pid for process in descendants(raylet))]
     assert processes.record.infos[0].process_id in victims
     try:
-        for victim in victims:
-            os.kill(victim, number)
-        silent_since = time.monotonic()
-        if number is signal.SIGSTOP:
-            dump = dumped_stacks(tmp_path, cluster.address)
-            assert dump["silentNodes"] == [{"node": address, "reason": "did not answer in time"}]
-            assert [process["state"] for process in dump["processes"]] == ["T (stopped by a signal)"]
-        with pytest.raises(WorkerDiedError, match=rf"worker rank 0 \(only; process \d+ on {address}\) died: .*node"):
-            watch_for_seconds(processes, 120)
-        assert time.monotonic() - silent_since < seconds
+        yield OneNode(processes, victims)
     finally:
         for victim in victims:
             end(victim)
         processes.close()
         pool.release()
+
+
+def test_nodes_that_do_not_answer_any_more(cluster: Cluster, tmp_path: Path) -> None:
+    """One is lost and one frozen, at the same time: that is noticed by waiting."""
+    lost_folder, frozen_folder = tmp_path / "lost", tmp_path / "frozen"
+    with one_node(cluster, "127.0.0.3", lost_folder) as lost, one_node(cluster, "127.0.0.4", frozen_folder) as frozen:
+        for each, number in ((frozen, signal.SIGSTOP), (lost, signal.SIGKILL)):
+            for victim in each.victims:
+                os.kill(victim, number)
+        silent_since = time.monotonic()
+        told = r"worker rank 0 \(only; process \d+ on {}\) died: .*node"
+        with pytest.raises(WorkerDiedError, match=told.format("127.0.0.3")):
+            watch_for_seconds(lost.processes, 120)
+        assert time.monotonic() - silent_since < 15
+        dump = dumped_stacks(frozen_folder, cluster.address)
+        assert dump["silentNodes"] == [{"node": "127.0.0.4", "reason": "did not answer in time"}]
+        assert [process["state"] for process in dump["processes"]] == ["T (stopped by a signal)"]
+        with pytest.raises(WorkerDiedError, match=told.format("127.0.0.4")):
+            watch_for_seconds(frozen.processes, 120)
+        assert time.monotonic() - silent_since < RAY_NODE_LOST_SECONDS + 5
 
 
 def test_the_node_of_a_killed_worker_is_asked_for_the_cause(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -9,34 +10,40 @@ from pathlib import Path
 import pytest
 import torch
 
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.settings import worker_environment
 
 pytestmark = pytest.mark.vllm
 
+IMPOSSIBLE = (4096, 2**50)
+"""Bytes: smaller than a block, and larger than the machine."""
 
-def error_with_cache_of(num_bytes: int, _context: WorkerContext) -> tuple[str, str]:
-    """Class and text of what building the engine raises."""
+
+def errors_with_caches_of(nums_bytes: Sequence[int], _context: WorkerContext) -> list[tuple[str, str]]:
+    """Class and text of what building an engine with each of these caches raises."""
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
     from rljob_trainer.errors import TrainerError
 
     model = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"
-    try:
-        VllmEngine(VllmSettings(model, "cpu", False, torch.float32, 1, 32, 16, 0.5, num_bytes, 0))
-    except TrainerError as error:
-        return type(error).__name__, str(error)
-    return "nothing", "the engine was built"
+    found = []
+    for num_bytes in nums_bytes:
+        try:
+            VllmEngine(VllmSettings(model, "cpu", False, torch.float32, 1, 32, 16, 0.5, num_bytes, 0))
+        except TrainerError as error:
+            found.append((type(error).__name__, str(error)))
+        else:
+            found.append(("nothing", "the engine was built"))
+    return found
 
 
-@pytest.mark.parametrize("num_bytes", [4096, 2**50], ids=["smaller than one block", "larger than the machine"])
-def test_an_impossible_kv_cache_names_the_fields_to_change(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+def test_an_impossible_kv_cache_names_the_fields_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in worker_environment("cpu", 1).items():
         monkeypatch.setenv(name, value)
-    [[outcome]] = run_on_ranks([RankedRun(partial(error_with_cache_of, num_bytes), 1)])
-    assert isinstance(outcome, tuple)
-    kind, text = outcome
-    assert kind == "ResourceError"
-    assert text.startswith("spec.training.rollout: vLLM found too little memory")
-    assert "change cpuKvCache on CPUs" in text
-    assert f"{num_bytes} bytes" in text
+    [[outcomes]] = run_on_ranks([RankedRun(partial(errors_with_caches_of, IMPOSSIBLE), 1)], VLLM)
+    assert isinstance(outcomes, list)
+    for num_bytes, (kind, text) in zip(IMPOSSIBLE, outcomes, strict=True):
+        assert kind == "ResourceError"
+        assert text.startswith("spec.training.rollout: vLLM found too little memory")
+        assert "change cpuKvCache on CPUs" in text
+        assert f"{num_bytes} bytes" in text

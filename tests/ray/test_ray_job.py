@@ -1,5 +1,6 @@
 """The trainer as it runs in the pods of a cluster: submitted through Ray's Jobs API to a head without GPUs, with its
-workers on two nodes of one declared GPU each; killed, stopped, and finished."""
+workers on two nodes of one declared GPU each; killed, stopped, and finished. And `rljob run --ray`: the job and its
+folder are here, the workers on a cluster that is there already."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,15 +21,17 @@ from safetensors import safe_open
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
+from rljob_testing.command_line import Workplace
 from rljob_testing.ray_cluster import pod_cluster
 from rljob_testing.ray_jobs import Document, RayCluster, RayJob
+from rljob_testing.settings import inherited_environment
 from rljob_testing.training_runs import RunFiles, function_reward, small_job
 from rljob_trainer.pod.await_workers import worker_processes
 from rljob_trainer.pod.driver_log import DriverLogs
 from rljob_trainer.pod.ray_jobs import RayJobs
 from rljob_trainer.pod.stop_driver import stop_jobs
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 TOKEN = "a-token-of-the-test"
 FIRST_START = 1_767_225_600
@@ -40,10 +45,19 @@ def score(prompt, response, answer, row):
     if subprocess.run(["sleep", "0.01"]).returncode != 0:
         raise RuntimeError("the sandbox was ended from outside")
     return float(response == answer)
+"""
+BROUGHT_REWARD = """
+from pathlib import Path
+
+from brought.scores import GOOD
+
+FOLDER = Path(__file__).parent
 
 
-def raises(prompt, response, answer, row):
-    raise KeyError("no such colour")
+def score(prompt, response, answer, row):
+    # Ray unpacks what goes along under this name.
+    is_copy = FOLDER.name.startswith("_ray_pkg_")
+    return GOOD if is_copy and Path("weights.json").exists() and not (FOLDER / "runs").exists() else 0.0
 """
 
 
@@ -75,8 +89,8 @@ def spec_of(folder: Path, job: Document) -> str:
     return dump_job(TrainerJob(name="small", spec=load_job_file(folder / "job.json").spec))
 
 
-def job(function: str = "score", **training: object) -> Document:
-    rewards = [function_reward(f"my_rewards:{function}", numProcesses=2)]
+def job(**training: object) -> Document:
+    rewards = [function_reward("my_rewards:score", numProcesses=2)]
     document = small_job(rewards=rewards, checkpoint={"everySteps": 2}, **{"steps": 1000, **training})  # type: ignore[arg-type]
     assert isinstance(document["spec"], dict)
     document["spec"]["pools"] = [{"name": "main", "nodes": 2, "gpusPerNode": 1}]
@@ -235,25 +249,6 @@ def test_what_drivers_print_comes_out_of_the_second_container(pods: Pods, finish
     assert (pods.folder / "copies" / "logs" / "attempt-1" / "driver.log").stat().st_size > 0
 
 
-def test_a_reward_that_raises_is_an_application_failure(pods: Pods) -> None:
-    storage = pods.folder / "other"
-    run = pods.cluster.submit(
-        "other-1-1",
-        FIRST_START,
-        RLJOB_SPEC=spec_of(pods.folder, job("raises")),
-        RLJOB_RUN_FOLDER=str(storage / "run"),
-        RLJOB_CHECKPOINT_FOLDER=str(storage / "checkpoints"),
-    )
-    info = run.end()
-    assert (info["status"], info["driver_exit_code"]) == ("FAILED", 1)
-    state = run.state()
-    assert state is not None
-    assert state.phase == "Failed"
-    assert state.error is not None
-    assert "my_rewards:raises" in state.error.message
-    assert "KeyError: 'no such colour'" in state.error.message
-
-
 def test_a_job_that_cannot_be_read_is_a_configuration_error(pods: Pods) -> None:
     run = pods.cluster.submit("unread-3-1", FIRST_START, RLJOB_ATTEMPT="3", RLJOB_SPEC='{"contractVersion":99}')
     info = run.end()
@@ -263,3 +258,55 @@ def test_a_job_that_cannot_be_read_is_a_configuration_error(pods: Pods) -> None:
     assert (state.phase, state.attempt) == ("Failed", 3)
     assert state.error is not None
     assert state.error.message.startswith("job: contract versions 1 to 2 can be read here (seen: 99)")
+
+
+def job_with_code(folder: Path) -> Document:
+    """A job of two workers whose reward needs what lies beside it."""
+    (folder / "brought_rewards.py").write_text(BROUGHT_REWARD)
+    (folder / "brought").mkdir()
+    (folder / "brought" / "__init__.py").touch()
+    (folder / "brought" / "scores.py").write_text("GOOD = 0.75\n")
+    (folder / "weights.json").write_text("{}")
+    return small_job(num_workers=2, steps=2, rewards=[function_reward("brought_rewards:score", numProcesses=2)])
+
+
+def test_run_takes_the_folder_to_a_cluster(tmp_path: Path, cluster: str) -> None:
+    """`rljob run --ray`, from outside of it."""
+    place = Workplace(tmp_path)
+    place.job_file.write_text(json.dumps(job_with_code(tmp_path)))
+    process = place.command(
+        "run", "job.yaml", "--ray", cluster, RLJOB_DEVICE="cpu", RAY_AUTH_MODE="disabled", OMP_NUM_THREADS="1"
+    )
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert f"connecting to {cluster}" in output
+    assert RunFiles(place.run_folder).series("critic/rewards/mean") == [0.75, 0.75]
+
+
+def test_a_ray_job_brings_the_folder_along(pods: Pods, tmp_path: Path) -> None:
+    """`ray job submit` starts `rljob run --ray auto` on the head; the workers are on two other nodes."""
+    folder, run_folder = tmp_path / "job", tmp_path / "run"
+    folder.mkdir()
+    job = job_with_code(folder)
+    assert isinstance(job["spec"], dict)
+    job["spec"]["pools"] = [{"name": "main", "nodes": 2, "gpusPerNode": 1}]
+    (folder / "job.yaml").write_text(json.dumps(job))
+    # What Ray's command shows while the job runs comes over a socket that it waits for without a limit.
+    submitted = subprocess.run(
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--no-wait"),
+            *("--submission-id", "by-hand", "--address", f"http://127.0.0.1:{pods.cluster.port}"),
+            *("--working-dir", str(folder), "--"),
+            *("rljob", "run", "job.yaml", "--ray", "auto", "--run-folder", str(run_folder)),
+        ],
+        env=inherited_environment() | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert submitted.returncode == 0, submitted.stdout
+    job_of_ray = RayJob(pods.cluster, "by-hand")
+    assert job_of_ray.end(seconds=180)["status"] == "SUCCEEDED", job_of_ray.output()
+    assert RunFiles(run_folder).series("critic/rewards/mean") == [0.75, 0.75]

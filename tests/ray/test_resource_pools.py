@@ -24,7 +24,7 @@ from rljob_trainer.pools.pool_manager import ResourcePoolManager, plan_roles
 from rljob_trainer.pools.reservation import release_by_id
 from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool, reserve_pools
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 MIB = 2**20
 NODES = (

@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_api.job_file import load_job_file
 from rljob_api.v1alpha1.model import Dtype
-from rljob_testing.training_runs import Document, LocalRun, held_out, small_job
+from rljob_testing.trainer_program import RunTrainer
+from rljob_testing.training_runs import Document, LocalRun, function_reward, held_out, small_job
 from rljob_trainer.stack_traces import take_stacks, traced_processes
 
-pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 NUM_STEPS = 4
 ADAPTIVE = {"type": "Adaptive", "adaptive": {"target": 1.0, "horizon": 10000}}
@@ -27,10 +28,16 @@ SECONDS_INTO_STEP = 0.2
 """After the save of a step: the next one is under way."""
 
 
-def job() -> Document:
-    """Two workers, so that shards are put together again; steps long enough (512 responses) to be stopped in."""
+REWARD = "def score(prompt, response, answer, row):\n    return float(response == answer)\n"
+
+
+def job(folder: Path) -> Document:
+    """Two workers, so that shards are put together again; steps long enough (512 responses) to be stopped in. The
+    reward is beside the job."""
+    (folder / "my_rewards.py").write_text(REWARD)
     return small_job(
         num_workers=2,
+        rewards=[function_reward("my_rewards:score")],
         batchSize=32,
         rollout={"groupSize": 16},
         optimizer={"warmupSteps": 3},
@@ -43,7 +50,8 @@ def job() -> Document:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> LocalRun:
     """Four steps without interruption, except that all processes are asked for their stacks over and over."""
-    run = LocalRun(tmp_path_factory.mktemp("whole"), job())
+    folder = tmp_path_factory.mktemp("whole")
+    run = LocalRun(folder, job(folder))
     roles: Counter[str] = Counter()
     while run.process.poll() is None:
         stacks = take_stacks(traced_processes(run.files.folder), 5)
@@ -72,18 +80,18 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
     """Ctrl-C in the second step (on a machine that stalls it may be another); then once without --resume, and once
     with it."""
     folder = tmp_path_factory.mktemp("interrupted")
-    first = LocalRun(folder, job())
+    first = LocalRun(folder, job(folder))
     first.wait_for(lambda: first.files.newest_checkpoint() >= 1)
     time.sleep(SECONDS_INTO_STEP)
     first.process.send_signal(signal.SIGINT)
-    beside = LocalRun(folder, job())
+    beside = LocalRun(folder, job(folder))
     beside.end()
     first.end()
     stopped_after = first.files.state().progress.step
     checkpoints = first.files.checkpoint_names()
-    after = LocalRun(folder, job())
+    after = LocalRun(folder, job(folder))
     after.end()
-    second = LocalRun(folder, job(), "--resume")
+    second = LocalRun(folder, job(folder), "--resume")
     second.end()
     return Interrupted(first, beside, after, stopped_after, checkpoints, second)
 
@@ -120,6 +128,7 @@ def test_the_resumed_run_goes_on_where_the_first_stopped(interrupted: Interrupte
     state = run.files.state()
     assert (state.phase, state.attempt, state.resumed_from_step) == ("Complete", 2, step)
     assert run.files.training_steps() == list(range(1, NUM_STEPS + 1))
+    assert (run.files.folder / "plots" / "overview.png").exists()
     assert run.left_behind() == []
 
 
@@ -172,14 +181,14 @@ def test_the_export_answers_like_the_last_evaluation(whole: LocalRun) -> None:
     assert answers == [row["response"] for row in expected]
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(whole: LocalRun, tmp_path: Path) -> None:
-    shutil.copytree(whole.files.folder, tmp_path / "runs" / "small")
-    newest = tmp_path / "runs" / "small" / "checkpoints" / "step-00000004.start-0001"
-    flip_a_byte(newest / "rank-00001.safetensors")
-    run = LocalRun(tmp_path, job(), "--resume")
-    assert run.end() == 0, run.output
-    assert "passed over damaged checkpoint step-00000004.start-0001: rank-00001.safetensors" in run.output
-    assert "resumed from step 3 (step-00000003.start-0001)" in run.output
+def test_a_damaged_newest_checkpoint_is_passed_over(whole: LocalRun, run_trainer: RunTrainer, cluster: str) -> None:
+    """On another Ray than the whole run, which changes nothing either."""
+    shutil.copytree(whole.files.folder, run_trainer.files.folder)
+    flip_a_byte(run_trainer.files.checkpoints / "step-00000004.start-0001" / "rank-00001.safetensors")
+    run = run_trainer(job(run_trainer.folder), cluster, attempt=2)
+    assert run.exit_code == 0, run.terminal
+    assert "passed over damaged checkpoint step-00000004.start-0001: rank-00001.safetensors" in run.terminal
+    assert "resumed from step 3 (step-00000003.start-0001)" in run.terminal
     assert run.files.training_steps() == [1, 2, 3, 4]
     # The last step is done again, and comes out the same.
     assert run.files.exported_weights() == whole.files.exported_weights()

@@ -13,7 +13,7 @@ from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, function_reward, held_out, small_job
 from rljob_trainer.controller import answer_checks
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 REWARDS = """
 import time

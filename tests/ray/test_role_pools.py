@@ -18,7 +18,7 @@ from rljob_trainer.groups.worker_processes import BuildSettings, start_processes
 from rljob_trainer.pools.pool_manager import ResourcePoolManager, plan_roles
 from rljob_trainer.pools.resource_pool import PoolSettings
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_driver")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_driver")]
 
 POOL_OF = {"actor": "policy", "ref": "policy", "critic": "judges", "reward": "judges"}
 NUM_ROWS, WIDTH = 64, 16_384

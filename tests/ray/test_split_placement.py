@@ -12,7 +12,7 @@ from rljob_testing.scoring_folder import save_scoring_model
 from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, RunFiles, small_job
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 SERIES = ("actor/kl_loss", "actor/grad_norm", "critic/rewards/mean", "response_length/mean")
 PPO_SERIES = (
@@ -52,7 +52,7 @@ def job(placement: str, reward_model: Path, *, reference_pool: Document | None =
     return document
 
 
-@pytest.mark.parametrize("placement", ["Loss", "Reward"])
+@pytest.mark.parametrize("placement", [pytest.param("Loss", marks=pytest.mark.long), "Reward"])
 def test_where_judging_models_run_changes_nothing(placement: str, cluster: str, tmp_path: Path) -> None:
     reward_model = save_scoring_model(tmp_path / "reward-model")
     together = ended_run(tmp_path / "together", job(placement, reward_model), cluster)

@@ -14,7 +14,7 @@ from rljob_testing.trainer_program import RunTrainer
 from rljob_testing.training_runs import Document, LocalRun, function_reward, small_job
 from rljob_trainer.checkpoints.fencing import announce_start
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 SECONDS_TO_STOP = 20.0
 
@@ -36,6 +36,7 @@ def test_sigterm_finishes_the_step_and_saves(run_trainer: RunTrainer, cluster: s
     assert f"stopped as asked after step {state.progress.step}; its checkpoint is complete" in output
 
 
+@pytest.mark.long
 def test_a_stop_while_ray_starts_stops_at_once(tmp_path: Path) -> None:
     run = LocalRun(tmp_path, small_job())
     run.wait_for(lambda: "Ray: starting" in run.output)
@@ -90,6 +91,7 @@ def stopping_job(folder: Path) -> Document:
     )
 
 
+@pytest.mark.long
 def test_a_stop_while_scoring_spoils_neither_the_step_nor_the_evaluation(tmp_path: Path, cluster: str) -> None:
     # Ray's stop signals what a reward has started, so what it says from then on cannot be trusted.
     whole = RunTrainer(tmp_path / "whole")

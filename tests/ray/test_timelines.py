@@ -17,7 +17,7 @@ from rljob_trainer.groups.worker_group import spawn
 from rljob_trainer.observability.timeline import FOLDER
 from rljob_trainer.pod.await_workers import worker_processes
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 
 def test_a_step_that_is_named_gets_a_timeline(run_trainer: RunTrainer, cluster: str) -> None:

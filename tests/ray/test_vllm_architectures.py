@@ -6,7 +6,6 @@ In one process for all, without Ray.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,25 +16,20 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import MODEL
 from rljob_testing.tiny_models import WINDOW, save_tiny_model
-from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.engines.train.token_batch import TokenBatch
 from rljob_trainer.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm]
 
 TOLERANCE = 1e-4
-PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
-SAMPLING = SamplingSettings(1.0, 1.0, 0, 24, ())
 NUM_TOKENS = 48
 RIGHT = (
     # First: vLLM makes groups for experts with the first engine of a process only.
@@ -88,7 +82,14 @@ def compared_models(root: Path, context: WorkerContext) -> dict[str, Compared]:
 
 
 def compared(name: str, folder: Path, context: WorkerContext, engines: list[VllmEngine]) -> Compared:
-    from rljob_testing.vllm_on_cpu import models_inspected_here, small_vllm_engine
+    from rljob_testing.vllm_on_cpu import (
+        PROMPTS,
+        difference,
+        generated,
+        logprobs_of,
+        models_inspected_here,
+        small_vllm_engine,
+    )
     from rljob_trainer.weights.sync import sync_weights
 
     save_tiny_model(name, folder)
@@ -101,27 +102,19 @@ def compared(name: str, folder: Path, context: WorkerContext, engines: list[Vllm
     except ConfigurationError as error:
         return Compared(refusal=str(error))
     sync_weights(trained, engines[-1], torch.float32, 0)
-    requests = [GenerationRequest(str(row), prompt, SAMPLING, row) for row, prompt in enumerate(PROMPTS)]
     try:
-        finished = engines[-1].generate(requests)
+        sequences = generated(engines[-1], 24)
     except AttributeError as error:
         return Compared(failure=str(error))
-    sequences = [finished[str(row)] for row in range(len(PROMPTS))]
-    found_R = torch.tensor([logprob for each in sequences for logprob in each.logprobs])
-    difference = (trained.forward(batch_of(sequences), 1.0).logprobs_N - found_R).abs().max()
-    return Compared(float(difference), len(found_R), float(found_R.mean()))
-
-
-def batch_of(sequences: Sequence[FinishedSequence]) -> TokenBatch:
-    rows = [torch.tensor([*prompt, *each.token_ids]) for prompt, each in zip(PROMPTS, sequences, strict=True)]
-    assert max(map(len, rows)) > 4 * WINDOW
-    masks = [torch.arange(len(row)) >= len(prompt) for prompt, row in zip(PROMPTS, rows, strict=True)]
-    return TokenBatch(RaggedColumn.from_rows(rows), RaggedColumn.from_rows(masks), {})
+    lengths = [len(prompt) + len(each.token_ids) for prompt, each in zip(PROMPTS, sequences, strict=True)]
+    assert max(lengths) > 4 * WINDOW
+    found_R = logprobs_of(sequences)
+    return Compared(difference(trained, sequences), len(found_R), float(found_R.mean()))
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compared]:
-    [[found]] = run_on_ranks([RankedRun(partial(compared_models, tmp_path_factory.mktemp("models")), 1)])
+    [[found]] = run_on_ranks([RankedRun(partial(compared_models, tmp_path_factory.mktemp("models")), 1)], VLLM)
     assert isinstance(found, dict)
     print({name: f"{each.difference:.1e} of {each.num_tokens}" for name, each in found.items()})
     return found

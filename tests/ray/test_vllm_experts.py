@@ -19,24 +19,21 @@ import torch
 from safetensors.torch import load_file
 
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import MODEL
 from rljob_testing.tiny_models import save_tiny_model
-from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.engines.train.token_batch import TokenBatch
 
 if TYPE_CHECKING:
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm]
 
 NUM_VERSIONS = 3
-PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
 CPU = torch.device("cpu")
 
 
@@ -51,9 +48,9 @@ class Generated:
     """Responses without seeds of their own, when torch's generator was seeded with 1, 1 and 2."""
 
 
-def generated(folder: Path, context: WorkerContext) -> Generated:
+def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
     """Collective."""
-    from rljob_testing.vllm_on_cpu import small_vllm_engine
+    from rljob_testing.vllm_on_cpu import difference, generated, small_vllm_engine
     from rljob_trainer.weights.sync import sync_weights
 
     layout = ParallelLayout.of(context.world_size, shard_size=1)
@@ -64,19 +61,9 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
     found = []
     for version in range(NUM_VERSIONS):
         sync_weights(trained, vllm, torch.float32, version)
-        requests = [
-            GenerationRequest(str(row), prompt, SamplingSettings(1.0, 1.0, 0, 12, ()), row)
-            for row, prompt in enumerate(PROMPTS)
-        ]
-        finished = vllm.generate(requests)
-        sequences = [finished[request.request_id] for request in requests]
-        rows = [torch.tensor([*prompt, *each.token_ids]) for prompt, each in zip(PROMPTS, sequences, strict=True)]
-        masks = [torch.arange(len(row)) >= len(prompt) for prompt, row in zip(PROMPTS, rows, strict=True)]
-        batch = TokenBatch(RaggedColumn.from_rows(rows), RaggedColumn.from_rows(masks), {})
-        generated_R = torch.tensor([logprob for each in sequences for logprob in each.logprobs])
-        difference = float((trained.forward(batch, 1.0).logprobs_N - generated_R).abs().max())
+        largest = difference(trained, generated(vllm, 12))
         wrong = [name for name in {*right, *given} if name not in given or not torch.equal(right[name], given[name])]
-        found.append((difference, wrong))
+        found.append((largest, wrong))
         given.clear()
         with torch.no_grad():
             for tensor in right.values():
@@ -88,6 +75,8 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
 
 def without_seeds(vllm: VllmEngine, seed: int) -> list[tuple[int, ...]]:
     """Collective."""
+    from rljob_testing.vllm_on_cpu import PROMPTS
+
     torch.manual_seed(seed)
     sampling = SamplingSettings(1.0, 1.0, 0, 12, ())
     finished = vllm.generate(GenerationRequest(str(row), each, sampling, None) for row, each in enumerate(PROMPTS))
@@ -115,7 +104,7 @@ def test_every_version_of_the_weights_is_generated_with(tmp_path: Path) -> None:
     folder = save_tiny_model("qwen3_moe", tmp_path)
     for file in MODEL.glob("tokenizer*"):
         copy(file, folder)
-    [ranks] = run_on_ranks([RankedRun(partial(generated, folder), 2)])
+    [ranks] = run_on_ranks([RankedRun(partial(seen_on_a_rank, folder), 2)], VLLM)
     for found in ranks:
         assert isinstance(found, Generated)
         assert len(found.versions) == NUM_VERSIONS

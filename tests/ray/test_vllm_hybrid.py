@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from rljob_testing.ray_cluster import ray_cluster
 from rljob_testing.trainer_program import Ended, RunTrainer
 from rljob_testing.training_runs import Document, small_job
 from rljob_testing.watched_hybrid import NEVER, watched_hybrid
 from rljob_trainer.controller import model_roles
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.long]
 
 NUM_UPDATES = 3
 NUM_STALE_STEPS = 2
@@ -77,6 +79,13 @@ def watch(folder: Path, cluster: str, tensor_parallel: int, num_steps: int, stal
 def shared_memory() -> set[str]:
     """What tensor-parallel peers of vLLM share: of the CPU back end, and the queue between them."""
     return {path.name for pattern in ("*cpushm*", "psm_*") for path in Path("/dev/shm").glob(pattern)}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Whose workers load torch themselves, for one of two shall compile."""
+    with ray_cluster(2, tmp_path_factory.mktemp("ray") / "ray.log") as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -16,24 +16,20 @@ import torch
 
 from rljob_api.v1alpha1.model import Lora, LoraSync
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import MODEL
 from rljob_testing.tiny_models import save_tiny_model
-from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.engines.train.token_batch import TokenBatch
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm]
 
 NUM_VERSIONS = 6
 FORGOTTEN = 2
 """The version before which the engine has lost its weights, as on a GPU when it sleeps."""
 FIRST_MERGED = 4
-PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
 CPU = torch.device("cpu")
 
 
@@ -47,7 +43,7 @@ class Version:
 
 def versions(folder: Path, context: WorkerContext) -> list[Version]:
     """Collective. What each version of the adapters is generated with; the first is as they begin."""
-    from rljob_testing.vllm_on_cpu import small_vllm_engine
+    from rljob_testing.vllm_on_cpu import difference, generated, small_vllm_engine
     from rljob_trainer.weights.sync import sync_weights
 
     lora = Lora(rank=3, alpha=6.0, sync=LoraSync.ADAPTER)
@@ -62,21 +58,9 @@ def versions(folder: Path, context: WorkerContext) -> list[Version]:
         if version == FIRST_MERGED:
             trained.settings = replace(settings, adapters=merging)
         sync_weights(trained, vllm, torch.float32, version, knows_base=version not in (0, FORGOTTEN))
-        requests = [
-            GenerationRequest(str(row), prompt, SamplingSettings(1.0, 1.0, 0, 12, ()), row)
-            for row, prompt in enumerate(PROMPTS)
-        ]
-        finished = vllm.generate(requests)
-        sequences = [finished[request.request_id] for request in requests]
+        sequences = generated(vllm, 12)
         assert all(set(each.policy_versions) == {version} for each in sequences)
-        rows = [torch.tensor([*prompt, *each.token_ids]) for prompt, each in zip(PROMPTS, sequences, strict=True)]
-        masks = [torch.arange(len(row)) >= len(prompt) for prompt, row in zip(PROMPTS, rows, strict=True)]
-        batch = TokenBatch(RaggedColumn.from_rows(rows), RaggedColumn.from_rows(masks), {})
-        generated_R = torch.tensor([logprob for each in sequences for logprob in each.logprobs])
-        policy_R, base_R = (
-            trained.forward(batch, 1.0, with_adapters=with_adapters).logprobs_N for with_adapters in (True, False)
-        )
-        found.append(Version(float((policy_R - generated_R).abs().max()), float((base_R - generated_R).abs().max())))
+        found.append(Version(difference(trained, sequences), difference(trained, sequences, with_adapters=False)))
         with torch.no_grad():
             for number, (name, tensor) in enumerate(trained.named_adapters()):
                 tensor.mul_(1.3) if ".lora_A." in name else tensor.add_(0.02 * (1 + number % 5))
@@ -87,7 +71,7 @@ def test_every_version_of_the_adapters_is_generated_with(tmp_path: Path) -> None
     folder = save_tiny_model("qwen3 tied", tmp_path)
     for file in MODEL.glob("tokenizer*"):
         copy(file, folder)
-    [ranks] = run_on_ranks([RankedRun(partial(versions, folder), 2)])
+    [ranks] = run_on_ranks([RankedRun(partial(versions, folder), 2)], VLLM)
     for found in ranks:
         assert isinstance(found, list)
         assert len(found) == NUM_VERSIONS

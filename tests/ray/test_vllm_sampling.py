@@ -23,8 +23,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rljob_testing.cut_off_sampling import NUM_SAMPLES, PROMPT, SETTINGS, Sample, assert_follows, distribution
-from rljob_testing.lent_memory import lent_bytes
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.host_memory import lent_bytes
+from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
 from rljob_testing.replayed_steps import MODEL
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, RolloutEngine, SamplingSettings
@@ -33,7 +33,7 @@ from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 if TYPE_CHECKING:
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm]
 
 PROMPTS = (PROMPT, (4, 9, 5), (12, 7, 3, 8, 4, 6, 11, 5, 9), (3, 3, 7))
 FREELY = SamplingSettings(1.5, 1.0, 0, 24, ())
@@ -168,7 +168,7 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Generated:
     folder = with_a_special_seven(tmp_path_factory.mktemp("model"))
-    [[one]] = run_on_ranks([RankedRun(partial(generated, folder), 1)])
+    [[one]] = run_on_ranks([RankedRun(partial(generated, folder), 1)], VLLM)
     assert isinstance(one, Generated)
     return one
 

@@ -20,7 +20,7 @@ from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses
 from rljob_trainer.groups.worker_side import ProcessInfo
 from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_driver")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_driver")]
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 LIMIT_BYTES = 200 * 2**20

@@ -21,7 +21,7 @@ from rljob_trainer.groups.worker_group import WorkerGroup, spawn
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, attach_processes, start_processes
 from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool, reserve_pools
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 ROLES = [RoleSpec(name, OddWorker, make_odd) for name in ("first", "second")]
 ENVIRONMENT = {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}

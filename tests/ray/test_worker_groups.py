@@ -36,7 +36,7 @@ from rljob_trainer.groups.worker_processes import (
     WorkerProcesses,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 
 @pytest.fixture(scope="module")

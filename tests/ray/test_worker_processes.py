@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import cast
+from pathlib import Path
 
 import pytest
 from ray.util import placement_group_table
@@ -35,7 +35,7 @@ from rljob_trainer.groups.worker_processes import (
     attach_processes,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray]
 
 
 @pytest.mark.usefixtures("ray_driver")
@@ -115,18 +115,22 @@ def test_a_killed_controller_leaves_nothing_unless_it_gave_a_name(cluster: str) 
 
 
 @pytest.mark.usefixtures("ray_driver")
-def test_a_death_is_known_while_nobody_calls() -> None:
+def test_a_death_is_known_while_nobody_calls(tmp_path: Path) -> None:
     with started_echoes(2) as processes, started_echoes(1) as others:
         group, other = spawn(processes)["first"], spawn(others)["first"]
         victim = described(group)[1][2]
         # A call to others goes on as long as all are alive, and no longer.
-        pending = cast("Pending[DataProto]", call(other, "add_later", mixed_batch(1).only(["number"]), seconds=20))
+        end = tmp_path / "end"
+        pending = call(other, "add_when_there_is", mixed_batch(1).only(["number"]), str(end))
+        assert isinstance(pending, Pending)
         os.kill(victim, signal.SIGKILL)
         killed_at = time.monotonic()
         with pytest.raises(WorkerDiedError, match=rf"worker rank 1 \(first, second; process {victim} on .*\) died: "):
             watch_for_seconds(processes, 30)
         assert time.monotonic() - killed_at < 5
         assert not pending.done()
+        # Processes that are at work would be waited for.
+        end.touch()
 
 
 def test_a_killed_worker_is_named_with_its_call_and_cause(four: WorkerProcesses) -> None:

@@ -19,9 +19,8 @@ import pytest
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_trainer.controller import answer_checks
 from rljob_trainer.controller.answer_checks import DrawnRows, check_rewards, refuse_unusable, start_check_pools
-from rljob_trainer.controller.prompt_sets import DATASET
 from rljob_trainer.datasets.cursor import PromptCursor
-from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.datasets.prompts import DATASET, PromptRow
 from rljob_trainer.errors import DatasetError, ResourceError
 from rljob_trainer.rewards.base import ScorerSpec
 from rljob_trainer.rewards.function import FunctionScorer

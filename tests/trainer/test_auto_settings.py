@@ -112,9 +112,6 @@ def test_compilation_pays_or_not(given: RLJobSpec, device_type: str, expected: C
         ("Auto", MIN_STEPS_TO_COMPILE, Compile.NEVER, "cpu", Compile.NEVER),
         ("Auto", 1, Compile.ALWAYS, "cpu", Compile.ALWAYS),
         ("Never", 1, Compile.ALWAYS, "cpu", Compile.NEVER),
-        # What versions without the setting did.
-        ("Auto", MIN_STEPS_TO_COMPILE, Compile.AUTO, "cpu", Compile.NEVER),
-        ("Auto", 1, Compile.AUTO, "cuda", Compile.ALWAYS),
     ],
 )
 @pytest.mark.usefixtures("compiler")

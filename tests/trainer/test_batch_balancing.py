@@ -20,13 +20,12 @@ def fullest(lengths: list[int] | Lengths, partitions: list[list[int]]) -> int:
     return max(sum(int(lengths[item]) for item in partition) for partition in partitions)
 
 
-def best_possible(lengths: list[int], num_partitions: int, equal_counts: bool) -> int:
+def best_possible(lengths: list[int], num_partitions: int) -> int:
     """The sum of the fullest partition in the best of all ways to spread the lengths."""
     best = sum(lengths)
     for numbers in product(range(num_partitions), repeat=len(lengths)):
         partitions = [[item for item, number in enumerate(numbers) if number == n] for n in range(num_partitions)]
-        counts = {len(partition) for partition in partitions}
-        if 0 not in counts and (len(counts) == 1 or not equal_counts):
+        if len({len(partition) for partition in partitions}) == 1:
             best = min(best, fullest(lengths, partitions))
     return best
 
@@ -35,29 +34,25 @@ def response_lengths(seed: int) -> Lengths:
     return np.maximum(1, np.random.default_rng(seed).lognormal(6.5, 0.9, 8192)).astype(np.int64)
 
 
-@pytest.mark.parametrize("equal_counts", [True, False])
 @pytest.mark.parametrize("num_partitions", [8, 64])
 @pytest.mark.parametrize("seed", range(3))
-def test_8192_responses_are_spread_to_a_ten_thousandth(seed: int, num_partitions: int, equal_counts: bool) -> None:
+def test_8192_responses_are_spread_to_a_ten_thousandth(seed: int, num_partitions: int) -> None:
     lengths = response_lengths(seed)
-    partitions = balanced_partitions(lengths, num_partitions, equal_counts=equal_counts)
+    partitions = balanced_partitions(lengths, num_partitions)
     assert fullest(lengths, partitions) <= 1.0001 * lengths.sum() / num_partitions
-    assert not equal_counts or {len(partition) for partition in partitions} == {8192 // num_partitions}
+    assert {len(partition) for partition in partitions} == {8192 // num_partitions}
 
 
 def test_one_response_longer_than_a_share_gets_the_shortest_companions() -> None:
     lengths = response_lengths(0)
     lengths[5] = 10_000_000
-    alone = balanced_partitions(lengths, 64, equal_counts=False)
-    assert [5] in alone
-    assert fullest(lengths, alone) == 10_000_000
-    equal = balanced_partitions(lengths, 64, equal_counts=True)
-    assert fullest(lengths, equal) == 10_000_000 + np.sort(lengths)[:127].sum()
+    partitions = balanced_partitions(lengths, 64)
+    assert fullest(lengths, partitions) == 10_000_000 + np.sort(lengths)[:127].sum()
 
 
-def test_exchanges_make_up_for_what_dealing_longest_first_leaves() -> None:
-    # Dealing gives 15 + 8 + 8 = 31 and 14 + 12 + 1 = 27.
-    assert balanced_partitions([12, 8, 1, 8, 14, 15], 2, equal_counts=False) == [[0, 1, 2, 3], [4, 5]]
+def test_exchanges_improve_on_longest_first() -> None:
+    # Longest first gives 15 + 8 + 8 = 31 and 14 + 12 + 1 = 27.
+    assert balanced_partitions([12, 8, 1, 8, 14, 15], 2) == [[0, 1, 3], [2, 4, 5]]
 
 
 @settings(max_examples=60)
@@ -65,14 +60,9 @@ def test_exchanges_make_up_for_what_dealing_longest_first_leaves() -> None:
 def test_no_way_to_spread_few_lengths_is_much_better(lengths: list[int], num_partitions: int) -> None:
     if len(lengths) < num_partitions:
         return
-    # Graham's bound for dealing longest first; exchanges only improve on it.
-    partitions = balanced_partitions(lengths, num_partitions, equal_counts=False)
-    assert fullest(lengths, partitions) <= (4 / 3 - 1 / (3 * num_partitions)) * best_possible(
-        lengths, num_partitions, False
-    )
     lengths = lengths[: len(lengths) // num_partitions * num_partitions]
-    partitions = balanced_partitions(lengths, num_partitions, equal_counts=True)
-    assert fullest(lengths, partitions) <= 1.2 * best_possible(lengths, num_partitions, True)
+    partitions = balanced_partitions(lengths, num_partitions)
+    assert fullest(lengths, partitions) <= 1.2 * best_possible(lengths, num_partitions)
 
 
 def test_few_lengths_are_mostly_spread_in_the_best_way() -> None:
@@ -80,9 +70,7 @@ def test_few_lengths_are_mostly_spread_in_the_best_way() -> None:
     excess = []
     for _ in range(60):
         lengths = random.lognormal(6.5, 0.9, 6).astype(int).tolist()
-        for equal_counts in (True, False):
-            found = fullest(lengths, balanced_partitions(lengths, 2, equal_counts=equal_counts))
-            excess.append(found / best_possible(lengths, 2, equal_counts) - 1)
+        excess.append(fullest(lengths, balanced_partitions(lengths, 2)) / best_possible(lengths, 2) - 1)
     assert np.mean(np.array(excess) == 0) > 0.9
     assert np.mean(excess) < 0.005
 
@@ -91,34 +79,22 @@ def test_few_lengths_are_mostly_spread_in_the_best_way() -> None:
 @given(
     lengths=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 10**6)), min_size=1, max_size=60),
     num_partitions=st.integers(1, 8),
-    equal_counts=st.booleans(),
 )
-def test_every_position_is_in_one_partition_and_none_is_empty(
-    lengths: list[int], num_partitions: int, equal_counts: bool
-) -> None:
-    if equal_counts:
-        lengths = lengths * num_partitions
-    if len(lengths) < num_partitions:
-        return
-    partitions = balanced_partitions(lengths, num_partitions, equal_counts=equal_counts)
+def test_every_position_is_in_one_partition(lengths: list[int], num_partitions: int) -> None:
+    lengths = lengths * num_partitions
+    partitions = balanced_partitions(lengths, num_partitions)
     assert len(partitions) == num_partitions
     assert sorted(item for partition in partitions for item in partition) == list(range(len(lengths)))
-    assert all(partition == sorted(partition) and partition for partition in partitions)
-    if equal_counts:
-        assert {len(partition) for partition in partitions} == {len(lengths) // num_partitions}
-    assert partitions == balanced_partitions(
-        np.array(lengths, dtype=np.int32), num_partitions, equal_counts=equal_counts
-    )
+    assert all(partition == sorted(partition) for partition in partitions)
+    assert {len(partition) for partition in partitions} == {len(lengths) // num_partitions}
+    assert partitions == balanced_partitions(np.array(lengths, dtype=np.int32), num_partitions)
 
 
 def test_what_cannot_be_spread_is_refused() -> None:
-    with pytest.raises(DataError, match="2 lengths cannot be spread over 3 partitions"):
-        balanced_partitions([1, 2], 3, equal_counts=False)
-    with pytest.raises(DataError, match="2 lengths cannot be spread over 0 partitions"):
-        balanced_partitions([1, 2], 0, equal_counts=False)
-    with pytest.raises(DataError, match="5 lengths cannot be spread evenly over 2 partitions; pad first"):
-        balanced_partitions([1, 2, 3, 4, 5], 2, equal_counts=True)
+    for lengths, num_partitions in (([1, 2], 3), ([1, 2], 0), ([1, 2, 3, 4, 5], 2)):
+        with pytest.raises(DataError, match=r"cannot be spread evenly over \d partitions; pad first"):
+            balanced_partitions(lengths, num_partitions)
     with pytest.raises(DataError, match="a length of -4 is below 0"):
-        balanced_partitions([1, -4], 2, equal_counts=True)
+        balanced_partitions([1, -4], 2)
     with pytest.raises(DataError, match=r"whole numbers \(seen: float64 \(2,\)\)"):
-        balanced_partitions(np.array([1.0, 2.0]), 2, equal_counts=True)
+        balanced_partitions(np.array([1.0, 2.0]), 2)

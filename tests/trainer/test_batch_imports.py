@@ -7,14 +7,13 @@ import sys
 
 LIGHT_MODULES = (
     *(
-        "datasets.contamination",
         "datasets.cursor",
         "models.source",
         "datasets.prompts",
         "datasets.rows",
         "source_paths",
     ),
-    *("rewards.loading", "rewards.error_policy", "rewards.process_pool", "rewards.scoring_program"),
+    *("rewards.loading", "rewards.process_pool", "rewards.scoring_program"),
 )
 HEAVY_LIBRARIES = "torch transformers datasets pyarrow reasoning_gym math_verify sympy huggingface_hub ray vllm"
 

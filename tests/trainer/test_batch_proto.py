@@ -21,10 +21,6 @@ def batch(num_rows: int) -> DataProto:
     )
 
 
-SHUFFLED_BY_7 = [4, 1, 6, 3, 2, 7, 5, 0]
-"""Eight rows in the order of the first eight numbers of the Philox stream with key (7, 0)."""
-
-
 def numbers(proto: DataProto) -> list[int]:
     return [int(value) for value in proto["number"].tolist()]
 
@@ -70,12 +66,8 @@ def test_rows_are_repeated_side_by_side_or_batch_after_batch() -> None:
     tiled = batch(2).repeat(3, interleaved=False)
     assert numbers(tiled) == [0, 1, 0, 1, 0, 1]
     assert tiled.object_column("name") == ("row 0", "row 1") * 3
-    assert numbers(batch(3).repeat_rows([1, 0, 2])) == [0, 2, 2]
     with pytest.raises(DataError, match=r"0 or more \(seen: -1\)"):
         batch(2).repeat(-1)
-    for counts in ([1], [1, -1], [1.0, 2.0]):
-        with pytest.raises(DataError, match="repeat_rows: each of 2 rows needs a whole number of times"):
-            batch(2).repeat_rows(counts)  # type: ignore[arg-type]
 
 
 def test_reorder_takes_each_row_once() -> None:
@@ -83,23 +75,6 @@ def test_reorder_takes_each_row_once() -> None:
     for order in ([0, 1], [0, 1, 1], [0, 1, 2, 2]):
         with pytest.raises(DataError, match="the order must name each of 3 rows once"):
             batch(3).reorder(order)
-
-
-def test_mini_batches_have_an_order_that_seed_and_epoch_define() -> None:
-    plain = [numbers(part) for part in batch(4).mini_batches(2, num_epochs=2)]
-    assert plain == [[0, 1], [2, 3], [0, 1], [2, 3]]
-    shuffled = [number for part in batch(50).mini_batches(10, num_epochs=2, seed=1) for number in numbers(part)]
-    again = [number for part in batch(50).mini_batches(25, num_epochs=2, seed=1) for number in numbers(part)]
-    other = [number for part in batch(50).mini_batches(25, num_epochs=2, seed=2) for number in numbers(part)]
-    assert shuffled == again
-    assert sorted(shuffled[:50]) == sorted(shuffled[50:]) == list(range(50))
-    assert len({tuple(order) for order in (shuffled[:50], shuffled[50:], other[:50], range(50))}) == 4
-    # The order of one seed is part of what a resumed run repeats.
-    assert [number for part in batch(8).mini_batches(4, seed=7) for number in numbers(part)] == SHUFFLED_BY_7
-    with pytest.raises(DataError, match="4 rows are no whole number of batches of 3; pad first"):
-        batch(4).mini_batches(3)
-    with pytest.raises(DataError, match="seed must be 0 to "):
-        next(batch(4).mini_batches(2, seed=-1))
 
 
 def test_split_may_end_with_a_shorter_part() -> None:
@@ -110,7 +85,7 @@ def test_chunk_refuses_uneven_parts() -> None:
     assert [numbers(part) for part in batch(6).chunk(3)] == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(DataError, match="6 rows cannot be split into 4 equal parts"):
         batch(6).chunk(4)
-    for call in (lambda: batch(6).chunk(0), lambda: batch(6).split(0), lambda: batch(6).mini_batches(-1)):
+    for call in (lambda: batch(6).chunk(0), lambda: batch(6).split(0)):
         with pytest.raises(DataError, match="must be 1 or more"):
             call()
 
@@ -162,7 +137,7 @@ def test_union_takes_equal_content_of_any_kind() -> None:
 
 def test_concat_refuses_other_columns_kinds_and_dtypes() -> None:
     with pytest.raises(DataError, match=r"different columns \(name, square not in all of them\)"):
-        DataProto.concat([batch(2), batch(2).select(["number"])])
+        DataProto.concat([batch(2), batch(2).only(["number"])])
     with pytest.raises(DataError, match="'x' is tensor in one batch and object in another"):
         DataProto.concat([DataProto({"x": torch.zeros(1)}), DataProto(objects={"x": (1,)})])
     with pytest.raises(DataError, match=r"column 'x': parts differ.*float32 \[\*\] on cpu; torch.int64 \[\*\]"):
@@ -172,11 +147,9 @@ def test_concat_refuses_other_columns_kinds_and_dtypes() -> None:
     assert len(DataProto.concat([])) == 0
 
 
-def test_select_only_without_and_rename() -> None:
+def test_only_without_and_rename() -> None:
     whole = batch(2).with_columns(ragged={"tokens": RaggedColumn.from_rows([[1], [2]])}, meta={"version": 1})
-    selected = whole.select(["tokens", "number"], ["name"], meta=["version"])
-    assert selected.column_names() == ["number", "name", "tokens"]
-    assert (selected.meta, whole.select().meta) == ({"version": 1}, {"step": 3, "version": 1})
+    assert whole.only(["tokens", "number", "name"]).column_names() == ["number", "name", "tokens"]
     assert (whole.only(["name"]).column_names(), whole.only(["name"]).meta) == (["name"], {})
     assert (whole.without(["name", "tokens"]).column_names(), whole.without([]).meta) == (
         ["number", "square"],
@@ -186,9 +159,8 @@ def test_select_only_without_and_rename() -> None:
     assert swapped["square"].tolist() == [0, 1]
     assert swapped.ragged_column("prompt").values.tolist() == [1, 2]
     for refused, message in (
-        (lambda: whole.select(["name"]), "no tensor column 'name' .*; 'name' is of kind object"),
-        (lambda: whole.select(objects=["number"]), "no object column 'number' .*; 'number' is of kind tensor"),
-        (lambda: whole.select(meta=["else"]), r"no meta 'else' \(there are: step, version\)"),
+        (lambda: whole["name"], "no tensor column 'name' .*; 'name' is of kind object"),
+        (lambda: whole.object_column("number"), "no object column 'number' .*; 'number' is of kind tensor"),
         (lambda: whole.only(["else"]), r"no column 'else' \(there are: name, number, square, tokens\)"),
         (lambda: whole.without(["else"]), "no column 'else'"),
         (lambda: whole.rename({"else": "x"}), "no column 'else'"),

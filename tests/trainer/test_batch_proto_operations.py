@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +26,6 @@ def row_operations(draw: st.DrawFn, num_rows: int) -> Operation:
     step = draw(st.sampled_from([None, 1, 2, -1]))
     picked = draw(st.lists(st.integers(-num_rows, num_rows - 1), max_size=8)) if num_rows else []
     mask = draw(st.lists(st.booleans(), min_size=num_rows, max_size=num_rows))
-    counts = draw(st.lists(st.integers(0, 2), min_size=num_rows, max_size=num_rows))
     order = list(draw(st.permutations(range(num_rows))))
     times, size = draw(st.integers(0, 3)), draw(st.integers(1, 4))
     choices: list[Operation] = [
@@ -36,11 +34,6 @@ def row_operations(draw: st.DrawFn, num_rows: int) -> Operation:
         (f"mask {mask}", lambda b: b.rows(mask), lambda r: [row for row, is_in in zip(r, mask, strict=True) if is_in]),
         (f"repeat {times}", lambda b: b.repeat(times), lambda r: [row for row in r for _ in range(times)]),
         (f"tile {times}", lambda b: b.repeat(times, interleaved=False), lambda r: r * times),
-        (
-            f"repeat rows {counts}",
-            lambda b: b.repeat_rows(counts),
-            lambda r: [row for row, number in zip(r, counts, strict=True) for _ in range(number)],
-        ),
         (f"reorder {order}", lambda b: b.reorder(order), lambda r: [r[i] for i in order]),
         (f"pad {size}", lambda b: b.padded_to_multiple(size)[0], lambda r: r + r[-1:] * (-len(r) % size)),
         (f"split {size} and concat", lambda b: DataProto.concat([*b.split(size)] or [b]), lambda r: r),
@@ -107,24 +100,6 @@ def test_chunks_of_a_padded_batch_are_equal_and_give_it_back(batch: DataProto, n
     together = DataProto.concat(chunks)
     assert rows_of(together.unpadded(num_added)) == rows_of(batch.repeat(times))
     assert together.meta == batch.meta
-
-
-@ANY_BATCH
-@given(
-    batch=batches(), size=st.integers(1, 3), num_epochs=st.integers(0, 3), seed=st.one_of(st.none(), st.integers(0, 9))
-)
-def test_mini_batches_visit_every_row_once_an_epoch(
-    batch: DataProto, size: int, num_epochs: int, seed: int | None
-) -> None:
-    whole = batch.padded_to_multiple(size)[0]
-    parts = [rows_of(part) for part in whole.mini_batches(size, num_epochs, seed)]
-    assert [len(part) for part in parts] == [size] * (num_epochs * len(whole) // size)
-    assert parts == [rows_of(part) for part in whole.mini_batches(size, num_epochs, seed)]
-    visited = list(chain.from_iterable(parts))
-    for epoch in range(num_epochs):
-        rows = visited[epoch * len(whole) : (epoch + 1) * len(whole)]
-        assert sorted(map(repr, rows)) == sorted(map(repr, rows_of(whole)))
-        assert seed is not None or rows == rows_of(whole)
 
 
 @ANY_BATCH

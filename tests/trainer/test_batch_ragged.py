@@ -33,7 +33,7 @@ def test_rows_lie_one_after_the_other() -> None:
     assert column().offsets.tolist() == [0, 3, 3, 4]
     assert len(column()) == 3
     assert column().num_bytes == 4 * 8 + 3 * 8
-    assert [column().row(row).tolist() for row in (0, 1, -1)] == [[1, 2, 3], [], [4]]
+    assert [row.tolist() for row in column().row_tensors()] == [[1, 2, 3], [], [4]]
 
 
 def test_numbers_become_what_torch_makes_of_them_unless_told() -> None:
@@ -90,34 +90,18 @@ def test_long_rows_are_picked_like_short_ones(length: int) -> None:
     assert lists(ragged.rows([2, 1, 0])) == [whole[length:], whole[length - 1 : length], whole[: length - 1]]
 
 
-def test_padding_fills_on_the_right_and_can_be_taken_off() -> None:
-    padded = column().padded(4, -1)
-    assert padded.tolist() == [[1, 2, 3, -1], [-1, -1, -1, -1], [4, -1, -1, -1]]
-    assert lists(RaggedColumn.unpadded(padded, torch.tensor([3, 0, 1]))) == lists(column())
-    with pytest.raises(DataError, match="a row of 3 elements does not fit into 2"):
-        column().padded(2, 0)
-    with pytest.raises(DataError, match="rows of 4 elements hold no 5"):
-        RaggedColumn.unpadded(padded, torch.tensor([5, 0, 0]))
-    with pytest.raises(DataError, match="a length of -1"):
-        RaggedColumn.unpadded(padded, torch.tensor([-1, 0, 0]))
-    with pytest.raises(DataError, match=r"a tensor \[3, 4\] does not go with lengths \[2\]"):
-        RaggedColumn.unpadded(padded, torch.tensor([1, 1]))
-
-
 @given(
     rows=st.lists(st.lists(st.integers(0, 1), max_size=4), max_size=5),
-    width=st.integers(4, 6),
     dtype=st.sampled_from(DTYPES),
     inner=st.sampled_from([(), (0,), (2,)]),
 )
-def test_every_dtype_and_shape_survives_padding_picking_and_pickling(
-    rows: list[list[int]], width: int, dtype: torch.dtype, inner: tuple[int, ...]
+def test_every_dtype_and_shape_survives_picking_and_pickling(
+    rows: list[list[int]], dtype: torch.dtype, inner: tuple[int, ...]
 ) -> None:
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     flat = torch.tensor([number for row in rows for number in row], dtype=torch.float32)
     values = flat.reshape(-1, *(1 for _ in inner)).expand(-1, *inner).to(dtype)
     ragged = RaggedColumn(values, lengths)
-    assert ragged.same_as(RaggedColumn.unpadded(ragged.padded(width, 1), lengths))
     assert ragged.same_as(pickle.loads(pickle.dumps(ragged)))
     backwards = ragged.rows(slice(None, None, -1))
     assert lists(backwards) == lists(ragged)[::-1]

@@ -52,7 +52,7 @@ def test_no_operation_on_rows_or_columns_fetches() -> None:
     batch = (
         batch.reorder(list(range(8))[::-1]).repeat(2).padded_to_multiple(5)[0].rows(batch_mask(20)).rename({"a": "x"})
     )
-    batch = DataProto.concat([*batch.split(3)]).union(batch.only(["x"])).without(["b"]).select(["x"], meta=[])
+    batch = DataProto.concat([*batch.split(3)]).union(batch.only(["x"])).without(["b"]).only(["x"])
     assert batch.column_names() == ["x"]
     assert len(batch) == 10
     assert batch.column_bytes("x") == 0

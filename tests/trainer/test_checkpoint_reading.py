@@ -8,7 +8,7 @@ import torch
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint
 from rljob_testing.bytes_read import bytes_read
-from rljob_testing.checkpoint_actor import LocalActor, cursor_at
+from rljob_testing.checkpoint_samples import LocalActor, cursor_at
 from rljob_trainer.checkpoints.load import check_checkpoint
 from rljob_trainer.controller.checkpointing import Checkpointing
 

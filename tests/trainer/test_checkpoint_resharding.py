@@ -1,18 +1,103 @@
-"""FSDP2 parameters and AdamW state, saved on some ranks and loaded on others, are equal to the last bit."""
+"""FSDP2 parameters and AdamW state, saved on some ranks and loaded on others, are equal to the last bit: a
+small training on real gloo ranks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
-from rljob_testing.checkpoint_ranks import RankRun, run_in_order
-from rljob_trainer.checkpoints.load import open_checkpoint
+from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_trainer.checkpoints.layout import ShardRecord
+from rljob_trainer.checkpoints.load import find_newest_complete, load_into, open_checkpoint
+from rljob_trainer.checkpoints.save import begin_save, commit, num_shard_bytes, save_shard
+from rljob_trainer.checkpoints.sharding import sharded_tensors_from_dtensors
+from rljob_trainer.dispatch.worker import WorkerContext
 
 DIRECTIONS = [(1, 2), (2, 1), (2, 2), (2, 3)]
+STEP = 20
+
+
+def save_after_training(root: Path, out: Path, context: WorkerContext) -> None:
+    """Start 1 trains and saves to `root`; rank 0 leaves the whole tensors in the file `out`."""
+    model, optimizer = made_model(seed=1)
+    train(model, optimizer, num_steps=3)
+    save(root, context.rank, state_of(model, optimizer))
+    keep_whole(state_of(model, optimizer), out, context)
+
+
+def load_over_others(root: Path, out: Path, context: WorkerContext) -> None:
+    """Start 2, which has trained something else, takes the newest checkpoint below `root`; `out` as there."""
+    model, optimizer = made_model(seed=2)
+    train(model, optimizer, num_steps=1)
+    found = find_newest_complete(root, start_number=2)
+    assert found is not None
+    load_into(state_of(model, optimizer), open_checkpoint(found.folder))
+    keep_whole(state_of(model, optimizer), out, context)
+
+
+def keep_whole(state: list[tuple[str, torch.Tensor]], out: Path, context: WorkerContext) -> None:
+    """Collective."""
+    found = {name: whole(tensor) for name, tensor in state}
+    if context.rank == 0:
+        save_file(found, out)
+
+
+def made_model(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Odd sizes: rows do not divide by 2 or 3, and the last layer has fewer rows than there are ranks."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(7, 13), nn.Linear(13, 5), nn.Linear(5, 1))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
+    for step in range(num_steps):
+        inputs = torch.linspace(-1, 1, 28).reshape(4, 7) * (step + 1)
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
+    state: list[tuple[str, torch.Tensor]] = []
+    for name, parameter in model.named_parameters():
+        state.append((f"model/{name}", parameter))
+        state.extend((f"optimizer/{name}/{key}", value) for key, value in optimizer.state[parameter].items())
+    return state
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().clone()
+
+
+def save(root: Path, rank: int, state: list[tuple[str, torch.Tensor]]) -> None:
+    """Rank 0 plays the controller as well."""
+    tensors = sharded_tensors_from_dtensors(state, rank)
+    sizes: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(sizes, num_shard_bytes(tensors))
+    folders: list[Path | None] = [begin_save(root, STEP, start_number=1, num_bytes=sum(sizes)) if rank == 0 else None]
+    dist.broadcast_object_list(folders)
+    folder = folders[0]
+    assert folder is not None
+    record = save_shard(folder, rank, tensors)
+    records: list[ShardRecord] = [record] * dist.get_world_size()
+    dist.all_gather_object(records, record)
+    if rank == 0:
+        commit(root, folder, STEP, 1, records, {"cursor": 7})
 
 
 @dataclass(frozen=True)
@@ -37,9 +122,11 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     runs = Runs(tmp_path_factory.mktemp("ranks"))
-    saves = [RankRun(n, "train_and_save", runs.root(n), runs.expected_file(n)) for n in (1, 2)]
-    loads = [RankRun(n, "load", runs.root(saved), runs.loaded_file(saved, n)) for saved, n in DIRECTIONS]
-    run_in_order([*saves, *loads])
+    saves = [RankedRun(partial(save_after_training, runs.root(n), runs.expected_file(n)), n) for n in (1, 2)]
+    loads = [
+        RankedRun(partial(load_over_others, runs.root(saved), runs.loaded_file(saved, n)), n) for saved, n in DIRECTIONS
+    ]
+    run_on_ranks([*saves, *loads])
     return runs
 
 

@@ -10,8 +10,8 @@ import torch
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint
 from rljob_api.v1alpha1.model import Dtype
-from rljob_api.v1alpha1.rollout import RolloutEngine
-from rljob_testing.checkpoint_actor import LocalActor, cursor_at
+from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
+from rljob_testing.checkpoint_samples import LocalActor, cursor_at
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.load import find_newest_complete
 from rljob_trainer.controller.auto_settings import AutoSettings
@@ -136,7 +136,9 @@ def test_the_folder_of_another_job_is_left_as_it_is(root: Path) -> None:
 def test_what_the_dtype_stood_for_is_noted(tmp_path: Path) -> None:
     first = start_of(tmp_path, 1)
     assert first.find() is None
-    choices = AutoSettings(dtype=Dtype.BFLOAT16, rollout_engine=RolloutEngine.HUGGING_FACE)
+    choices = AutoSettings(
+        dtype=Dtype.BFLOAT16, rollout_engine=RolloutEngine.HUGGING_FACE, rollout_compile=Compile.NEVER
+    )
     first.choices = choices
     save(first, 10)
     point = start_of(tmp_path, 2).find()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint
-from rljob_testing.checkpoint_actor import LocalActor, cursor_at
+from rljob_testing.checkpoint_samples import LocalActor, cursor_at
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import list_checkpoint_folders, read_manifest
 from rljob_trainer.controller.checkpointing import Checkpointing

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.cpu_limit import num_usable_cores
+from rljob_trainer.control_groups import num_usable_cores
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,7 @@ from rljob_api.v1alpha1.dataset import (
     OverlongPrompt,
     ReasoningGymDataset,
 )
-from rljob_trainer.datasets.contamination import without_held_out
-from rljob_trainer.datasets.prompts import PromptRow, load_prompts
+from rljob_trainer.datasets.prompts import PromptRow, load_prompts, without_held_out
 from rljob_trainer.errors import ConfigurationError, DatasetError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.source_paths import local_path

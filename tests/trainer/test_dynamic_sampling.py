@@ -13,15 +13,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling as DynamicSamplingSpec
 from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
-from rljob_api.v1alpha1.resolved_dynamic_sampling import ResolvedDynamicSampling
+from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.remote import RemoteBlock, ShardReference
-from rljob_trainer.controller.dynamic_sampling import DynamicSampling, StepRollout, num_fresh_prompts, spread_groups
-from rljob_trainer.controller.rollout_phase import ScoredRollout, sample_seeds
+from rljob_trainer.controller.dynamic_sampling import DynamicSampling, num_fresh_prompts, spread_groups
+from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
+from rljob_trainer.controller.step_plan import StepPlan
+from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.controller.stop_request import StepAbandonedError
 from rljob_trainer.datasets.cursor import CursorState, PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.errors import BatchNotFullError
 from rljob_trainer.workers.columns import RESPONSE_LENGTHS, SCORES, score_column
 
@@ -57,7 +62,7 @@ class World:
         rows = [PromptRow(index, f"p{index}", "", (1,), None, {}) for index in range(self.num_prompts)]
         self.cursor = PromptCursor(rows, seed=3, shuffle=self.shuffle)
 
-    def generate(self, prompts: Sequence[PromptRow], num_drawn: int) -> ScoredRollout:
+    def generate(self, prompts: Sequence[PromptRow], num_drawn: int) -> Rollout:
         """Scores 0 and 1 where a group differs, else 0; the tokens stay where they are."""
         self.rounds.append([prompt.index for prompt in prompts])
         rows = [prompt.index for prompt in prompts for _ in range(GROUP_SIZE)]
@@ -68,7 +73,7 @@ class World:
         columns |= {score_column("right"): right_B.double(), NUMBERS: numbers_B}
         block = RemoteBlock.of_shard(Nowhere(len(self.rounds)), ["tokens"], len(rows))
         repeated = tuple(prompt for prompt in prompts for _ in range(GROUP_SIZE))
-        return ScoredRollout(repeated, DataProto(columns, remote=(block,)), {"right": 1.0})
+        return Rollout(repeated, DataProto(columns, remote=(block,)), {"right": 1.0})
 
     def filled(
         self,
@@ -78,14 +83,30 @@ class World:
         reward: str | None = None,
         num_updates: int = 1,
         num_workers: int = 1,
-    ) -> StepRollout:
+    ) -> StepRows:
         """The next step's groups."""
-        settings = ResolvedDynamicSampling(max_rounds, policy, reward)
-        sampling = DynamicSampling(settings, self.cursor, GROUP_SIZE, num_wanted // num_updates, num_workers)
+        settings = DynamicSamplingSpec(max_rounds=max_rounds, on_max_rounds=policy, reward=reward)
+        sampling = DynamicSampling(plan_of(settings, num_wanted // num_updates, num_workers), self.cursor)
         return sampling.filled(self.cursor.next_batch(num_wanted), 4, self.generate)
 
 
-def rows_of(rollout: ScoredRollout) -> list[int]:
+def plan_of(settings: DynamicSamplingSpec, groups_per_update: int, num_workers: int) -> StepPlan:
+    return StepPlan(
+        algorithm=resolve_algorithm(Algorithm(dynamic_sampling=settings)),
+        sampling=SamplingSettings(1.0, 1.0, 0, 8, ()),
+        group_size=GROUP_SIZE,
+        has_single_update=False,
+        seed=0,
+        num_data_ranks=num_workers,
+        num_critic_ranks=num_workers,
+        critic_warmup_steps=0,
+        rows_per_update=groups_per_update * GROUP_SIZE,
+        has_dropout=False,
+        sync_every_steps=1,
+    )
+
+
+def rows_of(rollout: Rollout) -> list[int]:
     """The prompts' rows, one for each group."""
     found = [prompt.index for prompt in rollout.prompts]
     assert found[::GROUP_SIZE] == found[1::GROUP_SIZE]
@@ -97,17 +118,16 @@ def test_the_first_groups_that_differ_are_taken_and_the_prompts_behind_them_come
     found = world.filled(4)
     # One of four is kept; 1.25 x 3 x 4 prompts should do, and a round has at most four.
     assert world.rounds == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert isinstance(found.rows, ScoredRollout)
     assert found.everything is not None
-    assert rows_of(found.rows) == [1, 4, 5, 6]
+    assert rows_of(found.rollout) == [1, 4, 5, 6]
     assert rows_of(found.everything) == list(range(8))
     assert found.is_kept_B.tolist() == [True] * 8
-    assert found.rows.batch[NUMBERS].tolist() == [1, 1, 4, 4, 5, 5, 6, 6]
-    assert found.rows.batch.is_remote("tokens")
-    [block] = found.rows.batch.remote
+    assert found.rollout.batch[NUMBERS].tolist() == [1, 1, 4, 4, 5, 5, 6, 6]
+    assert found.rollout.batch.is_remote("tokens")
+    [block] = found.rollout.batch.remote
     assert [block.shards[shard] for shard in block.shard_of_row] == [Nowhere(1)] * 2 + [Nowhere(2)] * 6
     assert block.row_in_shard.tolist() == [2, 3, 0, 1, 2, 3, 4, 5]
-    assert found.metrics == {
+    assert found.sampling_metrics == {
         "dynamic_sampling/rounds": 2.0,
         "dynamic_sampling/prompts": 8.0,
         "dynamic_sampling/kept_fraction": 5 / 8,
@@ -122,7 +142,7 @@ def test_the_first_groups_that_differ_are_taken_and_the_prompts_behind_them_come
 
 def test_a_batch_that_is_full_at_once_takes_one_round() -> None:
     world = World(8, lambda _row: True)
-    assert world.filled(4).metrics["dynamic_sampling/rounds"] == 1.0
+    assert world.filled(4).sampling_metrics["dynamic_sampling/rounds"] == 1.0
     assert world.rounds == [[0, 1, 2, 3]]
     assert [row.index for row in world.cursor.next_batch(1)] == [4]
 
@@ -146,13 +166,11 @@ def test_a_step_takes_what_drawing_one_by_one_would_and_so_does_a_resumed_one(
             expected += [(row.index, number)] if differing[row.index] else []
             number += 1
         text = world.cursor.state().model_dump_json(by_alias=True)
-        found = world.filled(num_wanted, max_rounds=10_000, num_workers=num_workers).rows
-        assert isinstance(found, ScoredRollout)
+        found = world.filled(num_wanted, max_rounds=10_000, num_workers=num_workers).rollout
         assert list(zip(rows_of(found), found.batch[NUMBERS].tolist()[::GROUP_SIZE], strict=True)) == expected
         resumed = World(len(differing), lambda row: differing[row], shuffle)
         resumed.cursor.restore(CursorState.model_validate_json(text))
-        again = resumed.filled(num_wanted, max_rounds=10_000, num_workers=1).rows
-        assert isinstance(again, ScoredRollout)
+        again = resumed.filled(num_wanted, max_rounds=10_000, num_workers=1).rollout
         assert rows_of(again) == rows_of(found)
     later = [[row.index for row in each.cursor.next_batch(50)] for each in (world, slow)]
     assert later[0] == later[1]
@@ -161,8 +179,7 @@ def test_a_step_takes_what_drawing_one_by_one_would_and_so_does_a_resumed_one(
 def test_a_reward_that_is_named_must_differ_too() -> None:
     # Of `right` row 3 has equal scores; of the sums rows 1 and 2, whatever `right` says.
     world = World(12, lambda row: row not in (1, 2))
-    found = world.filled(4, reward="right").rows
-    assert isinstance(found, ScoredRollout)
+    found = world.filled(4, reward="right").rollout
     assert rows_of(found) == [4, 5, 7, 8]
 
 
@@ -183,14 +200,13 @@ def test_a_batch_that_is_never_full_is_one_clear_error() -> None:
 def test_fewer_groups_are_spread_over_the_updates_and_others_only_hold_their_places() -> None:
     world = World(40, lambda row: row in (2, 3, 9))
     found = world.filled(4, max_rounds=3, policy=FEWER, num_updates=2)
-    assert isinstance(found.rows, ScoredRollout)
-    assert rows_of(found.rows) == [2, 9, 3, 0]
+    assert rows_of(found.rollout) == [2, 9, 3, 0]
     assert found.is_kept_B.tolist() == [True] * 6 + [False] * 2
-    assert found.metrics["dynamic_sampling/returned_prompts"] == 0.0
+    assert found.sampling_metrics["dynamic_sampling/returned_prompts"] == 0.0
     assert [row.index for row in world.cursor.next_batch(1)] == [12]
     nothing = World(40, lambda _row: False).filled(4, max_rounds=2, policy=FEWER)
     assert not nothing.is_kept_B.any()
-    assert nothing.metrics["dynamic_sampling/kept_fraction"] == 0.0
+    assert nothing.sampling_metrics["dynamic_sampling/kept_fraction"] == 0.0
 
 
 @given(num_updates=st.integers(1, 5), groups_per_update=st.integers(1, 5), data=st.data())
@@ -211,12 +227,12 @@ def test_updates_differ_by_one_kept_group_at_most(
 def test_a_stop_between_rounds_ends_the_step() -> None:
     world = World(40, lambda row: row == 5)
 
-    def stops(prompts: Sequence[PromptRow], num_drawn: int) -> ScoredRollout:
+    def stops(prompts: Sequence[PromptRow], num_drawn: int) -> Rollout:
         if num_drawn:
             raise StepAbandonedError
         return world.generate(prompts, num_drawn)
 
-    sampling = DynamicSampling(ResolvedDynamicSampling(), world.cursor, GROUP_SIZE, 4, 1)
+    sampling = DynamicSampling(plan_of(DynamicSamplingSpec(max_rounds=10), 4, 1), world.cursor)
     with pytest.raises(StepAbandonedError):
         sampling.filled(world.cursor.next_batch(4), 0, stops)
     assert len(world.rounds) == 1

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rljob_api.v1alpha1.model import Model
 from rljob_testing.lora_runs import LORA, REPLAY
-from rljob_testing.one_rank import only_rank
+from rljob_testing.ranks import only_rank
 from rljob_testing.replayed_steps import MODEL, ReplayedRun, replayed_run
 from rljob_testing.tiny_models import save_tiny_model
 from rljob_trainer.batch.ragged import RaggedColumn

@@ -1,12 +1,45 @@
-"""Memory that a container can still have, in the files of both versions of control groups."""
+"""The host's memory: what a container can still have, what processes that compute on CPUs keep of what tensors leave,
+and pages that are given back, as those of vLLM's KV cache."""
 
 from __future__ import annotations
 
+import mmap
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from rljob_trainer.host_memory import available_host_bytes
+import pytest
+import torch
+
+from rljob_testing.host_memory import lent_bytes, num_new_mebibytes
+from rljob_testing.offload_runs import REPLAY, SAMPLING
+from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.replayed_steps import MODEL, replayed_run
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.base import RolloutMemory
+from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
+from rljob_trainer.host_memory import HOST_MEMORY, HostMemory
+from rljob_trainer.observability.memory import MEBIBYTE, process_bytes
+from rljob_trainer.workers.columns import PROMPT_TOKEN_IDS, SAMPLE_SEEDS
+from rljob_trainer.workers.hybrid import HybridWorker
+from rljob_trainer.workers.rollout import RolloutWorker
 
 MACHINE = {"proc/meminfo": "MemTotal:  32000 kB\nMemFree: 2000 kB\nMemAvailable:   16000 kB\n"}
+SUPPORT = Path(__file__).parents[1] / "support"
+IF_ASKED = """
+from rljob_testing.host_memory import num_new_mebibytes
+from rljob_trainer.host_memory import HOST_MEMORY
+
+print(HOST_MEMORY.keep_freed() if {is_asked} else None, num_new_mebibytes())
+"""
+FEW, MANY = 400, 3_000
+"""MiB that come anew in the 4,060 that are written to, where memory is kept and where it is not."""
+NUM_BYTES = 64 * MEBIBYTE
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -18,7 +51,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 def test_a_machine_without_limits(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "1\n"}
-    assert available_host_bytes(write(tmp_path, MACHINE | files)) == 16_000 * 1024
+    assert HostMemory(write(tmp_path, MACHINE | files)).available_bytes() == 16_000 * 1024
 
 
 def test_the_tightest_group_above_counts_and_copies_of_files_do_not(tmp_path: Path) -> None:
@@ -30,7 +63,7 @@ def test_the_tightest_group_above_counts_and_copies_of_files_do_not(tmp_path: Pa
         "sys/fs/cgroup/pods/memory.current": "5000000\n",
         "sys/fs/cgroup/pods/memory.stat": "anon 4000000\nactive_file 300000\ninactive_file 200000\n",
     }
-    assert available_host_bytes(write(tmp_path, MACHINE | files)) == 3_500_000
+    assert HostMemory(write(tmp_path, MACHINE | files)).available_bytes() == 3_500_000
 
 
 def test_the_first_version(tmp_path: Path) -> None:
@@ -40,8 +73,154 @@ def test_the_first_version(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory/memory.usage_in_bytes": "2000000\n",
         "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 500000\n",
     }
-    assert available_host_bytes(write(tmp_path, MACHINE | files)) == 4_500_000
+    assert HostMemory(write(tmp_path, MACHINE | files)).available_bytes() == 4_500_000
 
 
 def test_nothing_says(tmp_path: Path) -> None:
-    assert available_host_bytes(tmp_path) is None
+    assert HostMemory(tmp_path).available_bytes() is None
+
+
+def printed(program: str, variables: Mapping[str, str] | None = None) -> list[str]:
+    """By a process as the C library makes it by default, and as workers are."""
+    own = {name: text for name, text in os.environ.items() if not name.startswith("MALLOC_") and "TUNABLES" not in name}
+    environment = {**own, "PYTHONPATH": str(SUPPORT), "THP_MEM_ALLOC_ENABLE": "1", **(variables or {})}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_what_was_freed_is_used_again() -> None:
+    says, new = printed(IF_ASKED.format(is_asked=True))
+    assert says == "True"
+    assert int(new) < FEW
+
+
+def test_by_default_it_comes_anew() -> None:
+    _, new_by_default = printed(IF_ASKED.format(is_asked=False))
+    assert int(new_by_default) > MANY
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "67108864"},
+        {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"},
+    ],
+)
+def test_what_the_user_has_set_stays(variables: dict[str, str]) -> None:
+    says, new = printed(IF_ASKED.format(is_asked=True), variables)
+    assert says == "False"
+    assert int(new) > MANY
+
+
+def test_other_settings_of_the_user_change_nothing() -> None:
+    says, new = printed(IF_ASKED.format(is_asked=True), {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"})
+    assert says == "True"
+    assert int(new) < FEW
+
+
+def test_what_is_free_can_go_back() -> None:
+    program = """
+import torch
+from rljob_trainer.host_memory import HOST_MEMORY
+from rljob_trainer.observability.memory import process_bytes
+
+HOST_MEMORY.keep_freed()
+blocks = [torch.ones(1 << 20) for _ in range(50)]
+full = process_bytes()
+del blocks
+for available in (None, 100, 99):
+    HOST_MEMORY.available_bytes = lambda: available
+    HOST_MEMORY.make_room(100)
+    print((full - process_bytes()) >> 20)
+"""
+    unknown, enough, short = map(int, printed(program))
+    assert max(unknown, enough) < 10
+    assert short > 180
+
+
+def reused_by_a_rank(_: WorkerContext) -> int:
+    return num_new_mebibytes()
+
+
+def given_back_by_a_hybrid(context: WorkerContext) -> list[int]:
+    """What a hybrid worker of an engine with a cache asks for: 0 stands for all that is free."""
+    asked: list[int] = []
+    HOST_MEMORY.give_back = lambda: asked.append(0)
+    HOST_MEMORY.make_room = asked.append
+    run = replayed_run(REPLAY, context)
+    settings = HfSettings(MODEL, context.device, torch.float32, 16)
+    rollout = RolloutWorker(context, lambda: CachingEngine(settings), 1)
+    hybrid = HybridWorker(context, run.actor, rollout, torch.float32, seed=0)
+    prompts = RaggedColumn.from_rows([torch.tensor([5, 6, 7])] * 2)
+    batch = DataProto({SAMPLE_SEEDS: torch.arange(2)}, ragged={PROMPT_TOKEN_IDS: prompts})
+    hybrid.generate_sequences(batch, SAMPLING, True)
+    return asked
+
+
+class CachingEngine(HfEngine):
+    """One that says that it has a cache of 1,000 bytes while it is awake."""
+
+    has_cache = True
+
+    def wake(self, *, weights: bool, kv_cache: bool) -> None:
+        """See RolloutEngine.wake."""
+        del weights
+        self.has_cache = self.has_cache or kv_cache
+
+    def sleep(self) -> None:
+        """See RolloutEngine.sleep."""
+        self.has_cache = False
+
+    @property
+    def memory(self) -> RolloutMemory:
+        """See RolloutEngine.memory."""
+        return RolloutMemory(super().memory.weights, 1000 if self.has_cache else 0)
+
+
+def test_workers_on_cpus_keep_it_and_a_cache_has_precedence() -> None:
+    runs = [RankedRun(reused_by_a_rank, 1), RankedRun(given_back_by_a_hybrid, 1), RankedRun(given_back_by_a_hybrid, 2)]
+    [new], alone, together = run_on_ranks(runs)
+    assert isinstance(new, int)
+    assert new < FEW
+    assert alone == [[0, 1000]]
+    # Both are on one node.
+    assert together == [[0, 2000]] * 2
+
+
+def test_memory_goes_and_comes_back_as_zeros() -> None:
+    tensor = torch.full((NUM_BYTES,), 7, dtype=torch.uint8)
+    before = process_bytes()
+    HOST_MEMORY.release_pages([tensor.untyped_storage()])
+    assert before - process_bytes() > NUM_BYTES * 9 // 10
+    # The bytes beside whole pages stay.
+    assert int(tensor.count_nonzero()) < 2 * mmap.PAGESIZE
+    tensor.fill_(3)
+    assert int(tensor[NUM_BYTES // 2]) == 3
+
+
+@pytest.mark.parametrize("let_go", [HOST_MEMORY.release_pages, HOST_MEMORY.lend_pages])
+def test_less_than_a_page_stays(let_go: Callable[[Iterable[torch.UntypedStorage]], None]) -> None:
+    tensor = torch.full((100,), 7, dtype=torch.uint8)
+    let_go([tensor.untyped_storage()])
+    assert tensor.tolist() == [7] * 100
+
+
+def test_lent_memory_is_the_systems_until_it_is_written_to() -> None:
+    tensor = torch.full((NUM_BYTES,), 7, dtype=torch.uint8)
+    before = lent_bytes()
+    HOST_MEMORY.lend_pages([tensor.untyped_storage()])
+    assert lent_bytes() - before > NUM_BYTES * 9 // 10
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensor.fill_(3)
+    # Most are still there: nobody wanted them.
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) * mmap.PAGESIZE < NUM_BYTES // 2
+    assert lent_bytes() - before < NUM_BYTES // 10
+    assert int(tensor.long().sum()) == 3 * NUM_BYTES
+
+
+def test_where_nothing_can_be_lent_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_FREE", 9999)
+    tensor = torch.full((NUM_BYTES,), 7, dtype=torch.uint8)
+    HOST_MEMORY.lend_pages([tensor.untyped_storage()])
+    assert int(tensor.count_nonzero()) < 2 * mmap.PAGESIZE

@@ -12,7 +12,7 @@ from torch import nn
 
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_testing.one_rank import only_rank
+from rljob_testing.ranks import only_rank
 from rljob_testing.valid_job import edited, valid_job
 from rljob_trainer.controller.engine_settings import (
     actor_engine,
@@ -20,12 +20,11 @@ from rljob_trainer.controller.engine_settings import (
     reference_engine,
     reward_model_engine,
 )
-from rljob_trainer.engines.train import host_room
-from rljob_trainer.engines.train.engine_memory import EngineMemory
-from rljob_trainer.engines.train.host_room import check_host_room
+from rljob_trainer.engines.train.engine_memory import EngineMemory, check_host_room
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.errors import ResourceError
+from rljob_trainer.host_memory import HOST_MEMORY
 
 OFFLOADS = {"parameters": True, "optimizer": True}
 SPEC = RLJob.from_wire(
@@ -48,7 +47,7 @@ SPEC = RLJob.from_wire(
 @pytest.fixture(autouse=True)
 def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Half a mebibyte is left."""
-    monkeypatch.setattr(host_room, "available_host_bytes", lambda: 2**19)
+    monkeypatch.setattr(HOST_MEMORY, "available_bytes", lambda: 2**19)
     with only_rank(tmp_path):
         yield
 

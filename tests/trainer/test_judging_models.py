@@ -14,9 +14,8 @@ from rljob_testing.joined_groups import Done
 from rljob_testing.scoring_folder import POLICY, change_json, save_scoring_model
 from rljob_testing.training_runs import small_job
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.critic_model import critic_model
+from rljob_trainer.controller.judging_models import critic_model, scoring_model
 from rljob_trainer.controller.prompt_sets import Prompts
-from rljob_trainer.controller.reward_model import scoring_model
 from rljob_trainer.controller.rollout_phase import ModelReward, RolloutPhase
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.datasets.prompts import PromptRow

@@ -1,8 +1,13 @@
-"""What is said about pools that do not fit, or not yet."""
+"""Which nodes pools get, and what is said about pools that do not fit, or not yet."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.pools.fitting import (
@@ -11,6 +16,7 @@ from rljob_trainer.pools.fitting import (
     check_feasible,
     free_nodes,
     node_order,
+    placed,
     timeout_text,
     waiting_text,
 )
@@ -109,10 +115,89 @@ def test_pools_that_share_a_node_are_fine() -> None:
     check_feasible([need("actor", 1, 4, GPU=1), need("critic", 1, 4, GPU=1)], [node("a", GPU=8)])
 
 
-def test_a_search_that_gave_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rljob_trainer.pools.bin_packing.MAX_TRIES", 0)
-    text = refusal([need("x", 1, GPU=1), need("y", 1, GPU=1)], [node("a", GPU=1)])
-    assert text.startswith("pools x, y: each fits alone, but no way to place all together was found in 1000 tries, ")
+Need = tuple[int, Mapping[str, float]]
+NAMES = ("CPU", "GPU")
+# Small numbers, so that pools often just fit and just do not.
+AMOUNTS = st.fixed_dictionaries({name: st.integers(0, 4).map(float) for name in NAMES})
+ROOMS = st.lists(AMOUNTS, min_size=0, max_size=4)
+
+
+def some_needs(most: int) -> st.SearchStrategy[list[Need]]:
+    return st.lists(st.tuples(st.integers(1, 3), AMOUNTS), min_size=1, max_size=most)
+
+
+def is_valid(needs: Sequence[Need], rooms: Sequence[Mapping[str, float]], places: Sequence[Sequence[int]]) -> bool:
+    left = [dict(room) for room in rooms]
+    for (num_nodes, amounts), nodes in zip(needs, places, strict=True):
+        if len(set(nodes)) != num_nodes:
+            return False
+        for index, name in product(nodes, NAMES):
+            left[index][name] -= amounts[name]
+    return all(amount >= 0 for room in left for amount in room.values())
+
+
+def any_way(needs: Sequence[Need], rooms: Sequence[Mapping[str, float]]) -> bool:
+    """By trying everything."""
+    choices = [list(combinations(range(len(rooms)), num_nodes)) for num_nodes, _ in needs]
+    return any(is_valid(needs, rooms, places) for places in product(*choices))
+
+
+@given(some_needs(2), ROOMS)
+def test_two_pools_get_nodes_whenever_there_is_a_way(needs: list[Need], rooms: list[dict[str, float]]) -> None:
+    places = placed(needs, rooms)
+    if places is None:
+        assert not any_way(needs, rooms)
+    else:
+        assert is_valid(needs, rooms, places)
+
+
+@given(some_needs(5), ROOMS)
+def test_no_node_gets_more_than_it_has_room_for(needs: list[Need], rooms: list[dict[str, float]]) -> None:
+    places = placed(needs, rooms)
+    assert places is None or is_valid(needs, rooms, places)
+
+
+@pytest.mark.parametrize(
+    ("needs", "rooms", "places"),
+    [
+        pytest.param([(2, {"GPU": 4})], [{"GPU": 4.0}] * 3, [[0, 1]], id="equal nodes in their order"),
+        pytest.param(
+            [(1, {"GPU": 2}), (1, {"GPU": 3}), (1, {"GPU": 8})],
+            [{"GPU": 8.0}, {"GPU": 4.0}, {"GPU": 2.0}, {"GPU": 2.0}],
+            [[2], [1], [0]],
+            id="nodes that other pools could use are left to them",
+        ),
+        pytest.param(
+            [(1, {"GPU": 4}), (1, {"GPU": 8})],
+            [{"GPU": 8.0}, {"GPU": 4.0}],
+            [[1], [0]],
+            id="two pools on unequal nodes",
+        ),
+        pytest.param(
+            [(1, {"CPU": 1})], [{"GPU": 1.0, "CPU": 1.0}, {"CPU": 64.0}], [[1]], id="no GPU node without need"
+        ),
+        pytest.param(
+            [(1, {"GPU": 4}), (1, {"GPU": 2, "A100": 1})],
+            [{"GPU": 8.0, "A100": 1.0}, {"GPU": 4.0}],
+            [[1], [0]],
+            id="a small pool that needs the special node",
+        ),
+        pytest.param([(1, {"GPU": 0.1 * 3})], [{"GPU": 0.3}], [[0]], id="parts of a device add up without rounding"),
+        pytest.param([(1, {"GPU": 0.3001})], [{"GPU": 0.3}], None, id="a little too much"),
+        pytest.param([(1, {"GPU": 1})], [], None, id="no nodes"),
+    ],
+)
+def test_nodes_of_pools(needs: list[Need], rooms: list[dict[str, float]], places: list[list[int]] | None) -> None:
+    assert placed(needs, rooms) == places
+
+
+def test_eight_pools_on_a_large_cluster() -> None:
+    rooms = [{"GPU": 8.0, "CPU": 96.0, "memory": 1e12 + i} for i in range(512)]
+    rooms += [{"GPU": 4.0, "CPU": 48.0, "memory": 5e11 + i} for i in range(256)] + [{"CPU": 64.0}] * 32
+    needs = [(100 - i, {"GPU": 8 - i, "CPU": 8 - i, "memory": 1e11 * (8 - i)}) for i in range(8)]
+    places = placed(needs, rooms)
+    assert places is not None
+    assert [len(set(nodes)) for nodes in places] == [100 - i for i in range(8)]
 
 
 def test_nodes_that_are_free_now_are_chosen() -> None:

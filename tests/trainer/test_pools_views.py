@@ -139,3 +139,29 @@ def test_parts_that_ray_does_not_know_are_refused() -> None:
     for num_shares in (0, 20_000):
         with pytest.raises(ResourceError, match=rf"cannot be shared by {num_shares} processes; .* part is 0.0001"):
             pool("10.0.0.1").shares(num_shares)
+
+
+def test_pools_and_parts_of_pools_are_merged() -> None:
+    first, second = pool("b"), pool("a", settings=replace(SETTINGS, name="other"))
+    merged = ResourcePool.merged("all", [first, second])
+    assert places(merged) == [
+        *((rank, 0, rank, "a", rank) for rank in range(3)),
+        *((3 + rank, 1, rank, "b", rank) for rank in range(3)),
+    ]
+    assert (merged.settings.name, merged.group_ids, merged.world_size) == ("all", [], 6)
+    whole = pool("a", "b")
+    parts = whole.split([1, 4, 1])
+    assert places(ResourcePool.merged("again", parts[::-1])) == places(whole)
+    ends = ResourcePool.merged("ends", [parts[0], parts[2]])
+    assert places(ends) == [(0, 0, 0, "a", 0), (1, 1, 0, "b", 2)]
+
+
+def test_pools_that_cannot_be_one_are_refused() -> None:
+    whole = pool("a")
+    with pytest.raises(ResourceError, match="pool none: there is no pool to merge"):
+        ResourcePool.merged("none", [])
+    with pytest.raises(ResourceError, match="pool twice: a slot is in two of the pools"):
+        ResourcePool.merged("twice", [whole, whole.split([1, 2])[0]])
+    other = pool("b", settings=replace(SETTINGS, name="other", num_cpus_per_device=2))
+    with pytest.raises(ResourceError, match="pool mixed: the processes of main and other ask for different resources"):
+        ResourcePool.merged("mixed", [whole, other])

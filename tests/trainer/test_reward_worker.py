@@ -14,7 +14,7 @@ import torch
 from rljob_api.v1alpha1.reward import ErrorPolicy, FormatReward, FunctionReward, OverlongPenalty, Reward, RewardType
 from rljob_testing.joined_groups import Done
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout
+from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -151,7 +151,7 @@ def phase_of(group: OneWorker, stop: StopRequest | None = None) -> RolloutPhase:
     return RolloutPhase(group, group, WEIGHTS, PhaseTimer(time.perf_counter), stop or StopRequest())
 
 
-def begun(phase: RolloutPhase) -> UnscoredRollout:
+def begun(phase: RolloutPhase) -> Rollout:
     prompts = [PromptRow(index, "p", "p", (1, 2), "", {"prompt": "p"}) for index in range(2)]
     return phase.begin(prompts, 2, SamplingSettings(1.0, 1.0, 0, 8, ()), torch.zeros(4, dtype=torch.int64))
 
@@ -160,7 +160,7 @@ def begun(phase: RolloutPhase) -> UnscoredRollout:
 def test_rewards_are_columns_metrics_and_samples_by_name_and_their_weighted_sum_is_the_score(tmp_path: Path) -> None:
     with worker_of(tmp_path, function("length"), FORM) as worker:
         phase = phase_of(OneWorker(worker, *TEXTS))
-        rollout: ScoredRollout = phase.scored(begun(phase))
+        rollout = phase.scored(begun(phase))
         samples = phase.samples(rollout, 3, SampleKind.TRAIN, max_samples=3)
     # By hand: a quarter of the characters; letters only or not; 4 of 8 tokens are free, then a quarter for each.
     named = {"length": [0.5, 1.0, 0.5, 1.5], "form": [1.0, 1.0, 0.0, 1.0], "brief": [0.0, 0.0, -0.75, -1.0]}

@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api.v1alpha1.dataset import FileDataset
 from rljob_api.v1alpha1.training import Training
-from rljob_trainer.controller.build_run import load_all_prompts
+from rljob_trainer.controller.prompt_sets import load_all_prompts
 from rljob_trainer.errors import DatasetError
 
 MODEL = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.balanced_order import balanced_order
+from rljob_trainer.controller.rollout_phase import Rollout
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -54,9 +54,8 @@ def test_actor_and_critic_learn_from_the_same_rows_in_each_update(
 ) -> None:
     plan, lengths_B = plan_of(num_ranks, num_critic_ranks), torch.tensor(lengths)
     everything_B = torch.ones(NUM_ROWS, dtype=torch.bool)
-    order_B = balanced_order(lengths_B, num_ranks, ROWS_PER_UPDATE)
-    rows = StepRows(plan, torch.arange(NUM_ROWS) // 4, everything_B, lengths_B > 0, lengths_B, order_B)
-    batch = DataProto({NAME: torch.arange(NUM_ROWS)[order_B]})
+    rows = StepRows(plan, Rollout((), DataProto(), {}), everything_B, lengths_B > 0, lengths_B)
+    batch = DataProto({NAME: torch.arange(NUM_ROWS)[rows.order_B]})
     expected_B = torch.arange(NUM_ROWS)
     if drawn is not None:
         expected_B = torch.tensor(drawn)

@@ -18,8 +18,9 @@ from rljob_trainer.engines.train.model import (
     transformer_layers,
     without_dropout,
 )
-from rljob_trainer.engines.train.weight_loading import INDEX_FILE, SINGLE_FILE, load_weights
+from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
+from rljob_trainer.models.model_files import INDEX_FILE, SINGLE_FILE
 
 
 def test_every_dropout_is_switched_off() -> None:

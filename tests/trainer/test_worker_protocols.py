@@ -9,8 +9,7 @@ import pytest
 
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
-from rljob_trainer.dispatch.protocol_check import check_protocol, protocol_methods
-from rljob_trainer.dispatch.register import register, registrations
+from rljob_trainer.dispatch.register import check_protocol, protocol_methods, register, registrations
 from rljob_trainer.dispatch.worker import Worker
 from rljob_trainer.errors import DispatchError
 from rljob_trainer.workers.actor import ActorWorker

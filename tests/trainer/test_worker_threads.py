@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training_runs import small_job
-from rljob_trainer.controller.build_run import chosen_num_threads
+from rljob_trainer.controller.run_workers import chosen_num_threads
 from rljob_trainer.settings import read_settings
 
 FROM_A_SECRET: JsonValue = {"name": "OMP_NUM_THREADS", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}

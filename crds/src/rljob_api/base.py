@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
-
-from rljob_api.yaml_text import Path, wire_path
 
 
 class WireModel(BaseModel):
@@ -38,32 +35,6 @@ class WireModel(BaseModel):
         """The value of a wire form (parsed YAML or JSON): camelCase names only. Raises pydantic.ValidationError."""
         return cls.model_validate(data, by_alias=True, by_name=False)
 
-    @classmethod
-    def from_newer_wire(
-        cls, data: object, *, only_empty: bool = False, but_below: Path = ()
-    ) -> tuple[Self, tuple[str, ...]]:
-        """The value of a wire form that a newer program may have written, and where fields that are unknown here stood
-        in it, such as `spec.pools[0].foo`: these are dropped, at any depth. With `only_empty` only those that hold
-        null or something empty are, and all those below the place `but_below`; others are errors, as they are in
-        `from_wire`. Raises pydantic.ValidationError.
-        """
-        dropped: list[Path] = []
-        while True:
-            try:
-                return cls.from_wire(data), tuple(map(wire_path, dropped))
-            except ValidationError as error:
-                unknown = [
-                    details["loc"]
-                    for details in error.errors(include_url=False, include_context=False)
-                    if details["type"] == "extra_forbidden"
-                    and (not only_empty or _is_empty(details["input"]) or _is_below(details["loc"], but_below))
-                ]
-                # Twice at one place would be twice for ever.
-                if not unknown or not set(dropped).isdisjoint(unknown):
-                    raise
-            dropped += unknown
-            data = _without_places(data, unknown)
-
     def to_wire(self) -> dict[str, object]:
         """The JSON form: camelCase names, unset fields left out (so that an older reader sees no unknown name)."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -77,30 +48,6 @@ class WireModel(BaseModel):
     def to_full_wire(self) -> dict[str, object]:
         """The JSON form with every default written out; fields that are unset by default are left out."""
         return _without_unset(self, self.model_dump(mode="json", by_alias=True))
-
-
-def _is_below(place: Path, above: Path) -> bool:
-    return above != () and place[: len(above)] == above
-
-
-def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, dict | list | str) and not value)
-
-
-def _without_places(data: object, places: Iterable[Path]) -> object:
-    """A copy of parsed JSON without what stands at these places, each of them a key of a mapping."""
-    below: dict[str | int, list[Path]] = {}
-    for place in places:
-        below.setdefault(place[0], []).append(place[1:])
-    if isinstance(data, list):
-        return [_without_places(item, below.get(index, ())) for index, item in enumerate(data)]
-    if isinstance(data, dict):
-        return {
-            key: _without_places(value, below.get(key, ()))
-            for key, value in data.items()
-            if () not in below.get(key, ())
-        }
-    return data
 
 
 def _without_unset(value: WireModel, wire: dict[str, object]) -> dict[str, object]:

@@ -1,9 +1,8 @@
 """Documents that one program writes and another reads, each with the version of its form.
 
 The job goes to the trainer as one JSON document in an environment variable; RunState comes back as a file. Operator and
-image may be of neighbouring versions. What tells of a run is read whatever else it says. What a job asks for has to be
-understood: a field that the trainer does not know would change the training if it did. But for its run policy, which
-the operator carries out: of that the trainer is told no more than it reads.
+image may be of neighbouring versions; what is done with fields that the reader does not know, `tolerant_reading` says.
+Of the run policy, which the operator carries out, the trainer is told no more than it reads.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from rljob_api.constants import (
     OLDEST_READABLE_CONTRACT_VERSION,
 )
 from rljob_api.errors import HandoverError
-from rljob_api.pydantic_messages import is_echo, plain_message, spread_out
+from rljob_api.pydantic_messages import is_echo, plain_message
 from rljob_api.run_state import RunState
 from rljob_api.scalars import PositiveCount
-from rljob_api.v1alpha1.moved_fields import MOVED_FIELDS
+from rljob_api.tolerant_reading import RUN_STATE, TRAINER_JOB, read_document
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import wire_path
@@ -39,9 +38,6 @@ class TrainerJob(WireModel):
     uid: str | None = None
     """UID of the resource on a cluster; unset locally."""
     spec: RLJobSpec
-
-
-RUN_POLICY_PLACE = ("spec", "runPolicy")
 
 
 def dump_job(job: TrainerJob) -> str:
@@ -64,7 +60,7 @@ def load_job(text: str) -> TrainerJob:
     what = "job"
     data = _versioned(text, what)
     try:
-        return TrainerJob.from_newer_wire(data, only_empty=True, but_below=RUN_POLICY_PLACE)[0]
+        return read_document(TrainerJob, data, TRAINER_JOB).value
     except ValidationError as error:
         raise HandoverError(f"{what}: {_found(error, TrainerJob)}") from None
 
@@ -80,7 +76,7 @@ def load_run_state(text: str) -> RunState:
     what = "run state"
     data = _versioned(text, what)
     try:
-        return RunState.from_newer_wire(data)[0]
+        return read_document(RunState, data, RUN_STATE).value
     except ValidationError as error:
         raise HandoverError(f"{what}: {_found(error, RunState)}") from None
 
@@ -123,13 +119,12 @@ def _versioned(text: str, what: str) -> dict[str, object]:
 
 
 def _found(error: ValidationError, kind: type[WireModel]) -> str:
-    details = (each for each in spread_out(error.errors(include_url=False)) if not is_echo(each))
+    details = (each for each in error.errors(include_url=False) if not is_echo(each))
     return "; ".join(f"{wire_path(each['loc'])}: {_message(each, kind)}" for each in details)
 
 
 def _message(error: ErrorDetails, kind: type[WireModel]) -> str:
-    """A field that is no longer known is told its new place; any other that is unknown is of a newer version."""
-    if kind is TrainerJob and error["type"] == "extra_forbidden" and tuple(map(str, error["loc"])) not in MOVED_FIELDS:
+    if kind is TrainerJob and error["type"] == "extra_forbidden":
         seen = json.dumps(error["input"], ensure_ascii=False)
         return (
             f"is not known to this trainer (seen: {seen:.60}), which is older than the operator that sent it; use an"

@@ -12,16 +12,16 @@ from pydantic import ValidationError
 
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
-from rljob_api.module_names import standard_module_problem
-from rljob_api.pydantic_messages import is_echo, plain_message, spread_out
+from rljob_api.job_checks import job_warnings
+from rljob_api.names import standard_module_problem
+from rljob_api.pydantic_messages import is_echo, plain_message
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.critic import Critic
+from rljob_api.v1alpha1.environment import is_secret_name
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.placement_rules import absent_roles
-from rljob_api.v1alpha1.pod_rules import is_secret_name
-from rljob_api.v1alpha1.pod_warnings import job_warnings
+from rljob_api.v1alpha1.model import Critic
+from rljob_api.v1alpha1.optional_roles import absent_roles
 from rljob_api.v1alpha1.recipes import advantage_type, resolve_algorithm
-from rljob_api.v1alpha1.reward_rules import LIMITS, WITHOUT_PROCESSES
+from rljob_api.v1alpha1.reward import LIMITS, WITHOUT_PROCESSES
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_api.yaml_text import Document, Path, YamlProblem, read_yaml, to_yaml, wire_path
 
@@ -74,7 +74,7 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
     """A job file that says the same with every default written out, those of the recipe too, but of roles that the job
     does not have, and of rewards without processes the limits of processes; the form in which a run folder keeps its
     job."""
-    algorithm = resolve_algorithm(spec.training.algorithm).as_algorithm()
+    algorithm = resolve_algorithm(spec.training.algorithm)
     training = spec.training.model_copy(update={"algorithm": algorithm})
     if training.critic is None and advantage_type(algorithm) is AdvantageType.GAE:
         training = training.model_copy(update={"critic": Critic()})
@@ -123,7 +123,7 @@ def _what_counts(spec: RLJobSpec) -> dict[str, object]:
 def _problems(error: ValidationError, document: Document) -> list[Problem]:
     """pydantic's errors with places."""
     problems, secrets = [], _secret_places(document)
-    for details in spread_out(error.errors(include_url=False)):
+    for details in error.errors(include_url=False):
         if is_echo(details):
             continue
         loc = details["loc"]

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import get_args
 
 from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
-from rljob_api.near_names import near_names
+from rljob_api.names import near_names
 from rljob_api.quantities import QUANTITY_PATTERN
 from rljob_api.scalars import FORMS, QUANTITY_ERROR
 from rljob_api.v1alpha1.job import RULE_ERROR
-from rljob_api.v1alpha1.moved_fields import (
-    ENTRY_IS_NOW,
-    MOVED_FIELDS,
-    NULL_IS_NOW,
-    is_told_its_new_name,
-    was_a_block,
-)
-from rljob_api.yaml_text import Path, wire_path
+from rljob_api.yaml_text import Path
 
 _LONGEST_SHOWN = 60
 
@@ -62,7 +55,7 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
     if kind == "missing":
         return "is required but not there; add it"
     if kind == "extra_forbidden":
-        return _moved_field(error) or _unknown_field(error["loc"], root)
+        return _unknown_field(error["loc"], root)
     seen = _seen(error["input"])
     if kind in ("enum", "literal_error"):
         return f"must be one of {_choices(context)} (seen: {seen}); {_nearest_choice(error['input'], context)}"
@@ -77,22 +70,6 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
         return f"{text.format(_bound(context[name]))} (seen: {seen}); {advice}"
     wrong, advice = _TYPES.get(kind, (_without_jargon(error["msg"]), "correct it"))
     return f"{wrong} (seen: {seen}); {advice}"
-
-
-def spread_out(errors: Iterable[ErrorDetails]) -> Iterator[ErrorDetails]:
-    """The errors, with one for each field of a block that is gone because its fields have moved, and none for a field
-    that is missing because it is written in its old place."""
-    errors = list(errors)
-    refused = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
-    for error in errors:
-        if error["type"] == "missing" and is_told_its_new_name(error["loc"], refused):
-            continue
-        fields = error["input"]
-        if error["type"] == "extra_forbidden" and was_a_block(error["loc"]) and isinstance(fields, dict) and fields:
-            for name, value in fields.items():
-                yield {**error, "loc": (*error["loc"], name), "input": value}
-        else:
-            yield error
 
 
 def is_echo(error: ErrorDetails) -> bool:
@@ -120,17 +97,6 @@ def _models_in(annotation: object) -> Iterable[type[WireModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _models_in(argument)
-
-
-def _moved_field(error: ErrorDetails) -> str | None:
-    """What to say of a field that has another place now."""
-    place = tuple(str(part) for part in error["loc"])
-    if place not in MOVED_FIELDS:
-        return None
-    form = f" {ENTRY_IS_NOW[place]}" if place in ENTRY_IS_NOW else ""
-    if error["input"] is None and place in NULL_IS_NOW:
-        form = f" as {NULL_IS_NOW[place]}"
-    return f"has moved (seen: {_seen(error['input'])}); write it{form} at {wire_path(MOVED_FIELDS[place])}"
 
 
 def _unknown_field(loc: Path, root: type[WireModel]) -> str:

@@ -1,11 +1,15 @@
-"""The standard output of our programs, which may take few characters (ASCII, Latin-1) or be closed."""
+"""Texts on the standard output of our programs, which may take few characters (ASCII, Latin-1) or be closed; and texts
+from elsewhere (logs, errors, an API server), which must not steer a terminal."""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from typing import IO, TextIO
+
+_TERMINAL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def accept_all_characters() -> None:
@@ -24,6 +28,12 @@ def write_utf8(stream: IO[str], text: str) -> None:
         stream.buffer.write(text.encode("utf-8", errors="backslashreplace"))
     else:
         stream.write(text)
+
+
+def printable(text: str) -> str:
+    """The text without colours and control characters; lines stay lines."""
+    plain = _TERMINAL_SEQUENCE.sub("", text.replace("\r\n", "\n"))
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in plain)
 
 
 def _fill_standard_descriptors() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rljob_kind.bring_up import bring_up
 from rljob_kind.cluster import GPU_NODE, delete_cluster, ensure_tools, is_running
 from rljob_kind.errors import KindError
 from rljob_kind.host import ensure_host, stop_daemon
 from rljob_kind.images import ensure_base_image
 from rljob_kind.installation import ensure_own_images, install
+from rljob_kind.kuberay import bring_up
 from rljob_kind.loading import load_image
 from rljob_kind.locking import cluster_for_oneself
 from rljob_kind.processes import run

@@ -1,4 +1,5 @@
-"""KubeRay: the operator that makes Ray clusters, installed from the manifests of its own module."""
+"""KubeRay: the operator that makes Ray clusters, installed from the manifests of its own module; and the whole way to a
+cluster that has it. Nothing is repeated that is there already."""
 
 from __future__ import annotations
 
@@ -7,9 +8,19 @@ import os
 import shutil
 from pathlib import Path
 
-from rljob_kind.cluster import CPU_NODE, NODE_LABEL
-from rljob_kind.images import content_hash, import_image, present_or_pulled, scratch_folder
+from rljob_kind.cluster import CPU_NODE, NODE_LABEL, ensure_cluster, ensure_tools
+from rljob_kind.host import ensure_host
+from rljob_kind.images import (
+    content_hash,
+    ensure_base_image,
+    import_image,
+    present_or_pulled,
+    remove_other_tags,
+    remove_stale_scratch,
+    scratch_folder,
+)
 from rljob_kind.loading import load_image
+from rljob_kind.node_image import OWN_NODE_IMAGE, ensure_node_image
 from rljob_kind.processes import run, succeeds
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder
@@ -18,6 +29,22 @@ from rljob_testing.go_programs import KUBERAY_VERSION, ensure_program, module_fo
 NAMESPACE = "kuberay-system"
 IMAGE = f"quay.io/kuberay/operator:{KUBERAY_VERSION}"
 READY_SECONDS = 180
+
+
+def bring_up(progress: Progress) -> bool:
+    """Makes the cluster run, with KubeRay in it; returns whether it was made now.
+
+    Raises KindError or BuildError, saying what is missing.
+    """
+    ensure_host(progress)
+    remove_stale_scratch()
+    ensure_tools(progress)
+    ensure_base_image(progress)
+    node_image = ensure_node_image(progress)
+    is_new = ensure_cluster(node_image, progress)
+    remove_other_tags(OWN_NODE_IMAGE, node_image.tag)
+    ensure_kuberay(progress)
+    return is_new
 
 
 def ensure_kuberay(progress: Progress) -> None:

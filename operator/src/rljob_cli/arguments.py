@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from rljob_api.constants import DRIVER_LOG_CONTAINER, RAY_CONTAINER
-from rljob_api.near_names import near_names
+from rljob_api.names import near_names
 
 if TYPE_CHECKING:
     # Typer has its own copy of click, and exports these types nowhere else; those of the package click do not match.

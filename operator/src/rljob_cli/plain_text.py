@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from rich.text import Text
 
-from rljob_api.printable import printable
+from rljob_api.standard_streams import printable
 
 
 def one_line(text: object) -> str:

@@ -1,4 +1,4 @@
-"""Everything that the operator raises on purpose; `kube.errors` and `ray.errors` say more about their own edges."""
+"""Everything that the operator raises on purpose; `kube.errors` and `ray.client` say more about their own edges."""
 
 from __future__ import annotations
 

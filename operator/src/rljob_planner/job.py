@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.critic import Critic
-from rljob_api.v1alpha1.model import Dtype, LoraSync
-from rljob_api.v1alpha1.placement_rules import absent_roles, reference_is_the_actor
-from rljob_api.v1alpha1.policy_loss import LossType
-from rljob_api.v1alpha1.recipes import advantage_type, loss_type, resolve_algorithm
+from rljob_api.v1alpha1.model import Critic, Dtype, LoraSync
+from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
+from rljob_api.v1alpha1.policy_loss import WITH_WHOLE_PASS
+from rljob_api.v1alpha1.recipes import advantage_type, filled, has_dynamic_sampling, resolve_algorithm
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
@@ -88,7 +87,7 @@ def workload_of(
     has_dropout = training.model.lora is not None and training.model.lora.dropout > 0
     advantage = algorithm.advantage.type
     in_any_case = has_dropout or algorithm.rollout_correction.rejection is not None
-    in_any_case = in_any_case or algorithm.has_kl_in_reward or advantage is AdvantageType.OPTIMAL_TOKEN_BASELINE
+    in_any_case = in_any_case or algorithm.kl.is_in_reward or advantage is AdvantageType.OPTIMAL_TOKEN_BASELINE
     generated, assumptions = _generated_per_learned(spec)
     return Workload(
         name=name,
@@ -103,11 +102,11 @@ def workload_of(
         rollout=_rollout(spec, models[Role.ACTOR], is_cpu=is_cpu),
         needs_old_logprobs=in_any_case or not has_single_update,
         needs_old_logprobs_in_any_case=in_any_case,
-        needs_whole_pass=loss_type(training.algorithm) in (LossType.CLIP_COV, LossType.KL_COV),
+        needs_whole_pass=algorithm.loss.type in WITH_WHOLE_PASS,
         needs_entropy=training.algorithm.entropy_coefficient != 0,
         checkpoint_every_steps=spec.checkpoint.every_steps,
         evaluation_every_steps=None if training.evaluation is None else training.evaluation.every_steps,
-        scores_first=algorithm.drop_zero_variance_groups,
+        scores_first=filled(algorithm.drop_zero_variance_groups),
         generated_per_learned=generated,
         has_greedy_responses=advantage is AdvantageType.REMAX,
         assumptions=(*assumptions, *_worst_cases(spec, models)),
@@ -264,8 +263,7 @@ def _worst_cases(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator
 
 def _generated_per_learned(spec: RLJobSpec) -> tuple[float, tuple[str, ...]]:
     """Responses that are generated for each that is learned from, and what is taken for granted in it."""
-    algorithm = resolve_algorithm(spec.training.algorithm)
-    if algorithm.dynamic_sampling is None:
+    if not has_dynamic_sampling(spec.training.algorithm):
         return 1.0, ()
     assumption = f"Dynamic sampling is taken to replace {REPLACED_GROUPS:.0%} of the groups."
     return 1 + min(1.0, ROUND_MARGIN * REPLACED_GROUPS / (1 - REPLACED_GROUPS)), (assumption,)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rljob_api.v1alpha1.placement_rules import absent_roles, reference_is_the_actor
+from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
 from rljob_api.v1alpha1.pools import Pool
-from rljob_api.v1alpha1.roles import ActorRole, RolloutRole, TrainRole
-from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.spec import ActorRole, RLJobSpec, RolloutRole, TrainRole
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Gpu
 from rljob_planner.model_shape import ModelShape

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from rljob_api import near_names as likely
+from rljob_api import names as likely
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape
 

@@ -1,4 +1,4 @@
-"""A real kube-apiserver with its etcd, for the length of a test session.
+"""A real kube-apiserver with its etcd, for the length of a test session; and who waits for a change of its objects.
 
 No controllers, no kubelets: objects are stored, validated, defaulted and served exactly as on a cluster, and nothing
 acts on them. Everything lives in a temporary folder and on loopback ports.
@@ -6,16 +6,21 @@ acts on them. Everything lives in a temporary folder and on loopback ports.
 
 from __future__ import annotations
 
+import json
 import secrets
+import socket
 import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives import serialization
@@ -27,6 +32,10 @@ from rljob_testing.settings import kubebuilder_assets
 
 START_DEADLINE_SECONDS = 60.0
 STOP_DEADLINE_SECONDS = 10.0
+WATCH_AGAIN_SECONDS = 0.2
+"""Until a watch that has ended begins anew: a server may go away, and a kind may not be there."""
+EVERYWHERE = ""
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 class ServerError(Exception):
@@ -153,6 +162,18 @@ def wait_until_ready(program: Program, http: httpx.Client) -> None:
         time.sleep(0.2)
 
 
+def install_definition(http: httpx.Client, definition: Mapping[str, Any]) -> None:
+    """Makes a CustomResourceDefinition, where there is none, and waits until its resource is served."""
+    answer = http.post(DEFINITIONS, params={"fieldValidation": "Strict"}, json=definition)
+    assert answer.status_code in (201, 409), answer.text
+    spec = definition["spec"]
+    path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+    deadline = time.monotonic() + START_DEADLINE_SECONDS
+    while http.get(path).status_code != 200:
+        assert time.monotonic() < deadline, f"{path}: is not served after {START_DEADLINE_SECONDS:g} s"
+        time.sleep(0.05)
+
+
 class Program:
     """A server process that writes to a log, and can be started again."""
 
@@ -191,3 +212,60 @@ class Program:
         if exit_code is not None or time.monotonic() > deadline:
             name = Path(self._command[0]).name
             raise ServerError(f"{name}: not ready (exit code {exit_code}): {self._log.read_text()[-4000:]}")
+
+
+class ObjectChanges:
+    """Watches all objects at some paths, and wakes who waits for a change, so that nobody need ask over and over.
+    `watch` and `stop` are for its owner; the others for any thread."""
+
+    def __init__(self, http: httpx.Client, paths: Sequence[str]) -> None:
+        self._http = http
+        self._told = threading.Condition()
+        self._numbers: Counter[str] = Counter()
+        self._sockets: dict[str, socket.socket] = {}
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=self._watch, args=(path,), daemon=True) for path in paths]
+
+    def watch(self) -> None:
+        """Begins to watch; does not wait."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends all watches: a server waits for them when it stops."""
+        self._stopped.set()
+        for each in list(self._sockets.values()):
+            # Not SSLSocket's own form: it forgets the encryption first, and what is read then is ciphertext.
+            with suppress(OSError):
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
+        self.tell(EVERYWHERE)
+
+    def tell(self, namespace: str) -> None:
+        """There is a change."""
+        with self._told:
+            self._numbers.update({namespace, EVERYWHERE})
+            self._told.notify_all()
+
+    def number(self, namespace: str) -> int:
+        """Of the changes in a namespace, or everywhere, until now."""
+        with self._told:
+            return self._numbers[namespace]
+
+    def wait(self, namespace: str, number: int, seconds: float) -> None:
+        """Until there are more than `number`, or the time is over."""
+        with self._told:
+            self._told.wait_for(lambda: self._numbers[namespace] > number, seconds)
+
+    def _watch(self, path: str) -> None:
+        query = {**httpx.URL(path).params, "watch": "1"}
+        while not self._stopped.is_set():
+            with (
+                suppress(httpx.HTTPError),
+                self._http.stream("GET", path, params=query, timeout=httpx.Timeout(30.0, read=None)) as answer,
+            ):
+                self._sockets[path] = answer.extensions["network_stream"].get_extra_info("socket")
+                for line in answer.iter_lines():
+                    if answer.status_code != 200 or self._stopped.is_set():
+                        break
+                    self.tell(json.loads(line)["object"].get("metadata", {}).get("namespace", EVERYWHERE))
+            self._stopped.wait(WATCH_AGAIN_SECONDS)

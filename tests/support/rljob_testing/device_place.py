@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from rljob_testing.one_rank import only_rank
+from rljob_testing.ranks import only_rank
 from rljob_trainer.dispatch.worker import WorkerContext
 
 DEVICE_TYPES = ("cpu", "cuda")

@@ -78,6 +78,13 @@ class EchoWorker(Worker):
         time.sleep(seconds)
         return self.add(batch)
 
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def add_when_there_is(self, batch: DataProto, file: str) -> DataProto:
+        """1 added, as soon as there is such a file."""
+        while not os.path.exists(file):
+            time.sleep(0.05)
+        return self.add(batch)
+
     @register(Dispatch.DP_COMPUTE_PROTO, mesh=TENSOR_PARALLEL_MESH)
     def ranks(self, batch: DataProto) -> DataProto:
         """Every row with the rank that answers for it."""

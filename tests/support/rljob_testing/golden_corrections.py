@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from rljob_api.v1alpha1.resolved_correction import ResolvedRejection, ResolvedWeights
-from rljob_api.v1alpha1.rollout_correction import RejectionEstimator, RejectionLevel, RolloutCorrectionType
+from rljob_api.v1alpha1.rollout_correction import RolloutCorrection, RolloutRejection
 from rljob_testing.golden import (
     GOLDEN,
     LOGPROBS_N,
@@ -27,18 +26,21 @@ from rljob_trainer.observability.metrics import REJECTED_FRACTION
 CORRECTIONS = GOLDEN["rollout_correction"]
 LOG_RATIOS_N = LOGPROBS_N - OLD_LOGPROBS_N
 WEIGHTS = {
-    "token tis 2.0": ResolvedWeights(RolloutCorrectionType.TOKEN_TRUNCATED, 2.0, None),
-    "sequence tis 2.0": ResolvedWeights(RolloutCorrectionType.SEQUENCE_TRUNCATED, 2.0, None),
-    "token icepop 0.5_2.0": ResolvedWeights(RolloutCorrectionType.TOKEN_MASKED, 2.0, 0.5),
+    "token tis 2.0": RolloutCorrection.from_wire({"type": "TokenTruncated", "maxRatio": 2}),
+    "sequence tis 2.0": RolloutCorrection.from_wire({"type": "SequenceTruncated", "maxRatio": 2}),
+    "token icepop 0.5_2.0": RolloutCorrection.from_wire({"type": "TokenMasked", "maxRatio": 2, "minRatio": 0.5}),
 }
 REJECTIONS = {
-    "rs token_k1 0.5_2.0": ResolvedRejection(RejectionLevel.TOKEN, RejectionEstimator.K1, 2.0, 0.5),
-    "rs seq_mean_k3 0.1": ResolvedRejection(RejectionLevel.SEQUENCE_MEAN, RejectionEstimator.K3, 0.1, None),
-    "rs seq_mean_k1 0.8_1.25": ResolvedRejection(RejectionLevel.SEQUENCE_MEAN, RejectionEstimator.K1, 1.25, 0.8),
-    # verl bounds the inverse.
-    "rs token_k1 0.5_1.1": ResolvedRejection(RejectionLevel.TOKEN, RejectionEstimator.K1, 1 / 0.5, 1 / 1.1),
-    "rs seq_sum_k1 0.4_1.5": ResolvedRejection(RejectionLevel.SEQUENCE_SUM, RejectionEstimator.K1, 1 / 0.4, 1 / 1.5),
-    "rs seq_max_k2 0.2": ResolvedRejection(RejectionLevel.SEQUENCE_MAX, RejectionEstimator.K2, 0.2, None),
+    name: RolloutRejection.from_wire(wire)
+    for name, wire in {
+        "rs token_k1 0.5_2.0": {"level": "Token", "max": 2, "min": 0.5},
+        "rs seq_mean_k3 0.1": {"level": "SequenceMean", "estimator": "K3", "max": 0.1},
+        "rs seq_mean_k1 0.8_1.25": {"level": "SequenceMean", "max": 1.25, "min": 0.8},
+        # verl bounds the inverse.
+        "rs token_k1 0.5_1.1": {"level": "Token", "max": 1 / 0.5, "min": 1 / 1.1},
+        "rs seq_sum_k1 0.4_1.5": {"level": "SequenceSum", "max": 1 / 0.4, "min": 1 / 1.5},
+        "rs seq_max_k2 0.2": {"level": "SequenceMax", "estimator": "K2", "max": 0.2},
+    }.items()
 }
 
 

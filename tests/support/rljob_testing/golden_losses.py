@@ -13,17 +13,16 @@ from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
 from rljob_api.v1alpha1.kl import KlEstimator
+from rljob_api.v1alpha1.policy_loss import Clipped
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.golden import (
     GOLDEN,
-    GROUPS_B,
     INPUTS,
     LOGPROBS_N,
     LOSSES,
     MASK_BT,
     NUM_TOKENS,
     OLD_LOGPROBS_N,
-    REWARDS_B,
     ROWS,
     VALUES_N,
     WIDTH,
@@ -33,7 +32,7 @@ from rljob_testing.golden import (
     number,
     tokens_of,
 )
-from rljob_trainer.algorithms.advantages import group_relative_advantages
+from rljob_testing.golden_advantages import of_responses
 from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss, count_denominators
 from rljob_trainer.algorithms.interfaces import ROLLOUT_LOGPROBS, LossInputs, OneWorker, TokenLosses, WholeInputs
 from rljob_trainer.algorithms.kl import kl_estimate
@@ -152,14 +151,9 @@ def _clipped(name: str) -> Sequence[Comparison]:
     clip_ratio_high, aggregation = CLIPPED[name]
     golden = GOLDEN["policy_loss"][name]
     logprobs_N = LOGPROBS_N.clone().requires_grad_()
-    found = clipped_surrogate(
-        logprobs_N,
-        OLD_LOGPROBS_N,
-        ROWS.spread(group_relative_advantages(REWARDS_B, GROUPS_B)),
-        clip_ratio_low=0.2,
-        clip_ratio_high=clip_ratio_high,
-        dual_clip_ratio=3.0,
-    )
+    settings = Clipped(clip_ratio_low=0.2, clip_ratio_high=clip_ratio_high, dual_clip_ratio=3.0)
+    advantages_N = of_responses({"type": "GroupRelative"})
+    found = clipped_surrogate(LossInputs(ROWS, logprobs_N, OLD_LOGPROBS_N, advantages_N), settings)
     metrics = golden["metrics"]
     return [
         *_with_gradient(golden, found, logprobs_N, aggregation),
@@ -173,7 +167,7 @@ def _policy_loss(name: str) -> Sequence[Comparison]:
     wire, aggregation = POLICY_LOSSES[name]
     golden, loss = LOSSES["policy_loss"][name], policy_loss(resolve_algorithm(Algorithm.from_wire({"loss": wire})))
     logprobs_N = LOGPROBS_N.clone().requires_grad_()
-    advantages_N = ROWS.spread(group_relative_advantages(REWARDS_B, GROUPS_B))
+    advantages_N = of_responses({"type": "GroupRelative"})
     columns = {ROLLOUT_LOGPROBS: OLD_LOGPROBS_N}
     whole: Mapping[str, Tensor] = {}
     if loss.whole_pass is not None:

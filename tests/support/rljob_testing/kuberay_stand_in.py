@@ -9,20 +9,21 @@ from __future__ import annotations
 import copy
 import datetime
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
 
-from rljob_testing.apiserver import ApiServer
+from rljob_testing.apiserver import EVERYWHERE, ApiServer, ObjectChanges, install_definition
 
 Json = dict[str, object]
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CLUSTERS = "/apis/ray.io/v1"
 JOBS = "/apis/rljob.dev/v1alpha1"
-LOOK_SECONDS = 0.1
+PAUSE_SECONDS = 0.05
+"""Between two looks, however much happens."""
+LONGEST_SECONDS = 2.0
+"""Between two looks, where nothing happens."""
 OWNED_BY_JOBS = (
     (CLUSTERS, "rayclusters"),
     ("/api/v1", "secrets"),
@@ -107,18 +108,23 @@ def install_ray_cluster_resource(http: httpx.Client) -> None:
             ],
         },
     }
-    assert http.post(CRDS, json=manifest).status_code in (201, 409)
-    deadline = time.monotonic() + 30
-    while http.get(f"{CLUSTERS}/rayclusters").status_code != 200:
-        assert time.monotonic() < deadline, "RayClusters are not served after 30 s"
-        time.sleep(0.1)
+    install_definition(http, manifest)
+
+
+WATCHED = (
+    "/api/v1/pods?labelSelector=ray.io/cluster",
+    *(f"{group}/{plural}" for group, plural in OWNED_BY_JOBS),
+    f"{JOBS}/rljobs",
+)
 
 
 class KubeRayStandIn:
-    """Works in a thread of its own on all namespaces."""
+    """Works in threads of its own on all namespaces."""
 
     def __init__(self, server: ApiServer) -> None:
         self._http = server.http
+        self.changes = ObjectChanges(server.http, WATCHED)
+        """Of all objects that have to do with jobs."""
         self._scripts: dict[tuple[str, str], ClusterScript] = {}
         self._applied: dict[str, PodScript] = {}
         self._noted: set[str] = set()
@@ -129,18 +135,23 @@ class KubeRayStandIn:
     def script(self, namespace: str, cluster: str, script: ClusterScript) -> None:
         """What becomes of a cluster from now on."""
         self._scripts[namespace, cluster] = script
+        self.changes.tell(namespace)
 
     def run(self) -> None:
         """Until `stop`."""
-        while not self._stopped.wait(LOOK_SECONDS):
+        self.changes.watch()
+        while not self._stopped.wait(PAUSE_SECONDS):
+            number = self.changes.number(EVERYWHERE)
             try:
                 self._look()
             except (httpx.HTTPError, KeyError, AssertionError) as error:
                 self.failures.append(repr(error))
+            self.changes.wait(EVERYWHERE, number, LONGEST_SECONDS)
 
     def stop(self) -> None:
         """Ends `run`."""
         self._stopped.set()
+        self.changes.stop()
 
     def _look(self) -> None:
         # What is owned is listed before its owners are: who comes between the two is not taken for an orphan.

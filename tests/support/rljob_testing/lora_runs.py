@@ -17,7 +17,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings
-from rljob_trainer.weights.adapters import merged_tensors, whole_adapters
+from rljob_trainer.weights.sync import merged_tensors, whole_adapters
 from rljob_trainer.workers.columns import IS_LEARNED, OLD_LOGPROBS, REF_LOGPROBS, token_batch
 from rljob_trainer.workers.reference import ReferenceWorker
 

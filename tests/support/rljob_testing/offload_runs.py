@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
-from rljob_api.v1alpha1.critic import Critic
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
+from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.live_storages import num_live_bytes
 from rljob_testing.replayed_steps import LONGEST_PROMPT, LONGEST_RESPONSE, MODEL, Replay, ReplayedRun, replayed_run
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.device_memory import local_part
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
-from rljob_trainer.engines.storages import local_part
-from rljob_trainer.engines.train import host_room
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.errors import ResourceError
+from rljob_trainer.host_memory import HOST_MEMORY
 from rljob_trainer.observability.memory import MEBIBYTE, MEMORY
 from rljob_trainer.observability.spans import SPANS, Counts
 from rljob_trainer.observability.timeline import MEMORY_TRACK
@@ -210,12 +210,12 @@ def refusals(context: WorkerContext) -> dict[str, str]:
     """What is said where a machine has 1 MiB left: by an engine that offloads, and by a hybrid worker."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_room, "available_host_bytes", lambda: MEBIBYTE)
+        patch.setattr(HOST_MEMORY, "available_bytes", lambda: MEBIBYTE)
         with pytest.raises(ResourceError) as caught:
             replayed_run(replace(REPLAY, offloads=True), context)
         found["offload"] = str(caught.value)
         run = replayed_run(replace(REPLAY, algorithm=Algorithm()), context)
-        patch.setattr(host_room, "available_host_bytes", lambda: MEBIBYTE // 2)
+        patch.setattr(HOST_MEMORY, "available_bytes", lambda: MEBIBYTE // 2)
         with pytest.raises(ResourceError) as caught:
             steps_with_rollouts(run, [])
         found["moments"] = str(caught.value)
@@ -225,3 +225,18 @@ def refusals(context: WorkerContext) -> dict[str, str]:
 def are_equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
     """To the last bit."""
     return one.keys() == other.keys() and all(torch.equal(each, other[name]) for name, each in one.items())
+
+
+def num_live_bytes() -> int:
+    """Of all storages on the host, each once."""
+    gc.collect()
+    return sum({storage.data_ptr(): storage.nbytes() for storage in _storages()}.values())
+
+
+def _storages() -> Iterator[torch.UntypedStorage]:
+    for each in gc.get_objects():
+        # The type, not the object: a proxy would be asked for its class.
+        if issubclass(type(each), torch.Tensor):
+            local = each._local_tensor if isinstance(each, DTensor) else each
+            if local.layout is torch.strided and local.device.type == "cpu" and local.untyped_storage().nbytes():
+                yield local.untyped_storage()

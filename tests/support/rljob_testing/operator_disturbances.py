@@ -25,7 +25,7 @@ from rljob_operator.reconcile.observed import (
     RayJobStatus,
     Reachability,
 )
-from rljob_operator.reconcile.timestamps import timestamp
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator_observed import at, cluster, pod, ray, run_state
 
 TEXTS = ("short", "short", "", "x" * 2000, "\ud800\x1b[31mred\x00" * 100, "line\n" * 300, "é" * 700, "\x00")

@@ -38,7 +38,7 @@ from rljob_operator.reconcile.observed import (
 )
 from rljob_operator.reconcile.plan_types import Plan
 from rljob_operator.reconcile.reconcile import reconcile
-from rljob_operator.reconcile.timestamps import timestamp
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator_jobs import DEFAULTS, IDENTITY, spec
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)

@@ -33,7 +33,7 @@ from rljob_api.v1alpha1.status import (
     RLJobStatus,
     StopRequest,
 )
-from rljob_operator.reconcile.failure_classes import FAILURE_CLASSES
+from rljob_operator.reconcile.endings import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import (
     Observed,
     ObservedJob,
@@ -44,7 +44,7 @@ from rljob_operator.reconcile.observed import (
     RayJobStatus,
     Reachability,
 )
-from rljob_operator.reconcile.timestamps import timestamp
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator_disturbances import POD_PROBLEMS, TEXTS, fitting_disturbances, is_so
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import (

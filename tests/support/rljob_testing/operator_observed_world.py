@@ -36,7 +36,7 @@ from rljob_operator.reconcile.plan_types import (
     StopJob,
     SubmitJob,
 )
-from rljob_operator.reconcile.timestamps import timestamp
+from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator_jobs import spec
 from rljob_testing.operator_observed import NOW, cluster, job, pod, ray, run_state, silence
 

@@ -1,11 +1,14 @@
 """The operator as a process of its own, as it runs in its pod: environment, kubeconfig with a service account's token,
 probes, signals.
 
-Importing the operator takes longer than a small job, so processes are forked from one that has imported it.
+Importing the operator takes longer than a small job, so processes are forked from one that has imported it. Their
+pauses are those of a cluster, or shorter ones.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -13,7 +16,8 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,13 +28,25 @@ from kubernetes.aio.config import incluster_config
 from rljob_operator.__main__ import main
 from rljob_testing.apiserver import ApiServer
 from rljob_testing.ports import free_ports
-from rljob_testing.settings import inherited_environment, replace_environment
+from rljob_testing.settings import first_in_python_path, inherited_environment, replace_environment
 
 OPERATOR_NAMESPACE = "rljob-system"
 ACCOUNT = "rljob-operator"
 LEASE = "rljob-operator"
 KEY = b"0123456789abcdef0123456789abcdef"
 START_SECONDS = 60.0
+QUICK: Mapping[str, float] = dict.fromkeys(
+    (
+        *("RAY_POLL_SECONDS", "POD_POLL_SECONDS", "DASHBOARD_PAUSE_SECONDS", "AFTER_EFFECT_SECONDS"),
+        *("GROUPS_SECONDS", "NODES_SECONDS", "NAME_TAKEN_SECONDS", "POLICY_SECONDS"),
+        *("SHORT_SILENCE_SECONDS", "RUN_STATE_SECONDS"),
+        *("FIRST_DELAY_SECONDS", "FIRST_PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS"),
+        *("INCOMPLETE_SECONDS", "FIRST_FAILURE_SECONDS", "AFTER_FAILURE_SECONDS"),
+    ),
+    4.0,
+)
+"""Pauses between two looks and after failures, and how many times shorter they are for tests that are not about them.
+Time limits stay: a machine with much else to do would exceed them."""
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list", "watch", "delete"]},
@@ -96,11 +112,15 @@ class OperatorSetup:
     """Further variables."""
     account: Path | None = None
     """A folder with `token` and `ca.crt`, as a pod has it of its service account; None for a kubeconfig."""
+    shorter: Mapping[str, float] = field(default_factory=dict)
+    """Names of constants in the operator's modules, and how many times shorter they are for these processes."""
 
     def connection(self) -> Mapping[str, str]:
         """The variables that say where the API server is."""
         if self.account is None:
-            return {"KUBECONFIG": str(self.kubeconfig())}
+            # A client of plain HTTP reads all authorities of this machine, which is half of an operator's start.
+            trusted = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull} if self.certificate is None else {}
+            return {"KUBECONFIG": str(self.kubeconfig()), **trusted}
         server = urlsplit(self.server_url)
         return {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port)}
 
@@ -152,12 +172,12 @@ class OperatorProcess:
             }
             | dict(setup.environment)
         )
-        self._account = setup.account
+        self._setup = setup
         self._process: ForkServerProcess | None = None
 
     def start(self) -> None:
         """Starts it; does not wait."""
-        life = (self.environment, self.log_path, self._account)
+        life = (self.environment, self.log_path, self._setup)
         self._process = _context().Process(target=_live, args=life, daemon=True)
         self._process.start()
 
@@ -223,23 +243,41 @@ class OperatorProcess:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
 
+@functools.cache
 def _context() -> ForkServerContext:
+    """With a server that has imported the operator and this module, so that no process of it imports anything."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "rljob_operator.__main__"])
+    context.set_forkserver_preload(["rljob_operator.__main__", __name__])
+    # It has no other entries of sys.path than any new process (Python 3.11).
+    with first_in_python_path(Path(__file__).parents[1]):
+        forkserver.ensure_running()
     return context
 
 
-def _live(environment: Mapping[str, str], log: Path, account: Path | None) -> None:
+def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> None:
     """The life of a process."""
+    # Collecting what was imported would copy all of it into this process.
+    gc.freeze()
     with log.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     replace_environment(environment)
-    if account is not None:
+    if setup.account is not None:
         # Where the kubelet puts them in every pod.
-        incluster_config.SERVICE_TOKEN_FILENAME = str(account / "token")
-        incluster_config.SERVICE_CERT_FILENAME = str(account / "ca.crt")
+        incluster_config.SERVICE_TOKEN_FILENAME = str(setup.account / "token")
+        incluster_config.SERVICE_CERT_FILENAME = str(setup.account / "ca.crt")
+    for name, times in setup.shorter.items():
+        _shorten(name, times)
     sys.exit(main())
+
+
+def _shorten(name: str, times: float) -> None:
+    """In every module of the operator that has it."""
+    modules = [vars(module) for path, module in sys.modules.items() if path.startswith("rljob_operator.")]
+    having = [module for module in modules if name in module]
+    assert having, f"no module of the operator has a constant {name}"
+    for module in having:
+        module[name] = type(module[name])(module[name] / times)
 
 
 def _create(http: httpx.Client, path: str, body: Mapping[str, object]) -> None:

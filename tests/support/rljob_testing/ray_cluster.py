@@ -12,30 +12,46 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from rljob_testing import forked_workers
 from rljob_testing.ports import free_port
 from rljob_testing.ray_jobs import RayCluster
 from rljob_testing.settings import inherited_environment
+from rljob_trainer.settings import worker_environment
 
 MAX_STARTS = 3
 START_SECONDS = 120.0
 NUM_POD_WORKERS = 2
 OBJECT_STORE_BYTES = 100_000_000
-HEAD = ("--head", "--port=0")
+RAY = ("-m", "ray.scripts.scripts")
+OF_START = (
+    *("start", "--block", "--disable-usage-stats", "--include-log-monitor=false"),
+    *("--min-worker-port=0", "--max-worker-port=0"),
+)
+HEAD = ("--head", "--port=0", "--no-monitor")
+"""Without the process of an autoscaler."""
 ADDRESS = r"--address='([^']+)'"
 """What a head says about itself."""
 
 
 @contextmanager
-def ray_cluster(num_cpus: int, log_file: Path) -> Iterator[str]:
-    """Its address."""
+def ray_cluster(num_cpus: int, log_file: Path, *, forks_workers: bool = False) -> Iterator[str]:
+    """Its address. With `forks_workers` workers come with torch and transformers loaded, in the environment of workers
+    that compile nothing: see `forked_workers`."""
     arguments = [*HEAD, "--include-dashboard=false", f"--num-cpus={num_cpus}", "--num-gpus=0"]
     environment = {"CUDA_VISIBLE_DEVICES": "", "RAY_AUTH_MODE": "disabled"}
-    process, address = _started(arguments, environment, log_file, ADDRESS)
+    program = RAY
+    if forks_workers:
+        program = (str(Path(forked_workers.__file__)), f"rljob-forked-workers-{uuid.uuid4()}")
+        environment |= worker_environment("cpu", 1)
+    process, address = _started(arguments, environment, log_file, ADDRESS, program)
     try:
+        if forks_workers:
+            assert _announced(process, log_file, f"({forked_workers.READY})"), log_file.read_text()
         yield address
     finally:
         _stop(process)
@@ -75,13 +91,17 @@ def pod_cluster(
 
 
 def _started(
-    arguments: list[str], environment: Mapping[str, str], log_file: Path, announcement: str
+    arguments: list[str],
+    environment: Mapping[str, str],
+    log_file: Path,
+    announcement: str,
+    program: Sequence[str] = RAY,
 ) -> tuple[subprocess.Popen[bytes], str]:
     """The process of a node, and what the group of `announcement` (a regular expression) found in what it printed.
 
     On a machine with much else to do Ray's own start can time out, so there is more than one try."""
     for _ in range(MAX_STARTS):
-        process = _start(arguments, environment, log_file)
+        process = _start([*program, *OF_START, *arguments], environment, log_file)
         found = _announced(process, log_file, announcement)
         if found is not None:
             return process, found
@@ -92,10 +112,7 @@ def _started(
 def _start(arguments: list[str], environment: Mapping[str, str], log_file: Path) -> subprocess.Popen[bytes]:
     with log_file.open("w") as output:
         return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
-                *("--min-worker-port=0", "--max-worker-port=0", *arguments),
-            ],
+            [sys.executable, *arguments],
             env={**inherited_environment(), **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -18,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
+
 from rljob_testing.apiserver import ApiServer
 from rljob_testing.quiet_http import QuietHandler
 
@@ -192,7 +194,8 @@ class RayDashboardStandIn:
             if status == 200:
                 status, text = self._route(request, cluster, (namespace, name), rest, parse_qs(url.query), body)
             around("after", what)
-        except ConnectionAbortedError:
+        except (ConnectionAbortedError, httpx.TransportError):
+            # The second where the API server is away, which knows tokens and nodes.
             request.close_connection = True
             return
         data = text.encode()

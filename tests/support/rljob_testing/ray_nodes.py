@@ -20,6 +20,7 @@ from ray.cluster_utils import Cluster
 from rljob_testing.settings import inherited_python_path
 
 OBJECT_STORE_BYTES = 80_000_000
+MAX_STARTS = 3
 SUPPORT = Path(__file__).parents[1]
 
 
@@ -59,11 +60,8 @@ def ray_nodes(nodes: Sequence[RayNode]) -> Iterator[Cluster]:
     """A cluster of these nodes, the first its head, and this process connected to it as a driver."""
     # Ray's sockets are below this folder, and the names of sockets are short.
     with tempfile.TemporaryDirectory(prefix="rj", ignore_cleanup_errors=True) as folder:
-        cluster = Cluster()
+        cluster = _started(nodes, folder)
         try:
-            cluster.add_node(**nodes[0].arguments(), temp_dir=folder, include_dashboard=False)
-            for node in nodes[1:]:
-                cluster.add_node(**node.arguments())
             ray.init(
                 address=cluster.address,
                 log_to_driver=False,
@@ -75,3 +73,21 @@ def ray_nodes(nodes: Sequence[RayNode]) -> Iterator[Cluster]:
         finally:
             ray.shutdown()
             cluster.shutdown()
+
+
+def _started(nodes: Sequence[RayNode], folder: str) -> Cluster:
+    """Ray gives a node 30 s to come up, which one on a machine with much else to do can miss: there is more than one
+    try."""
+    for start in range(1, MAX_STARTS + 1):
+        cluster = Cluster()
+        try:
+            cluster.add_node(**nodes[0].arguments(), temp_dir=folder, include_dashboard=False, no_monitor=True)
+            for node in nodes[1:]:
+                cluster.add_node(**node.arguments())
+        except Exception:
+            cluster.shutdown()
+            if start == MAX_STARTS:
+                raise
+        else:
+            break
+    return cluster

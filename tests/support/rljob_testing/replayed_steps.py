@@ -20,16 +20,15 @@ import torch.distributed as dist
 from torch import nn
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.critic import Critic
-from rljob_api.v1alpha1.model import Lora
+from rljob_api.v1alpha1.model import Critic, Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
+from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing.joined_groups import Done, JoinedActor, JoinedCritic, JoinedReference, JoinedTrained
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.layout import read_manifest
 from rljob_trainer.checkpoints.save import begin_save, commit
-from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout
+from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, Scoring
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.controller.training_step import TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor
@@ -40,8 +39,8 @@ from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.offload import OffloadSettings
+from rljob_trainer.engines.train.output_head import Head
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.engines.train.value_head import Head
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.weights.buckets import whole_tensors
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
@@ -96,7 +95,7 @@ class Replay:
     """Must be there for an advantage that needs values."""
 
     @property
-    def resolved(self) -> ResolvedAlgorithm:
+    def resolved(self) -> Algorithm:
         """The learning rule."""
         return resolve_algorithm(self.algorithm)
 
@@ -189,7 +188,7 @@ class ReplayedRollouts(RolloutPhase):
         *,
         syncs: bool = True,
         with_greedy: bool = False,
-    ) -> UnscoredRollout:
+    ) -> Rollout:
         """Scores 0 and 1; those of every other prompt's responses are all equal. All by weights of step 0."""
         del sampling, syncs
         assert not with_greedy
@@ -215,11 +214,14 @@ class ReplayedRollouts(RolloutPhase):
                 name: RaggedColumn.from_rows(column) for name, column in {**rows, POLICY_VERSIONS: versions}.items()
             },
         )
-        return UnscoredRollout(repeated, batch, Done(DataProto({SCORES: scores_B, score_column("score"): scores_B})))
+        scores = Done(DataProto({SCORES: scores_B, score_column("score"): scores_B}))
+        return Rollout(repeated, batch, {"score": 1.0}, Scoring(scores))
 
-    def scored(self, rollout: UnscoredRollout) -> ScoredRollout:
+    def scored(self, rollout: Rollout) -> Rollout:
         """With what `begin` has drawn."""
-        return ScoredRollout(rollout.prompts, rollout.batch.union(rollout.scoring.result()), {"score": 1.0})
+        if rollout.scoring is None:
+            return rollout
+        return replace(rollout, batch=rollout.batch.union(rollout.scoring.by_rewards.result()), scoring=None)
 
 
 @dataclass(frozen=True)

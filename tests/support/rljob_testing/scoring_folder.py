@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from rljob_trainer.engines.train.value_head import VALUE_WEIGHT
+from rljob_trainer.engines.train.output_head import VALUE_WEIGHT
 
 POLICY = Path(str(files("rljob_trainer"))) / "assets" / "sort_digits" / "model"
 WEIGHTS = "model.safetensors"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -27,6 +28,17 @@ def inherited_environment() -> dict[str, str]:
 def inherited_python_path() -> list[str]:
     """The entries of this process's PYTHONPATH."""
     return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+@contextmanager
+def first_in_python_path(folder: Path) -> Iterator[None]:
+    """For child processes that begin within the context."""
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *inherited_python_path()])
+    try:
+        yield
+    finally:
+        replace_environment(before)
 
 
 def replace_environment(environment: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,8 @@ from pathlib import Path
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_MODULES_OF_FOLDER = 30
+MAX_CHAIN = 9
 VAGUE_NAMES = frozenset({"util", "utils", "common", "helper", "helpers", "misc"})
 UNSAFE_MODULES = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"})
 UNSAFE_BUILTINS = frozenset({"eval", "exec", "compile", "__import__"})
@@ -179,6 +182,40 @@ def import_cycles(sources: Sequence[Source]) -> list[str]:
     modules = {source.module for source in sources}
     graph = {source.module: _imported_modules(source, modules) for source in sources}
     return [" <-> ".join(sorted(group)) for group in _circles(graph)]
+
+
+def crowded_folders(sources: Iterable[Source]) -> list[str]:
+    """Folders with more than 30 modules."""
+    numbers = Counter(source.path.parent for source in sources if not source.is_package)
+    return [
+        f"{folder}: {number} modules, at most {MAX_MODULES_OF_FOLDER}"
+        for folder, number in numbers.items()
+        if number > MAX_MODULES_OF_FOLDER
+    ]
+
+
+def long_import_chains(sources: Sequence[Source]) -> list[str]:
+    """Modules of one folder of which the first imports the second, that one the third, and so on, more than 9 in all.
+    Modules must not import each other in a circle."""
+    folders = {source.module: source.path.parent for source in sources if not source.is_package}
+    graph = {
+        source.module: [
+            module for module in _imported_modules(source, set(folders)) if folders[module] == source.path.parent
+        ]
+        for source in sources
+        if not source.is_package
+    }
+    chains: dict[str, list[str]] = {}
+
+    def chain_from(module: str) -> list[str]:
+        if module not in chains:
+            chains[module] = [module, *max(map(chain_from, graph[module]), key=len, default=[])]
+        return chains[module]
+
+    longest = {
+        folder: max((chain_from(m) for m in graph if folders[m] == folder), key=len) for folder in set(folders.values())
+    }
+    return [f"{folder}: {' > '.join(chain)}" for folder, chain in longest.items() if len(chain) > MAX_CHAIN]
 
 
 def forbidden_text(files: Iterable[Path], patterns: Mapping[str, str]) -> list[str]:

@@ -27,7 +27,7 @@ Document = dict[str, JsonValue]
 
 ASSETS = "package://rljob_trainer/assets/sort_digits"
 WATCH_SECONDS = 0.2
-END_SECONDS = 240.0
+END_SECONDS = 480.0
 
 
 def small_job(*, num_workers: int = 1, checkpoint: Document | None = None, **training: JsonValue) -> Document:
@@ -134,7 +134,8 @@ class LocalRun:
         self.files = RunFiles(folder / "runs" / "small")
         self.seen: set[Process] = set()
         self._output_file = folder / f"output-{time.monotonic_ns()}.txt"
-        environment = inherited_environment() | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", **variables}
+        own = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        environment = {**inherited_environment(), **own, **variables}
         with self._output_file.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rljob_cli", "run", "job.yaml", *arguments],

@@ -1,4 +1,4 @@
-"""A small valid job, and copies of it with values set at wire paths."""
+"""A small valid job, copies of it with values set at wire paths, and such that break a rule."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import itertools
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 Wire = dict[str, object]
@@ -18,6 +19,18 @@ class Remove(Enum):
 
 
 REMOVED = Remove.FIELD
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A job that breaks the rule, and where that is shown."""
+
+    path: str
+    edits: Mapping[str, object]
+    also: tuple[str, ...] = ()
+    """Other rules that the same job cannot help breaking."""
+    places: tuple[str, ...] = ()
+    """Where pydantic shows it, which can say more than the API server: each entry of a list; `path` where empty."""
 
 
 def valid_job() -> Wire:

@@ -1,8 +1,11 @@
-"""A vLLM engine on CPUs that is small enough for a test."""
+"""A vLLM engine on CPUs that is small enough for a test, and what it generates beside the training engine.
+
+Legend: R response tokens of all rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,7 +13,14 @@ import pytest
 import torch
 from vllm.model_executor.models import registry
 
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
 from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.token_batch import TokenBatch
+
+PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
+"""Of tiny models."""
 
 
 def small_vllm_engine(
@@ -32,6 +42,28 @@ def small_vllm_engine(
             adapter_rank=adapter_rank,
         )
     )
+
+
+def generated(vllm: VllmEngine, num_tokens: int) -> list[FinishedSequence]:
+    """Responses of up to so many tokens to PROMPTS, drawn freely, each with a seed of its own."""
+    sampling = SamplingSettings(1.0, 1.0, 0, num_tokens, ())
+    finished = vllm.generate(GenerationRequest(str(row), prompt, sampling, row) for row, prompt in enumerate(PROMPTS))
+    return [finished[str(row)] for row in range(len(PROMPTS))]
+
+
+def logprobs_of(sequences: Sequence[FinishedSequence]) -> torch.Tensor:
+    """What vLLM says of all response tokens, [R]."""
+    return torch.tensor([logprob for each in sequences for logprob in each.logprobs])
+
+
+def difference(trained: TrainEngine, sequences: Sequence[FinishedSequence], *, with_adapters: bool = True) -> float:
+    """The largest, of log-probabilities, in nats, between what vLLM and the trainer say of the responses to PROMPTS.
+    Collective over the ranks of the trainer."""
+    rows = [torch.tensor([*prompt, *each.token_ids]) for prompt, each in zip(PROMPTS, sequences, strict=True)]
+    masks = [torch.arange(len(row)) >= len(prompt) for prompt, row in zip(PROMPTS, rows, strict=True)]
+    batch = TokenBatch(RaggedColumn.from_rows(rows), RaggedColumn.from_rows(masks), {})
+    found_R = trained.forward(batch, 1.0, with_adapters=with_adapters).logprobs_N
+    return float((found_R - logprobs_of(sequences)).abs().max())
 
 
 @contextmanager

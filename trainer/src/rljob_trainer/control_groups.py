@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -33,3 +34,23 @@ def _groups(file: Path, controller: str) -> Iterator[tuple[str, str]]:
         elif controller in controllers.split(","):
             # It is a link to the folder of all controllers that share the hierarchy.
             yield controller, path.lstrip("/")
+
+
+def num_usable_cores(file_system: Path = Path("/")) -> int:
+    """At least 1; a limit of two and a half cores counts as two, because a thread that is held up holds up the rest."""
+    allowed = len(os.sched_getaffinity(0))
+    limits = list(_limits(file_system))
+    return max(1, int(min([allowed, *limits])))
+
+
+def _limits(file_system: Path) -> Iterator[float]:
+    """Of this process's control group and of all above it that can be seen, in cores."""
+    for folder in control_group_folders("cpu", file_system):
+        # Version 2: `200000 100000` (microseconds of each period) or `max 100000`.
+        quota, _, period = read_or_empty(folder / "cpu.max").strip().partition(" ")
+        if not quota:
+            # Version 1, where -1 stands for no limit.
+            quota = read_or_empty(folder / "cpu.cfs_quota_us").strip()
+            period = read_or_empty(folder / "cpu.cfs_period_us").strip()
+        if quota.isdecimal() and period.isdecimal():
+            yield int(quota) / int(period)

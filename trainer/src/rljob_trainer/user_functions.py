@@ -13,8 +13,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from rljob_api.module_names import standard_module_problem
-from rljob_api.near_names import near_names
+from rljob_api.names import near_names, standard_module_problem
 from rljob_trainer.errors import ConfigurationError
 
 OUR_FOLDER = Path(__file__).parent

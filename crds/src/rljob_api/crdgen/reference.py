@@ -13,10 +13,9 @@ from rljob_api.crdgen.structural import Schema, mapping
 from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.placement_rules import MAX_NAME_LENGTH
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.rules import MUTABLE_SPEC_FIELDS, RULES
-from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.spec import MAX_NAME_LENGTH, RLJobSpec
 
 _REFERENCE = "#/$defs/"
 _ROOTS = ("RLJobSpec", "RLJobStatus")
@@ -123,7 +122,7 @@ def _member_texts(choice: type[StrEnum]) -> dict[str, str]:
 def _recipes() -> Iterator[str]:
     """What each recipe says for the fields that a job may leave to it."""
     left_open = Algorithm().to_full_wire()
-    resolved = [resolve_algorithm(Algorithm(type=each)).as_algorithm().to_full_wire() for each in AlgorithmType]
+    resolved = [resolve_algorithm(Algorithm(type=each)).to_full_wire() for each in AlgorithmType]
     columns = [dict(_leaves({k: v for k, v in wire.items() if left_open.get(k) in (None, {})})) for wire in resolved]
     yield "| what is unset is | " + " | ".join(f"`{each}`" for each in AlgorithmType) + " |"
     yield "|---" * (1 + len(columns)) + "|"

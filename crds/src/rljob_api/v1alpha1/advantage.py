@@ -7,8 +7,10 @@ from enum import StrEnum
 from pydantic import Field
 
 from rljob_api.base import WireModel
+from rljob_api.rule import required_block_rules
 from rljob_api.scalars import Flag, Fraction
 from rljob_api.v1alpha1.user_function import Function
+from rljob_api.variants import Variants
 
 
 class AdvantageType(StrEnum):
@@ -30,6 +32,21 @@ class AdvantageType(StrEnum):
     GAE = "GAE"
     OPTIMAL_TOKEN_BASELINE = "OptimalTokenBaseline"
     FUNCTION = "Function"
+
+
+COMPARING = (
+    AdvantageType.GROUP_RELATIVE,
+    AdvantageType.GROUP_RELATIVE_PASS_AT_K,
+    AdvantageType.GDPO,
+    AdvantageType.LEAVE_ONE_OUT,
+    AdvantageType.REINFORCE_PLUS_PLUS_BASELINE,
+    AdvantageType.OPO,
+    AdvantageType.GPG,
+    AdvantageType.OPTIMAL_TOKEN_BASELINE,
+)
+"""What compares responses to the same prompt."""
+MAY_NEED_CRITIC = (AdvantageType.GAE, AdvantageType.FUNCTION)
+"""What asks a critic for values; a function of one's own may."""
 
 
 class GroupRelative(WireModel):
@@ -69,7 +86,7 @@ class OptimalTokenBaseline(WireModel):
     """No baseline where a response has outlasted all others of its group; false makes its advantages 0 there."""
 
 
-class Advantage(WireModel):
+class Advantage(Variants):
     """How rewards become advantages."""
 
     type: AdvantageType | None = None
@@ -82,3 +99,6 @@ class Advantage(WireModel):
     function: Function | None = None
     """For `type: Function`: takes `rljob_trainer.algorithms.ResponseInputs`, returns an advantage for each response.
     Decorated with `token_advantage` it takes `TokenInputs` and `Reduce`, and returns one for each token."""
+
+
+ADVANTAGE_RULES = required_block_rules(Advantage, AdvantageType)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
 from rljob_api.base import WireModel
+from rljob_api.rule import Rule, cel_text, key_rule, rule
 from rljob_api.scalars import DnsLabel, DnsName, Integer, LabelKey, LabelMap, LabelValue
 
 MAX_TERMS = 16
+_LABEL_INTEGER = r"^[0-9]{1,18}$"
+"""A value of a label that the scheduler can compare as an integer of 64 bits."""
 Weight = Annotated[Integer, Field(ge=1, le=100)]
 Values = Annotated[tuple[LabelValue, ...], Field(max_length=64)]
 LabelKeys = Annotated[tuple[LabelKey, ...], Field(max_length=4)]
@@ -144,3 +148,59 @@ class Affinity(WireModel):
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None
     pod_anti_affinity: PodAffinity | None = None
+
+
+RequirementT = TypeVar("RequirementT", NodeRequirement, LabelRequirement)
+
+
+def _values_rule(on: type[RequirementT], cel: str, comparisons: str = "") -> Rule:
+    return rule(
+        on,
+        f"{on.__name__}.values",
+        field=".values",
+        cel=cel,
+        wrong=f"In and NotIn need values, {comparisons}Exists and DoesNotExist take none",
+        advice="correct the values or the operator",
+        holds=lambda each: _operator_takes(each.operator, each.values),
+    )
+
+
+def _operator_takes(operator: str, values: tuple[str, ...]) -> bool:
+    if operator in (NodeOperator.IN, NodeOperator.NOT_IN):
+        return len(values) > 0
+    if operator in (NodeOperator.GREATER_THAN, NodeOperator.LESS_THAN):
+        return len(values) == 1 and re.fullmatch(_LABEL_INTEGER, values[0]) is not None
+    return not values
+
+
+def _reads_own_keys(term: PodTerm) -> bool:
+    selector, keys = term.label_selector, set(term.match_label_keys)
+    if selector is None:
+        return not keys and not term.mismatch_label_keys
+    selected = {*selector.match_labels, *(each.key for each in selector.match_expressions)}
+    return keys.isdisjoint(selected) and keys.isdisjoint(term.mismatch_label_keys)
+
+
+AFFINITY_RULES = (
+    key_rule(LabelSelector, "match_labels", lambda selector: selector.match_labels),
+    _values_rule(
+        NodeRequirement,
+        "self.operator in ['In', 'NotIn'] ? size(self.values) > 0 : self.operator in ['Gt', 'Lt'] ?"
+        f" size(self.values) == 1 && self.values[0].matches({cel_text(_LABEL_INTEGER)}) : size(self.values) == 0",
+        "Gt and Lt need one integer, ",
+    ),
+    _values_rule(LabelRequirement, "(self.operator in ['In', 'NotIn']) == (size(self.values) > 0)"),
+    rule(
+        PodTerm,
+        "PodTerm.matchLabelKeys",
+        field=".matchLabelKeys",
+        cel=(
+            "has(self.labelSelector) ? self.matchLabelKeys.all(k, !(k in self.mismatchLabelKeys) && "
+            "!(k in self.labelSelector.matchLabels) && !self.labelSelector.matchExpressions.exists(e, e.key == k))"
+            " : size(self.matchLabelKeys) + size(self.mismatchLabelKeys) == 0"
+        ),
+        wrong="keys need a labelSelector that does not use them, and cannot also be in mismatchLabelKeys",
+        advice="remove the key, or write a labelSelector",
+        holds=_reads_own_keys,
+    ),
+)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rljob_api.v1alpha1.critic_rules import may_need_critic, may_need_critic_cel
-from rljob_api.v1alpha1.placement_rules import (
+from rljob_api.rule import Rule, rule
+from rljob_api.v1alpha1.optional_roles import (
     MAY_NEED_REFERENCE_CEL,
     REFERENCE_IS_THE_ACTOR_CEL,
+    has_reward_model,
+    has_reward_model_cel,
     may_need_reference,
     reference_is_the_actor,
 )
-from rljob_api.v1alpha1.reward_model_rules import has_reward_model, has_reward_model_cel
-from rljob_api.v1alpha1.roles import pool_of_cel, sequence_ranks_cel
-from rljob_api.v1alpha1.rule import Rule, rule
-from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.recipes import may_need_critic, may_need_critic_cel
+from rljob_api.v1alpha1.spec import RLJobSpec, pool_of_cel, sequence_ranks_cel
 from rljob_api.v1alpha1.training import Training
 
 
@@ -134,19 +134,21 @@ BATCH_SIZE_RULES = (
         advice="change one of them, so that every GPU trains on as many responses as the others",
         holds=lambda spec: _responses_divide(spec, spec.training.mini_batch_size),
     ),
-    _longest_sequence_rule("critic", may_need_critic, may_need_critic_cel("self.training")),
+    _longest_sequence_rule(
+        "critic", lambda t: may_need_critic(t.algorithm), may_need_critic_cel("self.training.algorithm")
+    ),
     _longest_sequence_rule("rewardModel", has_reward_model, has_reward_model_cel("self.training")),
     rule(
         RLJobSpec,
         "RLJobSpec.critic.miniBatchSize",
         field=".roles.critic",
-        cel=f"!({may_need_critic_cel('self.training')}) || {_is_where_the_actor_is_cel('critic')}"
+        cel=f"!({may_need_critic_cel('self.training.algorithm')}) || {_is_where_the_actor_is_cel('critic')}"
         f" || ({_responses_divide_cel(_MINI_BATCH_CEL, 'critic')})",
         wrong="the responses of an update (miniBatchSize, or batchSize, * rollout.groupSize) must be divisible by "
         "nodes * gpusPerNode of the critic's pool / roles.critic.sequenceParallel",
         advice="change one of them, so that every GPU trains on as many responses as the others",
         holds=lambda spec: (
-            not may_need_critic(spec.training)
+            not may_need_critic(spec.training.algorithm)
             or _is_where_the_actor_is(spec, "critic")
             or _responses_divide(spec, spec.training.mini_batch_size or spec.training.batch_size, "critic")
         ),

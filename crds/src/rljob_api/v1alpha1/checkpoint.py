@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rljob_api.base import WireModel
+from rljob_api.rule import sub_path_rule
 from rljob_api.scalars import DnsName, LongText, PositiveCount
 
 
@@ -56,3 +57,6 @@ class Checkpoint(WireModel):
     export_hugging_face: ExportHuggingFace = ExportHuggingFace.FINAL
     export_dtype: ExportDtype = ExportDtype.AUTO
     """Precision of the exported weights. Auto: that of the weights at the model's source."""
+
+
+CHECKPOINT_RULES = (sub_path_rule(CheckpointStorage, lambda storage: storage.sub_path),)

@@ -1,4 +1,4 @@
-"""Where prompts come from and how a row becomes the text that the policy continues."""
+"""Where prompts come from, how a row becomes the text that the policy continues, and what is held out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Annotated
 from pydantic import Field, JsonValue
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Count, Flag, LongText, PositiveCount, ShortText
+from rljob_api.rule import revision_rule, rule, union_rules
+from rljob_api.scalars import Count, Flag, LongText, PositiveCount, PositiveNumber, ShortText
+
+_PROMPT = "{prompt}"
 
 
 class DatasetType(StrEnum):
@@ -77,3 +80,43 @@ class Dataset(WireModel):
     overlong_prompt: OverlongPrompt = OverlongPrompt.FAIL
     shuffle: Flag = True
     """Visit the rows in an order drawn from `training.seed`, a new one each epoch."""
+
+
+class Evaluation(WireModel):
+    """Greedy accuracy, and sampled accuracy beside it, on the same prompts each time.
+
+    Rows of the training set whose prompt occurs here are left out of training."""
+
+    dataset: Dataset
+    num_prompts: PositiveCount = 256
+    """The first n rows of the dataset; fewer if it has fewer."""
+    every_steps: Count = 20
+    """0: only before the first and after the last step."""
+    at_start: Flag = True
+    num_samples: Count = 1
+    """Sampled responses per prompt, beside the greedy one; 0 for none."""
+    temperature: PositiveNumber = 1.0
+    """Of the sampled responses."""
+
+
+DATASET_RULES = (
+    *union_rules(
+        Dataset,
+        (
+            ("File", "file", lambda dataset: (dataset.type, dataset.file)),
+            ("HuggingFace", "hugging_face", lambda dataset: (dataset.type, dataset.hugging_face)),
+            ("ReasoningGym", "reasoning_gym", lambda dataset: (dataset.type, dataset.reasoning_gym)),
+        ),
+    ),
+    revision_rule(HuggingFaceDataset, "path", lambda dataset: (dataset.path, dataset.revision)),
+    rule(
+        Dataset,
+        "Dataset.promptTemplate",
+        field=".promptTemplate",
+        cel="self.promptTemplate.contains('{prompt}')"
+        " && self.promptTemplate.indexOf('{prompt}') == self.promptTemplate.lastIndexOf('{prompt}')",
+        wrong="must contain {prompt} exactly once",
+        advice="write {prompt} where the row's prompt belongs",
+        holds=lambda dataset: dataset.prompt_template.count(_PROMPT) == 1,
+    ),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rljob_api.base import WireModel
+from rljob_api.rule import rule
 from rljob_api.scalars import Flag, PositiveCount
 from rljob_api.v1alpha1.reward import RewardName
 
@@ -33,3 +34,20 @@ class DynamicSampling(WireModel):
     reward: RewardName | None = None
     """One of training.rewards by name: its scores, before its weight, must differ, too. DAPO's paper compares whether
     answers are right and not the penalty for length. When unset, only the weighted sums of all rewards must differ."""
+
+
+def _is_in_use(block: DynamicSampling) -> bool:
+    return block.enabled or (block.max_rounds, block.on_max_rounds, block.reward) == (None, None, None)
+
+
+DYNAMIC_SAMPLING_RULES = (
+    rule(
+        DynamicSampling,
+        "DynamicSampling.enabled",
+        field=".enabled",
+        cel="!has(self.enabled) || self.enabled || !(has(self.maxRounds) || has(self.onMaxRounds) || has(self.reward))",
+        wrong="the other fields of the block are ignored",
+        advice="remove them, or write enabled: true",
+        holds=_is_in_use,
+    ),
+)

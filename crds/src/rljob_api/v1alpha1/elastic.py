@@ -1,6 +1,6 @@
 """A job on fewer nodes than it asks for: which numbers of nodes are possible, and the job as it is with them.
 
-When that is done, the operator decides (`reconcile/elastic`)."""
+When that is done, the operator decides (`reconcile/creation`)."""
 
 from __future__ import annotations
 

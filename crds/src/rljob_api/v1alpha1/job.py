@@ -9,10 +9,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from rljob_api.base import WireModel
 from rljob_api.v1alpha1.rules import violations
-from rljob_api.v1alpha1.spec import Code, Metadata, RLJobSpec
+from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
-
-__all__ = ["Code", "Metadata", "RLJob", "RLJobSpec"]
 
 RULE_ERROR = "rljob_rule"
 """Type of the pydantic errors that come from a rule; their context holds `rule`, `wrong`, `advice`."""

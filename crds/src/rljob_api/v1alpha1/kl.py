@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 from pydantic import Field
 
 from rljob_api.base import WireModel
+from rljob_api.rule import Rule, rule, union_rules
 from rljob_api.scalars import Flag, NonNegativeNumber, PositiveCount, PositiveNumber
 
 
@@ -66,3 +68,53 @@ class Kl(WireModel):
     """In the loss: the estimator's value with K2's gradient, which is that of the true KL in expectation (verl: `k1+`,
     `k3+`)."""
     controller: KlController = Field(default_factory=KlController)
+
+    @property
+    def is_in_reward(self) -> bool:
+        """Whether the KL to the reference is subtracted from rewards."""
+        return self.coefficient > 0 and self.placement is KlPlacement.REWARD
+
+
+def _kl_rule(field: str, is_default: str, holds: Callable[[Kl], bool]) -> Rule:
+    """The API server fills in defaults, so that of what is ignored only another value than the default can be told.
+    `is_default` is CEL."""
+    return rule(
+        Kl,
+        f"Kl.{field}",
+        field=f".{field}",
+        cel=f"!has(self.coefficient) || self.coefficient > 0.0 || {is_default}",
+        wrong="is ignored with kl.coefficient 0",
+        advice="remove it, or set a coefficient above 0",
+        holds=lambda kl: kl.coefficient > 0 or holds(kl),
+    )
+
+
+KL_RULES = (
+    *union_rules(KlController, (("Adaptive", "adaptive", lambda controller: (controller.type, controller.adaptive)),)),
+    _kl_rule("estimator", f"self.estimator == '{KlEstimator.K3}'", lambda kl: kl.estimator is KlEstimator.K3),
+    _kl_rule("placement", f"self.placement == '{KlPlacement.LOSS}'", lambda kl: kl.placement is KlPlacement.LOSS),
+    _kl_rule("straightThrough", "!self.straightThrough", lambda kl: not kl.straight_through),
+    _kl_rule(
+        "controller",
+        f"self.controller.type == '{KlControllerType.FIXED}'",
+        lambda kl: kl.controller.type is KlControllerType.FIXED,
+    ),
+    rule(
+        Kl,
+        "Kl.straightThroughInReward",
+        field=".straightThrough",
+        cel="!has(self.coefficient) || !self.straightThrough || self.placement != 'Reward'",
+        wrong="is ignored with placement Reward, through which no gradient flows",
+        advice="remove it, or write placement: Loss",
+        holds=lambda kl: not kl.straight_through or kl.placement is not KlPlacement.REWARD,
+    ),
+    rule(
+        Kl,
+        "Kl.straightThroughOfK2",
+        field=".straightThrough",
+        cel="!has(self.coefficient) || !self.straightThrough || self.estimator != 'K2'",
+        wrong="changes nothing in K2, whose gradient it stands for",
+        advice="remove it, or choose another estimator",
+        holds=lambda kl: not kl.straight_through or kl.estimator is not KlEstimator.K2,
+    ),
+)

@@ -1,14 +1,27 @@
-"""Which model is trained, and in which precision."""
+"""Which models are trained, the policy and its critic, and in which precision."""
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import DecayRate, Flag, Integer, LongText, PositiveCount, PositiveNumber, ShortText
+from rljob_api.rule import LOCAL_SOURCE, cel_text, revision_rule, rule
+from rljob_api.scalars import (
+    Count,
+    DecayRate,
+    Flag,
+    Integer,
+    LongText,
+    NonNegativeNumber,
+    PositiveCount,
+    PositiveNumber,
+    ShortText,
+)
+from rljob_api.v1alpha1.optimizer import Optimizer
 
 MAX_LORA_RANK = 512
 """What vLLM takes."""
@@ -92,3 +105,61 @@ class Model(WireModel):
     A reference on the actor's pool that names no other layout is this model with its adapters off: it takes no
     memory."""
     offload: Offload = Field(default_factory=Offload)
+
+
+class CriticModel(WireModel):
+    """The critic at step 0: a language model whose output head gives way to one that gives a single number."""
+
+    source: LongText | None = None
+    """As training.model.source, which it is when unset. Must have the same tokens. A model that was trained to give
+    numbers (a sequence or token classifier with one label) keeps its head; else the head begins with zeros."""
+    revision: ShortText | None = None
+    """As training.model.revision; only beside `source`."""
+    gradient_checkpointing: Flag = False
+    """Recompute activations in the backward pass."""
+    offload: TrainOffload = Field(default_factory=TrainOffload)
+
+
+class CriticOptimizer(Optimizer):
+    """As that of the policy, with another learning rate where none is given."""
+
+    learning_rate: PositiveNumber = 1e-5
+
+
+class Critic(WireModel):
+    """For an advantage that needs values (GAE). It learns from the same mini-batches as the policy, in the same
+    precision, and its weights are all trained. It is part of checkpoints, and not of the export."""
+
+    model: CriticModel = Field(default_factory=CriticModel)
+    optimizer: CriticOptimizer = Field(default_factory=CriticOptimizer)
+    warmup_steps: Count = 0
+    """Steps at the beginning in which the critic alone is trained. The policy's learning rate takes its course over the
+    steps after them."""
+    value_clip_range: NonNegativeNumber = 0.5
+    """How far a value may move from that before the update before its loss is held (Huang et al. 2022, detail 9), in
+    units of the reward; 0 for no bound."""
+
+
+MODEL_RULES = (
+    revision_rule(Model, "source", lambda model: (model.source, model.revision)),
+    rule(
+        Model,
+        "Model.gradientCheckpointingEveryNthLayer",
+        field=".gradientCheckpointingEveryNthLayer",
+        cel="self.gradientCheckpointing || self.gradientCheckpointingEveryNthLayer == 1",
+        wrong="no layer's activations are recomputed without gradientCheckpointing",
+        advice="write gradientCheckpointing: true, or remove this field",
+        holds=lambda model: model.gradient_checkpointing or model.gradient_checkpointing_every_nth_layer == 1,
+    ),
+    rule(
+        CriticModel,
+        "CriticModel.revision",
+        field=".revision",
+        cel=f"!has(self.revision) || (has(self.source) && !self.source.matches({cel_text(LOCAL_SOURCE)}))",
+        wrong="a revision needs a Hugging Face repository beside it, in source",
+        advice="remove the revision, or name the repository",
+        holds=lambda model: (
+            model.revision is None or (model.source is not None and re.search(LOCAL_SOURCE, model.source) is None)
+        ),
+    ),
+)

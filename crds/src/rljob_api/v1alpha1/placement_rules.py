@@ -1,25 +1,25 @@
-"""Rules on where roles run, and on uniqueness."""
+"""Rules on where roles run, how their models are laid out there, and what leaves the device."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.critic_rules import may_need_critic, may_need_critic_cel
-from rljob_api.v1alpha1.policy_loss import LossType
-from rljob_api.v1alpha1.reward_model_rules import has_reward_model, has_reward_model_cel
-from rljob_api.v1alpha1.roles import TRAIN_ROLES, TrainRole, pool_of_cel
+from rljob_api.rule import Path, Rule, rule, wire_name
+from rljob_api.v1alpha1.optional_roles import (
+    MAY_NEED_REFERENCE_CEL,
+    OPTIONAL_ROLES,
+    REFERENCE_IS_THE_ACTOR_CEL,
+    OptionalRole,
+    absent_roles,
+    may_need_reference,
+    reference_is_the_actor,
+)
 from rljob_api.v1alpha1.rollout import RolloutEngine
-from rljob_api.v1alpha1.rule import Path, Rule, cel_text, rule, unique_rule, wire_name
-from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
+from rljob_api.v1alpha1.spec import TRAIN_ROLES, RLJobSpec, TrainRole, pool_of_cel
 
-MAX_NAME_LENGTH = 46
-_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _ROLES = ("actor", "rollout", "ref", "critic", "rewardModel")
-_FUNCTIONS = ("self.training.algorithm.advantage", "self.training.algorithm.loss")
 _PARALLEL = "self.roles.rollout.tensorParallel"
+_OFFLOAD = "self.training.model.offload"
 
 
 def _tensor_parallel_fits(spec: RLJobSpec) -> bool:
@@ -70,75 +70,6 @@ def _layout_rule(role: str, name: str, read: Callable[[TrainRole], int | None]) 
         advice="choose a divisor",
         holds=holds,
     )
-
-
-def may_need_reference(spec: RLJobSpec) -> bool:
-    """Whether there is a KL term, or a function that may ask for the reference's log-probabilities."""
-    algorithm = spec.training.algorithm
-    has_function = algorithm.advantage.type is AdvantageType.FUNCTION or algorithm.loss.type is LossType.FUNCTION
-    return algorithm.kl.coefficient > 0 or has_function
-
-
-MAY_NEED_REFERENCE_CEL = " || ".join(
-    (
-        "self.training.algorithm.kl.coefficient > 0.0",
-        *(f"(has({part}.type) && {part}.type == 'Function')" for part in _FUNCTIONS),
-    )
-)
-
-
-@dataclass(frozen=True)
-class OptionalRole:
-    """A role that only some jobs have."""
-
-    name: str
-    is_there: Callable[[RLJobSpec], bool]
-    is_there_cel: str
-    wrong: str
-    advice: str
-
-
-OPTIONAL_ROLES = (
-    OptionalRole(
-        "ref",
-        may_need_reference,
-        MAY_NEED_REFERENCE_CEL,
-        "there is no reference model with training.algorithm.kl.coefficient 0",
-        "set a coefficient above 0 (or choose a function that needs ref_logprobs)",
-    ),
-    OptionalRole(
-        "critic",
-        lambda spec: may_need_critic(spec.training),
-        may_need_critic_cel("self.training"),
-        "the algorithm that the job chooses has no critic",
-        "choose an advantage that needs a critic (algorithm.type: PPO)",
-    ),
-    OptionalRole(
-        "rewardModel",
-        lambda spec: has_reward_model(spec.training),
-        has_reward_model_cel("self.training"),
-        "no reward is of type RewardModel",
-        "add such a reward to training.rewards",
-    ),
-)
-
-
-def absent_roles(spec: RLJobSpec) -> list[str]:
-    """Roles that only some jobs have, and this one has not."""
-    return [role.name for role in OPTIONAL_ROLES if not role.is_there(spec)]
-
-
-def reference_is_the_actor(spec: RLJobSpec) -> bool:
-    """Whether a reference is the actor's model with its adapters off, in the actor's layout."""
-    placed, place = spec.placed_roles(), spec.roles.ref
-    is_beside = placed["ref"] == placed["actor"] and place.shard_size is None and place.sequence_parallel is None
-    return spec.training.model.lora is not None and is_beside
-
-
-REFERENCE_IS_THE_ACTOR_CEL = (
-    f"has(self.training.model.lora) && {pool_of_cel('ref')} == {pool_of_cel('actor')}"
-    " && !has(self.roles.ref.shardSize) && !has(self.roles.ref.sequenceParallel)"
-)
 
 
 def _unused_pool_rule(role: OptionalRole) -> Rule:
@@ -203,17 +134,25 @@ _ALL_IN_USE_CEL = (
 )
 
 
-METADATA_RULES = (
-    rule(
-        Metadata,
-        "Metadata.name",
-        field=".name",
-        cel=f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches({cel_text(_NAME)})",
-        wrong=f"must be a-z, then a-z, 0-9 and '-', no '-' at the end, at most {MAX_NAME_LENGTH} characters",
-        advice="choose a shorter or simpler name (clusters and their services are named after it)",
-        holds=lambda metadata: len(metadata.name) <= MAX_NAME_LENGTH and re.fullmatch(_NAME, metadata.name) is not None,
-    ),
-)
+def _gradients_of_replicas_rule(
+    name: str, role: str, field: str, offloads: Callable[[RLJobSpec], bool], offloads_not_cel: str
+) -> Rule:
+    shard_size = f"self.roles.{role}.shardSize"
+
+    def has_one_replica(spec: RLJobSpec) -> bool:
+        pool, size = spec.placed_roles()[role], spec.roles.train_role(role).shard_size
+        return size is None or all(p.nodes * p.gpus_per_node <= size for p in spec.pools if p.name == pool)
+
+    return rule(
+        RLJobSpec,
+        name,
+        field=field,
+        cel=f"{offloads_not_cel} || !has({shard_size}) || "
+        f"self.pools.all(p, p.name != {pool_of_cel(role)} || p.nodes * p.gpusPerNode <= {shard_size})",
+        wrong=f"replicas (roles.{role}.shardSize) keep what they have added up where it cannot be taken from",
+        advice="leave one of the two out",
+        holds=lambda spec: not offloads(spec) or has_one_replica(spec),
+    )
 
 
 PLACEMENT_RULES = (
@@ -270,11 +209,48 @@ PLACEMENT_RULES = (
             spec.roles.rollout.tensor_parallel == 1 or spec.training.rollout.engine is not RolloutEngine.HUGGING_FACE
         ),
     ),
+    _gradients_of_replicas_rule(
+        "RLJobSpec.critic.offload.gradientsOfReplicas",
+        "critic",
+        ".training.critic.model.offload.gradients",
+        lambda spec: spec.training.critic is not None and spec.training.critic.model.offload.gradients,
+        "!has(self.training.critic) || !self.training.critic.model.offload.gradients",
+    ),
 )
 
-UNIQUE_RULES = (
-    unique_rule(RLJobSpec, "pools", "name", lambda spec: [pool.name for pool in spec.pools]),
-    unique_rule(RLJobSpec, "env", "name", lambda spec: [variable.name for variable in spec.env]),
-    unique_rule(RLJobSpec, "volumes", "name", lambda spec: [volume.name for volume in spec.volumes]),
-    unique_rule(RLJobSpec, "volumes", "mountPath", lambda spec: [volume.mount_path for volume in spec.volumes]),
+OFFLOAD_RULES = (
+    rule(
+        RLJobSpec,
+        "RLJobSpec.offload.reference",
+        field=".training.model.offload.reference",
+        cel=f"!{_OFFLOAD}.reference || {MAY_NEED_REFERENCE_CEL}",
+        wrong="there is no reference model with training.algorithm.kl.coefficient 0",
+        advice="leave it out, set a coefficient above 0, or choose an advantage or loss of type Function that needs it",
+        holds=lambda spec: not spec.training.model.offload.reference or may_need_reference(spec),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.offload.referenceOfAdapters",
+        field=".training.model.offload.reference",
+        cel=f"!{_OFFLOAD}.reference || !({REFERENCE_IS_THE_ACTOR_CEL})",
+        wrong="with lora the reference is the actor's own model with its adapters off, and takes no memory",
+        advice="leave it out (parameters moves that model)",
+        holds=lambda spec: not spec.training.model.offload.reference or not reference_is_the_actor(spec),
+    ),
+    rule(
+        RLJobSpec,
+        "RLJobSpec.offload.gradients",
+        field=".training.model.offload.gradients",
+        cel=f"!{_OFFLOAD}.gradients || !self.roles.actor.deferGradientReduction",
+        wrong="with roles.actor.deferGradientReduction there are no shards of gradients before the last micro-batch",
+        advice="choose one of the two",
+        holds=lambda spec: not spec.training.model.offload.gradients or not spec.roles.actor.defer_gradient_reduction,
+    ),
+    _gradients_of_replicas_rule(
+        "RLJobSpec.offload.gradientsOfReplicas",
+        "actor",
+        ".training.model.offload.gradients",
+        lambda spec: spec.training.model.offload.gradients,
+        f"!{_OFFLOAD}.gradients",
+    ),
 )

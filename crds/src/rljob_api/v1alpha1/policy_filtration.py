@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rljob_api.base import WireModel
+from rljob_api.rule import rule
 from rljob_api.scalars import PositiveNumber
 
 
@@ -40,3 +41,25 @@ class PolicyFiltration(WireModel):
     """For Power; 2.0 when unset."""
     scope: FiltrationScope | None = None
     """Batch when unset."""
+
+
+POLICY_FILTRATION_RULES = (
+    rule(
+        PolicyFiltration,
+        "PolicyFiltration.exponent",
+        field=".exponent",
+        cel="!has(self.exponent) || !has(self.type) || self.type == 'Power'",
+        wrong="only Power has an exponent",
+        advice="remove it, or write `type: Power` beside it",
+        holds=lambda f: f.exponent is None or f.type is PolicyFiltrationType.POWER,
+    ),
+    rule(
+        PolicyFiltration,
+        "PolicyFiltration.scope",
+        field=".scope",
+        cel="!has(self.scope) || !has(self.type) || self.type != 'None'",
+        wrong="is ignored with type None",
+        advice="remove it, or write a type beside it",
+        holds=lambda f: f.scope is None or f.type is not PolicyFiltrationType.NONE,
+    ),
+)

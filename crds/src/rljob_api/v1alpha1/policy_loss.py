@@ -6,8 +6,10 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rljob_api.base import WireModel
+from rljob_api.rule import required_block_rules, rule
 from rljob_api.scalars import NonNegativeNumber, Number, OpenFraction, PositiveNumber
 from rljob_api.v1alpha1.user_function import Function
+from rljob_api.variants import Variants
 
 
 class LossType(StrEnum):
@@ -36,6 +38,12 @@ class LossType(StrEnum):
     DRO = "DRO"
     """-A log-probability, and the squared log-ratio as a penalty."""
     FUNCTION = "Function"
+
+
+WITH_WHOLE_PASS = (LossType.CLIP_COV, LossType.KL_COV)
+"""What looks at the whole mini-batch before each update: one more forward pass."""
+NO_DUAL_CLIP = 0.0
+"""What a job says for no bound; unset is the recipe's."""
 
 
 class Clipped(WireModel):
@@ -119,6 +127,10 @@ class Divergence(StrEnum):
     """KL(old || new), in nats."""
 
 
+DPPO_THRESHOLDS = {Divergence.TV: 0.15, Divergence.KL: 0.05}
+"""Those that the authors train with."""
+
+
 class Dppo(WireModel):
     """Divergence proximal policy optimization (Qi et al. 2026, arXiv 2602.04879), in its binary form."""
 
@@ -139,7 +151,7 @@ class Dro(WireModel):
     """Of the penalty beta / 2 x log-ratio^2."""
 
 
-class Loss(WireModel):
+class Loss(Variants):
     """The policy loss of one token; `aggregation` makes one number of all."""
 
     type: LossType | None = None
@@ -156,3 +168,26 @@ class Loss(WireModel):
     function: Function | None = None
     """For `type: Function`: takes `rljob_trainer.algorithms.LossInputs`, returns a loss for each token. Decorated with
     `policy_loss_function` it may ask for more: other log-probabilities, the entropy, a look at the mini-batch."""
+
+
+POLICY_LOSS_RULES = (
+    *required_block_rules(Loss, LossType),
+    rule(
+        Clipped,
+        "Clipped.dualClipRatio",
+        field=".dualClipRatio",
+        cel="!has(self.dualClipRatio) || self.dualClipRatio == 0.0 || self.dualClipRatio > 1.0",
+        wrong="must be above 1, or 0 for none",
+        advice="3.0 is usual; 0 turns dual clipping off",
+        holds=lambda clipped: not clipped.dual_clip_ratio or clipped.dual_clip_ratio > 1,
+    ),
+    rule(
+        ClipCov,
+        "ClipCov.covarianceHigh",
+        field=".covarianceHigh",
+        cel="self.covarianceHigh > self.covarianceLow",
+        wrong="must be above covarianceLow, or no token is in the range",
+        advice="the paper has 1 and 5",
+        holds=lambda block: block.covariance_high > block.covariance_low,
+    ),
+)

@@ -8,34 +8,42 @@ from typing import Annotated
 from pydantic import Field, StrictStr
 
 from rljob_api.base import WireModel
+from rljob_api.constants import RAY_CONTAINER
+from rljob_api.rule import Path, key_rule, rule, starts_with_none_cel
 from rljob_api.scalars import (
+    ANNOTATION_KEY,
+    MAX_RESOURCE_DOMAIN,
     WITHOUT_NULLS,
-    AbsolutePath,
     Count,
     DnsLabel,
     DnsName,
-    EnvName,
-    FileKey,
-    Flag,
     LabelKey,
     LabelMap,
     LabelValue,
-    LongText,
     PositiveCount,
     Quantity,
     ResourceWithDomain,
 )
 from rljob_api.v1alpha1.affinity import Affinity
+from rljob_api.v1alpha1.resources import QUOTA, Resources, is_device_cel, is_resource_name
 
+OWNED_LABEL_PREFIXES = ("rljob.dev/", "ray.io/", "kueue.x-k8s.io/")
+# KubeRay's service of the head pod selects by the first of these.
+OWNED_LABELS = ("app.kubernetes.io/created-by", "app.kubernetes.io/managed-by")
+OWNED_ANNOTATION_PREFIXES = ("rljob.dev/", "ray.io/")
+OWNED_POOL_NAMES = ("head", "headgroup")
+APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
+_SECCOMP = ("seccomp.security.alpha.kubernetes.io/", "container.seccomp.security.alpha.kubernetes.io/")
+_OTHERS = (
+    "controller.kubernetes.io/pod-deletion-cost",
+    "kubernetes.io/config.mirror",
+    "scheduler.alpha.kubernetes.io/tolerations",
+)
+"""Annotations that the API server accepts only with some values. They have no effect on the pods of a job, as those for
+seccomp have none since Kubernetes 1.27; so all are refused."""
+_PROFILES = ("", "runtime/default", "unconfined")
+_OWN_PROFILE = "localhost/"
 Annotation = Annotated[StrictStr, Field(max_length=4096)]
-ResourceMap = Annotated[dict[StrictStr, Quantity], Field(max_length=16), WITHOUT_NULLS]
-
-
-class Resources(WireModel):
-    """Requests and limits of one container, as in a pod. GPUs are not written here: `gpusPerNode` says them."""
-
-    requests: ResourceMap = Field(default_factory=dict)
-    limits: ResourceMap = Field(default_factory=dict)
 
 
 class TolerationOperator(StrEnum):
@@ -100,82 +108,132 @@ class Head(WireModel):
     template: PodOverlay = Field(default_factory=PodOverlay)
 
 
-class KeyReference(WireModel):
-    """One key of a Secret or ConfigMap in the job's namespace."""
-
-    name: DnsName
-    key: FileKey
-    optional: Flag = False
+def _not_taken(overlay: PodOverlay) -> list[Path]:
+    return [(key,) for key in overlay.annotations if key.startswith(_SECCOMP) or key in _OTHERS]
 
 
-class EnvSource(WireModel):
-    """Where a variable's value comes from; exactly one."""
-
-    secret_key_ref: KeyReference | None = None
-    config_map_key_ref: KeyReference | None = None
-
-
-class EnvVar(WireModel):
-    """An environment variable of all pods of the job."""
-
-    name: EnvName
-    value: Annotated[StrictStr, Field(max_length=4096)] | None = None
-    """`$(NAME)` is replaced by the value of an earlier entry; `$$` is `$`. `rljob run` does the same, with what is
-    exported in place of Secrets and ConfigMaps."""
-    value_from: EnvSource | None = None
+def _bad_profiles(overlay: PodOverlay) -> list[Path]:
+    """Profiles of AppArmor that the API server would refuse in pods of ours."""
+    return [
+        (key,)
+        for key, value in overlay.annotations.items()
+        if key.startswith(APPARMOR)
+        and (key != f"{APPARMOR}{RAY_CONTAINER}" or not (value in _PROFILES or value.startswith(_OWN_PROFILE)))
+    ]
 
 
-class ObjectReference(WireModel):
-    """A Secret or ConfigMap in the job's namespace."""
-
-    name: DnsName
-    optional: Flag = False
-
-
-class EnvFrom(WireModel):
-    """All keys of a Secret or ConfigMap as environment variables; exactly one of the two."""
-
-    prefix: EnvName | None = None
-    secret_ref: ObjectReference | None = None
-    config_map_ref: ObjectReference | None = None
-
-
-class LocalObjectReference(WireModel):
-    """A ConfigMap or Secret in the job's namespace, by its name."""
-
-    name: DnsName
-
-
-class VolumeType(StrEnum):
-    """One of the blocks below, of the same name, says the rest."""
-
-    PERSISTENT_VOLUME_CLAIM = "PersistentVolumeClaim"
-    CONFIG_MAP = "ConfigMap"
-    SECRET = "Secret"
-    EMPTY_DIR = "EmptyDir"
-
-
-class ClaimVolume(WireModel):
-    """A PersistentVolumeClaim in the job's namespace."""
-
-    claim_name: DnsName
-
-
-class EmptyDirVolume(WireModel):
-    """Scratch space of one pod, lost with it."""
-
-    size_limit: Quantity | None = None
-
-
-class Volume(WireModel):
-    """A volume and the place where all pods of the job see it."""
-
-    name: DnsLabel
-    mount_path: AbsolutePath
-    read_only: Flag = False
-    sub_path: LongText | None = None
-    type: VolumeType
-    persistent_volume_claim: ClaimVolume | None = None
-    config_map: LocalObjectReference | None = None
-    secret: LocalObjectReference | None = None
-    empty_dir: EmptyDirVolume | None = None
+POOL_RULES = (
+    rule(
+        Pool,
+        "Pool.nameNotHead",
+        field=".name",
+        cel=f"!(self.name in {list(OWNED_POOL_NAMES)})",
+        wrong="a pool cannot be called " + " or ".join(OWNED_POOL_NAMES),
+        advice="these are names of the pod with the controller; choose another",
+        holds=lambda pool: pool.name not in OWNED_POOL_NAMES,
+    ),
+    rule(
+        Pool,
+        "Pool.gpusNotInResources",
+        field=".resources",
+        cel="!(self.gpuResource in self.resources.requests) && !(self.gpuResource in self.resources.limits)",
+        wrong="GPUs must not be written under resources",
+        advice="use gpusPerNode and gpuResource",
+        holds=lambda pool: pool.gpu_resource not in pool.resources.requests.keys() | pool.resources.limits.keys(),
+    ),
+    rule(
+        PodOverlay,
+        "PodOverlay.labels",
+        field=".labels",
+        cel=(
+            f"!has(self.labels) || self.labels.all(k, {starts_with_none_cel('k', OWNED_LABEL_PREFIXES)}"
+            f" && !(k in {list(OWNED_LABELS)}))"
+        ),
+        wrong=f"labels under {', '.join(OWNED_LABEL_PREFIXES)}, and {', '.join(OWNED_LABELS)} are owned by RLJob",
+        advice="choose another prefix",
+        holds=lambda overlay: (
+            not any(key.startswith(OWNED_LABEL_PREFIXES) or key in OWNED_LABELS for key in overlay.labels)
+        ),
+    ),
+    rule(
+        PodOverlay,
+        "PodOverlay.annotations",
+        field=".annotations",
+        cel=(
+            f"!has(self.annotations) || self.annotations.all(k, {starts_with_none_cel('k', OWNED_ANNOTATION_PREFIXES)})"
+        ),
+        wrong="annotations under " + ", ".join(OWNED_ANNOTATION_PREFIXES) + " are owned by RLJob",
+        advice="choose another prefix",
+        holds=lambda overlay: not any(key.startswith(OWNED_ANNOTATION_PREFIXES) for key in overlay.annotations),
+    ),
+    rule(
+        Toleration,
+        "Toleration.existsHasNoValue",
+        field=".value",
+        cel="self.operator != 'Exists' || !has(self.value) || self.value == ''",
+        wrong="a toleration with operator Exists takes no value",
+        advice="remove the value, or use operator Equal",
+        holds=lambda toleration: toleration.operator is not TolerationOperator.EXISTS or not toleration.value,
+    ),
+    rule(
+        Toleration,
+        "Toleration.equalHasKey",
+        field=".key",
+        cel="self.operator != 'Equal' || has(self.key)",
+        wrong="a toleration without a key needs operator Exists",
+        advice="write the key of the taint, or operator Exists to tolerate all",
+        holds=lambda toleration: toleration.operator is not TolerationOperator.EQUAL or toleration.key is not None,
+    ),
+    rule(
+        Toleration,
+        "Toleration.secondsOnlyForNoExecute",
+        field=".tolerationSeconds",
+        cel="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+        wrong="tolerationSeconds needs effect NoExecute",
+        advice="set the effect, or remove the seconds",
+        holds=lambda t: t.toleration_seconds is None or t.effect is TaintEffect.NO_EXECUTE,
+    ),
+    key_rule(PodOverlay, "labels", lambda overlay: overlay.labels),
+    key_rule(PodOverlay, "annotations", lambda overlay: overlay.annotations, ANNOTATION_KEY),
+    key_rule(PodOverlay, "node_selector", lambda overlay: overlay.node_selector),
+    rule(
+        PodOverlay,
+        "PodOverlay.annotationsTaken",
+        field=".annotations",
+        cel=(
+            f"!has(self.annotations) || self.annotations.all(k, !(k in {list(_OTHERS)})"
+            + "".join(f" && !k.startsWith('{prefix}')" for prefix in _SECCOMP)
+            + ")"
+        ),
+        wrong="RLJob does not take annotations for seccomp, mirror pods, deletion costs and alpha tolerations",
+        advice="remove it",
+        holds=lambda overlay: not _not_taken(overlay),
+        places=_not_taken,
+    ),
+    rule(
+        PodOverlay,
+        "PodOverlay.appArmor",
+        field=".annotations",
+        cel=(
+            f"!has(self.annotations) || self.annotations.all(k, !k.startsWith('{APPARMOR}') ||"
+            f" k == '{APPARMOR}{RAY_CONTAINER}' && (self.annotations[k] in {list(_PROFILES)} ||"
+            f" self.annotations[k].startsWith('{_OWN_PROFILE}')))"
+        ),
+        wrong=f"an AppArmor profile can only be one of the container {RAY_CONTAINER}",
+        advice=f"write {APPARMOR}{RAY_CONTAINER}: runtime/default, unconfined, or localhost/<profile>",
+        holds=lambda overlay: not _bad_profiles(overlay),
+        places=_bad_profiles,
+    ),
+    rule(
+        Pool,
+        "Pool.gpuResource",
+        field=".gpuResource",
+        cel=is_device_cel("self.gpuResource"),
+        wrong=(
+            f"the domain must not contain kubernetes.io, begin with {QUOTA}, or have more than {MAX_RESOURCE_DOMAIN}"
+            " characters"
+        ),
+        advice="write the name that the nodes show, such as nvidia.com/gpu",
+        holds=lambda pool: is_resource_name(pool.gpu_resource),
+    ),
+)

@@ -1,83 +1,52 @@
-"""Recipes, and the resolved form of a learning rule: every field has its value, and only the chosen parts are there.
+"""Recipes, and what a job's learning rule is with them: resolved, it has a value in every field, and of each part the
+chosen variant alone.
 
-The trainer works with the resolved form only; `rljob validate --resolved` and the run folder show it as the job file
-that says the same.
+The trainer works with what is resolved only; `rljob validate --resolved` and the run folder show it as a job file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
-from rljob_api.v1alpha1.advantage import AdvantageType
+from rljob_api.base import WireModel
+from rljob_api.v1alpha1.advantage import MAY_NEED_CRITIC, AdvantageType, GroupRelative
 from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType, LossAggregation
-from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling
-from rljob_api.v1alpha1.kl import Kl, KlPlacement
+from rljob_api.v1alpha1.dynamic_sampling import DynamicSampling, MaxRoundsPolicy
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
-from rljob_api.v1alpha1.policy_loss import LossType
-from rljob_api.v1alpha1.resolved_advantage import ResolvedAdvantage, ResolvedGroupRelative, resolve_advantage
-from rljob_api.v1alpha1.resolved_correction import ResolvedRolloutCorrection, resolve_correction
-from rljob_api.v1alpha1.resolved_dynamic_sampling import ResolvedDynamicSampling, resolve_dynamic_sampling
-from rljob_api.v1alpha1.resolved_loss import ResolvedClipped, ResolvedLoss, resolve_loss
+from rljob_api.v1alpha1.policy_loss import DPPO_THRESHOLDS, NO_DUAL_CLIP, Clipped, Dppo, LossType
+from rljob_api.v1alpha1.rollout_correction import (
+    MASKED_CORRECTIONS,
+    MAX_RATIO,
+    RejectionEstimator,
+    RolloutCorrection,
+    RolloutCorrectionType,
+)
+from rljob_api.variants import Variants, may_be_left_out
 
+MAX_ROUNDS = 10
+"""Of dynamic sampling: what verl's recipe of DAPO has."""
 FILTRATION_EXPONENT = 2.0
 """With Power (verl: `weight_pow`)."""
-NO_FILTRATION = PolicyFiltration()
-NO_CORRECTION = ResolvedRolloutCorrection()
-BY_STD = ResolvedGroupRelative(normalize_by_std=True)
-DUAL_CLIPPED = ResolvedClipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=3.0)
+BY_STD = GroupRelative(normalize_by_std=True)
+DUAL_CLIPPED = Clipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=3.0)
 
-
-@dataclass(frozen=True, slots=True)
-class ResolvedAlgorithm:
-    """A learning rule without open questions."""
-
-    type: AlgorithmType
-    advantage: ResolvedAdvantage
-    loss: ResolvedLoss
-    aggregation: LossAggregation
-    drop_zero_variance_groups: bool
-    entropy_coefficient: float
-    kl: Kl
-    mask_truncated_responses: bool = False
-    rollout_correction: ResolvedRolloutCorrection = NO_CORRECTION
-    policy_filtration: PolicyFiltration = NO_FILTRATION
-    dynamic_sampling: ResolvedDynamicSampling | None = None
-
-    @property
-    def has_kl_in_reward(self) -> bool:
-        """Whether the KL to the reference is subtracted from rewards."""
-        return self.kl.coefficient > 0 and self.kl.placement is KlPlacement.REWARD
-
-    def as_algorithm(self) -> Algorithm:
-        """The job's form that says the same with every field written out; it resolves to this again."""
-        return Algorithm(
-            type=self.type,
-            advantage=self.advantage.as_written(),
-            loss=self.loss.as_written(),
-            aggregation=self.aggregation,
-            drop_zero_variance_groups=self.drop_zero_variance_groups,
-            dynamic_sampling=(
-                DynamicSampling(enabled=False) if self.dynamic_sampling is None else self.dynamic_sampling.as_written()
-            ),
-            entropy_coefficient=self.entropy_coefficient,
-            kl=self.kl,
-            mask_truncated_responses=self.mask_truncated_responses,
-            rollout_correction=self.rollout_correction.as_written(),
-            policy_filtration=self.policy_filtration,
-        )
+ValueT = TypeVar("ValueT")
+BlockT = TypeVar("BlockT", bound=WireModel)
+VariantsT = TypeVar("VariantsT", bound=Variants)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a name stands for. The settings of a part are also those of a job that chooses the part by itself."""
+    """What a name stands for. The settings of a variant are also those of a job that chooses it by itself."""
 
     advantage: AdvantageType
     loss: LossType
     aggregation: LossAggregation
-    group_relative: ResolvedGroupRelative = BY_STD
-    clipped: ResolvedClipped = DUAL_CLIPPED
+    group_relative: GroupRelative = BY_STD
+    clipped: Clipped = DUAL_CLIPPED
     has_dynamic_sampling: bool = False
 
 
@@ -90,14 +59,14 @@ RECIPES: Mapping[AlgorithmType, Recipe] = MappingProxyType(
             advantage=AdvantageType.GROUP_RELATIVE,
             loss=LossType.CLIPPED,
             aggregation=LossAggregation.SEQUENCE_MEAN_TOKEN_SUM_NORM,
-            group_relative=ResolvedGroupRelative(normalize_by_std=False),
-            clipped=ResolvedClipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=None),
+            group_relative=GroupRelative(normalize_by_std=False),
+            clipped=Clipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=NO_DUAL_CLIP),
         ),
         AlgorithmType.DAPO: Recipe(
             advantage=AdvantageType.GROUP_RELATIVE,
             loss=LossType.CLIPPED,
             aggregation=LossAggregation.TOKEN_MEAN,
-            clipped=ResolvedClipped(clip_ratio_low=0.2, clip_ratio_high=0.28, dual_clip_ratio=None),
+            clipped=Clipped(clip_ratio_low=0.2, clip_ratio_high=0.28, dual_clip_ratio=NO_DUAL_CLIP),
             has_dynamic_sampling=True,
         ),
         AlgorithmType.RLOO: Recipe(
@@ -113,7 +82,7 @@ RECIPES: Mapping[AlgorithmType, Recipe] = MappingProxyType(
             advantage=AdvantageType.GAE,
             loss=LossType.CLIPPED,
             aggregation=LossAggregation.TOKEN_MEAN,
-            clipped=ResolvedClipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=None),
+            clipped=Clipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=NO_DUAL_CLIP),
         ),
         AlgorithmType.GSPO: Recipe(
             advantage=AdvantageType.GROUP_RELATIVE,
@@ -127,24 +96,29 @@ RECIPES: Mapping[AlgorithmType, Recipe] = MappingProxyType(
 )
 
 
-def resolve_algorithm(algorithm: Algorithm) -> ResolvedAlgorithm:
-    """The recipe with what the job changes in it."""
+def resolve_algorithm(algorithm: Algorithm) -> Algorithm:
+    """The recipe with what the job changes in it; resolved again it stays as it is. Only what has no value there, such
+    as the lower bound of a truncated ratio, is None: read the others by `filled`."""
     recipe = RECIPES[algorithm.type]
-    sampling = algorithm.dynamic_sampling or DynamicSampling(enabled=recipe.has_dynamic_sampling)
-    return ResolvedAlgorithm(
-        type=algorithm.type,
-        advantage=resolve_advantage(advantage_type(algorithm), algorithm.advantage, recipe.group_relative),
-        loss=resolve_loss(loss_type(algorithm), algorithm.loss, recipe.clipped),
-        aggregation=algorithm.aggregation or recipe.aggregation,
-        # What takes the place of a group leaves it out as well.
-        drop_zero_variance_groups=algorithm.drop_zero_variance_groups or sampling.enabled,
-        entropy_coefficient=algorithm.entropy_coefficient,
-        kl=algorithm.kl,
-        mask_truncated_responses=algorithm.mask_truncated_responses,
-        rollout_correction=resolve_correction(algorithm.rollout_correction),
-        policy_filtration=_resolve_filtration(algorithm.policy_filtration),
-        dynamic_sampling=resolve_dynamic_sampling(sampling),
+    sampling = _resolved_sampling(algorithm.dynamic_sampling, recipe)
+    return algorithm.model_copy(
+        update={
+            "advantage": _resolved_part(algorithm.advantage, advantage_type(algorithm), recipe),
+            "loss": _resolved_part(algorithm.loss, loss_type(algorithm), recipe),
+            "aggregation": algorithm.aggregation or recipe.aggregation,
+            # What takes the place of a group leaves it out as well.
+            "drop_zero_variance_groups": algorithm.drop_zero_variance_groups or sampling.enabled,
+            "dynamic_sampling": sampling,
+            "rollout_correction": _resolved_correction(algorithm.rollout_correction),
+            "policy_filtration": _resolved_filtration(algorithm.policy_filtration),
+        }
     )
+
+
+def filled(value: ValueT | None) -> ValueT:
+    """The value of a field that a job may leave to its recipe, of an algorithm that is resolved."""
+    assert value is not None, "this algorithm has to go through resolve_algorithm first"
+    return value
 
 
 def advantage_type(algorithm: Algorithm) -> AdvantageType:
@@ -157,14 +131,79 @@ def loss_type(algorithm: Algorithm) -> LossType:
     return algorithm.loss.type or RECIPES[algorithm.type].loss
 
 
-def _resolve_filtration(written: PolicyFiltration) -> PolicyFiltration:
-    """With its values, where there is one."""
-    if written.type is PolicyFiltrationType.NONE:
-        return written
-    exponent = (written.exponent or FILTRATION_EXPONENT) if written.type is PolicyFiltrationType.POWER else None
-    return PolicyFiltration(type=written.type, exponent=exponent, scope=written.scope or FiltrationScope.BATCH)
+def may_need_critic(algorithm: Algorithm) -> bool:
+    """Whether the advantage is GAE, or a function that may ask for values."""
+    return advantage_type(algorithm) in MAY_NEED_CRITIC
+
+
+def may_need_critic_cel(algorithm: str) -> str:
+    """The same in CEL."""
+    return is_chosen_cel(algorithm, "advantage", MAY_NEED_CRITIC)
 
 
 def has_dynamic_sampling(algorithm: Algorithm) -> bool:
     """Whether groups are replaced: as the job says, else the recipe."""
-    return resolve_algorithm(algorithm).dynamic_sampling is not None
+    return _resolved_sampling(algorithm.dynamic_sampling, RECIPES[algorithm.type]).enabled
+
+
+def is_chosen_cel(algorithm: str, part: str, types: Collection[str]) -> str:
+    """In CEL: whether `advantage_type` or `loss_type` (`part` is `advantage` or `loss`) is one of `types`. Without a
+    table from recipes to types: it is in many rules, and all of them are in the CRD."""
+    own, recipe = f"{algorithm}.{part}.type", f"{algorithm}.type"
+    by_recipe = {name: {"advantage": each.advantage, "loss": each.loss}[part] for name, each in RECIPES.items()}
+    recipes = [name for name, chosen in by_recipe.items() if chosen in types]
+    if not recipes:
+        return f"(has({own}) && {_is_one_of_cel(own, types)})"
+    return f"(has({own}) ? {_is_one_of_cel(own, types)} : {_is_one_of_cel(recipe, recipes)})"
+
+
+def _is_one_of_cel(value: str, names: Collection[str]) -> str:
+    texts = [str(name) for name in names]
+    return f"{value} in {texts}" if len(texts) > 1 else f"{value} == '{texts[0]}'"
+
+
+def _resolved_part(part: VariantsT, chosen: AdvantageType | LossType, recipe: Recipe) -> VariantsT:
+    """With the chosen variant and its block, and no other."""
+    kind, block = part.block_type(chosen), part.block(chosen)
+    if block is None and kind is not None and may_be_left_out(kind):
+        block = kind()
+    match block:
+        case GroupRelative():
+            block = _with_defaults(block, recipe.group_relative)
+        case Clipped():
+            block = _with_defaults(block, recipe.clipped)
+        case Dppo():
+            threshold = DPPO_THRESHOLDS[block.divergence]
+            block = _with_defaults(block, Dppo(threshold_low=threshold, threshold_high=threshold))
+    return type(part).of(chosen, block)
+
+
+def _resolved_sampling(asked: DynamicSampling | None, recipe: Recipe) -> DynamicSampling:
+    asked = asked or DynamicSampling(enabled=recipe.has_dynamic_sampling)
+    if not asked.enabled:
+        return asked
+    return _with_defaults(asked, DynamicSampling(max_rounds=MAX_ROUNDS, on_max_rounds=MaxRoundsPolicy.FAIL))
+
+
+def _resolved_correction(asked: RolloutCorrection) -> RolloutCorrection:
+    rejection = asked.rejection
+    if rejection is not None and rejection.estimator is RejectionEstimator.K1:
+        rejection = rejection.model_copy(update={"min": rejection.min or 1.0 / rejection.max})
+    highest, lowest = asked.max_ratio, asked.min_ratio
+    if asked.type is not RolloutCorrectionType.NONE:
+        highest = highest or MAX_RATIO
+        lowest = lowest or (1.0 / highest if asked.type in MASKED_CORRECTIONS else None)
+    return asked.model_copy(update={"max_ratio": highest, "min_ratio": lowest, "rejection": rejection})
+
+
+def _resolved_filtration(asked: PolicyFiltration) -> PolicyFiltration:
+    if asked.type is PolicyFiltrationType.NONE:
+        return asked
+    exponent = FILTRATION_EXPONENT if asked.type is PolicyFiltrationType.POWER else None
+    return _with_defaults(asked, PolicyFiltration(exponent=exponent, scope=FiltrationScope.BATCH))
+
+
+def _with_defaults(block: BlockT, defaults: BlockT) -> BlockT:
+    """With the other's values where it has none."""
+    given = {name: value for name, value in block if value is not None}
+    return block.model_copy(update={name: value for name, value in defaults if name not in given})

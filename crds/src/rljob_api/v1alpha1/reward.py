@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StrictStr
 
 from rljob_api.base import WireModel
+from rljob_api.rule import LOCAL_SOURCE, cel_text, rule, union_rules
 from rljob_api.scalars import (
     REWARD_NAME,
     Flag,
@@ -24,7 +25,7 @@ from rljob_api.scalars import (
 )
 
 
-def _compiled(pattern: str) -> str:
+def _checked_pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
@@ -33,7 +34,7 @@ def _compiled(pattern: str) -> str:
 
 
 RewardName = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=REWARD_NAME)]
-RegularExpression = Annotated[StrictStr, Field(min_length=1, max_length=1024), AfterValidator(_compiled)]
+RegularExpression = Annotated[StrictStr, Field(min_length=1, max_length=1024), AfterValidator(_checked_pattern)]
 
 
 class RewardType(StrEnum):
@@ -123,3 +124,52 @@ class Reward(WireModel):
     """What a scorer that runs longer than `timeoutSeconds` does to the job."""
     error_score: Number = 0.0
     """Before the weight."""
+
+
+WITHOUT_PROCESSES = (RewardType.OVERLONG, RewardType.REWARD_MODEL)
+LIMITS = ("timeoutSeconds", "numProcesses", "onError", "onTimeout", "errorScore")
+"""Fields that count for rewards in processes alone."""
+
+
+def _has_no_limits(reward: Reward) -> bool:
+    """Of what is ignored only another value than the default can be told: the API server fills in defaults."""
+    return (
+        reward.timeout_seconds == 10
+        and reward.num_processes == 2
+        and reward.on_error is ErrorPolicy.FAIL
+        and reward.on_timeout is ErrorPolicy.SCORE
+        and reward.error_score == 0
+    )
+
+
+REWARD_RULES = (
+    *union_rules(
+        Reward,
+        (
+            ("Function", "function", lambda reward: (reward.type, reward.function)),
+            ("Format", "format", lambda reward: (reward.type, reward.format)),
+            ("Overlong", "overlong", lambda reward: (reward.type, reward.overlong)),
+            ("RewardModel", "reward_model", lambda reward: (reward.type, reward.reward_model)),
+        ),
+    ),
+    rule(
+        Reward,
+        "Reward.limits",
+        field="",
+        cel="!(self.type in ['Overlong', 'RewardModel']) || (self.timeoutSeconds == 10.0 && self.numProcesses == 2"
+        " && self.onError == 'Fail' && self.onTimeout == 'Score' && self.errorScore == 0.0)",
+        wrong="Overlong is computed from lengths and RewardModel on GPUs, not in processes: timeoutSeconds,"
+        " numProcesses, onError, onTimeout and errorScore are ignored",
+        advice="remove them",
+        holds=lambda reward: reward.type not in WITHOUT_PROCESSES or _has_no_limits(reward),
+    ),
+    rule(
+        RewardModel,
+        "RewardModel.revision",
+        field=".revision",
+        cel=f"!has(self.revision) || !self.source.matches({cel_text(LOCAL_SOURCE)})",
+        wrong="a revision means nothing for a local model",
+        advice="remove it",
+        holds=lambda model: model.revision is None or re.search(LOCAL_SOURCE, model.source) is None,
+    ),
+)

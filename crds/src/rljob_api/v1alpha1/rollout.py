@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
 from rljob_api.base import WireModel
+from rljob_api.rule import cel_text, rule
 from rljob_api.scalars import Count, Flag, LongText, OpenFraction, PositiveCount, Quantity, Temperature
+
+# A whole number of bytes that is not 0; with a unit no digit is too small.
+_SOME_MEMORY = r"^\+?[0-9.]*[1-9]"
 
 
 class RolloutEngine(StrEnum):
@@ -62,3 +67,16 @@ class Rollout(WireModel):
     """Share of a GPU's memory for the engine while it generates."""
     cpu_kv_cache: Quantity = "1Gi"
     """Memory of one engine's KV cache on CPUs."""
+
+
+ROLLOUT_RULES = (
+    rule(
+        Rollout,
+        "Rollout.cpuKvCache",
+        field=".cpuKvCache",
+        cel=f"!has(self.cpuKvCache) || string(self.cpuKvCache).matches({cel_text(_SOME_MEMORY)})",
+        wrong="must be above 0: an engine without a KV cache generates nothing",
+        advice="write some memory, such as 1Gi (the default), or leave it out",
+        holds=lambda rollout: re.search(_SOME_MEMORY, rollout.cpu_kv_cache) is not None,
+    ),
+)

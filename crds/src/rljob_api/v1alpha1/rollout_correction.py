@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rljob_api.base import WireModel
+from rljob_api.rule import rule
 from rljob_api.scalars import PositiveNumber
 
 
@@ -21,6 +22,12 @@ class RolloutCorrectionType(StrEnum):
     """The token's ratio between minRatio and maxRatio, 0 outside (IcePop)."""
     SEQUENCE_MASKED = "SequenceMasked"
     """The same with the response's ratio."""
+
+
+MASKED_CORRECTIONS = (RolloutCorrectionType.TOKEN_MASKED, RolloutCorrectionType.SEQUENCE_MASKED)
+"""Those with a bound below."""
+MAX_RATIO = 2.0
+"""What verl has, and Yao et al. 2025 use."""
 
 
 class RejectionLevel(StrEnum):
@@ -68,3 +75,73 @@ class RolloutCorrection(WireModel):
     min_ratio: PositiveNumber | None = None
     """For the masked types; 1 / maxRatio when unset."""
     rejection: RolloutRejection | None = None
+
+
+CORRECTION_RULES = (
+    rule(
+        RolloutCorrection,
+        "RolloutCorrection.maxRatio",
+        field=".maxRatio",
+        cel="!has(self.maxRatio) || !has(self.type) || self.type != 'None'",
+        wrong="is ignored with type None",
+        advice="remove it, or write `type: TokenTruncated` beside it",
+        holds=lambda c: c.max_ratio is None or c.type is not RolloutCorrectionType.NONE,
+    ),
+    rule(
+        RolloutCorrection,
+        "RolloutCorrection.minRatio",
+        field=".minRatio",
+        cel="!has(self.minRatio) || !has(self.type) || self.type in ['TokenMasked', 'SequenceMasked']",
+        wrong="only TokenMasked and SequenceMasked have a bound below",
+        advice="remove it, or choose one of them",
+        holds=lambda c: c.min_ratio is None or c.type in MASKED_CORRECTIONS,
+    ),
+    rule(
+        RolloutCorrection,
+        "RolloutCorrection.ratios",
+        field=".minRatio",
+        cel=f"!has(self.minRatio) || self.minRatio < (has(self.maxRatio) ? self.maxRatio : {MAX_RATIO})",
+        wrong=f"must be below maxRatio ({MAX_RATIO} when unset)",
+        advice="0.5 and 2.0 are usual",
+        holds=lambda c: c.min_ratio is None or c.min_ratio < (c.max_ratio or MAX_RATIO),
+    ),
+    rule(
+        RolloutCorrection,
+        "RolloutCorrection.maskedRatio",
+        field=".maxRatio",
+        cel="!has(self.maxRatio) || has(self.minRatio) || self.maxRatio > 1.0"
+        " || !has(self.type) || !(self.type in ['TokenMasked', 'SequenceMasked'])",
+        wrong="must be above 1 where minRatio, which is then 1 / maxRatio, is not given",
+        advice="raise it, or give minRatio",
+        holds=lambda c: (
+            c.max_ratio is None or c.min_ratio is not None or c.max_ratio > 1 or c.type not in MASKED_CORRECTIONS
+        ),
+    ),
+    rule(
+        RolloutRejection,
+        "RolloutRejection.estimator",
+        field=".estimator",
+        cel="self.level != 'SequenceMax' || self.estimator != 'K1'",
+        wrong="K1 has a sign, and its largest value says nothing of the smallest",
+        advice="write K2 or K3, or another level",
+        holds=lambda r: r.level is not RejectionLevel.SEQUENCE_MAX or r.estimator is not RejectionEstimator.K1,
+    ),
+    rule(
+        RolloutRejection,
+        "RolloutRejection.min",
+        field=".min",
+        cel="!has(self.min) || self.estimator == 'K1'",
+        wrong="K2 is never below 0, nor is K3, and they have no bound below",
+        advice="remove it, or write `estimator: K1`",
+        holds=lambda r: r.min is None or r.estimator is RejectionEstimator.K1,
+    ),
+    rule(
+        RolloutRejection,
+        "RolloutRejection.bounds",
+        field=".max",
+        cel="self.estimator != 'K1' || (has(self.min) ? self.min < self.max : self.max > 1.0)",
+        wrong="must be above min, which is 1 / max when unset",
+        advice="bounds of the ratio on both sides of 1 are usual: 0.5 and 2.0",
+        holds=lambda r: r.estimator is not RejectionEstimator.K1 or (r.min < r.max if r.min is not None else r.max > 1),
+    ),
+)

@@ -12,41 +12,47 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_api.base import WireModel
-from rljob_api.v1alpha1.advantage_rules import ADVANTAGE_RULES
+from rljob_api.rule import Path, Rule, Violation, cel_property, wire_name
+from rljob_api.v1alpha1.advantage import ADVANTAGE_RULES
+from rljob_api.v1alpha1.affinity import AFFINITY_RULES
 from rljob_api.v1alpha1.algorithm_rules import ALGORITHM_RULES
 from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
-from rljob_api.v1alpha1.critic_rules import CRITIC_RULES
-from rljob_api.v1alpha1.dynamic_sampling_rules import DYNAMIC_SAMPLING_RULES
-from rljob_api.v1alpha1.offload_rules import OFFLOAD_RULES
-from rljob_api.v1alpha1.placement_rules import METADATA_RULES, PLACEMENT_RULES, UNIQUE_RULES
-from rljob_api.v1alpha1.pod_rules import ENV_RULES, POOL_RULES, VOLUME_RULES
-from rljob_api.v1alpha1.policy_filtration_rules import POLICY_FILTRATION_RULES
-from rljob_api.v1alpha1.policy_loss_rules import POLICY_LOSS_RULES
-from rljob_api.v1alpha1.resource_rules import RESOURCE_RULES
-from rljob_api.v1alpha1.reward_model_rules import REWARD_MODEL_RULES
-from rljob_api.v1alpha1.reward_rules import REWARD_RULES
-from rljob_api.v1alpha1.rollout_correction_rules import CORRECTION_RULES
-from rljob_api.v1alpha1.rule import Path, Rule, Violation, cel_property, wire_name
-from rljob_api.v1alpha1.scheduling_rules import SCHEDULING_RULES
-from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.training_rules import SOURCE_RULES, TRAINING_RULES, UNION_RULES
+from rljob_api.v1alpha1.checkpoint import CHECKPOINT_RULES
+from rljob_api.v1alpha1.dataset import DATASET_RULES
+from rljob_api.v1alpha1.dynamic_sampling import DYNAMIC_SAMPLING_RULES
+from rljob_api.v1alpha1.environment import ENV_RULES, VOLUME_RULES
+from rljob_api.v1alpha1.kl import KL_RULES
+from rljob_api.v1alpha1.model import MODEL_RULES
+from rljob_api.v1alpha1.optional_roles import CRITIC_RULES
+from rljob_api.v1alpha1.placement_rules import OFFLOAD_RULES, PLACEMENT_RULES
+from rljob_api.v1alpha1.policy_filtration import POLICY_FILTRATION_RULES
+from rljob_api.v1alpha1.policy_loss import POLICY_LOSS_RULES
+from rljob_api.v1alpha1.pools import POOL_RULES
+from rljob_api.v1alpha1.resources import RESOURCE_RULES
+from rljob_api.v1alpha1.reward import REWARD_RULES
+from rljob_api.v1alpha1.rollout import ROLLOUT_RULES
+from rljob_api.v1alpha1.rollout_correction import CORRECTION_RULES
+from rljob_api.v1alpha1.spec import METADATA_RULES, UNIQUE_RULES, RLJobSpec
+from rljob_api.v1alpha1.training import TRAINING_RULES
 
 RULES: tuple[Rule, ...] = (
     *METADATA_RULES,
     *UNIQUE_RULES,
     *PLACEMENT_RULES,
     *POOL_RULES,
-    *SCHEDULING_RULES,
+    *AFFINITY_RULES,
     *RESOURCE_RULES,
     *ENV_RULES,
     *VOLUME_RULES,
-    *UNION_RULES,
-    *SOURCE_RULES,
-    *TRAINING_RULES,
+    *CHECKPOINT_RULES,
+    *DATASET_RULES,
+    *MODEL_RULES,
+    *ROLLOUT_RULES,
     *REWARD_RULES,
-    *REWARD_MODEL_RULES,
+    *TRAINING_RULES,
     *ADVANTAGE_RULES,
     *POLICY_LOSS_RULES,
+    *KL_RULES,
     *ALGORITHM_RULES,
     *DYNAMIC_SAMPLING_RULES,
     *CRITIC_RULES,

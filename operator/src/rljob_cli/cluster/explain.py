@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.explanations import EXPLANATIONS
-from rljob_api.printable import printable
+from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt, Condition, NextAttempt, StopRequest
 from rljob_cli.cluster.client import Cluster

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.constants import POD_LOGS_FOLDER, POD_STORAGE_FOLDER, ExitCode, attempt_logs_folder
-from rljob_api.printable import printable
+from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.status import Attempt
 from rljob_cli.arguments import Container
 from rljob_cli.cluster.client import Cluster

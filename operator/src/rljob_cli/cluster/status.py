@@ -8,7 +8,7 @@ from datetime import datetime
 from rich.text import Text
 
 from rljob_api.conditions import ConditionType
-from rljob_api.printable import printable
+from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.status import Attempt, Condition, ConditionStatus, NextAttempt
 from rljob_cli.cluster.job_state import (
     application_tries_used,

@@ -7,7 +7,6 @@ stricter.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,23 +17,22 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
+from rljob_api.tolerant_reading import AS_FAR_AS_READABLE, STORED_SPEC, read_document
 from rljob_api.v1alpha1.checkpoint import Checkpoint, CheckpointStorage, Resume
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import ConditionStatus, RLJobStatus
-from rljob_api.yaml_text import Path, wire_path
+from rljob_api.yaml_text import wire_path
 from rljob_cli.cluster.objects import Json, ObjectMeta
 from rljob_cli.errors import CliError
-
-OTHER_VERSION = (
-    "the cluster's operator is of another version than this command: install the `rljob` of its version, or look at"
-    " the whole of it with --output yaml"
-)
-
 
 ModelT = TypeVar("ModelT", bound=WireModel)
 
 _LONGEST_SHOWN = 40
+OTHER_VERSION = (
+    "the cluster's operator is of another version than this command: install the `rljob` of its version, or look at"
+    " the whole of it with --output yaml"
+)
 
 
 @dataclass(frozen=True)
@@ -60,17 +58,17 @@ class StoredJob:
     @cached_property
     def run_policy(self) -> RunPolicy:
         """`spec.runPolicy`, with the defaults of this version for what cannot be read here."""
-        return readable_part(RunPolicy, self._spec_wire().get("runPolicy") or {}, "spec.runPolicy")[0]
+        return self._block(RunPolicy, "runPolicy")
 
     @property
     def storage(self) -> CheckpointStorage | None:
         """`spec.checkpoint.storage`."""
-        return self._checkpoint().storage
+        return self._block(Checkpoint, "checkpoint").storage
 
     @property
     def resume(self) -> Resume:
         """`spec.checkpoint.resume`."""
-        return self._checkpoint().resume
+        return self._block(Checkpoint, "checkpoint").resume
 
     @property
     def pool_sizes(self) -> dict[str, int]:
@@ -82,14 +80,14 @@ class StoredJob:
     def spec(self) -> RLJobSpec:
         """What is wanted, all of it. Raises CliError if a newer schema made it unreadable here."""
         try:
-            return RLJobSpec.model_validate(self.wire.get("spec"), by_alias=True, by_name=False, extra="ignore")
+            return read_document(RLJobSpec, self.wire.get("spec"), STORED_SPEC).value
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
             raise CliError(f"{self.where}: {place} cannot be read ({first['msg']}); {OTHER_VERSION}") from None
 
-    def _checkpoint(self) -> Checkpoint:
-        return readable_part(Checkpoint, self._spec_wire().get("checkpoint") or {}, "spec.checkpoint")[0]
+    def _block(self, kind: type[ModelT], name: str) -> ModelT:
+        return read_document(kind, self._spec_wire().get(name) or {}, AS_FAR_AS_READABLE).value
 
     def _spec_wire(self) -> Json:
         spec = self.wire.get("spec")
@@ -103,8 +101,14 @@ def stored_job(wire: Mapping[str, object]) -> StoredJob:
     given = wire.get("status") or {}
     conditions, unknown = _known_statuses(given.get("conditions") if isinstance(given, dict) else None)
     readable = {**given, "conditions": conditions} if isinstance(given, dict) and conditions is not None else given
-    status, unread = readable_part(RLJobStatus, readable, "status")
-    return StoredJob(metadata, status, wire, unknown + unread)
+    reading = read_document(RLJobStatus, readable, AS_FAR_AS_READABLE)
+    return StoredJob(metadata, reading.value, wire, (*unknown, *map(_unread, reading.unreadable_parts)))
+
+
+def _unread(part: ErrorDetails) -> str:
+    shown = json.dumps(part["input"], ensure_ascii=False, default=str)
+    seen = f"seen: {shown if len(shown) <= _LONGEST_SHOWN else f'{shown[:_LONGEST_SHOWN]}...'}"
+    return f"{wire_path(('status', *part['loc']))} ({'missing' if part['type'] == 'missing' else seen})"
 
 
 def _known_statuses(conditions: object) -> tuple[object, tuple[str, ...]]:
@@ -120,60 +124,3 @@ def _known_statuses(conditions: object) -> tuple[object, tuple[str, ...]]:
         else:
             known.append(entry)
     return known, tuple(unknown)
-
-
-def readable_part(kind: type[ModelT], wire: object, name: str) -> tuple[ModelT, tuple[str, ...]]:
-    """The value, and what of it cannot be read here, such as `status.pools[0].ready (seen: "all")` where its name is
-    status. `kind` must have a default for each of its fields; an entry of a list without what it must have is left out
-    as a whole."""
-    unread: list[str] = []
-    data = wire
-    while True:
-        try:
-            return kind.model_validate(data, by_alias=True, by_name=False, extra="ignore"), tuple(unread)
-        except ValidationError as error:
-            # One at a time: taking out an entry of a list moves those behind it.
-            problem = error.errors(include_url=False)[0]
-        data = data if unread else copy.deepcopy(wire)
-        is_missing = problem["type"] == "missing"
-        unread.append(f"{wire_path((name, *problem['loc']))} ({'missing' if is_missing else _seen(problem['input'])})")
-        data = _without(data, problem, problem["loc"][:-1] if is_missing else problem["loc"])
-
-
-def _without(data: object, problem: ErrorDetails, place: Path) -> object:
-    """The data without what stands at the place; of what is too long the part that counts stays. All of the data goes
-    if there is no such place."""
-    if not place:
-        return {}
-    holder, key = _at(data, place[:-1]), place[-1]
-    if isinstance(holder, dict) and isinstance(key, str) and key in holder:
-        value = holder[key]
-        if problem["type"] == "too_long" and isinstance(value, list):
-            # The newest entries come last.
-            holder[key] = value[-problem["ctx"]["max_length"] :]
-        elif problem["type"] == "string_too_long" and isinstance(value, str):
-            holder[key] = value[: problem["ctx"]["max_length"]]
-        else:
-            del holder[key]
-        return data
-    if isinstance(holder, list) and isinstance(key, int) and key < len(holder):
-        del holder[key]
-        return data
-    return {}
-
-
-def _at(data: object, place: Path) -> object:
-    """What stands there; None where nothing does."""
-    for part in place:
-        if isinstance(data, dict) and isinstance(part, str):
-            data = data.get(part)
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
-        else:
-            return None
-    return data
-
-
-def _seen(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return f"seen: {text if len(text) <= _LONGEST_SHOWN else f'{text[:_LONGEST_SHOWN]}...'}"

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.job_checks import cluster_violations
 from rljob_api.job_file import load_job_text_to_run, read_job_text
-from rljob_api.v1alpha1.cluster_rules import cluster_violations
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.rules import immutable_changes
 from rljob_api.v1alpha1.spec import RLJobSpec

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
 
-from rljob_api.v1alpha1.job import RLJob, RLJobSpec
-from rljob_api.v1alpha1.placement_rules import absent_roles
+from rljob_api.rule import wire_name
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.optional_roles import absent_roles
 from rljob_api.v1alpha1.pools import Pool
-from rljob_api.v1alpha1.roles import Roles, RolloutRole, TrainRole
-from rljob_api.v1alpha1.rule import wire_name
 from rljob_api.v1alpha1.rules import violations
 from rljob_api.v1alpha1.run_policy import RunPolicy
+from rljob_api.v1alpha1.spec import RLJobSpec, Roles, RolloutRole, TrainRole
 from rljob_api.yaml_text import wire_path
 from rljob_cli.devices import Devices, DeviceType
 from rljob_cli.errors import LocalPlanError

@@ -34,9 +34,8 @@ from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file_to_run
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.checkpoint import Resume
+from rljob_api.v1alpha1.environment import OWNED_ENV_PREFIXES, EnvSource
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.pod_rules import OWNED_ENV_PREFIXES
-from rljob_api.v1alpha1.pools import EnvSource
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from rljob_api.v1alpha1.roles import RolloutRole, TrainRole
-from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.spec import RLJobSpec, RolloutRole, TrainRole
 from rljob_api.yaml_text import read_yaml
 from rljob_cli.differences import differences
 from rljob_cli.plain_text import table

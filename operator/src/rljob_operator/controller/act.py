@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
 from datetime import UTC
 
 from rljob_api.conditions import Reason
@@ -19,17 +18,22 @@ from rljob_operator.kube.errors import (
     RefusedError,
     ResourceTypeMissingError,
 )
-from rljob_operator.kube.merge_patch import merge_patch, without_nulls
-from rljob_operator.kube.objects import CLUSTERS, EVENTS, JOBS, NETWORK_POLICIES
+from rljob_operator.kube.objects import (
+    CLUSTERS,
+    EVENTS,
+    JOBS,
+    NETWORK_POLICIES,
+    merge_patch,
+    missing_fields,
+    without_nulls,
+)
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
-from rljob_operator.manifests.network_policy import network_policy
-from rljob_operator.manifests.required_fields import missing_fields
+from rljob_operator.manifests.access import network_policy
 from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
 from rljob_operator.raw_json import JsonObject, text_at
-from rljob_operator.ray.client import Dashboard
-from rljob_operator.ray.errors import DashboardUnreachableError, RayError, TokenRejectedError
-from rljob_operator.reconcile.observed import EffectFailure, EffectKind, ObservedJob
+from rljob_operator.ray.client import Dashboard, DashboardUnreachableError, RayError, TokenRejectedError
+from rljob_operator.reconcile.observed import EffectFailure, ObservedJob
 from rljob_operator.reconcile.plan_types import (
     ApplyNetworkPolicy,
     CreateCluster,
@@ -47,25 +51,6 @@ POLICY_SECONDS = 60.0
 """Between two times that a cluster's network policy is applied."""
 
 logger = logging.getLogger(__name__)
-
-
-def kind_of(effect: Effect) -> EffectKind:
-    """What sort of effect it is."""
-    match effect:
-        case CreateCluster():
-            return EffectKind.CREATE_CLUSTER
-        case SubmitJob():
-            return EffectKind.SUBMIT_JOB
-        case StopJob():
-            return EffectKind.STOP_JOB
-        case DumpStacks():
-            return EffectKind.DUMP_STACKS
-        case ApplyNetworkPolicy():
-            return EffectKind.APPLY_NETWORK_POLICY
-        case DeleteCluster():
-            return EffectKind.DELETE_CLUSTER
-        case DeleteJob():
-            return EffectKind.DELETE_JOB
 
 
 class Actor:
@@ -88,11 +73,10 @@ class Actor:
         """Writes the plan's status where it differs; returns the version of the job with that status. Raises
         ConflictError if the job was changed since it was read, and DefinitionOutdatedError where what was written is
         not what is stored."""
-        if plan.status == job.observed.status and not job.is_upgraded:
+        if plan.status == job.observed.status:
             return job.resource_version
         wanted = without_nulls(plan.status.to_wire())
-        assert isinstance(wanted, Mapping)
-        patch = merge_patch(job.status, wanted)
+        patch = merge_patch(without_nulls(job.observed.status.to_wire()), wanted)
         if not patch:
             return job.resource_version
         self._require_leadership()
@@ -120,7 +104,7 @@ class Actor:
                 continue
             self._require_leadership()
             failure = await self._carry_out(effect, observation, job_version)
-            kind = kind_of(effect)
+            kind = effect.kind
             self._metrics.effects.labels(kind.value, "failed" if failure else "done").inc()
             job = f"{observation.observed.job.namespace}/{observation.observed.job.name}"
             if failure is not None:
@@ -138,7 +122,7 @@ class Actor:
                 logger.warning("event %s: %s", event.reason, error, extra=about(f"{job.namespace}/{job.name}"))
 
     async def _carry_out(self, effect: Effect, observation: Observation, job_version: str) -> EffectFailure | None:
-        kind, job = kind_of(effect), observation.observed.job
+        kind, job = effect.kind, observation.observed.job
         try:
             match effect:
                 case CreateCluster():
@@ -193,7 +177,11 @@ class Actor:
             raise OperatorError(f"RLJob {job.namespace}/{job.name}: a start was planned for a spec that is not valid")
         async with self._slots.aside():
             try:
-                await dashboard.submit(submission(identity(job), job.spec, effect))
+                await dashboard.submit(
+                    submission(
+                        identity(job), job.spec, effect.submission_id, effect.attempt, effect.start_number, effect.nodes
+                    )
+                )
             except RayError:
                 if await dashboard.job(effect.submission_id) is None:
                     raise

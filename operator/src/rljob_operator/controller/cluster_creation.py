@@ -18,13 +18,11 @@ from rljob_operator.kube.errors import (
     UnavailableError,
     UnknownFieldError,
 )
-from rljob_operator.kube.objects import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS
+from rljob_operator.kube.objects import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS, missing_fields
 from rljob_operator.kube.observed_objects import controller_uid
 from rljob_operator.kube.pod_problems import LABEL_CLUSTER
-from rljob_operator.manifests.network_policy import network_policy
+from rljob_operator.manifests.access import asks_for_token, derived_token, key_id, network_policy, token_secret
 from rljob_operator.manifests.ray_cluster import ray_cluster
-from rljob_operator.manifests.required_fields import asks_for_token, missing_fields
-from rljob_operator.manifests.secrets import derived_token, key_id, token_secret
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedJob
 from rljob_operator.reconcile.plan_types import CreateCluster

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.status import RLJobStatus
-from rljob_operator.controller.act import Actor, kind_of
+from rljob_operator.controller.act import Actor
 from rljob_operator.controller.observe import Observation, Observer
 from rljob_operator.controller.surroundings import Surroundings
 from rljob_operator.errors import OperatorError
@@ -211,7 +211,7 @@ class Controller:
         held = memory.held
         if held is None or asyncio.get_running_loop().time() >= held.until:
             return plan.effects
-        return tuple(effect for effect in plan.effects if kind_of(effect) is not held.failure.kind)
+        return tuple(effect for effect in plan.effects if effect.kind is not held.failure.kind)
 
     def _plan_next(self, key: JobKey, plan: Plan, effects: tuple[Effect, ...], was_asked: bool) -> None:
         """The earliest of all times wins, so each of these only brings the next pass forward. `effects`: those that

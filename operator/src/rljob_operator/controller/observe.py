@@ -12,7 +12,7 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import ANNOTATION_TOKEN_KEY, LABEL_JOB_UID, STACKS_SECONDS
 from rljob_api.v1alpha1.status import Attempt
 from rljob_operator.controller.surroundings import Surroundings
-from rljob_operator.kube.answers import require_news
+from rljob_operator.kube.cache import require_news
 from rljob_operator.kube.errors import ForbiddenError, NotFoundError, ResourceTypeMissingError
 from rljob_operator.kube.explaining_events import ExplainingEvents, by_pod
 from rljob_operator.kube.node_leases import NodeLeases
@@ -20,9 +20,9 @@ from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster, time_at
 from rljob_operator.kube.pod_problems import is_head, is_on_silent_node, is_ready, needs_events, observed_pod
 from rljob_operator.kube.server_clock import Ages
+from rljob_operator.manifests.access import derived_token, key_id
 from rljob_operator.manifests.naming import submission_id
 from rljob_operator.manifests.objects import JobIdentity
-from rljob_operator.manifests.secrets import derived_token, key_id
 from rljob_operator.manifests.submission import stacks_submission_id
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import Dashboard, RayClient
@@ -36,7 +36,7 @@ from rljob_operator.reconcile.observed import (
     ObservedRay,
     Reachability,
 )
-from rljob_operator.reconcile.timestamps import moment, seconds_since
+from rljob_operator.reconcile.status_draft import moment, seconds_since
 from rljob_operator.settings import read_token_keys
 
 CLUSTER_PATIENCE = timedelta(seconds=5)

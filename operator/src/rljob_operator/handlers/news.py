@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB
 from rljob_operator.controller.loop import JobKey
-from rljob_operator.handlers.attention import seconds_until_look
-from rljob_operator.kube.cache import DELETED, ObjectCache, job_uid
+from rljob_operator.kube.cache import DELETED, ObjectCache, is_settled, job_uid
 from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, ResourceType
+from rljob_operator.kube.observed_objects import time_at
 from rljob_operator.kube.server_clock import ServerClock
-from rljob_operator.kube.settled import is_settled
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, optional_text_at, text_at
 from rljob_operator.workqueue import WorkQueue
 
@@ -97,6 +98,18 @@ class News:
             self._queue.add(key)
         elif seconds is not None:
             self._queue.add_after(key, seconds)
+
+
+def seconds_until_look(job: JsonObject, now: datetime) -> float | None:
+    """0 for a job that needs a look now; None for one that needs none, ever: it has ended, and nothing of it is left.
+    Reads a job as it is stored, or what is kept of it."""
+    if not is_settled(job):
+        return 0.0
+    lifetime = integer_at(job, "spec", "runPolicy", "ttlSecondsAfterFinished")
+    ended = time_at(job, "status", "result", "at")
+    if lifetime is None or ended is None:
+        return None
+    return max(0.0, lifetime - (now - ended).total_seconds())
 
 
 def _job_name(part: JsonObject) -> str:

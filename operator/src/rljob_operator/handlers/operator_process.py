@@ -15,10 +15,8 @@ from rljob_operator.controller.act import Actor
 from rljob_operator.controller.loop import Controller, JobKey
 from rljob_operator.controller.observe import Observer
 from rljob_operator.controller.surroundings import Surroundings
-from rljob_operator.handlers.health import Parts, health_pages, metrics_pages
-from rljob_operator.handlers.http_pages import serving
-from rljob_operator.handlers.leadership import LeadershipLostError
-from rljob_operator.handlers.lease_thread import LeaseThread
+from rljob_operator.handlers.health import Parts, health_pages, metrics_pages, serving
+from rljob_operator.handlers.leader_election import LeadershipLostError, LeaseThread
 from rljob_operator.handlers.news import News
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.handlers.watches import Watches

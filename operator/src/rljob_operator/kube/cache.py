@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rljob_api.constants import LABEL_JOB_UID
-from rljob_operator.kube.answers import version_number
+from rljob_api.constants import ANNOTATION_RETRY, LABEL_JOB_UID
+from rljob_operator.kube.errors import UnavailableError
 from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, ResourceType
-from rljob_operator.kube.settled import is_settled, remnant
-from rljob_operator.raw_json import JsonObject, object_at, text_at
+from rljob_operator.raw_json import JsonObject, at, object_at, optional_text_at, text_at
 
 KINDS = (JOBS, CLUSTERS, PODS)
 DELETED = "DELETED"
+KEPT_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
+KEPT_STATUS = ("observedGeneration", "phase", "result", "handledRequests")
+"""What is kept of a job that is settled: there may be many."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class ObjectCache:
         metadata = {name: value for name, value in object_at(raw, "metadata").items() if name != "managedFields"}
         kept: JsonObject = {**raw, "metadata": metadata}
         if kind == JOBS and is_settled(raw):
-            kept = remnant(raw)
+            kept = _remnant(raw)
             self._remnants.add(_key(raw))
         self._objects[kind][_key(raw)] = kept
         if kind != JOBS:
@@ -181,6 +183,43 @@ class ObjectCache:
 def job_uid(raw: JsonObject) -> str:
     """UID of the job that a cluster or a pod belongs to; empty where it says none."""
     return text_at(object_at(raw, "metadata", "labels"), LABEL_JOB_UID)
+
+
+def is_settled(job: JsonObject) -> bool:
+    """Whether it has ended and was seen to have left nothing, and nobody has changed it since."""
+    metadata, status = object_at(job, "metadata"), object_at(job, "status")
+    is_going = optional_text_at(metadata, "deletionTimestamp") is not None
+    is_seen = at(status, "observedGeneration") == at(metadata, "generation")
+    return bool(text_at(status, "result", "cleanedUpAt")) and is_seen and not is_going and not _is_to_be_tried(job)
+
+
+def require_news(what: str, version: str, known: int) -> None:
+    """Raises UnavailableError for an answer of a version older than one that was known before it was asked for: what
+    is missing in it is not gone."""
+    if 0 <= version_number(version) < known:
+        raise UnavailableError(f"{what}: the answer is of version {version}, older than {known}, which was seen before")
+
+
+def version_number(version: str) -> int:
+    """-1 for a resource version that is no number, which is nothing that Kubernetes promises, and what all its servers
+    do."""
+    return int(version) if version.isascii() and version.isdecimal() else -1
+
+
+def _remnant(job: JsonObject) -> JsonObject:
+    """What has to be known of a job that is settled: who it is, how it ended, and when it is to be deleted."""
+    metadata, status = object_at(job, "metadata"), object_at(job, "status")
+    return {
+        "metadata": {name: metadata[name] for name in KEPT_METADATA if name in metadata},
+        "spec": {"runPolicy": dict(object_at(job, "spec", "runPolicy"))},
+        "status": {name: status[name] for name in KEPT_STATUS if name in status},
+    }
+
+
+def _is_to_be_tried(job: JsonObject) -> bool:
+    """Whether somebody has asked for another attempt that nobody has seen to yet."""
+    request = text_at(object_at(job, "metadata", "annotations"), ANNOTATION_RETRY)
+    return bool(request) and request != text_at(job, "status", "handledRequests", "retry")
 
 
 def _place(kind: ResourceType, raw: JsonObject) -> tuple[ResourceType, str, str]:

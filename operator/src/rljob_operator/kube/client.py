@@ -55,17 +55,16 @@ class KubeClient:
         query: Mapping[str, str] | None = None,
         body: JsonObject | None = None,
         content_type: str = JSON,
-        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> JsonObject:
         """The answer's object. `resource`: what is asked for, for metrics and messages. Raises KubeError."""
         what = f"{VERBS[method]} {resource} {path}"
         code = "none"
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 status, data, retry_after = await self._send(method, path, query or {}, body, content_type)
             code = str(status)
         except TimeoutError:
-            raise UnavailableError(f"{what}: no answer within {timeout_seconds:g} s") from None
+            raise UnavailableError(f"{what}: no answer within {TIMEOUT_SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise UnavailableError(f"{what}: {error or type(error).__name__}") from error
         finally:

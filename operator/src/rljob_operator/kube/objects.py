@@ -1,4 +1,8 @@
-"""The objects that the operator reads and makes: one method for each thing that its role allows."""
+"""The objects that the operator reads and makes: one method for each thing that its role allows.
+
+Not every answer is believed: what stands between the API server and this process may answer in its place, and nothing
+may be taken for done or for gone by that.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.constants import API_GROUP, API_VERSION
-from rljob_operator.kube.answers import require_list, require_object
 from rljob_operator.kube.client import APPLY_PATCH, MERGE_PATCH, KubeClient
 from rljob_operator.kube.errors import (
     AlreadyExistsError,
@@ -66,7 +69,7 @@ class KubeObjects:
     async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
         """One object. Raises NotFoundError, or ResourceTypeMissingError where its kind is unknown."""
         answer = await self._client.request("GET", kind.path(namespace, name), resource=kind.plural)
-        return require_object(answer, kind.kind, name)
+        return _require_object(answer, kind.kind, name)
 
     async def list_all(
         self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
@@ -95,7 +98,7 @@ class KubeObjects:
             answer = await self._client.request("POST", kind.path(namespace), resource=kind.plural, body=manifest)
         except AlreadyExistsError:
             return False
-        require_object(answer, kind.kind, text_at(manifest, "metadata", "name"))
+        _require_object(answer, kind.kind, text_at(manifest, "metadata", "name"))
         return True
 
     async def create_strictly(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> JsonObject:
@@ -104,7 +107,7 @@ class KubeObjects:
         answer = await self._client.request(
             "POST", kind.path(namespace), resource=kind.plural, query={"fieldValidation": "Strict"}, body=manifest
         )
-        return require_object(answer, kind.kind, text_at(manifest, "metadata", "name"))
+        return _require_object(answer, kind.kind, text_at(manifest, "metadata", "name"))
 
     async def apply(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
         """Makes the fields of a manifest what it says (server-side apply), whoever wrote them before. Raises
@@ -117,12 +120,12 @@ class KubeObjects:
             body=manifest,
             content_type=APPLY_PATCH,
         )
-        require_object(answer, kind.kind, name)
+        _require_object(answer, kind.kind, name)
 
     async def replace(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
         """Writes an object that was read before. Raises ConflictError where it was changed since."""
         answer = await self._client.request("PUT", kind.path(namespace, name), resource=kind.plural, body=manifest)
-        require_object(answer, kind.kind, name)
+        _require_object(answer, kind.kind, name)
 
     async def patch_job_status(
         self, namespace: str, name: str, patch: Mapping[str, object], resource_version: str
@@ -134,7 +137,7 @@ class KubeObjects:
         answer = await self._client.request(
             "PATCH", path, resource="rljobs/status", body=body, content_type=MERGE_PATCH
         )
-        return require_object(answer, JOBS.kind, name)
+        return _require_object(answer, JOBS.kind, name)
 
     async def delete(self, kind: ResourceType, namespace: str, name: str, uid: str, version: str = "") -> bool:
         """Deletes an object if it is the one with this UID, and in the background what it owns; False where it is not
@@ -169,12 +172,12 @@ class KubeObjects:
 
     async def _is_served(self, kind: ResourceType) -> bool:
         group, _, version = kind.group_path.removeprefix(f"{GROUPS_PATH}/").partition("/")
-        groups = require_list(await self._client.request("GET", GROUPS_PATH, resource="apis"), "APIGroupList")
+        groups = _require_list(await self._client.request("GET", GROUPS_PATH, resource="apis"), "APIGroupList")
         for each in objects_at(groups, "groups"):
             versions = [text_at(served, "version") for served in objects_at(each, "versions")]
             if text_at(each, "name") == group and version in versions:
                 found = await self._client.request("GET", kind.group_path, resource="apis")
-                resources = objects_at(require_list(found, "APIResourceList"), "resources")
+                resources = objects_at(_require_list(found, "APIResourceList"), "resources")
                 return kind.plural in [text_at(resource, "name") for resource in resources]
         return False
 
@@ -187,9 +190,72 @@ class KubeObjects:
         found: list[JsonObject] = []
         while True:
             page = await self._client.request("GET", kind.path(namespace), resource=kind.plural, query=query)
-            require_list(page, f"{kind.kind}List")
+            _require_list(page, f"{kind.kind}List")
             found += objects_at(page, "items")
             rest = text_at(page, "metadata", "continue")
             if not rest:
                 return Listing(tuple(found), text_at(page, "metadata", "resourceVersion"))
             query["continue"] = rest
+
+
+def merge_patch(old: JsonObject, new: JsonObject) -> dict[str, object]:
+    """The smallest merge patch (RFC 7386) that turns `old` into `new`; empty where nothing differs. A null in either
+    means an absent field."""
+    patch: dict[str, object] = {
+        name: None for name, value in old.items() if value is not None and new.get(name) is None
+    }
+    for name, value in new.items():
+        before = old.get(name)
+        if value is None or value == before:
+            continue
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            inner = merge_patch(before, value)
+            if inner:
+                patch[name] = inner
+        else:
+            patch[name] = value
+    return patch
+
+
+def without_nulls(document: JsonObject) -> JsonObject:
+    """A JSON object without the fields that are null, at any depth."""
+    return {name: _without_nulls(value) for name, value in document.items() if value is not None}
+
+
+def missing_fields(sent: JsonObject, stored: JsonObject, part: str = "spec") -> tuple[str, ...]:
+    """Paths such as `spec.authOptions.secretName` below a part of the object that were sent and are not in what came
+    back. Values that others have changed since are none of them, nor are entries of lists that have another length
+    now."""
+    return tuple(_missing(part, sent.get(part), stored.get(part)))
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, Mapping):
+        return without_nulls(value)
+    return [_without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _missing(path: str, sent: object, stored: object) -> list[str]:
+    found: list[str] = []
+    if isinstance(sent, Mapping):
+        there: Mapping[object, object] = stored if isinstance(stored, Mapping) else {}
+        for name, value in sent.items():
+            found += _missing(f"{path}.{name}", value, there[name]) if name in there else [f"{path}.{name}"]
+    elif isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
+        for index, (value, kept) in enumerate(zip(sent, stored, strict=True)):
+            found += _missing(f"{path}[{index}]", value, kept)
+    return found
+
+
+def _require_object(answer: JsonObject, kind: str, name: str) -> JsonObject:
+    """The answer, if it is the object that was asked for. Raises UnavailableError."""
+    if text_at(answer, "kind") != kind or text_at(answer, "metadata", "name") != name:
+        raise UnavailableError(f"{kind} {name}: the answer is no {kind} of this name")
+    return answer
+
+
+def _require_list(answer: JsonObject, kind: str) -> JsonObject:
+    """The answer, if it is a list of this kind. Raises UnavailableError."""
+    if text_at(answer, "kind") != kind:
+        raise UnavailableError(f"the answer is no {kind}")
+    return answer

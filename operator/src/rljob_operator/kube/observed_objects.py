@@ -1,4 +1,7 @@
-"""From the API server's objects to what `reconcile` knows about a job and its cluster; pure."""
+"""From the API server's objects to what `reconcile` knows about a job and its cluster; pure.
+
+What another version wrote is read by `rljob_api.tolerant_reading`.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, API_GROUP, API_VERSION, KIND
-from rljob_api.pydantic_messages import plain_message
+from rljob_api.pydantic_messages import is_echo, plain_message
+from rljob_api.tolerant_reading import AS_FAR_AS_READABLE, STATUS, STORED_SPEC, read_document
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.run_policy import RunPolicy
+from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.yaml_text import wire_path
 from rljob_operator.kube.errors import KubeError
-from rljob_operator.kube.status_upgrade import is_without_records, with_records
-from rljob_operator.kube.tolerant_reading import TolerantReading, read_tolerantly, remove
-from rljob_operator.manifests.required_fields import asks_for_token
+from rljob_operator.manifests.access import asks_for_token
 from rljob_operator.raw_json import (
     JsonObject,
     flag_at,
@@ -33,8 +37,6 @@ from rljob_planner.job_memory import memory_shortage
 
 MAX_ATTEMPTS = 64
 """That a status of this version lists."""
-TOLD_ONLY = ("phase", "reason", "gpus", "conditions", "pools", "progress", "checkpoint", "exportUri")
-"""Fields of a status that are for people: where one of them cannot be read, it is written anew."""
 INVALID_CLUSTER_EVENTS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
 """How KubeRay says that it will not touch a RayCluster: by events only."""
 
@@ -43,22 +45,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class JobObject:
-    """A job as read, with what is needed to write its status."""
+    """A job as read, and the version that its status is written over."""
 
     observed: ObservedJob
     resource_version: str
-    status: JsonObject
-    """Its JSON as stored, without fields that this version does not know: those are left alone."""
-    is_upgraded: bool = False
-    """Whether an older operator wrote the status, so that the one observed differs from what is stored."""
+
+
+@dataclass(frozen=True)
+class _SpecReading:
+    """What could be read of a job's spec."""
+
+    spec: RLJobSpec | None
+    error: str | None
+    """Why there is none."""
+    unknown_fields: tuple[str, ...]
+    readable_policy: RunPolicy
+    """Of a spec that cannot be read: what can be read of its `runPolicy`."""
+    memory_shortage: str
 
 
 class JobReader:
     """Reads jobs. A spec takes most of the time and seldom changes: of each job the last one read is kept."""
 
     def __init__(self) -> None:
-        self._readings: dict[tuple[str, str], tuple[object, TolerantReading[RLJob], str]] = {}
-        """By place: the spec as stored, the reading of it, and what its memory lacks."""
+        self._readings: dict[tuple[str, str], tuple[object, _SpecReading]] = {}
+        """By place: the spec as stored, and the reading of it."""
 
     def read(self, raw: JsonObject) -> JobObject:
         """The job in an API object. A spec that cannot be read becomes `spec_error`; a status that cannot be
@@ -66,9 +77,8 @@ class JobReader:
         place, spec = _place(raw), raw.get("spec")
         kept = self._readings.get(place)
         if kept is None or kept[0] != spec:
-            reading = _checked(raw)
-            kept = self._readings[place] = (spec, reading, _memory_shortage(reading))
-        return _job_object(raw, kept[1], kept[2])
+            kept = self._readings[place] = (spec, _spec_reading(raw))
+        return _job_object(raw, kept[1])
 
     def forget(self, namespace: str, name: str) -> None:
         """The job is gone."""
@@ -104,48 +114,34 @@ def time_at(value: object, *path: str) -> datetime | None:
         return None
 
 
-def _memory_shortage(reading: TolerantReading[RLJob]) -> str:
-    """Of a spec that can be read. An estimate that fails is none: the job goes on without."""
-    if reading.value is None:
-        return ""
-    try:
-        return memory_shortage(reading.value.spec)
-    except Exception:
-        logger.exception("the memory of a job could not be estimated")
-        return ""
-
-
-def _job_object(raw: JsonObject, reading: TolerantReading[RLJob], shortage: str) -> JobObject:
+def _job_object(raw: JsonObject, reading: _SpecReading) -> JobObject:
     metadata = object_at(raw, "metadata")
     namespace, name = _place(raw)
-    created = time_at(metadata, "creationTimestamp") or datetime.fromtimestamp(0, UTC)
-    status, stored = _status(object_at(raw, "status"), f"RLJob {namespace}/{name}")
-    is_upgraded = is_without_records(status)
     annotations = object_at(metadata, "annotations")
     observed = ObservedJob(
         namespace=namespace,
         name=name,
         uid=text_at(metadata, "uid"),
         generation=integer_at(metadata, "generation") or 0,
-        created=created,
+        created=time_at(metadata, "creationTimestamp") or datetime.fromtimestamp(0, UTC),
         deleting=optional_text_at(metadata, "deletionTimestamp") is not None,
-        spec=reading.value.spec if reading.value is not None else None,
-        spec_error=_words(reading.errors) or None,
-        status=with_records(status, created) if is_upgraded else status,
+        spec=reading.spec,
+        spec_error=reading.error,
+        status=_status(object_at(raw, "status"), f"RLJob {namespace}/{name}"),
         unknown_fields=reading.unknown_fields,
-        memory_shortage=shortage,
+        memory_shortage=reading.memory_shortage,
         stop_request=optional_text_at(annotations, ANNOTATION_STOP),
         retry_request=optional_text_at(annotations, ANNOTATION_RETRY),
-        readable_policy=RunPolicy() if reading.value is not None else _readable_policy(raw),
+        readable_policy=reading.readable_policy,
     )
-    return JobObject(observed, text_at(metadata, "resourceVersion"), stored, is_upgraded)
+    return JobObject(observed, text_at(metadata, "resourceVersion"))
 
 
 def _place(raw: JsonObject) -> tuple[str, str]:
     return text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name")
 
 
-def _checked(raw: JsonObject) -> TolerantReading[RLJob]:
+def _spec_reading(raw: JsonObject) -> _SpecReading:
     metadata = object_at(raw, "metadata")
     document = {
         "apiVersion": f"{API_GROUP}/{API_VERSION}",
@@ -153,39 +149,42 @@ def _checked(raw: JsonObject) -> TolerantReading[RLJob]:
         "metadata": {name: metadata[name] for name in ("name", "namespace") if name in metadata},
         "spec": raw.get("spec"),
     }
-    return read_tolerantly(RLJob, document)
+    try:
+        reading = read_document(RLJob, document, STORED_SPEC)
+    except ValidationError as error:
+        words = "; ".join(f"{wire_path(each['loc'])}: {plain_message(each, RLJob)}" for each in _errors(error))
+        policy = read_document(RunPolicy, object_at(raw, "spec", "runPolicy"), AS_FAR_AS_READABLE).value
+        return _SpecReading(None, words, (), policy, "")
+    spec = reading.value.spec
+    return _SpecReading(spec, None, reading.unknown_fields, RunPolicy(), _memory_shortage(spec))
 
 
-def _readable_policy(raw: JsonObject) -> RunPolicy:
-    """What can be read of `spec.runPolicy` by itself."""
-    reading = read_tolerantly(RunPolicy, object_at(raw, "spec", "runPolicy"))
-    while reading.value is None:
-        place = reading.errors[0]["loc"][:1]
-        if not place or not remove(reading.document, place):
-            return RunPolicy()
-        reading = read_tolerantly(RunPolicy, reading.document)
-    return reading.value
+def _memory_shortage(spec: RLJobSpec) -> str:
+    """An estimate that fails is none: the job goes on without."""
+    try:
+        return memory_shortage(spec)
+    except Exception:
+        logger.exception("the memory of a job could not be estimated")
+        return ""
 
 
-def _words(errors: Iterable[ErrorDetails]) -> str:
-    return "; ".join(f"{wire_path(each['loc'])}: {plain_message(each, RLJob)}" for each in errors)
-
-
-def _status(raw: JsonObject, where: str) -> tuple[RLJobStatus, JsonObject]:
-    """The status, read after taking away what a newer version may have written, and its JSON."""
+def _status(raw: JsonObject, where: str) -> RLJobStatus:
+    """Raises KubeError where more of it cannot be read than what is only told."""
     attempts = objects_at(raw, "attempts")
-    document = dict(raw) | ({"attempts": list(attempts[-MAX_ATTEMPTS:])} if len(attempts) > MAX_ATTEMPTS else {})
-    reading = read_tolerantly(RLJobStatus, document)
-    while reading.value is None:
-        first = reading.errors[0]
-        place = first["loc"][:1] if first["loc"] and first["loc"][0] in TOLD_ONLY else ()
-        if not place or not remove(reading.document, place):
-            raise KubeError(
-                f"{where}: status.{wire_path(first['loc'])} {plain_message(first, RLJobStatus)}; delete the job and"
-                " create it again"
-            )
-        reading = read_tolerantly(RLJobStatus, reading.document)
-    return reading.value, reading.document
+    if len(attempts) > MAX_ATTEMPTS:
+        raw = {**raw, "attempts": list(attempts[-MAX_ATTEMPTS:])}
+    try:
+        return read_document(RLJobStatus, raw, STATUS).value
+    except ValidationError as error:
+        first = _errors(error)[0]
+        raise KubeError(
+            f"{where}: status.{wire_path(first['loc'])} {plain_message(first, RLJobStatus)}; delete the job and"
+            " create it again"
+        ) from None
+
+
+def _errors(error: ValidationError) -> list[ErrorDetails]:
+    return [each for each in error.errors(include_url=False) if not is_echo(each)]
 
 
 def _has_condition(raw: JsonObject, kind: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.constants import MIN_RAY_VERSION
-from rljob_api.v1alpha1.cluster_rules import is_ray_new_enough
+from rljob_api.job_checks import is_ray_new_enough
 from rljob_operator.errors import SettingsError
 
 

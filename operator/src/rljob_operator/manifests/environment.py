@@ -47,7 +47,7 @@ SHADOWS: Mapping[str, str] = MappingProxyType(
         "RAY_START_HOOK": "operator.is_",
     }
 )
-"""Names that no job may set (`pod_rules`), but a Secret or ConfigMap may hold, which nobody looks into: `env` wins over
+"""Names that no job may set, but a Secret or ConfigMap may hold, which nobody looks into: `env` wins over
 `envFrom`, so there they are set to what means the same as unset. Ray's hooks name functions, which it imports and calls
 even where the name is empty (2.60), so they name some of the standard library that do nothing: with nothing, with the
 runtime environment, with two values. An image's own value is lost with all this; where it may be needed (PATH,

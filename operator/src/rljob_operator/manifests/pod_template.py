@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from rljob_api.constants import DRIVER_LOG_CONTAINER, LABEL_POOL, RAY_CONTAINER
-from rljob_api.v1alpha1.pools import PodOverlay, Pool, Resources
+from rljob_api.v1alpha1.pools import PodOverlay, Pool
+from rljob_api.v1alpha1.resources import Resources
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.environment import (
@@ -120,7 +121,7 @@ class PodMaker:
 
     def _container(self, name: str) -> Manifest:
         image = self.spec.image or self.defaults.trainer_image
-        assert image is not None, "a job without image does not get this far (cluster_rules)"
+        assert image is not None, "a job without image does not get this far (job_checks)"
         return {
             "name": name,
             "image": image,

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from rljob_api.constants import ANNOTATION_TOKEN_KEY, POOL_RESOURCE_PREFIX
 from rljob_api.quantities import number_of
-from rljob_api.v1alpha1.pools import Pool, Resources
+from rljob_api.v1alpha1.pools import Pool
+from rljob_api.v1alpha1.resources import Resources
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.naming import cluster_name, companion_name

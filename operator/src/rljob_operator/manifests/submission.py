@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Protocol
+from collections.abc import Iterable
 
 from rljob_api.constants import (
     ENV_ATTEMPT,
@@ -23,26 +23,6 @@ STOP_MARGIN_SECONDS = 10
 """What is left of the grace period for Ray, after it has killed a trainer that did not end."""
 
 
-class Start(Protocol):
-    """What is to be started; `reconcile.plan_types.SubmitJob` is one."""
-
-    @property
-    def submission_id(self) -> str:
-        """See `naming.submission_id`."""
-
-    @property
-    def attempt(self) -> int:
-        """Number of the attempt, from 1."""
-
-    @property
-    def start_number(self) -> int:
-        """See `constants.ENV_START_NUMBER`."""
-
-    @property
-    def nodes(self) -> tuple[tuple[str, int], ...]:
-        """Numbers of nodes by pools, where they are fewer than the job asks for."""
-
-
 def stacks_submission_id(submission_id: str) -> str:
     """What Ray's Jobs API knows the writer of a trainer's stacks by."""
     return f"{submission_id}-stacks"
@@ -58,22 +38,30 @@ def stacks_submission(job: JobIdentity, submission_id: str, attempt: int) -> Man
     }
 
 
-def submission(job: JobIdentity, spec: RLJobSpec, submit: Start) -> Manifest:
+def submission(
+    job: JobIdentity,
+    spec: RLJobSpec,
+    submission_id: str,
+    attempt: int,
+    start_number: int,
+    nodes: Iterable[tuple[str, int]] = (),
+) -> Manifest:
     """Body of `POST /api/jobs/`. The command is a constant: what users write is data, and stands in the head pod's
-    environment."""
-    run_state_file = f"{POD_RAY_LOG_FOLDER}/{run_state_file_name(submit.submission_id)}"
+    environment. `nodes`: numbers of nodes by pools, where they are fewer than the job asks for."""
+    by_pool = dict(nodes)
+    run_state_file = f"{POD_RAY_LOG_FOLDER}/{run_state_file_name(submission_id)}"
     stop_wait_seconds = max(1, spec.run_policy.grace_period_seconds - STOP_MARGIN_SECONDS)
     return {
         "entrypoint": TRAINER_ENTRYPOINT,
-        "submission_id": submit.submission_id,
+        "submission_id": submission_id,
         "runtime_env": {
             "env_vars": {
-                ENV_ATTEMPT: str(submit.attempt),
-                ENV_START_NUMBER: str(submit.start_number),
+                ENV_ATTEMPT: str(attempt),
+                ENV_START_NUMBER: str(start_number),
                 ENV_RUN_STATE_FILE: run_state_file,
                 # Ray's own default is 3 s from SIGTERM to SIGKILL, too short for a checkpoint.
                 "RAY_JOB_STOP_WAIT_TIME_S": str(stop_wait_seconds),
-                **({ENV_POOL_NODES: json.dumps(dict(submit.nodes))} if submit.nodes else {}),
+                **({ENV_POOL_NODES: json.dumps(by_pool)} if by_pool else {}),
             }
         },
         "metadata": {LABEL_JOB_UID: job.uid},

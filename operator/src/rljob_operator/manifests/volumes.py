@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from rljob_api.constants import POD_CACHE_FOLDER, POD_CODE_FOLDER, POD_STORAGE_FOLDER
-from rljob_api.v1alpha1.pools import Volume
+from rljob_api.v1alpha1.environment import Volume
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.objects import JobIdentity, Manifest
 
@@ -36,7 +36,7 @@ def pod_volumes(job: JobIdentity, spec: RLJobSpec) -> list[MountedVolume]:
 def storage_volume(job: JobIdentity, spec: RLJobSpec) -> MountedVolume:
     """The job's folder of its checkpoint storage."""
     storage = spec.checkpoint.storage
-    assert storage is not None, "a job without storage does not get this far (cluster_rules)"
+    assert storage is not None, "a job without storage does not get this far (job_checks)"
     source: Manifest = {"persistentVolumeClaim": {"claimName": storage.persistent_volume_claim}}
     return _mounted("rljob-storage", source, POD_STORAGE_FOLDER, sub_path=storage.sub_path or job.name)
 

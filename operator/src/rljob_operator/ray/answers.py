@@ -13,10 +13,9 @@ from rljob_api.errors import HandoverError
 from rljob_api.handover import load_run_state
 from rljob_api.run_state import RunPhase, RunState
 from rljob_operator.raw_json import JsonObject, flag_at, integer_at, number_at, object_at, objects_at, text_at
-from rljob_operator.ray.errors import DashboardUnreachableError
+from rljob_operator.ray.client import DashboardUnreachableError
 from rljob_operator.reconcile.observed import ObservedRayJob, ObservedRayNode, RayJobStatus
 
-ENDED = (RayJobStatus.STOPPED, RayJobStatus.SUCCEEDED, RayJobStatus.FAILED)
 MAX_LOG_CHARACTERS = 16_000
 MAX_NODES = 10_000
 MAX_INFEASIBLE_GROUPS = 16
@@ -98,7 +97,7 @@ def went_wrong(job: ObservedRayJob, state: RunState | None) -> bool:
     """Whether the job has ended, and not with a trainer that says it is complete."""
     if job.status is RayJobStatus.SUCCEEDED:
         return state is None or state.phase is not RunPhase.COMPLETE
-    return job.status in ENDED
+    return job.status.has_ended
 
 
 def _bundles(group: JsonObject) -> str:

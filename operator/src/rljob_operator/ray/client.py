@@ -15,14 +15,9 @@ from typing import Self
 
 import aiohttp
 
+from rljob_operator.errors import OperatorError
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, objects_at
-from rljob_operator.ray.errors import (
-    DashboardOpenError,
-    DashboardUnreachableError,
-    RayRefusedError,
-    TokenRejectedError,
-)
 
 TIMEOUT_SECONDS = 5.0
 SUBMIT_TIMEOUT_SECONDS = 30.0
@@ -39,6 +34,26 @@ was kept still leads. What is asked next goes to whoever has the name now."""
 PROTECTED_PATH = "/api/jobs/"
 NO_FILE = "A file is not found at: "
 """How Ray's answer begins where a log file is not there; with the same status as that to any other failure."""
+
+
+class RayError(OperatorError):
+    """A request to a dashboard that did not do what was asked."""
+
+
+class DashboardUnreachableError(RayError):
+    """No answer, or one that only says that Ray is not well; the same request may work later."""
+
+
+class TokenRejectedError(RayError):
+    """The dashboard accepts none of the tokens."""
+
+
+class DashboardOpenError(RayError):
+    """The dashboard answers without a token. Nothing may be submitted to it."""
+
+
+class RayRefusedError(RayError):
+    """Ray understood and did not do it. Holds its words."""
 
 
 class RayClient:

@@ -17,7 +17,6 @@ from rljob_api.constants import driver_log_file_name, run_state_file_name
 from rljob_api.run_state import RunPhase
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.answers import (
-    ENDED,
     MAX_LOG_CHARACTERS,
     NO_RUN_STATE,
     RunStateFile,
@@ -29,8 +28,7 @@ from rljob_operator.ray.answers import (
     run_state_file,
     went_wrong,
 )
-from rljob_operator.ray.client import Dashboard
-from rljob_operator.ray.errors import DashboardOpenError, DashboardUnreachableError, TokenRejectedError
+from rljob_operator.ray.client import Dashboard, DashboardOpenError, DashboardUnreachableError, TokenRejectedError
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, ObservedRayNode, Reachability
 
 OBSERVE_SECONDS = 10.0
@@ -76,7 +74,7 @@ class _Run:
     def is_starting(self) -> bool:
         state = self.file.state
         told = self.file.error is not None or (state is not None and state.phase is not RunPhase.STARTING)
-        return self.job.status not in ENDED and not told
+        return not self.job.status.has_ended and not told
 
 
 @dataclass
@@ -150,7 +148,7 @@ class RunWatcher:
             except DashboardUnreachableError:
                 seen = None
             if seen is not None:
-                memory.run = run if run.job.status not in ENDED else None
+                memory.run = run if not run.job.status.has_ended else None
                 return seen
         return await self._whole(memory, dashboard, submission_id)
 
@@ -163,7 +161,7 @@ class RunWatcher:
         driver_node = text_at(found, "driver_node_id") or memory.nodes.head_id
         run = _Run(submission_id, observed_ray_job(submission_id, found), driver_node)
         seen = await self._look_behind_job(memory.nodes, run, dashboard)
-        memory.run = run if run.job.status not in ENDED else None
+        memory.run = run if not run.job.status.has_ended else None
         return seen
 
     async def _update(self, nodes: _Nodes, run: _Run, dashboard: Dashboard) -> ObservedRay | None:
@@ -180,7 +178,7 @@ class RunWatcher:
         if found is None:
             return None
         _take_over(run, found)
-        if run.is_steady and run.job.status not in ENDED:
+        if run.is_steady and not run.job.status.has_ended:
             return _remembered(nodes, run)
         return await self._look_behind_job(nodes, run, dashboard)
 

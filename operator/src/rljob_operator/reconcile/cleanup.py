@@ -1,32 +1,19 @@
-"""What becomes of clusters that no attempt needs, of those of a job that has ended, and at last of the job itself."""
+"""What is removed: clusters that no attempt needs, those of a job that has ended, and at last the job itself."""
 
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.run_policy import Cleanup
-from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedCluster, ObservedPod
+from rljob_operator.reconcile.cluster import is_cleared
+from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedCluster
 from rljob_operator.reconcile.plan_types import DeleteCluster, DeleteJob, Effect
-from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
-from rljob_operator.reconcile.timestamps import seconds_since, timestamp
-
-NODE_LOST_SECONDS = 60
-"""How long a node may not be heard of before its pods count as lost."""
+from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft, seconds_since, timestamp
 
 _GOING = "the job has ended; its cluster is being removed"
 _GONE = "the job has ended; its cluster was removed"
 _KEPT = "the job has ended; its cluster is kept"
 _IN_SPITE = ", though it was to be kept: its trainer was not seen to end"
 _NEVER_MADE = "the job has ended before its cluster was made"
-
-
-def is_lost(pod: ObservedPod) -> bool:
-    """Whether nobody on its node carries out what is asked of the pod. What it may still do, fencing makes harmless."""
-    return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
-
-
-def is_cleared(observed: Observed) -> bool:
-    """Whether nothing of the job runs: no cluster, and no pod but lost ones."""
-    return not observed.clusters and all(is_lost(pod) for pod in observed.pods)
 
 
 def delete_unowned(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:

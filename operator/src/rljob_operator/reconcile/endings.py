@@ -1,28 +1,58 @@
-"""How an attempt ends, and for what reason; whose fault each reason is stands in `failure_classes`."""
+"""How an attempt ends, for what reason, and whose fault each reason is: the one table that retries follow."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from rljob_api.conditions import Reason
 from rljob_api.constants import ExitCode
 from rljob_api.run_state import RunPhase
-from rljob_api.v1alpha1.status import StopRequest
-from rljob_operator.reconcile.cluster import Verdict
-from rljob_operator.reconcile.messages import MAX_LENGTH, beginning_of, end_of
+from rljob_api.v1alpha1.status import FailureClass, StopRequest
+from rljob_operator.reconcile.cluster import Pods, Verdict, head_pod
 from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus
-from rljob_operator.reconcile.pod_readiness import Pods, head_pod
-from rljob_operator.reconcile.progress import seconds_since_last_words
-from rljob_operator.reconcile.status_draft import StatusDraft
-from rljob_operator.reconcile.submission import ray_job
+from rljob_operator.reconcile.status_draft import MAX_LENGTH, StatusDraft, beginning_of, end_of
+from rljob_operator.reconcile.trainer import ray_job, seconds_since_last_words
 
 RUN_STATE_SECONDS = 30
 """How long the run state of a trainer that has ended well is looked for."""
 STOP_SECONDS = 30
 """How long the cause of a stop that the operator did not ask for is looked for: a kubelet that ends the head (a node
 that shuts down, an eviction) has its driver stopped first, and tells of the pod only when it has ended."""
+
+FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
+    {
+        Reason.INVALID_SPEC: FailureClass.CONFIGURATION,
+        Reason.STORAGE_MISSING: FailureClass.CONFIGURATION,
+        Reason.NAME_CONFLICT: FailureClass.CONFIGURATION,
+        Reason.CONFIGURATION_ERROR: FailureClass.CONFIGURATION,
+        Reason.SUBMISSION_FAILED: FailureClass.CONFIGURATION,
+        Reason.TRAINER_IMAGE_INCOMPATIBLE: FailureClass.CONFIGURATION,
+        Reason.RUN_STATE_UNREADABLE: FailureClass.CONFIGURATION,
+        Reason.AUTHENTICATION_MISSING: FailureClass.CONFIGURATION,
+        Reason.KUBERAY_TOO_OLD: FailureClass.CONFIGURATION,
+        Reason.READ_FORBIDDEN: FailureClass.CONFIGURATION,
+        Reason.APPLICATION_ERROR: FailureClass.APPLICATION,
+        Reason.ENDED_WITHOUT_RESULT: FailureClass.APPLICATION,
+        Reason.INFRASTRUCTURE_ERROR: FailureClass.INFRASTRUCTURE,
+        Reason.OUT_OF_MEMORY: FailureClass.INFRASTRUCTURE,
+        Reason.CLUSTER_LOST: FailureClass.INFRASTRUCTURE,
+        Reason.HEAD_LOST: FailureClass.INFRASTRUCTURE,
+        Reason.DRIVER_LOST: FailureClass.INFRASTRUCTURE,
+        Reason.DASHBOARD_UNREACHABLE: FailureClass.INFRASTRUCTURE,
+        Reason.TOKEN_REJECTED: FailureClass.INFRASTRUCTURE,
+        Reason.STALLED: FailureClass.INFRASTRUCTURE,
+        Reason.SUSPENDED: FailureClass.FREE,
+        Reason.RESIZED: FailureClass.FREE,
+        Reason.PROVISIONING_DEADLINE_EXCEEDED: FailureClass.FINAL,
+        Reason.ACTIVE_DEADLINE_EXCEEDED: FailureClass.FINAL,
+        Reason.STOPPED_BY_USER: FailureClass.FINAL,
+        Reason.STOPPED_OUTSIDE: FailureClass.FINAL,
+    }
+)
+"""Of every reason with which an attempt can end, but for `Succeeded`."""
 
 _CANNOT_START = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 """Ray's error types for a trainer that cannot be started from this image."""
@@ -76,6 +106,12 @@ def ending_of_attempt(
     return ending
 
 
+def reason_of_stop(stop: StopRequest) -> Reason:
+    """Why an attempt was to stop. A reason of a newer operator's is taken for a suspension: after a roll-back the job
+    goes on, and is not suspended where its spec does not say so."""
+    return Reason(stop.reason) if stop.reason in set(Reason) else Reason.SUSPENDED
+
+
 def _ending_by_loss(draft: StatusDraft, verdict: Verdict) -> Ending:
     """What was to stop anyway, and was lost while it did, has stopped."""
     stop = draft.attempt.stop
@@ -84,12 +120,6 @@ def _ending_by_loss(draft: StatusDraft, verdict: Verdict) -> Ending:
             reason_of_stop(stop), f"the trainer was to stop, and before it told of its end: {verdict.message}"
         )
     return Ending(verdict.reason, verdict.message)
-
-
-def reason_of_stop(stop: StopRequest) -> Reason:
-    """Why an attempt was to stop. A reason of a newer operator's is taken for a suspension: after a roll-back the job
-    goes on, and is not suspended where its spec does not say so."""
-    return Reason(stop.reason) if stop.reason in set(Reason) else Reason.SUSPENDED
 
 
 def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, grace_seconds: int) -> Ending | None:
@@ -105,53 +135,11 @@ def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, 
     return _ending_by_run_state(draft, observed.ray, job)
 
 
-def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
-    stop = draft.attempt.stop
-    if stop is not None:
-        return Ending(reason_of_stop(stop), _stopped_on_request(draft))
-    if job.error_type in _CANNOT_START:
-        return Ending(Reason.SUBMISSION_FAILED, f"{job.error_type}: {job.message}")
-    if job.error_type in _NOT_STARTED:
-        return Ending(Reason.INFRASTRUCTURE_ERROR, f"{job.error_type}: {job.message}")
-    if job.exit_code is None:
-        return Ending(Reason.INFRASTRUCTURE_ERROR, _told(f"Ray lost the trainer ({job.error_type})", ray, job))
-    reason = _EXIT_REASONS.get(job.exit_code, Reason.APPLICATION_ERROR)
-    return Ending(reason, _told(f"the trainer ended with {_exit(job.exit_code)}", ray, job))
-
-
-def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob) -> Ending | None:
-    """A trainer that had told how it ended, and was stopped since its process did not end, ended as it told."""
-    state, stop = observed.ray.run_state, draft.attempt.stop
-    if state is not None and state.phase is RunPhase.COMPLETE:
-        return _ending_by_run_state(draft, observed.ray, job)
-    if stop is not None:
-        return Ending(reason_of_stop(stop), _stopped_on_request(draft))
-    head = head_pod(observed.pods_of(draft.attempt.cluster))
-    if head is not None and head.deleting:
-        return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was removed while the trainer ran")
-    waited_seconds = seconds_since_last_words(draft)
-    if waited_seconds is None or waited_seconds < STOP_SECONDS:
-        return None
-    return _ending_by_run_state(draft, observed.ray, job)
-
-
-def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
-    """Of a trainer that has no exit code of its own."""
-    state, stop = ray.run_state, draft.attempt.stop
-    if state is not None and state.phase is RunPhase.COMPLETE:
-        return Ending(Reason.SUCCEEDED, f"{state.progress.step} of {state.progress.total_steps} steps are done")
-    if stop is not None:
-        return Ending(reason_of_stop(stop), _stopped_on_request(draft))
-    if state is not None and state.phase is RunPhase.FAILED:
-        return Ending(Reason.APPLICATION_ERROR, _told("the trainer failed, and its process did not end", ray, job))
-    return Ending(Reason.STOPPED_OUTSIDE, "the trainer was stopped through Ray, and not by the operator")
-
-
 def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
     """A run state that is not there at first sight is looked for again."""
-    state = ray.run_state
-    if state is not None and state.phase is RunPhase.COMPLETE:
-        return Ending(Reason.SUCCEEDED, f"{state.progress.step} of {state.progress.total_steps} steps are done")
+    state, complete = ray.run_state, _ending_when_complete(ray)
+    if complete is not None:
+        return complete
     if state is not None:
         text = f"the trainer ended with exit code 0, but was {state.phase} by its run state"
         return Ending(Reason.ENDED_WITHOUT_RESULT, text)
@@ -164,12 +152,60 @@ def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
     return Ending(Reason.ENDED_WITHOUT_RESULT, "the trainer ended with exit code 0, but wrote no run state")
 
 
-def _stopped_on_request(draft: StatusDraft) -> str:
-    checkpoint = draft.checkpoint
+def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
+    on_request = _ending_on_request(draft)
+    if on_request is not None:
+        return on_request
+    if job.error_type in _CANNOT_START:
+        return Ending(Reason.SUBMISSION_FAILED, f"{job.error_type}: {job.message}")
+    if job.error_type in _NOT_STARTED:
+        return Ending(Reason.INFRASTRUCTURE_ERROR, f"{job.error_type}: {job.message}")
+    if job.exit_code is None:
+        return Ending(Reason.INFRASTRUCTURE_ERROR, _told(f"Ray lost the trainer ({job.error_type})", ray, job))
+    reason = _EXIT_REASONS.get(job.exit_code, Reason.APPLICATION_ERROR)
+    return Ending(reason, _told(f"the trainer ended with {_exit(job.exit_code)}", ray, job))
+
+
+def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob) -> Ending | None:
+    """A trainer that had told how it ended, and was stopped since its process did not end, ended as it told."""
+    known = _ending_when_complete(observed.ray) or _ending_on_request(draft)
+    if known is not None:
+        return known
+    head = head_pod(observed.pods_of(draft.attempt.cluster))
+    if head is not None and head.deleting:
+        return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was removed while the trainer ran")
+    waited_seconds = seconds_since_last_words(draft)
+    if waited_seconds is None or waited_seconds < STOP_SECONDS:
+        return None
+    return _ending_by_run_state(draft, observed.ray, job)
+
+
+def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
+    """Of a trainer that has no exit code of its own."""
+    known = _ending_when_complete(ray) or _ending_on_request(draft)
+    if known is not None:
+        return known
+    if ray.run_state is not None and ray.run_state.phase is RunPhase.FAILED:
+        return Ending(Reason.APPLICATION_ERROR, _told("the trainer failed, and its process did not end", ray, job))
+    return Ending(Reason.STOPPED_OUTSIDE, "the trainer was stopped through Ray, and not by the operator")
+
+
+def _ending_on_request(draft: StatusDraft) -> Ending | None:
+    """Of a trainer that was to stop; None where it was not."""
+    stop, checkpoint = draft.attempt.stop, draft.checkpoint
+    if stop is None:
+        return None
     saved = "no checkpoint" if checkpoint is None else f"the checkpoint of step {checkpoint.step}"
-    stop = draft.attempt.stop
-    why = f"{stop.message}; " if stop is not None and stop.message is not None else ""
-    return f"{why}the trainer was asked to stop and has ended; it leaves {saved}"
+    why = f"{stop.message}; " if stop.message is not None else ""
+    return Ending(reason_of_stop(stop), f"{why}the trainer was asked to stop and has ended; it leaves {saved}")
+
+
+def _ending_when_complete(ray: ObservedRay) -> Ending | None:
+    """Of a trainer that says so; None where it does not."""
+    state = ray.run_state
+    if state is None or state.phase is not RunPhase.COMPLETE:
+        return None
+    return Ending(Reason.SUCCEEDED, f"{state.progress.step} of {state.progress.total_steps} steps are done")
 
 
 def _with_memory(ending: Ending, pods: Pods) -> Ending:

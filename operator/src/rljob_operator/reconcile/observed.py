@@ -43,6 +43,11 @@ class ObservedJob:
     readable_policy: RunPolicy = field(default_factory=RunPolicy)
     """Of a spec that cannot be read: what can be read of its `runPolicy`, with defaults for the rest."""
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the job says so; not, where its spec cannot be read."""
+        return self.spec is not None and self.spec.suspend
+
 
 @dataclass(frozen=True)
 class ObservedCluster:
@@ -111,6 +116,11 @@ class RayJobStatus(StrEnum):
     STOPPED = "STOPPED"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the driver runs no more."""
+        return self not in (RayJobStatus.PENDING, RayJobStatus.RUNNING)
 
 
 @dataclass(frozen=True)

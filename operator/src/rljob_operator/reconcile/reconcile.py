@@ -9,36 +9,52 @@ from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.reconcile.attempts import end_attempt
-from rljob_operator.reconcile.between_attempts import is_well, seconds_to_start, wait_or_start
-from rljob_operator.reconcile.cleanup import clean_up, delete_unowned, is_cleared, is_lost, seconds_to_deletion
-from rljob_operator.reconcile.cluster import Verdict, report_cluster
-from rljob_operator.reconcile.deadline import exceeded_deadline, seconds_to_deadline
-from rljob_operator.reconcile.elastic import choose_nodes, seconds_to_choice
+from rljob_operator.reconcile.between_attempts import (
+    heed_retry,
+    is_well,
+    report_suspension,
+    seconds_to_start,
+    stop_between_attempts,
+    wait_or_start,
+)
+from rljob_operator.reconcile.cleanup import clean_up, delete_unowned, seconds_to_deletion
+from rljob_operator.reconcile.cluster import Verdict, report_cluster, report_placement
+from rljob_operator.reconcile.creation import (
+    choose_nodes,
+    create_cluster,
+    let_us_in,
+    seconds_to_choice,
+    spec_problem,
+    submit,
+)
 from rljob_operator.reconcile.endings import Ending, ending_of_attempt
-from rljob_operator.reconcile.events import events_between
 from rljob_operator.reconcile.observed import Observed, Reachability
-from rljob_operator.reconcile.placement import report_placement
-from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy, CreateCluster, Effect, Plan
-from rljob_operator.reconcile.progress import ENDED_IN_RAY, note_last_words, report_run, trainer_may_run
-from rljob_operator.reconcile.retries import end_job, follow_ending, wait_for_another_operator
-from rljob_operator.reconcile.silence import note_progress, report_silence
-from rljob_operator.reconcile.specification import spec_problem
-from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
-from rljob_operator.reconcile.stops import ending_by_stop, request_stop, stop_when_due
-from rljob_operator.reconcile.submission import ray_job, report_submission, submit
-from rljob_operator.reconcile.suspension import heed_retry, report_suspension, stop_between_attempts
-from rljob_operator.reconcile.timestamps import seconds_since, timestamp
+from rljob_operator.reconcile.plan_types import Effect, Plan, events_between
+from rljob_operator.reconcile.retries import end_attempt, end_job, follow_ending, wait_for_another_operator
+from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft, seconds_since, timestamp
+from rljob_operator.reconcile.stops import (
+    ending_by_stop,
+    exceeded_deadline,
+    request_stop,
+    seconds_to_deadline,
+    stop_when_due,
+)
+from rljob_operator.reconcile.trainer import (
+    note_last_words,
+    note_progress,
+    ray_job,
+    report_run,
+    report_silence,
+    report_submission,
+    trainer_may_run,
+)
 
 RAY_POLL_SECONDS = 4.0
 """Ray tells nothing of its own accord: it is asked from when all pods are ready until the attempt has ended."""
-
 POD_POLL_SECONDS = 10.0
 """While pods start or end. Their own changes are watched, the events that say what keeps them are not."""
-
 SUBMISSION_SECONDS = 60
 """What a submission has at least, however late its cluster became ready."""
-
 # It is not an operator that cannot read a job which ends that for good.
 _ALL_TRIES = {"max_app_retries": MAX_COUNT, "max_infra_retries": MAX_COUNT}
 _BY_WHAT_IS_NOT_READ = (Reason.PROVISIONING_DEADLINE_EXCEEDED, Reason.RUN_STATE_UNREADABLE)
@@ -91,11 +107,11 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
         return _between(draft, observed, spec) if draft.result is None else ()
     unowned = delete_unowned(draft, observed)
     if draft.attempt.running_since is not None:
-        return (*unowned, *stop_when_due(draft, observed, policy), *_let_us_in(draft))
+        return (*unowned, *stop_when_due(draft, observed, policy), *let_us_in(draft))
     if spec is None:
         return unowned
     if observed.cluster(draft.attempt.cluster) is None:
-        return (*unowned, *_create(draft, observed))
+        return (*unowned, *create_cluster(draft, observed))
     if may_submit:
         return (*unowned, submit(draft, observed))
     return unowned
@@ -115,7 +131,7 @@ def _has_just_become_ready(draft: StatusDraft, observed: Observed) -> bool:
 def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> tuple[Effect, ...]:
     """Waits for the next attempt, or begins it; what is to be done about it waits until it is written down."""
     if spec is None:
-        return () if stop_between_attempts(draft, observed) else delete_unowned(draft, observed)
+        return () if stop_between_attempts(draft) else delete_unowned(draft, observed)
     effects = wait_or_start(draft, observed)
     if draft.is_under_way:
         report_cluster(draft, observed, spec)
@@ -143,7 +159,7 @@ def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPoli
     if trainer_may_run(draft, observed):
         draft.change_attempt(trainer_may_run=True)
     # A trainer that may still be there is got rid of with its cluster.
-    well = job is not None and job.status in ENDED_IN_RAY and is_well(draft, observed)
+    well = job is not None and job.status.has_ended and is_well(draft, observed)
     if ending.reason is Reason.SUCCEEDED:
         end_job(draft, ending)
     elif observed.job.spec is None and ending.reason in _BY_WHAT_IS_NOT_READ:
@@ -180,20 +196,6 @@ def _run_policy(observed: Observed) -> RunPolicy:
 def _ignored_fields(observed: Observed) -> str:
     unknown = ", ".join(observed.job.unknown_fields)
     return f"this operator is older than the job's schema and ignores {unknown}" if unknown else ""
-
-
-def _create(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Makes the cluster of an attempt that is written down. A pod that was lost when the attempt began may be back."""
-    if not observed.kuberay_installed or observed.forbidden is not None or not is_cleared(observed):
-        return ()
-    lost = tuple(sorted(pod.name for pod in observed.pods if is_lost(pod)))
-    return (CreateCluster(draft.attempt.number, draft.attempt.cluster, lost),)
-
-
-def _let_us_in(draft: StatusDraft) -> tuple[Effect, ...]:
-    """A dashboard that is silent may be behind the network policy of an operator in another namespace."""
-    attempt = draft.attempt
-    return (ApplyNetworkPolicy(attempt.cluster),) if attempt.silent_since is not None else ()
 
 
 def _open_point(observed: Observed, cluster: Verdict | None, misplaced: str | None, submission: Verdict | None) -> str:

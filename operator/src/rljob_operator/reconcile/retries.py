@@ -1,6 +1,7 @@
-"""What follows from the end of an attempt: the end of the job, or another attempt, and when.
+"""Attempts, one start of the trainer each: how one begins and ends, and what follows: the end of the job or a next one.
 
-Tries are counted here, and given back: after progress, or when somebody asks for another attempt."""
+Tries are counted here, and given back: after progress, or when somebody asks for another attempt.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +10,20 @@ from datetime import timedelta
 
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.run_policy import RunPolicy
-from rljob_api.v1alpha1.status import AttemptOutcome, FailureClass, JobResult, NextAttempt
-from rljob_operator.reconcile.attempts import MAX_MESSAGE
-from rljob_operator.reconcile.endings import Ending
-from rljob_operator.reconcile.failure_classes import FAILURE_CLASSES
-from rljob_operator.reconcile.messages import beginning_of, both_ends_of
-from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft
-from rljob_operator.reconcile.timestamps import timestamp
+from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, JobResult, NextAttempt
+from rljob_operator.manifests.naming import cluster_name
+from rljob_operator.reconcile.endings import FAILURE_CLASSES, Ending
+from rljob_operator.reconcile.observed import ObservedJob
+from rljob_operator.reconcile.status_draft import (
+    FALSE,
+    MAX_MESSAGE,
+    TRUE,
+    StatusDraft,
+    beginning_of,
+    both_ends_of,
+    seconds_since,
+    timestamp,
+)
 
 FIRST_PAUSE_SECONDS = 10.0
 LONGEST_PAUSE_SECONDS = 600.0
@@ -25,6 +33,58 @@ together."""
 
 Budget = tuple[str, int, int]
 """Name of the field, tries used, tries allowed."""
+
+_OF_ONE_ATTEMPT = (ConditionType.PLACEMENT_FEASIBLE, ConditionType.JOB_SUBMITTED, ConditionType.PROGRESSING)
+_STOPPED = (
+    *(Reason.SUSPENDED, Reason.RESIZED, Reason.ACTIVE_DEADLINE_EXCEEDED),
+    *(Reason.STOPPED_BY_USER, Reason.STOPPED_OUTSIDE),
+)
+_NEXT = "another attempt has begun"
+
+
+def start_attempt(draft: StatusDraft, job: ObservedJob, *, on_same_cluster: bool = False) -> None:
+    """Notes the intent to make the next cluster, or to start on that of the attempt before; what is to be done follows
+    once that is written."""
+    number = draft.counters.attempts + 1
+    former = draft.attempt if on_same_cluster else None
+    draft.add_attempt(
+        Attempt(
+            number=number,
+            cluster=former.cluster if former is not None else cluster_name(job.name, number),
+            cluster_uid=former.cluster_uid if former is not None else None,
+            admitted_at=timestamp(draft.now) if former is not None else None,
+            started=timestamp(draft.now),
+        )
+    )
+    draft.change_counters(attempts=number)
+    draft.next_attempt = None
+    draft.suspended_at = None
+    if number > 1:
+        for kind in _OF_ONE_ATTEMPT:
+            draft.set_if_told(kind, FALSE, Reason.NEXT_ATTEMPT_STARTED, _NEXT)
+    draft.set_if_told(ConditionType.RETRYING, FALSE, Reason.NEXT_ATTEMPT_STARTED, f"attempt {number} has begun")
+    draft.set_if_told(ConditionType.SUSPENDED, FALSE, Reason.RESUMED, f"attempt {number} has begun")
+
+
+def end_attempt(draft: StatusDraft, ending: Ending) -> None:
+    """Writes down how the newest attempt ended, and counts its time."""
+    attempt = draft.attempt
+    since = attempt.admitted_at
+    if since is not None:
+        active = max(0, round(seconds_since(since, draft.now)))
+        draft.change_counters(active_seconds=draft.counters.active_seconds + active)
+    found = FAILURE_CLASSES.get(ending.reason)
+    draft.change_attempt(
+        state=AttemptState.ENDED.value,
+        ended=timestamp(draft.now),
+        outcome=_outcome(ending.reason),
+        reason=ending.reason.value,
+        message=both_ends_of(ending.message, MAX_MESSAGE),
+        failure_class=found.value if found is not None else None,
+        silent_since=None,
+    )
+    if attempt.running_since is not None:
+        draft.set(ConditionType.PROGRESSING, FALSE, Reason.ENDED, "")
 
 
 def follow_ending(
@@ -67,18 +127,6 @@ def wait_for_another_operator(draft: StatusDraft, ending: Ending) -> None:
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
 
 
-def _plan_next(
-    draft: StatusDraft, ending: Ending, found: FailureClass, pause_seconds: float, *, same_cluster: bool
-) -> None:
-    draft.next_attempt = NextAttempt(
-        reason=ending.reason.value,
-        message=both_ends_of(ending.message, MAX_MESSAGE),
-        failure_class=found.value,
-        not_before=timestamp(draft.now + timedelta(seconds=pause_seconds)),
-        same_cluster=same_cluster,
-    )
-
-
 def end_job(draft: StatusDraft, ending: Ending) -> None:
     """Complete or Failed, until somebody asks for another attempt."""
     succeeded = ending.reason is Reason.SUCCEEDED
@@ -108,6 +156,24 @@ def reopen_job(draft: StatusDraft) -> None:
 def give_back_all(draft: StatusDraft) -> None:
     """Counts retries anew."""
     draft.change_counters(application_retries=0, infrastructure_retries=0)
+
+
+def _outcome(reason: Reason) -> str:
+    if reason is Reason.SUCCEEDED:
+        return AttemptOutcome.SUCCEEDED.value
+    return AttemptOutcome.STOPPED.value if reason in _STOPPED else AttemptOutcome.FAILED.value
+
+
+def _plan_next(
+    draft: StatusDraft, ending: Ending, found: FailureClass, pause_seconds: float, *, same_cluster: bool
+) -> None:
+    draft.next_attempt = NextAttempt(
+        reason=ending.reason.value,
+        message=both_ends_of(ending.message, MAX_MESSAGE),
+        failure_class=found.value,
+        not_before=timestamp(draft.now + timedelta(seconds=pause_seconds)),
+        same_cluster=same_cluster,
+    )
 
 
 def _give_back_after_progress(draft: StatusDraft) -> None:

@@ -1,29 +1,42 @@
-"""The status while a pass works on it: the records that decisions are made by, and the conditions that tell of them.
+"""The status while a pass works on it: records, conditions, phase and reason, and the times and texts that fit in them.
 
 Conditions are written and never read: what a later pass must know stands in a record.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from rljob_api.conditions import ConditionType, Reason
+from rljob_api.requests import as_noted
+from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.status import (
     Attempt,
+    AttemptOutcome,
+    AttemptState,
     Condition,
     ConditionStatus,
     Counters,
     HandledRequests,
     RLJobStatus,
 )
-from rljob_operator.reconcile.messages import beginning_of
 from rljob_operator.reconcile.observed import ObservedJob
-from rljob_operator.reconcile.phase import phase_of, reason_of
-from rljob_operator.reconcile.timestamps import timestamp
 
+MAX_LENGTH = 1024
+"""Characters of a condition's message, as its schema says."""
+MAX_MESSAGE = 512
+"""Characters of an attempt's message, as its schema says."""
 MAX_URI_LENGTH = 4096
 MAX_ATTEMPTS_LISTED = 10
+_CUT = "... "
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+
+_GETS_THERE_BY = (
+    ConditionType.SPEC_VALID,
+    ConditionType.CLUSTER_READY,
+    ConditionType.PLACEMENT_FEASIBLE,
+    ConditionType.JOB_SUBMITTED,
+)
 
 
 class StatusDraft:
@@ -43,6 +56,7 @@ class StatusDraft:
         self.progress = status.progress
         self.checkpoint = status.checkpoint
         self.export_uri = status.export_uri
+        self._stop_request = None if job.stop_request is None else as_noted(job.stop_request)
         self._generation = job.generation
         self._conditions = {condition.type: condition for condition in status.conditions}
 
@@ -55,6 +69,15 @@ class StatusDraft:
     def is_under_way(self) -> bool:
         """Whether an attempt has begun and not ended."""
         return bool(self.attempts) and self.attempt.ended is None
+
+    @property
+    def is_to_be_stopped(self) -> bool:
+        """Whether somebody has asked to stop the job, and that has not been seen to."""
+        return self._stop_request is not None and self._stop_request != self.handled.stop
+
+    def note_stop(self) -> None:
+        """The request to stop has been seen to."""
+        self.handled = self.handled.model_copy(update={"stop": self._stop_request})
 
     def change_attempt(self, **changes: object) -> None:
         """Replaces fields of the newest attempt's record."""
@@ -112,9 +135,81 @@ class StatusDraft:
             gpus=self.gpus,
             export_uri=self.export_uri if self.export_uri is not None and _fits(self.export_uri) else None,
         )
-        return status.model_copy(update={"phase": phase_of(status), "reason": reason_of(status)})
+        return status.model_copy(update={"phase": _phase_of(status), "reason": _reason_of(status)})
+
+
+def timestamp(moment: datetime) -> str:
+    """A time as text; `moment` has a time zone."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment(text: str) -> datetime:
+    """The time that `timestamp`, or a trainer's clock, wrote."""
+    return datetime.fromisoformat(text)
+
+
+def seconds_since(text: str, now: datetime) -> float:
+    """Negative for a time to come."""
+    return (now - moment(text)) / timedelta(seconds=1)
+
+
+def beginning_of(text: str, limit: int = MAX_LENGTH) -> str:
+    """At most `limit` characters from the start, printable."""
+    text = printable(text).strip()
+    return text if len(text) <= limit else text[: limit - len(_CUT)].rstrip() + _CUT.rstrip()
+
+
+def both_ends_of(text: str, limit: int) -> str:
+    """At most `limit` characters, printable: the start, which names what it is about, and the end, which tells why."""
+    text = printable(text).strip()
+    if len(text) <= limit:
+        return text
+    start = limit // 3
+    return text[:start].rstrip() + " ... " + text[-(limit - start - 5) :].lstrip()
+
+
+def end_of(text: str, limit: int = MAX_LENGTH) -> str:
+    """At most `limit` characters from the end, printable, whole lines where there are any: the end of a log is what
+    tells."""
+    text = printable(text).strip()
+    if len(text) <= limit:
+        return text
+    kept = text[-(limit - len(_CUT)) :]
+    _, newline, whole_lines = kept.partition("\n")
+    return _CUT + (whole_lines if newline and whole_lines else kept).lstrip()
 
 
 def _fits(uri: str) -> bool:
     """Whether the API server takes it: one text that is too long would keep the whole status from being written."""
     return len(uri) <= MAX_URI_LENGTH
+
+
+def _phase_of(status: RLJobStatus) -> str:
+    """Where the job is."""
+    if status.result is not None:
+        return "Complete" if status.result.outcome == AttemptOutcome.SUCCEEDED else "Failed"
+    if status.suspended_at is not None:
+        return "Suspended"
+    if status.next_attempt is not None:
+        return "Retrying"
+    if not status.attempts:
+        return "Pending"
+    attempt = status.attempts[-1]
+    return AttemptState.STOPPING.value if attempt.ended is not None else attempt.state
+
+
+def _reason_of(status: RLJobStatus) -> str | None:
+    """Why it is there: the reason of the ending, of the next attempt, or of the first condition that does not hold."""
+    if status.result is not None:
+        return status.result.reason
+    if status.next_attempt is not None:
+        return status.next_attempt.reason
+    told = {condition.type: condition for condition in status.conditions}
+    if status.suspended_at is not None:
+        return "Suspended"
+    for kind in _GETS_THERE_BY:
+        found = told.get(kind)
+        if found is not None and found.status is not ConditionStatus.TRUE:
+            return found.reason
+    progressing = told.get(ConditionType.PROGRESSING)
+    return progressing.reason if progressing is not None else None

@@ -1,8 +1,8 @@
 """Changes of a job as one writes them into its file, each with the job that comes of it: those that need less memory
 (`smaller_jobs`, for `knobs`), and those that may make its steps shorter (`faster_jobs`, for `advice.tuning`).
 
-Only such as the contract takes: what must divide divides (crds: placement_rules.py, batch_size_rules.py,
-offload_rules.py). What a change does to memory and seconds is worked out anew by whoever asks.
+Only such as the contract takes: what must divide divides (crds: placement_rules.py,
+batch_size_rules.py). What a change does to memory and seconds is worked out anew by whoever asks.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
 def _of_shards(workload: Workload, placement: Placement) -> _Settings:
     for pool, role, layout in own_layouts(workload, placement):
         sizes = [each for each in range(1, layout.num_gpus + 1) if layout.num_gpus % each == 0]
-        # Gradients of replicas cannot be offloaded (crds: offload_rules.py).
+        # Gradients of replicas cannot be offloaded (crds: placement_rules.py).
         allowed = sizes[-1:] if workload.models[role].offload.gradients else sizes
         layouts = {each: replace(layout, shard_size=each) for each in sizes}
         jobs = _with_layouts(workload, placement, pool, role, layouts)
@@ -341,7 +341,7 @@ def _larger(pool: PlacedPool, factor: int) -> PlacedPool:
 
 def _is_allowed(workload: Workload, pool: PlacedPool) -> bool:
     """Whether the responses of a batch and of an update spread evenly over what is trained here, and each model whose
-    gradients leave has one copy (batch_size_rules.py, offload_rules.py)."""
+    gradients leave has one copy (batch_size_rules.py, placement_rules.py)."""
     for role, layout in pool.layouts.items():
         model = workload.models[role]
         rows = [prompts * workload.group_size for prompts in (workload.batch_size, workload.mini_batch_size)]

@@ -69,7 +69,7 @@ def scoring_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int
 
 def micro_batch_tokens(workload: Workload, model: TrainModel, layout: TrainLayout) -> int:
     """Tokens that a rank's layers work on in the largest micro-batch, of an update for a trained model, else of a pass
-    over the batch, as `plan_micro_batches` (micro_batches.py) fills them."""
+    over the batch, as `plan_micro_batches` (engines/train/passes.py) fills them."""
     prompts = workload.mini_batch_size if model.is_trained else workload.batch_size
     return _tokens_of_rank(workload, layout, prompts * workload.group_size)
 

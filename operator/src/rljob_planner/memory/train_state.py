@@ -73,7 +73,7 @@ def layer_tensors(shape: ModelShape, *, has_experts: bool) -> Unit:
 
 
 def root_tensors(model: TrainModel) -> Unit:
-    """Embedding, last norm and head. A value head (value_head.py) has one row, which every rank holds."""
+    """Embedding, last norm and head. A value head (output_head.py) has one row, which every rank holds."""
     shape = model.shape
     embedding = TensorSize(shape.vocabulary_size, shape.hidden_size)
     rest = TensorSize(shape.hidden_size + shape.other_root_parameters)

@@ -307,7 +307,7 @@ def train_layouts(role: Role, workload: Workload, size: PoolSize) -> Iterator[Tr
         if not (holds_row and spreads and _is_even(role, workload, num_gpus // shares)):
             continue
         for shards in shard_sizes(size):
-            # Gradients of replicas cannot be offloaded (rljob_api, offload_rules).
+            # Gradients of replicas cannot be offloaded (rljob_api, placement_rules).
             if shards == num_gpus or not model.offload.gradients:
                 yield TrainLayout(num_gpus, shards, shares)
 

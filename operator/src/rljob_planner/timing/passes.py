@@ -3,7 +3,7 @@
 Operations are those that bench/rljob_bench/model_shape.py counts: two per multiplied parameter and token; in causal
 attention four per element of a query head and token that is seen, on average half of the row; of the output head only
 response tokens (trainer, engines/train/token_logprobs.py). A backward pass is two forward ones; what is computed again
-(engines/train/recomputation.py) is one more of those layers. Beside adapters the base has no gradients of its weights,
+(engines/train/sharded_model.py) is one more of those layers. Beside adapters the base has no gradients of its weights,
 which leaves one of the two. Logits that are cut into tiles are worked out again in the backward pass, which is one more
 product of the head: 3 % of an update of Qwen3-4B whose tokens are all of responses, and 9 % of one of Qwen3-0.6B. Most
 programs by whose runs the reached shares are known keep logits, so of theirs these operations are a little too many.
@@ -134,7 +134,7 @@ def imbalance(rows: Rows, num_ranks: int) -> float:
 
 
 def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
-    """Of each worker. Rows of like length are put together while they fit (engines/train/micro_batches.py): half a row
+    """Of each worker. Rows of like length are put together while they fit (engines/train/passes.py): half a row
     of room is lost on average."""
     budget = max_tokens * layout.sequence_parallel
     own = math.ceil(rows.count / layout.num_data_ranks)

@@ -2,7 +2,7 @@
 
 Read `interfaces` first (what an advantage and a loss are), then `advantages`, `token_advantages`, `policy_losses`,
 `sequence_losses`, `covariance_losses`, `value_losses`, `kl` and `aggregation` (the formulas), `segments`,
-`discounted_sums`, `whitening`, `slopes` and `selection` (what they are written with),
+`discounted_sums`, `whitening` and `selection` (what they are written with),
 `advantage_registry` and `loss_registry` (from a job to them), and `functions`, `function_results`, `function_trial`,
 `several_workers` (the user's own).
 

@@ -1,17 +1,25 @@
-"""Advantages by name: from a job's resolved algorithm to what computes them.
-
-Legend: B responses, N response tokens.
-"""
+"""The advantages: what each type computes, and what it needs."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
 
 from torch import Tensor
 
-from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
-from rljob_api.v1alpha1.resolved_advantage import ResolvedAdvantage
+from rljob_api.base import WireModel
+from rljob_api.v1alpha1.advantage import (
+    Advantage,
+    AdvantageType,
+    Gae,
+    GroupRelative,
+    GroupRelativePassAtK,
+    OptimalTokenBaseline,
+    ReinforcePlusPlus,
+)
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.recipes import filled
 from rljob_trainer.algorithms.advantages import (
     gdpo_advantages,
     gpg_advantages,
@@ -32,7 +40,10 @@ from rljob_trainer.algorithms.interfaces import (
     VALUES,
     AdvantageEstimator,
     Level,
+    Reduce,
     ResponseInputs,
+    TokenAdvantages,
+    TokenInputs,
 )
 from rljob_trainer.algorithms.token_advantages import (
     generalized_advantages,
@@ -43,24 +54,24 @@ from rljob_trainer.errors import ConfigurationError
 
 TRIAL_GROUP_SIZE = 4
 
+SettingsT = TypeVar("SettingsT", bound=WireModel)
+Row = Callable[[Advantage], AdvantageEstimator]
+"""From a resolved advantage to what computes it."""
 
-def advantage_estimator(resolved: ResolvedAlgorithm, group_size: int = TRIAL_GROUP_SIZE) -> AdvantageEstimator:
+
+def advantage_estimator(resolved: Algorithm, group_size: int = TRIAL_GROUP_SIZE) -> AdvantageEstimator:
     """The job's estimator. A user's function is loaded and tried on groups of `group_size`, which a job knows.
 
     Raises ConfigurationError."""
     chosen = resolved.advantage
-    match chosen.type:
-        case AdvantageType.FUNCTION:
-            return _own(resolved, group_size)
-        case AdvantageType.REINFORCE_PLUS_PLUS | AdvantageType.GAE | AdvantageType.OPTIMAL_TOKEN_BASELINE:
-            return _on_tokens(chosen)
-        case _:
-            return _on_responses(chosen)
+    if chosen.type is AdvantageType.FUNCTION:
+        return _own(resolved, group_size)
+    return ADVANTAGES[filled(chosen.type)](chosen)
 
 
-def _own(resolved: ResolvedAlgorithm, group_size: int) -> AdvantageEstimator:
+def _own(resolved: Algorithm, group_size: int) -> AdvantageEstimator:
     found = load_advantage(function_path(resolved.advantage.function, ADVANTAGE_FIELD), group_size)
-    if resolved.has_kl_in_reward and found.level is Level.TOKEN and KL_PENALTIES not in found.needs:
+    if resolved.kl.is_in_reward and found.level is Level.TOKEN and KL_PENALTIES not in found.needs:
         raise ConfigurationError(
             f"spec.training.algorithm.kl.placement: the KL goes into the reward, but {found.name} works on "
             f"tokens and does not ask for it; let it need {KL_PENALTIES!r}, or write `placement: Loss`"
@@ -68,52 +79,56 @@ def _own(resolved: ResolvedAlgorithm, group_size: int) -> AdvantageEstimator:
     return found
 
 
-def _on_tokens(chosen: ResolvedAdvantage) -> AdvantageEstimator:
-    if chosen.gae is not None:
-        gae = partial(generalized_advantages, gamma=chosen.gae.gamma, lambda_=chosen.gae.lambda_)
-        return AdvantageEstimator(chosen.type, for_tokens=gae, needs=frozenset({VALUES, KL_PENALTIES}))
-    if chosen.optimal_token_baseline is not None:
-        baseline = partial(optimal_token_baseline_advantages, zero_tail=chosen.optimal_token_baseline.zero_tail)
-        needs = frozenset({OLD_LOGPROBS, SQUARES, KL_PENALTIES})
-        return AdvantageEstimator(chosen.type, for_tokens=baseline, needs=needs)
-    assert chosen.reinforce_plus_plus is not None
-    plus_plus = partial(reinforce_plus_plus_advantages, gamma=chosen.reinforce_plus_plus.gamma)
-    return AdvantageEstimator(chosen.type, for_tokens=plus_plus, needs=frozenset({KL_PENALTIES}))
+def _plain(compute: Callable[[ResponseInputs], Tensor], *, needs: Iterable[str] = ()) -> Row:
+    """On responses, without settings."""
+    return lambda chosen: AdvantageEstimator(filled(chosen.type), for_responses=compute, needs=frozenset(needs))
 
 
-def _on_responses(chosen: ResolvedAdvantage) -> AdvantageEstimator:
-    needs = {AdvantageType.REMAX: {GREEDY_REWARDS}, AdvantageType.GDPO: {NAMED_REWARDS}}
-    return AdvantageEstimator(
-        chosen.type,
-        for_responses=partial(_response_advantages, chosen),
-        needs=frozenset(needs.get(chosen.type, ())),
-    )
+def _on_responses(kind: type[SettingsT], compute: Callable[[ResponseInputs, SettingsT], Tensor]) -> Row:
+    """With a block of settings."""
+
+    def row(chosen: Advantage) -> AdvantageEstimator:
+        settings = chosen.settings(kind)
+        return AdvantageEstimator(filled(chosen.type), for_responses=lambda inputs: compute(inputs, settings))
+
+    return row
 
 
-def _response_advantages(chosen: ResolvedAdvantage, inputs: ResponseInputs) -> Tensor:
-    rewards_B, groups_B, lengths_B = inputs.rewards_B, inputs.groups_B, inputs.lengths_B
-    match chosen.type:
-        case AdvantageType.GROUP_RELATIVE:
-            assert chosen.group_relative is not None
-            by_std = chosen.group_relative.normalize_by_std
-            return group_relative_advantages(rewards_B, groups_B, normalize_by_std=by_std)
-        case AdvantageType.GROUP_RELATIVE_PASS_AT_K:
-            assert chosen.group_relative_pass_at_k is not None
-            by_std = chosen.group_relative_pass_at_k.normalize_by_std
-            return pass_at_k_advantages(rewards_B, groups_B, normalize_by_std=by_std)
-        case AdvantageType.GDPO:
-            assert inputs.named_rewards, "GDPO: no named rewards"
-            return gdpo_advantages(inputs.named_rewards, inputs.reward_weights, groups_B, inputs.learned_lengths_B)
-        case AdvantageType.LEAVE_ONE_OUT:
-            return leave_one_out_advantages(rewards_B, groups_B)
-        case AdvantageType.REINFORCE_PLUS_PLUS_BASELINE:
-            return reinforce_plus_plus_baseline_advantages(rewards_B, groups_B, inputs.learned_lengths_B)
-        case AdvantageType.REMAX:
-            assert inputs.greedy_rewards_B is not None, "ReMax: no greedy rewards"
-            return remax_advantages(rewards_B, inputs.greedy_rewards_B)
-        case AdvantageType.OPO:
-            return opo_advantages(rewards_B, groups_B, lengths_B)
-        case AdvantageType.GPG:
-            return gpg_advantages(rewards_B, groups_B)
-        case _:
-            raise AssertionError(f"{chosen.type} is no advantage on responses")
+def _on_tokens(
+    kind: type[SettingsT],
+    compute: Callable[[TokenInputs, Reduce, SettingsT], TokenAdvantages],
+    *,
+    needs: Iterable[str] = (),
+) -> Row:
+    """With a block of settings."""
+
+    def row(chosen: Advantage) -> AdvantageEstimator:
+        settings = chosen.settings(kind)
+        return AdvantageEstimator(
+            filled(chosen.type),
+            for_tokens=lambda inputs, reduce: compute(inputs, reduce, settings),
+            needs=frozenset(needs),
+        )
+
+    return row
+
+
+ADVANTAGES: Mapping[AdvantageType, Row] = MappingProxyType(
+    {
+        AdvantageType.GROUP_RELATIVE: _on_responses(GroupRelative, group_relative_advantages),
+        AdvantageType.GROUP_RELATIVE_PASS_AT_K: _on_responses(GroupRelativePassAtK, pass_at_k_advantages),
+        AdvantageType.GDPO: _plain(gdpo_advantages, needs=[NAMED_REWARDS]),
+        AdvantageType.LEAVE_ONE_OUT: _plain(leave_one_out_advantages),
+        AdvantageType.REINFORCE_PLUS_PLUS: _on_tokens(
+            ReinforcePlusPlus, reinforce_plus_plus_advantages, needs=[KL_PENALTIES]
+        ),
+        AdvantageType.REINFORCE_PLUS_PLUS_BASELINE: _plain(reinforce_plus_plus_baseline_advantages),
+        AdvantageType.REMAX: _plain(remax_advantages, needs=[GREEDY_REWARDS]),
+        AdvantageType.OPO: _plain(opo_advantages),
+        AdvantageType.GPG: _plain(gpg_advantages),
+        AdvantageType.GAE: _on_tokens(Gae, generalized_advantages, needs=[VALUES, KL_PENALTIES]),
+        AdvantageType.OPTIMAL_TOKEN_BASELINE: _on_tokens(
+            OptimalTokenBaseline, optimal_token_baseline_advantages, needs=[OLD_LOGPROBS, SQUARES, KL_PENALTIES]
+        ),
+    }
+)

@@ -10,107 +10,106 @@ baseline: its mean counts as 0 and its standard deviation as 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rljob_api.v1alpha1.advantage import GroupRelative, GroupRelativePassAtK
+from rljob_api.v1alpha1.recipes import filled
+from rljob_trainer.algorithms.interfaces import ResponseInputs
 from rljob_trainer.algorithms.whitening import whitened_responses
 
 STD_EPSILON = 1e-6
 
 
-def group_relative_advantages(rewards_B: Tensor, groups_B: Tensor, *, normalize_by_std: bool = True) -> Tensor:
+def group_relative_advantages(inputs: ResponseInputs, settings: GroupRelative) -> Tensor:
     """A = (r - mean of the group) / (std of the group + 1e-6).
 
     Source: GRPO, Shao et al. 2024, arXiv 2402.03300, section 4.1.2; without the division, Dr.GRPO, Liu et al. 2025,
     arXiv 2503.20783. The standard deviation is the unbiased one.
     """
-    groups = _Groups.of(rewards_B, groups_B)
-    centered_B = groups.centered(rewards_B.double())
-    if normalize_by_std:
-        centered_B.div_(groups.spread(groups.stds(centered_B).add_(STD_EPSILON)))
-    return centered_B.to(rewards_B.dtype)
+    return _group_relative(inputs.rewards_B, inputs.groups_B, by_std=filled(settings.normalize_by_std))
 
 
-def pass_at_k_advantages(rewards_B: Tensor, groups_B: Tensor, *, normalize_by_std: bool = True) -> Tensor:
+def pass_at_k_advantages(inputs: ResponseInputs, settings: GroupRelativePassAtK) -> Tensor:
     """A = (best reward of the group - second best) / (std of the group + 1e-6) for the best response, else 0: what the
     response adds to the best of k. 0 for all where several are best.
 
     Source: Tang et al. 2025, arXiv 2503.19595, the leave-one-out form of pass@k; the division is verl's. Nothing is
     second best in a group of one, which counts as 0.
     """
-    groups = _Groups.of(rewards_B, groups_B)
-    wide_B = rewards_B.double()
+    groups = _Groups.of(inputs.rewards_B, inputs.groups_B)
+    wide_B = inputs.rewards_B.double()
     order_B = wide_B.argsort(descending=True, stable=True)
     # By group, and within groups from the best reward on.
     order_B = order_B[groups.index_B[order_B].argsort(stable=True)]
     best_G = groups.sizes_G.cumsum(0) - groups.sizes_G
     second_G = order_B[(best_G + 1).clamp_(max=len(order_B) - 1)]
     gains_G = wide_B[order_B[best_G]] - wide_B[second_G].masked_fill_(groups.is_single_G, 0.0)
-    if normalize_by_std:
+    if settings.normalize_by_std:
         gains_G /= groups.stds(groups.centered(wide_B)) + STD_EPSILON
-    return torch.zeros_like(wide_B).index_copy_(0, order_B[best_G], gains_G).to(rewards_B.dtype)
+    return torch.zeros_like(wide_B).index_copy_(0, order_B[best_G], gains_G).to(inputs.rewards_B.dtype)
 
 
-def gdpo_advantages(
-    named_rewards: Mapping[str, Tensor], weights: Mapping[str, float], groups_B: Tensor, lengths_B: Tensor
-) -> Tensor:
+def gdpo_advantages(inputs: ResponseInputs) -> Tensor:
     """The weighted sum over rewards of their group-relative advantages, whitened over the tokens of the batch.
 
-    Every reward [B] counts by its place among the group's, however large its numbers are. `lengths_B`: tokens that are
-    learned from; a response without any counts in its group alone. Source: GDPO, arXiv
-    2601.05242; whitened over tokens as verl does, so that a long response counts more there.
+    Every reward counts by its place among the group's, however large its numbers are. A response that is not learned
+    from counts in its group alone. Needs NAMED_REWARDS. Source: GDPO, arXiv 2601.05242; whitened over tokens as verl
+    does, so that a long response counts more there.
     """
-    summed_B = torch.zeros(len(groups_B), dtype=torch.float64, device=groups_B.device)
-    for name, rewards_B in named_rewards.items():
-        summed_B += weights[name] * group_relative_advantages(rewards_B.double(), groups_B)
-    dtype = next(iter(named_rewards.values())).dtype
-    return whitened_responses(summed_B, lengths_B).to(dtype)
+    assert inputs.named_rewards, "GDPO: no named rewards"
+    summed_B = torch.zeros_like(inputs.rewards_B, dtype=torch.float64)
+    for name, rewards_B in inputs.named_rewards.items():
+        summed_B += inputs.reward_weights[name] * _group_relative(rewards_B.double(), inputs.groups_B, by_std=True)
+    return whitened_responses(summed_B, inputs.learned_lengths_B).to(inputs.rewards_B.dtype)
 
 
-def leave_one_out_advantages(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
+def leave_one_out_advantages(inputs: ResponseInputs) -> Tensor:
     """A = r - mean of the other rewards of the group, which is (r - mean) n / (n - 1).
 
     Source: RLOO, Ahmadian et al. 2024, arXiv 2402.14740, section 3.2. A group of one keeps its reward; in verl's
     `rloo`, too, while its `rloo_vectorized` gives 0.
     """
-    groups = _Groups.of(rewards_B, groups_B)
+    rewards_B = inputs.rewards_B
+    groups = _Groups.of(rewards_B, inputs.groups_B)
     others_G = (groups.sizes_G - 1).clamp(min=1)
     return (groups.centered(rewards_B.double()) * groups.spread(groups.sizes_G / others_G)).to(rewards_B.dtype)
 
 
-def reinforce_plus_plus_baseline_advantages(rewards_B: Tensor, groups_B: Tensor, lengths_B: Tensor) -> Tensor:
-    """A = r - mean of the group, whitened over the tokens of the batch; `lengths_B` as in `gdpo_advantages`.
+def reinforce_plus_plus_baseline_advantages(inputs: ResponseInputs) -> Tensor:
+    """A = r - mean of the group, whitened over the tokens of the batch that are learned from.
 
     Source: REINFORCE++ with a baseline, Hu 2025, arXiv 2501.03262.
     """
-    centered_B = _Groups.of(rewards_B, groups_B).centered(rewards_B.double())
-    return whitened_responses(centered_B, lengths_B).to(rewards_B.dtype)
+    centered_B = _Groups.of(inputs.rewards_B, inputs.groups_B).centered(inputs.rewards_B.double())
+    return whitened_responses(centered_B, inputs.learned_lengths_B).to(inputs.rewards_B.dtype)
 
 
-def remax_advantages(rewards_B: Tensor, greedy_rewards_B: Tensor) -> Tensor:
+def remax_advantages(inputs: ResponseInputs) -> Tensor:
     """A = r - reward of the greedy response to the same prompt.
 
-    Source: ReMax, Li et al. 2023, arXiv 2310.10505, algorithm 1.
+    Needs GREEDY_REWARDS. Source: ReMax, Li et al. 2023, arXiv 2310.10505, algorithm 1.
     """
-    return rewards_B - greedy_rewards_B
+    assert inputs.greedy_rewards_B is not None, "ReMax: no greedy rewards"
+    return inputs.rewards_B - inputs.greedy_rewards_B
 
 
-def opo_advantages(rewards_B: Tensor, groups_B: Tensor, lengths_B: Tensor) -> Tensor:
+def opo_advantages(inputs: ResponseInputs) -> Tensor:
     """A = r - mean of the group's rewards, each counting as often as its response has tokens.
 
     Source: OPO, Hao et al. 2025, arXiv 2505.23585: the baseline of least variance if the square of a response's
     gradient grows as its length.
     """
-    groups = _Groups.of(rewards_B, groups_B)
+    rewards_B, lengths_B = inputs.rewards_B, inputs.lengths_B
+    groups = _Groups.of(rewards_B, inputs.groups_B)
     wide_B = rewards_B.double()
     baselines_G = groups.sum(wide_B * lengths_B) / groups.sum(lengths_B.double()).clamp_(min=1)
     return (wide_B - groups.spread(baselines_G.masked_fill_(groups.is_single_G, 0.0))).to(rewards_B.dtype)
 
 
-def gpg_advantages(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
+def gpg_advantages(inputs: ResponseInputs) -> Tensor:
     """A = alpha (r - mean of the group), alpha = responses / responses in groups whose rewards are not all equal.
 
     Source: GPG, Chu et al. 2025, arXiv 2504.02546: alpha makes up for responses that count in the loss's denominator
@@ -118,6 +117,7 @@ def gpg_advantages(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
     learned from as if they gave no gradient, and groups that are all right as if they did. A group of one counts as
     one that can be learned from.
     """
+    rewards_B, groups_B = inputs.rewards_B, inputs.groups_B
     is_learned_B = ~zero_variance_mask(rewards_B, groups_B)
     alpha = len(rewards_B) / is_learned_B.sum().clamp(min=1)
     return (alpha * _Groups.of(rewards_B, groups_B).centered(rewards_B.double())).to(rewards_B.dtype)
@@ -133,6 +133,14 @@ def zero_variance_mask(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
     groups = _Groups.of(rewards_B, groups_B)
     lowest_G, highest_G = (groups.extreme(rewards_B, which) for which in ("amin", "amax"))
     return groups.spread((lowest_G == highest_G) & ~groups.is_single_G)
+
+
+def _group_relative(rewards_B: Tensor, groups_B: Tensor, *, by_std: bool) -> Tensor:
+    groups = _Groups.of(rewards_B, groups_B)
+    centered_B = groups.centered(rewards_B.double())
+    if by_std:
+        centered_B.div_(groups.spread(groups.stds(centered_B).add_(STD_EPSILON)))
+    return centered_B.to(rewards_B.dtype)
 
 
 @dataclass(frozen=True)

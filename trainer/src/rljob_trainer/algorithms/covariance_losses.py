@@ -11,16 +11,22 @@ Legend: N response tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from rljob_api.v1alpha1.policy_loss import NO_DUAL_CLIP, ClipCov, Clipped, KlCov
 from rljob_trainer.algorithms.interfaces import ROLLOUT_LOGPROBS, LossInputs, Reduce, TokenLosses, WholeInputs
-from rljob_trainer.algorithms.kl import absolute_with_slopes
-from rljob_trainer.algorithms.policy_losses import KL_SUM, MAX_LOG_RATIO, clipped_surrogate
+from rljob_trainer.algorithms.kl import absolute_difference
+from rljob_trainer.algorithms.policy_losses import (
+    KL_SUM,
+    MAX_LOG_RATIO,
+    clipped_losses,
+    clipped_surrogate,
+    held_log_ratio,
+)
 from rljob_trainer.algorithms.selection import drawn_keys, largest, nth_largest
-from rljob_trainer.algorithms.slopes import Columns, Sloped, applied
 
 IS_CHOSEN = "is_chosen"
 """What the pass gives: float32, 1 for the tokens that are treated in another way, else 0."""
@@ -38,40 +44,28 @@ class _Means:
 
     def covariances(self, logprobs_N: Tensor, advantages_N: Tensor) -> Tensor:
         """[N]."""
-        return (logprobs_N - self.logprob).mul_(advantages_N - self.advantage)
+        return (logprobs_N - self.logprob) * (advantages_N - self.advantage)
 
     def num_chosen(self, token_share: float) -> int:
         """Tokens that such a share of the mini-batch has, at least one."""
         return max(1, int(token_share * self.num_tokens))
 
 
-def choose_to_clip(
-    inputs: WholeInputs,
-    reduce: Reduce,
-    *,
-    token_share: float,
-    covariance_low: float,
-    covariance_high: float,
-    clip_ratio_low: float,
-    clip_ratio_high: float,
-) -> Mapping[str, Tensor]:
-    """Collective. IS_CHOSEN for Clip-Cov: `token_share` of the mini-batch's tokens, at least one, of those whose
+def choose_to_clip(inputs: WholeInputs, reduce: Reduce, settings: ClipCov) -> Mapping[str, Tensor]:
+    """Collective. IS_CHOSEN for Clip-Cov: `tokenShare` of the mini-batch's tokens, at least one, of those whose
     covariance is between the bounds and whose ratio is not clipped anyway. They are drawn by `drawn_keys`."""
     means = _means(inputs, reduce)
     covariances_N = means.covariances(inputs.logprobs_N, inputs.advantages_N)
-    may_be_N = covariances_N.gt(covariance_low).to(covariances_N.dtype).mul_(covariances_N.lt_(covariance_high))
-    ratio_N = (inputs.logprobs_N - inputs.old_logprobs_N).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp_()
-    clipped_N = ratio_N.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high).mul_(inputs.advantages_N)
-    may_be_N.mul_(clipped_N.ge_(ratio_N.mul_(inputs.advantages_N)))
-    places_C = may_be_N.nonzero().squeeze(1)
+    is_between_N = (covariances_N > settings.covariance_low) & (covariances_N < settings.covariance_high)
+    ratio_N = (inputs.logprobs_N - inputs.old_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    _, is_clipped_N = clipped_losses(ratio_N, inputs.advantages_N, settings.clip_ratio_low, settings.clip_ratio_high)
+    places_C = (is_between_N & ~is_clipped_N).nonzero().squeeze(1)
     drawn_C = drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments, places_C)
-    bound = nth_largest(drawn_C, means.num_chosen(token_share), reduce)
-    is_chosen_N = may_be_N.zero_()
-    is_chosen_N[places_C[drawn_C >= bound.key]] = 1.0
-    return {IS_CHOSEN: is_chosen_N}
+    bound = nth_largest(drawn_C, means.num_chosen(settings.token_share), reduce)
+    return {IS_CHOSEN: _marked(places_C[drawn_C >= bound.key], covariances_N)}
 
 
-def choose_to_penalise(inputs: WholeInputs, reduce: Reduce, *, token_share: float) -> Mapping[str, Tensor]:
+def choose_to_penalise(inputs: WholeInputs, reduce: Reduce, settings: KlCov) -> Mapping[str, Tensor]:
     """Collective. IS_CHOSEN for KL-Cov: `token_share` of the mini-batch's tokens, at least one, with the largest
     covariances; of equal ones those that `drawn_keys` says."""
     means = _means(inputs, reduce)
@@ -80,54 +74,40 @@ def choose_to_penalise(inputs: WholeInputs, reduce: Reduce, *, token_share: floa
     def draw(places_C: Tensor) -> Tensor:
         return drawn_keys(inputs.columns[ROLLOUT_LOGPROBS], inputs.segments, places_C)
 
-    places_C = largest(covariances_N, means.num_chosen(token_share), reduce, draw)
-    is_chosen_N = covariances_N.zero_()
-    is_chosen_N[places_C] = 1.0
-    return {IS_CHOSEN: is_chosen_N}
+    places_C = largest(covariances_N, means.num_chosen(settings.token_share), reduce, draw)
+    return {IS_CHOSEN: _marked(places_C, covariances_N)}
 
 
-def clipped_without_chosen(inputs: LossInputs, *, clip_ratio_low: float, clip_ratio_high: float) -> TokenLosses:
+def clipped_without_chosen(inputs: LossInputs, settings: ClipCov) -> TokenLosses:
     """The clipped surrogate without dual clip; tokens of IS_CHOSEN have loss and derivative 0, and count.
 
-    Source: Clip-Cov, Cui et al. 2025, arXiv 2505.22617, section 4.
+    Source: Clip-Cov, Cui et al. 2025, arXiv 2505.22617, section 4. Against entropy that collapses in long runs.
     """
     is_chosen_N = inputs.whole[IS_CHOSEN]
     # Without an advantage a token has neither loss nor slope, and meets no bound.
-    kept_N = inputs.advantages_N * (1.0 - is_chosen_N)
-    found = clipped_surrogate(
-        inputs.logprobs_N,
-        inputs.old_logprobs_N,
-        kept_N,
-        clip_ratio_low=clip_ratio_low,
-        clip_ratio_high=clip_ratio_high,
-        dual_clip_ratio=None,
-    )
+    kept = replace(inputs, advantages_N=inputs.advantages_N * (1.0 - is_chosen_N))
+    bounds = {"clip_ratio_low": settings.clip_ratio_low, "clip_ratio_high": settings.clip_ratio_high}
+    found = clipped_surrogate(kept, Clipped(**bounds, dual_clip_ratio=NO_DUAL_CLIP))
     return TokenLosses(found.losses_N, {**found.sums, CHOSEN_SUM: is_chosen_N.sum()})
 
 
-def ratio_with_penalty(inputs: LossInputs, *, coefficient: float) -> TokenLosses:
-    """-A ratio, and for tokens of IS_CHOSEN + `coefficient` |log-ratio|, [N].
+def ratio_with_penalty(inputs: LossInputs, settings: KlCov) -> TokenLosses:
+    """-A r, and for tokens of IS_CHOSEN + `coefficient` |log-ratio|, [N].
 
     Source: KL-Cov, Cui et al. 2025, arXiv 2505.22617, section 4, in the authors' form. For the ratio log-ratios
     are held within +-20; the penalty pulls from any distance. Where old and new policy are the same, as in the first
-    update of a step, it has no gradient (`kl.ROUNDING`).
+    update of a step, it has no gradient (`kl.ROUNDING`). Against entropy that collapses in long runs.
     """
+    is_chosen_N = inputs.whole[IS_CHOSEN]
+    penalties_N = absolute_difference(inputs.logprobs_N, inputs.old_logprobs_N)
+    losses_N = -inputs.advantages_N * held_log_ratio(inputs).exp() + settings.coefficient * is_chosen_N * penalties_N
+    kl_sum = (inputs.old_logprobs_N - inputs.logprobs_N.detach()).sum()
+    return TokenLosses(losses_N, {CHOSEN_SUM: is_chosen_N.sum(), KL_SUM: kl_sum})
 
-    def formula(columns: Columns) -> Sloped:
-        new_logprobs_N, old_N, advantages_N, is_chosen_N = columns
-        log_ratio_N = new_logprobs_N - old_N
-        kl_sum = -log_ratio_N.sum()
-        penalties_N, slopes_N = absolute_with_slopes(log_ratio_N)
-        held_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        flows_N = log_ratio_N.eq_(held_N)
-        surrogate_N = held_N.exp_().mul_(advantages_N).neg_()
-        slopes_N = slopes_N.mul_(is_chosen_N).mul_(coefficient).addcmul_(flows_N, surrogate_N)
-        losses_N = surrogate_N.addcmul_(penalties_N, is_chosen_N, value=coefficient)
-        return Sloped(slopes_N, losses_N, {CHOSEN_SUM: is_chosen_N.sum(), KL_SUM: kl_sum})
 
-    return TokenLosses(
-        *applied(formula, inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N, inputs.whole[IS_CHOSEN])
-    )
+def _marked(places_C: Tensor, like_N: Tensor) -> Tensor:
+    """[N]: 1 at these places, else 0."""
+    return torch.zeros_like(like_N).index_fill(0, places_C, 1.0)
 
 
 def _means(inputs: WholeInputs, reduce: Reduce) -> _Means:

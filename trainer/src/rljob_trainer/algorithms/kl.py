@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from rljob_api.v1alpha1.kl import KlController, KlEstimator
 from rljob_trainer.algorithms.segments import Segments
-from rljob_trainer.algorithms.slopes import with_slopes
 
 MAX_ERROR = 0.2
 """Of an adaptive controller, on both sides."""
 MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
-
-
 ROUNDING = 1e-5
 """Differences of log-probabilities below it are those of 32-bit arithmetic."""
 
@@ -28,41 +24,41 @@ ROUNDING = 1e-5
 def kl_estimate(
     logprobs_N: Tensor, reference_logprobs_N: Tensor, estimator: KlEstimator, *, straight_through: bool = False
 ) -> Tensor:
-    """The estimate for each token, [N]; differentiable in `logprobs_N`, once.
+    """The estimate for each token, [N]; differentiable in `logprobs_N`.
 
     K1: d, unbiased, may be negative. Its gradient has expectation 0: as a term of the loss it does nothing but add
     noise; use it in the reward.
     K2: d^2 / 2, biased; its gradient is that of the true KL in expectation.
     K3: exp(-d) - 1 + d, unbiased, never negative; d is held within +-20 and the value below 10, so that one unlikely
     token cannot overflow the loss (no gradient beyond these bounds).
-    Absolute: |d|, biased, by `absolute_with_slopes`; its gradient is as large near the reference as far from it.
+    Absolute: |d|, biased, by `absolute_difference`; its gradient is as large near the reference as far from it.
 
     `straight_through`: the estimator's value with the gradient of K2, d, also where K3 is held. Source: verl 0.9.1,
     `kl_penalty` with "+"; Tang and Munos 2025, arXiv 2506.09477, on why a value that estimates the KL well does not
     have the KL's gradient.
     """
-    with torch.no_grad():
-        difference_N = logprobs_N - reference_logprobs_N
-        match estimator:
-            case KlEstimator.K1:
-                values_N, slopes_N = difference_N, torch.ones_like(difference_N)
-            case KlEstimator.K2:
-                values_N, slopes_N = difference_N.square().div_(2), difference_N
-            case KlEstimator.K3:
-                # A copy where the difference is needed for the slope, too.
-                values_N, slopes_N = _k3_with_slopes(difference_N.clone() if straight_through else difference_N)
-            case KlEstimator.ABSOLUTE:
-                values_N, slopes_N = absolute_with_slopes(difference_N)
-        if straight_through:
-            slopes_N = difference_N
-    return with_slopes(logprobs_N, values_N, slopes_N)
+    difference_N = logprobs_N - reference_logprobs_N
+    match estimator:
+        case KlEstimator.K1:
+            estimates_N = difference_N
+        case KlEstimator.K2:
+            estimates_N = difference_N.square() / 2
+        case KlEstimator.K3:
+            log_ratio_N = (-difference_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+            estimates_N = (log_ratio_N.expm1() - log_ratio_N).clamp(max=MAX_K3)
+        case KlEstimator.ABSOLUTE:
+            estimates_N = absolute_difference(logprobs_N, reference_logprobs_N)
+    if not straight_through:
+        return estimates_N
+    k2_N = difference_N.square() / 2
+    return estimates_N.detach() + (k2_N - k2_N.detach())
 
 
-def absolute_with_slopes(difference_N: Tensor) -> tuple[Tensor, Tensor]:
-    """|d| and its derivative, [N] each. Within ROUNDING the derivative is 0: where two log-probabilities are meant to
-    be equal, rounding would decide on its sign, and with it the number of workers."""
-    values_N = difference_N.abs()
-    return values_N, difference_N.sign().mul_(values_N.gt(ROUNDING))
+def absolute_difference(logprobs_N: Tensor, others_N: Tensor) -> Tensor:
+    """|d|, [N]. Within ROUNDING no gradient flows: where two log-probabilities are meant to be equal, rounding would
+    decide on its sign, and with it the number of workers."""
+    distances_N = (logprobs_N - others_N).abs()
+    return distances_N.where(distances_N > ROUNDING, distances_N.detach())
 
 
 def kl_sums(kl_N: Tensor, segments: Segments) -> Tensor:
@@ -90,14 +86,3 @@ def next_coefficient(controller: KlController, coefficient: float, measured_kl: 
         return coefficient
     error = min(max(measured_kl / adaptive.target - 1, -MAX_ERROR), MAX_ERROR)
     return coefficient * (1 + error * num_responses / adaptive.horizon)
-
-
-def _k3_with_slopes(difference_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Takes `difference_N` for itself."""
-    log_ratio_N = difference_N.neg_().clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio_less_one_N = log_ratio_N.expm1()
-    unbounded_N = ratio_less_one_N - log_ratio_N
-    values_N = unbounded_N.clamp(max=MAX_K3)
-    # Where d was held, the value was above its bound, too.
-    flows_N = unbounded_N.eq_(values_N)
-    return values_N, flows_N.mul_(ratio_less_one_N).neg_()

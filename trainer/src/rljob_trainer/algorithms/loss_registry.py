@@ -1,18 +1,29 @@
-"""Policy losses by name: from a job's resolved algorithm to what computes them.
-
-Legend: B responses, N response tokens.
-"""
+"""The policy losses: what each type computes, and what it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
 
 from torch import Tensor
 
-from rljob_api.v1alpha1.policy_loss import ClipCov, KlCov, LossType
-from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
-from rljob_api.v1alpha1.resolved_loss import ResolvedLoss
+from rljob_api.base import WireModel
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.policy_loss import (
+    Cispo,
+    ClipCov,
+    Clipped,
+    Dppo,
+    Dro,
+    Gmpo,
+    Gspo,
+    KlCov,
+    Loss,
+    LossType,
+    Sapo,
+)
+from rljob_api.v1alpha1.recipes import filled
 from rljob_trainer.algorithms.covariance_losses import (
     choose_to_clip,
     choose_to_penalise,
@@ -20,7 +31,14 @@ from rljob_trainer.algorithms.covariance_losses import (
     ratio_with_penalty,
 )
 from rljob_trainer.algorithms.functions import LOSS_FIELD, function_path, load_policy_loss
-from rljob_trainer.algorithms.interfaces import ROLLOUT_LOGPROBS, LossInputs, PolicyLoss, TokenLosses
+from rljob_trainer.algorithms.interfaces import (
+    ROLLOUT_LOGPROBS,
+    LossInputs,
+    PolicyLoss,
+    Reduce,
+    TokenLosses,
+    WholeInputs,
+)
 from rljob_trainer.algorithms.policy_losses import (
     clipped_surrogate,
     clipped_weight,
@@ -29,99 +47,57 @@ from rljob_trainer.algorithms.policy_losses import (
     soft_gate,
     within_divergence,
 )
-from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.algorithms.sequence_losses import clipped_geometric_mean, clipped_sequence_ratio
 
-TokenFormula = Callable[[Tensor, Tensor, Tensor], TokenLosses]
-SequenceFormula = Callable[[Tensor, Tensor, Tensor, Segments], TokenLosses]
+SettingsT = TypeVar("SettingsT", bound=WireModel)
+Row = Callable[[Loss], PolicyLoss]
+"""From a resolved loss to what computes it."""
 
 
-def policy_loss(resolved: ResolvedAlgorithm) -> PolicyLoss:
+def policy_loss(resolved: Algorithm) -> PolicyLoss:
     """The job's policy loss. A user's function is loaded and tried. Raises ConfigurationError."""
     chosen = resolved.loss
     if chosen.type is LossType.FUNCTION:
         return load_policy_loss(function_path(chosen.function, LOSS_FIELD))
-    if chosen.clip_cov is not None:
-        return _clip_cov(chosen.clip_cov)
-    if chosen.kl_cov is not None:
-        return _kl_cov(chosen.kl_cov)
-    of_sequence = _sequence_formula(chosen)
-    if of_sequence is not None:
-        return PolicyLoss(chosen.type, partial(_on_rows, of_sequence))
-    return PolicyLoss(chosen.type, partial(_on_tokens, _token_formula(chosen)))
+    return LOSSES[filled(chosen.type)](chosen)
 
 
-def _token_formula(chosen: ResolvedLoss) -> TokenFormula:
-    if clipped := chosen.clipped:
-        return partial(
-            clipped_surrogate,
-            clip_ratio_low=clipped.clip_ratio_low,
-            clip_ratio_high=clipped.clip_ratio_high,
-            dual_clip_ratio=clipped.dual_clip_ratio,
+def _with_settings(
+    kind: type[SettingsT],
+    compute: Callable[[LossInputs, SettingsT], TokenLosses],
+    *,
+    needs: Iterable[str] = (),
+    whole_pass: Callable[[WholeInputs, Reduce, SettingsT], Mapping[str, Tensor]] | None = None,
+) -> Row:
+    """A loss with a block of settings; the rest is as in `PolicyLoss`."""
+
+    def row(chosen: Loss) -> PolicyLoss:
+        settings = chosen.settings(kind)
+        return PolicyLoss(
+            filled(chosen.type),
+            lambda inputs: compute(inputs, settings),
+            frozenset(needs),
+            whole_pass=None if whole_pass is None else lambda inputs, reduce: whole_pass(inputs, reduce, settings),
         )
-    if cispo := chosen.cispo:
-        return partial(clipped_weight, clip_ratio_low=cispo.clip_ratio_low, clip_ratio_high=cispo.clip_ratio_high)
-    if sapo := chosen.sapo:
-        return partial(
-            soft_gate,
-            temperature_positive=sapo.temperature_positive,
-            temperature_negative=sapo.temperature_negative,
-        )
-    if dppo := chosen.dppo:
-        return partial(
-            within_divergence,
-            divergence=dppo.divergence,
-            threshold_low=dppo.threshold_low,
-            threshold_high=dppo.threshold_high,
-            max_ratio=dppo.max_ratio,
-        )
-    if dro := chosen.dro:
-        return partial(quadratic_penalty, beta=dro.beta)
-    assert chosen.type is LossType.GPG
-    return policy_gradient
+
+    return row
 
 
-def _sequence_formula(chosen: ResolvedLoss) -> SequenceFormula | None:
-    """None for a loss of tokens by themselves."""
-    if gspo := chosen.gspo:
-        return partial(clipped_sequence_ratio, clip_ratio_low=gspo.clip_ratio_low, clip_ratio_high=gspo.clip_ratio_high)
-    if gmpo := chosen.gmpo:
-        return partial(
-            clipped_geometric_mean,
-            clip_log_ratio_low=gmpo.clip_log_ratio_low,
-            clip_log_ratio_high=gmpo.clip_log_ratio_high,
-        )
-    return None
-
-
-def _clip_cov(block: ClipCov) -> PolicyLoss:
-    return PolicyLoss(
-        LossType.CLIP_COV,
-        partial(clipped_without_chosen, clip_ratio_low=block.clip_ratio_low, clip_ratio_high=block.clip_ratio_high),
-        needs=frozenset({ROLLOUT_LOGPROBS}),
-        whole_pass=partial(
-            choose_to_clip,
-            token_share=block.token_share,
-            covariance_low=block.covariance_low,
-            covariance_high=block.covariance_high,
-            clip_ratio_low=block.clip_ratio_low,
-            clip_ratio_high=block.clip_ratio_high,
+LOSSES: Mapping[LossType, Row] = MappingProxyType(
+    {
+        LossType.CLIPPED: _with_settings(Clipped, clipped_surrogate),
+        LossType.GSPO: _with_settings(Gspo, clipped_sequence_ratio),
+        LossType.CISPO: _with_settings(Cispo, clipped_weight),
+        LossType.SAPO: _with_settings(Sapo, soft_gate),
+        LossType.GPG: lambda _: PolicyLoss(LossType.GPG, policy_gradient),
+        LossType.GMPO: _with_settings(Gmpo, clipped_geometric_mean),
+        LossType.CLIP_COV: _with_settings(
+            ClipCov, clipped_without_chosen, needs=[ROLLOUT_LOGPROBS], whole_pass=choose_to_clip
         ),
-    )
-
-
-def _kl_cov(block: KlCov) -> PolicyLoss:
-    return PolicyLoss(
-        LossType.KL_COV,
-        partial(ratio_with_penalty, coefficient=block.coefficient),
-        needs=frozenset({ROLLOUT_LOGPROBS}),
-        whole_pass=partial(choose_to_penalise, token_share=block.token_share),
-    )
-
-
-def _on_tokens(formula: TokenFormula, inputs: LossInputs) -> TokenLosses:
-    return formula(inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N)
-
-
-def _on_rows(formula: SequenceFormula, inputs: LossInputs) -> TokenLosses:
-    return formula(inputs.logprobs_N, inputs.old_logprobs_N, inputs.advantages_N, inputs.segments)
+        LossType.KL_COV: _with_settings(
+            KlCov, ratio_with_penalty, needs=[ROLLOUT_LOGPROBS], whole_pass=choose_to_penalise
+        ),
+        LossType.DPPO: _with_settings(Dppo, within_divergence),
+        LossType.DRO: _with_settings(Dro, quadratic_penalty),
+    }
+)

@@ -10,35 +10,44 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.resolved_correction import ResolvedRejection, ResolvedWeights
-from rljob_api.v1alpha1.rollout_correction import RejectionEstimator, RejectionLevel
+from rljob_api.v1alpha1.recipes import filled
+from rljob_api.v1alpha1.rollout_correction import (
+    RejectionEstimator,
+    RejectionLevel,
+    RolloutCorrection,
+    RolloutCorrectionType,
+    RolloutRejection,
+)
 from rljob_trainer.algorithms.segments import Segments
 
 MAX_LOG_RATIO = 20.0
+_OF_SEQUENCE = (RolloutCorrectionType.SEQUENCE_TRUNCATED, RolloutCorrectionType.SEQUENCE_MASKED)
 
 
 @torch.no_grad()
-def correction_weights(log_ratios_N: Tensor, segments: Segments, weights: ResolvedWeights) -> Tensor:
-    """What each token's policy loss is multiplied by, [N]; no gradient.
+def correction_weights(log_ratios_N: Tensor, segments: Segments, correction: RolloutCorrection) -> Tensor:
+    """What each token's policy loss is multiplied by, [N], with a `correction` that is resolved and has a type; no
+    gradient.
 
-    With w = exp(log ratio) of the token, or of the sum over its response: min(w, max_ratio) where there is no bound
-    below, else w from min_ratio to max_ratio and 0 outside. Log ratios are held within +-20.
+    With w = exp(log ratio) of the token, or of the sum over its response: min(w, maxRatio) where there is no bound
+    below, else w from minRatio to maxRatio and 0 outside. Log ratios are held within +-20.
 
     Source: truncated importance sampling, Ionides 2008, doi 10.1198/106186008X320456, for rollout engines Yao et al.
     2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; with both bounds IcePop, Ling Team
     2025, arXiv 2510.18855.
     """
-    if weights.is_of_sequence:
+    if correction.type in _OF_SEQUENCE:
         log_ratios_N = segments.spread(segments.sum(log_ratios_N))
     ratios_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    if weights.min_ratio is None:
-        return ratios_N.clamp(max=weights.max_ratio)
-    return ratios_N * ((ratios_N >= weights.min_ratio) & (ratios_N <= weights.max_ratio))
+    highest, lowest = filled(correction.max_ratio), correction.min_ratio
+    if lowest is None:
+        return ratios_N.clamp(max=highest)
+    return ratios_N * ((ratios_N >= lowest) & (ratios_N <= highest))
 
 
 @torch.no_grad()
-def is_kept(log_ratios_N: Tensor, segments: Segments, rejection: ResolvedRejection) -> Tensor:
-    """Whether each token is learned from, [N] bool.
+def is_kept(log_ratios_N: Tensor, segments: Segments, rejection: RolloutRejection) -> Tensor:
+    """Whether each token is learned from, [N] bool, by a `rejection` that is resolved.
 
     Of the token, or of the sum, mean or largest over its response: K1 is the ratio exp(log ratio), from min to max;
     K2, log ratio^2 / 2, and K3, exp(log ratio) - 1 - log ratio, are at most max. Log ratios are held within +-20. The

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rljob_api.v1alpha1.advantage import Gae, OptimalTokenBaseline, ReinforcePlusPlus
 from rljob_trainer.algorithms.discounted_sums import (
     VALUES_AT_ONCE,
     discounted_sums,
@@ -36,7 +37,7 @@ WEIGHT_EPSILON = 1e-8
 """Added to each weight of a baseline: where all are 0, and next to that, the baseline is the mean."""
 
 
-def generalized_advantages(inputs: TokenInputs, reduce: Reduce, *, gamma: float, lambda_: float) -> TokenAdvantages:
+def generalized_advantages(inputs: TokenInputs, reduce: Reduce, settings: Gae) -> TokenAdvantages:
     """delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lambda A_{t+1}, with V and A of 0 after the last
     token; advantages are whitened over all workers, returns are A + V before that. Needs VALUES and KL_PENALTIES.
 
@@ -50,22 +51,22 @@ def generalized_advantages(inputs: TokenInputs, reduce: Reduce, *, gamma: float,
         for start in range(0, len(values_N), VALUES_AT_ONCE):
             part = slice(start, start + VALUES_AT_ONCE)
             next_values = values_N[start + 1 : start + VALUES_AT_ONCE + 1]
-            torch.mul(next_values, gamma, out=deltas_N[start : start + len(next_values)])
+            torch.mul(next_values, settings.gamma, out=deltas_N[start : start + len(next_values)])
             deltas_N[part].sub_(values_N[part]).sub_(penalties_N[part])
         last_L = last_positions(inputs.segments)
         deltas_N[last_L] = _last_rewards(inputs) - values_N[last_L] - penalties_N[last_L]
-        sums_in_place(room, inputs.segments, gamma * lambda_)
+        sums_in_place(room, inputs.segments, settings.gamma * settings.lambda_)
         returns_N = deltas_N + values_N
         return TokenAdvantages(whiten_in_place(deltas_N, reduce), returns_N)
 
 
-def reinforce_plus_plus_advantages(inputs: TokenInputs, reduce: Reduce, *, gamma: float) -> TokenAdvantages:
+def reinforce_plus_plus_advantages(inputs: TokenInputs, reduce: Reduce, settings: ReinforcePlusPlus) -> TokenAdvantages:
     """A_t = the discounted sum of the rewards from t on, whitened over all workers. Needs KL_PENALTIES.
 
     Source: REINFORCE++, Hu 2025, arXiv 2501.03262, section 3 (the KL of each token in its reward, and normalization
     over the global batch).
     """
-    return TokenAdvantages(whiten_in_place(discounted_returns(inputs, gamma=gamma), reduce))
+    return TokenAdvantages(whiten_in_place(discounted_returns(inputs, gamma=settings.gamma), reduce))
 
 
 def discounted_returns(inputs: TokenInputs, *, gamma: float) -> Tensor:
@@ -77,14 +78,16 @@ def discounted_returns(inputs: TokenInputs, *, gamma: float) -> Tensor:
     return sums_in_place(room, inputs.segments, gamma)
 
 
-def optimal_token_baseline_advantages(inputs: TokenInputs, reduce: Reduce, *, zero_tail: bool) -> TokenAdvantages:
+def optimal_token_baseline_advantages(
+    inputs: TokenInputs, reduce: Reduce, settings: OptimalTokenBaseline
+) -> TokenAdvantages:
     """A_t = G_t - sum of G_t W_t / sum of W_t over those responses of the group that have a token t, where G_t are the
     rewards from t on, and W_t is the sum up to t of 1 - 2 p + (sum of the squares of all probabilities), with p the
     token's own. Needs OLD_LOGPROBS, SQUARES and KL_PENALTIES. Group ids are from 0 on, without large gaps.
 
     W stands for the square of the gradient's length on the way to t. Source: Li et al. 2026, arXiv 2602.07078; the
     tail is verl's: where a single response of its group is left, its own return would be its baseline, and with
-    `zero_tail` there is none. A group with a single response has none, either way. Positions count response tokens
+    `zeroTail` there is none. A group with a single response has none, either way. Positions count response tokens
     alone, as in verl's `tir_optimal_token_baseline`. Unlike verl's, W is never below 0, where 1 - 2 p + p^2 rounds to
     that, and 1e-8 is added to each W rather than to their sum.
 
@@ -107,7 +110,7 @@ def optimal_token_baseline_advantages(inputs: TokenInputs, reduce: Reduce, *, ze
         sums.index_add_(0, cells_N, each_N)
     weighted_N, total_N, num_rows_N = reduce.sum(of_cells).index_select(1, cells_N)
     has_baseline_N = num_rows_N > 1
-    if not zero_tail:
+    if not settings.zero_tail:
         has_baseline_N = _first_of_row(num_rows_N, segments) > 1
     baselines_N = (weighted_N / total_N).where(has_baseline_N, 0.0)
     return TokenAdvantages((returns_N - baselines_N).to(inputs.columns[OLD_LOGPROBS].dtype))

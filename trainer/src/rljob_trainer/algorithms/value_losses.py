@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.algorithms.interfaces import Reduce
-from rljob_trainer.algorithms.slopes import with_slopes
 
 VALUE_CLIPPED_SUM = "vf_clipfrac"
 """Tokens whose value has moved out of the range about the old one, where that makes the larger loss."""
@@ -37,23 +36,17 @@ def clipped_value_loss(
     """max((V - R)^2, (clip(V, V_old - range, V_old + range) - R)^2) / 2, [N]; without a range (V - R)^2 / 2.
 
     Source: Huang et al. 2022, "The 37 Implementation Details of Proximal Policy Optimization", detail 9 (Schulman's
-    implementation of arXiv 1707.06347). Differentiable in `values_N`, once: the derivative is V - R, or 0 where the
-    held value has the larger loss.
+    implementation of arXiv 1707.06347). The range keeps the critic near what the advantages were computed with.
     """
-    with torch.no_grad():
-        errors_N = values_N - returns_N
-        losses_N = errors_N.square()
-        slopes_N = errors_N
-        num_clipped = losses_N.new_zeros((), dtype=torch.int64)
-        if clip_range is not None:
-            held_N = values_N.clamp(old_values_N - clip_range, old_values_N + clip_range).sub_(returns_N).square_()
-            is_held_N = held_N > losses_N
-            losses_N = torch.maximum(losses_N, held_N)
-            slopes_N = errors_N.masked_fill(is_held_N, 0.0)
-            num_clipped = is_held_N.sum()
-        losses_N = losses_N.mul_(0.5)
-        sums = {VALUE_CLIPPED_SUM: num_clipped, VALUE_SUM: values_N.sum(dtype=torch.float64)}
-    return ValueLosses(with_slopes(values_N, losses_N, slopes_N), sums)
+    squares_N = (values_N - returns_N).square()
+    num_clipped = squares_N.new_zeros((), dtype=torch.int64)
+    if clip_range is not None:
+        held_N = (values_N.clamp(old_values_N - clip_range, old_values_N + clip_range) - returns_N).square()
+        is_held_N = held_N > squares_N
+        squares_N = held_N.where(is_held_N, squares_N)
+        num_clipped = is_held_N.sum()
+    sums = {VALUE_CLIPPED_SUM: num_clipped, VALUE_SUM: values_N.detach().sum(dtype=torch.float64)}
+    return ValueLosses(squares_N / 2, sums)
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor, reduce: Reduce) -> float:

@@ -1,7 +1,7 @@
 """Which sequences go to which worker, so that all have about the same number of tokens to work on.
 
-Items are dealt out first, longest first, each to the emptiest partition that has room; then the fullest partition
-exchanges items with emptier ones for as long as that helps.
+Each item goes to the emptiest partition that has room, longest item first; then the fullest partition exchanges items
+with emptier ones for as long as that helps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from rljob_trainer.errors import DataError
 
-NO_ITEM = -1
 MAX_SUM = 2.0**63
 CLOSE_ENOUGH = 1e-4
 """How much fuller than the mean the fullest partition may stay, as a share of the mean."""
@@ -22,40 +21,34 @@ NUM_TRIES = 32
 """With so many of the emptiest partitions an exchange is tried before the fullest one is left as it is."""
 
 
-def balanced_partitions(
-    lengths: Sequence[int] | npt.NDArray[np.integer], num_partitions: int, *, equal_counts: bool
-) -> list[list[int]]:
-    """Positions of all lengths, in `num_partitions` lists (ascending each) with about the same sum of lengths.
+def balanced_partitions(lengths: Sequence[int] | npt.NDArray[np.integer], num_partitions: int) -> list[list[int]]:
+    """Positions of all lengths, in `num_partitions` equally long lists (ascending each) with about the same sum of
+    lengths.
 
-    With `equal_counts` all lists are equally long, else each has one position or more. The result depends on the
-    arguments only; it is not always the best one possible, which would take too long to find. Raises DataError for
-    negative lengths, and for numbers of lengths that cannot be spread so.
+    The result depends on the arguments only; it is not always the best one possible, which would take too long to find.
+    Raises DataError for negative lengths, and for numbers of lengths that cannot be spread so.
     """
     given = np.asarray(lengths)
     if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
         raise DataError(f"balanced_partitions: lengths must be whole numbers (seen: {given.dtype} {given.shape})")
-    if num_partitions < 1 or len(given) < num_partitions:
-        raise DataError(f"balanced_partitions: {len(given)} lengths cannot be spread over {num_partitions} partitions")
-    if equal_counts and len(given) % num_partitions:
+    if num_partitions < 1 or len(given) < num_partitions or len(given) % num_partitions:
         raise DataError(
             f"balanced_partitions: {len(given)} lengths cannot be spread evenly over {num_partitions} partitions; pad "
-            "first, or allow unequal counts"
+            "first"
         )
     if given.min() < 0:
         raise DataError(f"balanced_partitions: a length of {given.min()} is below 0")
     if given.sum(dtype=np.float64) >= MAX_SUM:
         raise DataError(f"balanced_partitions: lengths are less than 2^63 together (seen: up to {given.max()})")
-    capacity = len(given) // num_partitions if equal_counts else len(given)
-    items = _dealt_to_the_emptiest(given.astype(np.int64), num_partitions, capacity)
-    _exchange(items, np.append(given.astype(np.int64), 0))
-    return [sorted(row[row != NO_ITEM].tolist()) for row in items]
+    items = _each_to_the_emptiest(given.astype(np.int64), num_partitions)
+    _exchange(items, given.astype(np.int64))
+    return [sorted(row) for row in items.tolist()]
 
 
-def _dealt_to_the_emptiest(lengths: npt.NDArray[np.int64], num_partitions: int, capacity: int) -> npt.NDArray[np.int64]:
-    """[num_partitions, items]: each item to the partition with the smallest sum (Graham's rule) that holds less than
-    `capacity` items, filled up with NO_ITEM; where capacity allows, a place is left free in each."""
+def _each_to_the_emptiest(lengths: npt.NDArray[np.int64], num_partitions: int) -> npt.NDArray[np.int64]:
+    """[num_partitions, items]: each item to the partition with the smallest sum (Graham's rule) that has room."""
+    capacity = len(lengths) // num_partitions
     partitions: list[list[int]] = [[] for _ in range(num_partitions)]
-    # Partitions of equal sums are filled by count, so that items of length 0 leave none empty.
     heap = [(0, 0, number) for number in range(num_partitions)]
     values = lengths.tolist()
     for item in np.argsort(-lengths, kind="stable").tolist():
@@ -65,11 +58,7 @@ def _dealt_to_the_emptiest(lengths: npt.NDArray[np.int64], num_partitions: int, 
             heapq.heapreplace(heap, (load + values[item], count + 1, number))
         else:
             heapq.heappop(heap)
-    num_places = min(capacity, max(map(len, partitions)) + 1)
-    items = np.full((num_partitions, num_places), NO_ITEM, dtype=np.int64)
-    for row, partition in zip(items, partitions, strict=True):
-        row[: len(partition)] = partition
-    return items
+    return np.array(partitions, dtype=np.int64)
 
 
 def _exchange(items: npt.NDArray[np.int64], length_of: npt.NDArray[np.int64]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 import numpy as np
@@ -17,14 +17,6 @@ MetaValue = str | int | float | bool | None | tuple[int, ...] | tuple[float, ...
 def coerced_meta(meta: Mapping[str, object]) -> dict[str, MetaValue]:
     """Plain values: lists become tuples, NumPy numbers Python ones. Raises DataError for others, naming them."""
     return {name: _coerced(name, value) for name, value in meta.items()}
-
-
-def chosen_meta(meta: Mapping[str, MetaValue], names: Sequence[str]) -> dict[str, MetaValue]:
-    """The named values. Raises DataError for a name that is not there."""
-    for name in names:
-        if name not in meta:
-            raise DataError(f"batch: no meta '{name}' (there are: {', '.join(sorted(meta))})")
-    return {name: meta[name] for name in names}
 
 
 def merged_meta(where: str, metas: Iterable[Mapping[str, MetaValue]]) -> dict[str, MetaValue]:

@@ -26,19 +26,18 @@ from rljob_trainer.batch.any_column import (
     local_bytes,
     object_column,
 )
-from rljob_trainer.batch.arguments import MAX_SEED, checked_count, checked_names
 from rljob_trainer.batch.coercion import coerced_columns
 from rljob_trainer.batch.columns import concat_tensors, take_objects, take_tensor
-from rljob_trainer.batch.meta import MetaValue, chosen_meta, coerced_meta, merged_meta
+from rljob_trainer.batch.meta import MetaValue, coerced_meta, merged_meta
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.batch.remote import BYTES_PER_ROW, RemoteBlock, concat_blocks, fetch_shards
 from rljob_trainer.batch.row_index import (
     Positions,
     RowIndex,
+    checked_count,
+    checked_names,
     reordered_rows,
-    repeated_rows,
     row_positions,
-    shuffled_rows,
 )
 from rljob_trainer.batch.wire import PackedTensor, pack, unpack
 from rljob_trainer.errors import DataError
@@ -163,25 +162,10 @@ class DataProto:
         tensors = {**self.tensors, **ragged}
         return {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
 
-    def select(
-        self, tensors: Sequence[str] = (), objects: Sequence[str] = (), meta: Sequence[str] | None = None
-    ) -> DataProto:
-        """Only the named columns; `meta` is kept, or only its named values.
-
-        The first argument also takes ragged and remote columns, the second remote ones too. Raises DataError (verl:
-        KeyError) for names that are not there. For verl's pop, take `only` and `without`: no batch loses columns."""
-        for name in checked_names("select", tensors):
-            if isinstance(self._column(name), tuple):
-                raise self._no_column("tensor", name, self.tensors)
-        for name in checked_names("select", objects):
-            if not isinstance(self._column(name), tuple | RemoteBlock):
-                raise self._no_column("object", name, self.objects)
-        return replace(
-            self.only([*tensors, *objects]), meta=self.meta if meta is None else chosen_meta(self.meta, meta)
-        )
-
     def only(self, names: Iterable[str]) -> DataProto:
-        """The named columns of any kind, without meta. Raises DataError for names that are not there."""
+        """The named columns of any kind, without meta. Raises DataError (verl: KeyError) for names that are not there.
+
+        For verl's pop, take `only` and `without`: no batch loses columns."""
         return replace(self._kept({name: name for name in checked_names("only", names)}), meta={})
 
     def without(self, names: Iterable[str]) -> DataProto:
@@ -308,10 +292,6 @@ class DataProto:
         rows = np.arange(len(self))
         return self._at(np.repeat(rows, num_times) if interleaved else np.tile(rows, num_times))
 
-    def repeat_rows(self, counts: Sequence[int] | torch.Tensor) -> DataProto:
-        """Row i `counts[i]` times, side by side: counts 1 0 2 give 0 2 2 (verl: sample_level_repeat)."""
-        return self._at(repeated_rows(counts, len(self)))
-
     def reorder(self, order: RowIndex) -> DataProto:
         """All rows in a new order. Raises DataError unless each is named once.
 
@@ -332,18 +312,6 @@ class DataProto:
     def unpadded(self, num_added: int) -> DataProto:
         """Without the last `num_added` rows. Raises DataError when there are fewer."""
         return self.slice(0, len(self) - checked_count("unpadded: number of rows", num_added, 0, len(self)))
-
-    def mini_batches(self, num_rows: int, num_epochs: int = 1, seed: int | None = None) -> Iterator[DataProto]:
-        """All rows in batches of `num_rows`, `num_epochs` times; with a seed, each epoch in an order of its own.
-
-        The orders depend on seed and epoch only. Raises DataError, at once, when B is not divisible."""
-        num_rows = checked_count("mini_batches: number of rows", num_rows)
-        num_epochs = checked_count("mini_batches: number of epochs", num_epochs, least=0)
-        seed = None if seed is None else checked_count("mini_batches: seed", seed, 0, MAX_SEED)
-        if len(self) % num_rows:
-            raise DataError(f"mini_batches: {len(self)} rows are no whole number of batches of {num_rows}; pad first")
-        epochs = (self if seed is None else self._at(shuffled_rows(len(self), seed, e)) for e in range(num_epochs))
-        return chain.from_iterable(epoch.split(num_rows) for epoch in epochs)
 
     @staticmethod
     def concat(batches: Sequence[DataProto]) -> DataProto:

@@ -5,7 +5,6 @@ Legend: B rows, N elements of all rows together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,13 +14,11 @@ import numpy.typing as npt
 import torch
 
 from rljob_trainer.batch.columns import (
-    as_signed,
     concat_tensors,
     same_tensor,
     take_tensor,
     tensor_bytes,
     tensor_of_array,
-    with_dtype,
 )
 from rljob_trainer.batch.row_index import Positions, RowIndex, row_positions
 from rljob_trainer.batch.wire import PackedTensor, pack, unpack
@@ -101,11 +98,6 @@ class RaggedColumn:
         """Bytes of values and lengths."""
         return tensor_bytes(self.values) + tensor_bytes(self.lengths)
 
-    def row(self, position: int) -> torch.Tensor:
-        """[length, ...]: a view of one row; negative positions count from the end."""
-        (checked,) = row_positions(position, len(self))
-        return self.values[int(self.offsets[checked]) : int(self.offsets[checked + 1])]
-
     def row_tensors(self) -> tuple[torch.Tensor, ...]:
         """A view of each row."""
         return torch.split_with_sizes(self.values, self.lengths.tolist())
@@ -135,38 +127,6 @@ class RaggedColumn:
         """Rows start..stop-1, sharing memory."""
         return self.rows(slice(start, stop))
 
-    def padded(self, length: int, value: float) -> torch.Tensor:
-        """[B, length, ...], filled on the right with `value`. Raises DataError where a row is longer."""
-        longest = int(self.lengths.max()) if len(self) else 0
-        if longest > length:
-            raise DataError(f"ragged column: a row of {longest} elements does not fit into {length}")
-        if not (self.values.dtype.is_floating_point or self.values.dtype.is_complex) and not _holds(
-            self.values.dtype, value
-        ):
-            raise DataError(f"ragged column: {self.values.dtype} has no {value} to fill up with")
-        padded = torch.full(
-            (len(self), length, *self.values.shape[1:]), value, dtype=self.values.dtype, device=self.values.device
-        )
-        as_signed(padded)[_is_within(self.lengths, length).to(padded.device)] = as_signed(self.values)
-        return padded
-
-    @staticmethod
-    def unpadded(tensor: torch.Tensor, lengths: torch.Tensor) -> RaggedColumn:
-        """The first `lengths` [B] elements of each row of a tensor [B, length, ...]. Raises DataError where they do not
-        fit together."""
-        if tensor.dim() < 2 or lengths.shape != tensor.shape[:1]:
-            raise DataError(
-                f"ragged column: a tensor {list(tensor.shape)} does not go with lengths {list(lengths.shape)}; they "
-                "must be [B, length, ...] and [B]"
-            )
-        if lengths.is_floating_point():
-            raise DataError(f"ragged column: lengths are whole numbers (seen: {lengths.dtype})")
-        whole = lengths.detach().cpu().to(torch.int64)
-        if len(whole) and int(whole.max()) > tensor.shape[1]:
-            raise DataError(f"ragged column: rows of {tensor.shape[1]} elements hold no {int(whole.max())}")
-        values = as_signed(tensor)[_is_within(whole, tensor.shape[1]).to(tensor.device)]
-        return RaggedColumn(with_dtype(values, tensor.dtype), whole)
-
     @staticmethod
     def concat(columns: Sequence[RaggedColumn], name: str = "ragged column") -> RaggedColumn:
         """All rows of one or more columns, one after the other. Raises DataError, naming `name`, when dtypes or
@@ -194,17 +154,5 @@ def _numbers(rows: Sequence[Sequence[float]], dtype: torch.dtype | None) -> torc
         raise DataError(f"ragged column: rows must hold numbers of one kind: {error}") from error
 
 
-def _holds(dtype: torch.dtype, value: float) -> bool:
-    """Whether a dtype of whole numbers or truth values has this one."""
-    if dtype == torch.bool:
-        return value in (0, 1)
-    return math.isfinite(value) and value == int(value) and torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
-
-
 def _unpickled(values: PackedTensor, lengths: PackedTensor) -> RaggedColumn:
     return RaggedColumn(unpack(values), unpack(lengths))
-
-
-def _is_within(lengths: torch.Tensor, length: int) -> torch.Tensor:
-    """[B, length] bool: which places of a padded tensor hold elements."""
-    return torch.arange(length) < lengths[:, None]

@@ -1,17 +1,17 @@
-"""Which rows are meant: integers, slices, masks and lists, checked once and in one form.
+"""Which rows are meant: integers, slices, masks and lists, checked once and in one form; other arguments of batch
+operations, checked before anything is done with them.
 
 Consecutive rows stay a `range`, so that columns can give views of them instead of copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from rljob_trainer.batch.shuffle import shuffled_order
 from rljob_trainer.errors import DataError
 
 RowIndex = int | slice | Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_] | torch.Tensor
@@ -51,16 +51,6 @@ def row_positions(index: RowIndex, num_rows: int) -> Positions:
     return np.where(positions < 0, positions + num_rows, positions)
 
 
-def repeated_rows(counts: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor, num_rows: int) -> Positions:
-    """Row i `counts[i]` times, repetitions side by side. Raises DataError unless each row has a count of 0 or more."""
-    given = _as_array(counts)
-    if given.shape != (num_rows,) or (given.size and not np.issubdtype(given.dtype, np.integer)) or (given < 0).any():
-        raise DataError(
-            f"repeat_rows: each of {num_rows} rows needs a whole number of times, 0 or more (seen: {counts})"
-        )
-    return np.repeat(np.arange(num_rows), given.astype(np.int64))
-
-
 def reordered_rows(order: RowIndex, num_rows: int) -> Positions:
     """The rows in a new order. Raises DataError unless it names each row once."""
     positions = row_positions(order, num_rows)
@@ -69,9 +59,21 @@ def reordered_rows(order: RowIndex, num_rows: int) -> Positions:
     return positions
 
 
-def shuffled_rows(num_rows: int, seed: int, epoch: int) -> Positions:
-    """An order that depends on nothing but the arguments."""
-    return shuffled_order(num_rows, seed, epoch)
+def checked_count(what: str, number: int, least: int = 1, most: int | None = None) -> int:
+    """A whole number. Raises DataError, naming `what`, for anything else and for one that is too small or too large."""
+    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+        raise DataError(f"{what} must be a whole number (seen: {number!r})")
+    if number < least or (most is not None and number > most):
+        upper = "or more" if most is None else f"to {most}"
+        raise DataError(f"{what} must be {least} {upper} (seen: {number})")
+    return int(number)
+
+
+def checked_names(where: str, names: Iterable[str]) -> list[str]:
+    """Names of columns. Raises DataError for a text, whose letters would be taken for names."""
+    if isinstance(names, str):
+        raise DataError(f"{where}: names of columns are a list (seen: the text {names!r})")
+    return list(names)
 
 
 def _as_array(

@@ -23,6 +23,7 @@ from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import TEMPORARY_SUFFIX, TensorEntry
 from rljob_trainer.checkpoints.storage import durable_file, make_folder, storage_errors, sync_folder, write_all
 from rljob_trainer.checkpoints.tensor_file import DTYPE_NAMES, DTYPES, TensorSpec, stream_tensor_file
+from rljob_trainer.models.model_files import INDEX_FILE, SINGLE_FILE
 from rljob_trainer.models.weight_conversion import HubNames, float32_names
 
 MAX_FILE_BYTES = 5 * 1000**3
@@ -30,8 +31,6 @@ MAX_FILE_BYTES = 5 * 1000**3
 
 _METADATA = {"format": "pt"}
 _CONFIG_FILE = "config.json"
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
 FLOAT16_MAX = torch.finfo(torch.float16).max
 _COPIED_SUFFIXES = {".json", ".jinja", ".txt", ".model", ".tiktoken"}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -219,7 +218,7 @@ def _write_weights(
     """One file, or several and their index."""
     parts = _parts(specs, max_file_bytes)
     if len(parts) == 1:
-        stream_tensor_file(folder / _SINGLE_FILE, specs, read, _METADATA)
+        stream_tensor_file(folder / SINGLE_FILE, specs, read, _METADATA)
         return
     weight_map = {}
     for number, names in enumerate(parts, start=1):
@@ -227,7 +226,7 @@ def _write_weights(
         stream_tensor_file(folder / file_name, {name: specs[name] for name in names}, read, _METADATA)
         weight_map.update(dict.fromkeys(names, file_name))
     total_size = sum(spec.num_bytes for spec in specs.values())
-    _write_json(folder / _INDEX_FILE, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
+    _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
 
 
 def _parts(specs: Mapping[str, TensorSpec], max_file_bytes: int) -> Sequence[Sequence[str]]:

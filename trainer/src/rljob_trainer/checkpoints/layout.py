@@ -27,6 +27,7 @@ from pydantic import Field, JsonValue, ValidationError
 from rljob_api.base import WireModel
 from rljob_api.handover import is_readable_version, readable_versions
 from rljob_api.scalars import Count, PositiveCount
+from rljob_api.tolerant_reading import CHECKPOINT, read_document
 from rljob_trainer.checkpoints.errors import DamagedError
 
 log = logging.getLogger(__name__)
@@ -195,13 +196,13 @@ def read_sealed(path: Path, document_type: type[DocumentType]) -> tuple[Document
             f"{path.name} has contractVersion {json.dumps(version)}; this program reads {readable_versions()}"
         )
     try:
-        document, unknown = document_type.from_newer_wire(data)
+        reading = read_document(document_type, data, CHECKPOINT)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise DamagedError(f"{path.name}: {where}: {first['msg']}") from error
-    tell_unknown(path.name, unknown)
-    return document, digest
+    tell_unknown(path.name, reading.unknown_fields)
+    return reading.value, digest
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, str]:

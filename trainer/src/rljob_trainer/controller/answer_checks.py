@@ -22,9 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from rljob_api.v1alpha1.reward import RewardType
-from rljob_trainer.controller.prompt_sets import DATASET, EVALUATION_DATASET
-from rljob_trainer.cpu_limit import num_usable_cores
-from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.control_groups import num_usable_cores
+from rljob_trainer.datasets.prompts import DATASET, EVALUATION_DATASET, PromptRow
 from rljob_trainer.errors import DatasetError, ResourceError
 from rljob_trainer.rewards.answer_values import why_unusable
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, excerpt

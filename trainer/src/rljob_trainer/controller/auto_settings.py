@@ -28,12 +28,11 @@ class AutoSettings(WireModel):
 
     dtype: Dtype
     rollout_engine: RolloutEngine
-    rollout_compile: Compile = Compile.AUTO
-    """For vLLM. `AUTO` in checkpoints of earlier versions."""
+    rollout_compile: Compile
+    """For vLLM."""
     hub_model: HubModel | None = None
     """Of it come the reference's weights, the tokenizer and the prompts. None for local models."""
     hub_judges: HubJudges = Field(default_factory=HubJudges)
-    """Empty in checkpoints of earlier versions."""
     local_model: str | None = None
     """Of a local model, instead: what tells it from others (`models.source.fingerprint`)."""
     lora: Lora | None = None
@@ -112,9 +111,6 @@ def _settled_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, k
     wanted = spec.training.rollout.compile
     if wanted is not Compile.AUTO or kept is None or kept.rollout_engine is not engine:
         return select_compile(wanted, engine, device_type, spec.training.steps)
-    if kept.rollout_compile is Compile.AUTO:
-        # Earlier versions compiled on GPUs only, however long the job was.
-        return select_compile(wanted, engine, device_type, num_steps=0)
     if kept.rollout_compile is Compile.ALWAYS and device_type == "cpu" and (missing := missing_for_compilation()):
         log.warning(
             "spec.training.rollout.compile: the run began compiled; it goes on without, for want of %s", missing

@@ -22,7 +22,7 @@ def balanced_order(lengths_B: torch.Tensor, num_workers: int, rows_per_update: i
     shares: list[list[int]] = [[] for _ in range(num_workers)]
     for start in range(0, len(lengths_B), rows_per_update):
         lengths = lengths_B[start : start + rows_per_update].numpy()
-        for share, positions in zip(shares, balanced_partitions(lengths, num_workers, equal_counts=True), strict=True):
+        for share, positions in zip(shares, balanced_partitions(lengths, num_workers), strict=True):
             share.extend(start + position for position in positions)
     return torch.tensor([position for share in shares for position in share], dtype=torch.int64)
 

@@ -14,22 +14,58 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import JsonValue, ValidationError
+
+from rljob_api.base import WireModel
+from rljob_api.scalars import Count, Flag, NonNegativeNumber
+from rljob_api.tolerant_reading import CHECKPOINT, read_document
 from rljob_api.v1alpha1.checkpoint import Checkpoint as CheckpointSpec
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
-from rljob_trainer.checkpoints.layout import CheckpointFolder
+from rljob_trainer.checkpoints.layout import CheckpointFolder, Manifest, tell_unknown
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, refuse_existing
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import CommittedCheckpoint, begin_save, commit, discard_save
 from rljob_trainer.controller.auto_settings import AutoSettings
-from rljob_trainer.controller.state import ControllerState, state_of
 from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.workers.protocols import TrainedGroup
 
 log = logging.getLogger(__name__)
+
+
+class ControllerState(WireModel):
+    """After `step` training steps."""
+
+    job_name: str
+    step: Count
+    """Also the policy version."""
+    cursor: CursorState
+    random_states: tuple[JsonValue, ...]
+    """One per worker; used where the number of workers is the same. All sampling is seeded by step anyway."""
+    is_evaluated: Flag = True
+    """Whether the evaluation that may be due after this step is done; a stop can come before it."""
+    kl_coefficient: NonNegativeNumber | None = None
+    """Of the next step, where a controller changes it; else the job's is."""
+    choices: AutoSettings | None = None
+    """What the job's `Auto` stood for."""
+
+
+def state_of(manifest: Manifest) -> ControllerState:
+    """The controller's part of a checkpoint, which another version may have written. Raises CheckpointError when it is
+    not there or not readable."""
+    try:
+        reading = read_document(ControllerState, manifest.extra, CHECKPOINT)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise CheckpointError(
+            f"checkpoint of step {manifest.step}: its state cannot be read ({problem['loc']}: {problem['msg']}); "
+            "it was written by another program or version"
+        ) from error
+    tell_unknown("the checkpoint's state", reading.unknown_fields)
+    return reading.value
 
 
 @dataclass(frozen=True)

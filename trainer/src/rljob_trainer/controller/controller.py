@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljob_api.constants import LOGS_FOLDER
@@ -18,21 +19,20 @@ from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
 from rljob_trainer.controller.agreement_watch import AgreementWatch
 from rljob_trainer.controller.build_run import Run
-from rljob_trainer.controller.checkpointing import Checkpointing
+from rljob_trainer.controller.checkpointing import Checkpointing, ControllerState
 from rljob_trainer.controller.evaluation import Evaluation
+from rljob_trainer.controller.model_roles import step_plan
 from rljob_trainer.controller.rollout_phase import RolloutPhase
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
-from rljob_trainer.controller.state import ControllerState
-from rljob_trainer.controller.step_plan import step_plan
-from rljob_trainer.controller.step_timeline import StepTimeline
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
 from rljob_trainer.controller.training_step import TrainingStep
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.errors import AlgorithmFunctionError, BatchNotFullError, CollectiveFunctionError, RewardError
 from rljob_trainer.groups.object_store import TRAFFIC
+from rljob_trainer.groups.worker_processes import WorkerProcesses
 from rljob_trainer.observability.activity import ActivityWatch
 from rljob_trainer.observability.metrics import (
     CONTROLLER_RECEIVED_BYTES,
@@ -46,6 +46,8 @@ from rljob_trainer.observability.metrics import (
     Metrics,
 )
 from rljob_trainer.observability.samples import SampleKind
+from rljob_trainer.observability.spans import SPANS
+from rljob_trainer.observability.timeline import ProcessSpans, timeline_file, write_timeline
 from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.trained import ADAPTER_PREFIX, MODEL_PREFIX
 
@@ -218,3 +220,39 @@ class Controller:
         self.output.evaluated(step, {**metrics, EVAL_SECONDS: seconds[EVAL_SECONDS]}, samples)
         self.reporter.evaluated(metrics)
         self.saves.unevaluated_step = None
+
+
+class StepTimeline:
+    """`begin` before a step and `end` after it; both do nothing for a step that is not wanted."""
+
+    def __init__(self, run_folder: Path, steps: Sequence[int], processes: Mapping[str, WorkerProcesses]) -> None:
+        """`steps` count from 1. `processes` by what people call them."""
+        self.run_folder = run_folder
+        self.steps = frozenset(steps)
+        self.processes = processes
+
+    def begin(self, step: int) -> None:
+        """Forgets what was before. Raises WorkerDiedError."""
+        if step in self.steps:
+            self._take()
+
+    def end(self, step: int) -> None:
+        """Writes the file; one that cannot be written is only said. Raises WorkerDiedError."""
+        if step not in self.steps:
+            return
+        path = timeline_file(self.run_folder, step)
+        try:
+            write_timeline(path, self._take())
+        except OSError as error:
+            log.warning("%s: the timeline cannot be written (%s)", path, error.strerror)
+        else:
+            log.info("timeline of step %d: %s", step, path)
+
+    def _take(self) -> list[ProcessSpans]:
+        rows = [ProcessSpans("controller", SPANS.take())]
+        for name, processes in self.processes.items():
+            rows += [
+                ProcessSpans(f"{name}, rank {rank}, {address}", spans)
+                for rank, (address, spans) in enumerate(processes.take_spans())
+            ]
+        return rows

@@ -14,16 +14,17 @@ Legend: G groups (prompts) of all rounds of a step, B responses of the batch (ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import torch
 
 from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
-from rljob_api.v1alpha1.resolved_dynamic_sampling import ResolvedDynamicSampling
+from rljob_api.v1alpha1.recipes import filled
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.rollout_phase import ScoredRollout, UnscoredRollout
+from rljob_trainer.controller.rollout_phase import Rollout
+from rljob_trainer.controller.step_plan import StepPlan
+from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import BatchNotFullError
@@ -41,46 +42,24 @@ MARGIN = 1.25
 """Of prompts in a further round over those that should do: without it about every other such round would fall short,
 and a round takes as long as its longest response, however few prompts it has."""
 
-Generate = Callable[[Sequence[PromptRow], int], ScoredRollout]
+Generate = Callable[[Sequence[PromptRow], int], Rollout]
 """Scored responses to these prompts, of which so many others were drawn before in the same step."""
-
-
-@dataclass(frozen=True)
-class StepRollout:
-    """What a step learns from."""
-
-    rows: UnscoredRollout | ScoredRollout
-    """B responses, those of a group side by side."""
-    is_kept_B: torch.Tensor
-    """bool: the response's group counts."""
-    everything: ScoredRollout | None = None
-    """With the groups that have no place in the batch; None where there are no others."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class DynamicSampling:
     """Fills the batches of a run. `cursor` is the stream that the first prompts of a step come from."""
 
-    def __init__(
-        self,
-        settings: ResolvedDynamicSampling,
-        cursor: PromptCursor[PromptRow],
-        group_size: int,
-        groups_per_update: int,
-        num_data_ranks: int,
-        *,
-        by_name: bool = False,
-    ) -> None:
-        """For `by_name` see `ScoredRollout.differs`."""
-        self.settings = settings
+    def __init__(self, plan: StepPlan, cursor: PromptCursor[PromptRow], *, by_name: bool = False) -> None:
+        """For `by_name` see `Rollout.differs`."""
+        self.plan = plan
+        self.settings = filled(plan.algorithm.dynamic_sampling)
         self.by_name = by_name
         self.cursor = cursor
-        self.group_size = group_size
-        self.groups_per_update = groups_per_update
-        self.multiple = num_data_ranks // math.gcd(num_data_ranks, group_size)
+        self.group_size = plan.group_size
+        self.multiple = plan.num_data_ranks // math.gcd(plan.num_data_ranks, plan.group_size)
         """Prompts whose responses spread evenly over the workers."""
 
-    def filled(self, prompts: Sequence[PromptRow], step: int, generate: Generate) -> StepRollout:
+    def filled(self, prompts: Sequence[PromptRow], step: int, generate: Generate) -> StepRows:
         """As many groups with different scores as `prompts`, which are the first to be asked.
 
         Raises BatchNotFullError where there are too few after the last round and the job says so; whatever `generate`
@@ -88,7 +67,7 @@ class DynamicSampling:
         num_wanted, num_rounds = len(prompts), 1
         everything = generate(prompts, 0)
         is_kept_G = self._is_kept(everything)
-        while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < self.settings.max_rounds:
+        while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < filled(self.settings.max_rounds):
             num_fresh = num_fresh_prompts(num_wanted, num_kept, len(is_kept_G), self.multiple)
             found = generate(self.cursor.next_batch(num_fresh), len(is_kept_G))
             everything = _joined(everything, found)
@@ -102,9 +81,10 @@ class DynamicSampling:
         elif self.settings.on_max_rounds is MaxRoundsPolicy.FAIL:
             raise BatchNotFullError(self._not_full(step, num_wanted, is_kept_G, everything))
         else:
-            taken = spread_groups(is_kept_G, num_wanted, self.groups_per_update)
+            taken = spread_groups(is_kept_G, num_wanted, self.plan.rows_per_update // self.group_size)
         batch = _at_groups(everything, taken, self.group_size)
-        return StepRollout(
+        return StepRows.of(
+            self.plan,
             batch,
             is_kept_G[taken].repeat_interleave(self.group_size),
             everything,
@@ -118,7 +98,7 @@ class DynamicSampling:
             },
         )
 
-    def _is_kept(self, rollout: ScoredRollout) -> torch.Tensor:
+    def _is_kept(self, rollout: Rollout) -> torch.Tensor:
         """[groups of this rollout] bool: scores differ, and so do those of the reward that the job names."""
         groups_B = torch.arange(len(rollout.prompts)) // self.group_size
         differs_B = rollout.differs(groups_B, by_name=self.by_name)
@@ -126,7 +106,7 @@ class DynamicSampling:
             differs_B = differs_B & ~zero_variance_mask(rollout.named_rewards_B[self.settings.reward], groups_B)
         return differs_B[:: self.group_size]
 
-    def _not_full(self, step: int, num_wanted: int, is_kept_G: torch.Tensor, everything: ScoredRollout) -> str:
+    def _not_full(self, step: int, num_wanted: int, is_kept_G: torch.Tensor, everything: Rollout) -> str:
         by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""
         return (
             f"spec.training.algorithm.dynamicSampling.maxRounds: the batch of step {step + 1} is not full after "
@@ -155,13 +135,12 @@ def spread_groups(is_kept_G: torch.Tensor, num_wanted: int, groups_per_update: i
     return taken.view(groups_per_update, -1).T.flatten()
 
 
-def _joined(first: ScoredRollout, second: ScoredRollout) -> ScoredRollout:
-    return ScoredRollout(
-        (*first.prompts, *second.prompts), DataProto.concat([first.batch, second.batch]), first.weights
-    )
+def _joined(first: Rollout, second: Rollout) -> Rollout:
+    prompts = (*first.prompts, *second.prompts)
+    return Rollout(prompts, DataProto.concat([first.batch, second.batch]), first.weights)
 
 
-def _at_groups(rollout: ScoredRollout, groups: torch.Tensor, group_size: int) -> ScoredRollout:
+def _at_groups(rollout: Rollout, groups: torch.Tensor, group_size: int) -> Rollout:
     rows_B = (groups[:, None] * group_size + torch.arange(group_size)).flatten()
     prompts = tuple(rollout.prompts[row] for row in rows_B.tolist())
-    return ScoredRollout(prompts, rollout.batch.rows(rows_B), rollout.weights)
+    return Rollout(prompts, rollout.batch.rows(rows_B), rollout.weights)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from rljob_api.v1alpha1.critic import Critic
+from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.offload import OffloadSettings
+from rljob_trainer.engines.train.output_head import Head
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.engines.train.value_head import Head
 
 
 def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:

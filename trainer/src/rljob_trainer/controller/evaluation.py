@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from rljob_api.v1alpha1.evaluation import Evaluation as EvaluationSpec
-from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, sample_seeds
+from rljob_api.v1alpha1.dataset import Evaluation as EvaluationSpec
+from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, sample_seeds
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import EVAL_GREEDY, EVAL_SAMPLED
@@ -60,7 +60,7 @@ class Evaluation:
         return metrics, samples
 
 
-def mean_scores(rollout: ScoredRollout, metric: str) -> dict[str, float]:
+def mean_scores(rollout: Rollout, metric: str) -> dict[str, float]:
     """The mean of the weighted sums under the metric's name, and below it those of several rewards, by theirs."""
     named = rollout.named_rewards_B if len(rollout.weights) > 1 else {}
     return {

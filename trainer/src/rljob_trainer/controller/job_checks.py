@@ -13,19 +13,21 @@ from rljob_api.v1alpha1.kl import KlEstimator, KlPlacement
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.policy_loss import LossType
 from rljob_api.v1alpha1.recipes import loss_type, resolve_algorithm
-from rljob_api.v1alpha1.rollout import Rollout
+from rljob_api.v1alpha1.rollout import Rollout, RolloutEngine
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS, VALUES
 from rljob_trainer.algorithms.loss_registry import policy_loss
-from rljob_trainer.controller.prompt_sets import DATASET, Prompts
+from rljob_trainer.controller.prompt_sets import Prompts
+from rljob_trainer.controller.response_checks import check_responses
+from rljob_trainer.datasets.prompts import DATASET
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_heads, check_layout
 from rljob_trainer.engines.train.lora import add_adapters, has_experts, target_layers
 from rljob_trainer.engines.train.model import build_on_meta, read_config
-from rljob_trainer.engines.train.recomputation import check_interval
+from rljob_trainer.engines.train.sharded_model import check_interval
 from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,21 @@ def _refuse_unused_layouts(spec: RLJobSpec) -> None:
                 f"spec.roles.{name}: nothing needs this model, and its layout would be ignored; remove it, or let your "
                 f"function need {column!r}"
             )
+
+
+def check_fit(
+    spec: RLJobSpec, engine: RolloutEngine, model_folder: Path, prompts: Prompts, layouts: Mapping[str, ParallelLayout]
+) -> bool:
+    """The policy's model, its data and the layouts of the roles that have the model must fit each other. Returns
+    whether adapters are put into a model with experts. Raises ConfigurationError."""
+    check_row_lengths(model_folder, spec.training, prompts)
+    check_vocabulary(model_folder, prompts.largest_token)
+    check_responses(spec.training, model_folder, prompts.rows)
+    check_layouts(model_folder, layouts)
+    check_recomputation(model_folder, spec.training.model.gradient_checkpointing_every_nth_layer)
+    if engine is RolloutEngine.VLLM:
+        check_tensor_parallel(model_folder, spec.roles.rollout.tensor_parallel)
+    return check_lora(model_folder, spec.training.model.lora)
 
 
 def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts | None = None) -> None:

@@ -1,4 +1,5 @@
-"""The roles of a job's models: where each is, how it is laid out there, and what it is built from."""
+"""The roles of a job: where each is, how it is laid out there, and what it is built from; what all of its steps have in
+common."""
 
 from __future__ import annotations
 
@@ -8,19 +9,25 @@ from functools import partial
 
 import torch
 
+from rljob_api.constants import ENV_RUN_FOLDER, LOGS_FOLDER
 from rljob_api.handover import TrainerJob
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.model import Dtype
-from rljob_api.v1alpha1.placement_rules import reference_is_the_actor
+from rljob_api.v1alpha1.optional_roles import reference_is_the_actor
 from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, critic_of, reference_engine
 from rljob_trainer.controller.job_checks import needs_critic, needs_reference, samples_all_tokens
-from rljob_trainer.controller.reward_model import ScoringModel
+from rljob_trainer.controller.step_plan import StepPlan
+from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.models.source import ModelPlace
+from rljob_trainer.rewards.loading import scorer_spec
+from rljob_trainer.rewards.process_pool import scorer_environment
+from rljob_trainer.settings import Settings
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.critic import CriticSettings, CriticWorker
 from rljob_trainer.workers.factories import (
@@ -28,6 +35,7 @@ from rljob_trainer.workers.factories import (
     CRITIC,
     HYBRID,
     REFERENCE,
+    REWARD,
     REWARD_MODEL,
     ROLLOUT,
     RolloutSettings,
@@ -40,7 +48,8 @@ from rljob_trainer.workers.factories import (
 )
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.reference import ReferenceWorker
-from rljob_trainer.workers.reward_model import RewardModelWorker
+from rljob_trainer.workers.reward import RewardSettings, ScorerSettings
+from rljob_trainer.workers.reward_model import RewardModelSettings, RewardModelWorker
 from rljob_trainer.workers.rollout import RolloutWorker
 
 
@@ -63,6 +72,11 @@ def train_roles(spec: RLJobSpec) -> list[str]:
     """Those that a train engine serves."""
     asked = {REFERENCE: needs_reference(spec), CRITIC: needs_critic(spec)}
     return [ACTOR, *(role for role, is_asked in asked.items() if is_asked)]
+
+
+def roles_with_policy_model(spec: RLJobSpec) -> list[str]:
+    """Those of `train_roles` that have the policy's model: a critic may have one of its own."""
+    return [role for role in train_roles(spec) if role != CRITIC or critic_of(spec).model.source is None]
 
 
 def num_data_ranks_of(spec: RLJobSpec, role: str) -> int:
@@ -88,6 +102,14 @@ def critic_settings(spec: RLJobSpec, dtype: torch.dtype) -> CriticSettings:
         num_epochs_per_batch=spec.training.num_epochs_per_batch,
         mini_batch_rows=mini_batch_rows_of(spec, CRITIC),
     )
+
+
+@dataclass(frozen=True)
+class ScoringModel:
+    """A reward model as the workers need to know it."""
+
+    place: ModelPlace
+    settings: RewardModelSettings
 
 
 @dataclass(frozen=True)
@@ -153,7 +175,52 @@ def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[Ro
     ]
 
 
+def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
+    """The rewards as every worker builds them: the job's scoring processes are spread over the workers."""
+    training, num_workers = job.spec.training, num_workers_of(job.spec, REWARD)
+    scorers, penalties = [], []
+    for index, each in enumerate(training.rewards):
+        where = f"spec.training.rewards[{index}]"
+        scorer = scorer_spec(each, where, training.dataset)
+        if each.type is RewardType.OVERLONG:
+            penalties.append(each)
+        elif scorer is not None:
+            scorers.append(ScorerSettings(each, where, scorer, -(-each.num_processes // num_workers)))
+    return RewardSettings(
+        scorers=tuple(scorers),
+        penalties=tuple(penalties),
+        max_new_tokens=training.rollout.max_new_tokens,
+        log_folder=settings.run_folder / LOGS_FOLDER,
+        environment=scorer_environment(
+            {**settings.environment, ENV_RUN_FOLDER: str(settings.run_folder)},
+            [variable.name for variable in job.spec.env],
+        ),
+    )
+
+
 def placed_roles(spec: RLJobSpec, roles: Sequence[str]) -> dict[str, str]:
     """The pool of each of these roles: of one that a job does not place, that of the actor."""
     places = spec.placed_roles()
     return {role: places.get(role, places[ACTOR]) for role in roles}
+
+
+def step_plan(job: TrainerJob) -> StepPlan:
+    """What the job says about every step."""
+    training = job.spec.training
+    rollout = training.rollout
+    mini_batch_size = training.mini_batch_size or training.batch_size
+    return StepPlan(
+        algorithm=resolve_algorithm(training.algorithm),
+        sampling=SamplingSettings(
+            rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_new_tokens, rollout.stop
+        ),
+        group_size=rollout.group_size,
+        has_single_update=mini_batch_size == training.batch_size and training.num_epochs_per_batch == 1,
+        seed=training.seed,
+        num_data_ranks=num_data_ranks_of(job.spec, ACTOR),
+        num_critic_ranks=num_data_ranks_of(job.spec, CRITIC if needs_critic(job.spec) else ACTOR),
+        critic_warmup_steps=critic_of(job.spec).warmup_steps,
+        rows_per_update=mini_batch_size * rollout.group_size,
+        has_dropout=training.model.lora is not None and training.model.lora.dropout > 0,
+        sync_every_steps=rollout.sync_every_steps,
+    )

@@ -7,11 +7,14 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
-from rljob_trainer.datasets.prompts import PromptRow
-
-DATASET, EVALUATION_DATASET = "spec.training.dataset", "spec.training.evaluation.dataset"
-"""Fields of the job."""
+from rljob_api.v1alpha1.reward import RewardType
+from rljob_api.v1alpha1.training import Training
+from rljob_trainer.controller.answer_checks import refuse_unusable
+from rljob_trainer.datasets.prompts import DATASET, EVALUATION_DATASET, PromptRow, load_prompts, without_held_out
+from rljob_trainer.errors import DatasetError
+from rljob_trainer.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -51,3 +54,28 @@ class Prompts:
         for row in self.training:
             digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes())
         return digest.hexdigest()
+
+
+def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -> Prompts:
+    """Training and held-out prompts. Raises DatasetError."""
+    tokenizer = Tokenizer(model_folder)
+    rows = load_prompts(training.dataset, tokenizer, job_folder, DATASET)
+    held_out = list[PromptRow]()
+    if training.evaluation is not None:
+        evaluation_rows = load_prompts(training.evaluation.dataset, tokenizer, job_folder, EVALUATION_DATASET)
+        held_out = evaluation_rows[: training.evaluation.num_prompts]
+    needs_answers = any(reward.type is RewardType.MATH_ANSWER for reward in training.rewards)
+    datasets = [(DATASET, training.dataset, rows)]
+    if training.evaluation is not None:
+        datasets.append((EVALUATION_DATASET, training.evaluation.dataset, held_out))
+    for where, dataset, prompts in datasets:
+        unanswered = [row.place for row in prompts if row.answer is None]
+        if unanswered and (len(unanswered) < len(prompts) or needs_answers):
+            raise DatasetError(
+                f"{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer to score "
+                f"against, the first is {unanswered[0]}; name the column that holds it, or leave these rows out"
+            )
+        if needs_answers:
+            refuse_unusable(prompts, where, dataset.answer_field)
+    kept, num_removed = without_held_out(rows, held_out)
+    return Prompts(tuple(kept), tuple(held_out), num_removed)

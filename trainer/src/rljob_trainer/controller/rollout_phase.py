@@ -9,7 +9,7 @@ Legend: B responses (prompts x group size).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -69,25 +69,6 @@ MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS)
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """Responses; row i of every part belongs together."""
-
-    prompts: tuple[PromptRow, ...]
-    batch: DataProto
-    """Columns of a rollout (see workers/columns); those with one number per response are here."""
-
-    @property
-    def lengths_B(self) -> torch.Tensor:
-        """[B] int64: tokens of prompt and response."""
-        prompts_B = torch.tensor([len(prompt.token_ids) for prompt in self.prompts], dtype=torch.int64)
-        return prompts_B + self.batch[RESPONSE_LENGTHS]
-
-    def num_tokens(self) -> int:
-        """Prompt and response tokens."""
-        return int(self.lengths_B.sum())
-
-
-@dataclass(frozen=True)
 class ModelReward:
     """The model among the rewards."""
 
@@ -99,32 +80,41 @@ class ModelReward:
 
 
 @dataclass(frozen=True)
-class ModelScoring:
-    """Its call, and the order of the rows in it."""
+class Scoring:
+    """Scores that are on their way."""
 
-    scores: PendingResult[DataProto]
-    order_B: torch.Tensor
-    """int64."""
-
-
-@dataclass(frozen=True)
-class UnscoredRollout(Rollout):
-    """Responses that are being scored: all rows, and a greedy response to each prompt where those were asked for."""
-
-    scoring: PendingResult[DataProto]
+    by_rewards: PendingResult[DataProto]
     """By processes, and from lengths."""
-    model_scoring: ModelScoring | None = None
+    by_model: PendingResult[DataProto] | None = None
     """By the model among the rewards, where there is one."""
+    order_B: torch.Tensor | None = None
+    """int64: that of the rows in the model's call; None where it has them as they are."""
 
 
 @dataclass(frozen=True)
-class ScoredRollout(Rollout):
-    """Responses and what they are worth. `batch` has the columns of their scores, too."""
+class Rollout:
+    """Responses, and what they are worth once that is known; row i of every part belongs together."""
 
+    prompts: tuple[PromptRow, ...]
+    batch: DataProto
+    """Columns of a rollout (see workers/columns), and those of scores; those with one number per response are here."""
     weights: Mapping[str, float]
     """Of the rewards, by name."""
+    scoring: Scoring | None = None
+    """Of all rows, and of a greedy response to each prompt where those were asked for. None once the scores are among
+    the columns; what is computed from scores needs that."""
     greedy_rewards_B: torch.Tensor | None = None
     """float32: what the greedy response to the row's prompt is worth; None where there is none."""
+
+    @property
+    def lengths_B(self) -> torch.Tensor:
+        """[B] int64: tokens of prompt and response."""
+        prompts_B = torch.tensor([len(prompt.token_ids) for prompt in self.prompts], dtype=torch.int64)
+        return prompts_B + self.batch[RESPONSE_LENGTHS]
+
+    def num_tokens(self) -> int:
+        """Prompt and response tokens."""
+        return int(self.lengths_B.sum())
 
     @property
     def rewards_B(self) -> torch.Tensor:
@@ -192,7 +182,7 @@ class RolloutPhase:
 
     def run(
         self, prompts: Sequence[PromptRow], num_responses: int, sampling: SamplingSettings, seeds: torch.Tensor
-    ) -> ScoredRollout:
+    ) -> Rollout:
         """`begin` and `scored`, for whoever has nothing else to do meanwhile."""
         return self.scored(self.begin(prompts, num_responses, sampling, seeds))
 
@@ -205,7 +195,7 @@ class RolloutPhase:
         *,
         syncs: bool = True,
         with_greedy: bool = False,
-    ) -> UnscoredRollout:
+    ) -> Rollout:
         """So many responses to each prompt, those of one prompt side by side, by the present weights, or where it does
         not sync by those that the rollout engine has; with one more for each prompt that is greedy, of which the score
         alone is kept. `seeds` is [B] int64. Their scoring has begun; one rollout at a time can be scored."""
@@ -222,48 +212,45 @@ class RolloutPhase:
             batch = self.hybrid.generate_sequences(request, sampling, syncs)
         with self.timer.phase("reward"):
             responses = batch.only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).union(asked.only(REWARD_COLUMNS))
-            scoring = self.reward.start_scoring(responses)
-            model_scoring = self._asked_model(batch.union(asked.only(MODEL_COLUMNS)))
+            scoring = self._scoring(self.reward.start_scoring(responses), batch.union(asked.only(MODEL_COLUMNS)))
         repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
         kept = batch.slice(0, len(repeated)) if with_greedy else batch
-        return UnscoredRollout(repeated, kept, scoring, model_scoring)
+        return Rollout(repeated, kept, self.weights, scoring)
 
-    def _asked_model(self, batch: DataProto) -> ModelScoring | None:
-        """The reward model's call: each of its workers has about as many tokens."""
+    def _scoring(self, by_rewards: PendingResult[DataProto], batch: DataProto) -> Scoring:
+        """With the reward model's call, where there is one: each of its workers has about as many tokens."""
         if self.model_reward is None:
-            return None
-        order_B = torch.arange(len(batch))
+            return Scoring(by_rewards)
+        order_B = None
         num_ranks = self.model_reward.num_data_ranks
         if num_ranks > 1 and len(batch) % num_ranks == 0:
             order_B = balanced_order(batch[RESPONSE_LENGTHS], num_ranks, len(batch))
             batch = batch.reorder(order_B)
-        return ModelScoring(self.model_reward.group.compute_scores(batch.only(self.model_reward.columns)), order_B)
+        by_model = self.model_reward.group.compute_scores(batch.only(self.model_reward.columns))
+        return Scoring(by_rewards, by_model, order_B)
 
-    def scored(self, rollout: UnscoredRollout) -> ScoredRollout:
-        """The rollout with its scores, once they are there.
+    def scored(self, rollout: Rollout) -> Rollout:
+        """The rollout with its scores, once they are there; one that has them as it is.
 
         Raises RewardError when a reward fails and the job says so, and for a score that is no finite number,
         StepAbandonedError when a stop was asked for meanwhile."""
+        if rollout.scoring is None:
+            return rollout
         with self.timer.phase("reward"):
             scores = self._scores(rollout.scoring)
-            if rollout.model_scoring is not None:
-                asked = rollout.model_scoring
-                scores = scores.union(asked.scores.result().reorder(asked.order_B.argsort()))
         totals_B = torch.zeros(len(scores), dtype=torch.float64)
         for name, weight in self.weights.items():
             totals_B += weight * scores[score_column(name)]
-        _refuse_not_finite(rollout, scores, self.weights, totals_B)
+        _refuse_not_finite(rollout, scores, totals_B)
         num_rows, greedy_B = len(rollout.prompts), None
         if len(scores) > num_rows:
             num_prompts = len(scores) - num_rows
             greedy_B = totals_B[num_rows:].float().repeat_interleave(num_rows // num_prompts)
             scores, totals_B = scores.slice(0, num_rows), totals_B[:num_rows]
         batch = rollout.batch.union(scores).with_columns({SCORES: totals_B})
-        return ScoredRollout(rollout.prompts, batch, self.weights, greedy_B)
+        return replace(rollout, batch=batch, scoring=None, greedy_rewards_B=greedy_B)
 
-    def samples(
-        self, rollout: ScoredRollout, step: int, kind: SampleKind, max_samples: int | None = None
-    ) -> list[Sample]:
+    def samples(self, rollout: Rollout, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:
         """One sample per response, or of the first ones, with the texts that rewards were given. A worker picks the
         responses out; the others stay there."""
         prompts = rollout.prompts[:max_samples]
@@ -285,17 +272,20 @@ class RolloutPhase:
             for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
         ]
 
-    def _scores(self, scoring: PendingResult[DataProto]) -> DataProto:
+    def _scores(self, scoring: Scoring) -> DataProto:
         """Scores are not trusted once a stop was asked for: what a reward has started may have been signalled."""
         try:
-            scores = self.reward.finish_scoring(scoring.result())
+            scores = self.reward.finish_scoring(scoring.by_rewards.result())
         except RewardError as error:
             if self.stop.is_requested:
                 raise StepAbandonedError from error
             raise
         if self.stop.is_requested:
             raise StepAbandonedError
-        return scores
+        if scoring.by_model is None:
+            return scores
+        by_model = scoring.by_model.result()
+        return scores.union(by_model if scoring.order_B is None else by_model.reorder(scoring.order_B.argsort()))
 
 
 def _by_reward(found: object) -> dict[str, str]:
@@ -303,15 +293,13 @@ def _by_reward(found: object) -> dict[str, str]:
     return {str(name): str(text) for name, text in found.items()}
 
 
-def _refuse_not_finite(
-    rollout: Rollout, scores: DataProto, weights: Mapping[str, float], totals_B: torch.Tensor
-) -> None:
+def _refuse_not_finite(rollout: Rollout, scores: DataProto, totals_B: torch.Tensor) -> None:
     """Raises RewardError for what is no finite number in 32 bits, in which it is learned from: a single one would make
     the advantages of its group, or of the batch, such. Rows beyond those of the rollout are greedy ones."""
     asked = [
         *(
             (f"spec.training.rewards[{index}] (reward {name})", scores[score_column(name)])
-            for index, name in enumerate(weights)
+            for index, name in enumerate(rollout.weights)
         ),
         ("spec.training.rewards: the weighted sum of all rewards", totals_B),
     ]

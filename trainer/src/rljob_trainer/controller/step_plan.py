@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rljob_api.handover import TrainerJob
-from rljob_api.v1alpha1.recipes import ResolvedAlgorithm, resolve_algorithm
-from rljob_trainer.controller.engine_settings import critic_of
-from rljob_trainer.controller.job_checks import needs_critic
-from rljob_trainer.controller.model_roles import num_data_ranks_of
+from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.workers.factories import ACTOR, CRITIC
 
 
 @dataclass(frozen=True)
 class StepPlan:
     """What every step has in common."""
 
-    algorithm: ResolvedAlgorithm
+    algorithm: Algorithm
+    """Resolved."""
     sampling: SamplingSettings
     group_size: int
     has_single_update: bool
@@ -40,25 +36,3 @@ class StepPlan:
     def trains_actor(self, step: int) -> bool:
         """Whether step `step` (from 0) is behind the critic's warm-up."""
         return step >= self.critic_warmup_steps
-
-
-def step_plan(job: TrainerJob) -> StepPlan:
-    """What the job says about every step."""
-    training = job.spec.training
-    rollout = training.rollout
-    mini_batch_size = training.mini_batch_size or training.batch_size
-    return StepPlan(
-        algorithm=resolve_algorithm(training.algorithm),
-        sampling=SamplingSettings(
-            rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_new_tokens, rollout.stop
-        ),
-        group_size=rollout.group_size,
-        has_single_update=mini_batch_size == training.batch_size and training.num_epochs_per_batch == 1,
-        seed=training.seed,
-        num_data_ranks=num_data_ranks_of(job.spec, ACTOR),
-        num_critic_ranks=num_data_ranks_of(job.spec, CRITIC if needs_critic(job.spec) else ACTOR),
-        critic_warmup_steps=critic_of(job.spec).warmup_steps,
-        rows_per_update=mini_batch_size * rollout.group_size,
-        has_dropout=training.model.lora is not None and training.model.lora.dropout > 0,
-        sync_every_steps=rollout.sync_every_steps,
-    )

@@ -23,18 +23,18 @@ from typing import TypeVar
 
 import torch
 
+from rljob_api.v1alpha1.kl import Kl, KlControllerType
 from rljob_api.v1alpha1.policy_filtration import PolicyFiltrationType
+from rljob_api.v1alpha1.recipes import filled
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import in_step
 from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, NAMED_REWARDS, ResponseInputs
-from rljob_trainer.algorithms.kl import kl_in_reward
+from rljob_trainer.algorithms.kl import kl_in_reward, next_coefficient
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.dynamic_sampling import DynamicSampling, StepRollout
-from rljob_trainer.controller.filtered_rows import filtered_rows
-from rljob_trainer.controller.kl_coefficient import KlCoefficient
-from rljob_trainer.controller.rollout_phase import RolloutPhase, ScoredRollout, UnscoredRollout, sample_seeds
+from rljob_trainer.controller.dynamic_sampling import DynamicSampling
+from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, sample_seeds
 from rljob_trainer.controller.step_plan import StepPlan
-from rljob_trainer.controller.step_rows import StepRows
+from rljob_trainer.controller.step_rows import StepRows, filtered_rows
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, DISTINCT_FRACTION, KL_COEFFICIENT, KL_LOSS, Metrics
@@ -89,57 +89,54 @@ class TrainingStep:
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
         self.compares_by_name = NAMED_REWARDS in self.advantages.needs
         self.dynamic_sampling: DynamicSampling | None = None
-        if plan.algorithm.dynamic_sampling is not None:
+        if filled(plan.algorithm.dynamic_sampling).enabled:
             assert cursor is not None, "fresh prompts come from somewhere"
-            groups_per_update = plan.rows_per_update // plan.group_size
-            settings, sizes = plan.algorithm.dynamic_sampling, (plan.group_size, groups_per_update, plan.num_data_ranks)
-            self.dynamic_sampling = DynamicSampling(settings, cursor, *sizes, by_name=self.compares_by_name)
+            self.dynamic_sampling = DynamicSampling(plan, cursor, by_name=self.compares_by_name)
         self.needs_old_logprobs = (
             not plan.has_single_update or plan.has_dropout or plan.algorithm.rollout_correction.rejection is not None
         )
         """For an update of the policy."""
-        in_reward = {OLD_LOGPROBS, REF_LOGPROBS} if plan.algorithm.has_kl_in_reward else set[str]()
+        in_reward = {OLD_LOGPROBS, REF_LOGPROBS} if plan.algorithm.kl.is_in_reward else set[str]()
         self.needed_by_advantages = self.advantages.needs | in_reward
 
-    def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
+    def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[Rollout, dict[str, float]]:
         """Step `step` (from 0) on these prompts, and with dynamic sampling on others after them; all that was
         generated, and the step's metrics."""
         with in_step(step):
             return self._run(prompts, step)
 
-    def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[ScoredRollout, dict[str, float]]:
-        generated = self._generated(prompts, step)
-        rows = StepRows.of(generated, self.plan)
-        batch = self._with_passes(rows.dealt_out(generated.rows.batch), step)
-        rollout = self._scored(generated.rows)
-        batch, of_advantages = self._with_advantages(batch, rollout, rows)
-        batch, rows, of_filtration = self._filtered(batch, rollout, rows, step)
+    def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[Rollout, dict[str, float]]:
+        rows = self._generated(prompts, step)
+        batch = self._with_passes(rows.dealt_out(), step)
+        rows.rollout = self.rollout.scored(rows.rollout)
+        batch, of_advantages = self._with_advantages(batch, rows)
+        batch, rows, of_filtration = self._filtered(batch, rows, step)
         metrics = self._updated(batch, rows, step) | of_advantages
-        everything = generated.everything or rollout
+        everything = rows.everything or rows.rollout
         return everything, {
             **everything.metrics(),
-            **generated.metrics,
+            **rows.sampling_metrics,
             **metrics,
             **of_filtration,
             **self._controlled_kl(metrics, rows, step),
             **rows.metrics(),
         }
 
-    def _generated(self, prompts: Sequence[PromptRow], step: int) -> StepRollout:
+    def _generated(self, prompts: Sequence[PromptRow], step: int) -> StepRows:
         """The step's responses, and which of them are in groups that are kept. Where scores tell that, they are waited
         for, and what is left out costs no pass; else they may come while passes are made."""
         if self.dynamic_sampling is not None:
             return self.dynamic_sampling.filled(
                 prompts, step, lambda fresh, num_drawn: self.rollout.scored(self._begun(fresh, step, num_drawn))
             )
-        unscored = self._begun(prompts, step)
+        rollout = self._begun(prompts, step)
         if not self.plan.algorithm.drop_zero_variance_groups:
-            return StepRollout(unscored, torch.ones(len(unscored.prompts), dtype=torch.bool))
-        scored = self.rollout.scored(unscored)
-        groups_B = torch.arange(len(scored.prompts)) // self.plan.group_size
-        return StepRollout(scored, scored.differs(groups_B, by_name=self.compares_by_name))
+            return StepRows.of(self.plan, rollout, torch.ones(len(rollout.prompts), dtype=torch.bool))
+        rollout = self.rollout.scored(rollout)
+        groups_B = torch.arange(len(rollout.prompts)) // self.plan.group_size
+        return StepRows.of(self.plan, rollout, rollout.differs(groups_B, by_name=self.compares_by_name))
 
-    def _begun(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> UnscoredRollout:
+    def _begun(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> Rollout:
         """Responses to these prompts, before which the step has drawn so many others. A prompt's seeds follow from its
         number in the step, however prompts are dealt out to rounds."""
         plan, first = self.plan, num_drawn * self.plan.group_size
@@ -149,9 +146,6 @@ class TrainingStep:
         return self.rollout.begin(
             prompts, plan.group_size, plan.sampling, seeds_B, syncs=syncs, with_greedy=with_greedy
         )
-
-    def _scored(self, rows: UnscoredRollout | ScoredRollout) -> ScoredRollout:
-        return rows if isinstance(rows, ScoredRollout) else self.rollout.scored(rows)
 
     def _with_passes(self, batch: DataProto, step: int) -> DataProto:
         """The batch with the log-probabilities and values that are needed: while the critic learns alone, by advantages
@@ -168,10 +162,9 @@ class TrainingStep:
             batch = batch.union(found)
         return batch
 
-    def _with_advantages(
-        self, batch: DataProto, rollout: ScoredRollout, rows: StepRows
-    ) -> tuple[DataProto, dict[str, float]]:
+    def _with_advantages(self, batch: DataProto, rows: StepRows) -> tuple[DataProto, dict[str, float]]:
         """The batch with its advantages, of which the rows that are learned from are marked now; what they say."""
+        rollout = rows.rollout
         coefficient, metrics = self.kl_coefficient.value, dict[str, float]()
         kl_B = self._kl_for_reward(batch)[rows.order_B.argsort()]
         batch = batch.with_columns({IS_LEARNED: rows.is_learned_B[rows.order_B]})
@@ -179,7 +172,7 @@ class TrainingStep:
             rewards_B = kl_in_reward(rollout.rewards_B, kl_B, coefficient)
             advantages_B = torch.zeros_like(rewards_B)
             if rows.is_kept_B.any():
-                inputs = self._inputs(rollout, rewards_B, rows)
+                inputs = self._inputs(rewards_B, rows)
                 advantages_B[rows.is_kept_B] = self.advantages.for_responses(inputs).float()
             batch = batch.with_columns({ADVANTAGES: advantages_B[rows.order_B]})
             if rows.learns:
@@ -188,14 +181,14 @@ class TrainingStep:
             columns_B = {REWARDS: rollout.rewards_B[rows.order_B], GROUPS: rows.groups_B[rows.order_B]}
             asked = batch.without([TOKENS]).with_columns(columns_B)
             batch = batch.union(self.actor.compute_token_advantages(asked, coefficient))
-        if self.plan.algorithm.has_kl_in_reward and rows.learns:
+        if self.plan.algorithm.kl.is_in_reward and rows.learns:
             lengths_B = rollout.batch[RESPONSE_LENGTHS][rows.is_learned_B]
             metrics[KL_LOSS] = float(kl_B[rows.is_learned_B].sum() / lengths_B.sum())
         return batch, metrics
 
-    def _inputs(self, rollout: ScoredRollout, rewards_B: torch.Tensor, rows: StepRows) -> ResponseInputs:
+    def _inputs(self, rewards_B: torch.Tensor, rows: StepRows) -> ResponseInputs:
         """What an estimator on one number per response is given, of the responses that are kept."""
-        is_kept_B, greedy_B = rows.is_kept_B, rollout.greedy_rewards_B
+        rollout, is_kept_B, greedy_B = rows.rollout, rows.is_kept_B, rows.rollout.greedy_rewards_B
         named = rollout.named_rewards_B if self.compares_by_name else {}
         return ResponseInputs(
             rewards_B[is_kept_B],
@@ -210,19 +203,19 @@ class TrainingStep:
     def _kl_for_reward(self, batch: DataProto) -> torch.Tensor:
         """[B]: KL of each of the batch's responses; zeros where the job puts none into the reward, and for what is not
         learned from."""
-        if not self.plan.algorithm.has_kl_in_reward:
+        if not self.plan.algorithm.kl.is_in_reward:
             return torch.zeros(len(batch))
         return self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, OLD_LOGPROBS, REF_LOGPROBS]))[KL_SUMS]
 
-    def _filtered(
-        self, batch: DataProto, rollout: ScoredRollout, rows: StepRows, step: int
-    ) -> tuple[DataProto, StepRows, dict[str, float]]:
+    def _filtered(self, batch: DataProto, rows: StepRows, step: int) -> tuple[DataProto, StepRows, dict[str, float]]:
         """The rows that policy filtration draws of the batch by their scores, where the job asks for it."""
         filtration, seed = self.plan.algorithm.policy_filtration, self.plan.seed
         if filtration.type is PolicyFiltrationType.NONE or not rows.learns:
             return batch, rows, {}
-        found = filtered_rows(filtration, rollout.batch[SCORES], rows.groups_B, rows.is_learned_B, seed, step)
-        return *rows.drawn(batch, found.drawn_B), {DISTINCT_FRACTION: found.distinct_fraction}
+        scores_B = rows.rollout.batch[SCORES]
+        drawn_B = filtered_rows(filtration, scores_B, rows.groups_B, rows.is_learned_B, seed, step)
+        learned_B = drawn_B[rows.is_learned_B]
+        return *rows.drawn(batch, drawn_B), {DISTINCT_FRACTION: len(set(learned_B.tolist())) / len(learned_B)}
 
     def _updated(self, batch: DataProto, rows: StepRows, step: int) -> dict[str, float]:
         """Updates critic and actor; the metrics of both."""
@@ -259,3 +252,25 @@ class TrainingStep:
         if KL_LOSS in metrics and self.plan.trains_actor(step):
             self.kl_coefficient.learned(metrics[KL_LOSS], int(rows.is_learned_B.sum()))
         return {KL_COEFFICIENT: used}
+
+
+class KlCoefficient:
+    """What the next step is made with."""
+
+    def __init__(self, kl: Kl) -> None:
+        self.kl = kl
+        self.value = kl.coefficient
+
+    @property
+    def kept(self) -> float | None:
+        """What a checkpoint has to keep of the controller."""
+        return None if self.kl.controller.type is KlControllerType.FIXED else self.value
+
+    def restore(self, kept: float | None) -> None:
+        """As a checkpoint has it. What another controller has made of it does not bind the job's own."""
+        if kept is not None and self.kept is not None:
+            self.value = kept
+
+    def learned(self, measured: float, num_learned: int) -> None:
+        """After a step in which the policy learned from so many responses: `measured` is their KL per token."""
+        self.value = next_coefficient(self.kl.controller, self.value, measured, num_learned)

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from rljob_api.base import WireModel
 from rljob_api.scalars import Count, Flag
-from rljob_trainer.batch.shuffle import shuffled_order
 from rljob_trainer.errors import ConfigurationError, DatasetError
 
 log = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ class CursorState(WireModel):
     seed: Count
     shuffle: Flag
     digest: str | None = None
-    """Of the rows. None in checkpoints of earlier versions."""
+    """Of the rows."""
 
 
 class PromptCursor(Generic[Row]):
@@ -147,3 +149,12 @@ class PromptCursor(Generic[Row]):
         if not self._shuffle:
             return list(range(len(self._rows)))
         return [int(index) for index in shuffled_order(len(self._rows), self._seed, self._epoch)]
+
+
+def shuffled_order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """An order of the rows that depends on nothing but the arguments, none of which is negative.
+
+    Raw Philox output is sorted: NumPy promises the stream of a bit generator to stay the same between versions, and
+    that of a Generator's methods not (NEP 19)."""
+    keys = np.random.Philox(key=[seed, epoch]).random_raw(num_rows)
+    return np.argsort(keys, kind="stable")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DATASET, EVALUATION_DATASET = "spec.training.dataset", "spec.training.evaluation.dataset"
+"""Fields of the job."""
 ROWS_PER_ENCODING = 1024
 PLACEHOLDER = "{prompt}"
 
@@ -254,3 +256,19 @@ def _fits(num_tokens: int, raw: RawRow, dataset: Dataset, where: str) -> bool:
             f"({dataset.max_prompt_tokens}); raise it, or set overlongPrompt: Drop"
         )
     return False
+
+
+def without_held_out(
+    training_rows: Sequence[PromptRow], held_out_rows: Sequence[PromptRow]
+) -> tuple[list[PromptRow], int]:
+    """The training rows whose prompt does not occur among the held-out ones, and the number of rows left out.
+
+    Prompts are compared as they stand in the data, before templates, with runs of white space taken as one blank.
+    """
+    held_out = {_comparable(row.source_prompt) for row in held_out_rows}
+    kept = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]
+    return kept, len(training_rows) - len(kept)
+
+
+def _comparable(prompt: str) -> str:
+    return " ".join(prompt.split())

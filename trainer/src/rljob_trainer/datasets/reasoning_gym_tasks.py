@@ -8,7 +8,7 @@ from typing import Protocol
 from reasoning_gym import create_dataset
 from reasoning_gym.factory import DATASETS
 
-from rljob_api.near_names import near_names
+from rljob_api.names import near_names
 from rljob_trainer.errors import DatasetError, TrainerError, described, storage_checked
 
 

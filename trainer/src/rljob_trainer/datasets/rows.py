@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset, HuggingFaceDataset, ReasoningGymDataset
-from rljob_trainer.datasets.plain_values import plain_row
 from rljob_trainer.errors import ConfigurationError, DatasetError, ResourceError
 from rljob_trainer.source_paths import local_path, looks_local
 
@@ -137,3 +138,30 @@ def _read_reasoning_gym(spec: ReasoningGymDataset, where: str) -> Iterator[RawRo
     task = create_task(spec.task, spec.seed, spec.size, dict(spec.config), f"{where}.reasoningGym")
     for number, entry in enumerate(generated(task, spec.task, f"{where}.reasoningGym")):
         yield RawRow(f"{spec.task} (seed {spec.seed}), row {number}", entry)
+
+
+def plain_row(row: Mapping[str, object]) -> dict[str, object]:
+    """Times, dates and decimals become strings, decimals in digits (`0.0000001`, not `1E-7`). Columns that hold
+    anything else (bytes, images) are left out."""
+    plain = {name: _plain_value(value) for name, value in row.items()}
+    return {name: value for name, value in plain.items() if not isinstance(value, _Other)}
+
+
+class _Other:
+    """Stands for a value that has no plain form."""
+
+
+def _plain_value(value: object) -> object:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case datetime.date() | datetime.time():
+            return value.isoformat()
+        case decimal.Decimal():
+            return format(value, "f")
+        case list() | tuple():
+            items = [_plain_value(item) for item in value]
+            return _Other() if any(isinstance(item, _Other) for item in items) else items
+        case Mapping():
+            return plain_row({str(key): item for key, item in value.items()})
+    return _Other()

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rljob_api.constants import ENV_DEVICE
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.host_allocator import keep_freed_memory
 from rljob_trainer.errors import ResourceError
+from rljob_trainer.host_memory import HOST_MEMORY
 from rljob_trainer.settings import export_rank
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -33,7 +33,7 @@ def join_process_group(context: WorkerContext) -> None:
             )
         torch.cuda.set_device(context.device)
     else:
-        keep_freed_memory()
+        HOST_MEMORY.keep_freed()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if context.device_type == "cuda" else "gloo",
         rank=context.rank,

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition, check_positions, positions_of
 from rljob_trainer.dispatch.modes import DispatchMode, Execute, dispatch_mode
-from rljob_trainer.dispatch.protocol_check import check_protocol
-from rljob_trainer.dispatch.register import Registration, registrations
+from rljob_trainer.dispatch.register import Registration, check_protocol, registrations
 from rljob_trainer.dispatch.split_gather import Arguments, SplitCall
 from rljob_trainer.dispatch.worker import Worker
 from rljob_trainer.errors import DataError, DispatchError

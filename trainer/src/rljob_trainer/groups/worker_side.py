@@ -20,11 +20,10 @@ from pathlib import Path
 import ray
 
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.cpu_limit import num_usable_cores
+from rljob_trainer.control_groups import num_usable_cores
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.split_gather import check_lengths
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.host_allocator import give_freed_memory_back
 from rljob_trainer.engines.process_group import join_process_group, leave_process_group
 from rljob_trainer.errors import DispatchError, TrainerError, WorkerError
 from rljob_trainer.groups.death import MemoryKills, memory_kills
@@ -33,6 +32,7 @@ from rljob_trainer.groups.fused_worker import FusedWorker, RoleSpec
 from rljob_trainer.groups.kept_results import KeptArgument, KeptResults
 from rljob_trainer.groups.object_store import StoredArgument, get_batches, stored
 from rljob_trainer.groups.shared_folders import UnseenFiles, unseen_here
+from rljob_trainer.host_memory import HOST_MEMORY
 from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.observability.spans import SPANS, Record
 from rljob_trainer.settings import pod_and_node, variables_named
@@ -183,7 +183,7 @@ class WorkerSide:
             self.fused = FusedWorker(context, roles)
             if context.device_type == "cpu":
                 # Of loading.
-                give_freed_memory_back()
+                HOST_MEMORY.give_back()
 
     def mesh_positions(self, wanted: Sequence[tuple[str, str]]) -> list[MeshPosition | TrainerError]:
         """Of each role and mesh: where this process stands, or the error of a worker that does not know."""

@@ -14,6 +14,8 @@ from pathlib import Path
 from rljob_trainer.errors import ConfigurationError, TrainerError, described, storage_checked
 
 WHERE = "spec.training.model.source"
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+"""With all weights, or with the names of the files that have them."""
 OBJECT_FILES = (
     "config.json",
     "generation_config.json",

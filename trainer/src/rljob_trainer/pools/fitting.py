@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rljob_trainer.errors import ResourceError
-from rljob_trainer.pools.bin_packing import MAX_TRIES, NodeNeed, SearchExhausted, pack, units
 
 MEMORY = "memory"
 OBJECT_STORE = "object_store_memory"
 ACCELERATOR_PREFIX = "accelerator_type:"
 MAX_LISTED = 8
 """Nodes that a message lists."""
+UNITS = 10_000
+"""Ray counts resources in steps of 1/10,000; whole numbers compare exactly."""
+GPU = "GPU"
 _ADVICE = "add nodes or larger ones, or ask for less in spec.pools"
 _GIB = 2**30
 
@@ -94,11 +96,34 @@ def check_feasible(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> N
 
 def free_nodes(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> list[list[ClusterNode]] | None:
     """For each pool the nodes that can take it now, in the order of `nodes`; None while there is no room for all."""
-    try:
-        found = pack([NodeNeed(need.num_nodes, need.per_node) for need in needs], [node.room_now for node in nodes])
-    except SearchExhausted:
-        return None
+    found = placed([(need.num_nodes, need.per_node) for need in needs], [node.room_now for node in nodes])
     return None if found is None else [[nodes[index] for index in indices] for indices in found]
+
+
+def placed(
+    needs: Sequence[tuple[int, Mapping[str, float]]], rooms: Sequence[Mapping[str, float]]
+) -> list[list[int]] | None:
+    """Different nodes for each pool (indices of `rooms`, ascending); None when no place is found for one of them.
+
+    `needs` are the number of nodes of each pool and what it takes of each. The pool with the fewest nodes to spare
+    comes first, of equal ones the one that takes most. It gets the nodes whose loss matters least to the pools after
+    it. For two pools a place is found whenever there is one; for more it is not a search of all possibilities."""
+    free = [{name: units(amount) for name, amount in room.items()} for room in rooms]
+    wanted = [{name: units(amount) for name, amount in amounts.items()} for _, amounts in needs]
+    num_spare = [sum(_fits(wanted[pool], room) for room in free) - needs[pool][0] for pool in range(len(needs))]
+    waiting = sorted(range(len(needs)), key=lambda pool: (num_spare[pool], -wanted[pool].get(GPU, 0), pool))
+    places: dict[int, list[int]] = {}
+    while waiting:
+        pool = waiting.pop(0)
+        others = [wanted[other] for other in waiting]
+        suitable = [index for index, room in enumerate(free) if _fits(wanted[pool], room)]
+        suitable.sort(key=lambda index: _loss(free[index], wanted[pool], others))
+        places[pool] = sorted(suitable[: needs[pool][0]])
+        if len(places[pool]) < needs[pool][0]:
+            return None
+        for index in places[pool]:
+            free[index] = _left(free[index], wanted[pool])
+    return [places[pool] for pool in range(len(needs))]
 
 
 def waiting_text(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
@@ -137,6 +162,11 @@ def amounts_text(amounts: Mapping[str, float], names: Sequence[str] | None = Non
     )
 
 
+def units(amount: float) -> int:
+    """An amount in Ray's smallest steps."""
+    return round(amount * UNITS)
+
+
 def resource_text(name: str) -> str:
     """A resource's name for people."""
     if name.startswith(ACCELERATOR_PREFIX):
@@ -160,18 +190,33 @@ def _gaps(wanted: Mapping[str, float], room: Mapping[str, float], node: ClusterN
 
 def _problem_together(needs: Sequence[PoolNeed], rooms: Sequence[Mapping[str, float]]) -> str:
     """Why pools that fit alone do not fit together; empty when they do."""
-    wanted = [NodeNeed(need.num_nodes, need.per_node) for need in needs]
-    try:
-        if pack(wanted, rooms) is not None:
-            return ""
-        decisive = [name for name in _relevant(needs) if pack([_without(need, name) for need in wanted], rooms)]
-    except SearchExhausted:
-        return f"no way to place all together was found in {MAX_TRIES} tries, though there may be one"
+    wanted = [(need.num_nodes, need.per_node) for need in needs]
+    if placed(wanted, rooms) is not None:
+        return ""
+    decisive = [name for name in _relevant(needs) if placed([(num, _without(of, name)) for num, of in wanted], rooms)]
     return f"not all together: {_either(decisive or _relevant(needs))} is missing"
 
 
-def _without(need: NodeNeed, name: str) -> NodeNeed:
-    return NodeNeed(need.num_nodes, {other: amount for other, amount in need.amounts.items() if other != name})
+def _without(amounts: Mapping[str, float], name: str) -> dict[str, float]:
+    return {other: amount for other, amount in amounts.items() if other != name}
+
+
+def _fits(wanted: Mapping[str, int], room: Mapping[str, int]) -> bool:
+    return all(room.get(name, 0) >= amount for name, amount in wanted.items())
+
+
+def _left(room: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int]:
+    return {name: amount - wanted.get(name, 0) for name, amount in room.items()}
+
+
+def _loss(room: Mapping[str, int], wanted: Mapping[str, int], others: Sequence[Mapping[str, int]]) -> tuple[int, ...]:
+    """What is lost when a pool takes its part of a node, to compare nodes by: pools that fit no more, pools that could
+    have been there, GPUs of a node that a pool without GPUs does not need, GPUs left over."""
+    left = _left(room, wanted)
+    fitting = [other for other in others if _fits(other, room)]
+    num_lost = sum(not _fits(other, left) for other in fitting)
+    idle_gpus = 0 if wanted.get(GPU) else room.get(GPU, 0)
+    return num_lost, len(fitting), idle_gpus, left.get(GPU, 0)
 
 
 def _waiting_for(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:

@@ -1,8 +1,8 @@
 """Reserves nodes for pools as Ray placement groups: all of them, or none.
 
 Nothing is held while something else is waited for, so that two runs that wait for each other's nodes cannot happen, and
-a small pool never sits on the large node that another pool of the run needs. Each group is bound to the node that the
-packing chose for it.
+a small pool never sits on the large node that another pool of the run needs. Each group is bound to the node that
+`fitting` chose for it: Ray would put two groups of one pool on the same node.
 """
 
 from __future__ import annotations

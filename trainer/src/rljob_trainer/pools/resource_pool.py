@@ -17,8 +17,7 @@ from typing import Self
 from ray.util.placement_group import PlacementGroup
 
 from rljob_trainer.errors import ResourceError
-from rljob_trainer.pools.bin_packing import UNITS
-from rljob_trainer.pools.fitting import ACCELERATOR_PREFIX, MEMORY, OBJECT_STORE, PoolNeed, node_order
+from rljob_trainer.pools.fitting import ACCELERATOR_PREFIX, MEMORY, OBJECT_STORE, UNITS, PoolNeed, node_order
 from rljob_trainer.pools.reservation import Report, ReservedNode, log_progress, release, reserve
 
 ACCELERATOR_PART = 0.001
@@ -186,6 +185,24 @@ class ResourcePool:
             PoolView(self._named(f"{first}-{end - 1}"), self._slots[first:end], self.num_shares)
             for first, end in pairwise([0, *accumulate(sizes)])
         ]
+
+    @staticmethod
+    def merged(name: str, pools: Sequence[ResourcePool]) -> PoolView:
+        """A view of all slots of several pools, or views, as one. Raises ResourceError for no pool, for a slot that is
+        in two of them, and for pools whose processes ask Ray for different resources."""
+        if not pools:
+            raise ResourceError(f"pool {name}: there is no pool to merge; give one or more")
+        slots = [slot for pool in pools for slot in pool.slots()]
+        if len({(slot.group.id, slot.bundle_index) for slot in slots}) < len(slots):
+            raise ResourceError(f"pool {name}: a slot is in two of the pools; give each part once")
+        for pool in pools:
+            if pool.process_resources != pools[0].process_resources:
+                raise ResourceError(
+                    f"pool {name}: the processes of {pools[0].settings.name} and {pool.settings.name} ask for "
+                    f"different resources ({pools[0].process_resources} and {pool.process_resources}); "
+                    "merge equal pools"
+                )
+        return PoolView(replace(pools[0].settings, name=name), slots, pools[0].num_shares)
 
     def __enter__(self) -> Self:
         return self

@@ -48,6 +48,9 @@ _NEGATION = re.compile(
     r"\s*(?:\bnot\b|\bnever\b|\bcannot\b|n't\b|\bneither\b)|.*(?:n't|\bcannot|\bnever|\bnot)\s+(?:be|is)\W*$",
     re.IGNORECASE,
 )
+_REFUSAL = re.compile(
+    r"\W*(?:undefined|unknown|unclear|uncertain|indeterminate|impossible|unavailable)\b", re.IGNORECASE
+)
 _CORRECTION = re.compile(r"\b(?:but|so|instead|rather|hence|therefore)\b", re.IGNORECASE)
 _CONFIRMATION = re.compile(
     r"\s*(?:it\s+is\s+|this\s+is\s+|that\s+is\s+)?(?:indeed\s+|therefore\s+)?"
@@ -68,7 +71,7 @@ _POWER = rf"(?:\s*\^\s*(?:{_BRACES}|-?\d+))?"
 _ATOM = rf"(?:(?:{_NUMBER})\s*(?:{_COMMAND})|{_NUMBER}|{_COMMAND})(?:[a-z](?![A-Za-z]))?{_POWER}%?"
 _CURRENCY = r"(?:\\?\$|[€£¥₹])?"
 _OPERAND = rf"[-+]?\s?\({{0,4}}\s{{0,2}}{_CURRENCY}[-+]?{_CURRENCY}(?:{_ATOM})\s{{0,2}}\){{0,4}}{_POWER}"
-_OPERATOR = r"\s*(?:\\times|\\cdot|\\div|[-+*/^=:])\s*"
+_OPERATOR = r"(?:\*\*(?=\d)|\s*(?:\\times|\\cdot|\\div|[-+*/^=:])\s*)"
 _RUN = re.compile(rf"(?<![A-Za-z0-9_.\\^{{])(?:{_OPERAND})(?:{_OPERATOR}(?:{_OPERAND}|[a-z](?![A-Za-z])))*")
 _LAST_OPERAND = re.compile(rf"(?:{_OPERAND})$")
 # LaTeX between its delimiters. As in Pandoc, no white space stands within single dollars, and no digit behind them.
@@ -77,16 +80,28 @@ _DELIMITED = re.compile(
     re.DOTALL,
 )
 MAX_JOINED = 50
+MAX_BEFORE = 32
+"""Characters in front of a number that are looked at."""
 _JOINT = re.compile(
     r"\s{0,3}(?:,|;|,?\s{0,3}\b(?:and|or|nor)\b|&|/)\s*(?:maybe\s+|perhaps\s+|possibly\s+|also\s+)?(?:[a-zA-Z]\s*=\s*)?",
     re.IGNORECASE,
 )
+# What makes a number in front of which it stands a part of something larger: an operator, `x >`, `10**`, `1 out of`,
+# `twice`, `the square root of`.
 _OPERATOR_BEFORE = re.compile(
-    r"(?:[-+/^\u00b1{]|(?<!\*)\*|\\(?:pm|mp|times|cdot|div)|(?<![A-Za-z])(?:ln|log|sin|cos|tan|sqrt|minus|plus|times))$"
+    r"""(?ix)
+    (?: [-+/^\u00b1{] | (?<!\*)\* | (?<=[\w)])\*\*
+      | \\(?:pm|mp|times|cdot|div|le|ge|ne|lt|gt)
+      | (?:(?<=[\s$(])|^)[\w.)}\]]+\s*(?:[<>]=?|!=)
+      | (?<![A-Za-z])(?:ln|log|sin|cos|tan|sqrt|minus|plus|times|twice|thrice|double|triple
+          | (?:less|fewer|more|greater|larger|smaller|lower|higher)\s+than
+          | (?:half|third|quarter|root|square|cube|factorial|logarithm|power|reciprocal|percent|%)\s+of)
+      | \d\s+(?:out\s+of|of|in|to|r|remainder(?:\s+of)?)
+    )$"""
 )
 _OPERAND_BEFORE = re.compile(r"(?:(?<![A-Za-z])[A-Za-z]|[)}\]$\d])$")
 _WORD_BEHIND = re.compile(
-    r"\s{0,3}\*?\s{0,3}(?:pi|sqrt|factorial|squared|cubed|sin|cos|tan|log|ln|alpha|beta|theta|times|over|is\s+(?:not|wrong|incorrect))(?![A-Za-z])|\s+(?!(?:a|A|I|m|g|s|h|L|N|J|W|V|K)\b)[A-Za-z](?![A-Za-z'.])"
+    r"\s{0,3}\*?\s{0,3}(?:pi|sqrt|factorial|squared|cubed|sin|cos|tan|log|ln|alpha|beta|theta|times|over|is\s+(?:not|wrong|incorrect)|minus|plus|modulo|remainder|unknown|undefined|out\s+of|no\s+(?:real\s+)?solutions?|or\s+(?:more|less|fewer|greater|higher|lower))(?![A-Za-z])|\s+(?!(?:a|A|I|m|g|s|h|L|N|J|W|V|K)\b)[A-Za-z](?![A-Za-z'.])"
 )
 _DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
 # What may belong to the number in front of it: a magnitude, a percent sign, degrees, a unit.
@@ -97,7 +112,7 @@ _BEHIND = re.compile(
 # A letter of a multiple-choice question; neither the article `A car` nor the pronoun `I`.
 _CHOICE = re.compile(
     r"(?<![A-Za-z\\])(?<!not )(?:\(([A-Ja-j])\)|([A-HJ]))(?![A-Za-z'0-9])"
-    r"(?!\s+(?!is\b|because\b|since\b|or\b|and\b)[a-z])"
+    r"(?!\s+(?!is\b|because\b|since\b|or\b|and\b)[a-z])(?!\s+is\s+(?:wrong|incorrect|false|not)\b)"
     r"|(?<![A-Za-z\\])(I)(?=\s*[.)]|\s*$)"
 )
 
@@ -207,6 +222,8 @@ def _after_phrase(text: str, reader: _Reader) -> Found | None:
         # "not 5 but 18": what follows the correction counts.
         correction = _CORRECTION.search(sentence)
         return (_last(sentence[correction.end() :], reader) if correction else None) or ("", None)
+    if _REFUSAL.match(sentence) and not reader.is_words:
+        return "", None
     beginning = _CONNECTIVE.split(sentence, maxsplit=1)[0]
     for part in dict.fromkeys((sentence, beginning) if reader.is_words else (beginning, sentence)):
         if (found := _whole(part, reader)) is not None:
@@ -290,7 +307,7 @@ def _joined(text: str, spans: Sequence[_Span], reader: _Reader) -> Found:
 
 def _is_part_of_expression(text: str, span: _Span) -> bool:
     """Whether the number belongs to something larger that the search for numbers cannot read: `x^2 + 2`, `12 pi`."""
-    before, shown = text[: span.start].rstrip()[-12:], text[span.start : span.end]
+    before, shown = text[: span.start].rstrip()[-MAX_BEFORE:], text[span.start : span.end]
     if _OPERATOR_BEFORE.search(before) or _WORD_BEHIND.match(text, span.end):
         return True
     return shown.lstrip()[:1] in ("+", "-") and _OPERAND_BEFORE.search(before) is not None

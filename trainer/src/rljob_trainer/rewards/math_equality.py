@@ -57,6 +57,8 @@ def are_equal(expected: Value, given: Value) -> bool:
             return _same_listing(expected, given)
         case Words(), Words():
             return _without_article(expected.text) == _without_article(given.text) or _same_product(expected, given)
+        case Quantity(unit=""), Moment(kind="time", parts=(above, below, 0)) if below:
+            return expected.number == Fraction(above, below)  # `3:10` is a ratio, too
         case (Moment() | Words(), _) | (_, Moment() | Words()):
             return _same_product(expected, given)
         case (Listing(), _) | (_, Listing()):

@@ -45,7 +45,7 @@ _NAMED = (
 )
 _WRAPPERS = (
     *(("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("```", "```"), ("`", "`")),
-    *(('"', '"'), ("'", "'"), ("*", "*"), ("_", "_")),
+    *(('"', '"'), ("'", "'"), ("*", "*"), ("_", "_"), ("<b>", "</b>"), ("<strong>", "</strong>")),
 )
 _FONT = re.compile(rf"\\(?:{TEXT_COMMANDS}|underline|boxed|fbox)\s*(?=\{{)")
 
@@ -76,7 +76,7 @@ def undecorated(text: str) -> str:
     """The text without what surrounds a value: white space, final punctuation, quotes, Markdown, `$`, `\\text{}`."""
     while True:
         before = text
-        text = text.strip()
+        text = text.strip().removeprefix("> ")
         if text.endswith((",", ";", ":")) or (text.endswith(".") and not text.endswith("..")):
             text = text[:-1].rstrip()
         if text.count("**") == 1:

@@ -69,6 +69,7 @@ _SAME_UNIT = {
     "rad": ("radian",),
 }
 _CANONICAL = {spelling: unit for unit, spellings in _SAME_UNIT.items() for spelling in (*spellings, unit)}
+_MEGA = re.compile(r"M(?:g|m|L|W|V|A|J|N|Hz|Pa)")
 _POWER_WORDS = {"square": "^2", "squared": "^2", "sq": "^2", "cubic": "^3", "cubed": "^3"}
 _TEXT = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{([^{{}}]*)\}}")
 _WORDS = re.compile(r"[A-Za-z\u00b5\u03a9\u4e00-\u9fff%$€£¥₹¢][^\d=<>+*()\[\]{}\\,;:!?\"]*")
@@ -156,7 +157,8 @@ def same_unit(first: str, second: str) -> bool:
 
 
 def _canonical(words: str) -> str:
-    lowered = words if len(words) == 1 else words.lower()
+    # `Mg` is a million grams, and `mg` a thousandth of one.
+    lowered = words if len(words) == 1 or _MEGA.fullmatch(words) else words.lower()
     for spelling in (words, lowered, _singular(lowered)):
         if spelling in _CANONICAL:
             return _CANONICAL[spelling]

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_api.v1alpha1.policy_loss import LossType
-from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
+from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import refuse_not_finite
 from rljob_trainer.algorithms.interfaces import KL_PENALTIES, TokenInputs, WholeInputs
@@ -58,9 +59,9 @@ from rljob_trainer.workers.columns import (
     learned_mask,
     token_batch,
 )
-from rljob_trainer.workers.rank_reduce import RankReduce, token_denominators
 from rljob_trainer.workers.rollout_agreement import (
-    AgreementSums,
+    add_agreement,
+    agreement_metrics,
     log_ratios,
     num_marked,
     staleness,
@@ -68,8 +69,8 @@ from rljob_trainer.workers.rollout_agreement import (
     without_rejected,
 )
 from rljob_trainer.workers.trained import TrainedWorker
-from rljob_trainer.workers.update_loss import UpdateLoss
-from rljob_trainer.workers.update_sums import UpdateSums
+from rljob_trainer.workers.update_loss import UpdateLoss, update_metrics
+from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, token_denominators
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class ActorSettings:
     """What an actor is built from. `mini_batch_rows` is this worker's share of a mini-batch, in sequences."""
 
     engine: TrainEngineSettings
-    algorithm: ResolvedAlgorithm
+    algorithm: Algorithm
+    """Resolved."""
     optimizer: OptimizerSpec
     temperature: float
     max_new_tokens: int
@@ -171,14 +173,15 @@ class ActorWorker(TrainedWorker):
         first = self.settings.first_step
         rate = learning_rate(self.settings.optimizer, step - first, self.settings.num_steps - first)
         others = staleness(batch, self.policy_version, self.engine)
-        agreement, sums = AgreementSums(), UpdateSums()
+        agreement, sums = UpdateSums(), UpdateSums()
         has_old_logprobs = OLD_LOGPROBS in batch.ragged
+        correction = self.settings.algorithm.rollout_correction
         if has_old_logprobs:
-            agreement.add(log_ratios(batch).to(self.engine.device))
-            if weights := self.settings.algorithm.rollout_correction.weights:
-                batch = with_weights(batch, weights)
-        if rejection := self.settings.algorithm.rollout_correction.rejection:
-            batch, rejected = without_rejected(batch, rejection, self.engine)
+            add_agreement(agreement, log_ratios(batch).to(self.engine.device))
+            if correction.type is not RolloutCorrectionType.NONE:
+                batch = with_weights(batch, correction)
+        if correction.rejection is not None:
+            batch, rejected = without_rejected(batch, correction.rejection, self.engine)
             others |= rejected
         in_update = None if has_old_logprobs else agreement
         self._whole_pass_seconds = 0.0
@@ -188,10 +191,10 @@ class ActorWorker(TrainedWorker):
         ]
         MEMORY.mark(Boundary.UPDATE)
         self.policy_version = step + 1
-        metrics = sums.reduced(self.engine, len(norms)) | others | self.engine.take_routing()
+        metrics = update_metrics(sums, self.engine, len(norms)) | others | self.engine.take_routing()
         refuse_not_finite(self.policy_loss, metrics)
         if self.settings.samples_all_tokens:
-            metrics |= agreement.reduced(self.engine)
+            metrics |= agreement_metrics(agreement, self.engine)
         metrics[GRADIENT_NORM] = sum(norms) / len(norms)
         metrics[LEARNING_RATE] = rate
         if self.policy_loss.whole_pass is not None:
@@ -216,7 +219,7 @@ class ActorWorker(TrainedWorker):
         """[R], of the marked tokens."""
         if name != KL_PENALTIES:
             return batch.ragged_column(name).values[mask.values]
-        if not self.settings.algorithm.has_kl_in_reward:
+        if not self.settings.algorithm.kl.is_in_reward:
             return torch.zeros(int(mask.values.sum()))
         old_R, ref_R = (batch.ragged_column(each).values[mask.values] for each in (OLD_LOGPROBS, REF_LOGPROBS))
         return kl_coefficient * kl_estimate(old_R, ref_R, self.settings.algorithm.kl.estimator)
@@ -234,7 +237,7 @@ class ActorWorker(TrainedWorker):
         rate: float,
         kl_coefficient: float,
         sums: UpdateSums,
-        agreement: AgreementSums | None,
+        agreement: UpdateSums | None,
     ) -> float:
         """One optimizer update; returns the gradient norm. Without any token to learn from nothing changes."""
         denominators = token_denominators(mini_batch, self.engine)
@@ -270,7 +273,7 @@ class ActorWorker(TrainedWorker):
         try:
             return self.optimizer_step(rate)
         except NonFiniteUpdateError:
-            refuse_not_finite(self.policy_loss, sums.reduced(self.engine, 1))
+            refuse_not_finite(self.policy_loss, update_metrics(sums, self.engine, 1))
             raise
 
     def _whole_pass(self, mini_batch: TokenBatch) -> tuple[TokenBatch, Mapping[str, Tensor], frozenset[str]]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from rljob_trainer.algorithms import interfaces
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.train.token_batch import TokenBatch
@@ -38,14 +39,14 @@ TOKENS = "tokens"
 """Ragged int64: prompt, then response."""
 RESPONSE_MASK = "response_mask"
 """Ragged bool: the response's tokens, its end token included. These are what is learned from."""
-ROLLOUT_LOGPROBS = "rollout_logprobs"
+ROLLOUT_LOGPROBS = interfaces.ROLLOUT_LOGPROBS
 """Ragged float32: log-probability that the rollout engine gave to each response token when it sampled it, else 0."""
 POLICY_VERSIONS = "policy_versions"
 """Ragged int32: version of the weights that sampled each response token, else -1."""
-OLD_LOGPROBS = "old_logprobs"
+OLD_LOGPROBS = interfaces.OLD_LOGPROBS
 """Ragged float32: log-probability by the training engine before this step's updates. Absent when the first update is
 the only one: then it equals the update's own forward pass."""
-REF_LOGPROBS = "ref_logprobs"
+REF_LOGPROBS = interfaces.REF_LOGPROBS
 """Ragged float32: log-probability by the reference policy."""
 RESPONSE_TEXTS = "response_texts"
 """Object column: the response as text with its special tokens, without end and padding tokens and the stop text."""
@@ -71,10 +72,10 @@ CORRECTION_WEIGHTS = "correction_weights"
 the old log-probabilities are those of the update's own forward pass."""
 ADVANTAGES = "advantages"
 """[B] float32: advantage of each token of the response; ragged float32 where the estimator works on tokens."""
-SQUARES = "squared_probabilities"
+SQUARES = interfaces.SQUARES
 """Ragged float32: sum of the squared probabilities of all tokens of the vocabulary, by the training engine before this
 step's updates."""
-VALUES = "values"
+VALUES = interfaces.VALUES
 """Ragged float32: what the critic expected before this step's updates, by the token before each response token."""
 RETURNS = "returns"
 """Ragged float32: what the critic's values are fitted to."""

@@ -6,10 +6,9 @@ Legend: R response tokens of the rows at hand.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import LossAggregation
@@ -21,7 +20,6 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.optimizer import learning_rate
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch, in_rows
@@ -36,8 +34,8 @@ from rljob_trainer.observability.metrics import (
 )
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.workers.columns import RETURNS, VALUES, learned_mask, token_batch
-from rljob_trainer.workers.rank_reduce import RankReduce, token_denominators
 from rljob_trainer.workers.trained import TrainedWorker
+from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, token_denominators
 
 CRITIC_PREFIX = "critic."
 """Of tensor names in checkpoints."""
@@ -98,13 +96,13 @@ class CriticWorker(TrainedWorker):
         Needs TOKENS, RESPONSE_MASK, IS_LEARNED, VALUES, RETURNS. Metrics are those of the whole batch, equal on all
         ranks. Raises NonFiniteUpdateError after several updates in a row whose gradients are not finite."""
         rate = learning_rate(self.settings.optimizer, step, self.settings.num_steps)
-        sums = ValueSums()
+        sums = UpdateSums()
         explained = self._explained_variance(batch)
         norms = [self._update(mini_batch, rate, sums) for mini_batch in self._mini_batches(batch)]
         self.engine.leave_device()
         MEMORY.mark(Boundary.UPDATE_CRITIC)
         return {
-            **sums.reduced(self.engine, len(norms)),
+            **sums.reduced(self.engine, [VALUE_LOSS], {VALUE_LOSS: float(len(norms))}),
             EXPLAINED_VARIANCE: explained,
             CRITIC_GRADIENT_NORM: sum(norms) / len(norms),
             CRITIC_LEARNING_RATE: rate,
@@ -121,7 +119,7 @@ class CriticWorker(TrainedWorker):
             for rows in batch.split(self.settings.mini_batch_rows):
                 yield token_batch(rows, (VALUES, RETURNS))
 
-    def _update(self, mini_batch: TokenBatch, rate: float, sums: ValueSums) -> float:
+    def _update(self, mini_batch: TokenBatch, rate: float, sums: UpdateSums) -> float:
         """One optimizer update; returns the gradient norm. Without any token to learn from nothing changes."""
         denominators = token_denominators(mini_batch, self.engine)
         if denominators.num_tokens == 0:
@@ -132,31 +130,6 @@ class CriticWorker(TrainedWorker):
         return self.optimizer_step(rate)
 
 
-class ValueSums:
-    """What the updates of a step are reported by: sums over this rank's response tokens, on the device until the step's
-    end."""
-
-    def __init__(self) -> None:
-        self.num_tokens = 0
-        self.sums: dict[str, Tensor] = {}
-
-    def add(self, num_tokens: int, sums: Mapping[str, Tensor]) -> None:
-        """Adds one micro-batch; 0-d numbers by the names of metrics."""
-        self.num_tokens += num_tokens
-        for name, value in sums.items():
-            value = value.detach().double()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
-
-    def reduced(self, engine: TrainEngine, num_updates: int) -> dict[str, float]:
-        """Collective. Metrics of the whole batch, equal on all ranks."""
-        names = engine.names_over_ranks([*self.sums, VALUE_LOSS])
-        zero = torch.zeros((), dtype=torch.float64, device=engine.device)
-        mine = torch.stack([zero + self.num_tokens, *(self.sums.get(name, zero) for name in names)])
-        num_tokens, *sums = engine.sum_over_ranks(mine).tolist()
-        counted = {VALUE_LOSS: float(num_updates)}
-        return {name: value / max(1.0, counted.get(name, num_tokens)) for name, value in zip(names, sums, strict=True)}
-
-
 @dataclass(frozen=True)
 class ValueUpdate:
     """The loss of one update: called with each micro-batch, whose numbers go to `sums`."""
@@ -165,7 +138,7 @@ class ValueUpdate:
     gradient_divisor: int
     """What gradients are averaged over."""
     denominators: Denominators
-    sums: ValueSums
+    sums: UpdateSums
 
     def __call__(self, micro_batch: MicroBatch, values_R: Tensor) -> Tensor:
         """The micro-batch's part of the mini-batch's loss, 0-d, times what gradients are averaged over: the mean over
@@ -184,5 +157,5 @@ class ValueUpdate:
             max_new_tokens=1,
         )
         own = {METRIC_PREFIX + name: value for name, value in found.sums.items()}
-        self.sums.add(len(values_R), {VALUE_LOSS: loss / self.gradient_divisor, **own})
+        self.sums.add({VALUE_LOSS: loss / self.gradient_divisor, **own}, len(values_R))
         return loss

@@ -9,22 +9,20 @@ docs/memory.md has a table of what is where. A process begins in trainer mode.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
-from rljob_trainer.engines.host_allocator import give_back_where_short, give_freed_memory_back
+from rljob_trainer.engines.device_memory import DeviceMemory
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.engines.train.host_room import check_device_room
+from rljob_trainer.engines.train.engine_memory import check_device_room
 from rljob_trainer.observability.memory import MEMORY, Boundary
 from rljob_trainer.observability.metrics import TIMING_PREFIX, Metrics
 from rljob_trainer.observability.spans import SPANS
@@ -51,13 +49,9 @@ class HybridWorker(Worker):
             context.device, seed, context.rank, rollout.mesh_position(ROLLOUT_MESH).data_rank
         )
         self.seconds: dict[str, float] = {}
-        self.node_peers = _node_peers(context)
-        self.num_node_ranks = 1 if self.node_peers is None else dist.get_world_size(self.node_peers)
+        self.device_memory = DeviceMemory(context)
         self.num_cache_bytes = 0
-        self._give_memory_back()
-        if context.device_type == "cpu":
-            # Of loading.
-            give_freed_memory_back()
+        self.device_memory.give_back_after_loading()
         # The engine is awake since it was built: what comes later must fit beside it.
         check_device_room(actor.engine.memory, actor.engine.settings.offload, context.device)
         self.trainer_mode()
@@ -106,7 +100,7 @@ class HybridWorker(Worker):
         engine = self.rollout.engine
         MEMORY.mark(Boundary.STEP_BEFORE)
         # The engine's memory comes from outside torch's allocator: what that holds in reserve is in the way.
-        self._give_memory_back()
+        self.device_memory.give_back()
         engine.wake(weights=True, kv_cache=False)
         MEMORY.mark(Boundary.WAKE_WEIGHTS)
         version, held = self.actor.policy_version, self.synced_version
@@ -114,14 +108,9 @@ class HybridWorker(Worker):
             sync_weights(self.actor.engine, engine, self.rollout_dtype, version, knows_base=held is not None)
             self.synced_version, self.synced_loads = version, self.actor.num_loads
         self.actor.engine.leave_device()
-        self._give_memory_back()
+        self.device_memory.give_back()
         MEMORY.mark(Boundary.SYNC_WEIGHTS)
-        if self.node_peers is not None:
-            # The host's memory is shared: no cache is woken while a peer still holds buckets.
-            dist.barrier(self.node_peers)
-        if self.context.device_type == "cpu":
-            # The cache is no tensor that finds room in what updates have left.
-            give_back_where_short(self.num_node_ranks * self.num_cache_bytes)
+        self.device_memory.make_room_for_cache(self.num_cache_bytes)
         engine.wake(weights=False, kv_cache=True)
         engine.clear_cache()
         MEMORY.mark(Boundary.WAKE_KV_CACHE)
@@ -133,15 +122,9 @@ class HybridWorker(Worker):
         engine.sleep()
         if engine.forgets_weights_asleep:
             self.synced_version = None
-        self._give_memory_back()
+        self.device_memory.give_back()
         self.actor.engine.fetch_parameters()
         MEMORY.mark(Boundary.SLEEP)
-
-    def _give_memory_back(self) -> None:
-        """Returns what torch's allocator holds in reserve, so that the other engine can have it."""
-        if self.context.device_type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -149,16 +132,3 @@ class HybridWorker(Worker):
         with SPANS.span(name):
             yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-
-def _node_peers(context: WorkerContext) -> dist.ProcessGroup | None:
-    """Collective. The ranks on this rank's node; None where it is alone there."""
-    nodes = [0] * context.world_size
-    dist.all_gather_object(nodes, context.node_rank)
-    found: dist.ProcessGroup | None = None
-    for node in sorted(set(nodes)):
-        ranks = [rank for rank, each in enumerate(nodes) if each == node]
-        # All ranks make all groups.
-        group = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
-        found = group if node == context.node_rank else found
-    return found

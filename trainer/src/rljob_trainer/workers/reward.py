@@ -6,22 +6,21 @@ scoring processes work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from rljob_api.v1alpha1.reward import Reward
+from rljob_api.v1alpha1.reward import ErrorPolicy, OverlongPenalty, Reward
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.errors import RewardError
-from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
-from rljob_trainer.rewards.error_policy import settle
-from rljob_trainer.rewards.overlong import overlong_scores
+from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec, excerpt
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.workers.columns import (
     ANSWERS,
@@ -37,6 +36,7 @@ from rljob_trainer.workers.columns import (
 
 STATUSES = tuple(RewardStatus)
 """By the numbers that stand for them in a column."""
+MAX_EXCERPT_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
@@ -148,3 +148,46 @@ def _mapping(row: object) -> Mapping[str, object]:
     if not isinstance(row, Mapping):
         raise RewardError(f"a dataset row must be a mapping (seen: {type(row).__name__})")
     return row
+
+
+def settle(
+    reward: Reward, where: str, scorer_name: str, requests: Sequence[RewardRequest], outcomes: Sequence[RewardOutcome]
+) -> tuple[float, ...]:
+    """One score per request, in order, `errorScore` for failed ones, after `onError` and `onTimeout`. `where` is the
+    reward's place in the job, such as `spec.training.rewards[0]`.
+
+    Raises RewardError about the first failure that the job does not tolerate.
+    """
+    policies = {RewardStatus.ERROR: reward.on_error, RewardStatus.TIMEOUT: reward.on_timeout}
+    counts = Counter(outcome.status for outcome in outcomes)
+    for request, outcome in zip(requests, outcomes, strict=True):
+        if policies.get(outcome.status) is ErrorPolicy.FAIL:
+            seen = f"{counts[outcome.status]} of {len(outcomes)}"
+            raise RewardError(
+                f"{where} (reward {reward.name}): {scorer_name} {_failure_text(where, request, outcome, seen)}"
+            )
+    return tuple(outcome.score if outcome.status is RewardStatus.OK else reward.error_score for outcome in outcomes)
+
+
+def _failure_text(where: str, request: RewardRequest, outcome: RewardOutcome, seen: str) -> str:
+    field = "onError" if outcome.status is RewardStatus.ERROR else "onTimeout"
+    return (
+        f"{outcome.detail}\n"
+        f"  prompt: {excerpt(request.prompt, MAX_EXCERPT_CHARACTERS)!r}\n"
+        f"  response: {excerpt(request.response, MAX_EXCERPT_CHARACTERS)!r}\n"
+        f"  answer: {excerpt(str(request.answer), MAX_EXCERPT_CHARACTERS)!r}\n"
+        f"{seen} responses failed like this; fix the reward, or set {where}.{field}: Score to give such responses "
+        "errorScore"
+    )
+
+
+def overlong_scores(penalty: OverlongPenalty, num_tokens: Iterable[int], max_new_tokens: int) -> tuple[float, ...]:
+    """min(-exceed / buffer * factor, 0) with exceed = tokens - (max_new_tokens - buffer): 0 below the buffer, -factor
+    at the limit.
+
+    Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.4, equation 13, where the factor is 1; there what is
+    longer than the limit gets -1, and here nothing is longer. `num_tokens` are those of each response, its end token
+    included.
+    """
+    first = max_new_tokens - penalty.buffer_tokens
+    return tuple(min((first - each) / penalty.buffer_tokens * penalty.penalty_factor, 0.0) for each in num_tokens)

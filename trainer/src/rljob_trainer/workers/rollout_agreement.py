@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.resolved_correction import ResolvedRejection, ResolvedWeights
+from rljob_api.v1alpha1.rollout_correction import RolloutCorrection, RolloutRejection
 from rljob_trainer.algorithms.rollout_correction import MAX_LOG_RATIO, correction_weights, is_kept
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.batch.proto import DataProto
@@ -34,48 +34,31 @@ from rljob_trainer.workers.columns import (
     ROLLOUT_LOGPROBS,
     learned_mask,
 )
+from rljob_trainer.workers.update_sums import UpdateSums
 
 LARGE_DIFFERENCE = 0.1
 """In nats: a probability that is a tenth off."""
 
 
-class AgreementSums:
-    """Sums over the response tokens of this rank, each counted once, on the device until the end of the step."""
+AGREEMENT_METRICS = (LOGPROB_DIFF_MEAN, LOGPROB_DIFF_SHARE, ROLLOUT_KL, ROLLOUT_K3_KL)
 
-    def __init__(self) -> None:
-        self.num_tokens = 0
-        self.sums: dict[str, Tensor] = {}
-        self.largest: dict[str, Tensor] = {}
 
-    def add(self, log_ratios_R: Tensor) -> None:
-        """Adds what trainer and generator say of some tokens."""
-        if not len(log_ratios_R):
-            return
-        self.num_tokens += len(log_ratios_R)
-        distances_R = log_ratios_R.abs()
-        self._add(LOGPROB_DIFF_MEAN, distances_R)
-        self._add(LOGPROB_DIFF_SHARE, distances_R > LARGE_DIFFERENCE)
-        self._add(ROLLOUT_KL, -log_ratios_R)
-        # Held as in the weights: one token must not make the mean infinite.
-        held_R = log_ratios_R.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        self._add(ROLLOUT_K3_KL, held_R.expm1() - held_R)
-        largest = self.largest.get(LOGPROB_DIFF_MAX)
-        self.largest[LOGPROB_DIFF_MAX] = _larger(largest, distances_R.max())
+def add_agreement(sums: UpdateSums, log_ratios_R: Tensor) -> None:
+    """Adds what trainer and generator say of some tokens; each token counts once in a step."""
+    if not len(log_ratios_R):
+        return
+    distances_R = log_ratios_R.abs()
+    # Held as in the weights: one token must not make the mean infinite.
+    held_R = log_ratios_R.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    values = (distances_R, distances_R > LARGE_DIFFERENCE, -log_ratios_R, held_R.expm1() - held_R)
+    found = {name: values_R.sum(dtype=torch.float64) for name, values_R in zip(AGREEMENT_METRICS, values, strict=True)}
+    sums.add(found, len(log_ratios_R))
+    sums.add_largest(LOGPROB_DIFF_MAX, distances_R.max())
 
-    def reduced(self, engine: TrainEngine) -> dict[str, float]:
-        """Collective. Metrics of the whole batch, equal on all ranks."""
-        names = (LOGPROB_DIFF_MEAN, LOGPROB_DIFF_SHARE, ROLLOUT_KL, ROLLOUT_K3_KL)
-        zero = torch.zeros((), dtype=torch.float64, device=engine.device)
-        count = torch.tensor([self.num_tokens], dtype=torch.float64, device=engine.device)
-        mine = torch.cat([count, *(self.sums.get(name, zero).reshape(1) for name in names)])
-        num_tokens, *sums = engine.sum_over_ranks(mine).tolist()
-        metrics = {name: value / max(1.0, num_tokens) for name, value in zip(names, sums, strict=True)}
-        largest = self.largest.get(LOGPROB_DIFF_MAX, zero).double()
-        return metrics | {LOGPROB_DIFF_MAX: float(engine.max_over_ranks(largest).item())}
 
-    def _add(self, name: str, values_R: Tensor) -> None:
-        value = values_R.sum(dtype=torch.float64)
-        self.sums[name] = self.sums[name] + value if name in self.sums else value
+def agreement_metrics(sums: UpdateSums, engine: TrainEngine) -> dict[str, float]:
+    """Collective. Of the whole batch, equal on all ranks."""
+    return sums.reduced(engine, AGREEMENT_METRICS) | {LOGPROB_DIFF_MAX: sums.reduced_largest(engine, LOGPROB_DIFF_MAX)}
 
 
 def log_ratios(batch: DataProto) -> Tensor:
@@ -85,12 +68,12 @@ def log_ratios(batch: DataProto) -> Tensor:
     return old_R - rollout_R
 
 
-def with_weights(batch: DataProto, weights: ResolvedWeights) -> DataProto:
+def with_weights(batch: DataProto, correction: RolloutCorrection) -> DataProto:
     """The batch, which has OLD_LOGPROBS, with CORRECTION_WEIGHTS. Before any token is rejected: a response's ratio is
     that of all of its tokens."""
     mask = learned_mask(batch)
     segments = Segments.of(num_marked(mask), torch.device("cpu"))
-    weights_R = correction_weights(log_ratios(batch), segments, weights)
+    weights_R = correction_weights(log_ratios(batch), segments, correction)
     return batch.union(DataProto(ragged={CORRECTION_WEIGHTS: in_rows(weights_R, mask)}))
 
 
@@ -104,7 +87,7 @@ def staleness(batch: DataProto, policy_version: int, engine: TrainEngine) -> dic
 
 
 def without_rejected(
-    batch: DataProto, rejection: ResolvedRejection, engine: TrainEngine
+    batch: DataProto, rejection: RolloutRejection, engine: TrainEngine
 ) -> tuple[DataProto, dict[str, float]]:
     """Collective. The batch, which has OLD_LOGPROBS, with a RESPONSE_MASK that leaves out what trainer and generator
     disagree on, and which share of the tokens that is."""
@@ -122,7 +105,3 @@ def without_rejected(
 def num_marked(mask: RaggedColumn) -> tuple[int, ...]:
     """[B]: marked tokens of each row."""
     return tuple(int(row.sum()) for row in mask.row_tensors())
-
-
-def _larger(before: Tensor | None, now: Tensor) -> Tensor:
-    return now if before is None else torch.maximum(before, now)

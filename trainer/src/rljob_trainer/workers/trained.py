@@ -18,10 +18,10 @@ from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
-from rljob_trainer.engines.host_allocator import give_freed_memory_back
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.errors import NonFiniteUpdateError
+from rljob_trainer.host_memory import HOST_MEMORY
 from rljob_trainer.observability.memory import MEMORY, Boundary
 from rljob_trainer.observability.spans import SPANS
 
@@ -95,7 +95,7 @@ class TrainedWorker(Worker):
         load_into(self._named_state(), open_checkpoint(folder))
         self.leave_after_copy()
         if self.context.device_type == "cpu":
-            give_freed_memory_back()
+            HOST_MEMORY.give_back()
         self.num_loads += 1
         self.checkpoint_loaded(policy_version)
 

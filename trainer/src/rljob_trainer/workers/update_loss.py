@@ -8,29 +8,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
+from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import KlPlacement
-from rljob_api.v1alpha1.recipes import ResolvedAlgorithm
+from rljob_api.v1alpha1.recipes import filled
+from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss
 from rljob_trainer.algorithms.interfaces import LossInputs, PolicyLoss
 from rljob_trainer.algorithms.kl import kl_estimate
 from rljob_trainer.algorithms.rollout_correction import correction_weights
 from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
 from rljob_trainer.errors import AlgorithmFunctionError
+from rljob_trainer.observability.metrics import (
+    CORRECTION_BOUNDED,
+    CORRECTION_MEAN,
+    CORRECTION_SAMPLE_SIZE,
+    ENTROPY,
+    KL_LOSS,
+    POLICY_LOSS,
+)
 from rljob_trainer.workers.columns import ADVANTAGES, CORRECTION_WEIGHTS, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
-from rljob_trainer.workers.rollout_agreement import AgreementSums
+from rljob_trainer.workers.rollout_agreement import add_agreement
 from rljob_trainer.workers.update_sums import UpdateSums
+
+ACTOR_PREFIX = "actor/"
+"""Before the names of a loss's own sums."""
 
 
 @dataclass(frozen=True)
 class UpdateLoss:
     """Of one update: call it with each micro-batch. What it is reported by is added to `sums`, on the device."""
 
-    algorithm: ResolvedAlgorithm
+    algorithm: Algorithm
+    """Resolved."""
     policy_loss: PolicyLoss
     denominators: Denominators
     kl_coefficient: float
@@ -42,7 +56,7 @@ class UpdateLoss:
     """What the loss's pass over the whole mini-batch gave: single numbers; values per token are among the columns."""
     whole_columns: frozenset[str]
     sums: UpdateSums
-    agreement: AgreementSums | None
+    agreement: UpdateSums | None
     """For what is not compared with the generator before: None where the batch has old log-probabilities."""
     failures: list[str] = field(default_factory=list)
     """What the user's own loss was blamed for here. The other ranks are in the collectives of this pass, so it goes on;
@@ -76,14 +90,15 @@ class UpdateLoss:
             return logprobs_R.sum() * 0.0
         log_ratios_R = (old_R - columns[ROLLOUT_LOGPROBS]).detach()
         if self.agreement is not None:
-            self.agreement.add(log_ratios_R)
+            add_agreement(self.agreement, log_ratios_R)
         losses_R = found.losses_N
-        if correction := self.algorithm.rollout_correction.weights:
+        correction = self.algorithm.rollout_correction
+        if correction.type is not RolloutCorrectionType.NONE:
             weights_R = columns.get(CORRECTION_WEIGHTS)
             if weights_R is None:
                 weights_R = correction_weights(log_ratios_R, segments, correction)
             losses_R = losses_R * weights_R
-            self.sums.add_weights(weights_R, correction.max_ratio)
+            self.sums.add(weight_sums(weights_R, filled(correction.max_ratio)))
         policy_loss = self._aggregated(losses_R, segments)
         loss = policy_loss
         if self.algorithm.entropy_coefficient:
@@ -93,22 +108,38 @@ class UpdateLoss:
         if kl.coefficient and kl.placement is KlPlacement.LOSS:
             kl_R = kl_estimate(logprobs_R, columns[REF_LOGPROBS], kl.estimator, straight_through=kl.straight_through)
             loss = loss + self.kl_coefficient * self._aggregated(kl_R, segments)
-            self.sums.add_kl(kl_R.detach())
-        with torch.no_grad():
-            self.sums.add(
-                num_tokens=len(logprobs_R),
-                policy_loss=policy_loss.detach() / self.gradient_divisor,
-                entropy_R=entropy_R,
-                others=found.sums,
-            )
+            self.sums.add({KL_LOSS: kl_R.detach().sum()})
+        own = {ACTOR_PREFIX + name: value for name, value in found.sums.items()}
+        if entropy_R is not None:
+            own[ENTROPY] = entropy_R.sum()
+        self.sums.add({POLICY_LOSS: policy_loss.detach() / self.gradient_divisor, **own}, len(logprobs_R))
         return loss
 
     def _aggregated(self, values_R: Tensor, segments: Segments) -> Tensor:
         return aggregate_loss(
             values_R,
             segments,
-            self.algorithm.aggregation,
+            filled(self.algorithm.aggregation),
             self.denominators,
             dp_size=self.gradient_divisor,
             max_new_tokens=self.max_new_tokens,
         )
+
+
+def update_metrics(sums: UpdateSums, engine: TrainEngine, num_updates: int) -> dict[str, float]:
+    """Collective. What the updates of a step are reported by, of the whole batch, equal on all ranks."""
+    metrics = sums.reduced(engine, [POLICY_LOSS], {POLICY_LOSS: float(num_updates)})
+    if CORRECTION_SAMPLE_SIZE in metrics:
+        mean_of_squares = metrics[CORRECTION_SAMPLE_SIZE]
+        metrics[CORRECTION_SAMPLE_SIZE] = metrics[CORRECTION_MEAN] ** 2 / (mean_of_squares or 1.0)
+    return metrics
+
+
+def weight_sums(weights_R: Tensor, max_ratio: float) -> dict[str, Tensor]:
+    """Of what the policy losses of one micro-batch were multiplied by."""
+    return {
+        CORRECTION_MEAN: weights_R.sum(),
+        CORRECTION_SAMPLE_SIZE: weights_R.double().square().sum(),
+        # A ratio itself is never 0.
+        CORRECTION_BOUNDED: ((weights_R == 0) | (weights_R == max_ratio)).sum(),
+    }

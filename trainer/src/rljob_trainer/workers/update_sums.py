@@ -1,79 +1,71 @@
-"""Adds up what the updates of one training step are reported by, over micro-batches, mini-batches and ranks.
+"""Numbers of all data-parallel ranks of an engine, and what the updates of one training step are reported by.
 
-The sums stay on the device until the step's end: reading one of them would make the host wait for the device.
-
-Legend: R response tokens of a micro-batch.
+The sums of a step stay on the device until its end: reading one of them would make the host wait for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from rljob_trainer.algorithms.aggregation import Denominators, count_denominators
+from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.engines.train.engine import TrainEngine
-from rljob_trainer.observability.metrics import (
-    CORRECTION_BOUNDED,
-    CORRECTION_MEAN,
-    CORRECTION_SAMPLE_SIZE,
-    ENTROPY,
-    KL_LOSS,
-    POLICY_LOSS,
-)
+from rljob_trainer.engines.train.token_batch import TokenBatch
 
-ACTOR_PREFIX = "actor/"
-"""Before the names of a loss's own sums."""
+
+class RankReduce:
+    """`Reduce` over the data-parallel ranks of an engine."""
+
+    def __init__(self, engine: TrainEngine) -> None:
+        self.sum = engine.sum_over_ranks
+        self.max = engine.max_over_ranks
 
 
 class UpdateSums:
-    """Sums over the response tokens of this rank."""
+    """Sums over the response tokens of this rank, by the names of metrics; over micro-batches, mini-batches, and at
+    last over ranks."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        self.num_kl_tokens = 0
         self.sums: dict[str, Tensor] = {}
+        self.largest: dict[str, Tensor] = {}
 
-    def add(
-        self, *, num_tokens: int, policy_loss: Tensor, entropy_R: Tensor | None, others: Mapping[str, Tensor]
-    ) -> None:
-        """Adds one micro-batch. `policy_loss` is this rank's part of a mini-batch's loss, 0-d."""
+    def add(self, sums: Mapping[str, Tensor], num_tokens: int = 0) -> None:
+        """Adds 0-d sums, and as many tokens as were not counted before."""
         self.num_tokens += num_tokens
-        self._add(POLICY_LOSS, policy_loss)
-        if entropy_R is not None:
-            self._add(ENTROPY, entropy_R.detach().sum())
-        for name, value in others.items():
-            self._add(ACTOR_PREFIX + name, value)
+        for name, value in sums.items():
+            value = value.detach().double()
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
 
-    def add_weights(self, weights_R: Tensor, max_ratio: float) -> None:
-        """Adds what the policy losses of one micro-batch were multiplied by."""
-        self._add(CORRECTION_MEAN, weights_R.sum())
-        self._add(CORRECTION_SAMPLE_SIZE, weights_R.double().square().sum())
-        # A ratio itself is never 0.
-        self._add(CORRECTION_BOUNDED, ((weights_R == 0) | (weights_R == max_ratio)).sum())
-
-    def add_kl(self, kl_R: Tensor) -> None:
-        """Adds the KL to the reference of one micro-batch."""
-        self.num_kl_tokens += len(kl_R)
-        self._add(KL_LOSS, kl_R.sum())
-
-    def reduced(self, engine: TrainEngine, num_updates: int) -> dict[str, float]:
-        """Collective. Metrics of the whole batch, equal on all ranks. A rank without tokens has none of the sums; those
-        of the others are reported."""
-        names = engine.names_over_ranks([*self.sums, POLICY_LOSS])
-        zero = torch.zeros((), dtype=torch.float64, device=engine.device)
-        counts = torch.tensor([self.num_tokens, self.num_kl_tokens], dtype=torch.float64, device=engine.device)
-        mine = torch.cat([counts, *(self.sums.get(name, zero).reshape(1) for name in names)])
-        num_tokens, num_kl_tokens, *sums = engine.sum_over_ranks(mine).tolist()
-        counted = {POLICY_LOSS: float(num_updates), KL_LOSS: num_kl_tokens}
-        metrics = {
-            name: value / max(1.0, counted.get(name, num_tokens)) for name, value in zip(names, sums, strict=True)
-        }
-        if CORRECTION_SAMPLE_SIZE in metrics:
-            mean_of_squares = metrics[CORRECTION_SAMPLE_SIZE]
-            metrics[CORRECTION_SAMPLE_SIZE] = metrics[CORRECTION_MEAN] ** 2 / (mean_of_squares or 1.0)
-        return metrics
-
-    def _add(self, name: str, value: Tensor) -> None:
+    def add_largest(self, name: str, value: Tensor) -> None:
+        """Of this metric the largest 0-d value counts."""
         value = value.detach().double()
-        self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.largest[name] = torch.maximum(self.largest[name], value) if name in self.largest else value
+
+    def reduced(
+        self, engine: TrainEngine, always: Sequence[str] = (), counts: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """Collective. Means over all tokens of all ranks, or of a metric in `counts` over so many; equal on all ranks.
+        A rank without tokens has none of the sums; those of the others are reported. Those in `always` are there also
+        where no rank has any."""
+        names = engine.names_over_ranks([*self.sums, *always])
+        zero = torch.zeros((), dtype=torch.float64, device=engine.device)
+        mine = torch.stack([zero + self.num_tokens, *(self.sums.get(name, zero) for name in names)])
+        num_tokens, *sums = engine.sum_over_ranks(mine).tolist()
+        divisors = counts or {}
+        return {name: value / max(1.0, divisors.get(name, num_tokens)) for name, value in zip(names, sums, strict=True)}
+
+    def reduced_largest(self, engine: TrainEngine, name: str) -> float:
+        """Collective. Of a metric given to `add_largest`; 0 where no rank has one."""
+        zero = torch.zeros((), dtype=torch.float64, device=engine.device)
+        return float(engine.max_over_ranks(self.largest.get(name, zero)).item())
+
+
+def token_denominators(mini_batch: TokenBatch, engine: TrainEngine) -> Denominators:
+    """Collective. Counts of the mini-batch over all workers."""
+    mine = count_denominators(Segments.of(mini_batch.response_lengths, torch.device("cpu")))
+    counts = torch.tensor([mine.num_tokens, mine.num_sequences], dtype=torch.float64)
+    return Denominators(*engine.sum_over_ranks(counts).tolist())

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from rljob_trainer.engines.device_memory import num_storage_bytes
 from rljob_trainer.engines.rollout.base import (
     FinishedSequence,
     FinishReason,
@@ -23,7 +24,6 @@ from rljob_trainer.engines.rollout.base import (
     SamplingSettings,
 )
 from rljob_trainer.engines.rollout.response_text import response_decoder
-from rljob_trainer.engines.storages import num_storage_bytes
 from rljob_trainer.engines.train.acceptance import is_misfit, sample_rows
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.errors import ConfigurationError

@@ -21,6 +21,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from rljob_api.v1alpha1.model import Lora
+from rljob_trainer.engines.device_memory import distinct_storages
 from rljob_trainer.engines.rollout.base import (
     AdapterEngine,
     FinishedSequence,
@@ -29,11 +30,10 @@ from rljob_trainer.engines.rollout.base import (
     RolloutMemory,
     SamplingSettings,
 )
-from rljob_trainer.engines.rollout.host_pages import lend_pages, release_pages
 from rljob_trainer.engines.rollout.response_text import response_decoder
 from rljob_trainer.engines.rollout.select import check_build
-from rljob_trainer.engines.storages import distinct_storages
 from rljob_trainer.errors import ConfigurationError, ResourceError
+from rljob_trainer.host_memory import HOST_MEMORY
 from rljob_trainer.models.adapter_files import write_adapter
 from rljob_trainer.models.tokenizer import Tokenizer
 
@@ -212,9 +212,9 @@ class VllmEngine(AdapterEngine):
             # What it knows of pages that lose their contents. As vLLM's own sleep does.
             self.engine.reset_prefix_cache()
         if self.on_cpu and self.has_slept and not self.fills_blocks:
-            lend_pages(self.kv_cache)
+            HOST_MEMORY.lend_pages(self.kv_cache)
         elif self.on_cpu:
-            release_pages(self.kv_cache)
+            HOST_MEMORY.release_pages(self.kv_cache)
         else:
             self.engine.sleep(level=1 if self.keeps_weights_asleep else 2)
             self.has_weights = False

@@ -24,8 +24,7 @@ from transformers import PreTrainedModel
 
 from rljob_trainer.engines.train import passes
 from rljob_trainer.engines.train.acceptance import check_acceptance
-from rljob_trainer.engines.train.engine_memory import EngineMemory
-from rljob_trainer.engines.train.host_room import check_host_room
+from rljob_trainer.engines.train.engine_memory import EngineMemory, check_host_room
 from rljob_trainer.engines.train.layout import ParallelLayout, meshes_of
 from rljob_trainer.engines.train.lora import (
     adapter_tensors,
@@ -34,7 +33,6 @@ from rljob_trainer.engines.train.lora import (
     lora_layers,
     scoring,
 )
-from rljob_trainer.engines.train.micro_batches import plan_micro_batches
 from rljob_trainer.engines.train.model import (
     check_bfloat16,
     materialize,
@@ -42,6 +40,7 @@ from rljob_trainer.engines.train.model import (
 )
 from rljob_trainer.engines.train.offload import Offloading
 from rljob_trainer.engines.train.optimizer import make_adamw
+from rljob_trainer.engines.train.output_head import Head
 from rljob_trainer.engines.train.router import RouterUse, Routing
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.engines.train.settings import TrainEngineSettings
@@ -49,7 +48,6 @@ from rljob_trainer.engines.train.sharded_model import sharded_model
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch, batch_of_rows
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
 from rljob_trainer.engines.train.token_model import AskDistribution, AskValues, Question, TokenModel
-from rljob_trainer.engines.train.value_head import Head
 from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.activity import ACTIVITY
@@ -329,7 +327,7 @@ class TrainEngine:
         if self.settings.head is Head.SCORE:
             # Its own tokens of a text may be more than the policy's, by which the job was checked.
             max_tokens = max(max_tokens, *batch.read_lengths, 0)
-        return plan_micro_batches(
+        return passes.plan_micro_batches(
             batch.read_lengths,
             max_tokens,
             lambda count: int(self._largest(count)),

@@ -15,7 +15,7 @@ from transformers.initialization import guard_torch_init_functions
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rljob_trainer.engines.train.attention import choose_attention, register_flat_attention
-from rljob_trainer.engines.train.value_head import Head, put_value_head, without_tied_head
+from rljob_trainer.engines.train.output_head import Head, put_value_head, without_tied_head
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.model_files import reading_model
 from rljob_trainer.models.weight_conversion import Window, whole_window

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, UntypedStorage, nn
 
-from rljob_trainer.engines.storages import distinct_storages, local_part
+from rljob_trainer.engines.device_memory import distinct_storages, local_part
 
 Tensors = Callable[[], Iterable[Tensor]]
 

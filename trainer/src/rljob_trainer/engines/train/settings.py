@@ -11,7 +11,7 @@ from rljob_api.v1alpha1.optimizer import Optimizer as OptimizerSpec
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.offload import NO_OFFLOAD, OffloadSettings
-from rljob_trainer.engines.train.value_head import Head
+from rljob_trainer.engines.train.output_head import Head
 
 
 @dataclass(frozen=True)

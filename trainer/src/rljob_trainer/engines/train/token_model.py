@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from rljob_trainer.engines.train.attention import AttentionPlan
-from rljob_trainer.engines.train.output_head import output_head_of
+from rljob_trainer.engines.train.output_head import VALUE_HEAD, output_head_of
 from rljob_trainer.engines.train.router import AuxiliaryLoss, ExpertLoad, RouterUse, router_use
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, OutputHead, token_distribution
-from rljob_trainer.engines.train.value_head import VALUE_HEAD
 
 Outputs = tuple[Tensor | None, ...]
 Pass = Callable[["TokenModel"], Outputs]

@@ -18,16 +18,14 @@ from transformers import PreTrainedModel
 
 from rljob_trainer.engines.train.lora import base_tensors
 from rljob_trainer.engines.train.model import named_tensors, window_of
-from rljob_trainer.engines.train.value_head import VALUE_WEIGHT, Head
+from rljob_trainer.engines.train.output_head import VALUE_WEIGHT, Head
 from rljob_trainer.errors import ConfigurationError, storage_checked
-from rljob_trainer.models.model_files import WHERE, read_json_object
+from rljob_trainer.models.model_files import INDEX_FILE, SINGLE_FILE, WHERE, read_json_object
 from rljob_trainer.models.weight_conversion import FileGroup, Window, file_groups
 from rljob_trainer.observability.activity import ACTIVITY
 
 log = logging.getLogger(__name__)
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 """Of safetensors: dtypes whose numbers are weights, not codes."""
 COMPARED_ELEMENTS = 16 * 1024 * 1024

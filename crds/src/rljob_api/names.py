@@ -1,0 +1,62 @@
+"""Names that people write: which ones may have been meant by a misspelled one ("did you mean", only for likely typing
+errors), and which ones a Python file of theirs cannot have. Light: every scoring process imports it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+_MIN_SIMILARITY = 0.8
+_MAX_ABBREVIATION = 6
+
+
+def near_names(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
+    """The known names that differ from `name` by a typing error, the nearest first.
+
+    Letter case and separators do not count, and `++` is `PlusPlus`. A short name, where every letter has a meaning (DPO
+    is not DAPO), matches only with the same letters in another order. A longer name needs a similarity of 0.8, the same
+    first letter (Float16 is not BFloat16) and the same digits (H800 is not H200).
+    """
+    scored = [(_similarity(name, each), each) for each in known]
+    near = sorted((each for each in scored if each[0] >= _MIN_SIMILARITY), key=lambda each: (-each[0], each[1]))
+    return [each for _, each in near[:max_names]]
+
+
+def standard_module_problem(path: str) -> str | None:
+    """An error message if the user's module has the name of a standard library module, else None. Python imports only
+    one of the two, and code that needs the other one fails."""
+    top = path.partition(":")[0].partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return None
+    return (
+        f"{top!r} is the name of a module of Python's standard library, which is imported in place of yours or fails"
+        f" because of it (seen: {path!r}); rename your file or folder, for example to my_{top.strip('_')}, and name"
+        " it here"
+    )
+
+
+def _similarity(name: str, known: str) -> float:
+    """From 0 to 1, 0 where the meaning is another."""
+    ours, theirs = _plain(name), _plain(known)
+    if ours == theirs:
+        return 1.0
+    if sorted(ours) == sorted(theirs):
+        return _MIN_SIMILARITY
+    if _is_abbreviation(known):
+        return 0.0
+    digits, their_digits = (re.sub(r"\D", "", each) for each in (ours, theirs))
+    is_slip = digits.startswith(their_digits) or their_digits.startswith(digits)
+    if ours[:1] != theirs[:1] or not is_slip:
+        return 0.0
+    return SequenceMatcher(None, name.lower(), known.lower()).ratio()
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower().replace("++", "plusplus"))
+
+
+def _is_abbreviation(known: str) -> bool:
+    """`GRPO`, `DrGRPO`, `K1`, but not `MaxMin`."""
+    return len(known) <= _MAX_ABBREVIATION and sum(map(str.isupper, known)) * 2 > sum(map(str.isalpha, known))

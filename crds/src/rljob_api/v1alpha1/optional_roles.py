@@ -1,0 +1,126 @@
+"""Models that only some jobs have beside the policy: the reference, the critic and the reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rljob_api.rule import rule
+from rljob_api.v1alpha1.advantage import AdvantageType
+from rljob_api.v1alpha1.policy_loss import LossType
+from rljob_api.v1alpha1.recipes import may_need_critic, may_need_critic_cel
+from rljob_api.v1alpha1.reward import RewardType
+from rljob_api.v1alpha1.spec import RLJobSpec, pool_of_cel
+from rljob_api.v1alpha1.training import Training
+
+_FUNCTIONS = ("self.training.algorithm.advantage", "self.training.algorithm.loss")
+
+
+def may_need_reference(spec: RLJobSpec) -> bool:
+    """Whether there is a KL term, or a function that may ask for the reference's log-probabilities."""
+    algorithm = spec.training.algorithm
+    has_function = algorithm.advantage.type is AdvantageType.FUNCTION or algorithm.loss.type is LossType.FUNCTION
+    return algorithm.kl.coefficient > 0 or has_function
+
+
+MAY_NEED_REFERENCE_CEL = " || ".join(
+    (
+        "self.training.algorithm.kl.coefficient > 0.0",
+        *(f"(has({part}.type) && {part}.type == 'Function')" for part in _FUNCTIONS),
+    )
+)
+
+
+def reference_is_the_actor(spec: RLJobSpec) -> bool:
+    """Whether a reference is the actor's model with its adapters off, in the actor's layout."""
+    placed, place = spec.placed_roles(), spec.roles.ref
+    is_beside = placed["ref"] == placed["actor"] and place.shard_size is None and place.sequence_parallel is None
+    return spec.training.model.lora is not None and is_beside
+
+
+REFERENCE_IS_THE_ACTOR_CEL = (
+    f"has(self.training.model.lora) && {pool_of_cel('ref')} == {pool_of_cel('actor')}"
+    " && !has(self.roles.ref.shardSize) && !has(self.roles.ref.sequenceParallel)"
+)
+
+
+def has_reward_model(training: Training) -> bool:
+    """Whether a model is among the rewards."""
+    return any(reward.type is RewardType.REWARD_MODEL for reward in training.rewards)
+
+
+def has_reward_model_cel(training: str) -> str:
+    """The same in CEL."""
+    return f"{training}.rewards.exists(reward, reward.type == 'RewardModel')"
+
+
+@dataclass(frozen=True)
+class OptionalRole:
+    """A role that only some jobs have."""
+
+    name: str
+    is_there: Callable[[RLJobSpec], bool]
+    is_there_cel: str
+    wrong: str
+    advice: str
+
+
+OPTIONAL_ROLES = (
+    OptionalRole(
+        "ref",
+        may_need_reference,
+        MAY_NEED_REFERENCE_CEL,
+        "there is no reference model with training.algorithm.kl.coefficient 0",
+        "set a coefficient above 0 (or choose a function that needs ref_logprobs)",
+    ),
+    OptionalRole(
+        "critic",
+        lambda spec: may_need_critic(spec.training.algorithm),
+        may_need_critic_cel("self.training.algorithm"),
+        "the algorithm that the job chooses has no critic",
+        "choose an advantage that needs a critic (algorithm.type: PPO)",
+    ),
+    OptionalRole(
+        "rewardModel",
+        lambda spec: has_reward_model(spec.training),
+        has_reward_model_cel("self.training"),
+        "no reward is of type RewardModel",
+        "add such a reward to training.rewards",
+    ),
+)
+
+
+def absent_roles(spec: RLJobSpec) -> list[str]:
+    """Roles that only some jobs have, and this one has not."""
+    return [role.name for role in OPTIONAL_ROLES if not role.is_there(spec)]
+
+
+CRITIC_RULES = (
+    rule(
+        Training,
+        "Training.critic",
+        field=".critic",
+        cel=f"!has(self.critic) || {may_need_critic_cel('self.algorithm')}",
+        wrong="the algorithm that the job chooses has no critic",
+        advice="remove the block, or choose an advantage that needs one (algorithm.type: PPO, or advantage.type: GAE)",
+        holds=lambda training: training.critic is None or may_need_critic(training.algorithm),
+    ),
+    rule(
+        Training,
+        "Training.criticWarmupSteps",
+        field=".critic.warmupSteps",
+        cel="!has(self.critic) || self.critic.warmupSteps < self.steps",
+        wrong="the policy would learn in none of the steps",
+        advice="write fewer than training.steps",
+        holds=lambda training: training.critic is None or training.critic.warmup_steps < training.steps,
+    ),
+    rule(
+        Training,
+        "Training.criticOptimizerWarmupSteps",
+        field=".critic.optimizer.warmupSteps",
+        cel="!has(self.critic) || self.critic.optimizer.warmupSteps <= self.steps",
+        wrong="must not be more than training.steps",
+        advice="lower it, or train for more steps",
+        holds=lambda training: training.critic is None or training.critic.optimizer.warmup_steps <= training.steps,
+    ),
+)

@@ -1,0 +1,236 @@
+"""Requests and limits of a container, and the rules on them, as the API server judges them when it makes the pod."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import Field, StrictStr
+
+from rljob_api.base import WireModel
+from rljob_api.names import near_names
+from rljob_api.quantities import number_of
+from rljob_api.rule import Path, Rule, cel_text, rule
+from rljob_api.scalars import MAX_RESOURCE_DOMAIN, RESOURCE_WITH_DOMAIN, WITHOUT_NULLS, Quantity
+
+ResourceMap = Annotated[dict[StrictStr, Quantity], Field(max_length=16), WITHOUT_NULLS]
+COMMON = ("cpu", "memory", "ephemeral-storage")
+HUGE_PAGES = "hugepages-"
+_OWN_NAMES = r"^(cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]{0,9}([kMGTPE]|[KMGTPE]i)?)$"
+_NATIVE, QUOTA = "kubernetes.io/", "requests."
+_MAX_DIGITS = 9
+"""Of the number of an extended resource; CEL turns no more than 18 into an integer."""
+_MAX_COUNT = 10**_MAX_DIGITS - 1
+_ACCELERATOR = r"(?i)(gpu|npu|tpu)s?"
+_PAGES = {"hugepages-2Mi": 2 * 2**20, "hugepages-1Gi": 2**30}
+"""Sizes of huge pages whose multiples the CRD checks (x86-64). The operator checks all other sizes."""
+
+
+class Resources(WireModel):
+    """Requests and limits of one container, as in a pod. GPUs are not written here: `gpusPerNode` says them."""
+
+    requests: ResourceMap = Field(default_factory=dict)
+    limits: ResourceMap = Field(default_factory=dict)
+
+
+def _is_extended(name: str) -> bool:
+    return "/" in name
+
+
+def is_resource_name(name: str) -> bool:
+    """Whether a container can request this."""
+    return re.fullmatch(_OWN_NAMES, name) is not None or (
+        re.fullmatch(RESOURCE_WITH_DOMAIN, name) is not None
+        and name.index("/") <= MAX_RESOURCE_DOMAIN
+        and _NATIVE not in name
+        and not name.startswith(QUOTA)
+    )
+
+
+def is_device_cel(name: str) -> str:
+    """CEL, of the name of a device with its domain: whether a container can request it."""
+    return (
+        f"{name}.indexOf('/') <= {MAX_RESOURCE_DOMAIN} && !{name}.contains('{_NATIVE}')"
+        f" && !{name}.startsWith('{QUOTA}')"
+    )
+
+
+def _meant(name: str) -> list[str]:
+    """What a name that is not a resource may have meant."""
+    if re.fullmatch(_ACCELERATOR, name) is not None:
+        return ["for GPUs use gpusPerNode and gpuResource of the pool"]
+    return [f"did you mean {near}?" for near in near_names(name, COMMON)]
+
+
+def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
+    def bad(resources: Resources) -> list[str]:
+        return [name for name in read(resources) if not is_resource_name(name)]
+
+    return rule(
+        Resources,
+        f"Resources.{field}",
+        field=f".{field}",
+        cel=(
+            f"!has(self.{field}) || self.{field}.all(k, k.matches({cel_text(_OWN_NAMES)})"
+            f" || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)}) && {is_device_cel('k')}))"
+        ),
+        wrong="names a resource that a container cannot request",
+        advice=(
+            f"write {', '.join(COMMON)}, {HUGE_PAGES}2Mi or the like, or the name of a device with its domain, such as"
+            " rdma/hca (not kubernetes.io)"
+        ),
+        holds=lambda resources: not bad(resources),
+        places=lambda resources: [(name,) for name in bad(resources)],
+        choices=lambda _, place: _meant(str(place[0])),
+    )
+
+
+def _is_count(text: str) -> bool:
+    return re.fullmatch(rf"[0-9]{{1,{_MAX_DIGITS}}}", text) is not None
+
+
+def _not_counts(resources: Resources) -> list[Path]:
+    return [
+        (field, name)
+        for field, amounts in (("requests", resources.requests), ("limits", resources.limits))
+        for name, text in amounts.items()
+        if _is_extended(name) and not _is_count(text)
+    ]
+
+
+def _is_count_cel(field: str) -> str:
+    """Whether devices are counted in digits. Before Kubernetes 1.34, the API server estimates the cost of CEL as if
+    each quantity could be megabytes long. A function that reads the whole string exceeds the limit, and `charAt` does
+    not."""
+    value = f"self.{field}[k]"
+    letters = list(range(_MAX_DIGITS))
+    return (
+        f"(!has(self.{field}) || self.{field}.all(k, !k.contains('/') || (type({value}) == int ? {value} <="
+        f" {_MAX_COUNT} : size({value}) <= {_MAX_DIGITS} && {letters}.all(i, i >= size({value}) ||"
+        f" ({value}.charAt(i) >= '0' && {value}.charAt(i) <= '9')))))"
+    )
+
+
+def _not_equal(resources: Resources) -> list[Path]:
+    """Requests of what cannot be shared that are not equal to the limit."""
+    return [
+        (name,)
+        for name, text in resources.requests.items()
+        if (_is_extended(name) or name.startswith(HUGE_PAGES))
+        and (name not in resources.limits or number_of(resources.limits[name]) != number_of(text))
+    ]
+
+
+def _huge_pages(resources: Resources) -> list[tuple[Path, str, str]]:
+    """Where huge pages are written, their name and their amount."""
+    return [
+        ((field, name), name, text)
+        for field, amounts in (("requests", resources.requests), ("limits", resources.limits))
+        for name, text in amounts.items()
+        if re.fullmatch(_OWN_NAMES, name) is not None and name.startswith(HUGE_PAGES)
+    ]
+
+
+def _lonely_pages(resources: Resources) -> list[Path]:
+    """Huge pages without memory or CPUs."""
+    if {"cpu", "memory"} & (resources.requests.keys() | resources.limits.keys()):
+        return []
+    return [place for place, _, _ in _huge_pages(resources)]
+
+
+def _broken_pages(resources: Resources) -> list[Path]:
+    """Amounts of huge pages that are not a multiple of the page."""
+    return [
+        place
+        for place, name, text in _huge_pages(resources)
+        if number_of(text) % number_of(name.removeprefix(HUGE_PAGES)) != 0
+    ]
+
+
+def _order_rule(name: str) -> Rule:
+    def number(amounts: str) -> str:
+        value = f"self.{amounts}['{name}']"
+        # `string(...)` would do for both, and costs too much in some versions of the API server.
+        return f"(type({value}) == int ? quantity('0').add({value}) : quantity({value}))"
+
+    def holds(resources: Resources) -> bool:
+        if name not in resources.requests or name not in resources.limits:
+            return True
+        return number_of(resources.requests[name]) <= number_of(resources.limits[name])
+
+    return rule(
+        Resources,
+        f"Resources.{name}",
+        field=".requests",
+        cel=(
+            f"!has(self.requests) || !has(self.limits) || !('{name}' in self.requests) || !('{name}' in self.limits) ||"
+            f" {number('requests')}.compareTo({number('limits')}) <= 0"
+        ),
+        wrong=f"{name} must not be more than the limit",
+        advice=f"lower it, or raise limits.{name}",
+        holds=holds,
+        places=lambda _: [(name,)],
+    )
+
+
+RESOURCE_RULES = (
+    _name_rule("requests", lambda resources: resources.requests),
+    _name_rule("limits", lambda resources: resources.limits),
+    rule(
+        Resources,
+        "Resources.devices",
+        field="",
+        cel=f"{_is_count_cel('requests')} && {_is_count_cel('limits')}",
+        wrong=f"devices are counted in whole numbers of at most {_MAX_COUNT}",
+        advice="write digits only, such as 1",
+        holds=lambda resources: not _not_counts(resources),
+        places=_not_counts,
+    ),
+    rule(
+        Resources,
+        "Resources.notShared",
+        field=".requests",
+        # Of huge pages the API server compares no amounts here: that would cost too much. The operator does.
+        cel=(
+            f"!has(self.requests) || self.requests.all(k, !k.contains('/') && !k.startsWith('{HUGE_PAGES}') ||"
+            " has(self.limits) && k in self.limits &&"
+            " (!k.contains('/') || int(self.requests[k]) == int(self.limits[k])))"
+        ),
+        wrong="devices and huge pages cannot be shared: the request must be equal to the limit",
+        advice="write the same under limits, or under limits alone",
+        holds=lambda resources: not _not_equal(resources),
+        places=_not_equal,
+    ),
+    *(_order_rule(name) for name in COMMON),
+    rule(
+        Resources,
+        "Resources.hugePages",
+        field="",
+        cel=(
+            f"!has(self.limits) || !self.limits.exists(k, k.startsWith('{HUGE_PAGES}')) || 'cpu' in self.limits ||"
+            " 'memory' in self.limits || has(self.requests) && ('cpu' in self.requests || 'memory' in self.requests)"
+        ),
+        wrong="huge pages need cpu or memory beside them",
+        advice="add memory",
+        holds=lambda resources: not _lonely_pages(resources),
+        places=_lonely_pages,
+    ),
+    rule(
+        Resources,
+        "Resources.pageSize",
+        field="",
+        # A request is equal to the limit. One call of `quantity` for each size: more would cost too much.
+        cel="!has(self.limits) || "
+        + " && ".join(
+            f"(!('{name}' in self.limits) || (type({value}) == int ? {value} : quantity({value}).asInteger()) % {size}"
+            " == 0)"
+            for name, size in _PAGES.items()
+            for value in (f"self.limits['{name}']",)
+        ),
+        wrong="an amount of huge pages must be a multiple of the page",
+        advice="write a multiple, such as 4Mi of hugepages-2Mi",
+        holds=lambda resources: not _broken_pages(resources),
+        places=_broken_pages,
+    ),
+)

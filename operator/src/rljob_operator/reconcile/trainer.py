@@ -1,0 +1,261 @@
+"""What is known of the attempt's trainer: JobSubmitted, Progressing, Checkpointed, progress, checkpoint and export.
+
+Whether Ray has it, how far it is, and since when nothing is learned of it, or nothing has come of it.
+"""
+
+from __future__ import annotations
+
+from rljob_api.conditions import ConditionType, Reason
+from rljob_api.constants import POD_STORAGE_FOLDER
+from rljob_api.run_state import RunPhase, RunState
+from rljob_api.v1alpha1.run_policy import RunPolicy
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.status import AttemptState, CheckpointStatus, Progress
+from rljob_operator.manifests.naming import submission_id
+from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, Verdict, head_pod
+from rljob_operator.reconcile.observed import (
+    EffectKind,
+    Observed,
+    ObservedJob,
+    ObservedRayJob,
+    RayJobStatus,
+    Reachability,
+)
+from rljob_operator.reconcile.status_draft import (
+    FALSE,
+    MAX_URI_LENGTH,
+    TRUE,
+    UNKNOWN,
+    StatusDraft,
+    seconds_since,
+    timestamp,
+)
+
+LAST_PHASES = (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED)
+
+END_WITHOUT_STATE = "Ray says that the trainer has ended well; its last run state is looked for"
+"""Of Progressing, while it is."""
+
+MIN_SECONDS_BETWEEN_PROGRESS = 5
+MAX_SECONDS_OF_OLD_PROGRESS = 9
+MIN_SECONDS_BETWEEN_NOTES = 60
+"""A trainer that works is noted to have got further once in so long, or in a third of the stall deadline where that is
+less: each note is a write."""
+
+
+def report_submission(draft: StatusDraft, observed: Observed) -> Verdict | None:
+    """Sets JobSubmitted: True from the moment that Ray knows the job. None where there is nothing new to say."""
+    verdict = _submission_verdict(draft, observed)
+    if verdict is None:
+        return None
+    draft.set(ConditionType.JOB_SUBMITTED, verdict.status, verdict.reason, verdict.message)
+    if verdict.holds and draft.attempt.running_since is None:
+        draft.change_attempt(running_since=timestamp(draft.now), state=AttemptState.STARTING.value)
+    return verdict
+
+
+def ray_job(draft: StatusDraft, observed: Observed) -> ObservedRayJob | None:
+    """What Ray says of the newest submission; None where there is none, or Ray does not know or say."""
+    job = observed.ray.job
+    if draft.attempt.submissions == 0 or observed.ray.reachability is not Reachability.OK or job is None:
+        return None
+    return job if job.submission_id == newest_submission(draft, observed.job) else None
+
+
+def newest_submission(draft: StatusDraft, job: ObservedJob) -> str:
+    """Id of the submission of the newest attempt; there must be one."""
+    return submission_id(job.name, draft.attempt.number, draft.attempt.submissions)
+
+
+def report_silence(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | None:
+    """Why nothing can be learned of a trainer that runs, and since when, in the attempt's record; None while something
+    can, or while it may be a moment's trouble only."""
+    blind = _blindness(draft, observed)
+    if blind is None:
+        if draft.attempt.silent_since is not None and observed.ray.reachability is Reachability.OK:
+            draft.change_attempt(silent_since=None)
+        return None
+    if draft.attempt.silent_since is None:
+        draft.change_attempt(silent_since=timestamp(draft.now))
+    return blind
+
+
+def note_progress(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
+    """Notes when the trainer got further, by what it writes: not by its clock, which need not be ours."""
+    state = observed.ray.run_state if ray_job(draft, observed) is not None else None
+    attempt = draft.attempt
+    if attempt.progressed_at is None:
+        draft.change_attempt(progressed_at=timestamp(draft.now))
+    if state is None or state.written_at == attempt.run_state_at:
+        return
+    since = seconds_since(attempt.progressed_at, draft.now) if attempt.progressed_at is not None else None
+    pause = min(MIN_SECONDS_BETWEEN_NOTES, policy.stall_deadline_seconds / 3)
+    if attempt.run_state_at is None or since is None or since >= pause:
+        draft.change_attempt(progressed_at=timestamp(draft.now), run_state_at=state.written_at)
+
+
+def seconds_without_progress(draft: StatusDraft) -> float:
+    """Of a trainer that runs."""
+    attempt = draft.attempt
+    since = attempt.progressed_at or attempt.running_since or attempt.started
+    return seconds_since(since, draft.now)
+
+
+def report_run(
+    draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, blind: tuple[Reason, str] | None
+) -> None:
+    """Takes over what the trainer says, once it was submitted; of places only those that the spec tells how to name.
+    `blind`: why nothing is learned of it."""
+    if draft.attempt.running_since is None:
+        return
+    state = observed.ray.run_state if ray_job(draft, observed) is not None else None
+    if state is not None:
+        _take_over(draft, observed, _with_claim_uris(state, spec, observed.job.name))
+    if draft.checkpoint is None:
+        draft.set(ConditionType.CHECKPOINTED, FALSE, Reason.NO_CHECKPOINT_YET, "")
+    else:
+        draft.set(ConditionType.CHECKPOINTED, TRUE, Reason.SAVED, f"checkpoint of step {draft.checkpoint.step}")
+    _report_progressing(draft, observed, state, blind)
+
+
+def note_last_words(draft: StatusDraft, observed: Observed) -> None:
+    """Notes when it was first seen that the trainer, or Ray, tells of its end."""
+    job, state = ray_job(draft, observed), observed.ray.run_state
+    if job is None or draft.attempt.ending_seen_at is not None:
+        return
+    if job.status.has_ended or (state is not None and state.phase in LAST_PHASES):
+        draft.change_attempt(ending_seen_at=timestamp(draft.now))
+
+
+def seconds_since_last_words(draft: StatusDraft) -> float | None:
+    """Since that was seen; None where it was not."""
+    seen = draft.attempt.ending_seen_at
+    return None if seen is None else seconds_since(seen, draft.now)
+
+
+def trainer_may_run(draft: StatusDraft, observed: Observed) -> bool:
+    """Whether the trainer of the newest attempt was not seen to end: neither does Ray say so, nor is the head gone in
+    which it runs. Of one that is about to be submitted, too."""
+    attempt, job = draft.attempt, ray_job(draft, observed)
+    if attempt.submissions == 0:
+        return False
+    if job is not None:
+        return not job.status.has_ended
+    if observed.ray.reachability is Reachability.OK:
+        return attempt.running_since is None
+    head = head_pod(observed.pods_of(attempt.cluster))
+    return observed.forbidden is not None or (head is not None and not head.ended)
+
+
+def claim_uri(uri: str, spec: RLJobSpec, job: str) -> str:
+    """A place in the pods as people find it: by the claim, and the folder within it."""
+    storage, inside = spec.checkpoint.storage, f"file://{POD_STORAGE_FOLDER}/"
+    if storage is None or not uri.startswith(inside):
+        return uri
+    folder = f"pvc://{storage.persistent_volume_claim}/{(storage.sub_path or job).strip('/')}/"
+    found = folder + uri.removeprefix(inside)
+    return found if len(found) <= MAX_URI_LENGTH else uri
+
+
+def _submission_verdict(draft: StatusDraft, observed: Observed) -> Verdict | None:
+    if draft.attempt.submissions == 0:
+        return None
+    name, failure = newest_submission(draft, observed.job), observed.failure
+    if ray_job(draft, observed) is not None:
+        return Verdict(TRUE, Reason.SUBMITTED, f"Ray job {name}")
+    if draft.attempt.running_since is not None:
+        if observed.ray.reachability is not Reachability.OK:
+            return None
+        return Verdict(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows job {name}; its head was restarted")
+    if failure is not None and failure.kind is EffectKind.SUBMIT_JOB:
+        return Verdict(FALSE, failure.reason, failure.message)
+    return Verdict(FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")
+
+
+def _blindness(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | None:
+    ray = observed.ray
+    if observed.forbidden is not None and ray.reachability is Reachability.NOT_ASKED:
+        return Reason.READ_FORBIDDEN, observed.forbidden
+    if ray.reachability is Reachability.NOT_ASKED:
+        return Reason.DASHBOARD_UNREACHABLE, "the head pod is not ready"
+    if ray.reachability is not Reachability.OK:
+        if ray.silent_seconds < SHORT_SILENCE_SECONDS and draft.attempt.silent_since is None:
+            return None
+        rejected = ray.reachability is Reachability.REJECTED
+        return Reason.TOKEN_REJECTED if rejected else Reason.DASHBOARD_UNREACHABLE, ray.error or "no reason is known"
+    if ray.run_state_error is not None and ray_job(draft, observed) is not None:
+        return Reason.RUN_STATE_UNREADABLE, ray.run_state_error
+    return None
+
+
+def _take_over(draft: StatusDraft, observed: Observed, state: RunState) -> None:
+    checkpoint = state.checkpoint
+    job = ray_job(draft, observed)
+    at_once = checkpoint not in (None, draft.checkpoint) or (job is not None and job.status.has_ended)
+    if at_once or _is_due(draft, state.progress):
+        draft.progress = state.progress
+    draft.checkpoint = checkpoint or draft.checkpoint
+    draft.export_uri = state.export_uri or draft.export_uri
+    if state.resumed_from_step is not None:
+        draft.change_attempt(resumed_from_step=state.resumed_from_step)
+    if checkpoint is not None and _is_own(checkpoint, state):
+        draft.change_attempt(checkpoint_step=checkpoint.step)
+
+
+def _is_own(checkpoint: CheckpointStatus, state: RunState) -> bool:
+    """Whether the start that tells of a checkpoint has saved it, and does not go on from it. One that has not begun to
+    train is at step 0."""
+    return checkpoint.step != state.resumed_from_step and checkpoint.step <= state.progress.step
+
+
+def _is_due(draft: StatusDraft, progress: Progress) -> bool:
+    """Whether this progress is worth a write: not more often than every 5 s on the average, nor later than the pass
+    after 9 s; whatever the trainer's clock says, which may have been set back."""
+    if draft.progress is None:
+        return True
+    written = draft.progress.updated_at
+    step_seconds = seconds_since(written, draft.now) - seconds_since(progress.updated_at, draft.now)
+    waited_seconds = seconds_since(written, draft.now)
+    is_recent = 0 <= waited_seconds < MAX_SECONDS_OF_OLD_PROGRESS
+    return step_seconds >= MIN_SECONDS_BETWEEN_PROGRESS or not is_recent
+
+
+def _report_progressing(
+    draft: StatusDraft, observed: Observed, state: RunState | None, blind: tuple[Reason, str] | None
+) -> None:
+    kind, stop, job = ConditionType.PROGRESSING, draft.attempt.stop, ray_job(draft, observed)
+    head = head_pod(observed.pods_of(draft.attempt.cluster))
+    if stop is not None:
+        cannot = "" if stop.told_at is not None else ", but cannot be asked: Ray's dashboard does not answer"
+        asked = "the trainer was asked to stop" if stop.told_at is not None else "the trainer is to stop"
+        draft.set(kind, FALSE, Reason.STOPPING, f"{asked} ({stop.reason}){cannot}")
+    elif head is not None and head.deleting:
+        draft.change_attempt(state=AttemptState.STOPPING.value)
+        draft.set(kind, FALSE, Reason.STOPPING, f"the head pod {head.name} is being removed")
+    elif blind is not None:
+        draft.set(kind, UNKNOWN, *blind)
+    elif observed.ray.reachability is not Reachability.OK:
+        # A moment's silence: what was told before still stands.
+        return
+    elif state is None and job is not None and job.status is RayJobStatus.SUCCEEDED:
+        draft.set(kind, FALSE, Reason.DASHBOARD_UNREACHABLE, END_WITHOUT_STATE)
+    elif state is None or state.phase is RunPhase.STARTING:
+        draft.set(kind, TRUE, Reason.STARTING, "the trainer loads the model and builds its workers")
+    elif state.phase is RunPhase.STOPPING:
+        draft.change_attempt(state=AttemptState.STOPPING.value)
+        draft.set(kind, FALSE, Reason.STOPPING, "the trainer was asked to stop")
+    elif state.phase is RunPhase.RUNNING:
+        if draft.attempt.state == AttemptState.STARTING:
+            draft.change_attempt(state=AttemptState.RUNNING.value)
+        draft.set(kind, TRUE, Reason.TRAINING, f"{state.progress.total_steps} steps in all")
+
+
+def _with_claim_uris(state: RunState, spec: RLJobSpec | None, job: str) -> RunState:
+    if spec is None:
+        return state.model_copy(update={"checkpoint": None, "export_uri": None})
+    checkpoint, export_uri = state.checkpoint, state.export_uri
+    if checkpoint is not None:
+        checkpoint = checkpoint.model_copy(update={"uri": claim_uri(checkpoint.uri, spec, job)})
+    if export_uri is not None:
+        export_uri = claim_uri(export_uri, spec, job)
+    return state.model_copy(update={"checkpoint": checkpoint, "export_uri": export_uri})

@@ -1,0 +1,40 @@
+"""What a process has of the host's memory: how much comes anew where tensors are made, let go and made again; and what
+is lent to the system (MADV_FREE)."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+from pathlib import Path
+
+import torch
+
+MEBIBYTES = (3, 20, 30, 30, 30, 30, 30, 30)
+"""Of the tensors of a round."""
+NUM_ROUNDS = 20
+_PR_SET_THP_DISABLE = 41
+
+
+def num_new_mebibytes() -> int:
+    """Pages that came in `NUM_ROUNDS` rounds, after two others, of `sum(MEBIBYTES)` that each writes to.
+
+    The heap grows in some of the first rounds: a block is asked for with room to align it, and does not fit where one
+    like it was until there are several such places. Which rounds these are follows from what else lies there."""
+    # No large pages, whatever the machine does: they would make few faults of much memory.
+    ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    _rounds(2)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    _rounds(NUM_ROUNDS)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize() >> 20
+
+
+def _rounds(number: int) -> None:
+    for _ in range(number):
+        tensors = [torch.ones(size << 18) for size in MEBIBYTES]
+        del tensors
+
+
+def lent_bytes() -> int:
+    """Of this process, what the system may take."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("LazyFree:"))

@@ -1,0 +1,189 @@
+"""The models that judge responses: where a job's critic begins, which must speak the policy's tokens, and the model
+among its rewards. Whether each can be used, and how it is asked."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig
+
+from rljob_api.v1alpha1.model import Model
+from rljob_api.v1alpha1.reward import Reward, RewardModel
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_trainer.controller.engine_settings import critic_of, reward_model_engine
+from rljob_trainer.controller.job_checks import (
+    check_layouts,
+    check_row_lengths,
+    check_vocabulary,
+    check_vocabulary_size,
+    position_limit,
+)
+from rljob_trainer.controller.model_roles import ScoringModel
+from rljob_trainer.controller.prompt_sets import Prompts
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.model import read_config
+from rljob_trainer.engines.train.output_head import VALUE_WEIGHT
+from rljob_trainer.engines.train.weight_loading import WeightFiles
+from rljob_trainer.errors import ConfigurationError, RewardError, about_field
+from rljob_trainer.models.model_files import reading_model
+from rljob_trainer.models.source import ModelPlace, controller_model
+from rljob_trainer.models.tokenizer import Tokenizer
+from rljob_trainer.source_paths import looks_local
+from rljob_trainer.workers.factories import CRITIC, CRITIC_FIELD, POLICY_FIELD, REWARD_MODEL
+from rljob_trainer.workers.reward_model import RewardModelSettings, conversations
+
+log = logging.getLogger(__name__)
+
+
+CLASSIFIER = "ForSequenceClassification"
+"""End of the names of transformers' classes for such models."""
+
+
+def critic_model(
+    spec: RLJobSpec,
+    policy_folder: Path,
+    prompts: Prompts,
+    layout: ParallelLayout,
+    cache_folder: Path,
+    job_folder: Path,
+) -> ModelPlace | None:
+    """None for the policy's own model. Raises ConfigurationError for a model that cannot be read, has other tokens than
+    the policy's, reads only shorter rows, or does not divide over the critic's GPUs."""
+    named = critic_of(spec).model
+    if named.source is None:
+        return None
+    log.info("critic: %s", named.source)
+    with about_field(CRITIC_FIELD, POLICY_FIELD):
+        folder, place = controller_model(Model(source=named.source, revision=named.revision), cache_folder, job_folder)
+        check_vocabulary(folder, prompts.largest_token)
+        check_vocabulary_size(read_config(policy_folder), read_config(folder), named.source)
+        check_row_lengths(folder, spec.training, prompts)
+        check_layouts(folder, {CRITIC: layout})
+        mine, theirs = Tokenizer(policy_folder).vocabulary(), Tokenizer(folder).vocabulary()
+    if mine != theirs:
+        differing = sorted({token for token, number in mine.items() if theirs.get(token) != number})
+        example = f"such as {differing[0]!r}" if differing else f"it has {len(theirs)}, the policy {len(mine)}"
+        raise ConfigurationError(
+            f"{CRITIC_FIELD}source: {named.source} has other tokens than the policy ({example}), and would read its "
+            "responses as other texts; choose a model with the policy's tokenizer, or leave it out for the policy's own"
+        )
+    return place
+
+
+log = logging.getLogger(__name__)
+
+
+def model_reward(spec: RLJobSpec) -> tuple[str, Reward, RewardModel] | None:
+    """The reward of type RewardModel and its place in the job, if there is one."""
+    for index, reward in enumerate(spec.training.rewards):
+        if reward.reward_model is not None:
+            return f"spec.training.rewards[{index}].rewardModel.", reward, reward.reward_model
+    return None
+
+
+def scoring_model(
+    spec: RLJobSpec,
+    policy_folder: Path,
+    prompts: Sequence[PromptRow],
+    layout: ParallelLayout,
+    cache_folder: Path,
+    job_folder: Path,
+) -> ScoringModel | None:
+    """None for a job without one. Raises ConfigurationError for a model that cannot be read, has no head for scores or
+    one of several labels, does not divide over its GPUs, or has a chat template that does not take the prompts."""
+    found = model_reward(spec)
+    if found is None:
+        return None
+    field, reward, named = found
+    log.info("reward model: %s", named.source)
+    with about_field(field, POLICY_FIELD):
+        folder, place = controller_model(Model(source=named.source, revision=named.revision), cache_folder, job_folder)
+        config = read_config(folder)
+        _check_labels(config, named.source)
+        if looks_local(named.source, job_folder):
+            _check_head(folder)
+        check_layouts(folder, {REWARD_MODEL: layout})
+        policy, mine = Tokenizer(policy_folder), Tokenizer(folder)
+        is_alike = policy.vocabulary() == mine.vocabulary() and policy.chat_template == mine.chat_template
+        reads_tokens = is_alike and _ends_with_response(mine, prompts)
+        longest = position_limit(config)
+        if reads_tokens:
+            check_vocabulary_size(read_config(policy_folder), config, named.source)
+            check_vocabulary(folder, max(max(prompt.token_ids) for prompt in prompts))
+            _check_positions(spec, named.source, longest, max(len(prompt.token_ids) for prompt in prompts))
+        else:
+            log.info(
+                "reward model: it is given texts, because %s",
+                "its chat template goes on after the response"
+                if is_alike
+                else "its tokenizer or chat template is not the policy's",
+            )
+            _check_conversations(mine, prompts)
+    # The dtype is known once Auto is settled.
+    engine = reward_model_engine(spec, torch.float32, layout)
+    return ScoringModel(place, RewardModelSettings(engine, reward.name, field, reads_tokens, longest))
+
+
+def _check_positions(spec: RLJobSpec, source: str, limit: int | None, longest_prompt: int) -> None:
+    longest = longest_prompt + spec.training.rollout.max_new_tokens
+    if limit is not None and longest > limit:
+        raise ConfigurationError(
+            f"{POLICY_FIELD}source: with the longest prompt ({longest_prompt} tokens) and rollout.maxNewTokens "
+            f"({spec.training.rollout.max_new_tokens}) a row may have {longest} tokens, and {source} reads at most "
+            f"{limit} (max_position_embeddings); lower dataset.maxPromptTokens or rollout.maxNewTokens, or choose "
+            "another model"
+        )
+
+
+def _check_labels(config: PreTrainedConfig, source: str) -> None:
+    """Of a model that says it is a classifier; what another one has is seen in its files."""
+    architecture = next(iter(config.architectures or ()), "")
+    if architecture.endswith(CLASSIFIER) and config.num_labels != 1:
+        raise ConfigurationError(
+            f"{POLICY_FIELD}source: {source} is a classifier of {config.num_labels} labels (config.json), and a score "
+            "is one number; choose a model with one label"
+        )
+
+
+def _check_head(folder: Path) -> None:
+    what = f"the weights in {folder} cannot be read"
+    with reading_model(folder, what, "are files missing or damaged?"), WeightFiles(folder) as files:
+        shape = files.slice(VALUE_WEIGHT).get_shape() if VALUE_WEIGHT in files.names else None
+    if shape is None:
+        raise ConfigurationError(
+            f"{POLICY_FIELD}source: {folder} has no tensor '{VALUE_WEIGHT}', the head that gives scores; choose a "
+            "model that was trained as a sequence classifier with one label"
+        )
+    if shape[:1] != [1]:
+        raise ConfigurationError(
+            f"{POLICY_FIELD}source: the head of {folder} ({VALUE_WEIGHT}) gives {math.prod(shape[:1])} numbers, and a "
+            "score is one; choose a model with one label"
+        )
+
+
+def _ends_with_response(tokenizer: Tokenizer, prompts: Sequence[PromptRow]) -> bool:
+    """Whether the tokens of a response are the last that the model was trained to see: a chat template may go on after
+    the end token."""
+    row = next((row for row in prompts if row.messages is not None), None)
+    return row is None or _conversation(tokenizer, row)[-1] in tokenizer.eos_token_ids
+
+
+def _check_conversations(tokenizer: Tokenizer, prompts: Sequence[PromptRow]) -> None:
+    """One prompt of each sequence of roles."""
+    for row in {tuple(message["role"] for message in row.messages or ()): row for row in prompts}.values():
+        _conversation(tokenizer, row)
+
+
+def _conversation(tokenizer: Tokenizer, row: PromptRow) -> list[int]:
+    """A prompt with a response. Raises ConfigurationError for a chat that the template does not take."""
+    response = f"{row.plain_turn_beginning}text"
+    try:
+        [token_ids] = conversations(tokenizer, [row.prompt], [row.messages], [response], [False])
+    except RewardError as error:
+        raise ConfigurationError(f"{POLICY_FIELD}source: {error}") from error
+    return token_ids

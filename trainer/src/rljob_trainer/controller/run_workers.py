@@ -1,0 +1,189 @@
+"""The processes of a run: the connection to Ray, the devices of all pools, and the worker groups on them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from rljob_api.constants import ENV_RUN_FOLDER, LOGS_FOLDER
+from rljob_api.handover import TrainerJob
+from rljob_api.v1alpha1.rollout import Compile
+from rljob_trainer.controller.model_roles import (
+    Models,
+    ScoringModel,
+    model_roles,
+    num_data_ranks_of,
+    placed_roles,
+)
+from rljob_trainer.controller.rollout_phase import ModelReward
+from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.groups.ray_session import ShippedCode, cluster_resources, ray_session
+from rljob_trainer.groups.shared_folders import check_shared
+from rljob_trainer.groups.worker_group import WorkerGroup, spawn
+from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
+from rljob_trainer.observability.activity import LOOK_SECONDS, ActivityWatch
+from rljob_trainer.pools.pool_manager import (
+    FusedRoles,
+    ResourcePoolManager,
+    plan_roles,
+    pool_settings_of,
+)
+from rljob_trainer.pools.resource_pool import ResourcePool
+from rljob_trainer.settings import NUM_THREADS_VARIABLE, Settings, worker_environment
+from rljob_trainer.workers.factories import (
+    ACTOR,
+    CRITIC,
+    HYBRID,
+    REFERENCE,
+    REWARD,
+    REWARD_MODEL,
+    make_reward,
+)
+from rljob_trainer.workers.protocols import (
+    ActorGroup,
+    CriticGroup,
+    HybridGroup,
+    ReferenceGroup,
+    RewardGroup,
+    RewardModelGroup,
+    TrainedGroup,
+)
+from rljob_trainer.workers.reward import RewardSettings, RewardWorker
+from rljob_trainer.workers.reward_model import TEXT_COLUMNS, TOKEN_COLUMNS
+
+log = logging.getLogger(__name__)
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The worker groups of a run."""
+
+    actor: ActorGroup
+    hybrid: HybridGroup
+    reward: RewardGroup
+    reference: ReferenceGroup | None
+    critic: CriticGroup | None
+    scoring_model: ModelReward | None
+    num_devices: int
+    processes: Mapping[str, WorkerProcesses]
+    """By pool."""
+
+    @property
+    def trained(self) -> tuple[TrainedGroup, ...]:
+        """What checkpoints are made of."""
+        return (self.actor,) if self.critic is None else (self.actor, self.critic)
+
+
+@contextmanager
+def connected_ray(job: TrainerJob, settings: Settings) -> Iterator[str]:
+    """The connection to Ray; gives the type of the devices there."""
+    num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
+    log.info("Ray: %s", f"connecting to {settings.ray_address}" if settings.ray_address else "starting")
+    has_gpus = settings.device_type == "cuda" or (settings.device_type is None and torch.cuda.is_available())
+    num_local_gpus = num_workers if has_gpus else 0
+    with ray_session(settings.ray_address, num_workers + 1, num_local_gpus, shipped_code(settings)):
+        # A cluster's head has no GPU itself: what its nodes declare counts, not what torch finds here.
+        yield settings.device_type or ("cuda" if cluster_resources().get("GPU") else "cpu")
+
+
+@contextmanager
+def started_workers(
+    job: TrainerJob,
+    settings: Settings,
+    models: Models,
+    reward: RewardSettings,
+    longest_prompt: int,
+    device_type: str,
+    doing: Tell,
+) -> Iterator[Workers]:
+    """The devices of all pools, and the worker groups on them."""
+    num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
+    num_threads = chosen_num_threads(job, settings)
+    log_folder = settings.run_folder / LOGS_FOLDER
+    with ExitStack() as stack:
+        roles = {
+            role.name: role
+            for role in (
+                RoleSpec(REWARD, RewardWorker, partial(make_reward, reward)),
+                *model_roles(job, models, longest_prompt),
+            )
+        }
+        # GPUs also where they are declared only and not computed on: they are what keeps workers off the head.
+        pools = pool_settings_of(job.spec, num_cpus_per_device=1, cluster_resources=cluster_resources())
+        plan = plan_roles([pool.name for pool in pools], placed_roles(job.spec, tuple(roles)))
+        log.info("workers: building %d on %s; their logs are in %s", num_workers, device_type, log_folder)
+        manager = stack.enter_context(ResourcePoolManager(pools, plan))
+        started: list[tuple[FusedRoles, ResourcePool, WorkerProcesses]] = []
+        for group in plan.groups:
+            pool = manager.pool_of(group.roles[0])
+            processes = start_processes(pool, _environment(job, settings, device_type))
+            stack.callback(processes.close)
+            started.append((group, pool, processes))
+        if settings.ray_address:
+            folders = {"run folder": settings.run_folder, "checkpoint folder": settings.checkpoint_folder}
+            check_shared(folders, [processes for _, _, processes in started])
+
+        def build(group: FusedRoles, pool: ResourcePool, processes: WorkerProcesses) -> dict[str, WorkerGroup]:
+            others = tuple(slot for _, other, _ in started if other is not pool for slot in other.slots())
+            folder = log_folder / group.pool if len(started) > 1 else log_folder
+            build_settings = BuildSettings(device_type, num_threads, folder, others)
+            processes.build(pool.slots(), build_settings, [roles[role] for role in group.roles])
+            return spawn(processes)
+
+        doing(f"loads models on {num_workers} workers")
+        with ThreadPoolExecutor(max_workers=len(started)) as builders:  # on all pools at once
+            built = [builders.submit(build, *each) for each in started]
+            activity = ActivityWatch(log_folder, lambda how: doing(f"loads models; {how}"))
+            while wait(built, timeout=LOOK_SECONDS).not_done:
+                activity.look()
+        groups = {role: group for each in built for role, group in each.result().items()}
+        yield Workers(
+            actor=groups[ACTOR].seen_as(ActorGroup),
+            hybrid=groups[HYBRID].seen_as(HybridGroup),
+            reward=groups[REWARD].seen_as(RewardGroup),
+            reference=groups[REFERENCE].seen_as(ReferenceGroup) if REFERENCE in groups else None,
+            critic=groups[CRITIC].seen_as(CriticGroup) if CRITIC in groups else None,
+            scoring_model=_model_reward(job, models.reward, groups),
+            num_devices=num_workers,
+            processes={group.pool: processes for group, _, processes in started},
+        )
+
+
+def _environment(job: TrainerJob, settings: Settings, device_type: str) -> dict[str, str]:
+    """Of the workers' processes."""
+    compiles = job.spec.training.rollout.compile is Compile.ALWAYS
+    variables = worker_environment(device_type, chosen_num_threads(job, settings), compiles=compiles)
+    return variables | {ENV_RUN_FOLDER: str(settings.run_folder)}
+
+
+def _model_reward(
+    job: TrainerJob, scored: ScoringModel | None, groups: Mapping[str, WorkerGroup]
+) -> ModelReward | None:
+    if scored is None:
+        return None
+    columns = TOKEN_COLUMNS if scored.settings.reads_tokens else TEXT_COLUMNS
+    group = groups[REWARD_MODEL].seen_as(RewardModelGroup)
+    return ModelReward(group, columns, num_data_ranks_of(job.spec, REWARD_MODEL))
+
+
+def shipped_code(settings: Settings) -> ShippedCode | None:
+    """What goes along to a cluster, without what runs have written there; a Ray job has come with what it needs."""
+    folder = settings.shipped_code
+    if folder is None or settings.is_ray_job:
+        return None
+    inside = [path for path in (settings.run_folder, settings.checkpoint_folder) if path.is_relative_to(folder)]
+    return ShippedCode(folder, ("/.git/", "/runs/", *(f"/{path.relative_to(folder)}/" for path in inside)))
+
+
+def chosen_num_threads(job: TrainerJob, settings: Settings) -> int | None:
+    """CPU threads of each worker, where somebody has chosen them."""
+    is_chosen = not settings.is_ray_job or NUM_THREADS_VARIABLE in [variable.name for variable in job.spec.env]
+    return settings.num_threads if is_chosen else None
