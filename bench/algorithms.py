@@ -9,9 +9,9 @@ results have. One thread on both sides; what goes from token to token is also me
 on ours, where verl has one call of torch for each column. The ratio to verl's time has no bar: losses are written as
 their papers write them, and take milliseconds of a step of seconds.
 
-Times, and the bar of the large batch, are those of the fastest of all calls: a call takes from a fraction of a
-millisecond to some tens, needs nothing but memory and cores, and what it takes beyond that is what else the machine
-does. Beside it stands the ratio of the medians of the same rounds.
+Times are those of the fastest of all calls: a call takes from a fraction of a millisecond to some tens, needs nothing
+but memory and cores, and what it takes beyond that is what else the machine does. Beside it stands the ratio of the
+medians of the same rounds.
 
 Clip-Cov and KL-Cov choose their tokens in a pass over the mini-batch: the choice is measured, the model's pass is not.
 verl chooses within the loss, of a micro-batch.
@@ -35,7 +35,7 @@ from rljob_api.v1alpha1.recipes import BY_STD, DUAL_CLIPPED, resolve_algorithm
 from rljob_bench.command_line import DEFAULT, measuring, read_options
 from rljob_bench.loss_case import LOSS_CASES
 from rljob_bench.peer_process import PeerProcess
-from rljob_bench.report import FLOOR, OURS, Bar, Measurement, ratio
+from rljob_bench.report import FLOOR, OURS, Measurement, ratio
 from rljob_bench.rounds import Turn, interleaved, timed_calls
 from rljob_bench.token_case import (
     ADVANTAGES,
@@ -91,7 +91,6 @@ LARGE_CASES = {
 }
 QUICK_LARGE_CASES = {"64 rows of 64 tokens": TokenCase(64, 64, is_ragged=False)}
 MAX_ROWS_OF_MICRO_BATCH = 32
-MAX_LARGE_MILLISECONDS = 40.0
 CALLS_PER_TURN = 5
 TOLERANCE = 1e-4
 CPU = torch.device("cpu")
@@ -200,7 +199,6 @@ def measure(
     running: dict[str, PeerProcess],
     num_rounds: int,
     operations: tuple[str, ...] = (*OPERATIONS, *LOSS_CASES),
-    max_milliseconds: float | None = None,
 ) -> Measurement:
     """Operations on one case."""
     tokens = Tokens(case)
@@ -224,15 +222,11 @@ def measure(
         shown = [fastest.get(name) for name in (FLOOR, OURS, DEFAULT)]
         rows[operation] = (*shown, fastest[OURS] / fastest[FLOOR], of_peer, ratio(timings, OURS, DEFAULT))
         seconds |= {f"{operation}: {name}": each.seconds for name, each in timings.items()}
-    bars = list[Bar]()
-    if max_milliseconds is not None:
-        slowest = max(row[1] for row in rows.values() if row[1] is not None)
-        bars.append(Bar(f"at most {max_milliseconds:g} ms, the slower one", slowest, max_milliseconds))
     return Measurement(
         f"{title}, {len(tokens.logprobs_N):,} in all",
         ("floor, ms", f"{OURS}, ms", f"{DEFAULT}, ms", f"{OURS} / floor", f"{OURS} / {DEFAULT}", "of the medians"),
         rows,
-        tuple(bars),
+        (),
         seconds,
     )
 
@@ -249,7 +243,7 @@ def main() -> None:
         torch.set_num_threads(2)
         for title, case in (QUICK_LARGE_CASES if options.is_quick else LARGE_CASES).items():
             rounds = 2 if options.is_quick else 8
-            report.add(measure(f"{title}, two threads", case, running, rounds, ON_TOKENS, MAX_LARGE_MILLISECONDS))
+            report.add(measure(f"{title}, two threads", case, running, rounds, ON_TOKENS))
         report.write(options.json_path)
 
 

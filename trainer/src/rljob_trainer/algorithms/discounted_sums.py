@@ -34,27 +34,21 @@ def discounted_sums(values_N: Tensor, segments: Segments, factor: float) -> Tens
 
     In the dtype of `values_N`, which stay as they are and are finite. Nothing is added that is taken off again, so that
     the error is that of rounding for every factor and length. No gradient flows."""
-    with torch.no_grad():
-        room = room_for(values_N)
-        room[: len(values_N)] = values_N
-        return sums_in_place(room, segments, factor)
-
-
-def room_for(values_N: Tensor) -> Tensor:
-    """Where values like these can be written, and as many more as `sums_in_place` needs."""
-    return values_N.new_empty(-(-len(values_N) // WIDTH) * WIDTH)
-
-
-def sums_in_place(room: Tensor, segments: Segments, factor: float) -> Tensor:
-    """As `discounted_sums`, of the first N values of `room`, where the sums are in the end, too."""
     lengths = np.fromiter(segments.lengths, np.int64, segments.num_rows)
     with torch.no_grad():
+        room = _room_for(values_N)
+        room[: len(values_N)] = values_N
         return _sums_in_place(room, lengths[lengths > 0], factor)
 
 
 def last_positions(segments: Segments) -> Tensor:
     """[rows with at least one value]: where in N each of them ends."""
     return (segments.lengths_B.cumsum(0) - 1)[segments.lengths_B > 0]
+
+
+def _room_for(values_N: Tensor) -> Tensor:
+    """Where values like these can be written, and as many more as `_sums_in_place` needs."""
+    return values_N.new_empty(-(-len(values_N) // WIDTH) * WIDTH)
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ class _Blocks:
 
 
 def _sums_in_place(room: Tensor, lengths: Integers, factor: float) -> Tensor:
-    """`lengths`: of rows, none of them empty."""
+    """Of the first N values of `room`, where the sums are in the end, too. `lengths`: of rows, none of them empty."""
     num_values = int(lengths.sum())
     if factor == 0.0 or num_values == len(lengths):
         return room[:num_values]
@@ -121,7 +115,7 @@ def _carry(values_CK: Tensor, totals_C: Tensor, blocks: _Blocks, factor: float) 
     """Adds to the last value of each block what follows it. `totals_C`: of the values up to the first end in a block,
     as its first value sees them."""
     num_blocks = len(totals_C)
-    room = room_for(totals_C)
+    room = _room_for(totals_C)
     room[:num_blocks] = totals_C
     firsts_C = _sums_in_place(room, blocks.runs(), factor**WIDTH)
     follows_C = factor * torch.cat([firsts_C[1:], firsts_C.new_zeros(1)])

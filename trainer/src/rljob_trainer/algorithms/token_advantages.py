@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 
 from rljob_api.v1alpha1.advantage import Gae, OptimalTokenBaseline, ReinforcePlusPlus
-from rljob_trainer.algorithms.discounted_sums import (
-    VALUES_AT_ONCE,
-    discounted_sums,
-    last_positions,
-    room_for,
-    sums_in_place,
-)
+from rljob_trainer.algorithms.discounted_sums import discounted_sums, last_positions
 from rljob_trainer.algorithms.interfaces import (
     KL_PENALTIES,
     OLD_LOGPROBS,
@@ -31,7 +25,7 @@ from rljob_trainer.algorithms.interfaces import (
     TokenInputs,
 )
 from rljob_trainer.algorithms.segments import Segments
-from rljob_trainer.algorithms.whitening import whiten_in_place
+from rljob_trainer.algorithms.whitening import whitened
 
 WEIGHT_EPSILON = 1e-8
 """Added to each weight of a baseline: where all are 0, and next to that, the baseline is the mean."""
@@ -43,21 +37,11 @@ def generalized_advantages(inputs: TokenInputs, reduce: Reduce, settings: Gae) -
 
     Source: GAE, Schulman et al. 2015, arXiv 1506.02438, equations 11 and 16.
     """
-    values_N = inputs.columns[VALUES]
-    penalties_N = inputs.columns[KL_PENALTIES]
-    room = room_for(values_N)
-    deltas_N = room[: len(values_N)]
-    with torch.no_grad():
-        for start in range(0, len(values_N), VALUES_AT_ONCE):
-            part = slice(start, start + VALUES_AT_ONCE)
-            next_values = values_N[start + 1 : start + VALUES_AT_ONCE + 1]
-            torch.mul(next_values, settings.gamma, out=deltas_N[start : start + len(next_values)])
-            deltas_N[part].sub_(values_N[part]).sub_(penalties_N[part])
-        last_L = last_positions(inputs.segments)
-        deltas_N[last_L] = _last_rewards(inputs) - values_N[last_L] - penalties_N[last_L]
-        sums_in_place(room, inputs.segments, settings.gamma * settings.lambda_)
-        returns_N = deltas_N + values_N
-        return TokenAdvantages(whiten_in_place(deltas_N, reduce), returns_N)
+    values_N, segments = inputs.columns[VALUES], inputs.segments
+    next_values_N = values_N.roll(-1).index_fill(0, last_positions(segments), 0.0)
+    deltas_N = settings.gamma * next_values_N - values_N + _token_rewards(inputs)
+    advantages_N = discounted_sums(deltas_N, segments, settings.gamma * settings.lambda_)
+    return TokenAdvantages(whitened(advantages_N, reduce), advantages_N + values_N)
 
 
 def reinforce_plus_plus_advantages(inputs: TokenInputs, reduce: Reduce, settings: ReinforcePlusPlus) -> TokenAdvantages:
@@ -66,16 +50,12 @@ def reinforce_plus_plus_advantages(inputs: TokenInputs, reduce: Reduce, settings
     Source: REINFORCE++, Hu 2025, arXiv 2501.03262, section 3 (the KL of each token in its reward, and normalization
     over the global batch).
     """
-    return TokenAdvantages(whiten_in_place(discounted_returns(inputs, gamma=settings.gamma), reduce))
+    return TokenAdvantages(whitened(discounted_returns(inputs, gamma=settings.gamma), reduce))
 
 
 def discounted_returns(inputs: TokenInputs, *, gamma: float) -> Tensor:
     """[N]: the rewards from each token on. Needs KL_PENALTIES."""
-    room = room_for(inputs.columns[KL_PENALTIES])
-    rewards_N = room[: inputs.segments.num_values]
-    torch.neg(inputs.columns[KL_PENALTIES], out=rewards_N)
-    rewards_N[last_positions(inputs.segments)] += _last_rewards(inputs)
-    return sums_in_place(room, inputs.segments, gamma)
+    return discounted_sums(_token_rewards(inputs), inputs.segments, gamma)
 
 
 def optimal_token_baseline_advantages(
@@ -116,9 +96,11 @@ def optimal_token_baseline_advantages(
     return TokenAdvantages((returns_N - baselines_N).to(inputs.columns[OLD_LOGPROBS].dtype))
 
 
-def _last_rewards(inputs: TokenInputs) -> Tensor:
-    """[L]"""
-    return inputs.rewards_B[inputs.segments.lengths_B > 0]
+def _token_rewards(inputs: TokenInputs) -> Tensor:
+    """[N]: the reward of the response at its last token, less each token's KL penalty."""
+    penalties_N, lengths_B = inputs.columns[KL_PENALTIES], inputs.segments.lengths_B
+    rewards_L = inputs.rewards_B[lengths_B > 0].to(penalties_N.dtype)
+    return (-penalties_N).index_add(0, last_positions(inputs.segments), rewards_L)
 
 
 def _sums_so_far(values_N: Tensor, segments: Segments) -> Tensor:

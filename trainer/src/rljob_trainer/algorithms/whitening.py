@@ -23,11 +23,7 @@ def whitened(values_N: Tensor, reduce: Reduce) -> Tensor:
     advantages as in PPO's implementations (Huang et al. 2022, "The 37 Implementation Details of Proximal Policy
     Optimization", detail 7), over response tokens.
     """
-    return whiten_in_place(values_N.detach().clone(), reduce)
-
-
-def whiten_in_place(values_N: Tensor, reduce: Reduce) -> Tensor:
-    """As `whitened`, written over the values."""
+    values_N = values_N.detach().clone()
     parts = [values_N[at : at + VALUES_AT_ONCE] for at in range(0, len(values_N), VALUES_AT_ONCE)]
     total = values_N.new_zeros((), dtype=torch.float64)
     for part in parts:
