@@ -24,7 +24,7 @@ from rljob_testing.settings import inherited_environment
 from rljob_trainer.settings import worker_environment
 
 MAX_STARTS = 3
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 NUM_POD_WORKERS = 2
 OBJECT_STORE_BYTES = 100_000_000
 RAY = ("-m", "ray.scripts.scripts")
