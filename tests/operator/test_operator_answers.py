@@ -155,7 +155,7 @@ def live_with(place: JobPlace, lie: Answer, to_writes: bool) -> Outcome:
         proxy.fault = liar.fault
         operator.start()
         try:
-            place.wait_for(JOB, "ClusterReady", "Removed", "False", seconds=150)
+            place.wait_for(JOB, "ClusterReady", "Removed", "False", seconds=300)
         except AssertionError as error:
             error.add_note(f"exit code {operator.exit_code()}: {operator.log()}")
             raise

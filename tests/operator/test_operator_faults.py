@@ -70,7 +70,7 @@ def test_events_that_come_twice_and_in_another_order_change_nothing(
         place.dashboard(f"{name}-1").life = succeeding(1.0)
         place.submit(name)
     for name in names:
-        place.wait_for(name, "Complete", "Succeeded", seconds=120)
+        place.wait_for(name, "Complete", "Succeeded")
         assert [attempt["number"] for attempt in place.job(name)["status"]["attempts"]] == [1]
         assert list(place.dashboard(f"{name}-1").started) == [f"{name}-1-1"]
     assert shuffled.num_late > 10
@@ -138,7 +138,7 @@ def test_under_an_older_definition_jobs_wait_and_go_on(place: JobPlace, watched:
         assert place.items("rayclusters") == []
     place.wait(lambda: counters_are(place, is_kept=True), "the right definition to be served")
     place.http.delete(PROBE).raise_for_status()
-    place.wait_for("waits", "Complete", "Succeeded", seconds=120)
+    place.wait_for("waits", "Complete", "Succeeded")
     assert watched.metric("rljob_operator_definition_outdated") == 0
 
 

@@ -229,7 +229,7 @@ def test_watches_that_bring_nothing_are_made_up_for_by_a_listing(deaf: Deaf) -> 
 def test_requests_without_an_answer_are_given_up_and_made_again(unanswered: Unanswered) -> None:
     place, operator = unanswered.place, unanswered.operator
     for name in PATIENT_JOBS:
-        place.wait_for(name, "Complete", "Succeeded", seconds=150)
+        place.wait_for(name, "Complete", "Succeeded", seconds=300)
         place.wait_for(name, "ClusterReady", "Removed", "False")
         assert place.dashboard(f"{name}-1").posts == [f"{name}-1-1"]
         assert [attempt["number"] for attempt in place.job(name)["status"]["attempts"]] == [1]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -24,18 +24,18 @@ from rljob_testing.job_place import JobPlace, new_place
 from rljob_testing.kuberay_stand_in import HAPPY, STARTING, ClusterScript, KubeRayStandIn
 from rljob_testing.operator_killer import Killer, Point, haunted
 from rljob_testing.operator_process import QUICK
-from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, RunMoment, run_state
+from rljob_testing.ray_dashboard_stand_in import LONG_AGO, RayDashboardStandIn, RunMoment, run_state
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 JOB = "steady"
-WAIT_SECONDS = 180.0
+WAIT_SECONDS = 300.0
 TIMES = {
     *("lastTransitionTime", "started", "ended", "clusterUid", "updatedAt", "savedAt"),
     *("admittedAt", "readyAt", "runningSince", "progressedAt", "runStateAt", "endingSeenAt", "at", "cleanedUpAt"),
     *("activeSeconds", "startNumber", "tokensPerSecond", "requestedAt", "toldAt", "handledRequests"),
 }
-STALL_SECONDS = 15
+STALL_SECONDS = 10
 PAUSES = {**QUICK, "STACKS_SECONDS": 3.0}
 SHORT_STACKS_SECONDS = STACKS_SECONDS // 3
 LISTS = 3
@@ -83,12 +83,14 @@ class Course:
 
         self.place.wait(reached, f"{condition}; it says {{}}", self.status, WAIT_SECONDS)
 
-    def train(self, attempt: int, step: int) -> None:
-        """An attempt with a cluster of its own through all states until its trainer runs."""
+    def train(self, attempt: int, step: int, written_at: Callable[[], str] = lambda: LONG_AGO) -> None:
+        """An attempt with a cluster of its own through all states until its trainer runs, and says when it wrote."""
         self.until(attempt, "Provisioning", LISTS)
         self.place.script(f"{JOB}-{attempt}", HAPPY)
         self.until(attempt, "Starting", LOOK)
-        self.moments[attempt] = lambda environment: RunMoment(run_state=run_state(environment, "Running", step))
+        self.moments[attempt] = lambda environment: RunMoment(
+            run_state=run_state(environment, "Running", step, written_at())
+        )
         self.until(attempt, "Running", LOOK)
 
     def ask(self, annotation: str) -> None:
@@ -163,7 +165,9 @@ def stop_with(course: Course, attempt: int, order: Callable[[], None]) -> None:
 def hangs(course: Course) -> None:
     """The trainer gets no further: its stacks are written, then it is stopped, and a new cluster goes on."""
     course.begin(["steady-1"], {"spec.runPolicy.stallDeadlineSeconds": STALL_SECONDS})
-    course.train(1, 2)
+    # It does not hang before the operator has died around all that it asks of a trainer that works.
+    course.train(1, 2, lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    course.moments[1] = lambda environment: RunMoment(run_state=run_state(environment, "Running", 2))
     course.place.dashboard("steady-2").life = lambda _, environment: completed(environment)
     course.until_removed("Complete")
     assert [attempt["reason"] for attempt in course.status()["attempts"]] == ["Stalled", "Succeeded"]

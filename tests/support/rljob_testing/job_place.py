@@ -18,7 +18,7 @@ from rljob_testing.operator_process import QUICK, OperatorProcess, OperatorSetup
 from rljob_testing.ray_dashboard_stand_in import ClusterDashboard, RayDashboardStandIn
 from rljob_testing.valid_job import Wire, edited, valid_job
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 LOOK_SECONDS = 0.2
 """Between two looks at what no object tells of."""
 
