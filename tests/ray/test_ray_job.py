@@ -235,7 +235,7 @@ def test_the_job_made_again_ends_with_everything_in_storage(pods: Pods, stopped:
     assert state.export_uri == (pods.files.folder / "export").as_uri()
     with safe_open(pods.files.folder / "export" / "model.safetensors", "pt") as weights:
         assert "model.embed_tokens.weight" in weights.keys()  # noqa: SIM118 - not a mapping
-    assert {path.name for path in (pods.files.folder / "logs").glob("worker-*")} == {"worker-0.log", "worker-1.log"}
+    assert {path.name for path in (pods.files.folder / "logs").glob("worker-*.log")} == {"worker-0.log", "worker-1.log"}
 
 
 def test_what_drivers_print_comes_out_of_the_second_container(pods: Pods, finished: RayJob) -> None:

@@ -4,7 +4,7 @@ A Ray node starts a worker as `python PATH ...`. On a node that this program sta
 arguments and its output over to the process with the libraries, which forks the worker, and waits for the worker's end.
 It imports nothing, for it is started for every worker.
 
-    python forked_workers.py NAME start --head ...     `ray start`, and beside it the process that is forked
+    python forked_workers.py start --head ...     `ray start`, and beside it the process that is forked
 
 What libraries read of the environment when they are loaded, is that of this program."""
 
@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import time
 
 NAME_VARIABLE = "RLJOB_TEST_FORKED_WORKERS"
 """The name of a Unix socket without a file."""
@@ -100,8 +101,9 @@ def _received(connection: socket.socket, num_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def start_node(name: str, arguments: list[str]) -> None:
+def start_node(arguments: list[str]) -> None:
     """`ray start`."""
+    name = f"rljob-forked-workers-{os.getpid()}-{time.monotonic_ns()}"
     if os.fork() == 0:
         serve(name)
         os._exit(0)
@@ -124,4 +126,4 @@ if __name__ == "__main__":
     if NAME_VARIABLE in os.environ:
         ask()
     else:
-        start_node(sys.argv[1], sys.argv[2:])
+        start_node(sys.argv[1:])

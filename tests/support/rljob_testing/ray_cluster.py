@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -44,9 +43,9 @@ def ray_cluster(num_cpus: int, log_file: Path, *, forks_workers: bool = False) -
     that compile nothing: see `forked_workers`."""
     arguments = [*HEAD, "--include-dashboard=false", f"--num-cpus={num_cpus}", "--num-gpus=0"]
     environment = {"CUDA_VISIBLE_DEVICES": "", "RAY_AUTH_MODE": "disabled"}
-    program = RAY
+    program: Sequence[str] = RAY
     if forks_workers:
-        program = (str(Path(forked_workers.__file__)), f"rljob-forked-workers-{uuid.uuid4()}")
+        program = (str(Path(forked_workers.__file__)),)
         environment |= worker_environment("cpu", 1)
     process, address = _started(arguments, environment, log_file, ADDRESS, program)
     try:
