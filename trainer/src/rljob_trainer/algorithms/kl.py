@@ -16,6 +16,7 @@ from rljob_trainer.algorithms.segments import Segments
 MAX_ERROR = 0.2
 """Of an adaptive controller, on both sides."""
 MAX_LOG_RATIO = 20.0
+"""Logarithms of ratios are held within +- this before they are exponentiated, here, in losses and in corrections."""
 MAX_K3 = 10.0
 ROUNDING = 1e-5
 """Differences of log-probabilities below it are those of 32-bit arithmetic."""

@@ -16,8 +16,7 @@ from torch import Tensor
 from rljob_api.v1alpha1.policy_loss import NO_DUAL_CLIP, Cispo, Clipped, Divergence, Dppo, Dro, Sapo
 from rljob_api.v1alpha1.recipes import filled
 from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses
-
-MAX_LOG_RATIO = 20.0
+from rljob_trainer.algorithms.kl import MAX_LOG_RATIO
 
 CLIPPED_SUM = "pg_clipfrac"
 """Tokens whose ratio is out of the trust region in the direction that the advantage pushes."""

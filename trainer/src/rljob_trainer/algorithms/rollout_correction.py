@@ -18,9 +18,9 @@ from rljob_api.v1alpha1.rollout_correction import (
     RolloutCorrectionType,
     RolloutRejection,
 )
+from rljob_trainer.algorithms.kl import MAX_LOG_RATIO
 from rljob_trainer.algorithms.segments import Segments
 
-MAX_LOG_RATIO = 20.0
 _OF_SEQUENCE = (RolloutCorrectionType.SEQUENCE_TRUNCATED, RolloutCorrectionType.SEQUENCE_MASKED)
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrection, RolloutRejection
-from rljob_trainer.algorithms.rollout_correction import MAX_LOG_RATIO, correction_weights, is_kept
+from rljob_trainer.algorithms.kl import MAX_LOG_RATIO
+from rljob_trainer.algorithms.rollout_correction import correction_weights, is_kept
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn

@@ -15,6 +15,7 @@ from rljob_api.v1alpha1.kl import KlPlacement
 from rljob_api.v1alpha1.recipes import filled
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss
+from rljob_trainer.algorithms.function_results import METRIC_PREFIX
 from rljob_trainer.algorithms.interfaces import LossInputs, PolicyLoss
 from rljob_trainer.algorithms.kl import kl_estimate
 from rljob_trainer.algorithms.rollout_correction import correction_weights
@@ -34,9 +35,6 @@ from rljob_trainer.observability.metrics import (
 from rljob_trainer.workers.columns import ADVANTAGES, CORRECTION_WEIGHTS, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from rljob_trainer.workers.rollout_agreement import add_agreement
 from rljob_trainer.workers.update_sums import UpdateSums
-
-ACTOR_PREFIX = "actor/"
-"""Before the names of a loss's own sums."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ class UpdateLoss:
             kl_R = kl_estimate(logprobs_R, columns[REF_LOGPROBS], kl.estimator, straight_through=kl.straight_through)
             loss = loss + self.kl_coefficient * self._aggregated(kl_R, segments)
             self.sums.add({KL_LOSS: kl_R.detach().sum()})
-        own = {ACTOR_PREFIX + name: value for name, value in found.sums.items()}
+        own = {METRIC_PREFIX + name: value for name, value in found.sums.items()}
         if entropy_R is not None:
             own[ENTROPY] = entropy_R.sum()
         self.sums.add({POLICY_LOSS: policy_loss.detach() / self.gradient_divisor, **own}, len(logprobs_R))
