@@ -18,10 +18,9 @@ from torch import Tensor
 
 from rljob_api.v1alpha1.policy_loss import NO_DUAL_CLIP, ClipCov, Clipped, KlCov
 from rljob_trainer.algorithms.interfaces import ROLLOUT_LOGPROBS, LossInputs, Reduce, TokenLosses, WholeInputs
-from rljob_trainer.algorithms.kl import absolute_difference
+from rljob_trainer.algorithms.kl import MAX_LOG_RATIO, absolute_difference
 from rljob_trainer.algorithms.policy_losses import (
     KL_SUM,
-    MAX_LOG_RATIO,
     clipped_losses,
     clipped_surrogate,
     held_log_ratio,
