@@ -39,6 +39,7 @@ import runpy
 import sys
 
 paths = sys.argv[1:]
+sys.path[0] = paths[0].rpartition("/")[0]
 for path in paths:
     sys.argv = [path, "--help"]
     try:
