@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from rljob_bench.command_line import read_options
 from rljob_bench.machine import installed_versions
-from rljob_bench.report import OURS, Report, of_timings
+from rljob_bench.report import OURS, Bar, Report, of_timings, ratio
 from rljob_bench.rounds import interleaved, timed_calls
 from rljob_trainer.checkpoints.load import load_into, open_checkpoint
 from rljob_trainer.checkpoints.save import begin_save, commit, save_shard
@@ -37,6 +37,8 @@ WRITE, READ = "write and fsync", "read"
 WITH_DIGESTS = ", with digests"
 MIB = 2**20
 NUM_TENSORS = 64
+MAX_OF_FLOOR = 1.5
+"""Times that of the floor with digests."""
 
 
 def some_tensors(num_bytes: int) -> Tensors:
@@ -119,11 +121,15 @@ def measure(folder: Path, num_bytes: int, num_rounds: int, report: Report) -> No
     }
     size = f"{num_bytes // MIB:,} MiB in {NUM_TENSORS} tensors"
     timings = interleaved({name: partial(timed_calls, save, 1) for name, save in saves.items()}, num_rounds)
-    report.add(of_timings(f"Save {size}", timings, WRITE, []))
+    bar = Bar(
+        f"at most {MAX_OF_FLOOR} x {WRITE}{WITH_DIGESTS}", ratio(timings, OURS, WRITE + WITH_DIGESTS), MAX_OF_FLOOR
+    )
+    report.add(of_timings(f"Save {size}", timings, WRITE, [bar]))
     for load in loads.values():
         checked(load, loaded, tensors)
     timings = interleaved({name: partial(timed_calls, load, 1) for name, load in loads.items()}, num_rounds)
-    report.add(of_timings(f"Load {size}", timings, READ, []))
+    bar = Bar(f"at most {MAX_OF_FLOOR} x {READ}{WITH_DIGESTS}", ratio(timings, OURS, READ + WITH_DIGESTS), MAX_OF_FLOOR)
+    report.add(of_timings(f"Load {size}", timings, READ, [bar]))
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rljob_trainer.control_groups import control_group_folders, read_or_empty
 from rljob_trainer.errors import FailedWorker
 
-ASK_SECONDS = 3.0
+ASK_SECONDS = 10.0
 """How long a node is asked for its count; it may be gone, too."""
 LAST_BYTES = 1 << 16
 CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received at time=(\d+)")
