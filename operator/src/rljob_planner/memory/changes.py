@@ -167,7 +167,7 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
         [now << power for power in range(1, 5) if now << power < 2 * own],
         "sequences at once",
     )
-    # Saves and evaluations are of the newest weights (crds: rollout_correction_rules.py).
+    # Saves and evaluations are of the newest weights (crds: placement_rules.py).
     fixed = [each for each in (workload.checkpoint_every_steps, workload.evaluation_every_steps) if each is not None]
     every = rollout.sync_every_steps
     yield _Setting(
