@@ -167,7 +167,7 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
         [now << power for power in range(1, 5) if now << power < 2 * own],
         "sequences at once",
     )
-    # Saves and evaluations are of the newest weights (crds: placement_rules.py).
+    # Saves and evaluations are of the newest weights (crds: algorithm_rules.py).
     fixed = [each for each in (workload.checkpoint_every_steps, workload.evaluation_every_steps) if each is not None]
     every = rollout.sync_every_steps
     yield _Setting(
@@ -213,7 +213,7 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
 def _of_shards(workload: Workload, placement: Placement) -> _Settings:
     for pool, role, layout in own_layouts(workload, placement):
         sizes = [each for each in range(1, layout.num_gpus + 1) if layout.num_gpus % each == 0]
-        # Gradients of replicas cannot be offloaded (crds: placement_rules.py).
+        # Gradients of replicas cannot be offloaded (crds: algorithm_rules.py).
         allowed = sizes[-1:] if workload.models[role].offload.gradients else sizes
         layouts = {each: replace(layout, shard_size=each) for each in sizes}
         jobs = _with_layouts(workload, placement, pool, role, layouts)
