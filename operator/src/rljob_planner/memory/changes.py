@@ -213,7 +213,7 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
 def _of_shards(workload: Workload, placement: Placement) -> _Settings:
     for pool, role, layout in own_layouts(workload, placement):
         sizes = [each for each in range(1, layout.num_gpus + 1) if layout.num_gpus % each == 0]
-        # Gradients of replicas cannot be offloaded (crds: algorithm_rules.py).
+        # Gradients of replicas cannot be offloaded (crds: placement_rules.py).
         allowed = sizes[-1:] if workload.models[role].offload.gradients else sizes
         layouts = {each: replace(layout, shard_size=each) for each in sizes}
         jobs = _with_layouts(workload, placement, pool, role, layouts)
