@@ -11,18 +11,19 @@ import torch
 
 MEBIBYTES = (3, 20, 30, 30, 30, 30, 30, 30)
 """Of the tensors of a round."""
-NUM_ROUNDS = 20
+NUM_FIRST_ROUNDS, NUM_ROUNDS = 6, 20
 _PR_SET_THP_DISABLE = 41
 
 
 def num_new_mebibytes() -> int:
-    """Pages that came in `NUM_ROUNDS` rounds, after two others, of `sum(MEBIBYTES)` that each writes to.
+    """Pages that came in `NUM_ROUNDS` rounds, after `NUM_FIRST_ROUNDS` others, of `sum(MEBIBYTES)` that each writes to.
 
     The heap grows in some of the first rounds: a block is asked for with room to align it, and does not fit where one
-    like it was until there are several such places. Which rounds these are follows from what else lies there."""
+    like it was until there are several such places. Which rounds these are follows from what else lies there. A process
+    that was forked also copies what it shared until then."""
     # No large pages, whatever the machine does: they would make few faults of much memory.
     ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
-    _rounds(2)
+    _rounds(NUM_FIRST_ROUNDS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     _rounds(NUM_ROUNDS)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize() >> 20
