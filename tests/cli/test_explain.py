@@ -233,7 +233,7 @@ def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_about_to_start_one(
     text = explained(status)
     assert "It is waiting for: ClusterReady=False, reason PodsPending, for 30m\n  2 of 3 pods ready\n" in text
     assert text.endswith(
-        "What comes next:\n  the trainer was started before this; it goes on, or Failed says how it ended"
+        "What comes next:\n  the trainer was started before this; it goes on, or Retrying or Failed says how it ended"
     )
 
 

@@ -45,7 +45,7 @@ def test_everything_about_a_job_that_runs() -> None:
         "  ETA          9m30s\n"
         "  checkpoint   step 10, 50s ago, pvc://results/small/checkpoints/step-000010\n"
         "  pools        main 2/2 ready\n"
-        "  attempt 1    Running for 28m, cluster small-1\n"
+        "  attempt 1    Running for 24m, cluster small-1\n"
         "\n"
         "  CONDITION          STATUS  REASON     SINCE  MESSAGE\n"
         "  SpecValid          True    Valid      30m\n"

@@ -17,9 +17,8 @@ from rljob_cli.cluster.steering import delete
 from rljob_cli.cluster.watching import Clock
 from rljob_cli.errors import CliError, ClusterUnreachableError, NotAllowedError
 from rljob_testing.command_line import JOB
-from rljob_testing.job_cluster import JobCluster, full_status, kubeconfig_text
+from rljob_testing.job_cluster import JobCluster, kubeconfig_text
 from rljob_testing.steered_jobs import (
-    ASKED,
     BETWEEN,
     COUNTERS,
     ENDED,
@@ -43,16 +42,6 @@ def test_a_job_that_is_being_deleted_is_left_alone(small: JobCluster, command: s
     ):
         steer(small, command)
     http.patch(path, headers=headers, json={"metadata": {"finalizers": None}}).raise_for_status()
-
-
-def test_an_older_operator_may_not_see_the_request(small: JobCluster) -> None:
-    small.write_status("small", full_status())
-    assert (
-        "the operator of this cluster seems to be older than this command; it may not see the request"
-        in (steer(small, "stop")[1])
-    )
-    small.write_status("small", {"counters": COUNTERS, "handledRequests": {"stop": ASKED}})
-    assert not [line for line in steer(small, "stop")[1] if "older" in line]
 
 
 def test_waiting_ends_with_the_job(small: JobCluster) -> None:

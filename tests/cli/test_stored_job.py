@@ -81,14 +81,11 @@ def test_an_unknown_way_to_end_is_an_end() -> None:
     assert "It has ended: Evacuated, reason Flood, 10m ago" in shown(stored)
 
 
-def test_the_status_of_an_older_operator_has_conditions_only() -> None:
+def test_the_conditions_say_how_a_job_ended_whose_result_cannot_be_read() -> None:
     failed = condition("Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1")
-    attempts = [{"number": 1, "cluster": "small-1", "started": CREATED, "outcome": "Running", "submissions": 1}]
-    running = job({"phase": "Running", "attempts": attempts, "conditions": full_status()["conditions"]})
-    assert running.unread == ()
-    assert attempt_state(running.status.attempts[0]) == "Running"
-    assert ending(running.status) is None
-    end = ending(job({"attempts": attempts, "conditions": [failed]}).status)
+    stored = job({"phase": "Failed", "result": {"outcome": 1}, "conditions": [failed]})
+    assert [part.split(" (")[0] for part in stored.unread if part.startswith("status.result")]
+    end = ending(stored.status)
     assert end is not None
     assert (end.kind, end.reason, end.message, end.cleaned_up_at) == ("Failed", "ApplicationError", "exit code 1", None)
     assert end.at == datetime(2026, 1, 31, 12, 20, tzinfo=UTC)

@@ -10,8 +10,8 @@ from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.tiny_models import ARCHITECTURES
 from rljob_testing.training_runs import merged, small_job
-from rljob_trainer.controller.job_checks import check_layouts, check_tensor_parallel
 from rljob_trainer.controller.model_roles import layout_of
+from rljob_trainer.controller.run_checks import check_layouts, check_tensor_parallel
 from rljob_trainer.dispatch.mesh import MeshPosition
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
 from rljob_trainer.errors import ConfigurationError

@@ -10,7 +10,7 @@ import pytest
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.valid_job import edited, valid_job
 from rljob_trainer.controller.agreement_watch import AgreementWatch
-from rljob_trainer.controller.job_checks import check_algorithm
+from rljob_trainer.controller.run_checks import check_algorithm
 from rljob_trainer.observability.metrics import (
     LOGPROB_DIFF_MAX,
     LOGPROB_DIFF_MEAN,

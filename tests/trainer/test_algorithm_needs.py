@@ -9,7 +9,7 @@ import pytest
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training_runs import Document, merged, small_job
-from rljob_trainer.controller.job_checks import check_algorithm, needs_reference
+from rljob_trainer.controller.run_checks import check_algorithm, needs_reference
 from rljob_trainer.errors import ConfigurationError
 
 APART: Document = {

@@ -146,7 +146,15 @@ def full_status() -> Json:
             "digest": "d",
             "savedAt": f"{day}12:29:10Z",
         },
-        "attempts": [{"number": 1, "cluster": "small-1", "started": f"{day}12:02:00Z", "outcome": "Running"}],
+        "attempts": [
+            {
+                "number": 1,
+                "cluster": "small-1",
+                "state": "Running",
+                "started": f"{day}12:02:00Z",
+                "runningSince": f"{day}12:06:00Z",
+            }
+        ],
         "pools": [{"name": "main", "desired": 2, "ready": 2}],
     }
 

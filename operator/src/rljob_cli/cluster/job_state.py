@@ -1,7 +1,6 @@
 """What a job's status says, read in one place: how it ended, what it waits for, where its results are.
 
-What the operator has recorded counts: result, attempts, counters. Older operators wrote conditions only, so these are
-asked where there is no record.
+What the operator has recorded counts: result, attempts, counters. Conditions are asked where a record cannot be read.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Ending:
     message: str
     at: datetime
     cleaned_up_at: str | None = None
-    """When nothing was left of its clusters; not known of older operators."""
+    """When nothing was left of its clusters; None until then, and where the result cannot be read."""
 
     @property
     def is_complete(self) -> bool:
@@ -122,8 +121,7 @@ def attempt_state(attempt: Attempt) -> str:
     """How it ended, or how far it is; words of newer operators as they are."""
     if attempt.ended is not None or attempt.outcome != AttemptOutcome.RUNNING:
         return attempt.outcome
-    # Operators that know no states leave them out.
-    return attempt.state if "state" in attempt.model_fields_set else attempt.outcome
+    return attempt.state
 
 
 def is_running(attempt: Attempt) -> bool:

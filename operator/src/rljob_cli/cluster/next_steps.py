@@ -15,7 +15,6 @@ from rljob_cli.cluster.job_state import (
     attempt_under_way,
     ending,
     infrastructure_tries_left,
-    is_true,
     moment,
     newest_attempt,
     retry_asked_at,
@@ -73,9 +72,8 @@ def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
     if waits.reason == Reason.STOPPING:
         grace_seconds = job.run_policy.grace_period_seconds
         return f"the trainer saves a checkpoint and ends, within {length(grace_seconds)} (runPolicy.gracePeriodSeconds)"
-    if _is_started(job, attempt):
-        end = "Failed says" if job.status.counters is None else "Retrying or Failed says"
-        return f"the trainer was started before this; it goes on, or {end} how it ended"
+    if attempt is not None and attempt.running_since is not None:
+        return "the trainer was started before this; it goes on, or Retrying or Failed says how it ended"
     return f"when {waits.type} is True: {_NEXT[ConditionType(waits.type)]}"
 
 
@@ -162,7 +160,7 @@ def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterat
     policy = job.run_policy
     if attempt is None:
         return
-    if not _is_started(job, attempt):
+    if attempt.running_since is None:
         end = moment(attempt.admitted_at or attempt.started) + timedelta(seconds=policy.provisioning_deadline_seconds)
         yield _failed_if(f"the trainer of attempt {attempt.number} does not run", end, now)
     yield from _stall_deadline(attempt, policy, now)
@@ -198,13 +196,6 @@ def _paused_deadline(job: StoredJob) -> Iterator[str]:
 
 def _failed_if(cause: str, end: datetime, now: datetime) -> str:
     return f"Failed if {cause} by {time_text(end)} ({in_time(end, now)})"
-
-
-def _is_started(job: StoredJob, attempt: Attempt | None) -> bool:
-    """Whether Ray knows the trainer of the attempt."""
-    if attempt is not None and "state" in attempt.model_fields_set:
-        return attempt.running_since is not None
-    return is_true(job.status, ConditionType.JOB_SUBMITTED)
 
 
 def _tries_left(job: StoredJob) -> str:

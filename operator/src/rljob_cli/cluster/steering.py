@@ -111,7 +111,6 @@ class Steering:
             takes = _what_ending_takes(job, job.run_policy.cleanup)
             self._say(f"{job.where} will be stopped: {takes}, and the job is Failed, {Reason.STOPPED_BY_USER}")
             self._say(f"{self._command('retry')} lets it go on from its newest checkpoint")
-            self._say_if_nobody_sees_it(job)
         # An ending before the retry is seen to is the old one.
         return self._until(job, lambda seen: None if goes_on and is_to_be_retried(seen) else _ended(seen))
 
@@ -123,7 +122,6 @@ class Steering:
             self._refuse_retry(job)
             job = self.cluster.annotate_job(self.name, ANNOTATION_RETRY, _new_value(self.clock.now()))
             self._say(f"{job.where}: {_what_a_retry_does(job)}")
-            self._say_if_nobody_sees_it(job)
         else:
             self._say(f"{job.where} was asked for another attempt already, at {shortened(one_line(asked_at))}")
         former = newest_attempt(job)
@@ -194,11 +192,6 @@ class Steering:
 
     def _say(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
-
-    def _say_if_nobody_sees_it(self, job: StoredJob) -> None:
-        """Older operators pass over what they do not know, and write no counters."""
-        if job.status.conditions and job.status.counters is None:
-            self._say("the operator of this cluster seems to be older than this command; it may not see the request")
 
 
 def delete(cluster: Cluster, name: str, console: Console, *, wait: bool, clock: Clock | None = None) -> int:

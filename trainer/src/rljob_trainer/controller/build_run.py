@@ -28,12 +28,6 @@ from rljob_trainer.controller.hub_models import (
     judges_at_kept_commits,
     tell_of_another_reward_model,
 )
-from rljob_trainer.controller.job_checks import (
-    check_algorithm,
-    check_fit,
-    check_row_lengths,
-    needs_critic,
-)
 from rljob_trainer.controller.judging_models import critic_model, scoring_model
 from rljob_trainer.controller.model_roles import (
     Models,
@@ -42,6 +36,12 @@ from rljob_trainer.controller.model_roles import (
     roles_with_policy_model,
 )
 from rljob_trainer.controller.prompt_sets import Prompts, load_all_prompts
+from rljob_trainer.controller.run_checks import (
+    check_algorithm,
+    check_fit,
+    check_row_lengths,
+    needs_critic,
+)
 from rljob_trainer.controller.run_workers import Tell, Workers, connected_ray, started_workers
 from rljob_trainer.models.source import ModelPlace, controller_model, fingerprint
 from rljob_trainer.settings import Settings

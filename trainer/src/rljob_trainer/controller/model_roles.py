@@ -19,7 +19,7 @@ from rljob_api.v1alpha1.reward import RewardType
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.engine_settings import actor_engine, critic_engine, critic_of, reference_engine
-from rljob_trainer.controller.job_checks import needs_critic, needs_reference, samples_all_tokens
+from rljob_trainer.controller.run_checks import needs_critic, needs_reference, samples_all_tokens
 from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
