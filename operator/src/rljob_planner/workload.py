@@ -22,6 +22,8 @@ class Role(StrEnum):
 
 TRAIN_ROLES = (Role.ACTOR, Role.REF, Role.CRITIC, Role.REWARD_MODEL)
 """Those that a train engine serves."""
+MASTER_BYTES = 4
+"""Of a trained number, of a gradient, and of each moment."""
 WHOLE_LOGITS_BYTES = 32 * 2**20
 """Logits of a micro-batch, in 32 bits, that are not cut into tiles (trainer, engines/train/token_logprobs.py)."""
 

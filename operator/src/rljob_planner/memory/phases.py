@@ -15,7 +15,6 @@ from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import bucket_part, engine_memory
 from rljob_planner.memory.train_passes import scoring_peak, tokens_of_rank, train_peak
 from rljob_planner.memory.train_state import (
-    MASTER_BYTES,
     gradient_bytes,
     moments_part,
     parameters_part,
@@ -23,7 +22,16 @@ from rljob_planner.memory.train_state import (
 )
 from rljob_planner.model_shape import shard_elements
 from rljob_planner.plan_types import Part, Peak, Phase, PhaseMemory
-from rljob_planner.workload import TRAIN_ROLES, ModelOffload, PlacedPool, Role, TrainLayout, TrainModel, Workload
+from rljob_planner.workload import (
+    MASTER_BYTES,
+    TRAIN_ROLES,
+    ModelOffload,
+    PlacedPool,
+    Role,
+    TrainLayout,
+    TrainModel,
+    Workload,
+)
 
 DRIVER_BYTES = 0.7 * 2**30
 """Of what a driver reports nobody gets about so much (a process's first context, what the driver itself takes)."""

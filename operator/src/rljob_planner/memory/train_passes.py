@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from rljob_planner.memory.train_activations import HeadBytes, head_bytes, layer_bytes
 from rljob_planner.memory.train_state import (
-    MASTER_BYTES,
     gradient_bytes,
     moments_part,
     parameters_part,
@@ -25,7 +24,7 @@ from rljob_planner.memory.train_state import (
 )
 from rljob_planner.model_shape import gathered_elements, shard_elements
 from rljob_planner.plan_types import Part, Peak
-from rljob_planner.workload import Head, TrainLayout, TrainModel, Workload
+from rljob_planner.workload import MASTER_BYTES, Head, TrainLayout, TrainModel, Workload
 
 
 class _Moment(NamedTuple):

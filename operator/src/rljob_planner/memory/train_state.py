@@ -9,10 +9,7 @@ All is of one rank.
 from __future__ import annotations
 
 from rljob_planner.plan_types import Part
-from rljob_planner.workload import TrainLayout, TrainModel
-
-MASTER_BYTES = 4
-"""Of a trained number, of a gradient, and of each moment."""
+from rljob_planner.workload import MASTER_BYTES, TrainLayout, TrainModel
 
 
 def trained_shard_elements(model: TrainModel, layout: TrainLayout) -> int:
