@@ -100,7 +100,6 @@ class _Reader:
         return entries, tensors
 
     def take(self, num_bytes: int) -> memoryview:
-        """So many bytes."""
         begin, self.place = self.place, self.place + num_bytes
         if self.place > len(self.data):
             raise struct.error
@@ -112,7 +111,6 @@ class _Reader:
         return found
 
     def text(self) -> str:
-        """A length and so many bytes."""
         return bytes(self.take(self.number("<Q"))).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Value:
@@ -132,5 +130,4 @@ class _Reader:
         return [self.value(inner) for _ in range(length)]
 
     def damaged(self, seen: str) -> PlanError:
-        """To raise."""
         return PlanError(f"{self.name}: its GGUF header is damaged (seen {seen}); fetch it again")

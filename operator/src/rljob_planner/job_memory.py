@@ -50,7 +50,6 @@ class MemoryOutlook:
 
     @property
     def verdict(self) -> Verdict:
-        """Of those pools."""
         return verdict_of(self.phases)
 
     @property

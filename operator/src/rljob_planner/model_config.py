@@ -44,7 +44,6 @@ class _Family:
     window_key: str | None = None
     """The key without which a window is not used."""
     defaults: Config = field(default_factory=dict)
-    """Of keys that configurations leave out."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Of keys that are called otherwise in this family."""
 
@@ -160,12 +159,10 @@ class _Reader:
         return value if isinstance(value, bool) else otherwise
 
     def list_of(self, key: str) -> tuple[object, ...]:
-        """Empty where there is none."""
         value = self.config.get(key)
         return tuple(value) if isinstance(value, list | tuple) else ()
 
     def no_model(self, seen: str) -> PlanError:
-        """To raise."""
         return PlanError(f"{self.name}: the config.json is of no model (seen {seen}); correct it")
 
 

@@ -58,8 +58,6 @@ class Change:
 
 @dataclass(frozen=True)
 class Changed:
-    """A job with one change."""
-
     change: Change
     workload: Workload
     placement: Placement
@@ -109,7 +107,6 @@ class _Setting:
     field: str
     now: int
     job: Callable[[int], Job]
-    """With another value."""
     smaller: Sequence[Sequence[int]] = ()
     """Values that need less memory, the gentlest first; some fields help in both directions."""
     faster: Sequence[int] = ()
@@ -118,7 +115,6 @@ class _Setting:
     text: Callable[[int], str] = str
 
     def changed(self, values: Sequence[int]) -> tuple[Changed, ...]:
-        """The job with each of them."""
         return tuple(
             Changed(Change(self.field, self.text(each), self.text(self.now)), *self.job(each), self.section, self.price)
             for each in values

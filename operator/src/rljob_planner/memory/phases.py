@@ -171,7 +171,6 @@ class _PoolMemory:
 
 
 def _largest(phases: list[PhaseMemory]) -> list[PhaseMemory]:
-    """At most one."""
     return [max(phases, key=lambda phase: phase.total)] if phases else []
 
 

@@ -80,11 +80,9 @@ class _Passes:
         self.units = [m * (each + adapters) for each in base]
         """Parameters of a layer, whole."""
         self.trained = [adapters, adapters] if model.lora is not None else base
-        """Numbers of a layer."""
         self.has_buffers = shards > 1
         """One rank by itself copies what it gathers without one."""
         self.input = m * shape.hidden_size * num_tokens
-        """Of a layer."""
         exchanges = layout.sequence_parallel > 1
         self.layers = [layer_bytes(model, has_experts=each, exchanges_heads=exchanges) for each in kinds]
         self.head = head_bytes(model, num_tokens, is_cpu=is_cpu)
@@ -98,7 +96,6 @@ class _Passes:
             self.kept.append(self.kept[-1] + own)
 
     def kind(self, number: int) -> bool:
-        """Whether a layer has experts."""
         return self.model.shape.has_experts and number >= self.model.shape.num_dense_layers
 
     def is_recomputed(self, number: int) -> bool:
@@ -126,7 +123,6 @@ class _Passes:
         return Peak(resident, total - resident, moment.name, tuple(part for part in parts if part.num_bytes))
 
     def of_update(self) -> Iterator[_Moment]:
-        """All moments of it."""
         num_layers, kept = self.model.shape.num_layers, self.kept[-1]
         gradients = self.gradients(num_layers)
         at_head = self.root + self.next_layer(num_layers)
@@ -145,7 +141,6 @@ class _Passes:
         yield _Moment("optimizer step", gradients=self.gradient_shards, moments=moments)
 
     def of_scoring(self) -> Iterator[_Moment]:
-        """All moments of it."""
         last = self.model.shape.num_layers - 1
         yield self.gathering(0.0)
         for kind in {self.kind(0), self.kind(last)}:

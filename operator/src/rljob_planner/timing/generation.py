@@ -36,7 +36,6 @@ class DecodeSpeed:
     weights: float
     """To read all weights but those of experts."""
     experts: float
-    """To read all experts."""
     num_experts: int
     experts_per_token: int
     kv: float
@@ -56,7 +55,6 @@ class DecodeSpeed:
         return reading, live * self.sequence_compute + context * self.context_compute
 
     def step(self, live: float, context: float) -> float:
-        """Seconds of one step."""
         return max(self.bounds(live, context)) + self.overhead(live)
 
     def overhead(self, live: float) -> float:

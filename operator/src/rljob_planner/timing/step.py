@@ -202,7 +202,6 @@ def _waits(seconds: Mapping[str, float], tasks: Mapping[str, _Task], workload: W
 
 
 def _total(waits: Mapping[str, float], schedule: Schedule) -> float:
-    """Of what is waited for."""
     if schedule is Schedule.SYNCHRONOUS:
         return sum(waits.values())
     rest = sum(seconds for name, seconds in waits.items() if name not in (WEIGHT_SYNC, GENERATE))
