@@ -50,6 +50,7 @@ class MemoryOutlook:
 
     @property
     def verdict(self) -> Verdict:
+        """Of those pools."""
         return verdict_of(self.phases)
 
     @property

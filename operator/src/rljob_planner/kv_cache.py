@@ -55,6 +55,7 @@ class EngineSpace:
         return max(0.0, self.longest_sequence - self.kv_cache)
 
     def sequence_bytes(self, context: float) -> float:
+        """Keys and values of a sequence of so many tokens."""
         return sequence_kv_bytes(self.shape, self.kv_bytes_per_layer_token, context)
 
     def sequences_at_once(self, mean_context: float) -> float:

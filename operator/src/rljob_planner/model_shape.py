@@ -79,10 +79,12 @@ class ModelShape:
 
     @property
     def query_size(self) -> int:
+        """q."""
         return self.num_heads * self.head_size
 
     @property
     def kv_size(self) -> int:
+        """kv."""
         return self.num_kv_heads * self.head_size
 
     @property
@@ -105,10 +107,12 @@ class ModelShape:
 
     @property
     def has_experts(self) -> bool:
+        """Whether it is a mixture of experts."""
         return self.num_experts > 0
 
     @property
     def num_expert_layers(self) -> int:
+        """Of all layers those with experts."""
         return self.num_layers - self.num_dense_layers if self.has_experts else 0
 
     @property
@@ -118,6 +122,7 @@ class ModelShape:
 
     @property
     def num_mlp_matrices(self) -> int:
+        """With that of its output."""
         return 3 if self.has_mlp_gate else 2
 
     def layer_tensors(self, *, has_experts: bool) -> Unit:
@@ -168,6 +173,7 @@ class ModelShape:
 
     @cached_property
     def layers_parameters(self) -> int:
+        """Of all layers."""
         return self.layers_elements()
 
     @property

@@ -112,6 +112,7 @@ class TrainModel:
 
     @property
     def num_adapters(self) -> int:
+        """Numbers of all of them."""
         return 0 if self.lora is None else self.lora.num_parameters
 
     @property
@@ -191,10 +192,12 @@ class TokenLengths:
 
     @property
     def longest_row(self) -> int:
+        """Prompt and response."""
         return self.prompt_max + self.response_max
 
     @property
     def mean_row(self) -> float:
+        """Prompt and response."""
         return self.prompt_mean + self.response_mean
 
 
@@ -239,10 +242,12 @@ class Workload:
     """Per step, beside the reward model; waited for after the passes beside which scores are computed."""
 
     def with_model(self, role: Role, model: TrainModel) -> Workload:
+        """With another model in a role."""
         return replace(self, models={**self.models, role: model})
 
     @property
     def num_responses(self) -> int:
+        """Of a step, over all workers."""
         return self.batch_size * self.group_size
 
     @property
@@ -256,6 +261,7 @@ class Workload:
 
     @property
     def num_updates(self) -> int:
+        """Optimizer updates per step."""
         return self.num_epochs_per_batch * (self.batch_size // self.mini_batch_size)
 
     @property
@@ -281,6 +287,7 @@ class TrainLayout:
 
     @property
     def num_replicas(self) -> int:
+        """Copies of the model."""
         return self.num_gpus // self.shard_size
 
     @property
@@ -298,6 +305,7 @@ class RolloutLayout:
 
     @property
     def num_engines(self) -> int:
+        """Copies of the model."""
         return self.num_gpus // self.tensor_parallel
 
 
@@ -315,6 +323,7 @@ class PlacedPool:
 
     @property
     def num_gpus(self) -> int:
+        """Of all nodes."""
         return self.nodes * self.gpus_per_node
 
     @property
@@ -339,6 +348,7 @@ class Placement:
     schedule: Schedule = Schedule.SYNCHRONOUS
 
     def with_pool(self, old: PlacedPool, new: PlacedPool) -> Placement:
+        """With one of its pools changed."""
         return replace(self, pools=tuple(new if pool is old else pool for pool in self.pools))
 
     def pool_of(self, role: Role) -> PlacedPool:
@@ -354,6 +364,7 @@ class Placement:
 
     @property
     def num_gpus(self) -> int:
+        """Of all pools."""
         return sum(pool.num_gpus for pool in self.pools)
 
     @property

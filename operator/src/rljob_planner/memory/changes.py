@@ -58,6 +58,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Changed:
+    """A job with one change."""
+
     change: Change
     workload: Workload
     placement: Placement

@@ -21,6 +21,7 @@ def trained_shard_elements(model: TrainModel, layout: TrainLayout) -> int:
 
 
 def parameter_bytes(model: TrainModel, layout: TrainLayout) -> int:
+    """Shards."""
     if model.is_actor_without_adapters:
         return 0
     base, adapters = model.base_elements(layout.shard_size), model.adapter_elements(layout.shard_size)
@@ -41,6 +42,7 @@ def gradient_bytes(model: TrainModel, layout: TrainLayout) -> int:
 
 
 def parameters_part(model: TrainModel, layout: TrainLayout) -> Part:
+    """With their formula."""
     formula = f"{_base_bytes(model)} x {model.num_parameters:.4g} / {layout.shard_size}"
     if model.lora is not None:
         formula += f" + {MASTER_BYTES} x {model.lora.num_parameters:.4g} / {layout.shard_size}"
@@ -48,6 +50,7 @@ def parameters_part(model: TrainModel, layout: TrainLayout) -> Part:
 
 
 def moments_part(model: TrainModel, layout: TrainLayout) -> Part:
+    """With their formula."""
     formula = f"{2 * MASTER_BYTES} x {model.num_learned:.4g} / {layout.shard_size}"
     return Part("moments", moment_bytes(model, layout), formula)
 

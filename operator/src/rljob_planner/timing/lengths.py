@@ -54,6 +54,7 @@ class Lengths:
 
     @property
     def clipped_share(self) -> float:
+        """Of responses those that are cut off."""
         if self.known:
             return sum(each >= self.cap for each in self.known) / len(self.known)
         if self.scale == 0:

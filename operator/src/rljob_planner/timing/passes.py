@@ -50,6 +50,7 @@ class Rows:
 
     @property
     def tokens(self) -> float:
+        """Of prompts and responses."""
         return self.count * (self.prompt + self.response)
 
 
@@ -69,6 +70,7 @@ class Operations(NamedTuple):
 
 
 def forward_operations(model: TrainModel, rows: Rows) -> Operations:
+    """Of one pass over the rows."""
     layers, head, attention = _forward(model, rows)
     return Operations(layers + head, attention)
 
@@ -125,6 +127,7 @@ def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
 def pass_cost(
     model: TrainModel, rows: Rows, max_tokens: int, layout: TrainLayout, site: Site, constants: Constants
 ) -> Cost:
+    """A pass without backward over all rows."""
     links = exchange(model, layout, site, constants)
     efficiency = constants.forward_efficiency_of(site.gpu.name, has_experts=model.shape.has_experts)
     count = num_micro_batches(rows, max_tokens, layout)
