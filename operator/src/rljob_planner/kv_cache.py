@@ -43,26 +43,24 @@ class EngineSpace:
     graphs: float
     kv_cache: float
     """What is left of what the engine may take; below 0 where nothing is."""
-    longest_sequence: float
-    """Keys and values of one sequence that is as long as they may be."""
-    shape: ModelShape
-    kv_bytes_per_layer_token: float
-    max_sequences: int
+    rollout: RolloutWork
+    layout: RolloutLayout
 
     @property
     def lacks(self) -> float:
         """What the cache needs more for one longest sequence: without it vLLM does not start."""
-        return max(0.0, self.longest_sequence - self.kv_cache)
+        longest = self.sequence_bytes(self.rollout.max_model_length)
+        return max(0.0, longest - self.kv_cache) if self.rollout.is_vllm else 0.0
 
     def sequence_bytes(self, context: float) -> float:
         """Keys and values of a sequence of so many tokens."""
-        return sequence_kv_bytes(self.shape, self.kv_bytes_per_layer_token, context)
+        return sequence_kv_bytes(self.rollout, self.layout, context)
 
     def sequences_at_once(self, mean_context: float) -> float:
         """How many are decoded side by side where they are so long on average; no fewer than 1, where it fits."""
         if self.lacks:
             return 0.0
-        return max(1.0, min(float(self.max_sequences), self.kv_cache / self.sequence_bytes(mean_context)))
+        return max(1.0, min(float(self.rollout.max_sequences), self.kv_cache / self.sequence_bytes(mean_context)))
 
 
 def engine_space(
@@ -86,25 +84,13 @@ def engine_space(
     context = constants.engine_context_bytes * (1 if parallel == 1 else 2) if on_gpu else 0.0
     graphs = constants.graph_bytes if on_gpu and rollout.compiles else 0.0
     activations = pass_bytes(rollout, layout, num_requests if gpu.is_cpu else None) if is_vllm else 0.0
-    per_token = kv_bytes_per_layer_token(shape, layout, each)
-    longest = sequence_kv_bytes(shape, per_token, rollout.max_model_length)
     # transformers' cache grows with its rows.
-    kv_cache = float(rollout.cpu_kv_cache_bytes) if is_vllm else rollout.max_sequences * longest
+    all_rows = rollout.max_sequences * sequence_kv_bytes(rollout, layout, rollout.max_model_length)
+    kv_cache = float(rollout.cpu_kv_cache_bytes) if is_vllm else all_rows
     if on_gpu:
         others = weights + adapters + context + activations + graphs
         kv_cache = rollout.memory_utilization * gpu.memory_bytes - others
-    return EngineSpace(
-        weights=weights,
-        adapters=adapters,
-        context=context,
-        activations=activations,
-        graphs=graphs,
-        kv_cache=kv_cache,
-        longest_sequence=longest if is_vllm else 0.0,
-        shape=shape,
-        kv_bytes_per_layer_token=per_token,
-        max_sequences=rollout.max_sequences,
-    )
+    return EngineSpace(weights, adapters, context, activations, graphs, kv_cache, rollout, layout)
 
 
 def kv_bytes_per_layer_token(shape: ModelShape, layout: RolloutLayout, number_bytes: int) -> float:
@@ -113,13 +99,13 @@ def kv_bytes_per_layer_token(shape: ModelShape, layout: RolloutLayout, number_by
     return number_bytes * shape.kv_numbers_per_token / parallel
 
 
-def sequence_kv_bytes(shape: ModelShape, per_layer_token: float, context: float) -> float:
+def sequence_kv_bytes(rollout: RolloutWork, layout: RolloutLayout, context: float) -> float:
     """Of a sequence of so many tokens, in whole blocks. Layers with a window keep that."""
-    num_full, num_windows = shape.attention_layers
+    shape, (num_full, num_windows) = rollout.shape, rollout.shape.attention_layers
     seen = num_full * math.ceil(context / BLOCK_TOKENS)
     if num_windows:
         seen += num_windows * math.ceil(min(context, shape.sliding_window or 0) / BLOCK_TOKENS)
-    return per_layer_token * seen * BLOCK_TOKENS
+    return kv_bytes_per_layer_token(shape, layout, rollout.weight_bytes) * seen * BLOCK_TOKENS
 
 
 def pass_bytes(rollout: RolloutWork, layout: RolloutLayout, num_requests: int | None = None) -> float:

@@ -1,17 +1,14 @@
 """Passes of models in training: forward ones (log-probabilities, values, scores) and updates.
 
 Operations are those that bench/rljob_bench/model_shape.py counts: two per multiplied parameter and token; in causal
-attention four per element of a query head and token that is seen, on average half of the row; of the output head only
-response tokens (trainer, engines/train/token_logprobs.py). A backward pass is two forward ones; what is computed again
-(engines/train/sharded_model.py) is one more of those layers. Beside adapters the base has no gradients of its weights,
-which leaves one of the two. Logits that are cut into tiles are worked out again in the backward pass, which is one more
-product of the head: 3 % of an update of Qwen3-4B whose tokens are all of responses, and 9 % of one of Qwen3-0.6B. Most
-programs by whose runs the reached shares are known keep logits, so of theirs these operations are a little too many.
+attention four per element of a query head and token that is seen; of the output head only response tokens, and once
+more in a backward pass whose logits are cut into tiles (trainer, engines/train/token_logprobs.py). A backward pass is
+two forward ones, or one beside adapters, whose base has no gradients of its weights; what is computed again
+(engines/train/sharded_model.py) is one more of those layers. docs/planning.md says what reached shares stand for.
 
-A reached share of a GPU's speed stands for all that is not a product (norms, activations, the optimizer's small
-kernels); products of queries and keys have a share of their own. Gathering goes on beside computing, so of each
-micro-batch the longer of the two counts. Workers have equal numbers of rows and nearly equal numbers of tokens
-(controller/balanced_order.py); where each has few rows, the longest one sets the pace.
+Gathering goes on beside computing, so of each micro-batch the longer of the two counts. Workers have equal numbers of
+rows and nearly equal numbers of tokens (controller/balanced_order.py); where each has few rows, the longest one sets
+the pace.
 """
 
 from __future__ import annotations
