@@ -7,7 +7,7 @@ batch_size_rules.py). What a change does to memory and seconds is worked out ane
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import chain
@@ -164,8 +164,8 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
     now = rollout.sync_every_steps
     rarer = [each for each in (2 * now, 4 * now) if not any(other % each for other in fixed)]
     field, section = f"{place}.syncEverySteps", "hand-overs of weights"
-    syncs = _Setting(field, now, lambda value: job(replace(rollout, sync_every_steps=value)), (), rarer, section)
-    yield replace(syncs, price=Price.LEARNING)
+    syncs = {each: job(replace(rollout, sync_every_steps=each)) for each in rarer}
+    yield _Setting(field, now, syncs.__getitem__, (), rarer, section, Price.LEARNING)
 
 
 def _of_batches(workload: Workload, placement: Placement) -> _Settings:
@@ -175,11 +175,8 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
     least = -(-workload.lengths.longest_row // min(shares, default=1))
     fewer = [each for each in (*(now >> power for power in range(1, 20) if now >> power > least), least) if each < now]
     more, section = [now << power for power in range(1, 6)], "tokens of a micro-batch"
-
-    def micro_batch(value: int) -> Job:
-        return replace(workload, max_tokens_per_micro_batch=value), placement
-
-    yield _Setting("spec.training.maxTokensPerMicroBatch", now, micro_batch, (fewer,), more, section)
+    jobs = {each: (replace(workload, max_tokens_per_micro_batch=each), placement) for each in (*fewer, *more)}
+    yield _Setting("spec.training.maxTokensPerMicroBatch", now, jobs.__getitem__, (fewer,), more, section)
     mini_batch, batch = workload.mini_batch_size, workload.batch_size
     layouts = own_layouts(workload, placement)
     ranks = [layout.num_data_ranks for _, role, layout in layouts if workload.models[role].is_trained]
@@ -201,9 +198,9 @@ def _of_shards(workload: Workload, placement: Placement) -> _Settings:
         sizes, now = _divisors(layout.num_gpus), layout.shard_size
         # Gradients of replicas cannot be offloaded (crds: placement_rules.py).
         allowed = sizes[-1:] if workload.models[role].offload.gradients else sizes
-        jobs = {each: replace(layout, shard_size=each) for each in sizes}
+        jobs = {each: _with_layout(workload, placement, pool, role, replace(layout, shard_size=each)) for each in sizes}
         larger, others = [each for each in sizes if each > now], [each for each in allowed if each != now]
-        yield _layouts(workload, placement, pool, role, "shardSize", now, jobs, larger, others, "shard size")
+        yield _Setting(f"spec.roles.{role}.shardSize", now, jobs.__getitem__, (larger,), others, "shard size")
 
 
 def _of_models(workload: Workload, placement: Placement) -> _Settings:
@@ -279,9 +276,12 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
         # Rows of an update are dealt out evenly (crds: batch_size_rules.py).
         rows = workload.mini_batch_size * workload.group_size
         smaller = [each for each in _divisors(now)[:-1] if rows % (num_gpus // each) == 0]
-        jobs = {each: replace(layout, sequence_parallel=each) for each in (*larger, *smaller)}
-        section = "sequence parallelism"
-        yield _layouts(workload, placement, pool, role, "sequenceParallel", now, jobs, larger, smaller, section)
+        jobs = {
+            each: _with_layout(workload, placement, pool, role, replace(layout, sequence_parallel=each))
+            for each in (*larger, *smaller)
+        }
+        field, section = f"spec.roles.{role}.sequenceParallel", "sequence parallelism"
+        yield _Setting(field, now, jobs.__getitem__, (larger,), smaller, section)
 
 
 def _of_pools(workload: Workload, placement: Placement) -> _Settings:
@@ -338,28 +338,12 @@ def _is_allowed(workload: Workload, pool: PlacedPool) -> bool:
     return True
 
 
-def _layouts(
-    workload: Workload,
-    placement: Placement,
-    pool: PlacedPool,
-    role: Role,
-    field: str,
-    now: int,
-    layouts: Mapping[int, TrainLayout],
-    smaller: Sequence[int],
-    faster: Sequence[int],
-    section: str,
-) -> _Setting:
-    """Other layouts of a role, and of the reference that is the actor with that one's."""
+def _with_layout(workload: Workload, placement: Placement, pool: PlacedPool, role: Role, layout: TrainLayout) -> Job:
+    """Of a role, and of the reference that is the actor with that one's."""
     reference = workload.models.get(Role.REF)
     both = role is Role.ACTOR and reference is not None and reference.is_actor_without_adapters
-    roles = (role, Role.REF) if both else (role,)
-
-    def job(value: int) -> Job:
-        changed = replace(pool, layouts={**pool.layouts, **dict.fromkeys(roles, layouts[value])})
-        return workload, placement.with_pool(pool, changed)
-
-    return _Setting(f"spec.roles.{role}.{field}", now, job, (smaller,), faster, section)
+    layouts = {**pool.layouts, **dict.fromkeys((role, Role.REF) if both else (role,), layout)}
+    return workload, placement.with_pool(pool, replace(pool, layouts=layouts))
 
 
 def _divisors(number: int) -> list[int]:
