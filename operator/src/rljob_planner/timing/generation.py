@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rljob_planner.constants import Constants
+from rljob_planner.kv_cache import kv_bytes_per_layer_token
 from rljob_planner.timing.communication import COMPUTE, FIXED, LONGEST_RESPONSE, MEMORY_BANDWIDTH, Cost, Site
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.workload import RolloutLayout, RolloutWork
@@ -168,9 +169,7 @@ def decode_speed(
     others = shape.layers_parameters - experts + shape.embedding_parameters
     reading = parallel * site.gpu.bandwidth * constants.decode_bandwidth_efficiency
     computing = parallel * site.gpu.flops * constants.decode_compute_efficiency
-    # A head of keys and values is the least that a GPU can hold.
-    cut = min(parallel, max(1, shape.num_kv_heads)) / parallel
-    per_layer = work.weight_bytes * shape.kv_numbers_per_token / cut
+    per_layer = parallel * kv_bytes_per_layer_token(shape, layout, work.weight_bytes)
     full, windows = shape.attention_layers
     window = min(float(shape.sliding_window or 0), mean_context)
     num_exchanges = EXCHANGES_PER_LAYER * shape.num_layers if parallel > 1 else 0
