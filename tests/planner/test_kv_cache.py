@@ -65,13 +65,13 @@ def test_layers_with_a_window_keep_no_more_than_that() -> None:
     for context in (10, 1000, 1024, 5000):
         blocks = -(-context // 16) * 16
         slow = sum(2 * 2 * 1024 * (blocks if layer % 4 == 0 else min(blocks, 1008)) for layer in range(32))
-        assert sequence_kv_bytes(shape, 2 * 2 * 1024, context) == slow
+        assert sequence_kv_bytes(RolloutWork(shape), RolloutLayout(1), context) == slow
 
 
 def test_sequences_at_once_follow_from_the_cache() -> None:
     space = engine_space(llama(max_sequences=10_000), RolloutLayout(1, 1), gpu(REPORTED_GIB), CONSTANTS)
     assert space.sequences_at_once(1600) == pytest.approx(space.kv_cache / (1600 * 128 * 1024))
-    assert replace(space, max_sequences=64).sequences_at_once(1600) == 64
+    assert replace(space, rollout=llama(max_sequences=64)).sequences_at_once(1600) == 64
     assert space.lacks == 0
 
 

@@ -73,8 +73,8 @@ def test_changes_that_do_only_together_are_left_to_the_command() -> None:
     edits = SECOND_STEP | {SELECTOR: {"nvidia.com/gpu.product": H100}, "spec.pools[0].gpusPerNode": 1}
     outlook = memory_outlook(spec(edits))
     assert outlook is not None
-    assert {len(knob.changes) for knob in outlook.knobs if not knob.changes[0].is_drastic} == {2}
-    assert [knob.changes[0].field for knob in outlook.single_knobs] == ["spec.pools[0].nodes"]
+    assert {len(knob.changes) for knob in outlook.knobs() if not knob.changes[0].is_drastic} == {2}
+    assert [knob.changes[0].field for knob in outlook.knobs(with_pairs=False)] == ["spec.pools[0].nodes"]
     assert memory_shortage(spec(edits)).endswith(
         "; what would do: spec.pools[0].nodes: 8 (76.8 GiB at most); or perhaps two smaller changes: see `rljob plan`"
     )

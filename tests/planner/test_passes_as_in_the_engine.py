@@ -301,9 +301,9 @@ def test_nodes_share_their_networks() -> None:
     # Each byte comes into a node once, by any of its four networks.
     assert site.bandwidth(8, UNIT) == 20.0
     # Copies of two GPUs: two of a node add up with two of the other. Of four: each by itself.
-    assert site.bandwidth_apart(8, 2, UNIT) == 10.0
-    assert site.bandwidth_apart(8, 4, UNIT) == 5.0
-    assert site.bandwidth_apart(4, 2, UNIT) == 100.0
+    assert site.bandwidth(8, UNIT, 2) == 10.0
+    assert site.bandwidth(8, UNIT, 4) == 5.0
+    assert site.bandwidth(4, UNIT, 2) == 100.0
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 4, 8, 16, 32, 64, 128])

@@ -17,15 +17,9 @@ from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from rljob_api.v1alpha1.model import Lora
 from rljob_planner.job import lora_shape
 from rljob_planner.memory.train_passes import train_peak
-from rljob_planner.memory.train_state import (
-    gathered_elements,
-    gradient_bytes,
-    moment_bytes,
-    parameter_bytes,
-    root_tensors,
-)
+from rljob_planner.memory.train_state import gradient_bytes, moment_bytes, parameter_bytes
 from rljob_planner.model_config import shape_of_config
-from rljob_planner.model_shape import ModelShape
+from rljob_planner.model_shape import ModelShape, gathered_elements
 from rljob_planner.workload import TrainLayout, TrainModel
 from rljob_testing.engine_updates import drawn_batch, engine_settings
 from rljob_testing.ranks import RankedRun, only_rank, run_on_ranks
@@ -182,7 +176,7 @@ def test_state_is_that_of_the_engine(
     if not case.is_trained:
         assert found.gathered == found.gradients == 0
         return
-    assert found.gathered == model.compute_bytes * gathered_elements(root_tensors(model), case.num_shards)
+    assert found.gathered == model.compute_bytes * gathered_elements(model.root_tensors, case.num_shards)
     assert found.gradients_between == gradient_bytes(model, layout)
     reduced = TrainModel(shape, True, compute_bytes=model.compute_bytes, lora=model.lora)
     assert found.gradients == gradient_bytes(reduced, layout)

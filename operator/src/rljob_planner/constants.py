@@ -80,11 +80,10 @@ class Constants:
 
     def training_efficiency_of(self, kind: str, *, has_experts: bool = False) -> float:
         """Of passes with a backward pass on this kind of GPU."""
-        factor = self.expert_efficiency_factor if has_experts else 1.0
-        return factor * self.training_efficiency.get(kind, self.default_efficiency)
+        reached = self.training_efficiency.get(kind, self.default_efficiency)
+        return reached * (self.expert_efficiency_factor if has_experts else 1.0)
 
     def forward_efficiency_of(self, kind: str, *, has_experts: bool = False) -> float:
         """Of passes without."""
-        if kind not in self.forward_efficiency:
-            return self.training_efficiency_of(kind, has_experts=has_experts)
-        return (self.expert_efficiency_factor if has_experts else 1.0) * self.forward_efficiency[kind]
+        both = {**self.training_efficiency, **self.forward_efficiency}
+        return both.get(kind, self.default_efficiency) * (self.expert_efficiency_factor if has_experts else 1.0)

@@ -7,7 +7,6 @@ header is read: entries of keys and values, then the names and sizes of tensors.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 
 from rljob_planner.errors import PlanError
 from rljob_planner.model_config import shape_of_config
@@ -15,11 +14,10 @@ from rljob_planner.model_shape import ModelShape
 
 Buffer = bytes | memoryview
 
-_MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
 _FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _LONGEST_KEPT = 64
-"""Arrays of more entries are vocabularies; of them only the length counts."""
+"""Longer lists of numbers are scores of a vocabulary."""
 _MAX_ENTRIES = 1_000_000
 
 _MODEL_TYPES = {
@@ -51,16 +49,15 @@ _KEYS = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 
-Value = int | float | bool | str | list[object] | None
+Value = int | str | list[object] | None
 
 
 def shape_of_gguf(header: Buffer, name: str) -> ModelShape:
     """`header` is the file, or as much of its beginning as has the names of all tensors.
 
     Raises PlanError for what is no GGUF file of version 2 or 3, is cut off, or is a model of an unknown kind."""
-    reader = _Reader(memoryview(header), name)
     try:
-        entries, tensors = _read(reader)
+        entries, tensors = _Reader(memoryview(header), name).header()
     except struct.error:
         raise PlanError(f"{name}: the GGUF header is cut off; name a whole file") from None
     architecture = str(entries.get("general.architecture"))
@@ -70,51 +67,39 @@ def shape_of_gguf(header: Buffer, name: str) -> ModelShape:
             f"{name}: the planner does not know models of this kind (GGUF, general.architecture: {architecture!r});"
             " name a config.json of about the same sizes with --model-config FILE"
         )
-    return shape_of_config(_config(entries, tensors, architecture, model_type), name)
-
-
-def _config(
-    entries: Mapping[str, Value], tensors: Mapping[str, tuple[int, ...]], architecture: str, model_type: str
-) -> dict[str, object]:
-    config: dict[str, object] = {
-        key: entries[f"{architecture}.{name}"] for name, key in _KEYS.items() if f"{architecture}.{name}" in entries
-    }
+    found = {key: entries.get(f"{architecture}.{each}") for each, key in _KEYS.items()}
+    config: dict[str, object] = {key: value for key, value in found.items() if value is not None}
     if embedding := tensors.get("token_embd.weight"):
         config["vocab_size"] = embedding[-1]
-    config["model_type"] = model_type
-    config["tie_word_embeddings"] = "output.weight" not in tensors
-    return config
-
-
-def _read(reader: _Reader) -> tuple[dict[str, Value], dict[str, tuple[int, ...]]]:
-    """Entries, and the sizes of tensors by their names; sizes are the other way round than torch's."""
-    magic, name = bytes(reader.take(4)), reader.name
-    if magic != _MAGIC:
-        raise PlanError(f"{name}: is no GGUF file (it begins with {magic!r}); name another one")
-    if (version := reader.number("<I")) not in (2, 3):
-        raise PlanError(f"{name}: is of a GGUF version that is not read (seen {version}); name one of 2 or 3")
-    num_tensors, num_entries = reader.number("<Q"), reader.number("<Q")
-    if max(num_tensors, num_entries) > _MAX_ENTRIES:
-        raise PlanError(f"{name}: its GGUF header is damaged (seen {num_tensors} tensors); fetch it again")
-    entries = {reader.text(): reader.value(reader.number("<I")) for _ in range(num_entries)}
-    tensors: dict[str, tuple[int, ...]] = {}
-    for _ in range(num_tensors):
-        tensor = reader.text()
-        tensors[tensor] = tuple(reader.number("<Q") for _ in range(reader.number("<I")))
-        reader.take(4 + 8)
-    return entries, tensors
+    is_tied = "output.weight" not in tensors
+    return shape_of_config({**config, "model_type": model_type, "tie_word_embeddings": is_tied}, name)
 
 
 class _Reader:
     """Numbers and texts, one after the other. Raises struct.error behind the end."""
 
     def __init__(self, data: memoryview, name: str) -> None:
-        self.data = data
-        self.name = name
-        self.place = 0
+        self.data, self.name, self.place = data, name, 0
+
+    def header(self) -> tuple[dict[str, Value], dict[str, list[int]]]:
+        """Entries, and the sizes of tensors by their names; sizes are the other way round than torch's."""
+        magic = bytes(self.take(4))
+        if magic != b"GGUF":
+            raise PlanError(f"{self.name}: is no GGUF file (it begins with {magic!r}); name another one")
+        if (version := self.number("<I")) not in (2, 3):
+            raise PlanError(f"{self.name}: is of a GGUF version that is not read (seen {version}); name one of 2 or 3")
+        num_tensors, num_entries = self.number("<Q"), self.number("<Q")
+        if max(num_tensors, num_entries) > _MAX_ENTRIES:
+            raise self.damaged(f"{num_tensors} tensors")
+        entries = {self.text(): self.value(self.number("<I")) for _ in range(num_entries)}
+        tensors: dict[str, list[int]] = {}
+        for _ in range(num_tensors):
+            tensor = self.text()
+            tensors[tensor] = [self.number("<Q") for _ in range(self.number("<I"))]
+            self.take(4 + 8)
+        return entries, tensors
 
     def take(self, num_bytes: int) -> memoryview:
-        """So many bytes."""
         begin, self.place = self.place, self.place + num_bytes
         if self.place > len(self.data):
             raise struct.error
@@ -126,25 +111,23 @@ class _Reader:
         return found
 
     def text(self) -> str:
-        """A length and so many bytes."""
         return bytes(self.take(self.number("<Q"))).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Value:
-        """A value of a kind of the format; None for an array that is long, which is passed over."""
+        """A value of a kind of the format; None for a list of many numbers, which is passed over."""
         if kind == _STRING:
             return self.text()
         if kind in _FORMATS:
             return self.number(_FORMATS[kind])
         if kind != _ARRAY:
-            raise PlanError(f"{self.name}: its GGUF header is damaged (seen a value of kind {kind}); fetch it again")
+            raise self.damaged(f"a value of kind {kind}")
         inner, length = self.number("<I"), self.number("<Q")
         if inner == _ARRAY:
-            raise PlanError(f"{self.name}: its GGUF header is damaged (seen a list of lists); fetch it again")
-        if length <= _LONGEST_KEPT:
-            return [self.value(inner) for _ in range(length)]
-        if inner in _FORMATS:
+            raise self.damaged("a list of lists")
+        if inner in _FORMATS and length > _LONGEST_KEPT:
             self.take(struct.calcsize(_FORMATS[inner]) * length)
             return None
-        for _ in range(length):
-            self.value(inner)
-        return None
+        return [self.value(inner) for _ in range(length)]
+
+    def damaged(self, seen: str) -> PlanError:
+        return PlanError(f"{self.name}: its GGUF header is damaged (seen {seen}); fetch it again")

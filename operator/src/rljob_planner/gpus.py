@@ -53,7 +53,6 @@ class NodeGroup:
 Cluster = tuple[NodeGroup, ...]
 
 
-_GIB = float(2**30)
 _CORE_FLOPS = 192e9
 """Of a core, in 32 bits, at most: two vector units that multiply and add 16 numbers, at 3 GHz. What is reached of it
 says a profile."""
@@ -61,53 +60,35 @@ _CORE_BANDWIDTH = 15e9
 """Likewise."""
 
 
-def _gpu(name: str, teraflops: float, memory_gib: float, bandwidth_tb: float, link_gb: float) -> Gpu:
-    return Gpu(
-        name=name,
-        memory_bytes=memory_gib * _GIB,
-        flops=teraflops * 1e12,
-        bandwidth=bandwidth_tb * 1e12,
-        link_bandwidth=link_gb * 1e9,
-    )
+_TABLE = """
+A100-40       312  39.4   1.555  300  nvidiateslaa100 a10040gb a100sxm440gb a100sxm40gb a100pcie40gb
+A100-80       312  79.1   2.039  300  a100 a10080gb a100sxm480gb a100sxm80gb a100sxm64gb
+A100-80-PCIe  312  79.1   1.935  32   a100pcie80gb a10080gbpcie
+H100          989  79.1   3.35   450  h100mega80gb h100sxm h10080 h10080gb h10080gbhbm3 h100sxm580gb h100sxm5
+H100-PCIe     756  79.1   2.0    64   h100pcie h10080gbpcie
+H100-NVL      835  93.1   3.9    64   h100nvl
+H200          989  139.7  4.8    450  h200sxm h200141gb
+H20           148  95.1   4.0    450  h2096gb
+B200          2250 178.3  7.7    900  b200192gb b200180gb
+GB200         2500 184.0  8.0    900
+L40S          362  44.4   0.864  32
+L4            121  22.0   0.3    32
+A10G          70   22.0   0.6    32   a10
+MI300X        1307 191.9  5.3    448  mi300 instinctmi300x instinctmi300xoam
+"""
+"""Of each kind its name, TFLOP/s, GiB of memory, TB/s of it, GB/s of its link, and other names without marks."""
+_ROWS = [row.split() for row in _TABLE.strip().splitlines()]
 
 
-KNOWN_GPUS: tuple[Gpu, ...] = (
-    _gpu("A100-40", 312, 39.4, 1.555, 300),
-    _gpu("A100-80", 312, 79.1, 2.039, 300),
-    _gpu("A100-80-PCIe", 312, 79.1, 1.935, 32),
-    _gpu("H100", 989, 79.1, 3.35, 450),
-    _gpu("H100-PCIe", 756, 79.1, 2.0, 64),
-    _gpu("H100-NVL", 835, 93.1, 3.9, 64),
-    _gpu("H200", 989, 139.7, 4.8, 450),
-    _gpu("H20", 148, 95.1, 4.0, 450),
-    _gpu("B200", 2250, 178.3, 7.7, 900),
-    _gpu("GB200", 2500, 184.0, 8.0, 900),
-    _gpu("L40S", 362, 44.4, 0.864, 32),
-    _gpu("L4", 121, 22.0, 0.3, 32),
-    _gpu("A10G", 70, 22.0, 0.6, 32),
-    _gpu("MI300X", 1307, 191.9, 5.3, 448),
-)
+def _gpu(name: str, teraflops: str, memory_gib: str, bandwidth_tb: str, link_gb: str) -> Gpu:
+    flops, bandwidth, link = float(teraflops) * 1e12, float(bandwidth_tb) * 1e12, float(link_gb) * 1e9
+    return Gpu(name, float(memory_gib) * 2.0**30, flops, bandwidth, link)
 
+
+KNOWN_GPUS: tuple[Gpu, ...] = tuple(_gpu(*row[:5]) for row in _ROWS)
 CPU_NAME = "cpu"
 """The kind of a job without GPUs."""
-
-_ALIASES = {
-    alias: kind
-    for kind, aliases in {
-        "A100-40": "nvidiateslaa100 a10040gb a100sxm440gb a100sxm40gb a100pcie40gb",
-        "A100-80": "a100 a10080gb a100sxm480gb a100sxm80gb a100sxm64gb",
-        "A100-80-PCIe": "a100pcie80gb a10080gbpcie",
-        "H100": "h100mega80gb h100sxm h10080 h10080gb h10080gbhbm3 h100sxm580gb h100sxm5",
-        "H100-PCIe": "h100pcie h10080gbpcie",
-        "H100-NVL": "h100nvl",
-        "H200": "h200sxm h200141gb",
-        "H20": "h2096gb",
-        "B200": "b200192gb b200180gb",
-        "A10G": "a10",
-        "MI300X": "mi300 instinctmi300x instinctmi300xoam",
-    }.items()
-    for alias in aliases.split()
-}
+_ALIASES = {alias: row[0] for row in _ROWS for alias in row[5:]}
 _MAKERS = ("nvidia", "amd", "tesla")
 _SHARED = "-shared"
 """How the product ends of a GPU that several pods use by turns (NVIDIA's device plugin, time slicing)."""

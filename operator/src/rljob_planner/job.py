@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.model import Critic, Dtype, LoraSync
+from rljob_api.v1alpha1.model import Critic, Dtype, LoraSync, TrainOffload
 from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
 from rljob_api.v1alpha1.policy_loss import WITH_WHOLE_PASS
-from rljob_api.v1alpha1.recipes import advantage_type, filled, has_dynamic_sampling, resolve_algorithm
+from rljob_api.v1alpha1.recipes import filled, has_dynamic_sampling, resolve_algorithm
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
@@ -54,13 +54,12 @@ class LengthOptions:
 
 def model_sources(spec: RLJobSpec) -> dict[Role, ModelSource]:
     """Of the roles that have a model of their own: the actor, and critic and reward model where the job has them."""
-    training, absent = spec.training, absent_roles(spec)
-    policy = ModelSource(training.model.source, training.model.revision, "spec.training.model.source")
-    sources = {Role.ACTOR: policy}
-    if Role.CRITIC.value not in absent:
-        critic = _critic(spec).model
+    training, policy = spec.training, spec.training.model
+    sources = {Role.ACTOR: ModelSource(policy.source, policy.revision, "spec.training.model.source")}
+    if Role.CRITIC.value not in absent_roles(spec):
+        critic = (training.critic or Critic()).model
         own = ModelSource(critic.source or "", critic.revision, "spec.training.critic.model.source")
-        sources[Role.CRITIC] = own if critic.source else policy
+        sources[Role.CRITIC] = own if critic.source else sources[Role.ACTOR]
     for index, reward in enumerate(training.rewards):
         if (model := reward.reward_model) is not None:
             field = f"spec.training.rewards[{index}].rewardModel.source"
@@ -84,11 +83,16 @@ def workload_of(
     models = _models(spec, shapes, is_cpu=is_cpu)
     mini_batch = training.mini_batch_size or training.batch_size
     has_single_update = mini_batch == training.batch_size and training.num_epochs_per_batch == 1
-    has_dropout = training.model.lora is not None and training.model.lora.dropout > 0
-    advantage = algorithm.advantage.type
-    in_any_case = has_dropout or algorithm.rollout_correction.rejection is not None
-    in_any_case = in_any_case or algorithm.kl.is_in_reward or advantage is AdvantageType.OPTIMAL_TOKEN_BASELINE
-    generated, assumptions = _generated_per_learned(spec)
+    in_any_case = (
+        (training.model.lora is not None and training.model.lora.dropout > 0)
+        or algorithm.rollout_correction.rejection is not None
+        or algorithm.kl.is_in_reward
+        or algorithm.advantage.type is AdvantageType.OPTIMAL_TOKEN_BASELINE
+    )
+    assumptions, generated = list(_worst_cases(spec, models)), 1.0
+    if has_dynamic_sampling(training.algorithm):
+        assumptions.insert(0, f"Dynamic sampling is taken to replace {REPLACED_GROUPS:.0%} of the groups.")
+        generated += min(1.0, ROUND_MARGIN * REPLACED_GROUPS / (1 - REPLACED_GROUPS))
     return Workload(
         name=name,
         batch_size=training.batch_size,
@@ -97,115 +101,94 @@ def workload_of(
         num_epochs_per_batch=training.num_epochs_per_batch,
         num_steps=training.steps,
         max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
-        lengths=lengths_of(spec, lengths or LengthOptions()),
+        lengths=_lengths(spec, lengths or LengthOptions()),
         models=models,
         rollout=_rollout(spec, models[Role.ACTOR], is_cpu=is_cpu),
         needs_old_logprobs=in_any_case or not has_single_update,
         needs_old_logprobs_in_any_case=in_any_case,
         needs_whole_pass=algorithm.loss.type in WITH_WHOLE_PASS,
-        needs_entropy=training.algorithm.entropy_coefficient != 0,
         checkpoint_every_steps=spec.checkpoint.every_steps,
         evaluation_every_steps=None if training.evaluation is None else training.evaluation.every_steps,
         scores_first=filled(algorithm.drop_zero_variance_groups),
         generated_per_learned=generated,
-        has_greedy_responses=advantage is AdvantageType.REMAX,
-        assumptions=(*assumptions, *_worst_cases(spec, models)),
+        has_greedy_responses=algorithm.advantage.type is AdvantageType.REMAX,
+        assumptions=tuple(assumptions),
     )
 
 
-def lengths_of(spec: RLJobSpec, known: LengthOptions) -> TokenLengths:
+def _lengths(spec: RLJobSpec, known: LengthOptions) -> TokenLengths:
     """Caps are the job's. A mean that is not known is half of its cap; for responses anything from a quarter to all of
     it is then taken to be possible."""
-    prompt_max, response_max = spec.training.dataset.max_prompt_tokens, spec.training.rollout.max_new_tokens
-    is_guess = known.response_mean is None
+    caps = {"prompt": spec.training.dataset.max_prompt_tokens, "response": spec.training.rollout.max_new_tokens}
+    given = {"prompt": known.prompt_mean, "response": known.response_mean}
+    means = {}
+    for name, cap in caps.items():
+        means[name] = mean = cap / 2 if (told := given[name]) is None else told
+        if not 0 < mean <= cap:
+            raise PlanError(
+                f"--mean-{name}: must be above 0 and at most the job's limit, {cap} (seen {mean:g}); correct it"
+            )
+    guesses = [name for name, mean in given.items() if mean is None]
+    names, options = (" and ".join(each.format(name) for name in guesses) for each in ("{}s", "--mean-{}"))
+    is_guess, longest = "response" in guesses, caps["response"]
     return TokenLengths(
-        prompt_mean=_mean("--mean-prompt", known.prompt_mean, prompt_max),
-        prompt_max=prompt_max,
-        response_mean=_mean("--mean-response", known.response_mean, response_max),
-        response_max=response_max,
-        response_mean_low=response_max / 4 if is_guess else None,
-        response_mean_high=float(response_max) if is_guess else None,
-        assumption=_assumption(known),
+        prompt_mean=means["prompt"],
+        prompt_max=caps["prompt"],
+        response_mean=means["response"],
+        response_max=longest,
+        response_mean_low=longest / 4 if is_guess else None,
+        response_mean_high=float(longest) if is_guess else None,
+        assumption=f"{names} are taken to be half of their limit on average; {options} can say more" if guesses else "",
     )
-
-
-def _assumption(known: LengthOptions) -> str:
-    guesses = {"prompts": known.prompt_mean, "responses": known.response_mean}
-    unknown = [name for name, mean in guesses.items() if mean is None]
-    if not unknown:
-        return ""
-    options = " and ".join(f"--mean-{name.removesuffix('s')}" for name in unknown)
-    return f"{' and '.join(unknown)} are taken to be half of their limit on average; {options} can say more"
-
-
-def _mean(where: str, given: float | None, cap: int) -> float:
-    if given is None:
-        return cap / 2
-    if not 0 < given <= cap:
-        raise PlanError(f"{where}: must be above 0 and at most the job's limit, {cap} (seen {given:g}); correct it")
-    return given
-
-
-def _critic(spec: RLJobSpec) -> Critic:
-    return spec.training.critic or Critic()
-
-
-def _compute_bytes(spec: RLJobSpec, *, is_cpu: bool) -> int:
-    dtype = spec.training.model.dtype
-    if dtype is Dtype.AUTO:
-        return 4 if is_cpu else 2
-    return 2 if dtype is Dtype.BFLOAT16 else 4
 
 
 def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool) -> dict[Role, TrainModel]:
     """Of the train roles that the job has (trainer, controller/engine_settings.py)."""
-    model, absent = spec.training.model, absent_roles(spec)
-    for role in (Role.ACTOR, Role.REWARD_MODEL):
-        if role not in shapes and role.value not in absent:
-            raise PlanError(f"{role.value}: the shape of its model is not there; name it with --model-config FILE")
-    every_nth = model.gradient_checkpointing_every_nth_layer
-    num_bytes, policy = _compute_bytes(spec, is_cpu=is_cpu), shapes[Role.ACTOR]
-    lora, offload = _lora(spec, policy, is_cpu=is_cpu), model.offload
-    actor = TrainModel(
-        shape=policy,
-        is_trained=True,
-        compute_bytes=num_bytes,
-        checkpoints_activations=model.gradient_checkpointing,
-        checkpoints_every_nth_layer=every_nth,
-        lora=lora,
-        offload=ModelOffload(offload.parameters, offload.gradients, offload.optimizer),
-        defers_reduction=spec.roles.actor.defer_gradient_reduction,
-    )
-    models = {Role.ACTOR: actor}
-    if Role.REF.value not in absent:
-        models[Role.REF] = TrainModel(
-            shape=policy,
-            is_trained=False,
-            compute_bytes=num_bytes,
-            offload=ModelOffload(parameters=offload.reference),
-            lora=lora if reference_is_the_actor(spec) else None,
-            is_actor_without_adapters=reference_is_the_actor(spec),
-        )
-    if Role.CRITIC.value not in absent:
-        critic = _critic(spec).model
-        models[Role.CRITIC] = TrainModel(
+    model, absent, policy = spec.training.model, absent_roles(spec), shapes.get(Role.ACTOR)
+    if policy is None or (Role.REWARD_MODEL not in shapes and Role.REWARD_MODEL.value not in absent):
+        missing = Role.ACTOR if policy is None else Role.REWARD_MODEL
+        raise PlanError(f"{missing}: the shape of its model is not there; name it with --model-config FILE")
+    is_wide = model.dtype is Dtype.FLOAT32 or (model.dtype is Dtype.AUTO and is_cpu)
+    frozen = TrainModel(policy, is_trained=False, compute_bytes=4 if is_wide else 2)
+    is_shared, lora = reference_is_the_actor(spec), _lora(spec, policy, is_cpu=is_cpu)
+    critic = (spec.training.critic or Critic()).model
+    scores_leave = any(each.reward_model is not None and each.reward_model.offload for each in spec.training.rewards)
+    models = {
+        Role.ACTOR: replace(
+            frozen,
+            is_trained=True,
+            checkpoints_activations=model.gradient_checkpointing,
+            checkpoints_every_nth_layer=model.gradient_checkpointing_every_nth_layer,
+            lora=lora,
+            offload=_offload(model.offload),
+            defers_reduction=spec.roles.actor.defer_gradient_reduction,
+        ),
+        Role.REF: replace(
+            frozen,
+            offload=ModelOffload(parameters=model.offload.reference),
+            lora=lora if is_shared else None,
+            is_actor_without_adapters=is_shared,
+        ),
+        Role.CRITIC: replace(
+            frozen,
             shape=shapes.get(Role.CRITIC, policy),
             is_trained=True,
             head=Head.VALUE,
-            compute_bytes=num_bytes,
             checkpoints_activations=critic.gradient_checkpointing,
-            offload=ModelOffload(critic.offload.parameters, critic.offload.gradients, critic.offload.optimizer),
-        )
-    if Role.REWARD_MODEL.value not in absent:
-        offloads = any(each.reward_model is not None and each.reward_model.offload for each in spec.training.rewards)
-        models[Role.REWARD_MODEL] = TrainModel(
-            shape=shapes[Role.REWARD_MODEL],
-            is_trained=False,
+            offload=_offload(critic.offload),
+        ),
+        Role.REWARD_MODEL: replace(
+            frozen,
+            shape=shapes.get(Role.REWARD_MODEL, policy),
             head=Head.SCORE,
-            compute_bytes=num_bytes,
-            offload=ModelOffload(parameters=offloads),
-        )
-    return models
+            offload=ModelOffload(parameters=scores_leave),
+        ),
+    }
+    return {role: each for role, each in models.items() if role.value not in absent}
+
+
+def _offload(given: TrainOffload) -> ModelOffload:
+    return ModelOffload(given.parameters, given.gradients, given.optimizer)
 
 
 def _lora(spec: RLJobSpec, shape: ModelShape, *, is_cpu: bool) -> LoraShape | None:
@@ -214,43 +197,40 @@ def _lora(spec: RLJobSpec, shape: ModelShape, *, is_cpu: bool) -> LoraShape | No
     if wanted is None:
         return None
     goes_alone = wanted.sync is LoraSync.ADAPTER or (
-        wanted.sync is LoraSync.AUTO and not is_cpu and not shape.has_experts and _engine(spec) is EngineKind.VLLM
+        wanted.sync is LoraSync.AUTO and not is_cpu and not shape.has_experts and _has_vllm(spec)
     )
     return lora_shape(shape, wanted.rank, wanted.targets, syncs_alone=goes_alone)
 
 
-def _engine(spec: RLJobSpec) -> EngineKind:
+def _has_vllm(spec: RLJobSpec) -> bool:
     """`Auto` is vLLM: what else is installed where the job will run is not known here."""
-    is_plain = spec.training.rollout.engine is RolloutEngine.HUGGING_FACE
-    return EngineKind.HUGGING_FACE if is_plain else EngineKind.VLLM
+    return spec.training.rollout.engine is not RolloutEngine.HUGGING_FACE
 
 
 def _rollout(spec: RLJobSpec, actor: TrainModel, *, is_cpu: bool) -> RolloutWork:
     rollout, dataset = spec.training.rollout, spec.training.dataset
     auto_compiles = not is_cpu or spec.training.steps >= MIN_STEPS_TO_COMPILE
     compiles = rollout.compile is Compile.ALWAYS or (rollout.compile is Compile.AUTO and auto_compiles)
-    engine = _engine(spec)
-    has_adapters_there = actor.lora is not None and actor.lora.syncs_alone
     return RolloutWork(
         shape=actor.shape,
         weight_bytes=actor.compute_bytes,
-        engine=engine,
-        compiles=compiles and engine is EngineKind.VLLM,
+        engine=EngineKind.VLLM if _has_vllm(spec) else EngineKind.HUGGING_FACE,
+        compiles=compiles and _has_vllm(spec),
         max_sequences=rollout.max_num_sequences,
         max_model_length=dataset.max_prompt_tokens + rollout.max_new_tokens,
         memory_utilization=rollout.gpu_memory_utilization,
         cpu_kv_cache_bytes=bytes_of(rollout.cpu_kv_cache),
         sync_every_steps=rollout.sync_every_steps,
-        adapter_rank=actor.lora.rank if actor.lora is not None and has_adapters_there else None,
+        adapter_rank=actor.lora.rank if actor.lora is not None and actor.lora.syncs_alone else None,
     )
 
 
 def _worst_cases(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator[str]:
     """What only the trainer knows, and what it will not like."""
-    algorithm = spec.training.algorithm
+    algorithm = resolve_algorithm(spec.training.algorithm)
     if Role.REF in models and algorithm.kl.coefficient == 0:
         yield "A function of the job's own may ask for the reference's log-probabilities: a reference is counted."
-    if Role.CRITIC in models and advantage_type(algorithm) is AdvantageType.FUNCTION:
+    if Role.CRITIC in models and algorithm.advantage.type is AdvantageType.FUNCTION:
         yield "A function of the job's own may ask for values: a critic is counted."
     longest = spec.training.dataset.max_prompt_tokens + spec.training.rollout.max_new_tokens
     for role in (Role.ACTOR, Role.CRITIC):
@@ -261,67 +241,32 @@ def _worst_cases(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator
             return
 
 
-def _generated_per_learned(spec: RLJobSpec) -> tuple[float, tuple[str, ...]]:
-    """Responses that are generated for each that is learned from, and what is taken for granted in it."""
-    if not has_dynamic_sampling(spec.training.algorithm):
-        return 1.0, ()
-    assumption = f"Dynamic sampling is taken to replace {REPLACED_GROUPS:.0%} of the groups."
-    return 1 + min(1.0, ROUND_MARGIN * REPLACED_GROUPS / (1 - REPLACED_GROUPS)), (assumption,)
-
-
-@dataclass(frozen=True)
-class LinearLayer:
-    """A linear layer of a decoder layer, by its names in the families of transformers."""
-
-    names: tuple[str, ...]
-    inputs: int
-    outputs: int
-    num_layers: int
-    """Decoder layers that have it."""
-
-
-def linear_layers(shape: ModelShape) -> tuple[LinearLayer, ...]:
-    """Those that adapters can stand beside. Matrices that some families have as one are counted one by one."""
-    hidden, query, kv, layers = shape.hidden_size, shape.query_size, shape.kv_size, shape.num_layers
-    fused = ("qkv_proj", "query_key_value")
-    attention = (
-        LinearLayer(("q_proj", *fused), hidden, query, layers),
-        LinearLayer(("k_proj", *fused), hidden, kv, layers),
-        LinearLayer(("v_proj", *fused), hidden, kv, layers),
-        LinearLayer(("o_proj", "dense"), query, hidden, layers),
-    )
-    return (*attention, *_of_mlps(shape))
-
-
-def _of_mlps(shape: ModelShape) -> tuple[LinearLayer, ...]:
-    widths = []
-    if not shape.has_experts:
-        widths.append((shape.mlp_size, shape.num_layers))
-    if shape.num_dense_layers:
-        widths.append((shape.dense_mlp_size or shape.mlp_size, shape.num_dense_layers))
-    if shape.shared_expert_size:
-        widths.append((shape.shared_expert_size, shape.num_expert_layers))
-    hidden, found = shape.hidden_size, []
-    for width, layers in widths:
-        if shape.has_mlp_gate:
-            found.append(LinearLayer(("gate_proj", "gate_up_proj"), hidden, width, layers))
-        found.append(LinearLayer(("up_proj", "gate_up_proj", "fc1", "dense_h_to_4h"), hidden, width, layers))
-        found.append(LinearLayer(("down_proj", "fc2", "dense_4h_to_h"), width, hidden, layers))
-    return tuple(found)
-
-
 def lora_shape(shape: ModelShape, rank: int, targets: Sequence[str] | None, *, syncs_alone: bool) -> LoraShape:
-    """Adapters of a rank beside the layers that `targets` name by the ends of their names; beside all where it is
-    None."""
-    chosen = [
-        each
-        for each in linear_layers(shape)
-        if targets is None or any(target.rpartition(".")[2] in each.names for target in targets)
-    ]
+    """Adapters of a rank beside the linear layers that `targets` name by the ends of their names; beside all where it
+    is None. Matrices that some families have as one are counted one by one."""
+    ends = None if targets is None else {target.rpartition(".")[2] for target in targets}
+    chosen = [each for names, *each in _linear_layers(shape) if ends is None or ends.intersection(names.split())]
     return LoraShape(
         rank=rank,
-        num_parameters=sum(rank * (each.inputs + each.outputs) * each.num_layers for each in chosen),
-        num_layers=sum(each.num_layers for each in chosen),
-        input_sizes_per_layer=sum(each.inputs * each.num_layers for each in chosen) // shape.num_layers,
+        num_parameters=sum(rank * (inputs + outputs) * layers for inputs, outputs, layers in chosen),
+        num_layers=sum(layers for *_, layers in chosen),
+        input_sizes_per_layer=sum(inputs * layers for inputs, _, layers in chosen) // shape.num_layers,
         syncs_alone=syncs_alone,
     )
+
+
+def _linear_layers(shape: ModelShape) -> Iterator[tuple[str, int, int, int]]:
+    """Those that adapters can stand beside: names in the families of transformers, inputs, outputs, and how many
+    decoder layers have it."""
+    hidden, query, kv, layers = shape.hidden_size, shape.query_size, shape.kv_size, shape.num_layers
+    yield "q_proj qkv_proj query_key_value", hidden, query, layers
+    yield "k_proj qkv_proj query_key_value", hidden, kv, layers
+    yield "v_proj qkv_proj query_key_value", hidden, kv, layers
+    yield "o_proj dense", query, hidden, layers
+    sparse = shape.num_expert_layers
+    for width, count in ((shape.dense_width, layers - sparse), (shape.shared_expert_size, sparse)):
+        if width and count:
+            if shape.has_mlp_gate:
+                yield "gate_proj gate_up_proj", hidden, width, count
+            yield "up_proj gate_up_proj fc1 dense_h_to_4h", hidden, width, count
+            yield "down_proj fc2 dense_4h_to_h", width, hidden, count

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.affinity import NodeOperator, NodeTerm
@@ -27,7 +28,7 @@ from rljob_planner.memory.phases import COPY_BYTES
 from rljob_planner.memory.train_state import host_bytes, trained_shard_elements
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_second_step, verdict_of
-from rljob_planner.workload import EngineKind, PlacedPool, Placement, Role, Workload
+from rljob_planner.workload import PlacedPool, Placement, Role, Workload
 
 SELECTORS = (PRODUCT_LABEL, *AMD_LABELS, "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name")
 """Labels of nodes that say a kind of GPU, by which a pool may choose its nodes."""
@@ -57,42 +58,34 @@ class MemoryOutlook:
         """That with least to spare."""
         return worst_phase(self.phases)
 
-    @property
-    def fails_from_second_step(self) -> bool:
-        """Whether only what comes with the optimizer's moments is too much."""
-        return fails_from_second_step(self.phases)
-
-    @property
-    def knobs(self) -> tuple[Knob, ...]:
-        """What would make it fit."""
-        return knobs_of(self.workload, self.placement, Constants()).fitting
-
-    @property
-    def single_knobs(self) -> tuple[Knob, ...]:
-        """Those of one change, which are known in a tenth of the time."""
-        return knobs_of(self.workload, self.placement, Constants(), with_pairs=False).fitting
+    def knobs(self, *, with_pairs: bool = True) -> tuple[Knob, ...]:
+        """What would make it fit. Single changes are known in a tenth of the time."""
+        return knobs_of(self.workload, self.placement, Constants(), with_pairs=with_pairs).fitting
 
 
 def gpu_of_pool(pool: Pool) -> Gpu | None:
     """The kind that the labels say which the pool's nodes must have; of several kinds that they may have the one with
     the largest memory. None where nothing, or something unknown, is said."""
-    kinds = [_known(value) for value in _products(pool)]
-    known = [kind for kind in kinds if kind is not None]
-    return max(known, key=lambda kind: kind.memory_bytes) if len(known) == len(kinds) and known else None
+    try:
+        return max(map(gpu_named, _products(pool)), key=lambda kind: kind.memory_bytes, default=None)
+    except PlanError:
+        return None
 
 
 def memory_outlook(spec: RLJobSpec) -> MemoryOutlook | None:
     """None where too little is known. Raises PlanError for what the planner does not take."""
-    shapes = known_shapes(spec)
-    kinds = {pool.name: gpu_of_pool(pool) for pool in spec.pools}
-    known = [name for name, kind in kinds.items() if kind is not None]
+    shapes, kinds = known_shapes(spec), _kinds(spec)
+    known = [name for name, kind in kinds.items() if kind is not _UNLIMITED]
     if shapes is None or not known:
         return None
-    workload = workload_of(spec, shapes)
-    placement = placement_of(spec, {name: kind or _UNLIMITED for name, kind in kinds.items()})
+    workload, placement = workload_of(spec, shapes), placement_of(spec, kinds)
     check_layouts(workload, placement)
     phases = [phase for phase in all_phases(workload, placement, Constants()) if phase.pool in known]
     return MemoryOutlook(workload, placement, tuple(phases)) if phases else None
+
+
+def _kinds(spec: RLJobSpec) -> dict[str, Gpu]:
+    return {pool.name: gpu_of_pool(pool) or _UNLIMITED for pool in spec.pools}
 
 
 def known_shapes(spec: RLJobSpec) -> Mapping[Role, ModelShape] | None:
@@ -115,9 +108,9 @@ def memory_shortage(spec: RLJobSpec) -> str:
     worst = outlook.worst
     pool = next(each for each in outlook.placement.pools if each.name == worst.pool)
     text = f"by an estimate the memory of pool {worst.pool} ({pool.gpu.name}) is too small: {shown(worst)}"
-    if outlook.fails_from_second_step:
+    if fails_from_second_step(outlook.phases):
         text += "; the first step would fit, and later ones would not, because of the optimizer's moments"
-    found = outlook.single_knobs[:_MAX_TOLD]
+    found = outlook.knobs(with_pairs=False)[:_MAX_TOLD]
     if not found:
         return f"{text}; see `rljob plan`"
     text += f"; what would do: {'; or '.join(told(knob) for knob in found)}"
@@ -138,13 +131,6 @@ def told(knob: Knob) -> str:
     return f"{changes} ({knob.worst.total / GIB:.1f} GiB at most)"
 
 
-def _known(product: str) -> Gpu | None:
-    try:
-        return gpu_named(product)
-    except PlanError:
-        return None
-
-
 def _products(pool: Pool) -> Iterator[str]:
     """Of the node selector; else of a node affinity that is required, where each of its terms names kinds."""
     selected = [pool.template.node_selector[key] for key in SELECTORS if key in pool.template.node_selector]
@@ -154,15 +140,14 @@ def _products(pool: Pool) -> Iterator[str]:
     affinity = pool.template.affinity
     nodes = affinity.node_affinity if affinity is not None else None
     required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
-    found = [list(_products_of_term(term)) for term in required.node_selector_terms] if required is not None else []
+    found = [_products_of_term(term) for term in required.node_selector_terms] if required is not None else []
     if all(found):
-        yield from (product for each in found for product in each)
+        yield from chain.from_iterable(found)
 
 
-def _products_of_term(term: NodeTerm) -> Iterator[str]:
-    for each in term.match_expressions:
-        if each.key in SELECTORS and each.operator is NodeOperator.IN:
-            yield from each.values
+def _products_of_term(term: NodeTerm) -> list[str]:
+    kinds = (each for each in term.match_expressions if each.key in SELECTORS and each.operator is NodeOperator.IN)
+    return [product for each in kinds for product in each.values]
 
 
 PROCESS_BYTES = 1.1e9
@@ -181,14 +166,10 @@ def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> tu
         copies = COPY_BYTES * trained_shard_elements(model, layout)
         parts.append(Part(f"{role} copies for checkpoints", float(workers * copies)))
     rollout = workload.rollout
-    if pool.rollout is not None and rollout.engine is EngineKind.VLLM and rollout.keeps_weights_asleep:
+    if pool.rollout is not None and rollout.is_vllm and rollout.keeps_weights_asleep:
         each = rollout.weight_bytes * rollout.shape.num_parameters / pool.rollout.tensor_parallel
         parts.append(Part("sleeping rollout weights", workers * each))
     return tuple(part for part in parts if part.num_bytes)
-
-
-_ANY_GPU = Gpu("GPU", 1e18, 1e15, 1e12, 1e11)
-"""The host's memory does not depend on its kind."""
 
 
 def host_memory_told(spec: RLJobSpec) -> dict[str, str]:
@@ -197,8 +178,7 @@ def host_memory_told(spec: RLJobSpec) -> dict[str, str]:
     shapes = known_shapes(spec)
     if shapes is None:
         return {}
-    workload = workload_of(spec, shapes)
-    placement = placement_of(spec, {pool.name: gpu_of_pool(pool) or _ANY_GPU for pool in spec.pools})
+    workload, placement = workload_of(spec, shapes), placement_of(spec, _kinds(spec))
     return {
         pool.name: _host_told(place, pool, placed, workload)
         for place, (pool, placed) in enumerate(zip(spec.pools, placement.pools, strict=True))

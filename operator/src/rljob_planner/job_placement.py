@@ -27,7 +27,7 @@ def placement_of(spec: RLJobSpec, gpus: Mapping[str, Gpu]) -> Placement:
                 f"spec.roles.{role.value}.pool: there is no pool of this name (seen {placed[role.value]!r});"
                 f" name one of {', '.join(names)}"
             )
-    return Placement(tuple(_placed_pool(spec, pool, _gpu_of(pool, gpus), roles) for pool in spec.pools))
+    return Placement(tuple(_placed_pool(spec, pool, gpus, roles) for pool in spec.pools))
 
 
 def spec_with(spec: RLJobSpec, placement: Placement) -> RLJobSpec:
@@ -41,14 +41,15 @@ def spec_with(spec: RLJobSpec, placement: Placement) -> RLJobSpec:
             " cannot run; choose one that has both on one pool"
         )
     before = {pool.name: pool for pool in spec.pools}
-    pools = tuple(_job_pool(pool, before.get(pool.name)) for pool in placement.pools)
+    pools: list[Pool] = []
     roles: dict[str, TrainRole | RolloutRole] = {}
-    first = placement.pools[0].name
     for pool in placement.pools:
+        sizes = {"nodes": pool.nodes, "gpus_per_node": pool.gpus_per_node}
         for role in pool.roles:
             field = "reward_model" if role is Role.REWARD_MODEL else role.value
-            roles[field] = _role(spec, role, pool, None if pool.name == first else pool.name)
-    return spec.model_copy(update={"pools": pools, "roles": spec.roles.model_copy(update=roles)})
+            roles[field] = _role(spec, role, pool, pool.name if pools else None)
+        pools.append(before.get(pool.name, Pool(name=pool.name)).model_copy(update=sizes))
+    return spec.model_copy(update={"pools": tuple(pools), "roles": spec.roles.model_copy(update=roles)})
 
 
 def with_selectors(spec: RLJobSpec, placement: Placement, labels: Mapping[str, tuple[str, str]]) -> RLJobSpec:
@@ -56,22 +57,15 @@ def with_selectors(spec: RLJobSpec, placement: Placement, labels: Mapping[str, t
     kinds = {pool.name: pool.gpu.name for pool in placement.pools}
     pools = []
     for pool in spec.pools:
-        chosen = labels.get(kinds[pool.name])
-        if chosen is not None:
-            selector = {**pool.template.node_selector, chosen[0]: chosen[1]}
-            template = pool.template.model_copy(update={"node_selector": selector})
-            pool = pool.model_copy(update={"template": template})
-        pools.append(pool)
+        chosen = [labels[kind] for kind in (kinds[pool.name],) if kind in labels]
+        template = pool.template.model_copy(update={"node_selector": {**pool.template.node_selector, **dict(chosen)}})
+        pools.append(pool.model_copy(update={"template": template}) if chosen else pool)
     return spec.model_copy(update={"pools": tuple(pools)})
 
 
-def _gpu_of(pool: Pool, gpus: Mapping[str, Gpu]) -> Gpu:
+def _placed_pool(spec: RLJobSpec, pool: Pool, gpus: Mapping[str, Gpu], roles: list[Role]) -> PlacedPool:
     if pool.name not in gpus:
         raise PlanError(f"spec.pools {pool.name}: its kind of GPU is not known; name it with --gpu NAME or --cluster")
-    return gpus[pool.name]
-
-
-def _placed_pool(spec: RLJobSpec, pool: Pool, gpu: Gpu, roles: list[Role]) -> PlacedPool:
     placed = spec.placed_roles()
     here = [role for role in roles if placed[role.value] == pool.name]
     num_gpus = pool.nodes * pool.gpus_per_node
@@ -81,7 +75,7 @@ def _placed_pool(spec: RLJobSpec, pool: Pool, gpu: Gpu, roles: list[Role]) -> Pl
         parallel = spec.roles.rollout.tensor_parallel
         _refuse_uneven("rollout", "tensorParallel", parallel, pool.gpus_per_node, "the gpusPerNode of its pool")
         rollout = RolloutLayout(num_gpus, parallel)
-    return PlacedPool(pool.name, pool.nodes, pool.gpus_per_node, gpu, layouts, rollout)
+    return PlacedPool(pool.name, pool.nodes, pool.gpus_per_node, gpus[pool.name], layouts, rollout)
 
 
 def _train_layout(spec: RLJobSpec, role: Role, num_gpus: int) -> TrainLayout:
@@ -96,13 +90,6 @@ def _train_layout(spec: RLJobSpec, role: Role, num_gpus: int) -> TrainLayout:
 def _refuse_uneven(role: str, field: str, value: int, total: int, what: str) -> None:
     if total % value:
         raise PlanError(f"spec.roles.{role}.{field}: must divide {what}, {total} (seen {value}); choose a divisor")
-
-
-def _job_pool(pool: PlacedPool, before: Pool | None) -> Pool:
-    sizes = {"nodes": pool.nodes, "gpus_per_node": pool.gpus_per_node}
-    if before is not None:
-        return before.model_copy(update=sizes)
-    return Pool(name=pool.name, nodes=pool.nodes, gpus_per_node=pool.gpus_per_node)
 
 
 def _role(spec: RLJobSpec, role: Role, pool: PlacedPool, name: str | None) -> TrainRole | RolloutRole:

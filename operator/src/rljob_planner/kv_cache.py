@@ -19,16 +19,7 @@ from rljob_planner.constants import Constants
 from rljob_planner.gpus import Gpu
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan_types import Part
-from rljob_planner.workload import (
-    EngineKind,
-    LoraShape,
-    PlacedPool,
-    Role,
-    RolloutLayout,
-    RolloutWork,
-    TrainModel,
-    Workload,
-)
+from rljob_planner.workload import LoraShape, PlacedPool, Role, RolloutLayout, RolloutWork, TrainModel, Workload
 
 BLOCK_TOKENS = 16
 """vLLM gives a sequence's keys and values room in blocks of so many tokens."""
@@ -43,8 +34,6 @@ _SAMPLER_BYTES = 16
 class EngineSpace:
     """Bytes of one GPU while the engine is awake."""
 
-    budget: float
-    """What the engine may take in all; what it does take where nothing limits it."""
     weights: float
     adapters: float
     context: float
@@ -53,32 +42,25 @@ class EngineSpace:
     """Of the largest pass."""
     graphs: float
     kv_cache: float
-    """What is left; below 0 where nothing is."""
-    longest_sequence: float
-    """Keys and values of one sequence that is as long as they may be."""
-    shape: ModelShape
-    kv_bytes_per_layer_token: float
-    max_sequences: int
-
-    @property
-    def without_cache(self) -> float:
-        """All but keys and values."""
-        return self.weights + self.adapters + self.context + self.activations + self.graphs
+    """What is left of what the engine may take; below 0 where nothing is."""
+    rollout: RolloutWork
+    layout: RolloutLayout
 
     @property
     def lacks(self) -> float:
         """What the cache needs more for one longest sequence: without it vLLM does not start."""
-        return max(0.0, self.longest_sequence - self.kv_cache)
+        longest = self.sequence_bytes(self.rollout.max_model_length)
+        return max(0.0, longest - self.kv_cache) if self.rollout.is_vllm else 0.0
 
     def sequence_bytes(self, context: float) -> float:
         """Keys and values of a sequence of so many tokens."""
-        return sequence_kv_bytes(self.shape, self.kv_bytes_per_layer_token, context)
+        return sequence_kv_bytes(self.rollout, self.layout, context)
 
     def sequences_at_once(self, mean_context: float) -> float:
         """How many are decoded side by side where they are so long on average; no fewer than 1, where it fits."""
         if self.lacks:
             return 0.0
-        return max(1.0, min(float(self.max_sequences), self.kv_cache / self.sequence_bytes(mean_context)))
+        return max(1.0, min(float(self.rollout.max_sequences), self.kv_cache / self.sequence_bytes(mean_context)))
 
 
 def engine_space(
@@ -91,35 +73,24 @@ def engine_space(
 ) -> EngineSpace:
     """Of one GPU that holds a T-th of a copy. `lora`: the adapters of the model in training. `num_requests`: that one
     engine gets in a step; on CPUs, where vLLM does not measure with the largest pass there may be, none is larger."""
-    shape, parallel, each = rollout.shape, layout.tensor_parallel, rollout.weight_bytes
-    is_vllm = rollout.engine is EngineKind.VLLM
+    shape, parallel, each, is_vllm = rollout.shape, layout.tensor_parallel, rollout.weight_bytes, rollout.is_vllm
+    on_gpu = is_vllm and not gpu.is_cpu
     weights = each * shape.num_parameters / parallel
-    adapters = _adapter_bytes(rollout, lora) / parallel
-    context = 0.0 if gpu.is_cpu or not is_vllm else constants.engine_context_bytes * (1 if parallel == 1 else 2)
-    graphs = constants.graph_bytes if is_vllm and rollout.compiles and not gpu.is_cpu else 0.0
+    adapters = 0.0
+    if rollout.adapter_rank is not None and lora is not None:
+        # Room for one, whose rank is rounded up.
+        room = next((rank for rank in ADAPTER_RANKS if rank >= lora.rank), lora.rank)
+        adapters = each * lora.num_parameters * room / lora.rank / parallel
+    context = constants.engine_context_bytes * (1 if parallel == 1 else 2) if on_gpu else 0.0
+    graphs = constants.graph_bytes if on_gpu and rollout.compiles else 0.0
     activations = pass_bytes(rollout, layout, num_requests if gpu.is_cpu else None) if is_vllm else 0.0
-    per_token = kv_bytes_per_layer_token(shape, layout, each)
-    others = weights + adapters + context + activations + graphs
-    longest = sequence_kv_bytes(shape, per_token, rollout.max_model_length)
-    if is_vllm and not gpu.is_cpu:
-        budget = rollout.memory_utilization * gpu.memory_bytes
-    else:
-        # transformers' cache grows with its rows.
-        budget = others + (float(rollout.cpu_kv_cache_bytes) if is_vllm else rollout.max_sequences * longest)
-    kv_cache = budget - others
-    return EngineSpace(
-        budget=budget,
-        weights=weights,
-        adapters=adapters,
-        context=context,
-        activations=activations,
-        graphs=graphs,
-        kv_cache=kv_cache,
-        longest_sequence=longest if is_vllm else 0.0,
-        shape=shape,
-        kv_bytes_per_layer_token=per_token,
-        max_sequences=rollout.max_sequences,
-    )
+    # transformers' cache grows with its rows.
+    all_rows = rollout.max_sequences * sequence_kv_bytes(rollout, layout, rollout.max_model_length)
+    kv_cache = float(rollout.cpu_kv_cache_bytes) if is_vllm else all_rows
+    if on_gpu:
+        others = weights + adapters + context + activations + graphs
+        kv_cache = rollout.memory_utilization * gpu.memory_bytes - others
+    return EngineSpace(weights, adapters, context, activations, graphs, kv_cache, rollout, layout)
 
 
 def kv_bytes_per_layer_token(shape: ModelShape, layout: RolloutLayout, number_bytes: int) -> float:
@@ -128,38 +99,26 @@ def kv_bytes_per_layer_token(shape: ModelShape, layout: RolloutLayout, number_by
     return number_bytes * shape.kv_numbers_per_token / parallel
 
 
-def sequence_kv_bytes(shape: ModelShape, per_layer_token: float, context: float) -> float:
+def sequence_kv_bytes(rollout: RolloutWork, layout: RolloutLayout, context: float) -> float:
     """Of a sequence of so many tokens, in whole blocks. Layers with a window keep that."""
-    tokens = BLOCK_TOKENS * math.ceil(context / BLOCK_TOKENS)
-    if shape.sliding_window is None or shape.num_full_attention_layers is None:
-        return per_layer_token * shape.num_layers * tokens
-    in_window = min(tokens, BLOCK_TOKENS * math.ceil(shape.sliding_window / BLOCK_TOKENS))
-    num_full = shape.num_full_attention_layers
-    return per_layer_token * (num_full * tokens + (shape.num_layers - num_full) * in_window)
+    shape, (num_full, num_windows) = rollout.shape, rollout.shape.attention_layers
+    seen = num_full * math.ceil(context / BLOCK_TOKENS)
+    if num_windows:
+        seen += num_windows * math.ceil(min(context, shape.sliding_window or 0) / BLOCK_TOKENS)
+    return kv_bytes_per_layer_token(shape, layout, rollout.weight_bytes) * seen * BLOCK_TOKENS
 
 
 def pass_bytes(rollout: RolloutWork, layout: RolloutLayout, num_requests: int | None = None) -> float:
     """Activations of the largest pass: (4F + 2H) b of each token, which with T GPUs are cut up; or where that is more,
     logits and what is made of them to sample, of all sequences that are decoded at once."""
     shape, each = rollout.shape, rollout.weight_bytes
-    width = max(
-        shape.dense_mlp_size,
-        shape.mlp_size * (shape.experts_per_token if shape.has_experts else 1) + shape.shared_expert_size,
-    )
+    of_experts = shape.mlp_size * (shape.experts_per_token if shape.has_experts else 1) + shape.shared_expert_size
     tokens, sequences = rollout.max_batched_tokens, rollout.max_sequences
     if num_requests is not None:
         tokens, sequences = min(tokens, num_requests * rollout.max_model_length), min(sequences, num_requests)
-    layers = tokens * each * (4 * width + 2 * shape.hidden_size) / layout.tensor_parallel
+    width = 4 * max(shape.dense_mlp_size, of_experts) + 2 * shape.hidden_size
     sampled = sequences * shape.vocabulary_size * (each + _SAMPLER_BYTES)
-    return max(layers, sampled)
-
-
-def _adapter_bytes(rollout: RolloutWork, lora: LoraShape | None) -> float:
-    """Room for one adapter, whose rank is rounded up."""
-    if rollout.adapter_rank is None or lora is None:
-        return 0.0
-    room = next((rank for rank in ADAPTER_RANKS if rank >= lora.rank), lora.rank)
-    return rollout.weight_bytes * lora.num_parameters * room / lora.rank
+    return max(tokens * each * width / layout.tensor_parallel, sampled)
 
 
 GIB = 2**30
@@ -192,27 +151,27 @@ def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) ->
     space = engine_space(rollout, layout, pool.gpu, constants, None if actor is None else actor.lora, requests)
     formula = f"{rollout.weight_bytes} x {rollout.shape.num_parameters:.4g} / {layout.tensor_parallel}"
     weights = Part(ROLLOUT_WEIGHTS, space.weights + space.adapters, formula)
-    if rollout.engine is EngineKind.HUGGING_FACE:
+    if not rollout.is_vllm:
         # It decodes rows of one length side by side (hf_engine.py): at most all of a batch, as long as they may be, one
         # layer's cache twice while it grows; and logits of all tokens of the prompts before.
         rows = min(rollout.max_sequences, requests)
-        cache = rows * space.sequence_bytes(lengths.longest_row) * (1 + 1 / rollout.shape.num_layers)
+        whole_rows = rows * space.sequence_bytes(lengths.longest_row) * (1 + 1 / rollout.shape.num_layers)
         logits = rows * lengths.prompt_max * rollout.shape.vocabulary_size * rollout.weight_bytes
-        others = (
-            Part(KV_CACHE, cache, f"{rows} rows of {lengths.longest_row} tokens"),
+        own = (
+            weights,
+            Part(KV_CACHE, whole_rows, f"{rows} rows of {lengths.longest_row} tokens"),
             Part("engine activations", logits, f"logits of {rows} prompts of {lengths.prompt_max} tokens"),
         )
-        return EngineMemory(space, (weights, *others), (weights,), (weights,))
-    share, memory = rollout.memory_utilization, pool.gpu.memory_bytes / GIB
-    formula = f"{share:g} x {memory:.1f} GiB - {space.without_cache / GIB:.1f} GiB"
-    parts = (
-        weights,
+        return EngineMemory(space, own, (weights,), (weights,))
+    others = (
         Part("engine context", space.context, _AS_SEEN),
         Part("engine activations", space.activations, f"{rollout.max_batched_tokens} tokens in a pass"),
         Part("engine graphs", space.graphs, _AS_SEEN),
-        Part(KV_CACHE, max(0.0, space.kv_cache), "cpuKvCache" if pool.gpu.is_cpu else formula),
     )
-    awake = tuple(part for part in parts if part.num_bytes)
+    without = (weights.num_bytes + sum(part.num_bytes for part in others)) / GIB
+    formula = f"{rollout.memory_utilization:g} x {pool.gpu.memory_bytes / GIB:.1f} GiB - {without:.1f} GiB"
+    cache = Part(KV_CACHE, max(0.0, space.kv_cache), "cpuKvCache" if pool.gpu.is_cpu else formula)
+    awake = tuple(part for part in (weights, *others, cache) if part.num_bytes)
     if pool.gpu.is_cpu:
         return EngineMemory(space, awake, (weights,), (weights,))
     sleeping = Part("sleeping engine", constants.sleeping_engine_bytes, _AS_SEEN)

@@ -44,7 +44,8 @@ class _Family:
     window_key: str | None = None
     """The key without which a window is not used."""
     defaults: Config = field(default_factory=dict)
-    """Of keys that configurations leave out."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of keys that are called otherwise in this family."""
 
 
 _PLAIN = _Family(attention_bias_key=None)
@@ -57,6 +58,14 @@ _GEMMA3 = _GEMMA2 | {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_
 _OLMO2 = _Family(qk_norm="whole", every_nth_layer_is_full=4)
 _COHERE = replace(_OLMO2, ties_head=True, num_norms=1, qk_norm_key="use_qk_norm")
 _GPT_NEOX = _Family(norms_have_bias=True, attention_bias="all", has_mlp_gate=False, mlp_bias=True)
+
+_GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+}
 
 _FAMILIES: Mapping[str, _Family] = {
     "llama": _LLAMA,
@@ -76,7 +85,7 @@ _FAMILIES: Mapping[str, _Family] = {
     "olmo2": _OLMO2,
     "olmo3": _OLMO2,
     "gpt_neox": _GPT_NEOX,
-    "gpt2": replace(_GPT_NEOX, ties_head=True, attention_bias_key=None),
+    "gpt2": replace(_GPT_NEOX, ties_head=True, attention_bias_key=None, names=_GPT2_NAMES),
     "nemotron": _Family(norms_have_bias=True, has_mlp_gate=False, mlp_bias_key="mlp_bias"),
     "mixtral": _PLAIN,
     "qwen2_moe": replace(_QWEN2, attention_bias_key="qkv_bias"),
@@ -97,7 +106,8 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        return shape_of_config({**outer, **_text_config(config, nested)}, name)
+        # The part on text is of the whole's type where it says none (`gemma3` -> `gemma3_text`).
+        return shape_of_config({**outer, "model_type": f"{config.get('model_type')}_text", **nested}, name)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FAMILIES:
         raise PlanError(
@@ -106,56 +116,33 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
             " of these types and of about the same sizes"
         )
     _refuse_unknown_layers(config, name)
-    reader = _Reader(_with_gpt2_names(config) if model_type == "gpt2" else config, _FAMILIES[model_type], name)
-    if model_type.startswith("deepseek"):
-        return _latent_attention(reader)
-    return _shape(reader)
-
-
-def _text_config(config: Config, nested: Config) -> Config:
-    """The part on text. Its type is that of the whole where it says none (`gemma3` -> `gemma3_text`)."""
-    if "model_type" in nested:
-        return nested
-    return {"model_type": f"{config.get('model_type')}_text", **nested}
-
-
-def _with_gpt2_names(config: Config) -> Config:
-    names = {
-        "n_embd": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_inner": "intermediate_size",
-        "n_positions": "max_position_embeddings",
-    }
-    renamed = {names.get(key, key): value for key, value in config.items()}
-    width = renamed.get("hidden_size")
-    if renamed.get("intermediate_size") is None and isinstance(width, int):
-        renamed["intermediate_size"] = 4 * width
-    return renamed
+    reader = _Reader(config, _FAMILIES[model_type], name)
+    shape = _with_experts(reader, _dense(reader))
+    return _with_latent_attention(reader, shape) if model_type.startswith("deepseek") else shape
 
 
 class _Reader:
     """Asks a configuration, and what its family has where it says nothing."""
 
     def __init__(self, config: Config, family: _Family, name: str) -> None:
-        self.config = config
-        self.family = family
-        self.name = name
+        self.family, self.name, self.is_gpt_oss = family, name, config.get("model_type") == "gpt_oss"
+        renamed = {key: config[other] for key, other in family.names.items() if other in config}
+        self.config: Config = {**family.defaults, **config, **renamed}
 
-    def number(self, *keys: str) -> int:
-        """The first of these keys that is there."""
-        found = self.optional(*keys)
+    def number(self, key: str) -> int:
+        """Raises PlanError where there is none."""
+        found = self.optional(key)
         if found is None:
             raise PlanError(
-                f"{self.name}: the config.json has no {' or '.join(keys)};"
-                " name the config.json of the model itself with --model-config FILE"
+                f"{self.name}: the config.json has no {key}; name the config.json of the model itself with"
+                " --model-config FILE"
             )
         return found
 
     def optional(self, *keys: str) -> int | None:
-        """None where none of these keys is there, or the first is null."""
+        """The first of these that is there and not null."""
         for key in keys:
-            value = self.config.get(key, self.family.defaults.get(key))
+            value = self.config.get(key)
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
@@ -172,33 +159,39 @@ class _Reader:
         return value if isinstance(value, bool) else otherwise
 
     def list_of(self, key: str) -> tuple[object, ...]:
-        """Empty where there is none."""
         value = self.config.get(key)
         return tuple(value) if isinstance(value, list | tuple) else ()
 
+    def no_model(self, seen: str) -> PlanError:
+        return PlanError(f"{self.name}: the config.json is of no model (seen {seen}); correct it")
 
-def _shape(reader: _Reader) -> ModelShape:
+
+def _dense(reader: _Reader) -> ModelShape:
     family = reader.family
-    hidden, heads = reader.number("hidden_size"), reader.number("num_attention_heads")
-    layers, mlp = reader.number("num_hidden_layers"), reader.number("intermediate_size")
-    vocabulary = reader.number("vocab_size")
+    hidden, heads, layers = (reader.number(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     if min(heads, layers, hidden) == 0 or layers > _MOST_LAYERS:
-        raise PlanError(
-            f"{reader.name}: the config.json is of no model (seen {layers} layers, {heads} heads, size {hidden});"
-            " correct it"
-        )
+        raise reader.no_model(f"{layers} layers, {heads} heads, size {hidden}")
+    # GPT-2 leaves it out.
+    mlp = reader.optional("intermediate_size") or (4 * hidden if family.names else reader.number("intermediate_size"))
+    vocabulary = reader.number("vocab_size")
     head_size = reader.optional("head_dim") or hidden // heads
     kv_heads = reader.optional("num_key_value_heads") or heads
     if head_size == 0:
-        raise PlanError(
-            f"{reader.name}: the config.json is of no model (seen {heads} heads for a size of {hidden}); correct it"
-        )
-    experts = _experts(reader, layers, mlp)
+        raise reader.no_model(f"{heads} heads for a size of {hidden}")
+    query, kv, positions = heads * head_size, kv_heads * head_size, reader.optional("max_position_embeddings")
     has_qk_norm = family.qk_norm != "none" and (family.qk_norm_key is None or reader.flag(family.qk_norm_key, False))
-    query, kv = heads * head_size, kv_heads * head_size
+    has_bias = reader.flag(family.attention_bias_key, family.attention_bias != "none")
+    # Of the output, too, unless the family has it at its inputs only.
+    bias = query + 2 * kv + (0 if family.attention_bias == "inputs" else hidden)
+    # Biases of norms and of the MLP; norms of queries and keys beyond those of one head.
+    others = family.num_norms * hidden if family.norms_have_bias else 0
+    if reader.flag(family.mlp_bias_key, family.mlp_bias):
+        others += (2 if family.has_mlp_gate else 1) * mlp + hidden
+    others += query + kv - 2 * head_size if has_qk_norm and family.qk_norm == "whole" else 0
+    others += 4 * head_size if reader.flag("qk_layernorm", False) else 0
+    others += heads if reader.is_gpt_oss else 0
+    of_root = (hidden if family.norms_have_bias else 0) + (vocabulary if family.has_head_bias else 0)
     window, num_full = _windows(reader, layers)
-    positions = reader.optional("max_position_embeddings")
-    is_gpt2 = reader.config.get("model_type") == "gpt2"
     return ModelShape(
         name=reader.name,
         num_layers=layers,
@@ -206,92 +199,45 @@ def _shape(reader: _Reader) -> ModelShape:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=head_size,
-        mlp_size=experts.width or mlp,
+        mlp_size=mlp,
         vocabulary_size=vocabulary,
         ties_head=reader.flag("tie_word_embeddings", family.ties_head),
         has_mlp_gate=family.has_mlp_gate,
         has_qk_norm=has_qk_norm,
-        attention_bias_size=_attention_bias(reader, query, kv, hidden),
+        attention_bias_size=bias if has_bias else 0,
         num_norms_per_layer=family.num_norms,
-        num_experts=experts.count,
-        experts_per_token=experts.per_token,
-        shared_expert_size=experts.shared_width,
-        num_dense_layers=experts.num_dense_layers,
-        dense_mlp_size=mlp if experts.count else 0,
         sliding_window=window,
         num_full_attention_layers=num_full,
         max_positions=positions,
-        other_layer_parameters=_other_of_layer(reader, has_qk_norm=has_qk_norm, query=query, kv=kv, mlp=mlp),
-        other_expert_layer_parameters=experts.other,
-        other_root_parameters=(hidden if family.norms_have_bias else 0)
-        + (vocabulary if family.has_head_bias else 0)
-        + ((positions or 0) * hidden if is_gpt2 else 0),
+        other_layer_parameters=others,
+        # GPT-2 learns its positions.
+        other_root_parameters=of_root + ((positions or 0) * hidden if family.names else 0),
     )
 
 
-def _attention_bias(reader: _Reader, query: int, kv: int, hidden: int) -> int:
-    family = reader.family
-    inputs = query + 2 * kv
-    if family.attention_bias == "inputs":
-        return inputs if reader.flag(family.attention_bias_key, True) else 0
-    is_there = reader.flag(family.attention_bias_key, family.attention_bias == "all")
-    return inputs + hidden if is_there else 0
-
-
-def _other_of_layer(reader: _Reader, *, has_qk_norm: bool, query: int, kv: int, mlp: int) -> int:
-    """Biases of norms and of the MLP; norms of queries and keys beyond those of one head."""
-    family, hidden = reader.family, reader.number("hidden_size")
-    num = family.num_norms * hidden if family.norms_have_bias else 0
-    if reader.flag(family.mlp_bias_key, family.mlp_bias):
-        num += (2 if family.has_mlp_gate else 1) * mlp + hidden
-    head_size = reader.optional("head_dim") or hidden // reader.number("num_attention_heads")
-    if has_qk_norm and family.qk_norm == "whole":
-        num += query + kv - 2 * head_size
-    if reader.flag("qk_layernorm", False):
-        num += 4 * head_size
-    if reader.config.get("model_type") == "gpt_oss":
-        num += reader.number("num_attention_heads")
-    return num
-
-
-@dataclass(frozen=True)
-class _Experts:
-    count: int = 0
-    per_token: int = 0
-    width: int = 0
-    shared_width: int = 0
-    num_dense_layers: int = 0
-    other: int = 0
-
-
-def _experts(reader: _Reader, layers: int, mlp: int) -> _Experts:
+def _with_experts(reader: _Reader, dense: ModelShape) -> ModelShape:
+    """The same model where it is no mixture of experts."""
     count = reader.optional("num_local_experts", "num_experts", "n_routed_experts") or 0
     if not count:
-        return _Experts()
-    hidden = reader.number("hidden_size")
-    width = reader.optional("moe_intermediate_size") or mlp
+        return dense
+    width = reader.optional("moe_intermediate_size") or dense.mlp_size
     shared = reader.optional("shared_expert_intermediate_size") or 0
-    other = hidden if shared else 0
-    if (num_shared := reader.optional("n_shared_experts") or 0) and not shared:
-        shared = num_shared * width
-    if reader.config.get("model_type") == "gpt_oss":
-        other += count * (1 + 2 * width + hidden)
-    return _Experts(
-        count=count,
-        per_token=reader.number("num_experts_per_tok"),
-        width=width,
-        shared_width=shared,
-        num_dense_layers=_num_dense_layers(reader, layers),
-        other=other,
+    biases = count * (1 + 2 * width + dense.hidden_size) if reader.is_gpt_oss else 0
+    num_dense = reader.optional("first_k_dense_replace")
+    if num_dense is None:
+        every, without = reader.optional("decoder_sparse_step") or 1, reader.list_of("mlp_only_layers")
+        num_dense = sum(layer in without or (layer + 1) % every != 0 for layer in range(dense.num_layers))
+    return replace(
+        dense,
+        mlp_size=width,
+        num_experts=count,
+        experts_per_token=reader.number("num_experts_per_tok"),
+        shared_expert_size=shared or (reader.optional("n_shared_experts") or 0) * width,
+        num_dense_layers=min(num_dense, dense.num_layers),
+        dense_mlp_size=dense.mlp_size,
+        # What all tokens share has a gate where it has a width of its own.
+        other_expert_layer_parameters=biases + (dense.hidden_size if shared else 0),
     )
-
-
-def _num_dense_layers(reader: _Reader, layers: int) -> int:
-    if (first := reader.optional("first_k_dense_replace")) is not None:
-        return min(first, layers)
-    every = reader.optional("decoder_sparse_step") or 1
-    without = reader.list_of("mlp_only_layers")
-    return sum(1 for layer in range(layers) if layer in without or (layer + 1) % every != 0)
 
 
 def _windows(reader: _Reader, layers: int) -> tuple[int | None, int | None]:
@@ -301,7 +247,7 @@ def _windows(reader: _Reader, layers: int) -> tuple[int | None, int | None]:
     if window is None or (family.window_key is not None and not reader.flag(family.window_key, False)):
         return None, None
     if types := reader.list_of("layer_types"):
-        num_full = sum(1 for each in types if each == "full_attention")
+        num_full = types.count("full_attention")
     elif family.window_key is not None:
         num_full = min(reader.optional("max_window_layers") or 0, layers)
     else:
@@ -310,20 +256,14 @@ def _windows(reader: _Reader, layers: int) -> tuple[int | None, int | None]:
     return (window, num_full) if num_full < layers else (None, None)
 
 
-def _latent_attention(reader: _Reader) -> ModelShape:
+def _with_latent_attention(reader: _Reader, plain: ModelShape) -> ModelShape:
     """DeepSeek-V2 and V3: queries, keys and values through narrow matrices, of which the cache holds the narrow side
     (arXiv 2405.04434, section 2.1)."""
-    plain = _shape(reader)
-    hidden, heads = plain.hidden_size, plain.num_heads
-    rotary, value = reader.number("qk_rope_head_dim"), reader.number("v_head_dim")
+    hidden, heads, query_rank = plain.hidden_size, plain.num_heads, reader.optional("q_lora_rank") or 0
+    rotary, value, latent = (reader.number(key) for key in ("qk_rope_head_dim", "v_head_dim", "kv_lora_rank"))
     head_size = reader.number("qk_nope_head_dim") + rotary
-    latent = reader.number("kv_lora_rank")
-    query_rank = reader.optional("q_lora_rank")
     if min(head_size, value, latent) == 0:
-        raise PlanError(
-            f"{reader.name}: the config.json is of no model (seen heads of {head_size} and {value}, a rank of"
-            f" {latent}); correct it"
-        )
+        raise reader.no_model(f"heads of {head_size} and {value}, a rank of {latent}")
     query = heads * head_size
     matrices = query_rank * (hidden + query) if query_rank else hidden * query
     matrices += hidden * (latent + rotary) + latent * heads * (head_size - rotary + value) + heads * value * hidden
@@ -332,8 +272,8 @@ def _latent_attention(reader: _Reader) -> ModelShape:
         plain,
         num_kv_heads=heads,
         head_size=head_size,
-        attention_bias_size=((query_rank or 0) + latent + rotary + hidden) if has_bias else 0,
-        other_layer_parameters=(query_rank or 0) + latent,
+        attention_bias_size=query_rank + latent + rotary + hidden if has_bias else 0,
+        other_layer_parameters=query_rank + latent,
         attention_matrix_parameters=matrices,
         kv_cache_size=latent + rotary,
     )
@@ -353,8 +293,7 @@ def _refuse_quantised(config: Config, name: str) -> None:
 def _refuse_unknown_layers(config: Config, name: str) -> None:
     """Their parameters, their cache and their seconds would be those of attention."""
     types = config.get("layer_types")
-    listed = types if isinstance(types, list | tuple) else ()
-    unknown = [str(each)[:60] for each in listed if each not in _KNOWN_LAYERS]
+    unknown = [str(each)[:60] for each in types if each not in _KNOWN_LAYERS] if isinstance(types, list | tuple) else []
     if unknown:
         raise PlanError(
             f"{name}: the planner does not know layers of this type (config.json, layer_types: {unknown[0]!r});"

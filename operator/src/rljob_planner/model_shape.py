@@ -1,4 +1,4 @@
-"""How large a model is, part by part: all that memory and time depend on.
+"""How large a model is, tensor by tensor: all that memory and time depend on.
 
 Legend of formulas: L layers, H hidden size, q = query heads x head size, kv = key and value heads x head size, F width
 of an MLP, E experts, k experts of a token, V vocabulary.
@@ -6,7 +6,32 @@ of an MLP, E experts, k experts of a token, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+
+class TensorSize(NamedTuple):
+    """`copies` equal tensors; `columns`: numbers of a row, of whatever shape."""
+
+    rows: int
+    columns: int = 1
+    copies: int = 1
+
+
+Unit = tuple[TensorSize, ...]
+"""What FSDP2 gathers together."""
+
+
+def shard_elements(unit: Iterable[TensorSize], num_shards: int = 1) -> int:
+    """On the first of so many ranks, each of which gets whole rows."""
+    return sum(-(-each.rows // num_shards) * each.columns * each.copies for each in unit)
+
+
+def gathered_elements(unit: Iterable[TensorSize], num_shards: int) -> int:
+    """On every rank while they are whole, with what fills them up."""
+    return num_shards * shard_elements(unit, num_shards)
 
 
 @dataclass(frozen=True)
@@ -67,6 +92,13 @@ class ModelShape:
         """What a layer keeps of a token in the KV cache."""
         return self.kv_cache_size or 2 * self.kv_size
 
+    @property
+    def attention_layers(self) -> tuple[int, int]:
+        """Layers that see all of a sequence, and those with a window."""
+        if self.sliding_window is None or self.num_full_attention_layers is None:
+            return self.num_layers, 0
+        return self.num_full_attention_layers, self.num_layers - self.num_full_attention_layers
+
     def spreads_over(self, num_gpus: int) -> bool:
         """Whether so many GPUs can share the heads of attention: each has as many, and keys and values for them
         (trainer, engines/train/layout.py; vLLM, config/model.py)."""
@@ -79,44 +111,70 @@ class ModelShape:
         return self.num_experts > 0
 
     @property
-    def attention_parameters(self) -> int:
-        """Of one layer: H (2q + 2kv), biases, and norms of queries and keys."""
-        norms = 2 * self.head_size if self.has_qk_norm else 0
-        return self._attention_matrices + self.attention_bias_size + norms
-
-    @property
-    def _attention_matrices(self) -> int:
-        return self.attention_matrix_parameters or self.hidden_size * (2 * self.query_size + 2 * self.kv_size)
-
-    @property
-    def _norms(self) -> int:
-        return self.num_norms_per_layer * self.hidden_size + self.other_layer_parameters
-
-    def _mlp(self, width: int) -> int:
-        return (3 if self.has_mlp_gate else 2) * self.hidden_size * width
-
-    @property
-    def dense_layer_parameters(self) -> int:
-        """Of a layer with one MLP."""
-        return self.attention_parameters + self._norms + self._mlp(self.dense_mlp_size or self.mlp_size)
-
-    @property
-    def expert_layer_parameters(self) -> int:
-        """Of a layer with experts: these, their router, and what all tokens share."""
-        experts = self.num_experts * self._mlp(self.mlp_size) + self.num_experts * self.hidden_size
-        shared = self._mlp(self.shared_expert_size) + self.other_expert_layer_parameters
-        return self.attention_parameters + self._norms + experts + shared
-
-    @property
     def num_expert_layers(self) -> int:
         """Of all layers those with experts."""
         return self.num_layers - self.num_dense_layers if self.has_experts else 0
 
     @property
+    def dense_width(self) -> int:
+        """F of a layer without experts."""
+        return self.dense_mlp_size or self.mlp_size
+
+    @property
+    def num_mlp_matrices(self) -> int:
+        """With that of its output."""
+        return 3 if self.has_mlp_gate else 2
+
+    def layer_tensors(self, *, has_experts: bool) -> Unit:
+        """Of one decoder layer."""
+        hidden, query, kv = self.hidden_size, self.query_size, self.kv_size
+        matrices = TensorSize(query, hidden), TensorSize(kv, hidden, 2), TensorSize(hidden, query)
+        # Biases of queries, keys and values as Qwen2 has them; what is more belongs to the output.
+        rest = self.attention_bias_size - query - 2 * kv
+        biases = TensorSize(query), TensorSize(kv, 1, 2), TensorSize(rest)
+        norms = (
+            TensorSize(self.head_size, 1, 2 if self.has_qk_norm else 0),
+            TensorSize(hidden, 1, self.num_norms_per_layer),
+        )
+        mlp = self._mlp(self.dense_width)
+        if has_experts:
+            inputs = (self.num_mlp_matrices - 1) * self.mlp_size * hidden
+            columns = inputs, self.mlp_size * hidden, hidden
+            experts = (TensorSize(self.num_experts, each) for each in columns)
+            mlp = (*experts, TensorSize(self.other_expert_layer_parameters), *self._mlp(self.shared_expert_size))
+        return (
+            *((TensorSize(self.attention_matrix_parameters),) if self.attention_matrix_parameters else matrices),
+            *(biases if rest >= 0 else (TensorSize(self.attention_bias_size),)),
+            *norms,
+            TensorSize(self.other_layer_parameters),
+            *mlp,
+        )
+
+    def _mlp(self, width: int) -> Unit:
+        return TensorSize(width, self.hidden_size, self.num_mlp_matrices - 1), TensorSize(self.hidden_size, width)
+
+    def layers_elements(self, num_shards: int = 1) -> int:
+        """Of all layers, on the first of so many ranks."""
+        counts = {False: self.num_layers - self.num_expert_layers, True: self.num_expert_layers}
+        return sum(
+            count * shard_elements(self.layer_tensors(has_experts=has_experts), num_shards)
+            for has_experts, count in counts.items()
+            if count
+        )
+
+    def root_tensors(self, *, has_token_head: bool = True) -> Unit:
+        """Embedding, last norm, and head. Another head than that of tokens (output_head.py) has one row, which every
+        rank holds."""
+        embedding = TensorSize(self.vocabulary_size, self.hidden_size)
+        rest = TensorSize(self.hidden_size + self.other_root_parameters)
+        if not has_token_head:
+            return embedding, rest, TensorSize(1, self.hidden_size)
+        return (embedding, rest) if self.ties_head else (embedding, rest, embedding)
+
+    @cached_property
     def layers_parameters(self) -> int:
         """Of all layers."""
-        num_dense = self.num_layers - self.num_expert_layers
-        return num_dense * self.dense_layer_parameters + self.num_expert_layers * self.expert_layer_parameters
+        return self.layers_elements()
 
     @property
     def embedding_parameters(self) -> int:
@@ -124,33 +182,26 @@ class ModelShape:
         return self.vocabulary_size * self.hidden_size
 
     @property
-    def root_parameters(self) -> int:
-        """Outside of layers: embedding, output head where it is another tensor, last norm."""
-        tables = self.embedding_parameters * (1 if self.ties_head else 2)
-        return tables + self.hidden_size + self.other_root_parameters
-
-    @property
     def num_parameters(self) -> int:
         """With an output head for tokens."""
-        return self.layers_parameters + self.root_parameters
+        return self.layers_parameters + shard_elements(self.root_tensors())
 
     @property
     def matmul_parameters(self) -> int:
-        """Weights that one token is multiplied with: k experts, the head once, no embedding. Without the head it is
-        `layer_matmul_parameters`."""
+        """Weights that one token is multiplied with: k experts, the head once, no embedding."""
         return self.layer_matmul_parameters + self.embedding_parameters
 
-    @property
+    @cached_property
     def layer_matmul_parameters(self) -> int:
-        """Of all layers."""
-        attention = self._attention_matrices
-        dense = attention + self._mlp(self.dense_mlp_size or self.mlp_size)
-        routed = self.experts_per_token * self._mlp(self.mlp_size) + self.num_experts * self.hidden_size
-        sparse = attention + routed + self._mlp(self.shared_expert_size)
-        return (self.num_layers - self.num_expert_layers) * dense + self.num_expert_layers * sparse
+        """The same without the head."""
+        hidden, layers, sparse = self.hidden_size, self.num_layers, self.num_expert_layers
+        attention = self.attention_matrix_parameters or hidden * 2 * (self.query_size + self.kv_size)
+        width = self.experts_per_token * self.mlp_size + self.shared_expert_size
+        widths = (layers - sparse) * self.dense_width + sparse * width
+        return layers * attention + self.num_mlp_matrices * hidden * widths + sparse * self.num_experts * hidden
 
     @property
     def largest_tensor_parameters(self) -> int:
         """What a hand-over of weights holds whole at least: the embedding, or the fused experts of one layer."""
-        experts = self.num_experts * self.hidden_size * self.mlp_size * (2 if self.has_mlp_gate else 1)
+        experts = self.num_experts * self.hidden_size * self.mlp_size * (self.num_mlp_matrices - 1)
         return max(self.embedding_parameters, experts)

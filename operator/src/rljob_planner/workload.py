@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from rljob_planner.gpus import Gpu
-from rljob_planner.model_shape import ModelShape
+from rljob_planner.model_shape import ModelShape, TensorSize, Unit, shard_elements
 
 
 class Role(StrEnum):
@@ -22,8 +22,8 @@ class Role(StrEnum):
 
 TRAIN_ROLES = (Role.ACTOR, Role.REF, Role.CRITIC, Role.REWARD_MODEL)
 """Those that a train engine serves."""
-
-
+MASTER_BYTES = 4
+"""Of a trained number, of a gradient, and of each moment."""
 WHOLE_LOGITS_BYTES = 32 * 2**20
 """Logits of a micro-batch, in 32 bits, that are not cut into tiles (trainer, engines/train/token_logprobs.py)."""
 
@@ -42,13 +42,18 @@ class LoraShape:
 
     rank: int
     num_parameters: int
-    """Of all of them."""
     num_layers: int
     """Linear layers that have one."""
     input_sizes_per_layer: int = 0
     """Sum of the widths of what the adapted linear layers of one decoder layer read."""
     syncs_alone: bool = False
     """Whether the rollout engine gets the adapters by themselves."""
+
+    def tensors(self, num_decoder_layers: int) -> Unit:
+        """Of a decoder layer: beside each adapted linear layer A [rank, inputs] and B [outputs, rank] (lora.py). Of B
+        only the number of all elements is known, which is that of the shards where W divides outputs."""
+        rest = -(-self.num_parameters // num_decoder_layers) - self.rank * self.input_sizes_per_layer
+        return TensorSize(self.rank, self.input_sizes_per_layer), TensorSize(max(0, rest))
 
 
 @dataclass(frozen=True)
@@ -78,12 +83,42 @@ class TrainModel:
     """A reference that is the actor's own model: takes no memory."""
 
     @property
+    def is_wholly_trained(self) -> bool:
+        """Not only adapters beside it."""
+        return self.is_trained and self.lora is None
+
+    @property
+    def root_tensors(self) -> Unit:
+        """Of what is in no layer, with this head."""
+        return self.shape.root_tensors(has_token_head=self.head is Head.TOKENS)
+
+    @property
+    def layer_adapters(self) -> Unit:
+        """Of one decoder layer."""
+        return () if self.lora is None else self.lora.tensors(self.shape.num_layers)
+
+    def base_elements(self, num_shards: int = 1) -> int:
+        """Parameters without adapters, on the first of so many ranks."""
+        return self.shape.layers_elements(num_shards) + shard_elements(self.root_tensors, num_shards)
+
+    def adapter_elements(self, num_shards: int) -> int:
+        """The same of adapters."""
+        return self.shape.num_layers * shard_elements(self.layer_adapters, num_shards)
+
+    @property
     def num_parameters(self) -> int:
-        """With this head in the place of that for tokens."""
-        shape = self.shape
-        if self.head is Head.TOKENS:
-            return shape.num_parameters
-        return shape.layers_parameters + shape.embedding_parameters + 2 * shape.hidden_size
+        """With this head in the place of that for tokens, without adapters."""
+        return self.shape.layers_parameters + shard_elements(self.root_tensors)
+
+    @property
+    def num_adapters(self) -> int:
+        """Numbers of all of them."""
+        return 0 if self.lora is None else self.lora.num_parameters
+
+    @property
+    def num_learned(self) -> int:
+        """Numbers that have a gradient and moments."""
+        return (self.num_adapters or self.num_parameters) if self.is_trained else 0
 
     @property
     def whole_logits_tokens(self) -> int:
@@ -118,6 +153,11 @@ class RolloutWork:
     """Of adapters beside the weights."""
 
     @property
+    def is_vllm(self) -> bool:
+        """The other engine keeps no space for its cache, and reads every prompt for each of its responses."""
+        return self.engine is EngineKind.VLLM
+
+    @property
     def max_batched_tokens(self) -> int:
         """Tokens that one pass of vLLM may have (trainer, engines/rollout/vllm_engine.py)."""
         return max(8192, self.max_model_length)
@@ -147,7 +187,6 @@ class TokenLengths:
     response_mean_low: float | None = None
     """Where the mean is a guess: what it may be at least, by which ranges of seconds are wider."""
     response_mean_high: float | None = None
-    """At most."""
     assumption: str = ""
     """Where they are from, as a sentence."""
 
@@ -186,7 +225,6 @@ class Workload:
     """Whether something else than several updates per step asks for them."""
     needs_whole_pass: bool = False
     """A pass without gradient over each mini-batch (Clip-Cov, KL-Cov)."""
-    needs_entropy: bool = False
     checkpoint_every_steps: int | None = None
     evaluation_every_steps: int | None = None
     """0: only before the first and after the last step; None: there are no evaluations."""
@@ -203,14 +241,14 @@ class Workload:
     reward_seconds: float = 0.0
     """Per step, beside the reward model; waited for after the passes beside which scores are computed."""
 
+    def with_model(self, role: Role, model: TrainModel) -> Workload:
+        """With another model in a role."""
+        return replace(self, models={**self.models, role: model})
+
     @property
     def num_responses(self) -> int:
         """Of a step, over all workers."""
         return self.batch_size * self.group_size
-
-    def with_model(self, role: Role, model: TrainModel) -> Workload:
-        """With another model in a role."""
-        return replace(self, models={**self.models, role: model})
 
     @property
     def num_requests(self) -> int:
@@ -280,7 +318,6 @@ class PlacedPool:
     gpus_per_node: int
     gpu: Gpu
     layouts: Mapping[Role, TrainLayout]
-    """Of the train roles here."""
     rollout: RolloutLayout | None = None
     """None where the rollout is elsewhere."""
 
@@ -320,6 +357,10 @@ class Placement:
             if role in pool.roles:
                 return pool
         raise KeyError(role)
+
+    def layout_of(self, role: Role) -> TrainLayout:
+        """Of a train role. Raises KeyError."""
+        return self.pool_of(role).layouts[role]
 
     @property
     def num_gpus(self) -> int:

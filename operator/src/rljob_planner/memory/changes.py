@@ -14,7 +14,6 @@ from itertools import chain
 
 from rljob_planner.job import lora_shape
 from rljob_planner.workload import (
-    EngineKind,
     ModelOffload,
     PlacedPool,
     Placement,
@@ -110,7 +109,6 @@ class _Setting:
     field: str
     now: int
     job: Callable[[int], Job]
-    """With another value."""
     smaller: Sequence[Sequence[int]] = ()
     """Values that need less memory, the gentlest first; some fields help in both directions."""
     faster: Sequence[int] = ()
@@ -119,7 +117,6 @@ class _Setting:
     text: Callable[[int], str] = str
 
     def changed(self, values: Sequence[int]) -> tuple[Changed, ...]:
-        """The job with each of them."""
         return tuple(
             Changed(Change(self.field, self.text(each), self.text(self.now)), *self.job(each), self.section, self.price)
             for each in values
@@ -135,49 +132,40 @@ def _settings(workload: Workload, placement: Placement) -> _Settings:
 
 
 def _of_engine(workload: Workload, placement: Placement) -> _Settings:
-    rollout, pool = workload.rollout, placement.pool_of(Role.ROLLOUT)
-    is_vllm = rollout.engine is EngineKind.VLLM
+    rollout, pool, place = workload.rollout, placement.pool_of(Role.ROLLOUT), "spec.training.rollout"
 
     def job(changed: RolloutWork) -> Job:
         return replace(workload, rollout=changed), placement
 
-    if is_vllm and pool.gpu.is_cpu:
-        space, field, text = rollout.cpu_kv_cache_bytes, "cpuKvCache", _mebibytes
-        lower = [space >> power for power in range(1, 8) if space >> power >= 2**20]
-        higher = [space << power for power in range(1, 8)]
-    else:
-        space, field, text = round(1e4 * rollout.memory_utilization), "gpuMemoryUtilization", _share
-        lower = [each for each in range(9000, 500, -500) if each < space]
-        higher = [each for each in range(1000, 9500, 500) if each > space]
+    def space(value: int) -> Job:
+        if pool.gpu.is_cpu:
+            return job(replace(rollout, cpu_kv_cache_bytes=value))
+        return job(replace(rollout, memory_utilization=value / 1e4))
 
-    def with_space(value: int) -> Job:
-        changed = replace(rollout, memory_utilization=value / 1e4)
-        return job(replace(rollout, cpu_kv_cache_bytes=value) if pool.gpu.is_cpu else changed)
-
-    if is_vllm:
-        field, both = f"spec.training.rollout.{field}", (lower, higher)
-        yield _Setting(field, space, with_space, both, higher, "memory of the engine", text=text)
+    section = "memory of the engine"
+    if rollout.is_vllm and pool.gpu.is_cpu:
+        now = rollout.cpu_kv_cache_bytes
+        lower = [now >> power for power in range(1, 8) if now >> power >= 2**20]
+        higher = [now << power for power in range(1, 8)]
+        yield _Setting(f"{place}.cpuKvCache", now, space, (lower, higher), higher, section, text=_mebibytes)
+    elif rollout.is_vllm:
+        now = round(1e4 * rollout.memory_utilization)
+        lower = [each for each in range(9000, 500, -500) if each < now]
+        higher = [each for each in range(1000, 9500, 500) if each > now]
+        yield _Setting(f"{place}.gpuMemoryUtilization", now, space, (lower, higher), higher, section, text=_share)
     assert pool.rollout is not None, "the pool of the rollout has its layout"
     now, own = rollout.max_sequences, workload.requests_per_engine(pool.rollout)
-    yield _Setting(
-        "spec.training.rollout.maxNumSequences",
-        now,
-        lambda value: job(replace(rollout, max_sequences=value)),
-        ([now >> power for power in range(1, 8) if now >> power >= 4],),
-        [now << power for power in range(1, 5) if now << power < 2 * own],
-        "sequences at once",
-    )
+    fewer = [now >> power for power in range(1, 8) if now >> power >= 4]
+    more = [now << power for power in range(1, 5) if now << power < 2 * own]
+    field, section = f"{place}.maxNumSequences", "sequences at once"
+    yield _Setting(field, now, lambda value: job(replace(rollout, max_sequences=value)), (fewer,), more, section)
     # Saves and evaluations are of the newest weights (crds: algorithm_rules.py).
     fixed = [each for each in (workload.checkpoint_every_steps, workload.evaluation_every_steps) if each is not None]
-    every = rollout.sync_every_steps
-    yield _Setting(
-        "spec.training.rollout.syncEverySteps",
-        every,
-        lambda value: job(replace(rollout, sync_every_steps=value)),
-        faster=[each for each in (2 * every, 4 * every) if not any(other % each for other in fixed)],
-        section="hand-overs of weights",
-        price=Price.LEARNING,
-    )
+    now = rollout.sync_every_steps
+    rarer = [each for each in (2 * now, 4 * now) if not any(other % each for other in fixed)]
+    field, section = f"{place}.syncEverySteps", "hand-overs of weights"
+    syncs = {each: job(replace(rollout, sync_every_steps=each)) for each in rarer}
+    yield _Setting(field, now, syncs.__getitem__, (), rarer, section, Price.LEARNING)
 
 
 def _of_batches(workload: Workload, placement: Placement) -> _Settings:
@@ -185,15 +173,10 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
     shares = [layout.sequence_parallel for pool in placement.pools for layout in pool.layouts.values()]
     # Each role's ranks must hold the longest row together.
     least = -(-workload.lengths.longest_row // min(shares, default=1))
-    halves = [now >> power for power in range(1, 20) if now >> power > least]
-    yield _Setting(
-        "spec.training.maxTokensPerMicroBatch",
-        now,
-        lambda value: (replace(workload, max_tokens_per_micro_batch=value), placement),
-        ([each for each in (*halves, least) if each < now],),
-        [now << power for power in range(1, 6)],
-        "tokens of a micro-batch",
-    )
+    fewer = [each for each in (*(now >> power for power in range(1, 20) if now >> power > least), least) if each < now]
+    more, section = [now << power for power in range(1, 6)], "tokens of a micro-batch"
+    jobs = {each: (replace(workload, max_tokens_per_micro_batch=each), placement) for each in (*fewer, *more)}
+    yield _Setting("spec.training.maxTokensPerMicroBatch", now, jobs.__getitem__, (fewer,), more, section)
     mini_batch, batch = workload.mini_batch_size, workload.batch_size
     layouts = own_layouts(workload, placement)
     ranks = [layout.num_data_ranks for _, role, layout in layouts if workload.models[role].is_trained]
@@ -212,70 +195,72 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
 
 def _of_shards(workload: Workload, placement: Placement) -> _Settings:
     for pool, role, layout in own_layouts(workload, placement):
-        sizes = [each for each in range(1, layout.num_gpus + 1) if layout.num_gpus % each == 0]
+        sizes, now = _divisors(layout.num_gpus), layout.shard_size
         # Gradients of replicas cannot be offloaded (crds: placement_rules.py).
         allowed = sizes[-1:] if workload.models[role].offload.gradients else sizes
-        layouts = {each: replace(layout, shard_size=each) for each in sizes}
-        jobs = _with_layouts(workload, placement, pool, role, layouts)
-        now = layout.shard_size
-        larger, others = ([each for each in sizes if each > now],), [each for each in allowed if each != now]
-        yield _Setting(f"spec.roles.{role}.shardSize", now, jobs.__getitem__, larger, others, "shard size")
+        jobs = {each: _with_layout(workload, placement, pool, role, replace(layout, shard_size=each)) for each in sizes}
+        larger, others = [each for each in sizes if each > now], [each for each in allowed if each != now]
+        yield _Setting(f"spec.roles.{role}.shardSize", now, jobs.__getitem__, (larger,), others, "shard size")
 
 
 def _of_models(workload: Workload, placement: Placement) -> _Settings:
     """Checkpointing, offload, reduction of gradients, dtype. Frozen models first, whose offload costs least."""
+
+    def switch(field: str, role: Role, model: TrainModel, *, is_on: bool, section: str = "") -> _Setting:
+        """To true or false, for less memory; with a section, which tells of it, for fewer seconds."""
+        job, values = (workload.with_model(role, model), placement), [int(is_on)]
+        smaller, faster = ((), values) if section else ((values,), ())
+        return _Setting(field, int(not is_on), lambda _: job, smaller, faster, section, text=_truth)
+
+    defers = "deferGradientReduction"
     for role in sorted(workload.models, key=lambda each: workload.models[each].is_trained):
-        model = workload.models[role]
-        pool = placement.pool_of(role)
+        model, layout = workload.models[role], placement.layout_of(role)
         if model.is_trained:
             yield from _of_checkpointing(workload, placement, role)
         if model.defers_reduction:
-            kept = replace(model, defers_reduction=False)
-            field = f"spec.roles.{role}.deferGradientReduction"
-            yield _switch(workload, placement, role, field, kept, is_on=False, is_faster=False)
+            yield switch(f"spec.roles.{role}.{defers}", role, replace(model, defers_reduction=False), is_on=False)
         for field, changed in offload_changes(workload, role, is_on=True):
             has_gradients = changed.offload.gradients and not model.offload.gradients
-            if not (has_gradients and (model.defers_reduction or pool.layouts[role].num_replicas > 1)):
-                yield _switch(workload, placement, role, field, changed, is_on=True, is_faster=False)
+            if not (has_gradients and (model.defers_reduction or layout.num_replicas > 1)):
+                yield switch(field, role, changed, is_on=True)
         for field, changed in offload_changes(workload, role, is_on=False):
-            yield _switch(workload, placement, role, field, changed, is_on=False, section="offload")
-    actor, layout = workload.models[Role.ACTOR], placement.pool_of(Role.ACTOR).layouts[Role.ACTOR]
-    if not actor.defers_reduction and not actor.offload.gradients and layout.num_gpus > 1:
-        deferred, field = replace(actor, defers_reduction=True), "spec.roles.actor.deferGradientReduction"
-        yield _switch(workload, placement, Role.ACTOR, field, deferred, is_on=True, section="deferred reduction")
+            yield switch(field, role, changed, is_on=False, section="offload")
+    actor = workload.models[Role.ACTOR]
+    if not actor.defers_reduction and not actor.offload.gradients and placement.layout_of(Role.ACTOR).num_gpus > 1:
+        deferred, field = replace(actor, defers_reduction=True), f"spec.roles.actor.{defers}"
+        yield switch(field, Role.ACTOR, deferred, is_on=True, section="deferred reduction")
     if actor.compute_bytes != 2 and not any(pool.gpu.is_cpu for pool in placement.pools):
         models = {role: replace(model, compute_bytes=2) for role, model in workload.models.items()}
-        half = replace(workload, models=models, rollout=replace(workload.rollout, weight_bytes=2))
-        names = {2: "BFloat16", 4: "Float32"}
-        field = "spec.training.model.dtype"
-        yield _Setting(field, 4, lambda _: (half, placement), (), [2], "precision", text=lambda value: names[value])
+        half = replace(workload, models=models, rollout=replace(workload.rollout, weight_bytes=2)), placement
+        names, field = {2: "BFloat16", 4: "Float32"}, "spec.training.model.dtype"
+        yield _Setting(field, 4, lambda _: half, (), [2], "precision", text=names.__getitem__)
 
 
 def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _Settings:
     model, field = workload.models[role], f"{MODEL_FIELDS[role]}.gradientCheckpointing"
     now, is_on, section = model.checkpoints_every_nth_layer, model.checkpoints_activations, "gradient checkpointing"
-    # With the other field the contract refuses it.
-    if not is_on or now == 1:
-        switched = replace(model, checkpoints_activations=not is_on)
-        yield _switch(workload, placement, role, field, switched, is_on=not is_on, is_faster=is_on, section=section)
-    if is_on:
-        # A critic's model has no such field.
-        wider = (2, 3, 4, 6, 8) if role is Role.ACTOR else ()
-        yield _Setting(
-            f"{field}EveryNthLayer",
-            now,
-            lambda value: (workload.with_model(role, replace(model, checkpoints_every_nth_layer=value)), placement),
-            ([1],) if now > 1 else (),
-            [each for each in wider if now < each <= model.shape.num_layers],
-            section,
-        )
+
+    def job(nth: int) -> Job:
+        """0: none is recomputed."""
+        changed = replace(model, checkpoints_activations=nth > 0, checkpoints_every_nth_layer=max(1, nth))
+        return workload.with_model(role, changed), placement
+
+    if not is_on:
+        yield _Setting(field, 0, lambda _: job(now), ([1],), (), section, text=_truth)
+        return
+    if now == 1:
+        # With the other field the contract refuses it.
+        yield _Setting(field, 1, job, (), [0], section, text=_truth)
+    # A critic's model has no such field.
+    wider = (2, 3, 4, 6, 8) if role is Role.ACTOR else ()
+    rarer = [each for each in wider if now < each <= model.shape.num_layers]
+    yield _Setting(f"{field}EveryNthLayer", now, job, ([1],) if now > 1 else (), rarer, section)
 
 
 def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
     pool, shape = placement.pool_of(Role.ROLLOUT), workload.rollout.shape
-    if workload.rollout.engine is EngineKind.VLLM and pool.rollout is not None:
-        now = pool.rollout.tensor_parallel
-        sizes = [each for each in range(1, pool.gpus_per_node + 1) if pool.gpus_per_node % each == 0]
+    if workload.rollout.is_vllm and pool.rollout is not None:
+        now, sizes = pool.rollout.tensor_parallel, _divisors(pool.gpus_per_node)
         sizes = [each for each in sizes if each != now and shape.spreads_over(each)]
 
         def job(value: int) -> Job:
@@ -285,17 +270,18 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
         larger = [each for each in sizes if each > now]
         yield _Setting("spec.roles.rollout.tensorParallel", now, job, (larger,), sizes, "tensor parallelism")
     for pool, role, layout in own_layouts(workload, placement):
-        now, shape = layout.sequence_parallel, workload.models[role].shape
-        larger = [
-            each for each in (2 * now, 4 * now, 8 * now) if layout.num_gpus % each == 0 and shape.spreads_over(each)
-        ]
+        now, shape, num_gpus = layout.sequence_parallel, workload.models[role].shape, layout.num_gpus
+        wider = (2 * now, 4 * now, 8 * now)
+        larger = [each for each in wider if num_gpus % each == 0 and shape.spreads_over(each)]
         # Rows of an update are dealt out evenly (crds: batch_size_rules.py).
         rows = workload.mini_batch_size * workload.group_size
-        smaller = [each for each in range(1, now) if now % each == 0 and rows % (layout.num_gpus // each) == 0]
-        layouts = {each: replace(layout, sequence_parallel=each) for each in (*larger, *smaller)}
-        jobs = _with_layouts(workload, placement, pool, role, layouts)
-        field = f"spec.roles.{role}.sequenceParallel"
-        yield _Setting(field, now, jobs.__getitem__, (larger,), smaller, "sequence parallelism")
+        smaller = [each for each in _divisors(now)[:-1] if rows % (num_gpus // each) == 0]
+        jobs = {
+            each: _with_layout(workload, placement, pool, role, replace(layout, sequence_parallel=each))
+            for each in (*larger, *smaller)
+        }
+        field, section = f"spec.roles.{role}.sequenceParallel", "sequence parallelism"
+        yield _Setting(field, now, jobs.__getitem__, (larger,), smaller, section)
 
 
 def _of_pools(workload: Workload, placement: Placement) -> _Settings:
@@ -311,7 +297,7 @@ def _of_adapters(workload: Workload, placement: Placement) -> _Settings:
     actor, pool = workload.models[Role.ACTOR], placement.pool_of(Role.ACTOR)
     if actor.lora is not None or actor.shape.has_experts:
         return
-    is_alone = workload.rollout.engine is EngineKind.VLLM and not placement.pool_of(Role.ROLLOUT).gpu.is_cpu
+    is_alone = workload.rollout.is_vllm and not placement.pool_of(Role.ROLLOUT).gpu.is_cpu
     lora = lora_shape(actor.shape, LORA_RANK, None, syncs_alone=is_alone)
     models = {**workload.models, Role.ACTOR: replace(actor, lora=lora)}
     reference, beside = models.get(Role.REF), pool.layouts.get(Role.REF)
@@ -322,9 +308,9 @@ def _of_adapters(workload: Workload, placement: Placement) -> _Settings:
         models[Role.REF] = replace(reference, lora=lora, is_actor_without_adapters=True)
         layouts = {**pool.layouts, Role.REF: pool.layouts[Role.ACTOR]}
         placement = placement.with_pool(pool, replace(pool, layouts=layouts))
-    rollout = replace(workload.rollout, adapter_rank=LORA_RANK if lora.syncs_alone else None)
-    changed = replace(workload, models=models, rollout=rollout)
-    yield _Setting("spec.training.model.lora", 0, lambda _: (changed, placement), ([LORA_RANK],), text=_lora)
+    rollout = replace(workload.rollout, adapter_rank=LORA_RANK if is_alone else None)
+    job = replace(workload, models=models, rollout=rollout), placement
+    yield _Setting("spec.training.model.lora", 0, lambda _: job, ([LORA_RANK],), text=_lora)
 
 
 def _larger(pool: PlacedPool, factor: int) -> PlacedPool:
@@ -352,37 +338,20 @@ def _is_allowed(workload: Workload, pool: PlacedPool) -> bool:
     return True
 
 
-def _switch(
-    workload: Workload,
-    placement: Placement,
-    role: Role,
-    field: str,
-    model: TrainModel,
-    *,
-    is_on: bool,
-    is_faster: bool = True,
-    section: str = "",
-) -> _Setting:
-    """A field that is true or false."""
-    job = workload.with_model(role, model), placement
-    values = [int(is_on)]
-    smaller, faster = ((), values) if is_faster else ((values,), ())
-    return _Setting(
-        field, int(not is_on), lambda _: job, smaller, faster, section, text=lambda each: f"{each == 1}".lower()
-    )
-
-
-def _with_layouts(
-    workload: Workload, placement: Placement, pool: PlacedPool, role: Role, layouts: dict[int, TrainLayout]
-) -> dict[int, Job]:
-    """With other layouts of a role, and of the reference that is the actor with that one's."""
+def _with_layout(workload: Workload, placement: Placement, pool: PlacedPool, role: Role, layout: TrainLayout) -> Job:
+    """Of a role, and of the reference that is the actor with that one's."""
     reference = workload.models.get(Role.REF)
     both = role is Role.ACTOR and reference is not None and reference.is_actor_without_adapters
-    roles = (role, Role.REF) if both else (role,)
-    pools = {
-        value: replace(pool, layouts=dict(pool.layouts) | dict.fromkeys(roles, each)) for value, each in layouts.items()
-    }
-    return {value: (workload, placement.with_pool(pool, each)) for value, each in pools.items()}
+    layouts = {**pool.layouts, **dict.fromkeys((role, Role.REF) if both else (role,), layout)}
+    return workload, placement.with_pool(pool, replace(pool, layouts=layouts))
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _truth(value: int) -> str:
+    return "true" if value else "false"
 
 
 def _mebibytes(value: int) -> str:

@@ -29,6 +29,8 @@ class Knob:
     worst: PhaseMemory
     """Of all pools and phases the one with least to spare."""
     verdict: Verdict
+    missing: float
+    """What all phases together have too little, in bytes."""
     step_seconds: Seconds | None = None
     """Of a step with it, where somebody has worked that out."""
 
@@ -75,65 +77,51 @@ class _Search:
         gentle: list[Knob] = []
         drastic: list[Knob] = []
         for ladder in smaller_jobs(self.workload, self.placement):
-            results = [self._knob(each) for each in ladder]
-            change = results[0].changes[0]
-            if any(self._missing_with(knob) < self.missing for knob in results) and not change.is_drastic:
-                helpful.append(_key(change))
-            (drastic if change.is_drastic else gentle).extend(self._gentlest(results))
+            knobs = [self._knob(each) for each in ladder]
+            is_drastic = ladder[0].change.is_drastic
+            if any(knob.missing < self.missing for knob in knobs) and not is_drastic:
+                helpful.append(_key(ladder[0].change))
+            (drastic if is_drastic else gentle).extend(self._gentlest(knobs))
         if not gentle and with_pairs:
-            pairs = (self._pair(one, other) for one, other in combinations(helpful, 2))
-            gentle = [knob for knob in pairs if knob is not None]
+            gentle = [knob for one, other in combinations(helpful, 2) for knob in self._pair(one, other)]
             gentle.sort(key=lambda knob: knob.verdict is Verdict.TIGHT)
         fitting = (*gentle[:MAX_PAIRS], *drastic)
-        if not fitting and with_pairs and (knob := self._together()) is not None:
-            fitting = (knob,)
+        if not fitting and with_pairs:
+            fitting = tuple(self._together(self.workload, self.placement, self.missing))
         return Knobs(fitting, None if fitting else self.closest)
 
-    def _pair(self, one: str, other: str) -> Knob | None:
-        """The gentlest values of two fields with which it fits: of one beside the strongest of the other, then of the
-        other beside that."""
+    def _pair(self, one: str, other: str) -> list[Knob]:
+        """The gentlest values of two fields with which it fits, if any do: of one beside the strongest of the other,
+        then of the other beside that."""
         for changed in _ladder(one, self.workload, self.placement):
             beside = _ladder(other, changed.workload, changed.placement)
             if beside and self._is_better(self._knob(beside[-1], changed.change)):
-                return next(iter(self._gentlest([self._knob(each, changed.change) for each in beside])), None)
-        return None
+                return self._gentlest([self._knob(each, changed.change) for each in beside])
+        return []
 
-    def _together(self) -> Knob | None:
+    def _together(
+        self, workload: Workload, placement: Placement, missing: float, changes: tuple[Change, ...] = ()
+    ) -> list[Knob]:
         """Up to MAX_CHANGES fields, each time that which leaves the least missing. Not all combinations are tried."""
-        workload, placement, missing = self.workload, self.placement, self.missing
-        changes: tuple[Change, ...] = ()
-        while len(changes) < MAX_CHANGES:
-            fields = {change.field for change in changes}
-            ladder = [each for every in smaller_jobs(workload, placement) for each in every]
-            knobs = [self._knob(each, *changes) for each in ladder if each.change.field not in fields]
-            if not knobs:
-                return None
-            best = min(knobs, key=self._missing_with)
-            if self._is_better(best):
-                return best
-            if self._missing_with(best) >= missing:
-                return None
-            workload, placement, changes, missing = (
-                best.workload,
-                best.placement,
-                best.changes,
-                self._missing_with(best),
-            )
-        return None
+        fields = {change.field for change in changes}
+        ladder = [each for every in smaller_jobs(workload, placement) for each in every]
+        knobs = [self._knob(each, *changes) for each in ladder if each.change.field not in fields]
+        best = min(knobs, key=lambda knob: knob.missing, default=None)
+        if best is None or self._is_better(best):
+            return [] if best is None else [best]
+        if best.missing >= missing or len(best.changes) == MAX_CHANGES:
+            return []
+        return self._together(best.workload, best.placement, best.missing, best.changes)
 
     def _knob(self, changed: Changed, *before: Change) -> Knob:
         phases = all_phases(changed.workload, changed.placement, self.constants)
-        changes = (*before, changed.change)
-        knob = Knob(changes, changed.workload, changed.placement, worst_phase(phases), verdict_of(phases))
-        if self.closest is None or knob.worst.spare > self.closest.worst.spare:
+        worst, verdict, missing = worst_phase(phases), verdict_of(phases), self._missing(phases)
+        knob = Knob((*before, changed.change), changed.workload, changed.placement, worst, verdict, missing)
+        if self.closest is None or worst.spare > self.closest.worst.spare:
             self.closest = knob
         return knob
 
-    def _missing_with(self, knob: Knob) -> float:
-        return self._missing(all_phases(knob.workload, knob.placement, self.constants))
-
     def _missing(self, phases: Iterable[PhaseMemory]) -> float:
-        """What all phases together have too little."""
         return sum(max(0.0, self.margin * phase.limit - phase.spare) for phase in phases)
 
     def _is_better(self, knob: Knob) -> bool:

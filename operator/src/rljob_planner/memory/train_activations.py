@@ -10,7 +10,7 @@ Legend: as in `model_shape`, and m bytes of a number in the passes; all sizes in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import Head, TrainModel
@@ -22,8 +22,7 @@ CPU_TILE_BYTES = 4 * 2**20
 """These two: token_logprobs.py."""
 
 
-@dataclass(frozen=True)
-class LayerBytes:
+class LayerBytes(NamedTuple):
     """Of one token in one decoder layer."""
 
     kept: float
@@ -40,9 +39,8 @@ class LayerBytes:
 
 def layer_bytes(model: TrainModel, *, has_experts: bool, exchanges_heads: bool) -> LayerBytes:
     """`exchanges_heads`: over sequence ranks (sequence_parallel.py), where output projections read a copy."""
-    shape, m = model.shape, model.compute_bytes
+    shape, m, is_whole = model.shape, model.compute_bytes, model.is_wholly_trained
     hidden, query, keys = shape.hidden_size, shape.query_size, shape.kv_size
-    is_whole = model.is_trained and model.lora is None
     # A norm keeps its input in 32 bits; what its weight is multiplied by where that is trained; what it gives.
     norm = _SUM_BYTES * hidden + (2 if is_whole else 1) * m * hidden
     attention = m * (2 * query + 2 * keys) + _SUM_BYTES * shape.num_heads
@@ -50,33 +48,26 @@ def layer_bytes(model: TrainModel, *, has_experts: bool, exchanges_heads: bool) 
         attention += (_SUM_BYTES + (m if is_whole else 0)) * (query + keys)
     if exchanges_heads:
         attention += m * query
-    mlp, in_mlp, mlp_forward = _experts(shape, m, is_whole=is_whole) if has_experts else _mlp(shape, m)
-    adapters = 0.0
-    if model.lora is not None:
-        adapters = m * model.lora.rank * model.lora.num_layers / shape.num_layers
+    if has_experts:
+        mlp, in_mlp, mlp_forward = _experts(shape, m, is_whole=is_whole)
+    else:
+        mlp, in_mlp, mlp_forward = (m * each * shape.dense_width for each in (4 if shape.has_mlp_gate else 2, 2, 3))
+    adapters = m * model.lora.rank * model.lora.num_layers / shape.num_layers if model.lora else 0.0
     sums = 5 * _SUM_BYTES
     of_queries = (sums if shape.has_qk_norm else 2 * m) * query
+    forward = (m + 2 * _SUM_BYTES) * query if shape.has_qk_norm else 4 * m * query
     return LayerBytes(
         kept=2 * norm + attention + mlp + adapters,
         in_mlp=in_mlp + m * hidden,
         in_attention=norm + attention + of_queries + 2 * m * hidden,
         at_end=norm + sums * hidden + m * hidden,
-        forward=max(
-            4 * m * hidden + mlp_forward,
-            3 * m * hidden + ((m + 2 * _SUM_BYTES) * query if shape.has_qk_norm else 4 * m * query),
-        ),
+        forward=3 * m * hidden + max(m * hidden + mlp_forward, forward),
     )
 
 
-def _mlp(shape: ModelShape, m: int) -> tuple[float, float, float]:
-    """Kept, on top in the backward pass, and of a forward pass."""
-    width = shape.dense_mlp_size or shape.mlp_size
-    kept = 4 if shape.has_mlp_gate else 2
-    return m * kept * width, m * 2 * width, m * 3 * width
-
-
 def _experts(shape: ModelShape, m: int, *, is_whole: bool) -> tuple[float, float, float]:
-    """The same of k experts, whose inputs and outputs are copies; of the router's choice; of the MLP for all tokens."""
+    """Of k experts, whose inputs and outputs are copies, of the router's choice, and of the MLP for all tokens: kept,
+    on top in the backward pass, and of a forward pass."""
     chosen = shape.experts_per_token
     width = chosen * shape.mlp_size + shape.shared_expert_size
     copies = m * chosen * shape.hidden_size
@@ -86,8 +77,7 @@ def _experts(shape: ModelShape, m: int, *, is_whole: bool) -> tuple[float, float
     return kept + choice, 3 * copies, max(4 * copies, copies + 4 * m * width) + choice
 
 
-@dataclass(frozen=True)
-class HeadBytes:
+class HeadBytes(NamedTuple):
     """Of all tokens together: what there is beside what layers keep."""
 
     backward: float
@@ -96,39 +86,32 @@ class HeadBytes:
     forward: float
 
 
-def whole_logits_tokens(model: TrainModel) -> int:
-    """Up to so many tokens have whole logits, in the place of tiles; an update may have such micro-batches, too."""
-    return model.whole_logits_tokens
-
-
 def head_bytes(model: TrainModel, num_tokens: int, *, is_cpu: bool) -> HeadBytes:
     """All tokens count as tokens of responses. Tiles are as large as they ever are, so that more tokens never need
     less: how they divide tokens and vocabulary makes them up to half as large."""
     shape, m = model.shape, model.compute_bytes
     hidden = shape.hidden_size * num_tokens
-    is_whole = model.is_trained and model.lora is None
+    is_whole = model.is_wholly_trained
     norm = (_SUM_BYTES + (m if is_whole else 0)) * hidden
     after = (6 if is_whole else 5) * _SUM_BYTES * hidden
     if model.head is not Head.TOKENS:
         # In 32 bits (token_model.py).
         return HeadBytes(norm + (m + 2 * _SUM_BYTES) * hidden, after, (2 * m + 2 * _SUM_BYTES) * hidden)
-    if num_tokens <= whole_logits_tokens(model):
+    if num_tokens <= model.whole_logits_tokens:
         logits = 3 * _SUM_BYTES * num_tokens * shape.vocabulary_size
         return HeadBytes(norm + logits + (m + _SUM_BYTES) * hidden, after, logits + 3 * m * hidden)
-    is_half = m < _SUM_BYTES
     elements = (CPU_TILE_BYTES if is_cpu else GPU_TILE_BYTES) // _SUM_BYTES
     side = math.isqrt(elements)
     tile = min(elements, num_tokens * shape.vocabulary_size)
-    # The logits of a product in 16 bits, and later their gradient.
-    product = m * tile if is_half else 0
-    sums = 0
-    if is_half and num_tokens > side:
-        # Of a gradient of the weight, over tiles of other tokens.
-        columns = min(shape.vocabulary_size, 2 * side, 4 * elements // shape.hidden_size)
-        sums = _SUM_BYTES * columns * shape.hidden_size
-    of_hidden = (m + _SUM_BYTES + (m if is_half else 0)) * hidden
-    return HeadBytes(
-        backward=norm + of_hidden + _SUM_BYTES * tile + 2 * product + sums,
-        norm=after,
-        forward=3 * m * hidden + _SUM_BYTES * tile + product,
-    )
+    of_hidden, product, sums = (m + _SUM_BYTES) * hidden, 0, 0
+    if m < _SUM_BYTES:
+        of_hidden += m * hidden
+        # The logits of a product in 16 bits, and later their gradient.
+        product = m * tile
+        if num_tokens > side:
+            # Of a gradient of the weight, over tiles of other tokens.
+            sums = (
+                _SUM_BYTES * shape.hidden_size * min(shape.vocabulary_size, 2 * side, 4 * elements // shape.hidden_size)
+            )
+    backward = norm + of_hidden + _SUM_BYTES * tile + 2 * product + sums
+    return HeadBytes(backward, after, 3 * m * hidden + _SUM_BYTES * tile + product)

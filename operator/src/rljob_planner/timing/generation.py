@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rljob_planner.constants import Constants
+from rljob_planner.kv_cache import kv_bytes_per_layer_token
 from rljob_planner.timing.communication import COMPUTE, FIXED, LONGEST_RESPONSE, MEMORY_BANDWIDTH, Cost, Site
 from rljob_planner.timing.lengths import Lengths
-from rljob_planner.workload import EngineKind, RolloutLayout, RolloutWork
+from rljob_planner.workload import RolloutLayout, RolloutWork
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _FEW = 1 / 8
@@ -36,7 +37,6 @@ class DecodeSpeed:
     weights: float
     """To read all weights but those of experts."""
     experts: float
-    """To read all experts."""
     num_experts: int
     experts_per_token: int
     kv: float
@@ -47,18 +47,17 @@ class DecodeSpeed:
     fixed: float
     per_sequence: float
 
-    def reading(self, live: float) -> float:
-        """Weights that so many tokens need (E (1 - (1 - k / E)^live) of the experts), and windows."""
-        found = self.weights + live * self.sequence_kv
+    def bounds(self, live: float, context: float) -> tuple[float, float]:
+        """Of a step: reading, with the weights that so many tokens need (E (1 - (1 - k / E)^live) of the experts), and
+        computing."""
+        reading = self.weights + live * self.sequence_kv + context * self.kv
         if self.num_experts:
-            found += self.experts * (1 - (1 - self.experts_per_token / self.num_experts) ** live)
-        return found
+            reading += self.experts * (1 - (1 - self.experts_per_token / self.num_experts) ** live)
+        return reading, live * self.sequence_compute + context * self.context_compute
 
     def step(self, live: float, context: float) -> float:
         """Seconds of one step."""
-        by_memory = self.reading(live) + context * self.kv
-        by_compute = live * self.sequence_compute + context * self.context_compute
-        return max(by_memory, by_compute) + self.overhead(live)
+        return max(self.bounds(live, context)) + self.overhead(live)
 
     def overhead(self, live: float) -> float:
         """Of a step: what neither memory nor products take."""
@@ -67,8 +66,8 @@ class DecodeSpeed:
     def steps(self, live: float, context: float, count: int) -> tuple[float, float]:
         """Seconds of `count` steps, each of which adds `live` tokens to the context, without overhead; and those of
         them in which the products take longest."""
-        reading, slope = self.reading(live) + context * self.kv, live * self.kv
-        computing, steeper = live * self.sequence_compute + context * self.context_compute, live * self.context_compute
+        reading, computing = self.bounds(live, context)
+        slope, steeper = live * self.kv, live * self.context_compute
         # Before and behind the place where the two lines cross, one of them is larger throughout.
         crossing = (reading - computing) / (steeper - slope) if steeper != slope else 0.0
         edge = min(count, max(0, math.ceil(crossing)))
@@ -76,9 +75,7 @@ class DecodeSpeed:
         for begin, end in ((0, edge), (edge, count)):
             # Of a line over whole numbers: so many times its middle.
             middle = (begin + end - 1) / 2
-            memory, compute = (
-                (end - begin) * (start + rise * middle) for start, rise in ((reading, slope), (computing, steeper))
-            )
+            memory, compute = (end - begin) * (reading + slope * middle), (end - begin) * (computing + steeper * middle)
             total += max(memory, compute)
             by_compute += compute if compute > memory else 0.0
         return total, by_compute
@@ -168,22 +165,15 @@ def decode_speed(
 ) -> DecodeSpeed:
     """Of one engine, whose sequences have `mean_context` tokens on average."""
     shape, parallel = work.shape, layout.tensor_parallel
-    experts = shape.num_expert_layers * shape.num_experts * (3 if shape.has_mlp_gate else 2)
-    experts *= shape.hidden_size * shape.mlp_size
+    experts = shape.num_expert_layers * shape.num_experts * shape.num_mlp_matrices * shape.hidden_size * shape.mlp_size
     others = shape.layers_parameters - experts + shape.embedding_parameters
     reading = parallel * site.gpu.bandwidth * constants.decode_bandwidth_efficiency
     computing = parallel * site.gpu.flops * constants.decode_compute_efficiency
-    # A head of keys and values is the least that a GPU can hold.
-    cut = min(parallel, max(1, shape.num_kv_heads)) / parallel
-    per_layer = work.weight_bytes * shape.kv_numbers_per_token / cut
-    full, windows = _layers(work)
+    per_layer = parallel * kv_bytes_per_layer_token(shape, layout, work.weight_bytes)
+    full, windows = shape.attention_layers
     window = min(float(shape.sliding_window or 0), mean_context)
-    exchanges, per_sequence = 0.0, constants.decode_sequence_seconds
-    if parallel > 1:
-        num_exchanges = EXCHANGES_PER_LAYER * shape.num_layers
-        exchanges = num_exchanges * constants.tensor_parallel_seconds
-        moved = 2 * (parallel - 1) / parallel * shape.hidden_size * work.weight_bytes
-        per_sequence += num_exchanges * moved / site.bandwidth(parallel, constants)
+    num_exchanges = EXCHANGES_PER_LAYER * shape.num_layers if parallel > 1 else 0
+    moved = 2 * (parallel - 1) / parallel * shape.hidden_size * work.weight_bytes
     host = constants.expert_decode_step_seconds if shape.has_experts else constants.decode_step_seconds
     return DecodeSpeed(
         weights=work.weight_bytes * others / reading,
@@ -194,17 +184,9 @@ def decode_speed(
         sequence_kv=per_layer * windows * window / reading,
         sequence_compute=(2 * shape.matmul_parameters + 4 * shape.query_size * windows * window) / computing,
         context_compute=4 * shape.query_size * full / computing,
-        fixed=exchanges + host,
-        per_sequence=per_sequence,
+        fixed=num_exchanges * constants.tensor_parallel_seconds + host,
+        per_sequence=constants.decode_sequence_seconds + num_exchanges * moved / site.bandwidth(parallel, constants),
     )
-
-
-def _layers(work: RolloutWork) -> tuple[int, int]:
-    """Layers that see all of a sequence, and those with a window."""
-    shape = work.shape
-    if shape.sliding_window is None or shape.num_full_attention_layers is None:
-        return shape.num_layers, 0
-    return shape.num_full_attention_layers, shape.num_layers - shape.num_full_attention_layers
 
 
 def live_context(prompt: float, lengths: Lengths) -> float:
@@ -221,7 +203,7 @@ def generation_cost(
     constants: Constants,
 ) -> Cost:
     """All responses of a step. `sequences_at_once`: of one engine, by its memory and the job's own limit."""
-    is_vllm = work.engine is EngineKind.VLLM
+    is_vllm = work.is_vllm
     own = max(1, math.ceil(requests.count / layout.num_engines))
     slots = max(1, min(own, work.max_sequences, int(sequences_at_once)))
     context = live_context(requests.prompt, requests.lengths)
@@ -254,7 +236,7 @@ def decode_time(
 def _prompt_seconds(work: RolloutWork, prompt: float, layout: RolloutLayout, site: Site, constants: Constants) -> float:
     """Of one prompt's own pass. The Hugging Face engine computes logits for all of its tokens."""
     shape = work.shape
-    weights = shape.layer_matmul_parameters if work.engine is EngineKind.VLLM else shape.matmul_parameters
+    weights = shape.layer_matmul_parameters if work.is_vllm else shape.matmul_parameters
     efficiency = constants.forward_efficiency_of(site.gpu.name, has_experts=shape.has_experts)
     products = 2 * weights * prompt / efficiency
     attention = 2 * shape.num_layers * shape.query_size * prompt * prompt / constants.attention_efficiency

@@ -35,9 +35,8 @@ class Lengths:
         """So long that `share` (between 0 and 1) of the responses are at most as long."""
         if self.known:
             return float(self.known[min(len(self.known) - 1, int(share * len(self.known)))])
-        if self.scale == 0:
-            return min(float(self.cap), math.exp(self.location))
-        return min(float(self.cap), math.exp(self.location + self.scale * _NORMAL.inv_cdf(share)))
+        deviation = self.scale * _NORMAL.inv_cdf(share) if self.scale else 0.0
+        return min(float(self.cap), math.exp(self.location + deviation))
 
     @cached_property
     def mean(self) -> float:

@@ -10,8 +10,9 @@ rollout generates for the next step while everything else works on this one, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import CPU_NAME
@@ -21,7 +22,7 @@ from rljob_planner.timing.communication import FIXED, NO_COST, Cost, Site, sync_
 from rljob_planner.timing.generation import Requests, generation_cost, live_context
 from rljob_planner.timing.lengths import Lengths, lengths_of
 from rljob_planner.timing.passes import pass_cost, rows_of, update_cost
-from rljob_planner.workload import PlacedPool, Placement, Role, RolloutLayout, Schedule, TrainLayout, Workload
+from rljob_planner.workload import Placement, Role, RolloutLayout, Schedule, TrainLayout, Workload
 
 
 def rollout_cost(workload: Workload, lengths: Lengths, layout: RolloutLayout, site: Site, constants: Constants) -> Cost:
@@ -79,6 +80,7 @@ OTHER = "other"
 ALONE = "the host"
 """Where rewards that are functions are computed: beside every pool."""
 
+_RoleCost = Callable[[Role, Workload, Lengths, TrainLayout, Site, Constants], Cost]
 _PASSES = {OLD_LOGPROB: Role.ACTOR, REF: Role.REF, VALUES: Role.CRITIC}
 _UPDATES = {UPDATE_CRITIC: Role.CRITIC, UPDATE_ACTOR: Role.ACTOR}
 _NARROW, _FEW_TOKENS, _SMALL_FACTOR = 1024, 4096, 2.0
@@ -88,8 +90,7 @@ _ORDER = (WEIGHT_SYNC, GENERATE, OLD_LOGPROB, REF, VALUES, REWARD, UPDATE_CRITIC
 """In which the controller waits."""
 
 
-@dataclass(frozen=True)
-class _Task:
+class _Task(NamedTuple):
     pool: str
     cost: Cost
 
@@ -104,7 +105,7 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
     by_lengths = {each: _tasks(workload, placement, used, each) for each in dict.fromkeys(lengths)}
     cases = [by_lengths[each] for each in lengths]
     likely = cases[1]
-    ends = _ends(cases, workload, used)
+    ends = {name: _ends(name, [each[name].cost.seconds for each in cases], workload, used) for name in likely}
     waits = [_waits({name: end[place] for name, end in ends.items()}, likely, workload) for place in range(3)]
     kinds = {pool.name: pool.gpu.name for pool in placement.pools}
     phases = [
@@ -124,67 +125,51 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
         fixed = Seconds(0.5 * used.step_seconds, used.step_seconds, 2 * used.step_seconds)
         phases.append(PhaseTime(OTHER, ALONE, fixed, FIXED, "calls, logging, data", f"{used.step_seconds:.3g} s"))
         total = total + fixed
-    return StepTime(tuple(phases), total, _bound_by(phases))
-
-
-def site_of(pool: PlacedPool) -> Site:
-    """What costs depend on of a pool."""
-    return Site(pool.gpu, pool.gpus_per_node)
+    worst = max(phases, key=lambda each: each.seconds.likely)
+    return StepTime(tuple(phases), total, f"{worst.name}: {worst.bound_by}")
 
 
 def _tasks(workload: Workload, placement: Placement, constants: Constants, lengths: Lengths) -> dict[str, _Task]:
     """All phases that the job has, in the order in which the controller waits for them."""
-    found: dict[str, _Task] = {}
     rollout, actor = placement.pool_of(Role.ROLLOUT), placement.pool_of(Role.ACTOR)
     assert rollout.rollout is not None, "a pool with the rollout has its layout"
-    model, layout = workload.models[Role.ACTOR], actor.layouts[Role.ACTOR]
-    sites = site_of(actor), site_of(rollout)
-    is_shared = rollout is actor
-    sync = sync_cost(model, layout, workload.rollout, rollout.rollout, *sites, constants, is_shared=is_shared)
-    found[WEIGHT_SYNC] = _Task(rollout.name, sync)
-    found[GENERATE] = _Task(rollout.name, rollout_cost(workload, lengths, rollout.rollout, site_of(rollout), constants))
-    for name, role in _PASSES.items():
-        if role in workload.models and not (role is Role.ACTOR and not workload.needs_old_logprobs):
-            pool, layout = _place(role, workload, placement)
-            cost = scoring_cost(role, workload, lengths, layout, site_of(pool), constants)
-            found[name] = _Task(pool.name, cost)
-    found[REWARD] = _reward(workload, placement, constants, lengths)
-    for name, role in _UPDATES.items():
-        if role in workload.models:
-            pool, layout = _place(role, workload, placement)
-            found[name] = _Task(pool.name, training_cost(role, workload, lengths, layout, site_of(pool), constants))
+    sites = {pool.name: Site(pool.gpu, pool.gpus_per_node) for pool in placement.pools}
+
+    def of(role: Role, cost: _RoleCost) -> _Task:
+        # A reference that is the actor without its adapters is computed where the actor is.
+        asked = Role.ACTOR if workload.models[role].is_actor_without_adapters else role
+        pool = placement.pool_of(asked)
+        site = sites[pool.name]
+        return _Task(pool.name, cost(role, workload, lengths, pool.layouts[asked], site, constants))
+
+    sync = sync_cost(
+        workload.models[Role.ACTOR],
+        actor.layouts[Role.ACTOR],
+        workload.rollout,
+        rollout.rollout,
+        sites[actor.name],
+        sites[rollout.name],
+        constants,
+        is_shared=rollout is actor,
+    )
+    generation = rollout_cost(workload, lengths, rollout.rollout, sites[rollout.name], constants)
+    # A model's scores, or what functions take; where there are both, the longer of them.
+    seconds = workload.reward_seconds
+    reward = _Task(ALONE, Cost(seconds, "rewards", f"{seconds:.3g} s") if seconds else NO_COST)
+    if Role.REWARD_MODEL in workload.models:
+        reward = max(of(Role.REWARD_MODEL, scoring_cost), reward, key=lambda task: task.cost.seconds)
+    found = {WEIGHT_SYNC: _Task(rollout.name, sync), GENERATE: _Task(rollout.name, generation)}
+    found |= {name: of(role, scoring_cost) for name, role in _PASSES.items() if role in workload.models}
+    found[REWARD] = reward
+    found |= {name: of(role, training_cost) for name, role in _UPDATES.items() if role in workload.models}
     return {name: task for name, task in found.items() if task.cost is not NO_COST}
 
 
-def _place(role: Role, workload: Workload, placement: Placement) -> tuple[PlacedPool, TrainLayout]:
-    """A reference that is the actor without its adapters is computed where the actor is."""
-    asked = Role.ACTOR if workload.models[role].is_actor_without_adapters else role
-    pool = placement.pool_of(asked)
-    return pool, pool.layouts[asked]
-
-
-def _reward(workload: Workload, placement: Placement, constants: Constants, lengths: Lengths) -> _Task:
-    """A model's scores, or what functions take; where there are both, the longer of them."""
-    by_functions = Cost(workload.reward_seconds, "rewards", f"{workload.reward_seconds:.3g} s")
-    if Role.REWARD_MODEL not in workload.models:
-        return _Task(ALONE, by_functions if workload.reward_seconds else NO_COST)
-    pool, layout = _place(Role.REWARD_MODEL, workload, placement)
-    by_model = scoring_cost(Role.REWARD_MODEL, workload, lengths, layout, site_of(pool), constants)
-    return _Task(pool.name, by_model) if by_model.seconds >= by_functions.seconds else _Task(ALONE, by_functions)
-
-
-def _ends(
-    cases: Sequence[Mapping[str, _Task]], workload: Workload, constants: Constants
-) -> dict[str, tuple[float, float, float]]:
-    """Low, likely and high end of each phase: by the lengths that are possible, and by what is not known of speeds."""
-    short, likely, long = cases
+def _ends(name: str, seconds: Sequence[float], workload: Workload, constants: Constants) -> tuple[float, float, float]:
+    """Low, likely and high end of a phase: by the lengths that are possible, and by what is not known of speeds."""
     spread = constants.spread
-    found: dict[str, tuple[float, float, float]] = {}
-    for name, task in likely.items():
-        seconds = [each[name].cost.seconds for each in (short, likely, long)]
-        upwards = (1 + spread) * (_SMALL_FACTOR if _has_small_products(name, workload, constants) else 1)
-        found[name] = (min(seconds) * (1 - spread), task.cost.seconds, max(seconds) * upwards)
-    return found
+    upwards = (1 + spread) * (_SMALL_FACTOR if _has_small_products(name, workload, constants) else 1)
+    return min(seconds) * (1 - spread), seconds[1], max(seconds) * upwards
 
 
 def _has_small_products(name: str, workload: Workload, constants: Constants) -> bool:
@@ -217,7 +202,6 @@ def _waits(seconds: Mapping[str, float], tasks: Mapping[str, _Task], workload: W
 
 
 def _total(waits: Mapping[str, float], schedule: Schedule) -> float:
-    """Of what is waited for."""
     if schedule is Schedule.SYNCHRONOUS:
         return sum(waits.values())
     rest = sum(seconds for name, seconds in waits.items() if name not in (WEIGHT_SYNC, GENERATE))
@@ -243,8 +227,3 @@ def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants
     if _has_small_products(name, workload, constants):
         return f"{reached}, which is too much to ask of so small products: up to {_SMALL_FACTOR:g} times as long"
     return reached
-
-
-def _bound_by(phases: Sequence[PhaseTime]) -> str:
-    worst = max(phases, key=lambda each: each.seconds.likely)
-    return f"{worst.name}: {worst.bound_by}"
