@@ -9,7 +9,7 @@ import pytest
 from rljob_planner.advice.run_facts import facts_of
 from rljob_planner.advice.tuning import Advice, advice_of, findings_of, together
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import Price, faster_jobs
+from rljob_planner.memory.changes import faster_jobs
 from rljob_planner.memory.knobs import all_phases
 from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict, verdict_of
@@ -35,7 +35,7 @@ def test_each_gain_is_that_of_the_model_with_the_change() -> None:
     for each in found:
         after = step_time(each.changed.workload, each.changed.placement, CONSTANTS).total.likely
         assert each.gain == pytest.approx(now - after)
-        assert each.share >= (0.01 if each.price is Price.NOTHING else 0.03)
+        assert each.share >= (0.01 if each.is_free else 0.03)
         assert sum(seconds for _, seconds in each.phases) == pytest.approx(each.gain, abs=1e-6)
         assert verdict_of(all_phases(each.changed.workload, each.changed.placement, CONSTANTS)) is each.verdict
         assert each.verdict is not Verdict.TOO_LARGE
@@ -46,7 +46,7 @@ def test_what_costs_nothing_comes_first_and_the_largest_gain_before_smaller_ones
     job = replace(workload(trained(offload=ModelOffload(optimizer=True))), mini_batch_size=8, lengths=SHORT)
     job = replace(job, rollout=replace(job.rollout, max_sequences=16))
     found = advice_of(job, placed(one_pool(job)), CONSTANTS)
-    free = [each.price is Price.NOTHING for each in found]
+    free = [each.is_free for each in found]
     assert free == sorted(free, reverse=True)
     assert any(free)
     assert not all(free)
@@ -103,7 +103,7 @@ def test_a_job_with_nothing_to_gain_gets_no_advice() -> None:
     placement = placed(one_pool(job, gpu(2000), gpus_per_node=1))
     job = replace(job, models={Role.ACTOR: job.models[Role.ACTOR]})
     placement = placed(replace(placement.pools[0], layouts={Role.ACTOR: placement.pools[0].layouts[Role.ACTOR]}))
-    fields = [each.change.field for each in advice_of(job, placement, CONSTANTS) if each.price is Price.NOTHING]
+    fields = [each.change.field for each in advice_of(job, placement, CONSTANTS) if each.is_free]
     assert fields == []
 
 
@@ -135,7 +135,7 @@ def test_changes_together_are_each_worked_out_after_those_before() -> None:
     gains = sum(each.gain for each in found)
     before = step_time(job, placement, CONSTANTS).total.likely
     assert found[-1].step.likely == pytest.approx(before - gains)
-    assert all(each.price is Price.NOTHING for each in found)
+    assert all(each.is_free for each in found)
 
 
 def test_a_run_says_what_phases_do_not() -> None:

@@ -73,8 +73,7 @@ def run_report(options: PlanOptions) -> RunReport:
         plan=plan,
         times=times,
         memory=memory,
-        timelines=record.timelines,
-        findings=findings_of(run.facts, plan, record.timelines),
+        findings=findings_of(run.facts, plan, record.idle),
         advice=advice_of(workload, run.placement, constants),
         together=together(workload, run.placement, constants),
     )

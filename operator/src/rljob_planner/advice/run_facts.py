@@ -88,7 +88,6 @@ NOTHING_SECONDS, NOTHING_SHARE = 0.01, 0.02
 OTHER = "other"
 """What is left of a step: calls, data on its way, logging."""
 STEP_SECONDS = "timing_s/step"
-MEMORY_PREFIX, MEMORY_SUFFIX = "memory/", "_bytes_max"
 
 
 @dataclass(frozen=True)
@@ -188,12 +187,13 @@ def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
             "or name the folder of another"
         )
     later = rows[1:] or rows
+    imbalances = [row["perf/token_imbalance"] for row in later if "perf/token_imbalance" in row]
     return RunFacts(
         num_steps=len(rows),
         steps=tuple(_step_facts(row, batch_size) for row in later),
         memory=_largest_memory(later),
         first_memory=_largest_memory(rows[:1]),
-        token_imbalance=_mean(later, "perf/token_imbalance"),
+        token_imbalance=fmean(imbalances) if imbalances else None,
         has_gpu=any("memory/other_bytes_max" in row for row in rows),
         longest_prompt=max(row.get("prompt_length/max", 0.0) for row in rows),
     )
@@ -262,17 +262,11 @@ def _step_facts(row: MetricsLine, batch_size: int) -> StepFacts:
 
 def _largest_memory(rows: Sequence[MetricsLine]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for row in rows:
-        for name, value in row.items():
-            if name.startswith(MEMORY_PREFIX) and name.endswith(MEMORY_SUFFIX):
-                short = name[len(MEMORY_PREFIX) : -len(MEMORY_SUFFIX)]
-                found[short] = max(found.get(short, 0.0), value)
+    for name, value in (item for row in rows for item in row.items()):
+        short = name.removeprefix("memory/").removesuffix("_bytes_max")
+        if name == f"memory/{short}_bytes_max":
+            found[short] = max(found.get(short, 0.0), value)
     return found
-
-
-def _mean(rows: Sequence[MetricsLine], name: str) -> float | None:
-    values = [row[name] for row in rows if name in row]
-    return fmean(values) if values else None
 
 
 CONTROLLER = "controller"
@@ -288,45 +282,19 @@ class TimelineSpan:
     ended: float
 
 
-@dataclass(frozen=True)
-class TimelineFacts:
-    """Of one step."""
-
-    seconds: float
-    """From the controller's first phase to the end of its last."""
-    busy: Mapping[str, float]
-    """By worker process: share of those seconds in which a method of a role ran there."""
-
-    @property
-    def idle_share(self) -> float:
-        """Of all workers' seconds together."""
-        return 1 - sum(self.busy.values()) / len(self.busy) if self.busy else 0.0
-
-    @property
-    def idlest(self) -> tuple[str, float] | None:
-        """The worker that waited most, and the share of the step that it did."""
-        if not self.busy:
-            return None
-        name = min(self.busy, key=lambda each: self.busy[each])
-        return name, 1 - self.busy[name]
-
-
-def timeline_facts(spans: Sequence[TimelineSpan]) -> TimelineFacts | None:
-    """None where the controller or the workers have no spans."""
+def idle_shares(spans: Sequence[TimelineSpan]) -> dict[str, float]:
+    """Of one step, from the controller's first phase to the end of its last: the share of it in which no method of a
+    role ran, by worker process. Empty where the controller or the workers have no spans."""
     phases = [span for span in spans if span.process == CONTROLLER]
-    if not phases:
-        return None
-    begin, end = min(span.started for span in phases), max(span.ended for span in phases)
+    begin = min((span.started for span in phases), default=0.0)
+    end = max((span.ended for span in phases), default=0.0)
     # A method's span is named after its role (`actor.update_policy`); what it is made of is within it.
     methods = [span for span in spans if span.process != CONTROLLER and "." in span.name]
-    workers = dict.fromkeys(span.process for span in methods)
-    if end <= begin or not workers:
-        return None
-    busy = {
-        worker: _covered([span for span in methods if span.process == worker], begin, end) / (end - begin)
+    workers = dict.fromkeys(span.process for span in methods if end > begin)
+    return {
+        worker: 1 - _covered([span for span in methods if span.process == worker], begin, end) / (end - begin)
         for worker in workers
     }
-    return TimelineFacts(end - begin, busy)
 
 
 def _covered(spans: Sequence[TimelineSpan], begin: float, end: float) -> float:
