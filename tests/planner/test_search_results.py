@@ -152,8 +152,8 @@ def test_where_nothing_fits_a_changed_job_is_searched_for() -> None:
     assert found.missed is not None
     assert found.changes
     assert not any(each.field.startswith("spec.pools") for each in found.changes)
-    assert found.workload is not None
-    assert found.candidates == search(found.workload, (NodeGroup(1, 8, gpu()),)).candidates
+    assert found.best_today is not None
+    assert found.candidates == search(found.best_today.plan.workload, (NodeGroup(1, 8, gpu()),)).candidates
 
 
 def test_schedules_are_those_asked_for() -> None:

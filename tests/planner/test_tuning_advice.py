@@ -15,7 +15,7 @@ from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict, verdict_of
 from rljob_planner.timing.step import step_time
 from rljob_planner.workload import ModelOffload, Placement, Role, TokenLengths, Workload
-from rljob_testing.planner_cases import gpu, one_pool, placed, trained, workload
+from rljob_testing.planner_cases import critic, gpu, one_pool, placed, trained, workload
 
 CONSTANTS = Constants()
 SHORT = TokenLengths(64.0, 128, 32.0, 64)
@@ -53,6 +53,19 @@ def test_what_costs_nothing_comes_first_and_the_largest_gain_before_smaller_ones
     for same in (True, False):
         gains = [each.gain for each, is_free in zip(found, free, strict=True) if is_free is same]
         assert gains == sorted(gains, reverse=True)
+
+
+def test_a_pool_of_its_own_is_proposed_at_its_price() -> None:
+    """The critic learns beside the actor there, on as many GPUs as a node has; that is not free."""
+    job = workload(models={Role.ACTOR: trained(), Role.CRITIC: critic()})
+    placement = placed(one_pool(job))
+    found = by_field(job, placement)
+    advice = found["spec.roles.critic.pool"]
+    assert (advice.change.before, advice.change.value, advice.more_gpus) == ("pool", "critic", 8)
+    assert list(advice.changed.placement.pool_of(Role.CRITIC).layouts) == [Role.CRITIC]
+    assert not advice.is_free
+    assert not any(each.more_gpus for each in found.values() if each is not advice)
+    assert advice.change not in [each.change for each in together(job, placement, CONSTANTS)]
 
 
 def test_few_sequences_at_once_are_found_and_no_more_than_there_are() -> None:

@@ -101,7 +101,7 @@ def write_profile(file: Path, profile: Profile) -> None:
     """Replaced in one piece; only what differs from the defaults is in it, so that these may change. Raises
     CliError."""
     defaults = vars(default_constants({profile.kind}))
-    data = _PROFILE.dump_python(profile, mode="json", by_alias=True)
+    data = {"formatVersion": 1} | _PROFILE.dump_python(profile, mode="json", by_alias=True)
     data["constants"] = {name: each for name, each in data["constants"].items() if each != defaults[name]}
     unfinished = file.with_name(file.name + ".unfinished")
     try:

@@ -115,7 +115,8 @@ def _one_advice(advice: Advice, before: float) -> Iterator[Text]:
     change, worst = advice.change, advice.worst
     price = "; but it changes what is learned" if advice.changed.price is Price.LEARNING else ""
     if advice.more_gpus:
-        price = f"; but it takes {advice.more_gpus} more GPUs, in a pool of that name"
+        gpus = f"{advice.more_gpus} more GPU{'' if advice.more_gpus == 1 else 's'}"
+        price = f"; but it takes {gpus}, in a pool of that name"
     yield Text(f"  ~ {change.field}: {change.before} -> {change.value}", "yellow")
     memory = f"{worst.phase.value} {worst.total / GIB:.1f} of {worst.limit / GIB:.1f} GiB, {advice.verdict.value}"
     step = f"step {number(before)} -> {number(advice.step.likely)} s ({advice.share:.0%} less)"

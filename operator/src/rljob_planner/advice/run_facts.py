@@ -20,7 +20,7 @@ _LEAST_SIGMA, _LARGEST_SIGMA = 0.01, 2.0
 
 @dataclass(frozen=True)
 class ObservedLengths:
-    """In tokens, of the responses of a step or of several."""
+    """In tokens, of the responses of a step or of several; and how many of these were needed, and learned from."""
 
     prompt_mean: float
     response_mean: float
@@ -29,6 +29,9 @@ class ObservedLengths:
     """Of a step; of several the mean of their longest."""
     clip_ratio: float
     """Share that was cut off."""
+    learned_fraction: float = 1.0
+    generated_per_learned: float = 1.0
+    """Prompts that were generated for, by those of the batch; above 1 with dynamic sampling."""
 
     @classmethod
     def together(cls, steps: Sequence[ObservedLengths]) -> ObservedLengths:
@@ -114,14 +117,6 @@ class StepFacts:
     phases: Mapping[str, float]
     """Those of PHASES that the step had, and OTHER."""
     lengths: ObservedLengths
-    learned_fraction: float
-    generated_per_learned: float
-    """Prompts that were generated for, by those of the batch; above 1 with dynamic sampling."""
-
-    @property
-    def learned_tokens(self) -> float:
-        """Of each response of the batch, on average: tokens that an update passes over."""
-        return self.learned_fraction * (self.lengths.prompt_mean + self.lengths.response_mean)
 
 
 @dataclass(frozen=True)
@@ -159,16 +154,6 @@ class RunFacts:
         """Means over the steps, and the longest of all."""
         return ObservedLengths.together([each.lengths for each in self.steps])
 
-    @property
-    def learned_fraction(self) -> float:
-        """Mean share of the batch's responses that were learned from."""
-        return fmean(each.learned_fraction for each in self.steps)
-
-    @property
-    def generated_per_learned(self) -> float:
-        """Mean of the steps."""
-        return fmean(each.generated_per_learned for each in self.steps)
-
 
 def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
     """The facts of a run with so many prompts per step. Several lines of one step are one.
@@ -202,11 +187,12 @@ def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
 def observed_workload(workload: Workload, facts: RunFacts | StepFacts) -> Workload:
     """The job's work with what the run, or one step of it, has shown in the place of what was assumed."""
     phases = {name: each.median if isinstance(each, Measured) else each for name, each in facts.phases.items()}
+    seen = facts.lengths
     return replace(
         workload,
-        lengths=facts.lengths.token_lengths(workload.lengths, workload.num_responses),
-        learned_fraction=facts.learned_fraction,
-        generated_per_learned=facts.generated_per_learned,
+        lengths=seen.token_lengths(workload.lengths, workload.num_responses),
+        learned_fraction=seen.learned_fraction,
+        generated_per_learned=seen.generated_per_learned,
         reward_seconds=_reward_seconds(workload, phases),
     )
 
@@ -215,9 +201,10 @@ def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
     """The same as `observed_workload`, with rows as long as they were on average in the step that learned from most
     tokens: a plan is for the longest rows there may be, and a run has hardly had these. The engine is built for the
     longest prompt of the data: that of the run, where it tells."""
-    fullest = max(facts.steps, key=lambda each: each.learned_tokens)
+    steps = [each.lengths for each in facts.steps]
+    fullest = max(steps, key=lambda each: each.learned_fraction * (each.prompt_mean + each.response_mean))
     observed = observed_workload(workload, facts)
-    seen = fullest.lengths.token_lengths(workload.lengths, workload.num_responses)
+    seen = fullest.token_lengths(workload.lengths, workload.num_responses)
     lengths = replace(
         observed.lengths,
         prompt_max=max(1, math.floor(seen.prompt_mean * fullest.learned_fraction)),
@@ -254,9 +241,9 @@ def _step_facts(row: MetricsLine, batch_size: int) -> StepFacts:
             response_mean=row.get("response_length/mean", 0.0),
             response_max=row.get("response_length/max", 0.0),
             clip_ratio=row.get("response_length/clip_ratio", 0.0),
+            learned_fraction=min(1.0, max(0.0, row.get("actor/learned_fraction", 1.0))),
+            generated_per_learned=max(1.0, prompts / batch_size),
         ),
-        learned_fraction=min(1.0, max(0.0, row.get("actor/learned_fraction", 1.0))),
-        generated_per_learned=max(1.0, prompts / batch_size),
     )
 
 

@@ -201,11 +201,11 @@ def _of_responses(facts: RunFacts) -> Iterator[tuple[str, str]]:
             f" {lengths.response_mean:,.0f}: few sequences are left at the end of generation, and all wait for them",
             "lengths",
         )
-    if facts.learned_fraction < 0.8:
-        unused = f"{1 - facts.learned_fraction:.0%} of the responses are generated and not learned from"
+    if lengths.learned_fraction < 0.8:
+        unused = f"{1 - lengths.learned_fraction:.0%} of the responses are generated and not learned from"
         yield f"{unused} (actor/learned_fraction)", "responses that teach nothing"
-    if facts.generated_per_learned > 1.2:
-        times = f"{facts.generated_per_learned:.1f} times as many responses as a batch has"
+    if lengths.generated_per_learned > 1.2:
+        times = f"{lengths.generated_per_learned:.1f} times as many responses as a batch has"
         yield f"dynamic sampling generates {times} (dynamic_sampling/prompts)", "responses that teach nothing"
 
 

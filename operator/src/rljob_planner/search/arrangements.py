@@ -13,7 +13,7 @@ from itertools import product
 from math import inf
 
 from rljob_planner.search.pool_options import PoolOption, StageSeconds, is_no_worse, longest
-from rljob_planner.workload import Role
+from rljob_planner.workload import Role, Schedule
 
 TIE_SHARE = 0.1
 """Plans whose steps are no longer than the fastest one's by this share are as good as it: the model is no finer."""
@@ -28,12 +28,31 @@ class Arrangement:
     """A pool for each group of roles."""
 
     cost: float
+    """Seconds of a step."""
     options: tuple[PoolOption, ...]
+    schedule: Schedule
 
     @property
     def num_gpus(self) -> int:
         """Of all pools."""
         return sum(option.size.num_gpus for option in self.options)
+
+    @property
+    def shape(self) -> tuple[Schedule, frozenset[tuple[tuple[Role, ...], int]]]:
+        """What is grouped on which kinds of nodes."""
+        return self.schedule, frozenset((each.roles, each.size.kind) for each in self.options)
+
+    @property
+    def runs_today(self) -> bool:
+        """Whether this version of the trainer can run it."""
+        is_shared = any({Role.ACTOR, Role.ROLLOUT} <= set(each.roles) for each in self.options)
+        return is_shared and self.schedule is Schedule.SYNCHRONOUS
+
+    @property
+    def complications(self) -> tuple[int, int, int, int]:
+        """Pools, kinds of GPUs, roles with sequence parallelism, GPUs."""
+        num_shared = sum(choice.num_sequence_parallel for each in self.options for choice in each.choices)
+        return len(self.options), len({each.size.kind for each in self.options}), num_shared, self.num_gpus
 
 
 def groupings(roles: Sequence[Role]) -> Iterator[Grouping]:
@@ -55,12 +74,13 @@ def best_arrangements(
     cost: Cost,
     *,
     num_wanted: int,
+    schedule: Schedule = Schedule.SYNCHRONOUS,
 ) -> list[list[Arrangement]]:
     """Of the best groupings on kinds of nodes, best first, at most `num_wanted`: the cheapest arrangement, and after it
     those on fewer GPUs that are ties of the cheapest of all. `capacity` is the number of nodes of each kind."""
     parts = {roles: _by_kind(each) for roles, each in options.items()}
     shapes = [
-        _Shape(chosen, cost)
+        _Shape(chosen, cost, schedule)
         for grouping in grouped
         if all(roles in parts for roles in grouping)
         for chosen in product(*(parts[roles] for roles in grouping))
@@ -90,9 +110,8 @@ def _by_kind(options: Iterable[PoolOption]) -> list[list[PoolOption]]:
 class _Shape:
     """The arrangements of one grouping on given kinds. `parts`: the options of each group, on one kind of nodes."""
 
-    def __init__(self, parts: Sequence[Sequence[PoolOption]], cost: Cost) -> None:
-        self._parts = parts
-        self._cost = cost
+    def __init__(self, parts: Sequence[Sequence[PoolOption]], cost: Cost, schedule: Schedule) -> None:
+        self._parts, self._cost, self._schedule = parts, cost, schedule
         self._fastest = [tuple(map(min, zip(*(each.seconds for each in part), strict=True))) for part in parts]
         self.bound = cost(longest(self._fastest))
         self._front: list[Arrangement] = []
@@ -108,7 +127,7 @@ class _Shape:
         """The next group's pool, that with the lowest bound first."""
         seconds = [each.seconds for each in chosen]
         if len(chosen) == len(self._parts):
-            found = Arrangement(self._cost(longest(seconds)), chosen)
+            found = Arrangement(self._cost(longest(seconds)), chosen, self._schedule)
             self._front = [each for each in self._front if each.cost < found.cost or each.num_gpus < found.num_gpus]
             self._front.append(found)
             return

@@ -50,8 +50,6 @@ class SearchResult:
     changes: tuple[Change, ...] = ()
     """The first, or the first two, with which the job has a mapping on these GPUs. Fields of pools and layouts, which
     the mapping gives, are left out, and a job that would learn something else is not what was asked for."""
-    workload: Workload | None = None
-    """With these changes."""
 
 
 def search(
@@ -90,16 +88,15 @@ def best_mappings(
     options = {roles: [option for size in asked.sizes for option in asked.fastest(roles, size)] for roles in sets}
     capacity = [group.nodes for group in asked.cluster]
     cost = partial(asked.step_seconds, schedule)
-    return best_arrangements(options, grouped, capacity, cost, num_wanted=num_wanted)
+    return best_arrangements(options, grouped, capacity, cost, num_wanted=num_wanted, schedule=schedule)
 
 
 def _candidates(
     asked: PoolOptions, *, schedules: Sequence[Schedule], num_wanted: int, pool_names: Sequence[str]
 ) -> SearchResult | None:
     """None where nothing fits."""
-    found = [(schedule, each) for schedule in schedules for each in best_mappings(asked, schedule, num_wanted)]
-    today = best_mappings(asked, Schedule.SYNCHRONOUS, num_wanted, that_run_today=True)
-    found += [(Schedule.SYNCHRONOUS, each) for each in today]
+    found = [front for schedule in schedules for front in best_mappings(asked, schedule, num_wanted)]
+    found += best_mappings(asked, Schedule.SYNCHRONOUS, num_wanted, that_run_today=True)
     return SearchResult(*ranked(asked, found, num_wanted, pool_names)) if found else None
 
 
@@ -121,7 +118,7 @@ def _nearest_miss(
             f"spec.roles: no pools of {text} have layouts for all roles together (seen batches of"
             f" {asked.workload.batch_size} x {asked.workload.group_size} responses); give other numbers of nodes"
         )
-    where = placement(asked, fronts[0][0], Schedule.SYNCHRONOUS, pool_names)
+    where = placement(asked, fronts[0][0], pool_names)
     plan = plan_of(asked.workload, where, asked.constants)
     lacks = -_least_spare(plan.all_phases) / 2**30
     advice = f"Nothing fits on {text}: of all mappings {_described(where)} lacks least, {lacks:.1f} GiB on a GPU."
@@ -132,13 +129,7 @@ def _nearest_miss(
         found = again(PoolOptions(knob.workload, asked.cluster, asked.constants))
         if found is not None and found.best_today is not None:
             own = tuple(each for each in knob.changes if not any(part in each.field for part in _FIELDS_OF_MAPPINGS))
-            return replace(
-                missed,
-                candidates=found.candidates,
-                best_today=found.best_today,
-                changes=own,
-                workload=knob.workload,
-            )
+            return replace(missed, candidates=found.candidates, best_today=found.best_today, changes=own)
     return missed
 
 
@@ -148,7 +139,7 @@ def _on_more_nodes(asked: PoolOptions) -> str:
         larger = tuple(replace(group, nodes=factor * group.nodes) for group in asked.cluster)
         tried = PoolOptions(asked.workload, larger, asked.constants)
         if fronts := best_mappings(tried, Schedule.SYNCHRONOUS, 1, that_run_today=True):
-            where = placement(tried, fronts[0][-1], Schedule.SYNCHRONOUS)
+            where = placement(tried, fronts[0][-1])
             return f"It would fit on {cluster_text(larger)}: {_described(where)}."
     return f"Nor does anything fit on {cluster_text(larger)}: more GPUs alone do not help."
 

@@ -40,57 +40,23 @@ class Candidate:
         return self.plan.step.total.likely
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    schedule: Schedule
-    arrangement: Arrangement
-    is_on_fewer_gpus: bool = False
-    """Whether it is as good as another one of its grouping that takes twice as many GPUs, or more."""
-
-    @property
-    def seconds(self) -> float:
-        return self.arrangement.cost
-
-    @property
-    def shape(self) -> tuple[Schedule, frozenset[tuple[tuple[Role, ...], int]]]:
-        """Of which one is enough."""
-        return self.schedule, frozenset((each.roles, each.size.kind) for each in self.arrangement.options)
-
-    @property
-    def runs_today(self) -> bool:
-        is_shared = any({Role.ACTOR, Role.ROLLOUT} <= set(each.roles) for each in self.arrangement.options)
-        return is_shared and self.schedule is Schedule.SYNCHRONOUS
-
-    @property
-    def complications(self) -> tuple[int, int, int, int]:
-        """Pools, kinds of GPUs, roles with sequence parallelism, GPUs."""
-        options = self.arrangement.options
-        num_shared = sum(choice.num_sequence_parallel for each in options for choice in each.choices)
-        return len(options), len({each.size.kind for each in options}), num_shared, self.arrangement.num_gpus
-
-
 def ranked(
-    asked: PoolOptions,
-    found: Sequence[tuple[Schedule, Sequence[Arrangement]]],
-    num_wanted: int,
-    pool_names: Sequence[str],
+    asked: PoolOptions, found: Sequence[Sequence[Arrangement]], num_wanted: int, pool_names: Sequence[str]
 ) -> tuple[tuple[Candidate, ...], Candidate | None]:
     """The best ones, and the best that runs today. Of a grouping on kinds there is one; where it is on fewer GPUs than
     the fastest of all, that one comes second, to show what they cost. `found`: of each grouping the fastest, then
     those on fewer GPUs that are ties."""
-    fastest = min((_Chosen(schedule, front[0]) for schedule, front in found), key=lambda each: each.seconds)
-    limit = (1 + TIE_SHARE) * fastest.seconds
-    all_chosen = (_chosen(schedule, front, limit) for schedule, front in found)
-    shapes = {each.shape: _roomier(asked, each, limit) for each in all_chosen}
+    fastest = min((front[0] for front in found), key=lambda each: each.cost)
+    limit = (1 + TIE_SHARE) * fastest.cost
+    shapes = {front[0].shape: _roomier(asked, _chosen(front, limit), limit) for front in found}
     best = sorted(shapes.values(), key=lambda each: _order(each, limit))
-    if shapes[fastest.shape].is_on_fewer_gpus:
+    if WORTH * shapes[fastest.shape].num_gpus <= fastest.num_gpus:
         best.insert(1, _roomier(asked, fastest, limit))
 
-    def candidate(each: _Chosen) -> Candidate:
-        where = placement(asked, each.arrangement, each.schedule, pool_names)
-        plan = plan_of(asked.workload, where, asked.constants, with_knobs=False)
+    def candidate(each: Arrangement) -> Candidate:
+        plan = plan_of(asked.workload, placement(asked, each, pool_names), asked.constants, with_knobs=False)
         reasons = () if each is best[0] else tuple(_reasons(asked, each, best[0], limit))
-        return Candidate(plan, each.seconds <= limit, reasons)
+        return Candidate(plan, each.cost <= limit, reasons)
 
     candidates = tuple(map(candidate, best[:num_wanted]))
     place = next((place for place, each in enumerate(best) if each.runs_today), None)
@@ -99,9 +65,7 @@ def ranked(
     return candidates, candidates[place] if place < num_wanted else candidate(best[place])
 
 
-def placement(
-    asked: PoolOptions, arrangement: Arrangement, schedule: Schedule, pool_names: Sequence[str] = ()
-) -> Placement:
+def placement(asked: PoolOptions, arrangement: Arrangement, pool_names: Sequence[str] = ()) -> Placement:
     """The actor's pool first: roles that a job gives no pool are there. `pool_names` are those of the first pools."""
     options = sorted(arrangement.options, key=lambda each: asked.roles.index(each.roles[0]))
     pools: list[PlacedPool] = []
@@ -113,23 +77,23 @@ def placement(
         elif name in (*pool_names, *(pool.name for pool in pools)):
             name = f"{name}-{place}"
         pools.append(asked.pool(name, option))
-    return Placement(tuple(pools), schedule)
+    return Placement(tuple(pools), arrangement.schedule)
 
 
-def _chosen(schedule: Schedule, front: Sequence[Arrangement], limit: float) -> _Chosen:
+def _chosen(front: Sequence[Arrangement], limit: float) -> Arrangement:
     """The fastest one; of ties that on half of the GPUs or fewer, or without GPUs that make next to no difference."""
     fastest = front[0]
     ties = [each for each in front if each.cost <= limit]
     fewest = min(ties, key=lambda each: each.num_gpus, default=fastest)
     if WORTH * fewest.num_gpus <= fastest.num_gpus:
-        return _Chosen(schedule, fewest, is_on_fewer_gpus=True)
+        return fewest
     as_fast = [each for each in ties if each.cost <= (1 + SMALL_SHARE) * fastest.cost]
-    return _Chosen(schedule, min(as_fast, key=lambda each: each.num_gpus, default=fastest))
+    return min(as_fast, key=lambda each: each.num_gpus, default=fastest)
 
 
-def _roomier(asked: PoolOptions, chosen: _Chosen, tie_limit: float) -> _Chosen:
+def _roomier(asked: PoolOptions, chosen: Arrangement, tie_limit: float) -> Arrangement:
     """The same pools in layouts that are simpler or need less memory, as far as that costs next to nothing."""
-    options, seconds = list(chosen.arrangement.options), chosen.seconds
+    options, seconds = list(chosen.options), chosen.cost
     limit = (1 + SMALL_SHARE) * seconds
     if seconds <= tie_limit:
         limit = min(limit, tie_limit)
@@ -140,23 +104,23 @@ def _roomier(asked: PoolOptions, chosen: _Chosen, tie_limit: float) -> _Chosen:
                 if (own := asked.step_seconds(chosen.schedule, stages)) <= limit:
                     options[at], seconds = other, own
                     break
-    return replace(chosen, arrangement=Arrangement(seconds, tuple(options)))
+    return replace(chosen, cost=seconds, options=tuple(options))
 
 
-def _order(chosen: _Chosen, limit: float) -> tuple[bool, tuple[int, ...], float]:
+def _order(chosen: Arrangement, limit: float) -> tuple[bool, tuple[int, ...], float]:
     """Those as good as the fastest first, the simplest of them before others; then by seconds."""
-    if chosen.seconds > limit:
-        return True, (), chosen.seconds
+    if chosen.cost > limit:
+        return True, (), chosen.cost
     overlaps = chosen.schedule is not Schedule.SYNCHRONOUS
-    return False, (not chosen.runs_today, overlaps, *chosen.complications[:3]), chosen.seconds
+    return False, (not chosen.runs_today, overlaps, *chosen.complications[:3]), chosen.cost
 
 
-def _reasons(asked: PoolOptions, mine: _Chosen, first: _Chosen, limit: float) -> Iterator[str]:
+def _reasons(asked: PoolOptions, mine: Arrangement, first: Arrangement, limit: float) -> Iterator[str]:
     """Why it is behind the first; where it is slower, also the stage that is most longer, and the pool that it is
     waited for."""
-    share = mine.seconds / first.seconds - 1
+    share = mine.cost / first.cost - 1
     longer = f"{abs(share):.0%} {'longer' if share > 0 else 'shorter'}"
-    if mine.seconds <= limit:
+    if mine.cost <= limit:
         yield "as good as the first" if abs(share) < 0.005 else f"a tie: {longer}"
         if first.runs_today and not mine.runs_today:
             yield "this version cannot run it"
@@ -169,9 +133,9 @@ def _reasons(asked: PoolOptions, mine: _Chosen, first: _Chosen, limit: float) ->
     if mine.schedule is not first.schedule:
         is_beside = mine.schedule is Schedule.ONE_STEP_OFF
         yield "generation goes on beside training" if is_beside else "generation and training take turns"
-    now, before = (asked.stages(longest(o.seconds for o in each.arrangement.options)) for each in (mine, first))
+    now, before = (asked.stages(longest(o.seconds for o in each.options)) for each in (mine, first))
     place = max(range(len(now)), key=lambda each: now[each] - before[each])
     if now[place] > before[place]:
-        size = max(mine.arrangement.options, key=lambda each: each.seconds[place]).size
+        size = max(mine.options, key=lambda each: each.seconds[place]).size
         gpus = f"on {size.num_gpus} {asked.cluster[size.kind].gpu.name}"
         yield f"{_STAGE_NAMES[place]}: {now[place]:.1f} s instead of {before[place]:.1f} s, {gpus}"
