@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_planner.advice.comparison import compared_memory, compared_times
-from rljob_planner.advice.run_facts import TimelineSpan, facts_of, timeline_facts
+from rljob_planner.advice.run_facts import TimelineSpan, facts_of, idle_shares
 from rljob_planner.constants import Constants
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan_types import PhaseTime, Seconds, StepTime
@@ -80,12 +80,5 @@ def test_idle_workers_are_seen_in_a_timeline() -> None:
         TimelineSpan("rank 0", "actor.update_policy", 4, 8),
         TimelineSpan("rank 1", "hybrid.generate_sequences", 1, 6),
     ]
-    facts = timeline_facts(spans)
-    assert facts is not None
-    assert facts.seconds == 10
-    assert facts.busy == {"rank 0": pytest.approx(0.8), "rank 1": pytest.approx(0.5)}
-    assert facts.idle_share == pytest.approx(0.35)
-    assert facts.idlest is not None
-    assert facts.idlest[0] == "rank 1"
-    assert facts.idlest[1] == pytest.approx(0.5)
-    assert timeline_facts(spans[2:]) is None
+    assert idle_shares(spans) == {"rank 0": pytest.approx(0.2), "rank 1": pytest.approx(0.5)}
+    assert idle_shares(spans[2:]) == {}

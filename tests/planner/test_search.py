@@ -116,7 +116,7 @@ def _by_search(job: Workload, cluster: Cluster, schedule: Schedule) -> dict[Shap
     found: dict[Shape, float] = {}
     asked = PoolOptions(job, cluster, CONSTANTS)
     for arrangement, *_ in best_mappings(asked, schedule, 1000):
-        where = placement(asked, arrangement, schedule)
+        where = placement(asked, arrangement)
         assert arrangement.cost == pytest.approx(step_time(job, where, CONSTANTS).total.likely, rel=1e-9)
         for pool in where.pools:
             assert all(phase.spare >= 0 for phase in phases_of(pool, job, CONSTANTS))

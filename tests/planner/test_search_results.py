@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -33,7 +34,7 @@ def test_candidates_fit_and_come_in_order() -> None:
     later = [each.seconds for each in result.candidates if not each.is_tie]
     assert later == sorted(later)
     assert not any(not each.is_tie for each in result.candidates[: sum(each.is_tie for each in result.candidates)])
-    assert result.nearest_miss is None
+    assert (result.missed, result.changes) == (None, ())
 
 
 def test_each_candidate_but_the_first_says_why() -> None:
@@ -121,24 +122,38 @@ def test_a_tie_on_half_of_the_gpus_or_fewer_is_preferred() -> None:
 def test_where_nothing_fits_the_nearest_miss_says_by_how_much_and_what_would_do() -> None:
     job = workload(trained(LLAMA3_8B), models={Role.ACTOR: trained(LLAMA3_8B), Role.CRITIC: critic(LLAMA3_8B)})
     result = search(job, (NodeGroup(1, 2, gpu()),))
-    missed = result.nearest_miss
-    assert (result.candidates, result.best_today) == ((), None)
-    assert missed is not None
-    assert missed.plan.verdict is Verdict.TOO_LARGE
-    lacks = max(-phase.spare for phase in missed.plan.all_phases) / 2**30
-    assert f"lacks least, {lacks:.1f} GiB on a GPU" in missed.advice
-    assert any(change.field == "spec.pools[0].nodes" for knob in missed.plan.knobs for change in knob.changes)
+    assert (result.candidates, result.best_today, result.changes) == ((), None, ())
+    assert result.missed is not None
+    assert result.missed.verdict is Verdict.TOO_LARGE
+    lacks = max(-phase.spare for phase in result.missed.all_phases) / 2**30
+    assert f"lacks least, {lacks:.1f} GiB on a GPU" in result.advice[0]
+    assert any(change.field == "spec.pools[0].nodes" for knob in result.missed.knobs for change in knob.changes)
+
+
+def test_where_nothing_fits_it_says_on_how_many_nodes_something_would() -> None:
+    """On the first that is named, and on none that is smaller."""
+    job = workload(trained(LLAMA3_8B), models={Role.ACTOR: trained(LLAMA3_8B), Role.CRITIC: critic(LLAMA3_8B)})
+    found = re.fullmatch(
+        r"It would fit on (\d+)x2xtest: .*\bon (\d+) test\.", search(job, (NodeGroup(1, 2, gpu()),)).advice[1]
+    )
+    assert found is not None
+    nodes = int(found[1])
+    assert nodes in (2, 4, 8, 16)
+    assert search(job, (NodeGroup(nodes, 2, gpu()),)).missed is None
+    assert search(job, (NodeGroup(nodes // 2, 2, gpu()),)).missed is not None
+    tiny = search(job, (NodeGroup(1, 2, gpu(1)),)).advice[1]
+    assert tiny == "Nor does anything fit on 16x2xtest: more GPUs alone do not help."
 
 
 def test_where_nothing_fits_a_changed_job_is_searched_for() -> None:
     """Without recomputed activations: with fewer tokens at once, or with them, there is a mapping."""
     job = workload(trained(LLAMA3_8B, checkpoints_activations=False), max_tokens_per_micro_batch=32768)
-    missed = search(job, (NodeGroup(1, 8, gpu()),)).nearest_miss
-    assert missed is not None
-    assert missed.changed is not None
-    assert missed.changed.changes
-    assert not any(each.field.startswith("spec.pools") for each in missed.changed.changes)
-    assert missed.changed.result.candidates == search(missed.changed.workload, (NodeGroup(1, 8, gpu()),)).candidates
+    found = search(job, (NodeGroup(1, 8, gpu()),))
+    assert found.missed is not None
+    assert found.changes
+    assert not any(each.field.startswith("spec.pools") for each in found.changes)
+    assert found.best_today is not None
+    assert found.candidates == search(found.best_today.plan.workload, (NodeGroup(1, 8, gpu()),)).candidates
 
 
 def test_schedules_are_those_asked_for() -> None:

@@ -9,13 +9,13 @@ import pytest
 from rljob_planner.advice.run_facts import facts_of
 from rljob_planner.advice.tuning import Advice, advice_of, findings_of, together
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import Price, faster_jobs
+from rljob_planner.memory.changes import faster_jobs
 from rljob_planner.memory.knobs import all_phases
 from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict, verdict_of
 from rljob_planner.timing.step import step_time
 from rljob_planner.workload import ModelOffload, Placement, Role, TokenLengths, Workload
-from rljob_testing.planner_cases import gpu, one_pool, placed, trained, workload
+from rljob_testing.planner_cases import critic, gpu, one_pool, placed, trained, workload
 
 CONSTANTS = Constants()
 SHORT = TokenLengths(64.0, 128, 32.0, 64)
@@ -35,7 +35,7 @@ def test_each_gain_is_that_of_the_model_with_the_change() -> None:
     for each in found:
         after = step_time(each.changed.workload, each.changed.placement, CONSTANTS).total.likely
         assert each.gain == pytest.approx(now - after)
-        assert each.share >= (0.01 if each.price is Price.NOTHING else 0.03)
+        assert each.share >= (0.01 if each.is_free else 0.03)
         assert sum(seconds for _, seconds in each.phases) == pytest.approx(each.gain, abs=1e-6)
         assert verdict_of(all_phases(each.changed.workload, each.changed.placement, CONSTANTS)) is each.verdict
         assert each.verdict is not Verdict.TOO_LARGE
@@ -46,13 +46,26 @@ def test_what_costs_nothing_comes_first_and_the_largest_gain_before_smaller_ones
     job = replace(workload(trained(offload=ModelOffload(optimizer=True))), mini_batch_size=8, lengths=SHORT)
     job = replace(job, rollout=replace(job.rollout, max_sequences=16))
     found = advice_of(job, placed(one_pool(job)), CONSTANTS)
-    free = [each.price is Price.NOTHING for each in found]
+    free = [each.is_free for each in found]
     assert free == sorted(free, reverse=True)
     assert any(free)
     assert not all(free)
     for same in (True, False):
         gains = [each.gain for each, is_free in zip(found, free, strict=True) if is_free is same]
         assert gains == sorted(gains, reverse=True)
+
+
+def test_a_pool_of_its_own_is_proposed_at_its_price() -> None:
+    """The critic learns beside the actor there, on as many GPUs as a node has; that is not free."""
+    job = workload(models={Role.ACTOR: trained(), Role.CRITIC: critic()})
+    placement = placed(one_pool(job))
+    found = by_field(job, placement)
+    advice = found["spec.roles.critic.pool"]
+    assert (advice.change.before, advice.change.value, advice.more_gpus) == ("pool", "critic", 8)
+    assert list(advice.changed.placement.pool_of(Role.CRITIC).layouts) == [Role.CRITIC]
+    assert not advice.is_free
+    assert not any(each.more_gpus for each in found.values() if each is not advice)
+    assert advice.change not in [each.change for each in together(job, placement, CONSTANTS)]
 
 
 def test_few_sequences_at_once_are_found_and_no_more_than_there_are() -> None:
@@ -103,7 +116,7 @@ def test_a_job_with_nothing_to_gain_gets_no_advice() -> None:
     placement = placed(one_pool(job, gpu(2000), gpus_per_node=1))
     job = replace(job, models={Role.ACTOR: job.models[Role.ACTOR]})
     placement = placed(replace(placement.pools[0], layouts={Role.ACTOR: placement.pools[0].layouts[Role.ACTOR]}))
-    fields = [each.change.field for each in advice_of(job, placement, CONSTANTS) if each.price is Price.NOTHING]
+    fields = [each.change.field for each in advice_of(job, placement, CONSTANTS) if each.is_free]
     assert fields == []
 
 
@@ -135,7 +148,7 @@ def test_changes_together_are_each_worked_out_after_those_before() -> None:
     gains = sum(each.gain for each in found)
     before = step_time(job, placement, CONSTANTS).total.likely
     assert found[-1].step.likely == pytest.approx(before - gains)
-    assert all(each.price is Price.NOTHING for each in found)
+    assert all(each.is_free for each in found)
 
 
 def test_a_run_says_what_phases_do_not() -> None:

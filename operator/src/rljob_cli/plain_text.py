@@ -59,14 +59,14 @@ def in_time(then: datetime, now: datetime) -> str:
     return f"in {length(left)}" if left > 0 else "now"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Text]], indent: str = "") -> list[Text]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str | Text]], indent: str = "") -> list[Text]:
     """Columns as wide as their widest cell; the last one has no width, so that it can be long."""
     widths = [max(len(name), *(len(row[at]) for row in rows), 0) for at, name in enumerate(head)]
     lines = []
     for cells in ([Text(name, "dim") for name in head], *rows):
         line = Text(indent)
         for cell, width in zip(cells, widths, strict=True):
-            line.append_text(cell)
+            line.append(cell)
             line.append(" " * (width - len(cell) + 2))
         line.rstrip()
         lines.append(line)

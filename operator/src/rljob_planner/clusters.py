@@ -53,59 +53,48 @@ _COUNT = re.compile(r"[0-9]{1,5}")
 
 def cluster_of_nodes(
     nodes: Iterable[Mapping[str, object]], resources: Iterable[str] = (DEFAULT_RESOURCE,), asked: Gpu | None = None
-) -> Cluster:
-    """Groups of nodes with as many GPUs of a kind, the largest first, from Node objects of the API. Nodes that are
-    cordoned are left out. `resources` are names of GPUs among what a node has to give away; `asked` is the kind of
-    those nodes whose labels say none, or one that is not known.
+) -> tuple[Cluster, dict[str, tuple[str, str]]]:
+    """Groups of nodes with as many GPUs of a kind, the largest first, from Node objects of the API; and by the kind's
+    name the label and value by which a pool chooses its nodes, where all say the same. Nodes that are cordoned are left
+    out. `resources` are names of GPUs among what a node has to give away; `asked` is the kind of those nodes whose
+    labels say none, or one that is not known.
 
     Raises PlanError where there is no GPU, and for nodes with GPUs of a kind that is not known."""
     counts: Counter[tuple[int, Gpu]] = Counter()
-    names, num_nodes = tuple(resources), 0
+    found: dict[str, set[tuple[str, str]]] = {}
+    names, nodes = tuple(resources), list(nodes)
     for node in nodes:
-        num_nodes += 1
-        if _part(node, "spec").get("unschedulable") is True:
-            continue
         num_gpus = _num_gpus(_part(_part(node, "status"), "allocatable"), names)
-        if num_gpus:
-            counts[num_gpus, _kind(node, asked)] += 1
+        if num_gpus and _part(node, "spec").get("unschedulable") is not True:
+            kind, product = _kind(node, asked)
+            counts[num_gpus, kind] += 1
+            found.setdefault(kind.name, set()).update(product)
     if not counts:
         raise PlanError(
-            f"--from-cluster: no node has GPUs to give away (seen {num_nodes} nodes; looked for {', '.join(names)});"
+            f"--from-cluster: no node has GPUs to give away (seen {len(nodes)} nodes; looked for {', '.join(names)});"
             " name the GPUs with --cluster, such as 4x8xH100"
         )
     groups = (NodeGroup(num, gpus, gpu) for (gpus, gpu), num in counts.items())
-    return tuple(sorted(groups, key=lambda group: (-group.num_gpus, group.gpu.name, -group.gpus_per_node)))
+    cluster = sorted(groups, key=lambda group: (-group.num_gpus, group.gpu.name, -group.gpus_per_node))
+    return tuple(cluster), {kind: next(iter(products)) for kind, products in found.items() if len(products) == 1}
 
 
-def products_of_nodes(nodes: Iterable[Mapping[str, object]], asked: Gpu | None = None) -> dict[str, tuple[str, str]]:
-    """Label and value by which a pool chooses nodes of a kind, by the kind's name; kinds with several are left out."""
-    found: dict[str, set[tuple[str, str]]] = {}
-    for node in nodes:
-        labels = _part(_part(node, "metadata"), "labels")
-        for label in (PRODUCT_LABEL, *AMD_LABELS):
-            if label in labels:
-                found.setdefault(_kind(node, asked).name, set()).add((label, str(labels[label])))
-                break
-    return {kind: next(iter(labels)) for kind, labels in found.items() if len(labels) == 1}
-
-
-def _kind(node: Mapping[str, object], asked: Gpu | None) -> Gpu:
+def _kind(node: Mapping[str, object], asked: Gpu | None) -> tuple[Gpu, list[tuple[str, str]]]:
+    """With the label that says it, if there is one."""
     metadata = _part(node, "metadata")
-    name = metadata.get("name")
-    labels = _part(metadata, "labels")
-    products = [labels[key] for key in (PRODUCT_LABEL, *AMD_LABELS) if key in labels]
-    if products:
-        try:
-            return gpu_named(str(products[0]), f"--from-cluster: node {name}")
-        except PlanError:
-            if asked is None:
-                raise
+    where, labels = f"--from-cluster: node {metadata.get('name')}", _part(metadata, "labels")
+    products = [(label, str(labels[label])) for label in (PRODUCT_LABEL, *AMD_LABELS) if label in labels][:1]
+    try:
+        for _, product in products:
+            return gpu_named(product, where), products
+    except PlanError:
+        if asked is None:
+            raise
     if asked is None:
         raise PlanError(
-            f"--from-cluster: node {name} has GPUs and no label that says of which kind ({PRODUCT_LABEL});"
-            " name it with --gpu NAME"
+            f"{where} has GPUs and no label that says of which kind ({PRODUCT_LABEL}); name it with --gpu NAME"
         )
-    return asked
+    return asked, products
 
 
 def _num_gpus(allocatable: Mapping[str, object], names: tuple[str, ...]) -> int:
@@ -142,10 +131,9 @@ def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, asked: Mapping[str, G
 
 def cluster_of_pools(pools: Iterable[Pool], gpus: Mapping[str, Gpu]) -> Cluster:
     """The cluster that has just these pools; those of the same kind and size of nodes are one group."""
-    groups: dict[tuple[int, Gpu], int] = {}
+    groups: Counter[tuple[int, Gpu]] = Counter()
     for pool in pools:
-        key = (pool.gpus_per_node, gpus[pool.name])
-        groups[key] = groups.get(key, 0) + pool.nodes
+        groups[pool.gpus_per_node, gpus[pool.name]] += pool.nodes
     return tuple(NodeGroup(nodes, num_gpus, gpu) for (num_gpus, gpu), nodes in groups.items())
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
 
 _EFFICIENCIES = {
     "H100": 0.35,
@@ -20,60 +23,68 @@ _EFFICIENCIES = {
 }
 """Of dense models whose micro-batches have thousands of tokens, from published runs (docs/planning.md lists them)."""
 
+Share = Annotated[float, Field(ge=1e-6, le=1)]
+Fixed = Annotated[float, Field(ge=0, le=1e6)]
+"""Seconds."""
+Bandwidth = Annotated[float, Field(ge=1e3, le=1e15)]
+Bytes = Annotated[float, Field(ge=0, le=1e15)]
+
 
 @dataclass(frozen=True)
 class Constants:
     """Defaults are for vLLM 0.32 and FSDP2 on NVIDIA GPUs; the comment of each says where it is from."""
 
-    training_efficiency: Mapping[str, float] = field(default_factory=lambda: dict(_EFFICIENCIES))
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    """A profile with another name is refused."""
+    training_efficiency: Mapping[str, Share] = field(default_factory=lambda: dict(_EFFICIENCIES))
     """By kind of GPU: reached share of its FLOP/s in the products of training passes, recomputation counted."""
-    forward_efficiency: Mapping[str, float] = field(default_factory=dict)
+    forward_efficiency: Mapping[str, Share] = field(default_factory=dict)
     """The same of passes without backward; of training where a kind is missing."""
-    default_efficiency: float = 0.35
+    default_efficiency: Share = 0.35
     """Of kinds that are not named above."""
-    expert_efficiency_factor: float = 0.5
+    expert_efficiency_factor: Annotated[float, Field(ge=1e-6, le=100)] = 0.5
     """On the efficiencies, for mixtures of experts."""
-    attention_efficiency: float = 0.65
+    attention_efficiency: Share = 0.65
     """Of the products of queries and keys alone."""
-    decode_bandwidth_efficiency: float = 0.65
+    decode_bandwidth_efficiency: Share = 0.65
     """Reached share of the memory's bandwidth in decoding."""
-    decode_compute_efficiency: float = 0.5
-    decode_step_seconds: float = 8e-3
+    decode_compute_efficiency: Share = 0.5
+    decode_step_seconds: Fixed = 8e-3
     """Fixed, of each token of a batch: scheduler, sampling, launches. 1.5 ms in servers, 8 ms seen in RL runs."""
-    expert_decode_step_seconds: float = 16e-3
-    decode_sequence_seconds: float = 2e-6
+    expert_decode_step_seconds: Fixed = 16e-3
+    decode_sequence_seconds: Fixed = 2e-6
     """More for each sequence that is decoded."""
-    tensor_parallel_seconds: float = 12e-6
+    tensor_parallel_seconds: Fixed = 12e-6
     """Latency of one exchange between the GPUs of an engine, two of which each layer makes."""
-    link_efficiency: float = 0.8
+    link_efficiency: Share = 0.8
     """Of NVLink by NCCL 380 of 450 GB/s are seen (NVIDIA/nccl issue 1264); PCIe reaches a little less."""
-    network_efficiency: float = 0.9
+    network_efficiency: Share = 0.9
     """Of gathers and reductions over many nodes' networks (calculon-ai/calculon, systems/a100_80g.json)."""
-    separate_sync_bandwidth: float = 8.5e9
+    separate_sync_bandwidth: Bandwidth = 8.5e9
     """Bytes per second into each GPU of a rollout that shares none with the actor (verl, verl/checkpoint_engine/README:
     8.25 to 9.44 GB/s over NCCL, NIXL and Mooncake)."""
-    sync_tensor_seconds: float = 3.7e-4
+    sync_tensor_seconds: Fixed = 3.7e-4
     """Of each tensor that an engine loads in a hand-over of weights, whatever its size: Qwen3-30B-A3B, which has 18,867
     by the hub's names, takes 7 s on one node (slime, hebiao064.github.io/rl-weight-sync)."""
-    wake_seconds: float = 0.0
+    wake_seconds: Fixed = 0.0
     """Fixed, of each hand-over of weights: waking the rollout engine, and putting it to sleep again."""
-    pass_seconds: float = 0.0
+    pass_seconds: Fixed = 0.0
     """Fixed, of each pass over a micro-batch."""
-    update_seconds: float = 0.0
+    update_seconds: Fixed = 0.0
     """Fixed, of each optimizer update."""
-    step_seconds: float = 3.0
+    step_seconds: Fixed = 3.0
     """Fixed, of each step: calls, logging, what is not in any phase."""
-    allocator_factor: float = 1.07
+    allocator_factor: Annotated[float, Field(ge=1, le=10)] = 1.07
     """What torch's allocator reserves over what is allocated."""
-    engine_context_bytes: float = 1.8 * 2**30
+    engine_context_bytes: Bytes = 1.8 * 2**30
     """CUDA context, libraries and workspace of a process with vLLM; with tensor parallelism as much again."""
-    graph_bytes: float = 0.6 * 2**30
+    graph_bytes: Bytes = 0.6 * 2**30
     """Of vLLM's CUDA graphs: between 0.2 and 1.6 GiB, by model and number of sequences."""
-    sleeping_engine_bytes: float = 2.0 * 2**30
+    sleeping_engine_bytes: Bytes = 2.0 * 2**30
     """What vLLM keeps on the device while it sleeps."""
-    process_bytes: float = 0.0
+    process_bytes: Bytes = 0.0
     """Of a worker process on the host beside all tensors: libraries. Counts on CPUs, where memory is the host's."""
-    spread: float = 0.3
+    spread: Annotated[float, Field(ge=0, le=0.9)] = 0.3
     """Half of the width of a range of seconds, as a share; a calibrated profile has less."""
     source: str = "defaults"
     """`defaults`, or the run that a profile was calibrated by."""

@@ -47,26 +47,14 @@ class Plan:
         return tuple(phase for each in self.phases.values() for phase in each)
 
     @property
-    def all_knobs(self) -> tuple[Knob, ...]:
-        """Those that make it fit, or else what comes closest."""
-        return self.knobs if self.nearest_miss is None else (*self.knobs, self.nearest_miss)
-
-    @property
     def run_seconds(self) -> Seconds:
         """Of all steps; saves and evaluations apart."""
         return self.step.total.times(self.workload.num_steps)
 
     @property
-    def gpu_hours(self) -> tuple[float, float, float]:
-        """Of all steps on all GPUs, those that wait, too: low, likely, high."""
-        num_gpus, seconds = self.placement.num_gpus, self.run_seconds
-        low, likely, high = (num_gpus * each / 3600 for each in (seconds.low, seconds.likely, seconds.high))
-        return low, likely, high
-
-    @property
-    def fails_from_second_step(self) -> bool:
-        """Whether the first rollout fits and the second does not: the optimizer's moments do not exist before."""
-        return fails_from_second_step(self.all_phases)
+    def gpu_hours(self) -> Seconds:
+        """Of all steps on all GPUs, those that wait, too; in hours."""
+        return self.run_seconds.times(self.placement.num_gpus / 3600)
 
 
 def plan_of(
@@ -100,16 +88,14 @@ def plan_of(
 
 def _priced(knobs: Knobs, constants: Constants) -> tuple[Knob, ...]:
     """Within those that take one change, and no other GPUs nor another kind of training, the fastest first."""
-    priced = [
-        replace(knob, step_seconds=step_time(knob.workload, knob.placement, constants).total) for knob in knobs.fitting
-    ]
-    return tuple(sorted(priced, key=_cost))
 
+    def cost(knob: Knob, seconds: Seconds) -> tuple[bool, int, bool, float]:
+        is_drastic = any(change.is_drastic for change in knob.changes)
+        return is_drastic, len(knob.changes), knob.verdict is Verdict.TIGHT, seconds.likely
 
-def _cost(knob: Knob) -> tuple[bool, int, bool, float]:
-    is_drastic = any(change.is_drastic for change in knob.changes)
-    seconds = knob.step_seconds.likely if knob.step_seconds is not None else 0.0
-    return is_drastic, len(knob.changes), knob.verdict is Verdict.TIGHT, seconds
+    priced = [(knob, step_time(knob.workload, knob.placement, constants).total) for knob in knobs.fitting]
+    priced.sort(key=lambda each: cost(*each))
+    return tuple(replace(knob, step_seconds=seconds) for knob, seconds in priced)
 
 
 def _notes(

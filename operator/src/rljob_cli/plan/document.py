@@ -20,7 +20,7 @@ from rljob_api.standard_streams import write_utf8
 from rljob_cli.plan.text import PlanHead
 from rljob_planner.memory.knobs import Knob
 from rljob_planner.plan import Plan
-from rljob_planner.plan_types import PhaseMemory, Seconds, verdict_of
+from rljob_planner.plan_types import PhaseMemory, verdict_of
 from rljob_planner.workload import Placement
 
 
@@ -71,7 +71,7 @@ def plan_document(plan: Plan, head: PlanHead) -> dict[str, object]:
         "run": {
             "steps": workload.num_steps,
             "seconds": plain(plan.run_seconds),
-            "gpuHours": plain(Seconds(*plan.gpu_hours)),
+            "gpuHours": plain(plan.gpu_hours),
         },
         "sequencesAtOnce": plan.sequences_at_once,
         "changes": [_knob(knob) for knob in plan.knobs],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 
 from rich.console import Console
@@ -21,12 +20,10 @@ from rljob_planner.advice.comparison import ComparedMemory, ComparedTime, compar
 from rljob_planner.advice.run_facts import facts_of, observed_workload, workload_for_memory
 from rljob_planner.advice.tuning import RunReport, advice_of, findings_of, together
 from rljob_planner.constants import Constants
-from rljob_planner.gpus import Gpu
 from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import check_layouts, placement_of
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan import plan_of
-from rljob_planner.plan_types import StepTime
 from rljob_planner.timing.step import step_time
 from rljob_planner.workload import Role
 
@@ -38,19 +35,15 @@ def show(options: PlanOptions, console: Console) -> int:
     return int(ExitCode.SUCCESS)
 
 
-def calibrate(options: PlanOptions, console: Console, now: datetime | None = None) -> int:
+def calibrate(options: PlanOptions, console: Console) -> int:
     """Fits the constants to runs, and keeps them. Raises CliError or PlanError."""
     runs = [calibration_run(read_run(folder), options) for folder in options.calibrate]
     begin = default_constants({pool.gpu.name for run in runs for pool in run.placement.pools})
     constants = calibrated(runs, begin)
     kind = runs[0].placement.pools[0].gpu.name
     file = options.profile or default_file(kind)
-    written_at = time_text(now or datetime.fromtimestamp(time.time(), UTC))
-    write_profile(file, Profile(kind, constants, tuple(run.name for run in runs), written_at))
-    times = [
-        (run.name, compared_times(_step_of(run, constants), run.facts), compared_times(_step_of(run, begin), run.facts))
-        for run in runs
-    ]
+    write_profile(file, Profile(kind, constants, tuple(run.name for run in runs), time_text(datetime.now(UTC))))
+    times = [(run.name, _compared_times(run, constants), _compared_times(run, begin)) for run in runs]
     for line in calibration_lines(str(file), kind, times):
         console.print(line, soft_wrap=True)
     return int(ExitCode.SUCCESS)
@@ -73,8 +66,7 @@ def run_report(options: PlanOptions) -> RunReport:
         plan=plan,
         times=times,
         memory=memory,
-        timelines=record.timelines,
-        findings=findings_of(run.facts, plan, record.timelines),
+        findings=findings_of(run.facts, plan, record.idle),
         advice=advice_of(workload, run.placement, constants),
         together=together(workload, run.placement, constants),
     )
@@ -86,35 +78,30 @@ def compared(run: CalibrationRun, constants: Constants) -> tuple[tuple[ComparedT
     pool = run.placement.pool_of(Role.ACTOR)
     phases = phases_of(pool, as_it_was, constants)
     process = process_bytes(phases, as_it_was, pool.rollout)
-    return compared_times(_step_of(run, constants), run.facts), compared_memory(phases, run.facts, process)
+    return _compared_times(run, constants), compared_memory(phases, run.facts, process)
+
+
+def _compared_times(run: CalibrationRun, constants: Constants) -> tuple[ComparedTime, ...]:
+    step = step_time(observed_workload(run.workload, run.facts), run.placement, constants)
+    return compared_times(step, run.facts)
 
 
 def calibration_run(record: RunRecord, options: PlanOptions | None = None) -> CalibrationRun:
     """The run with all that a prediction of it needs. Raises CliError or PlanError."""
-    options = options or PlanOptions()
-    spec = record.job.spec
+    options, spec = options or PlanOptions(), record.job.spec
     facts = facts_of(record.lines, spec.training.batch_size)
     shapes = shapes_of(model_sources(spec), record.folder.absolute(), options.model_config)
-    gpus = _gpus(record, options, has_gpu=facts.has_gpu)
+    if not facts.has_gpu and options.gpus == GpuOptions():
+        # A run on CPUs has no other devices than a machine such as this one.
+        gpus = {pool.name: this_machine(spec) for pool in spec.pools}
+    else:
+        gpus = pool_gpus(spec, options.gpus).gpus
     is_cpu = any(gpu.is_cpu for gpu in gpus.values())
+    if facts.has_gpu == is_cpu:
+        seen = "GPUs" if facts.has_gpu else "CPUs"
+        raise CliError(f"--gpu: the run was on {seen}, as its metrics say; name that kind, or leave the option out")
     plain = {role: found.shape for role, found in shapes.items()}
     workload = workload_of(spec, plain, name=record.job.metadata.name, is_cpu=is_cpu)
     placement = placement_of(spec, gpus)
     check_layouts(workload, placement)
     return CalibrationRun(str(record.folder), facts, workload, placement)
-
-
-def _gpus(record: RunRecord, options: PlanOptions, *, has_gpu: bool) -> dict[str, Gpu]:
-    """A run on CPUs has no other devices than a machine such as this one."""
-    spec = record.job.spec
-    if not has_gpu and options.gpus == GpuOptions():
-        return {pool.name: this_machine(spec) for pool in spec.pools}
-    gpus = pool_gpus(spec, options.gpus).gpus
-    if has_gpu == any(gpu.is_cpu for gpu in gpus.values()):
-        seen = "GPUs" if has_gpu else "CPUs"
-        raise CliError(f"--gpu: the run was on {seen}, as its metrics say; name that kind, or leave the option out")
-    return gpus
-
-
-def _step_of(run: CalibrationRun, constants: Constants) -> StepTime:
-    return step_time(observed_workload(run.workload, run.facts), run.placement, constants)

@@ -29,7 +29,6 @@ from rljob_planner.clusters import (
     cluster_of_text,
     cluster_text,
     gpus_of_pools,
-    products_of_nodes,
 )
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_kind, custom_gpu, gpu_named
@@ -214,6 +213,5 @@ def _cluster_of(
             " no right"
         ) from None
     resources = sorted({DEFAULT_RESOURCE, *(pool.gpu_resource for pool in spec.pools)})
-    found = cluster_of_nodes(nodes, resources, asked)
-    has_several = len({group.gpu.name for group in found}) > 1
-    return found, cluster.name, products_of_nodes(nodes, asked) if has_several else {}
+    found, labels = cluster_of_nodes(nodes, resources, asked)
+    return found, cluster.name, labels if len({group.gpu.name for group in found}) > 1 else {}

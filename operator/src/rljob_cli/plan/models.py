@@ -10,12 +10,14 @@ import importlib.util
 import json
 import mmap
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from rljob_api.rule import LOCAL_SOURCE
 from rljob_cli import settings
 from rljob_cli.errors import CliError
 from rljob_cli.plain_text import one_line
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 PACKAGE_SCHEME = "package://"
 POLICY_FIELD = "spec.training.model.source"
 HUB_SECONDS = 10.0
+_REFUSED, _MISSING = ("does not let us read it", "set HF_TOKEN, or "), ("has no config.json of it", "")
+_ANSWERS = {401: _REFUSED, 403: _REFUSED, 404: _MISSING, 410: _MISSING}
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
@@ -50,17 +54,13 @@ def shapes_of(
 
     Raises CliError or PlanError where one cannot be learned."""
     found: dict[tuple[str, str | None], FoundShape] = {}
-    policy = sources[Role.ACTOR]
     if config_file is not None:
         shape = _shape_of_file(config_file, f"--model-config {config_file}")
-        found[policy.source, policy.revision] = FoundShape(shape, f"of {config_file}")
-    shapes = {}
-    for role, source in sources.items():
-        key = (source.source, source.revision)
-        if key not in found:
-            found[key] = find_shape(source, job_folder)
-        shapes[role] = found[key]
-    return shapes
+        found[sources[Role.ACTOR].source, sources[Role.ACTOR].revision] = FoundShape(shape, f"of {config_file}")
+    for source in sources.values():
+        if (source.source, source.revision) not in found:
+            found[source.source, source.revision] = find_shape(source, job_folder)
+    return {role: found[source.source, source.revision] for role, source in sources.items()}
 
 
 def find_shape(source: ModelSource, job_folder: Path) -> FoundShape:
@@ -82,15 +82,13 @@ def find_shape(source: ModelSource, job_folder: Path) -> FoundShape:
 
 def _looks_local(text: str, job_folder: Path) -> bool:
     """As the trainer decides it: `owner/name` is a path where something is there."""
-    if text.startswith((PACKAGE_SCHEME, "/", "./", "../", "~")):
-        return True
-    return os.path.exists(job_folder / text) or len(PurePosixPath(text).parts) > 2
+    is_path = re.match(LOCAL_SOURCE, text) is not None or len(PurePosixPath(text).parts) > 2
+    return is_path or os.path.exists(job_folder / text)
 
 
 def _or_config(source: ModelSource) -> str:
     """What else one can do for the policy, and for no other model."""
-    is_policy = source.field == POLICY_FIELD
-    return ", or name its config.json with --model-config FILE" if is_policy else ""
+    return ", or name its config.json with --model-config FILE" if source.field == POLICY_FIELD else ""
 
 
 def _package_path(source: ModelSource) -> Path:
@@ -157,11 +155,7 @@ def _hub_config(source: ModelSource) -> dict[str, object]:
         with urllib.request.urlopen(request, timeout=HUB_SECONDS) as answer:
             content = _read_in_time(answer)
     except urllib.error.HTTPError as error:
-        why, first = "does not answer as it should", "try again later, or "
-        if error.code in (401, 403):
-            why, first = "does not let us read it", "set HF_TOKEN, or "
-        elif error.code in (404, 410):
-            why, first = "has no config.json of it", ""
+        why, first = _ANSWERS.get(error.code, ("does not answer as it should", "try again later, or "))
         raise CliError(f"{where} the hub {why} (HTTP {error.code}); {first}{advice}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = one_line(getattr(error, "reason", None) or error)

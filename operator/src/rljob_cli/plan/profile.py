@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rljob_cli import settings
 from rljob_cli.errors import CliError
@@ -23,17 +23,6 @@ from rljob_planner.advice.calibration import cpu_constants
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import CPU_NAME
 
-_CONSTANTS = TypeAdapter(Constants)
-_LIMITS = (
-    ("expert_efficiency_factor", 1e-6, 100.0),
-    ("allocator_factor", 1.0, 10.0),
-    ("spread", 0.0, 0.9),
-    ("efficiency", 1e-6, 1.0),
-    ("_bandwidth", 1e3, 1e15),
-    ("_seconds", 0.0, 1e6),
-    ("_bytes", 0.0, 1e15),
-)
-"""What can be of the constants whose names have this in them, the first that is true."""
 _AGAIN = "write the file anew with rljob plan --calibrate"
 
 
@@ -41,20 +30,16 @@ _AGAIN = "write the file anew with rljob plan --calibrate"
 class Profile:
     """One kind of device, as some runs have shown it."""
 
-    kind: str
+    kind: Annotated[str, Field(min_length=1)]
     """Name of the kind of GPU, or `cpu`."""
     constants: Constants
     runs: tuple[str, ...]
-    written_at: str
-    """In UTC."""
-
-
-class _File(BaseModel):
-    format_version: Annotated[int, Field(ge=1, le=1, alias="formatVersion")]
-    kind: Annotated[str, Field(min_length=1)]
-    constants: Constants
-    runs: tuple[str, ...]
     written_at: Annotated[str, Field(alias="writtenAt")]
+    """In UTC."""
+    format_version: Annotated[int, Field(ge=1, le=1, alias="formatVersion")] = 1
+
+
+_PROFILE = TypeAdapter(Profile)
 
 
 def constants_for(kinds: Collection[str], file: Path | None) -> Constants:
@@ -96,32 +81,28 @@ def read_profile(file: Path) -> Profile:
         raise CliError(f"{file}: cannot be read ({error.strerror}); check --profile") from None
     except (ValueError, RecursionError) as error:
         raise CliError(f"{file}: is no JSON ({one_line(error)}); {_AGAIN}") from None
-    given = data.get("constants") if isinstance(data, dict) else None
-    if isinstance(given, dict):
-        for name in given.keys() - {each.name for each in fields(Constants)}:
-            raise _not_understood(file, f"constants.{name}", given[name])
-        data["constants"] = {**_CONSTANTS.dump_python(default_constants({str(data.get("kind"))})), **given}
+    if isinstance(data, dict):
+        given = data.get("constants")
+        if isinstance(given, dict):
+            given = vars(default_constants({str(data.get("kind"))})) | given
+        data = {"formatVersion": None, **data, "constants": given}
     try:
-        found = _File.model_validate_json(json.dumps(data), strict=True)
+        return _PROFILE.validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        raise _not_understood(file, ".".join(map(str, problem["loc"])), problem["input"]) from None
-    _refuse_unbelievable(file, found.constants)
-    return Profile(found.kind, found.constants, found.runs, found.written_at)
+        where = ": ".join((str(file), *filter(None, [".".join(map(str, problem["loc"]))])))
+        bounds = {"ge": "must be at least", "le": "must be at most"}
+        limits = [f"{bounds[name]} {limit:g}" for name, limit in problem.get("ctx", {}).items() if name in bounds]
+        seen = one_line(json.dumps(problem["input"], default=str))[:60]
+        raise CliError(f"{where}: {''.join(limits) or 'is not understood'} (seen {seen}); {_AGAIN}") from None
 
 
 def write_profile(file: Path, profile: Profile) -> None:
     """Replaced in one piece; only what differs from the defaults is in it, so that these may change. Raises
     CliError."""
-    defaults = _CONSTANTS.dump_python(default_constants({profile.kind}), mode="json")
-    constants = _CONSTANTS.dump_python(profile.constants, mode="json")
-    data = {
-        "formatVersion": 1,
-        "kind": profile.kind,
-        "constants": {name: value for name, value in constants.items() if value != defaults[name]},
-        "runs": list(profile.runs),
-        "writtenAt": profile.written_at,
-    }
+    defaults = vars(default_constants({profile.kind}))
+    data = {"formatVersion": 1} | _PROFILE.dump_python(profile, mode="json", by_alias=True)
+    data["constants"] = {name: each for name, each in data["constants"].items() if each != defaults[name]}
     unfinished = file.with_name(file.name + ".unfinished")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -129,22 +110,3 @@ def write_profile(file: Path, profile: Profile) -> None:
         unfinished.replace(file)
     except OSError as error:
         raise CliError(f"{file}: cannot be written ({error.strerror}); name another file with --profile") from error
-
-
-def _refuse_unbelievable(file: Path, constants: Constants) -> None:
-    for field, each in _CONSTANTS.dump_python(constants).items():
-        numbers = (
-            {f"{field}.{kind}": value for kind, value in each.items()} if isinstance(each, dict) else {field: each}
-        )
-        for name, value in numbers.items():
-            if isinstance(value, str):
-                continue
-            low, high = next((low, high) for part, low, high in _LIMITS if part in field)
-            if not low <= value <= high:
-                bounds = f"at least {low:g} and at most {high:g}"
-                raise CliError(f"{file}: constants.{name}: must be {bounds} (seen {value:g}); {_AGAIN}")
-
-
-def _not_understood(file: Path, name: str, value: object) -> CliError:
-    where = f"{file}: {name}" if name else str(file)
-    return CliError(f"{where}: is not understood (seen {one_line(json.dumps(value, default=str))[:60]}); {_AGAIN}")

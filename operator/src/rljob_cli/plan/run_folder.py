@@ -18,7 +18,7 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import CliError
 from rljob_cli.local.run_folder import JOB_FILE_NAME, RunFolder
 from rljob_cli.plain_text import one_line
-from rljob_planner.advice.run_facts import MetricsLine, TimelineFacts, TimelineSpan, timeline_facts
+from rljob_planner.advice.run_facts import MetricsLine, TimelineSpan, idle_shares
 
 RESOLVED_JOB_FILE_NAME = "resolved.yaml"
 METRICS_FILE_NAME = "metrics.jsonl"
@@ -33,8 +33,8 @@ class RunRecord:
     folder: Path
     job: RLJob
     lines: tuple[MetricsLine, ...]
-    timelines: dict[int, TimelineFacts]
-    """By step."""
+    idle: dict[int, dict[str, float]]
+    """Of each step that has a timeline the share of it that a worker was idle."""
     state: str
     """`step 12 of 12, Complete`; empty where nothing says it."""
 
@@ -45,7 +45,7 @@ def read_run(folder: Path) -> RunRecord:
         raise CliError(f"{folder}: there is no such folder; name that of a run, such as runs/NAME")
     job = _job(folder)
     lines = _metrics(folder / METRICS_FILE_NAME)
-    return RunRecord(folder, job, lines, _timelines(folder / TIMELINES_FOLDER_NAME), _state(folder))
+    return RunRecord(folder, job, lines, _idle(folder / TIMELINES_FOLDER_NAME), _state(folder))
 
 
 def _job(folder: Path) -> RLJob:
@@ -90,17 +90,17 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _timelines(folder: Path) -> dict[int, TimelineFacts]:
+def _idle(folder: Path) -> dict[int, dict[str, float]]:
     """A timeline that cannot be read is passed over: it is one of many sources."""
-    found: dict[int, TimelineFacts] = {}
+    found: dict[int, dict[str, float]] = {}
     for file in sorted(folder.glob("step-*.json")):
         number = file.stem.removeprefix("step-")
         try:
-            facts = timeline_facts(_spans(json.loads(file.read_text(encoding="utf-8"))))
+            shares = idle_shares(_spans(json.loads(file.read_text(encoding="utf-8"))))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
-        if facts is not None and number.isdigit():
-            found[int(number)] = facts
+        if shares and number.isdigit():
+            found[int(number)] = shares
     return found
 
 

@@ -39,7 +39,7 @@ def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:
     if report.memory:
         yield Text("GiB of the fullest worker, with rows as long as they were", "bold")
         rows = [
-            (Text(each.name), Text(_gibibytes(each.predicted)), Text(_gibibytes(each.measured)), _ratio(each.ratio))
+            (each.name, _gibibytes(each.predicted), _gibibytes(each.measured), _ratio(each.ratio))
             for each in report.memory
         ]
         yield from table(("OWNER OR MOMENT", "PREDICTED", "MEASURED", "RATIO"), rows, "  ")
@@ -68,16 +68,13 @@ def _time_table(times: Sequence[ComparedTime], title: str) -> list[Text]:
     step = next((each.measured.median for each in times if each.name == STEP and each.measured), 0.0)
     rows = []
     for each in times:
-        predicted = measured = spread = ""
-        largest = 0.0
-        if each.predicted is not None:
-            predicted, largest = number(each.predicted.likely), each.predicted.likely
-        if each.measured is not None:
-            found, largest = each.measured, max(largest, each.measured.median)
-            measured, spread = number(found.median), f"{number(found.low)} to {number(found.high)}"
+        likely = 0.0 if each.predicted is None else each.predicted.likely
+        seen = each.measured
         # Below a twentieth of the step it hardly counts.
-        ratio = _ratio(each.ratio, is_small=largest < 0.05 * step)
-        rows.append((Text(each.name), Text(predicted), Text(measured), Text(spread), ratio, Text(each.bound_by)))
+        is_small = max(likely, seen.median if seen else 0.0) < 0.05 * step
+        measured = (number(seen.median), f"{number(seen.low)} to {number(seen.high)}") if seen else ("", "")
+        predicted = "" if each.predicted is None else number(likely)
+        rows.append((each.name, predicted, *measured, _ratio(each.ratio, is_small=is_small), each.bound_by))
     head = ("PHASE", "PREDICTED", "MEASURED", "RANGE", "RATIO", "BOUND BY")
     return [Text(title, "bold"), *table(head, rows, "  ")]
 
@@ -116,13 +113,15 @@ def _advice_lines(report: RunReport) -> Iterator[Text]:
 
 def _one_advice(advice: Advice, before: float) -> Iterator[Text]:
     change, worst = advice.change, advice.worst
-    price = "; but it changes what is learned" if advice.price is Price.LEARNING else ""
+    price = "; but it changes what is learned" if advice.changed.price is Price.LEARNING else ""
+    if advice.more_gpus:
+        gpus = f"{advice.more_gpus} more GPU{'' if advice.more_gpus == 1 else 's'}"
+        price = f"; but it takes {gpus}, in a pool of that name"
     yield Text(f"  ~ {change.field}: {change.before} -> {change.value}", "yellow")
     memory = f"{worst.phase.value} {worst.total / GIB:.1f} of {worst.limit / GIB:.1f} GiB, {advice.verdict.value}"
     step = f"step {number(before)} -> {number(advice.step.likely)} s ({advice.share:.0%} less)"
     yield Text(f"    {step}{price}; {memory}")
-    parts = [
-        f"{name} {'-' if seconds >= 0 else '+'}{number(abs(seconds))} s"
-        for name, seconds in advice.phases[:_MAX_PHASES]
+    signed = [
+        f"{name} {'-' if saved >= 0 else '+'}{number(abs(saved))} s" for name, saved in advice.phases[:_MAX_PHASES]
     ]
-    yield Text(f'    {", ".join(parts)}; "{advice.section}" in {TUNING_PAGE}', "dim")
+    yield Text(f'    {", ".join(signed)}; "{advice.changed.section}" in {TUNING_PAGE}', "dim")

@@ -6,7 +6,6 @@ Where nothing fits, those of the job with the changes of its training that would
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.text import Text
 
@@ -22,54 +21,18 @@ from rljob_cli.plan.text import (
     head_lines,
     knob_lines,
     last_line,
-    memory_lines,
-    note_lines,
     number,
     placement_words,
-    time_lines,
+    plan_body,
+    seconds_cells,
     wrapped,
 )
-from rljob_planner.constants import Constants
-from rljob_planner.gpus import Cluster
 from rljob_planner.job_placement import spec_with, with_selectors
 from rljob_planner.memory.changes import Change
 from rljob_planner.plan import Plan
-from rljob_planner.search.mapping import search
-from rljob_planner.search.results import Candidate, SearchResult
-from rljob_planner.workload import Placement, Workload
-
-Labels = Mapping[str, tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class JobMapping:
-    """What a search has found."""
-
-    spec: RLJobSpec
-    """The job, with `changes`."""
-    result: SearchResult
-    changes: tuple[Change, ...] = ()
-    """Of the job's training: those without which nothing fits."""
-    missed: SearchResult | None = None
-    """Of the job without them."""
-
-    @property
-    def best(self) -> Plan | None:
-        """The best that this version can run."""
-        return None if self.result.best_today is None else self.result.best_today.plan
-
-
-def find_mapping(spec: RLJobSpec, workload: Workload, cluster: Cluster, constants: Constants) -> JobMapping:
-    """The best mappings of the job; where none fits, those of the job with the changes of its training that would make
-    the nearest miss fit. Raises PlanError."""
-    result = search(workload, cluster, constants, pool_names=[pool.name for pool in spec.pools])
-    changed = None if result.nearest_miss is None else result.nearest_miss.changed
-    if changed is None or changed.result.best_today is None:
-        return JobMapping(spec, result)
-    # A job that learns something else is not what was asked for.
-    if any(change.is_drastic for change in changed.changes):
-        return JobMapping(spec, result)
-    return JobMapping(changed_spec(spec, changed.changes), changed.result, changed.changes, missed=result)
+from rljob_planner.search.mapping import LIMITS, SearchResult
+from rljob_planner.search.ranking import Candidate
+from rljob_planner.workload import Placement
 
 
 def changed_spec(spec: RLJobSpec, changes: Sequence[Change]) -> RLJobSpec:
@@ -88,7 +51,7 @@ def changed_spec(spec: RLJobSpec, changes: Sequence[Change]) -> RLJobSpec:
     return RLJobSpec.from_wire(wire)
 
 
-def placed_spec(spec: RLJobSpec, placement: Placement, labels: Labels) -> RLJobSpec:
+def placed_spec(spec: RLJobSpec, placement: Placement, labels: Mapping[str, tuple[str, str]]) -> RLJobSpec:
     """The job with these pools and places, and pools that choose nodes of their kind where `labels` has it. What a role
     says already stays as it is written. Raises PlanError for a placement that cannot run."""
     placed = spec_with(spec, placement)
@@ -105,57 +68,49 @@ def placed_spec(spec: RLJobSpec, placement: Placement, labels: Labels) -> RLJobS
 
 
 def search_lines(
-    found: JobMapping, head: PlanHead, file: RLJobSpec, own: Plan | None, *, explain: bool
+    found: SearchResult, head: PlanHead, file: RLJobSpec, planned: RLJobSpec, own: Plan | None, *, explain: bool
 ) -> Iterator[Text]:
     """The best placements, and the first of those that can run in full. `own` is the plan of the `file` as it is, None
-    where its pools do not fit into the cluster."""
-    result, best = found.result, found.best
-    shown = best or _second_choice(result)
+    where its pools do not fit into the cluster; `planned` is the file with the best placement that can run."""
+    shown, title = _shown(found)
     yield from head_lines(shown, head)
     if own is not None:
         yield Text(f"  {'as it is':12} a step {number(own.step.total.likely)} s, memory {own.verdict.value}")
         yield wrapped(placement_words(own.placement), " " * 15, "dim")
     yield Text()
-    if found.missed is not None and found.missed.nearest_miss is not None:
-        yield wrapped(found.missed.nearest_miss.advice)
-        yield Text()
-    if result.candidates:
-        yield from _candidate_lines(result, found.changes)
-    for sentence in result.limits:
-        yield wrapped(sentence, "  ", "dim")
+    if found.candidates:
+        if found.advice:
+            yield wrapped(" ".join(found.advice))
+            yield Text()
+        yield from _candidate_lines(found.candidates, found.changes)
+    yield wrapped(LIMITS, "  ", "dim")
     yield Text()
-    yield Text(_title(result), "bold")
+    yield Text(title, "bold")
     yield wrapped(placement_words(shown.placement), "  ")
-    yield Text()
-    yield from memory_lines(shown, explain=explain)
-    yield Text()
-    yield from time_lines(shown, explain=explain)
-    yield from note_lines(shown)
+    yield from plan_body(shown, explain=explain)
     if (free := head.num_gpus - shown.placement.num_gpus) > 0:
         yield Text()
         yield wrapped(
             f"{free} of the {head.num_gpus} GPUs stay free: nothing that runs today is clearly faster with them."
         )
-    if result.nearest_miss is not None and not result.candidates:
-        yield from knob_lines(result.nearest_miss.plan)
-        yield wrapped(result.nearest_miss.advice)
-    if best is not None:
+    if not found.candidates:
+        yield from knob_lines(shown)
+        yield wrapped(" ".join(found.advice))
+    if found.best_today is not None:
         yield Text()
-        yield from _change_lines(file, found, best.placement, head.labels)
+        yield from _change_lines(file, planned, shown.placement, head)
     yield Text()
     yield last_line(shown, "with the changes above" if found.changes else "")
 
 
-def search_document(found: JobMapping) -> dict[str, object]:
+def search_document(found: SearchResult) -> dict[str, object]:
     """For programs."""
-    result = found.result
-    best, missed = result.best_today, found.missed or result
     return {
         "changes": plain(found.changes),
-        "candidates": [_candidate_document(each) for each in result.candidates],
-        "bestToday": None if best is None else _candidate_document(best),
-        "limits": list(result.limits),
-        "advice": [] if missed.nearest_miss is None else [missed.nearest_miss.advice],
+        "candidates": [_candidate_document(each) for each in found.candidates],
+        "bestToday": None if found.best_today is None else _candidate_document(found.best_today),
+        "limits": [LIMITS],
+        "advice": plain(found.advice),
     }
 
 
@@ -169,52 +124,46 @@ def _candidate_document(candidate: Candidate) -> dict[str, object]:
         "stepSeconds": plain(plan.step.total),
         "isTie": candidate.is_tie,
         "runsToday": candidate.runs_today,
-        "reasons": list(candidate.reasons),
+        "reasons": plain(candidate.reasons),
     }
 
 
-def _second_choice(result: SearchResult) -> Plan:
-    if result.candidates:
-        return result.candidates[0].plan
-    assert result.nearest_miss is not None, "a search finds something or says what came closest"
-    return result.nearest_miss.plan
+def _shown(found: SearchResult) -> tuple[Plan, str]:
+    """What is shown in full, and its title."""
+    if found.best_today is not None:
+        return found.best_today.plan, "The best" if found.candidates[0].runs_today else "The best that runs today"
+    if found.candidates:
+        return found.candidates[0].plan, "None of these can run yet; the first in full"
+    assert found.missed is not None, "a search finds something or says what came closest"
+    return found.missed, "No mapping fits. The nearest miss"
 
 
-def _title(result: SearchResult) -> str:
-    if result.best_today is not None:
-        is_first = bool(result.candidates) and result.candidates[0].runs_today
-        return "The best" if is_first else "The best that runs today"
-    return "None of these can run yet; the first in full" if result.candidates else "No mapping fits. The nearest miss"
-
-
-def _candidate_lines(result: SearchResult, changes: Sequence[Change]) -> Iterator[Text]:
-    rows = []
-    for at, candidate in enumerate(result.candidates):
-        worst, total = candidate.plan.worst, candidate.plan.step.total
-        behind = f"{candidate.seconds / result.candidates[0].seconds - 1:+.0%}"
+def _candidate_lines(candidates: Sequence[Candidate], changes: Sequence[Change]) -> Iterator[Text]:
+    rows: list[tuple[str | Text, ...]] = []
+    for at, candidate in enumerate(candidates):
+        worst, behind = candidate.plan.worst, f"{candidate.seconds / candidates[0].seconds - 1:+.0%}"
         rows.append(
             (
-                Text(str(at + 1)),
-                Text(f"{number(total.likely):>6}"),
-                Text(f"{number(total.low)} to {number(total.high)}"),
-                Text("" if at == 0 else "tie" if candidate.is_tie else behind),
-                Text(f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f}"),
+                str(at + 1),
+                *seconds_cells(candidate.plan.step.total),
+                "" if at == 0 else "tie" if candidate.is_tie else behind,
+                f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f}",
                 Text("yes", "green") if candidate.runs_today else Text("no", "yellow"),
-                Text(placement_words(candidate.plan.placement)),
+                placement_words(candidate.plan.placement),
             )
         )
     assumed = " and ".join(f"{change.field}: {change.value}" for change in changes)
     yield Text(f"The best placements{f' with {assumed}' if assumed else ''}", "bold")
-    lines = table(("", "STEP s", "RANGE", "", "GiB", "RUNS TODAY", "WHERE"), rows, "  ")
-    yield lines[0]
-    for line, candidate in zip(lines[1:], result.candidates, strict=True):
+    head, *lines = table(("", "STEP s", "RANGE", "", "GiB", "RUNS TODAY", "WHERE"), rows, "  ")
+    yield head
+    for line, candidate in zip(lines, candidates, strict=True):
         yield line
         if candidate.reasons:
             yield wrapped("; ".join(candidate.reasons), "       ", "dim")
 
 
-def _change_lines(file: RLJobSpec, found: JobMapping, placement: Placement, labels: Labels) -> Iterator[Text]:
-    lines = differences(file, placed_spec(found.spec, placement, labels))
+def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, head: PlanHead) -> Iterator[Text]:
+    lines = differences(file, planned)
     if not lines:
         yield Text("The file has these pools and places already.")
         return
@@ -222,12 +171,13 @@ def _change_lines(file: RLJobSpec, found: JobMapping, placement: Placement, labe
     for line in lines:
         yield Text(f"  ~ {line}", "yellow")
     kinds = {pool.name: pool.gpu.name for pool in placement.pools}
+    unlabelled = {name: kind for name, kind in kinds.items() if kind not in head.gpus.labels}
     for pool in file.pools:
-        wanted, kind = selected_kind(pool), kinds.get(pool.name)
-        if wanted is not None and kind is not None and wanted != kind and kind not in labels:
+        wanted, kind = selected_kind(pool), unlabelled.get(pool.name)
+        if wanted is not None and kind is not None and wanted != kind:
             sentence = f"! pool {pool.name}: its nodeSelector is for nodes with {wanted}, and here it is on {kind}."
             yield wrapped(sentence, "  ", "yellow")
-    if len(set(kinds.values())) > 1 and (unknown := [name for name in kinds if kinds[name] not in labels]):
-        named = ", ".join(f"{name} {kinds[name]}" for name in unknown)
+    if len(set(kinds.values())) > 1 and unlabelled:
+        named = ", ".join(f"{name} {kind}" for name, kind in unlabelled.items())
         sentence = f"Each pool is meant for nodes with other GPUs ({named}): say so in its template.nodeSelector."
         yield wrapped(sentence, "  ")

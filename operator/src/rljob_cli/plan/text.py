@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.text import Text
 
 from rljob_cli.plain_text import length, table
+from rljob_cli.plan.gpus import PoolGpus
 from rljob_cli.plan.models import FoundShape
 from rljob_planner.memory.knobs import Knob
 from rljob_planner.plan import Plan
@@ -30,15 +31,15 @@ class PlanHead:
 
     job: str
     """Its name."""
-    gpus: str
-    """How the GPUs are known."""
-    num_gpus: int
-    """That there are."""
+    gpus: PoolGpus
     shapes: Mapping[Role, FoundShape]
-    constants: str = "defaults"
+    constants: str
     """Where the planner's constants are from."""
-    labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """By which nodes of a kind are chosen, where it is known."""
+
+    @property
+    def num_gpus(self) -> int:
+        """That there are."""
+        return sum(group.num_gpus for group in self.gpus.cluster)
 
 
 def plan_lines(plan: Plan, head: PlanHead, *, explain: bool = False) -> Iterator[Text]:
@@ -46,23 +47,38 @@ def plan_lines(plan: Plan, head: PlanHead, *, explain: bool = False) -> Iterator
     yield from head_lines(plan, head)
     for pool in plan.placement.pools:
         yield Text(f"  {'pool ' + pool.name:12} {_pool_words(pool)}")
-    yield Text()
-    yield from memory_lines(plan, explain=explain)
-    yield Text()
-    yield from time_lines(plan, explain=explain)
-    yield from note_lines(plan)
+    yield from plan_body(plan, explain=explain)
     yield from knob_lines(plan)
     yield Text()
     yield last_line(plan)
 
 
+def plan_body(plan: Plan, *, explain: bool) -> Iterator[Text]:
+    """Memory of each pool, seconds of a step, and what is to be known beside the numbers."""
+    for name, phases in plan.phases.items():
+        yield Text()
+        pool = f" of pool {name}" if len(plan.phases) > 1 else ""
+        yield Text(f"Memory of one {_unit(plan)}{pool}, GiB", "bold")
+        head, *rows = table(("PHASE", "  USED", "    OF", "", "WHAT"), [_memory_row(each) for each in phases], "  ")
+        yield head
+        for line, phase in zip(rows, phases, strict=True):
+            yield line
+            for part in phase.parts if explain else ():
+                yield Text(f"      {part.owner:24} {part.num_bytes / GIB:8.2f}  {part.formula}", "dim")
+    yield Text()
+    yield from _time_lines(plan, explain=explain)
+    for note in plan.notes:
+        yield Text()
+        yield wrapped(note)
+
+
 def head_lines(plan: Plan, head: PlanHead) -> Iterator[Text]:
     """The job, its models, what a step is."""
     workload, lengths = plan.workload, plan.workload.lengths
-    noun = ("worker" if _is_on_cpus(plan) else "GPU") + ("" if head.num_gpus == 1 else "s")
+    noun = _unit(plan) + ("" if head.num_gpus == 1 else "s")
     used = plan.placement.num_gpus
     number_of = f"{head.num_gpus}" if used == head.num_gpus else f"{used} of {head.num_gpus}"
-    yield Text(f"{head.job}: {number_of} {noun} ({head.gpus})", "bold")
+    yield Text(f"{head.job}: {number_of} {noun} ({head.gpus.origin})", "bold")
     shown = set()
     for role, found in head.shapes.items():
         if found.shape.name not in shown:
@@ -105,32 +121,7 @@ def _pool_words(pool: PlacedPool) -> str:
     return f"{roles or 'nothing'} on {pool.nodes}x{pool.gpus_per_node} {pool.gpu.name}{inner}"
 
 
-def note_lines(plan: Plan) -> Iterator[Text]:
-    """What is to be known beside the numbers."""
-    for note in plan.notes:
-        yield Text()
-        yield wrapped(note)
-
-
-def memory_lines(plan: Plan, *, explain: bool) -> list[Text]:
-    """Of each pool, phase by phase."""
-    lines: list[Text] = []
-    for name, phases in plan.phases.items():
-        if lines:
-            lines.append(Text())
-        pool = f" of pool {name}" if len(plan.phases) > 1 else ""
-        unit = "worker" if _is_on_cpus(plan) else "GPU"
-        lines.append(Text(f"Memory of one {unit}{pool}, GiB", "bold"))
-        head, *rows = table(("PHASE", "  USED", "    OF", "", "WHAT"), [_memory_row(each) for each in phases], "  ")
-        lines.append(head)
-        for line, phase in zip(rows, phases, strict=True):
-            lines.append(line)
-            for part in phase.parts if explain else ():
-                lines.append(Text(f"      {part.owner:24} {part.num_bytes / GIB:8.2f}  {part.formula}", "dim"))
-    return lines
-
-
-def _memory_row(phase: PhaseMemory) -> tuple[Text, ...]:
+def _memory_row(phase: PhaseMemory) -> tuple[str | Text, ...]:
     verdict = verdict_of((phase,))
     words = {
         Verdict.FITS: "fits",
@@ -140,8 +131,8 @@ def _memory_row(phase: PhaseMemory) -> tuple[Text, ...]:
     if phase.lacks > 0:
         words = f"KV cache {phase.lacks / GIB:.1f} short"
     shares = ", ".join(f"{owner} {num_bytes / GIB:.1f}" for owner, num_bytes in _by_owner(phase).items())
-    total, limit = (Text(f"{each / GIB:>6.1f}") for each in (phase.total, phase.limit))
-    return Text(phase.phase.value), total, limit, Text(words, _STYLES[verdict]), Text(shares)
+    total, limit = (f"{each / GIB:>6.1f}" for each in (phase.total, phase.limit))
+    return phase.phase.value, total, limit, Text(words, _STYLES[verdict]), shares
 
 
 _ENGINE_OWNERS = ("rollout weights", "engine", "KV cache", "sleeping engine")
@@ -157,31 +148,31 @@ def _by_owner(phase: PhaseMemory) -> dict[str, float]:
     return {owner: num_bytes for owner, num_bytes in sums.items() if num_bytes >= 0.05 * GIB} or sums
 
 
-def time_lines(plan: Plan, *, explain: bool) -> list[Text]:
-    """The phases of a step and their sum."""
-    total = plan.step.total
+def _time_lines(plan: Plan, *, explain: bool) -> Iterator[Text]:
+    """The phases of a step, their sum, and all steps."""
+    total, run, hours = plan.step.total, plan.run_seconds, plan.gpu_hours
     rows = []
     for phase in plan.step.phases:
         share = phase.seconds.likely / total.likely if total.likely else 0.0
         pool = f" ({phase.pool})" if len(plan.placement.pools) > 1 else ""
-        rows.append(_time_row(f"{phase.name}{pool}", phase.seconds, f"{share:.0%}", phase.bound_by))
-    rows.append(_time_row("step", total, "", plan.step.bound_by))
-    run, (low, likely, high) = plan.run_seconds, plan.gpu_hours
-    hours = f"{number(likely)} ({number(low)} to {number(high)}) {_hours(plan)}"
+        rows.append((f"{phase.name}{pool}", *seconds_cells(phase.seconds), f"{share:>5.0%}", phase.bound_by))
+    rows.append(("step", *seconds_cells(total), "", plan.step.bound_by))
     name = "all steps" if plan.workload.num_steps == 1 else f"{plan.workload.num_steps:,} steps"
-    cells = (name, f"{length(run.likely):>6}", f"{length(run.low)} to {length(run.high)}", "", hours)
-    rows.append(tuple(map(Text, cells)))
-    head, *found = table(("PHASE", "LIKELY", "RANGE", "SHARE", "BOUND BY"), rows, "  ")
-    lines = [Text("Seconds of a step", "bold"), head]
-    for line, phase in zip(found, plan.step.phases, strict=False):
-        lines.append(line)
-        lines += [Text(f"      {text}", "dim") for text in (phase.formula, phase.assumption) if text and explain]
-    return [*lines, *found[-2:]]
+    spread = f"{length(run.low)} to {length(run.high)}"
+    of_gpus = f"{number(hours.likely)} ({number(hours.low)} to {number(hours.high)}) {_hours(plan)}"
+    rows.append((name, f"{length(run.likely):>6}", spread, "", of_gpus))
+    head, *lines = table(("PHASE", "LIKELY", "RANGE", "SHARE", "BOUND BY"), rows, "  ")
+    yield Text("Seconds of a step", "bold")
+    yield head
+    for line, phase in zip(lines, plan.step.phases, strict=False):
+        yield line
+        yield from (Text(f"      {text}", "dim") for text in (phase.formula, phase.assumption) if text and explain)
+    yield from lines[-2:]
 
 
-def _time_row(name: str, seconds: Seconds, share: str, bound_by: str) -> tuple[Text, ...]:
-    spread = f"{number(seconds.low)} to {number(seconds.high)}"
-    return Text(name), Text(f"{number(seconds.likely):>6}"), Text(spread), Text(f"{share:>5}"), Text(bound_by)
+def seconds_cells(seconds: Seconds) -> tuple[str, str]:
+    """What is likely, and the range."""
+    return f"{number(seconds.likely):>6}", f"{number(seconds.low)} to {number(seconds.high)}"
 
 
 def number(value: float) -> str:
@@ -211,17 +202,16 @@ def knob_lines(plan: Plan) -> Iterator[Text]:
 
 def _knob_lines(knobs: Sequence[Knob]) -> list[Text]:
     """A row for each; of several changes each has a row of its own."""
-    rows = []
+    rows: list[tuple[str | Text, ...]] = []
     for knob in knobs:
         worst, seconds = knob.worst, knob.step_seconds
         memory = f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f} in {worst.phase.value}"
         if worst.lacks > 0:
             memory = f"KV cache {worst.lacks / GIB:.1f} short"
         step = "" if seconds is None else number(seconds.likely)
-        cells = Text(memory), Text(knob.verdict.value, _STYLES[knob.verdict]), Text(step)
-        for change in knob.changes:
-            sign, cells_here = ("~", cells) if change is knob.changes[0] else (" ", (Text(), Text(), Text()))
-            rows.append((Text(f"{sign} {change.field}: {change.before} -> {change.value}", "yellow"), *cells_here))
+        first, *others = [Text(f"~ {each.field}: {each.before} -> {each.value}", "yellow") for each in knob.changes]
+        rows.append((first, memory, Text(knob.verdict.value, _STYLES[knob.verdict]), step))
+        rows += [(Text(f" {text.plain[1:]}", "yellow"), "", "", "") for text in others]
     return table(("CHANGE", "GiB", "", "STEP s"), rows, "  ")
 
 
@@ -238,7 +228,7 @@ def last_line(plan: Plan, condition: str = "") -> Text:
     steps = f"{plan.workload.num_steps:,} step{'' if plan.workload.num_steps == 1 else 's'}"
     line.append(
         f", {memory}; a step {number(total.likely)} s ({number(total.low)} to {number(total.high)});"
-        f" {steps} {length(plan.run_seconds.likely)}, {number(plan.gpu_hours[1])} {_hours(plan)}"
+        f" {steps} {length(plan.run_seconds.likely)}, {number(plan.gpu_hours.likely)} {_hours(plan)}"
     )
     return line
 
@@ -249,9 +239,9 @@ def wrapped(sentence: str, indent: str = "", style: str = "") -> Text:
     return Text(filled, style)
 
 
+def _unit(plan: Plan) -> str:
+    return "worker" if any(pool.gpu.is_cpu for pool in plan.placement.pools) else "GPU"
+
+
 def _hours(plan: Plan) -> str:
-    return "hours of workers" if _is_on_cpus(plan) else "GPU-hours"
-
-
-def _is_on_cpus(plan: Plan) -> bool:
-    return any(pool.gpu.is_cpu for pool in plan.placement.pools)
+    return "hours of workers" if _unit(plan) == "worker" else "GPU-hours"

@@ -74,19 +74,18 @@ def _offset_of_entries(text: str) -> int:
 
 def _wire(spec: RLJobSpec) -> Wire:
     """What the job says beyond the defaults."""
-    return {key: _without_nothing(value) for key, value in spec.to_wire_without_defaults().items() if _says(value)}
+    said = _said(spec.to_wire_without_defaults())
+    assert isinstance(said, dict), "a job says something"
+    return said
 
 
-def _without_nothing(value: object) -> object:
+def _said(value: object) -> object:
+    """Without what is unset, and blocks that hold nothing else."""
     if isinstance(value, list):
-        return [_without_nothing(entry) for entry in value]
-    return {k: _without_nothing(v) for k, v in value.items() if _says(v)} if isinstance(value, dict) else value
-
-
-def _says(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_says, value.values()))
-    return value is not None
+        return [_said(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: said for key, each in value.items() if (said := _said(each)) is not None} or None
 
 
 def _put(place: CommentedMap, old: Mapping[str, object], new: Mapping[str, object]) -> None:

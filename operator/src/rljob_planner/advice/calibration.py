@@ -17,11 +17,11 @@ costs in any case from what each token costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from rljob_planner.advice.comparison import process_bytes
+from rljob_planner.advice.comparison import STEP, process_bytes
 from rljob_planner.advice.run_facts import OTHER, RunFacts, observed_workload, workload_for_memory
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
@@ -30,8 +30,6 @@ from rljob_planner.memory.phases import phases_of
 from rljob_planner.timing.step import step_time
 from rljob_planner.workload import Placement, Role, Workload
 
-STEP = "step"
-"""The name of the whole step among measured phases."""
 LEAST_STEPS = 3
 """Of a run beside the first one: with fewer the median says little."""
 LARGEST_MISS = 1.5
@@ -42,8 +40,6 @@ _LARGEST_SHARE = 0.02
 _DIFFERENCE, _MAX_ROUNDS, _CLOSE_ENOUGH, _LEAST_SECONDS = 1e-2, 20, 1e-6, 1e-3
 _LARGEST = 3.0
 """Of the logarithm of a factor: what is further than 20 times from its default is not believed."""
-_replaced: Callable[..., Constants] = replace
-_Adjusted = Callable[[Constants, float, frozenset[str]], Constants]
 
 
 @dataclass(frozen=True)
@@ -67,63 +63,47 @@ class CalibrationRun:
 
 @dataclass(frozen=True)
 class Adjustable:
-    """A constant that a fit may change by a factor or, where it has a unit, by an amount in seconds."""
+    """Constants that a fit may change together by a factor or, where there is a unit, by an amount in seconds."""
 
     width: float
-    """Standard deviation of the logarithm of its factor, or of its amount as a multiple of `unit`, before anything is
+    """Standard deviation of the logarithm of the factor, or of the amount as a multiple of `unit`, before anything is
     measured."""
-    adjusted: _Adjusted
-    """The names are those of the kinds of GPU that occur."""
+    fields: tuple[str, ...]
     unit: float = 0.0
 
-    def applied(self, constants: Constants, value: float, kinds: frozenset[str]) -> Constants:
+    def applied(self, constants: Constants, value: float) -> Constants:
         """`value`: the logarithm of the factor, or the amount in units."""
-        return self.adjusted(constants, max(0.0, value) * self.unit if self.unit else math.exp(value), kinds)
+
+        def changed(each: float, limit: float) -> float:
+            return each + max(0.0, value) * self.unit if self.unit else min(limit, each * math.exp(value))
+
+        found = vars(constants).copy()
+        for name in self.fields:
+            now, limit = found[name], 1.0 if "efficiency" in name else math.inf
+            is_by_kind = isinstance(now, dict)
+            found[name] = (
+                {kind: changed(each, limit) for kind, each in now.items()} if is_by_kind else changed(now, limit)
+            )
+        return Constants(**found)
 
     def bounded(self, value: float) -> float:
         """An amount is not below 0."""
         return max(0.0, value) if self.unit else min(_LARGEST, max(-_LARGEST, value))
 
 
-def _scaled(*fields: str) -> _Adjusted:
-    def adjusted(constants: Constants, factor: float, _: frozenset[str]) -> Constants:
-        found = {field: factor * getattr(constants, field) for field in fields}
-        return _replaced(
-            constants, **{name: min(1.0, each) if "efficiency" in name else each for name, each in found.items()}
-        )
-
-    return adjusted
-
-
-def _added(field: str) -> _Adjusted:
-    return lambda constants, amount, _: _replaced(constants, **{field: getattr(constants, field) + amount})
-
-
-def _training(constants: Constants, factor: float, kinds: frozenset[str]) -> Constants:
-    forward = {kind: constants.forward_efficiency_of(kind) for kind in kinds} | dict(constants.forward_efficiency)
-    before = dict.fromkeys(kinds, constants.default_efficiency) | dict(constants.training_efficiency)
-    training = {kind: min(1.0, factor * each) for kind, each in before.items()}
-    return replace(constants, training_efficiency=training, forward_efficiency=forward)
-
-
-def _forward(constants: Constants, factor: float, kinds: frozenset[str]) -> Constants:
-    found = {kind: min(1.0, factor * constants.forward_efficiency_of(kind)) for kind in kinds}
-    return replace(constants, forward_efficiency=dict(constants.forward_efficiency) | found)
-
-
-TRAINING_EFFICIENCY = Adjustable(0.5, _training)
-FORWARD_EFFICIENCY = Adjustable(0.5, _forward)
-PASS_EFFICIENCY = Adjustable(0.5, lambda *adjusted: _forward(_training(*adjusted), *adjusted[1:]))
+TRAINING_EFFICIENCY = Adjustable(0.5, ("training_efficiency",))
+FORWARD_EFFICIENCY = Adjustable(0.5, ("forward_efficiency",))
+PASS_EFFICIENCY = Adjustable(0.5, ("training_efficiency", "forward_efficiency"))
 """Of updates and passes together."""
-EXPERT_EFFICIENCY = Adjustable(0.5, _scaled("expert_efficiency_factor"))
-DECODE_STEP = Adjustable(0.7, _scaled("decode_step_seconds", "expert_decode_step_seconds"))
-DECODE_SEQUENCE = Adjustable(0.7, _scaled("decode_sequence_seconds"))
-DECODE_BANDWIDTH = Adjustable(0.2, _scaled("decode_bandwidth_efficiency"))
-DECODE_COMPUTE = Adjustable(0.5, _scaled("decode_compute_efficiency"))
-PER_STEP = Adjustable(0.7, _scaled("step_seconds"))
-PER_PASS = Adjustable(1.0, _added("pass_seconds"), unit=0.05)
-PER_UPDATE = Adjustable(1.0, _added("update_seconds"), unit=0.1)
-PER_SYNC = Adjustable(1.0, _added("wake_seconds"), unit=1.0)
+EXPERT_EFFICIENCY = Adjustable(0.5, ("expert_efficiency_factor",))
+DECODE_STEP = Adjustable(0.7, ("decode_step_seconds", "expert_decode_step_seconds"))
+DECODE_SEQUENCE = Adjustable(0.7, ("decode_sequence_seconds",))
+DECODE_BANDWIDTH = Adjustable(0.2, ("decode_bandwidth_efficiency",))
+DECODE_COMPUTE = Adjustable(0.5, ("decode_compute_efficiency",))
+PER_STEP = Adjustable(0.7, ("step_seconds",))
+PER_PASS = Adjustable(1.0, ("pass_seconds",), unit=0.05)
+PER_UPDATE = Adjustable(1.0, ("update_seconds",), unit=0.1)
+PER_SYNC = Adjustable(1.0, ("wake_seconds",), unit=1.0)
 _OF_DECODING = (DECODE_STEP, DECODE_BANDWIDTH, PER_STEP)
 OF_A_MACHINE = (TRAINING_EFFICIENCY, FORWARD_EFFICIENCY, *_OF_DECODING, PER_PASS, PER_UPDATE, PER_SYNC)
 """What the phases of runs on one machine tell apart."""
@@ -165,11 +145,10 @@ def calibrated(runs: Sequence[CalibrationRun], constants: Constants) -> Constant
         _check_fit(run, fitted)
     if is_cpu:
         fitted = replace(fitted, process_bytes=_process_bytes(runs, fitted))
-    # What other kinds reach was not seen.
     return replace(
         fitted,
-        training_efficiency={kind: fitted.training_efficiency_of(kind) for kind in kinds},
-        forward_efficiency={kind: fitted.forward_efficiency_of(kind) for kind in kinds},
+        training_efficiency={kind: fitted.training_efficiency[kind] for kind in kinds},
+        forward_efficiency={kind: fitted.forward_efficiency[kind] for kind in kinds},
         source=", ".join(run.name for run in runs),
     )
 
@@ -217,13 +196,20 @@ def fit(
     the steps' (or, without, the phases') logarithms, between 0.1 and what it was."""
     if not observations:
         return constants
-    problem = _Problem(constants, observations, adjustables, noise)
+    kinds = {pool.gpu.name for each in observations for pool in each.placement.pools}
+    training = {kind: constants.training_efficiency_of(kind) for kind in kinds}
+    forward = {kind: constants.forward_efficiency_of(kind) for kind in kinds}
+    own = replace(
+        constants,
+        training_efficiency=dict(constants.training_efficiency) | training,
+        forward_efficiency=dict(constants.forward_efficiency) | forward,
+    )
+    problem = _Problem(own, observations, adjustables, noise)
     values = [0.0] * len(adjustables)
-    loss = problem.loss(problem.residuals(values))
+    loss = problem.loss(values)
     for _ in range(_MAX_ROUNDS):
-        better = problem.improved(values)
-        before, values = loss, better
-        loss = problem.loss(problem.residuals(values))
+        before = loss
+        values, loss = problem.improved(values, loss)
         if before - loss < _CLOSE_ENOUGH:
             break
     fitted = problem.constants_at(values)
@@ -241,63 +227,58 @@ class _Problem:
     noise: float
 
     def constants_at(self, values: Sequence[float]) -> Constants:
-        kinds = frozenset(pool.gpu.name for each in self.observations for pool in each.placement.pools)
         found = self.constants
         for adjustable, value in zip(self.adjustables, values, strict=True):
-            found = adjustable.applied(found, value, kinds) if value else found
+            found = adjustable.applied(found, value) if value else found
         return found
 
     def residuals(self, values: Sequence[float]) -> list[float]:
-        """Weighted, those of the beliefs about constants last. Parts of a step count by their share of it."""
+        """Weighted, those of the beliefs about constants first. Parts of a step count by their share of it."""
         constants = self.constants_at(values)
-        found: list[float] = []
+        found = [value / each.width for each, value in zip(self.adjustables, values, strict=True)]
         for each in self.observations:
             whole = each.seconds.get(STEP, sum(each.seconds.values()))
             for name, error in _errors(each, constants).items():
                 found.append(error / self.noise * math.sqrt(min(1.0, each.seconds[name] / whole)))
-        return found + [value / each.width for each, value in zip(self.adjustables, values, strict=True)]
+        return found
 
-    def loss(self, residuals: Sequence[float]) -> float:
-        """Huber's of what was measured, and the squares of the beliefs."""
-        measured = len(residuals) - len(self.adjustables)
-        of_measured = sum(each * each if abs(each) <= 1 else 2 * abs(each) - 1 for each in residuals[:measured])
-        return of_measured + sum(each * each for each in residuals[measured:])
+    def loss(self, values: Sequence[float]) -> float:
+        """The squares of the beliefs, and Huber's loss of what was measured."""
+        residuals, num_beliefs = self.residuals(values), len(self.adjustables)
+        of_measured = sum(each * each if abs(each) <= 1 else 2 * abs(each) - 1 for each in residuals[num_beliefs:])
+        return of_measured + sum(each * each for each in residuals[:num_beliefs])
 
-    def improved(self, values: list[float]) -> list[float]:
-        """The next values; the same where no step of Gauss-Newton makes the loss smaller."""
+    def improved(self, values: list[float], loss: float) -> tuple[list[float], float]:
+        """The next values and their loss; the same where no step of Gauss-Newton makes it smaller."""
         residuals = self.residuals(values)
-        measured = len(residuals) - len(self.adjustables)
         # With these weights squares are as steep as the loss is.
-        weights = [1 / max(1.0, abs(each)) if place < measured else 1.0 for place, each in enumerate(residuals)]
+        weights = [1 / max(1.0, abs(each)) for each in residuals]
+        weights[: len(values)] = [1.0] * len(values)
         columns: list[list[float]] = []
         for place in range(len(values)):
             moved = self.residuals([each + _DIFFERENCE * (at == place) for at, each in enumerate(values)])
             columns.append([(after - before) / _DIFFERENCE for before, after in zip(residuals, moved, strict=True)])
-        step = self._step(columns, residuals, weights, values)
-        for halved in range(8):
-            tried = [a.bounded(v + s / 2**halved) for a, v, s in zip(self.adjustables, values, step, strict=True)]
-            if self.loss(self.residuals(tried)) < self.loss(residuals):
-                return tried
-        return values
-
-    def _step(
-        self, columns: list[list[float]], residuals: list[float], weights: list[float], values: list[float]
-    ) -> list[float]:
-        """Of Gauss-Newton. Amounts that are 0 and would become less stay, and the others move as if they were not
-        there."""
 
         def product(one: Sequence[float], other: Sequence[float]) -> float:
             return sum(weight * a * b for weight, a, b in zip(weights, one, other, strict=True))
 
-        free = list(range(len(columns)))
-        while True:
+        # Amounts that are 0 and would become less stay, and the others move as if they were not there.
+        free, step = list(range(len(values))), dict[int, float]()
+        while free and not step:
             matrix = [[product(columns[left], columns[right]) for right in free] for left in free]
-            found = _solved(matrix, [-product(columns[place], residuals) for place in free])
-            step = dict(zip(free, found, strict=True))
+            found = zip(free, _solved(matrix, [-product(columns[place], residuals) for place in free]), strict=True)
+            step = dict(found)
             falls = [each for each in free if self.adjustables[each].unit and values[each] <= 0 and step[each] < 0]
-            if not falls:
-                return [step.get(place, 0.0) for place in range(len(columns))]
-            free = [place for place in free if place not in falls]
+            if falls:
+                free, step = [place for place in free if place not in falls], {}
+        for halved in range(8):
+            tried = [
+                each.bounded(value + step.get(place, 0.0) / 2**halved)
+                for place, (each, value) in enumerate(zip(self.adjustables, values, strict=True))
+            ]
+            if (less := self.loss(tried)) < loss:
+                return tried, less
+        return values, loss
 
 
 def _errors(observation: Observation, constants: Constants) -> dict[str, float]:

@@ -27,11 +27,25 @@ _UPDATES = (Phase.UPDATE, Phase.CRITIC_UPDATE)
 def process_bytes(phases: Sequence[PhaseMemory], workload: Workload, layout: RolloutLayout | None) -> float:
     """Of the fullest worker of a pool; `layout` where it generates. With `process_bytes` of the constants, which is in
     the phases."""
-    kept = max((_kept(phase) for phase in phases), default=0.0)
     written = written_cache_bytes(workload, layout) if layout is not None else 0.0
     caches = [part.num_bytes for phase in phases for part in phase.parts if part.owner == KV_CACHE]
-    lent = min([written, *caches]) if _lends(workload) else 0.0
-    return max((_resident(phase, kept, written, lent) for phase in phases), default=0.0)
+    # A sleeping cache keeps its pages until the system needs them (`engines/rollout/vllm_engine`).
+    lends = workload.rollout.engine is EngineKind.VLLM and workload.rollout.max_model_length < CPU_BLOCK_TOKENS
+    lent = min([written, *caches]) if lends else 0.0
+    # What an update frees the process keeps (`engines/host_allocator` of the trainer): taken to be all of it, also
+    # tensors that are large enough to go back to the system.
+    updates = [phase for phase in phases if phase.phase in _UPDATES]
+    freed = [sum(part.num_bytes for part in phase.parts if not _stays(part.owner)) for phase in updates]
+    kept = max(freed, default=0.0)
+
+    def resident(phase: PhaseMemory) -> float:
+        sizes = {part.owner: 0.0 for part in phase.parts}
+        for part in phase.parts:
+            own = min(part.num_bytes, written) if part.owner == KV_CACHE else part.num_bytes
+            sizes[part.owner] += own if part.owner != _REUSED else 0.0
+        return sum(sizes.values()) + (0.0 if KV_CACHE in sizes else lent) + (0.0 if phase in updates else kept)
+
+    return max(map(resident, phases), default=0.0)
 
 
 def written_cache_bytes(workload: Workload, layout: RolloutLayout) -> float:
@@ -47,14 +61,6 @@ def written_cache_bytes(workload: Workload, layout: RolloutLayout) -> float:
     return blocks * CPU_BLOCK_TOKENS * per_token
 
 
-def _kept(phase: PhaseMemory) -> float:
-    """What an update frees and the process keeps (`engines/host_allocator` of the trainer): taken to be all of it, also
-    tensors that are large enough to go back to the system."""
-    if phase.phase not in _UPDATES:
-        return 0.0
-    return sum(part.num_bytes for part in phase.parts if not _stays(part.owner))
-
-
 def _stays(owner: str) -> bool:
     """State, and what a process has in any case."""
     if "gathered" in owner or "whole" in owner:
@@ -62,24 +68,8 @@ def _stays(owner: str) -> bool:
     return owner.endswith(_STATE) or owner == "process" or "checkpoints" in owner or "on the host" in owner
 
 
-def _lends(workload: Workload) -> bool:
-    """Whether a sleeping cache keeps its pages until the system needs them (`engines/rollout/vllm_engine`)."""
-    return workload.rollout.engine is EngineKind.VLLM and workload.rollout.max_model_length < CPU_BLOCK_TOKENS
-
-
-def _resident(phase: PhaseMemory, kept: float, written: float, lent: float) -> float:
-    total = kept if phase.phase not in _UPDATES else 0.0
-    if all(part.owner != KV_CACHE for part in phase.parts):
-        total += lent
-    for part in phase.parts:
-        if part.owner == KV_CACHE:
-            total += min(part.num_bytes, written)
-        elif part.owner != _REUSED:
-            total += part.num_bytes
-    return total
-
-
 STEP = "step"
+"""The name of the whole step among its phases."""
 PROCESS = "process"
 _BOUNDARIES: Mapping[Phase, tuple[str, ...]] = {
     Phase.LATER_WAKE: ("after_wake_kv_cache",),

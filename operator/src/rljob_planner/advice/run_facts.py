@@ -20,7 +20,7 @@ _LEAST_SIGMA, _LARGEST_SIGMA = 0.01, 2.0
 
 @dataclass(frozen=True)
 class ObservedLengths:
-    """In tokens, of the responses of a step or of several."""
+    """In tokens, of the responses of a step or of several; and how many of these were needed, and learned from."""
 
     prompt_mean: float
     response_mean: float
@@ -29,6 +29,9 @@ class ObservedLengths:
     """Of a step; of several the mean of their longest."""
     clip_ratio: float
     """Share that was cut off."""
+    learned_fraction: float = 1.0
+    generated_per_learned: float = 1.0
+    """Prompts that were generated for, by those of the batch; above 1 with dynamic sampling."""
 
     @classmethod
     def together(cls, steps: Sequence[ObservedLengths]) -> ObservedLengths:
@@ -88,7 +91,6 @@ NOTHING_SECONDS, NOTHING_SHARE = 0.01, 0.02
 OTHER = "other"
 """What is left of a step: calls, data on its way, logging."""
 STEP_SECONDS = "timing_s/step"
-MEMORY_PREFIX, MEMORY_SUFFIX = "memory/", "_bytes_max"
 
 
 @dataclass(frozen=True)
@@ -115,14 +117,6 @@ class StepFacts:
     phases: Mapping[str, float]
     """Those of PHASES that the step had, and OTHER."""
     lengths: ObservedLengths
-    learned_fraction: float
-    generated_per_learned: float
-    """Prompts that were generated for, by those of the batch; above 1 with dynamic sampling."""
-
-    @property
-    def learned_tokens(self) -> float:
-        """Of each response of the batch, on average: tokens that an update passes over."""
-        return self.learned_fraction * (self.lengths.prompt_mean + self.lengths.response_mean)
 
 
 @dataclass(frozen=True)
@@ -160,16 +154,6 @@ class RunFacts:
         """Means over the steps, and the longest of all."""
         return ObservedLengths.together([each.lengths for each in self.steps])
 
-    @property
-    def learned_fraction(self) -> float:
-        """Mean share of the batch's responses that were learned from."""
-        return fmean(each.learned_fraction for each in self.steps)
-
-    @property
-    def generated_per_learned(self) -> float:
-        """Mean of the steps."""
-        return fmean(each.generated_per_learned for each in self.steps)
-
 
 def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
     """The facts of a run with so many prompts per step. Several lines of one step are one.
@@ -188,12 +172,13 @@ def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
             "or name the folder of another"
         )
     later = rows[1:] or rows
+    imbalances = [row["perf/token_imbalance"] for row in later if "perf/token_imbalance" in row]
     return RunFacts(
         num_steps=len(rows),
         steps=tuple(_step_facts(row, batch_size) for row in later),
         memory=_largest_memory(later),
         first_memory=_largest_memory(rows[:1]),
-        token_imbalance=_mean(later, "perf/token_imbalance"),
+        token_imbalance=fmean(imbalances) if imbalances else None,
         has_gpu=any("memory/other_bytes_max" in row for row in rows),
         longest_prompt=max(row.get("prompt_length/max", 0.0) for row in rows),
     )
@@ -202,11 +187,12 @@ def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
 def observed_workload(workload: Workload, facts: RunFacts | StepFacts) -> Workload:
     """The job's work with what the run, or one step of it, has shown in the place of what was assumed."""
     phases = {name: each.median if isinstance(each, Measured) else each for name, each in facts.phases.items()}
+    seen = facts.lengths
     return replace(
         workload,
-        lengths=facts.lengths.token_lengths(workload.lengths, workload.num_responses),
-        learned_fraction=facts.learned_fraction,
-        generated_per_learned=facts.generated_per_learned,
+        lengths=seen.token_lengths(workload.lengths, workload.num_responses),
+        learned_fraction=seen.learned_fraction,
+        generated_per_learned=seen.generated_per_learned,
         reward_seconds=_reward_seconds(workload, phases),
     )
 
@@ -215,9 +201,10 @@ def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
     """The same as `observed_workload`, with rows as long as they were on average in the step that learned from most
     tokens: a plan is for the longest rows there may be, and a run has hardly had these. The engine is built for the
     longest prompt of the data: that of the run, where it tells."""
-    fullest = max(facts.steps, key=lambda each: each.learned_tokens)
+    steps = [each.lengths for each in facts.steps]
+    fullest = max(steps, key=lambda each: each.learned_fraction * (each.prompt_mean + each.response_mean))
     observed = observed_workload(workload, facts)
-    seen = fullest.lengths.token_lengths(workload.lengths, workload.num_responses)
+    seen = fullest.token_lengths(workload.lengths, workload.num_responses)
     lengths = replace(
         observed.lengths,
         prompt_max=max(1, math.floor(seen.prompt_mean * fullest.learned_fraction)),
@@ -254,25 +241,19 @@ def _step_facts(row: MetricsLine, batch_size: int) -> StepFacts:
             response_mean=row.get("response_length/mean", 0.0),
             response_max=row.get("response_length/max", 0.0),
             clip_ratio=row.get("response_length/clip_ratio", 0.0),
+            learned_fraction=min(1.0, max(0.0, row.get("actor/learned_fraction", 1.0))),
+            generated_per_learned=max(1.0, prompts / batch_size),
         ),
-        learned_fraction=min(1.0, max(0.0, row.get("actor/learned_fraction", 1.0))),
-        generated_per_learned=max(1.0, prompts / batch_size),
     )
 
 
 def _largest_memory(rows: Sequence[MetricsLine]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for row in rows:
-        for name, value in row.items():
-            if name.startswith(MEMORY_PREFIX) and name.endswith(MEMORY_SUFFIX):
-                short = name[len(MEMORY_PREFIX) : -len(MEMORY_SUFFIX)]
-                found[short] = max(found.get(short, 0.0), value)
+    for name, value in (item for row in rows for item in row.items()):
+        short = name.removeprefix("memory/").removesuffix("_bytes_max")
+        if name == f"memory/{short}_bytes_max":
+            found[short] = max(found.get(short, 0.0), value)
     return found
-
-
-def _mean(rows: Sequence[MetricsLine], name: str) -> float | None:
-    values = [row[name] for row in rows if name in row]
-    return fmean(values) if values else None
 
 
 CONTROLLER = "controller"
@@ -288,45 +269,19 @@ class TimelineSpan:
     ended: float
 
 
-@dataclass(frozen=True)
-class TimelineFacts:
-    """Of one step."""
-
-    seconds: float
-    """From the controller's first phase to the end of its last."""
-    busy: Mapping[str, float]
-    """By worker process: share of those seconds in which a method of a role ran there."""
-
-    @property
-    def idle_share(self) -> float:
-        """Of all workers' seconds together."""
-        return 1 - sum(self.busy.values()) / len(self.busy) if self.busy else 0.0
-
-    @property
-    def idlest(self) -> tuple[str, float] | None:
-        """The worker that waited most, and the share of the step that it did."""
-        if not self.busy:
-            return None
-        name = min(self.busy, key=lambda each: self.busy[each])
-        return name, 1 - self.busy[name]
-
-
-def timeline_facts(spans: Sequence[TimelineSpan]) -> TimelineFacts | None:
-    """None where the controller or the workers have no spans."""
+def idle_shares(spans: Sequence[TimelineSpan]) -> dict[str, float]:
+    """Of one step, from the controller's first phase to the end of its last: the share of it in which no method of a
+    role ran, by worker process. Empty where the controller or the workers have no spans."""
     phases = [span for span in spans if span.process == CONTROLLER]
-    if not phases:
-        return None
-    begin, end = min(span.started for span in phases), max(span.ended for span in phases)
+    begin = min((span.started for span in phases), default=0.0)
+    end = max((span.ended for span in phases), default=0.0)
     # A method's span is named after its role (`actor.update_policy`); what it is made of is within it.
     methods = [span for span in spans if span.process != CONTROLLER and "." in span.name]
-    workers = dict.fromkeys(span.process for span in methods)
-    if end <= begin or not workers:
-        return None
-    busy = {
-        worker: _covered([span for span in methods if span.process == worker], begin, end) / (end - begin)
+    workers = dict.fromkeys(span.process for span in methods if end > begin)
+    return {
+        worker: 1 - _covered([span for span in methods if span.process == worker], begin, end) / (end - begin)
         for worker in workers
     }
-    return TimelineFacts(end - begin, busy)
 
 
 def _covered(spans: Sequence[TimelineSpan], begin: float, end: float) -> float:

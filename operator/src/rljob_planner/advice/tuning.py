@@ -5,22 +5,24 @@ from, and only those that help, and fit, are named. The sections are those of do
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import NamedTuple
 
 from rljob_planner.advice.comparison import ComparedMemory, ComparedTime
-from rljob_planner.advice.run_facts import OTHER, RunFacts, TimelineFacts
+from rljob_planner.advice.run_facts import OTHER, RunFacts
 from rljob_planner.constants import Constants
 from rljob_planner.memory.changes import Change, Changed, Price, faster_jobs
 from rljob_planner.memory.knobs import all_phases, worst_phase
 from rljob_planner.plan import Plan
 from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, verdict_of
 from rljob_planner.timing.step import step_time
-from rljob_planner.workload import EngineKind, Placement, Role, Workload
+from rljob_planner.workload import EngineKind, PlacedPool, Placement, Role, TrainLayout, Workload
 
 LEAST_GAIN = 0.01
 """Of a step; less is no advice."""
 LEAST_GAIN_AT_A_PRICE = 0.03
-"""Of what changes learning."""
+"""Of what changes learning, or takes more GPUs."""
 MOST_TOGETHER = 4
 NEARLY_AS_GOOD = 0.01
 """Of a step: of two values of a field that are so near each other the one nearer to the present value is named."""
@@ -43,6 +45,7 @@ class Advice:
     worst: PhaseMemory
     """With least to spare then."""
     verdict: Verdict
+    more_gpus: int
 
     @property
     def change(self) -> Change:
@@ -50,18 +53,12 @@ class Advice:
         return self.changed.change
 
     @property
-    def section(self) -> str:
-        """Of docs/tuning.md."""
-        return self.changed.section
-
-    @property
-    def price(self) -> Price:
-        """What it costs beside memory."""
-        return self.changed.price
+    def is_free(self) -> bool:
+        """Whether it costs nothing beside memory."""
+        return self.changed.price is Price.NOTHING and not self.more_gpus
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """What the run shows beside phases and memory, as a sentence; with the section that says what to do."""
 
     text: str
@@ -83,7 +80,6 @@ class RunReport:
     """Of the job with the lengths that the run had."""
     times: tuple[ComparedTime, ...]
     memory: tuple[ComparedMemory, ...]
-    timelines: Mapping[int, TimelineFacts]
     findings: tuple[Finding, ...]
     advice: tuple[Advice, ...]
     """Each for itself."""
@@ -92,15 +88,17 @@ class RunReport:
 
 
 def advice_of(workload: Workload, placement: Placement, constants: Constants) -> tuple[Advice, ...]:
-    """The best value of each field that helps, the largest gain first; what changes learning comes after all others."""
+    """The best value of each field that helps, the largest gain first; what changes learning, or takes more GPUs, comes
+    after all others."""
     now = step_time(workload, placement, constants)
     verdict = verdict_of(all_phases(workload, placement, constants))
-    found = [
-        best
-        for ladder in faster_jobs(workload, placement)
-        if (best := _best([_advice(each, now, constants) for each in ladder], now, verdict)) is not None
-    ]
-    return tuple(sorted(found, key=lambda each: (each.price is not Price.NOTHING, -each.gain)))
+    ladders = (*faster_jobs(workload, placement), *_own_pools(workload, placement))
+    found = []
+    for ladder in ladders:
+        advice = [_advice(each, placement, now, constants) for each in ladder]
+        if (best := _best(advice, now, verdict)) is not None:
+            found.append(best)
+    return tuple(sorted(found, key=lambda each: (not each.is_free, -each.gain)))
 
 
 def together(workload: Workload, placement: Placement, constants: Constants) -> tuple[Advice, ...]:
@@ -109,11 +107,8 @@ def together(workload: Workload, placement: Placement, constants: Constants) -> 
     found: list[Advice] = []
     while len(found) < MOST_TOGETHER:
         changed = {each.change.field for each in found}
-        free = [
-            each
-            for each in advice_of(workload, placement, constants)
-            if each.price is Price.NOTHING and each.change.field not in changed
-        ]
+        advice = advice_of(workload, placement, constants)
+        free = [each for each in advice if each.is_free and each.change.field not in changed]
         if not free:
             break
         found.append(free[0])
@@ -121,12 +116,20 @@ def together(workload: Workload, placement: Placement, constants: Constants) -> 
     return tuple(found)
 
 
-def findings_of(facts: RunFacts, plan: Plan, timelines: Mapping[int, TimelineFacts]) -> tuple[Finding, ...]:
-    """What the run shows that phases alone do not say. `plan`: of the job with the run's lengths."""
-    return (*_of_steps(facts), *_of_responses(facts), *_of_engine(plan), *_of_timelines(timelines))
+def _own_pools(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
+    """A model that scores or learns beside the actor, on another pool with as many GPUs as one node has."""
+    home = placement.pool_of(Role.ACTOR)
+    layout = TrainLayout(home.gpus_per_node, home.gpus_per_node)
+    for role in (Role.REF, Role.CRITIC, Role.REWARD_MODEL):
+        if role in home.layouts and not workload.models[role].is_actor_without_adapters:
+            pool = PlacedPool(role.lower(), 1, home.gpus_per_node, home.gpu, {role: layout})
+            rest = {each: other for each, other in home.layouts.items() if each is not role}
+            left = placement.with_pool(home, replace(home, layouts=rest))
+            change = Change(f"spec.roles.{role}.pool", pool.name, home.name)
+            yield (Changed(change, workload, replace(left, pools=(*left.pools, pool)), "pools of their own"),)
 
 
-def _advice(changed: Changed, now: StepTime, constants: Constants) -> Advice:
+def _advice(changed: Changed, placement: Placement, now: StepTime, constants: Constants) -> Advice:
     step = step_time(changed.workload, changed.placement, constants)
     phases = all_phases(changed.workload, changed.placement, constants)
     before, after = _waits(now), _waits(step)
@@ -141,6 +144,7 @@ def _advice(changed: Changed, now: StepTime, constants: Constants) -> Advice:
         phases=tuple(told),
         worst=worst_phase(phases),
         verdict=verdict_of(phases),
+        more_gpus=changed.placement.num_gpus - placement.num_gpus,
     )
 
 
@@ -152,79 +156,66 @@ def _best(ladder: Sequence[Advice], now: StepTime, verdict: Verdict) -> Advice |
     """The first value that is nearly as good as the best one that fits (of a job that does not fit by the model, though
     it has run: that needs no more than this)."""
     allowed = [each for each in ladder if each.verdict is not Verdict.TOO_LARGE or verdict is Verdict.TOO_LARGE]
-    helpful = [
-        each for each in allowed if each.share >= (LEAST_GAIN if each.price is Price.NOTHING else LEAST_GAIN_AT_A_PRICE)
-    ]
+    helpful = [each for each in allowed if each.share >= (LEAST_GAIN if each.is_free else LEAST_GAIN_AT_A_PRICE)]
     if not helpful:
         return None
     most = max(each.gain for each in helpful)
     return next(each for each in helpful if each.gain >= most - NEARLY_AS_GOOD * now.total.likely)
 
 
-def _of_steps(facts: RunFacts) -> Iterator[Finding]:
+def findings_of(facts: RunFacts, plan: Plan, idle: Mapping[int, Mapping[str, float]]) -> tuple[Finding, ...]:
+    """What the run shows that phases alone do not say. `plan`: of the job with the run's lengths; `idle`: of the steps
+    with a timeline, which share of it each worker was idle."""
+    return tuple(Finding(*each) for each in (*_of_steps(facts, idle), *_of_responses(facts), *_of_engine(plan)))
+
+
+def _of_steps(facts: RunFacts, idle: Mapping[int, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
     step = facts.step.median
     shares = {name: each.median / step for name, each in facts.phases.items()} if step > 0 else {}
-    if shares.get("reward", 0.0) > 0.1:
-        yield Finding(f"{shares['reward']:.0%} of a step is spent waiting for rewards (timing_s/reward)", "rewards")
-    if shares.get(OTHER, 0.0) > 0.2:
-        yield Finding(
-            f"{shares[OTHER]:.0%} of a step is in no phase: calls, data, logging; small steps have much of it",
-            "small steps",
-        )
+    if (share := shares.get("reward", 0.0)) > 0.1:
+        yield f"{share:.0%} of a step is spent waiting for rewards (timing_s/reward)", "rewards"
+    if (share := shares.get(OTHER, 0.0)) > 0.2:
+        what = "calls, data, logging; small steps have much of it"
+        yield f"{share:.0%} of a step is in no phase: {what}", "small steps"
     if facts.token_imbalance is not None and facts.token_imbalance > 1.1:
-        yield Finding(
+        yield (
             f"the busiest worker updates with {facts.token_imbalance:.2f} times as many tokens as the mean one, and"
             " the others wait for it (perf/token_imbalance)",
             "balance",
         )
+    for number, of_workers in idle.items():
+        worker, mean = max(of_workers, key=of_workers.__getitem__), fmean(of_workers.values())
+        if mean > 0.1:
+            most = f"most of all {worker} ({of_workers[worker]:.0%}; timelines/)"
+            yield f"in step {number} workers were idle {mean:.0%} of the time, {most}", "idle devices"
 
 
-def _of_responses(facts: RunFacts) -> Iterator[Finding]:
+def _of_responses(facts: RunFacts) -> Iterator[tuple[str, str]]:
     lengths = facts.lengths
     if lengths.clip_ratio > 0.05:
-        yield Finding(
-            f"{lengths.clip_ratio:.0%} of the responses are cut off at rollout.maxNewTokens"
-            " (response_length/clip_ratio)",
-            "lengths",
-        )
+        cut = f"{lengths.clip_ratio:.0%} of the responses are cut off at rollout.maxNewTokens"
+        yield f"{cut} (response_length/clip_ratio)", "lengths"
     if lengths.response_mean and lengths.response_max > 3 * lengths.response_mean:
-        yield Finding(
+        yield (
             f"the longest response of a step has {lengths.response_max:,.0f} tokens, the mean one"
             f" {lengths.response_mean:,.0f}: few sequences are left at the end of generation, and all wait for them",
             "lengths",
         )
-    if facts.learned_fraction < 0.8:
-        yield Finding(
-            f"{1 - facts.learned_fraction:.0%} of the responses are generated and not learned from"
-            " (actor/learned_fraction)",
-            "responses that teach nothing",
-        )
-    if facts.generated_per_learned > 1.2:
-        yield Finding(
-            f"dynamic sampling generates {facts.generated_per_learned:.1f} times as many responses as a batch has"
-            " (dynamic_sampling/prompts)",
-            "responses that teach nothing",
-        )
+    if lengths.learned_fraction < 0.8:
+        unused = f"{1 - lengths.learned_fraction:.0%} of the responses are generated and not learned from"
+        yield f"{unused} (actor/learned_fraction)", "responses that teach nothing"
+    if lengths.generated_per_learned > 1.2:
+        times = f"{lengths.generated_per_learned:.1f} times as many responses as a batch has"
+        yield f"dynamic sampling generates {times} (dynamic_sampling/prompts)", "responses that teach nothing"
 
 
-def _of_engine(plan: Plan) -> Iterator[Finding]:
+def _of_engine(plan: Plan) -> Iterator[tuple[str, str]]:
     layout = plan.placement.pool_of(Role.ROLLOUT).rollout
     own = plan.workload.num_requests / layout.num_engines if layout is not None else 0.0
     limit = min(own, plan.workload.rollout.max_sequences)
     if plan.workload.rollout.engine is EngineKind.VLLM and 0 < plan.sequences_at_once < limit:
-        yield Finding(
+        yield (
             f"the KV cache holds about {plan.sequences_at_once:,.0f} of the {limit:,.0f} sequences that an engine could"
             " decode at once: others wait, or are preempted and begun again",
             "memory of the engine",
         )
-
-
-def _of_timelines(timelines: Mapping[int, TimelineFacts]) -> Iterator[Finding]:
-    for step, facts in timelines.items():
-        if facts.idle_share > 0.1 and facts.idlest is not None:
-            worker, share = facts.idlest
-            yield Finding(
-                f"in step {step} workers were idle {facts.idle_share:.0%} of the time, most of all {worker}"
-                f" ({share:.0%}; timelines/)",
-                "idle devices",
-            )

@@ -7,29 +7,49 @@ of memory and time (tests/planner/test_search.py tries everything).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rljob_planner.clusters import cluster_text
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Cluster
-from rljob_planner.plan import DEFAULTS, plan_of
+from rljob_planner.memory.changes import Change
+from rljob_planner.plan import DEFAULTS, Plan, plan_of
 from rljob_planner.plan_types import PhaseMemory
 from rljob_planner.search.arrangements import Arrangement, best_arrangements, groupings
 from rljob_planner.search.pool_options import PoolOption, PoolOptions
-from rljob_planner.search.ranking import Found, placement, ranked
-from rljob_planner.search.results import ChangedJob, NearestMiss, SearchResult
-from rljob_planner.workload import Role, Schedule, Workload
+from rljob_planner.search.ranking import Candidate, placement, ranked
+from rljob_planner.workload import Placement, Role, Schedule, Workload
 
 LIMITS = (
     "Not tried: pools of parts of nodes, or of other numbers than 1, 2, 3, 4, 6, 8, 12, 16, ... nodes; pools on two"
     " kinds of nodes; sequence and tensor parallelism over nodes or beyond 8; settings of the job such as"
-    " maxTokensPerMicroBatch and rollout.gpuMemoryUtilization.",
+    " maxTokensPerMicroBatch and rollout.gpuMemoryUtilization."
 )
+"""What is not tried, as a sentence."""
 MAX_CHANGED_JOBS = 4
 """That are searched for where nothing fits."""
+_LARGER = (2, 4, 8, 16)
+"""Times as many nodes, which are tried where nothing fits."""
 _FIELDS_OF_MAPPINGS = ("spec.pools", "tensorParallel", "sequenceParallel", "shardSize")
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search has found. Where nothing fits, there is `missed`, and candidates only with `changes` of the job."""
+
+    candidates: tuple[Candidate, ...] = ()
+    """Best first: among ties the simplest, then by seconds."""
+    best_today: Candidate | None = None
+    """The first of those that this version can run; it may be none of the candidates."""
+    missed: Plan | None = None
+    """The mapping that lacks least, with the knobs that would make it fit."""
+    advice: tuple[str, ...] = ()
+    """What it is and lacks, and on how many nodes something would fit, as sentences."""
+    changes: tuple[Change, ...] = ()
+    """The first, or the first two, with which the job has a mapping on these GPUs. Fields of pools and layouts, which
+    the mapping gives, are left out, and a job that would learn something else is not what was asked for."""
 
 
 def search(
@@ -41,8 +61,8 @@ def search(
     num_wanted: int = 10,
     pool_names: Sequence[str] = (),
 ) -> SearchResult:
-    """At most `num_wanted` candidates; where nothing fits, what comes closest, and a search with a change of the job
-    with which something does. `pool_names`: those of the job's own pools, which the first pools get.
+    """At most `num_wanted` candidates; where nothing fits, what comes closest, and the candidates of a changed job.
+    `pool_names`: those of the job's own pools, which the first pools get.
 
     Raises PlanError for a cluster without GPUs, and for a role that no pool has a layout for."""
     if not any(group.num_gpus for group in cluster):
@@ -50,7 +70,7 @@ def search(
     asked = PoolOptions(workload, cluster, constants)
     _refuse_roles_without_layouts(asked)
     again = partial(_candidates, schedules=schedules, num_wanted=num_wanted, pool_names=pool_names)
-    return again(asked) or SearchResult((), None, _nearest_miss(asked, pool_names, again), LIMITS)
+    return again(asked) or _nearest_miss(asked, pool_names, again)
 
 
 def best_mappings(
@@ -68,23 +88,22 @@ def best_mappings(
     options = {roles: [option for size in asked.sizes for option in asked.fastest(roles, size)] for roles in sets}
     capacity = [group.nodes for group in asked.cluster]
     cost = partial(asked.step_seconds, schedule)
-    return best_arrangements(options, grouped, capacity, cost, num_wanted=num_wanted)
+    return best_arrangements(options, grouped, capacity, cost, num_wanted=num_wanted, schedule=schedule)
 
 
 def _candidates(
     asked: PoolOptions, *, schedules: Sequence[Schedule], num_wanted: int, pool_names: Sequence[str]
 ) -> SearchResult | None:
     """None where nothing fits."""
-    found = [Found(schedule, each) for schedule in schedules for each in best_mappings(asked, schedule, num_wanted)]
-    today = best_mappings(asked, Schedule.SYNCHRONOUS, num_wanted, that_run_today=True)
-    found += [Found(Schedule.SYNCHRONOUS, each) for each in today]
-    return SearchResult(*ranked(asked, found, num_wanted, pool_names), None, LIMITS) if found else None
+    found = [front for schedule in schedules for front in best_mappings(asked, schedule, num_wanted)]
+    found += best_mappings(asked, Schedule.SYNCHRONOUS, num_wanted, that_run_today=True)
+    return SearchResult(*ranked(asked, found, num_wanted, pool_names)) if found else None
 
 
 def _nearest_miss(
     asked: PoolOptions, pool_names: Sequence[str], again: Callable[[PoolOptions], SearchResult | None]
-) -> NearestMiss | None:
-    """The mapping whose fullest GPU lacks least; None where even without a limit there is none."""
+) -> SearchResult:
+    """The mapping whose fullest GPU lacks least. Raises PlanError where even without a limit there is none."""
     grouped = list(groupings(asked.roles))
     options: dict[tuple[Role, ...], list[PoolOption]] = {}
     for roles in dict.fromkeys(roles for grouping in grouped for roles in grouping):
@@ -93,23 +112,40 @@ def _nearest_miss(
     # Each pool costs what it lacks, the whole what the worst of them does.
     capacity = [group.nodes for group in asked.cluster]
     fronts = best_arrangements(options, grouped, capacity, lambda lacks: max(0.0, lacks[0]), num_wanted=1)
+    text = cluster_text(asked.cluster)
     if not fronts:
-        return None
-    where = placement(asked, fronts[0][0], Schedule.SYNCHRONOUS, pool_names)
+        raise PlanError(
+            f"spec.roles: no pools of {text} have layouts for all roles together (seen batches of"
+            f" {asked.workload.batch_size} x {asked.workload.group_size} responses); give other numbers of nodes"
+        )
+    where = placement(asked, fronts[0][0], pool_names)
     plan = plan_of(asked.workload, where, asked.constants)
-    pools = " and ".join(f"{', '.join(pool.roles)} on {pool.num_gpus} {pool.gpu.name}" for pool in where.pools)
     lacks = -_least_spare(plan.all_phases) / 2**30
-    advice = (
-        f"Nothing fits on {cluster_text(asked.cluster)}: of all mappings {pools} lacks least, {lacks:.1f} GiB on a GPU."
-    )
-    for knob in [knob for knob in plan.all_knobs if knob.workload != plan.workload][:MAX_CHANGED_JOBS]:
-        result = again(PoolOptions(knob.workload, asked.cluster, asked.constants))
-        if result is not None:
-            changes = tuple(
-                each for each in knob.changes if not any(part in each.field for part in _FIELDS_OF_MAPPINGS)
-            )
-            return NearestMiss(plan, advice, ChangedJob(changes, knob.workload, result))
-    return NearestMiss(plan, advice)
+    advice = f"Nothing fits on {text}: of all mappings {_described(where)} lacks least, {lacks:.1f} GiB on a GPU."
+    missed = SearchResult(missed=plan, advice=(advice, _on_more_nodes(asked)))
+    tried = [*plan.knobs, *filter(None, [plan.nearest_miss])]
+    knobs = [knob for knob in tried if knob.workload != plan.workload][:MAX_CHANGED_JOBS]
+    for knob in (knob for knob in knobs if not any(change.is_drastic for change in knob.changes)):
+        found = again(PoolOptions(knob.workload, asked.cluster, asked.constants))
+        if found is not None and found.best_today is not None:
+            own = tuple(each for each in knob.changes if not any(part in each.field for part in _FIELDS_OF_MAPPINGS))
+            return replace(missed, candidates=found.candidates, best_today=found.best_today, changes=own)
+    return missed
+
+
+def _on_more_nodes(asked: PoolOptions) -> str:
+    """On how many the job fits as it is, in a way that runs today."""
+    for factor in _LARGER:
+        larger = tuple(replace(group, nodes=factor * group.nodes) for group in asked.cluster)
+        tried = PoolOptions(asked.workload, larger, asked.constants)
+        if fronts := best_mappings(tried, Schedule.SYNCHRONOUS, 1, that_run_today=True):
+            where = placement(tried, fronts[0][-1])
+            return f"It would fit on {cluster_text(larger)}: {_described(where)}."
+    return f"Nor does anything fit on {cluster_text(larger)}: more GPUs alone do not help."
+
+
+def _described(where: Placement) -> str:
+    return " and ".join(f"{', '.join(pool.roles)} on {pool.num_gpus} {pool.gpu.name}" for pool in where.pools)
 
 
 def _least_spare(phases: Sequence[PhaseMemory]) -> float:

@@ -10,11 +10,11 @@ the roles of a stage take turns. Seconds are those of `timing`, added up as `tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from itertools import product
-from operator import add, le
+from operator import le
 
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Cluster
@@ -58,39 +58,28 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class RoleChoice:
-    """A role in a layout; actor and rollout that share their GPUs are one choice."""
+    """A role in a layout, on a pool of its own; actor and rollout that share their GPUs are one choice."""
 
-    layouts: tuple[tuple[Role, TrainLayout], ...]
+    layouts: Mapping[Role, TrainLayout]
     rollout: RolloutLayout | None
     phases: tuple[PhaseMemory, ...]
-    """On a pool of its own."""
     seconds: StageSeconds = NO_SECONDS
 
     @property
-    def fits(self) -> bool:
-        """On a pool of its own."""
-        return all(phase.spare >= 0 for phase in self.phases)
-
-    @property
     def most_bytes(self) -> float:
-        """Of one GPU, on a pool of its own, with what its engine lacks."""
+        """Of one GPU, with what its engine lacks."""
         return max(phase.total + phase.lacks for phase in self.phases)
 
     @property
     def num_sequence_parallel(self) -> int:
         """Roles whose ranks share rows."""
-        return sum(layout.sequence_parallel > 1 for _, layout in self.layouts)
+        return sum(layout.sequence_parallel > 1 for layout in self.layouts.values())
 
-    def beats(self, other: RoleChoice) -> bool:
-        """Whether it needs no more seconds and memory than another choice of its role, in every respect."""
-        mine, theirs = ([layout.shard_size for _, layout in each.layouts] for each in (self, other))
-        return (
-            self.rollout == other.rollout
-            and all(map(le, theirs, mine))
-            and self.num_sequence_parallel <= other.num_sequence_parallel
-            and is_no_worse(self.seconds, other.seconds)
-            and all(one.total <= two.total for one, two in zip(self.phases, other.phases, strict=True))
-        )
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """All that can be better or worse in another layout: copies, shared rows, seconds and memory."""
+        shards = (-layout.shard_size for layout in self.layouts.values())
+        return (*shards, self.num_sequence_parallel, *self.seconds, *(phase.total for phase in self.phases))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +91,6 @@ class PoolOption:
     choices: tuple[RoleChoice, ...]
     seconds: StageSeconds
 
-    @property
-    def num_sequence_parallel(self) -> int:
-        """Roles whose ranks share rows."""
-        return sum(choice.num_sequence_parallel for choice in self.choices)
-
 
 class PoolOptions:
     """Of one job on one cluster; what was worked out once is kept."""
@@ -116,30 +100,22 @@ class PoolOptions:
         self.cluster = cluster
         self.constants = constants
         self.sizes = pool_sizes(cluster)
-        self._lengths = lengths_of(workload.lengths)
-        self._fastest: dict[tuple[tuple[Role, ...], PoolSize], list[PoolOption]] = {}
-        self._choices: dict[tuple[tuple[Role, ...], PoolSize], list[RoleChoice]] = {}
-        self._fitting: dict[tuple[tuple[Role, ...], PoolSize], list[RoleChoice]] = {}
-
-    @cached_property
-    def roles(self) -> tuple[Role, ...]:
+        reference = workload.models.get(Role.REF)
+        self._reference_is_actor = reference is not None and reference.is_actor_without_adapters
+        self.roles = tuple(role for role in workload.roles if role is not Role.REF or not self._reference_is_actor)
         """That have a place of their own: a reference that is the actor without adapters is where the actor is."""
-        return tuple(role for role in self.workload.roles if role is not Role.REF or not self._reference_is_actor)
+        self._lengths = lengths_of(workload.lengths)
+        self.fastest = cache(self._fastest)
+        self.choices = cache(self._choices)
+        self._fitting = cache(self._fitting_choices)
 
-    @property
-    def _reference_is_actor(self) -> bool:
-        reference = self.workload.models.get(Role.REF)
-        return reference is not None and reference.is_actor_without_adapters
-
-    def fastest(self, roles: tuple[Role, ...], size: PoolSize) -> list[PoolOption]:
+    def _fastest(self, roles: tuple[Role, ...], size: PoolSize) -> list[PoolOption]:
         """Of all layouts that fit those that no other one beats in every stage."""
-        if (roles, size) in self._fastest:
-            return self._fastest[roles, size]
-        kept: list[PoolOption] = self._fastest.setdefault((roles, size), [])
-        combinations = product(*(self.fitting(unit, size) for unit in units_of(roles)))
-        options = [PoolOption(roles, size, each, _sum(choice.seconds for choice in each)) for each in combinations]
+        kept: list[PoolOption] = []
+        combinations = product(*(self._fitting(unit, size) for unit in units_of(roles)))
+        options = [_option(roles, size, each) for each in combinations]
         for option in sorted(options, key=lambda each: sum(each.seconds)):
-            if not any(is_no_worse(each.seconds, option.seconds) for each in kept) and self.fits(option):
+            if not any(is_no_worse(each.seconds, option.seconds) for each in kept) and self._fits(option):
                 kept.append(option)
         return kept
 
@@ -149,29 +125,25 @@ class PoolOptions:
         units = [self.choices(unit, size) for unit in units_of(roles)]
         if not all(units):
             return None
-        least = (min(unit, key=lambda each: each.most_bytes) for unit in units)
-        return PoolOption(roles, size, tuple(least), NO_SECONDS)
+        return _option(roles, size, [min(unit, key=lambda each: each.most_bytes) for unit in units])
 
     def roomier(self, option: PoolOption, place: int) -> Iterator[PoolOption]:
         """The same with another layout of one of its choices, in which fewer roles share rows, or which needs less
         memory; the simplest first, then by memory."""
+
+        def burden(choice: RoleChoice) -> tuple[int, float]:
+            return choice.num_sequence_parallel, choice.most_bytes
+
         now = option.choices[place]
-        unit = self.fitting(units_of(option.roles)[place], option.size)
-        for choice in sorted(unit, key=lambda each: (each.num_sequence_parallel, each.most_bytes)):
-            is_simpler = choice.num_sequence_parallel < now.num_sequence_parallel
-            is_as_simple = choice.num_sequence_parallel == now.num_sequence_parallel
-            is_smaller = choice.most_bytes < now.most_bytes
-            if choice.rollout == now.rollout and (is_simpler or (is_as_simple and is_smaller)):
+        for choice in sorted(self._fitting(units_of(option.roles)[place], option.size), key=burden):
+            if choice.rollout == now.rollout and burden(choice) < burden(now):
                 choices = (*option.choices[:place], choice, *option.choices[place + 1 :])
-                other = replace(option, choices=choices, seconds=_sum(each.seconds for each in choices))
-                if self.fits(other):
+                other = _option(option.roles, option.size, choices)
+                if self._fits(other):
                     yield other
 
-    def fits(self, option: PoolOption) -> bool:
-        """Whether every phase of the pool does."""
-        if len(option.choices) == 1:
-            return option.choices[0].fits
-        return all(phase.spare >= 0 for phase in self.phases(option))
+    def _fits(self, option: PoolOption) -> bool:
+        return len(option.choices) == 1 or all(phase.spare >= 0 for phase in self.phases(option))
 
     def phases(self, option: PoolOption) -> tuple[PhaseMemory, ...]:
         """The memory of such a pool."""
@@ -179,37 +151,35 @@ class PoolOptions:
 
     def pool(self, name: str, option: PoolOption) -> PlacedPool:
         """As the rest of the planner knows it."""
-        layouts = {role: layout for choice in option.choices for role, layout in choice.layouts}
+        layouts = {role: layout for choice in option.choices for role, layout in choice.layouts.items()}
         rollout = next((choice.rollout for choice in option.choices if choice.rollout), None)
-        return self._pool(option.size, layouts, rollout, name)
+        size = option.size
+        return PlacedPool(name, size.nodes, size.gpus_per_node, self.cluster[size.kind].gpu, layouts, rollout)
 
-    def choices(self, unit: tuple[Role, ...], size: PoolSize) -> list[RoleChoice]:
+    def _choices(self, unit: tuple[Role, ...], size: PoolSize) -> list[RoleChoice]:
         """All that the job's rules leave, without their seconds."""
-        key = (unit, size)
-        if key not in self._choices:
-            trained = [role for role in unit if role is not Role.ROLLOUT]
-            layouts = [list(train_layouts(role, self.workload, size)) for role in trained]
-            engines = list(rollout_layouts(self.workload, size)) if Role.ROLLOUT in unit else [None]
-            self._choices[key] = [
-                self._choice(dict(zip(trained, each, strict=True)), engine, size)
-                for engine in engines
-                for each in product(*layouts)
-            ]
-        return self._choices[key]
+        found = []
+        trained = [role for role in unit if role is not Role.ROLLOUT]
+        engines = list(rollout_layouts(self.workload, size)) if Role.ROLLOUT in unit else [None]
+        per_role = [list(train_layouts(role, self.workload, size)) for role in trained]
+        for engine, each in product(engines, product(*per_role)):
+            layouts: dict[Role, TrainLayout] = dict(zip(trained, each, strict=True))
+            if Role.ACTOR in layouts and self._reference_is_actor:
+                layouts[Role.REF] = layouts[Role.ACTOR]
+            bare = RoleChoice(layouts, engine, ())
+            found.append(replace(bare, phases=self.phases(_option(unit, size, [bare]))))
+        return found
 
-    def fitting(self, unit: tuple[Role, ...], size: PoolSize) -> list[RoleChoice]:
-        """Those that fit on a pool of their own, and that no other one beats."""
-        key = (unit, size)
-        if key not in self._fitting:
-            kept: list[RoleChoice] = []
-            found = [replace(each, seconds=self._seconds(each, size)) for each in self.choices(unit, size) if each.fits]
-            for choice in sorted(
-                found, key=lambda each: (sum(each.seconds), each.num_sequence_parallel, each.most_bytes)
-            ):
-                if not any(each.beats(choice) for each in kept):
-                    kept.append(choice)
-            self._fitting[key] = kept
-        return self._fitting[key]
+    def _fitting_choices(self, unit: tuple[Role, ...], size: PoolSize) -> list[RoleChoice]:
+        """Those that fit on a pool of their own, and that no other one beats in every respect."""
+        fit = [each for each in self.choices(unit, size) if all(phase.spare >= 0 for phase in each.phases)]
+        found = [replace(each, seconds=self._seconds(each, size)) for each in fit]
+        found.sort(key=lambda each: (sum(each.seconds), each.num_sequence_parallel, each.most_bytes))
+        kept: list[RoleChoice] = []
+        for choice in found:
+            if not any(one.rollout == choice.rollout and is_no_worse(one.costs, choice.costs) for one in kept):
+                kept.append(choice)
+        return kept
 
     def step_seconds(self, schedule: Schedule, stages: StageSeconds) -> float:
         """Of a step whose stages' slowest pools take so long, as `timing.step` adds it up."""
@@ -224,21 +194,10 @@ class PoolOptions:
         place = SCORES if self.workload.scores_first else PASSES
         return (*stages[:place], max(stages[place], self.workload.reward_seconds), *stages[place + 1 :])
 
-    def _choice(self, layouts: dict[Role, TrainLayout], rollout: RolloutLayout | None, size: PoolSize) -> RoleChoice:
-        if Role.ACTOR in layouts and self._reference_is_actor:
-            layouts = {**layouts, Role.REF: layouts[Role.ACTOR]}
-        phases = phases_of(self._pool(size, layouts, rollout), self.workload, self.constants)
-        return RoleChoice(tuple(layouts.items()), rollout, phases)
-
-    def _pool(
-        self, size: PoolSize, layouts: dict[Role, TrainLayout], rollout: RolloutLayout | None, name: str = "pool"
-    ) -> PlacedPool:
-        return PlacedPool(name, size.nodes, size.gpus_per_node, self.cluster[size.kind].gpu, layouts, rollout)
-
     def _seconds(self, choice: RoleChoice, size: PoolSize) -> StageSeconds:
         work, site = self.workload, Site(self.cluster[size.kind].gpu, size.gpus_per_node)
         sync = generation = scores = passes = updates = 0.0
-        for role, layout in choice.layouts:
+        for role, layout in choice.layouts.items():
             asked = (role, work, self._lengths, layout, site, self.constants)
             own = scoring_cost(*asked).seconds
             if role is not Role.REWARD_MODEL:
@@ -249,12 +208,18 @@ class PoolOptions:
             updates += training_cost(*asked).seconds
         if choice.rollout is not None:
             # The layout of an actor that is elsewhere does not matter.
-            actor, shared = work.models[Role.ACTOR], dict(choice.layouts).get(Role.ACTOR)
-            layout, is_shared = shared or TrainLayout(1, 1), shared is not None
+            actor, is_shared = work.models[Role.ACTOR], Role.ACTOR in choice.layouts
+            layout = choice.layouts.get(Role.ACTOR, TrainLayout(1, 1))
             args = (actor, layout, work.rollout, choice.rollout, site, site, self.constants)
             sync = sync_cost(*args, is_shared=is_shared).seconds
             generation = rollout_cost(work, self._lengths, choice.rollout, site, self.constants).seconds
         return (sync, generation, scores, passes, updates)
+
+
+def _option(roles: tuple[Role, ...], size: PoolSize, choices: Sequence[RoleChoice]) -> PoolOption:
+    """Within a pool the roles of a stage take turns."""
+    seconds = tuple(map(sum, zip(*(choice.seconds for choice in choices), strict=True)))
+    return PoolOption(roles, size, tuple(choices), seconds)
 
 
 def units_of(roles: Sequence[Role]) -> list[tuple[Role, ...]]:
@@ -272,13 +237,6 @@ def is_no_worse(seconds: StageSeconds, other: StageSeconds) -> bool:
 def longest(seconds: Iterable[StageSeconds]) -> StageSeconds:
     """Of each stage the most."""
     return tuple(map(max, zip(*seconds, strict=True)))
-
-
-def _sum(seconds: Iterable[StageSeconds]) -> StageSeconds:
-    total = NO_SECONDS
-    for each in seconds:
-        total = tuple(map(add, total, each))
-    return total
 
 
 def pool_sizes(cluster: Cluster) -> list[PoolSize]:
