@@ -49,7 +49,8 @@ _NEGATION = re.compile(
     re.IGNORECASE,
 )
 _REFUSAL = re.compile(
-    r"\W*(?:undefined|unknown|unclear|uncertain|indeterminate|impossible|unavailable)\b", re.IGNORECASE
+    r"\W*(?:undefined|unknown|unclear|uncertain|indeterminate|impossible|unavailable)\b(?!\s+(?:number|quantity|value)\b)",
+    re.IGNORECASE,
 )
 _CORRECTION = re.compile(r"\b(?:but|so|instead|rather|hence|therefore)\b", re.IGNORECASE)
 _CONFIRMATION = re.compile(
@@ -86,14 +87,19 @@ _JOINT = re.compile(
     r"\s{0,3}(?:,|;|,?\s{0,3}\b(?:and|or|nor)\b|&|/)\s*(?:maybe\s+|perhaps\s+|possibly\s+|also\s+)?(?:[a-zA-Z]\s*=\s*)?",
     re.IGNORECASE,
 )
-# What makes a number in front of which it stands a part of something larger: an operator, `x >`, `10**`, `1 out of`,
-# `twice`, `the square root of`.
+# What makes a number behind it a part of something larger: an operator or `x >`; and words such as `1 out of`, `twice`
+# and `the square root of`, but not in front of an equation: `half of 10 = 5` is 5.
 _OPERATOR_BEFORE = re.compile(
     r"""(?ix)
     (?: [-+/^\u00b1{] | (?<!\*)\* | (?<=[\w)])\*\*
       | \\(?:pm|mp|times|cdot|div|le|ge|ne|lt|gt)
       | (?:(?<=[\s$(])|^)[\w.)}\]]+\s*(?:[<>]=?|!=)
-      | (?<![A-Za-z])(?:ln|log|sin|cos|tan|sqrt|minus|plus|times|twice|thrice|double|triple
+      | (?<![A-Za-z])(?:ln|log|sin|cos|tan|sqrt|minus|plus|times)
+    )$"""
+)
+_WORDS_BEFORE = re.compile(
+    r"""(?ix)
+    (?: (?<![A-Za-z])(?:twice|thrice|double|triple
           | (?:less|fewer|more|greater|larger|smaller|lower|higher)\s+than
           | (?:half|third|quarter|root|square|cube|factorial|logarithm|power|reciprocal|percent|%)\s+of)
       | \d\s+(?:out\s+of|of|in|to|r|remainder(?:\s+of)?)
@@ -309,6 +315,8 @@ def _is_part_of_expression(text: str, span: _Span) -> bool:
     """Whether the number belongs to something larger that the search for numbers cannot read: `x^2 + 2`, `12 pi`."""
     before, shown = text[: span.start].rstrip()[-MAX_BEFORE:], text[span.start : span.end]
     if _OPERATOR_BEFORE.search(before) or _WORD_BEHIND.match(text, span.end):
+        return True
+    if "=" not in shown and _WORDS_BEFORE.search(before):
         return True
     return shown.lstrip()[:1] in ("+", "-") and _OPERAND_BEFORE.search(before) is not None
 

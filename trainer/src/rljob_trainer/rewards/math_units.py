@@ -69,7 +69,8 @@ _SAME_UNIT = {
     "rad": ("radian",),
 }
 _CANONICAL = {spelling: unit for unit, spellings in _SAME_UNIT.items() for spelling in (*spellings, unit)}
-_MEGA = re.compile(r"M(?:g|m|L|W|V|A|J|N|Hz|Pa)")
+# Units of which a million and a thousandth are both in use; of `mpa` and `MHz` people do not mind the case.
+_MEGA = re.compile(r"M[gmWJ]")
 _POWER_WORDS = {"square": "^2", "squared": "^2", "sq": "^2", "cubic": "^3", "cubed": "^3"}
 _TEXT = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{([^{{}}]*)\}}")
 _WORDS = re.compile(r"[A-Za-z\u00b5\u03a9\u4e00-\u9fff%$€£¥₹¢][^\d=<>+*()\[\]{}\\,;:!?\"]*")
