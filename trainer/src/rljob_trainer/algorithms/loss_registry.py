@@ -37,6 +37,7 @@ from rljob_trainer.algorithms.interfaces import (
     PolicyLoss,
     Reduce,
     TokenLosses,
+    Wanted,
     WholeInputs,
 )
 from rljob_trainer.algorithms.policy_losses import (
@@ -67,6 +68,7 @@ def _with_settings(
     compute: Callable[[LossInputs, SettingsT], TokenLosses],
     *,
     needs: Iterable[str] = (),
+    wanted: Wanted = Wanted(),
     whole_pass: Callable[[WholeInputs, Reduce, SettingsT], Mapping[str, Tensor]] | None = None,
 ) -> Row:
     """A loss with a block of settings; the rest is as in `PolicyLoss`."""
@@ -77,6 +79,7 @@ def _with_settings(
             filled(chosen.type),
             lambda inputs: compute(inputs, settings),
             frozenset(needs),
+            wanted,
             whole_pass=None if whole_pass is None else lambda inputs, reduce: whole_pass(inputs, reduce, settings),
         )
 
