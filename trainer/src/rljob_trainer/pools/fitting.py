@@ -76,8 +76,8 @@ def node_order(address: str, node_id: str) -> tuple[int, int, str, str]:
 
 
 def check_feasible(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> None:
-    """Raises ResourceError when no place is found for all pools, were all nodes free: it says what each node lacks for a
-    pool that does not fit alone, else which resource is short for all together, or that no way was found."""
+    """Raises ResourceError when no place is found for all pools, were all nodes free: it says what each node lacks for
+    a pool that does not fit alone, else which resource is short for all together, or that no way was found."""
     for need in needs:
         gaps = [(node, found) for node in nodes if (found := _gaps(need.per_node, node.total, node))]
         num_fitting = len(nodes) - len(gaps)
