@@ -81,7 +81,7 @@ def test_a_function_that_needs_the_reference_gets_one_wherever_it_is() -> None:
 def test_a_layout_of_a_model_that_no_function_needs_is_refused(role: str, column: str, field: str) -> None:
     algorithm: Document = {"loss": function("plain"), "advantage": function("returns")}
     job = merged(small_job(algorithm=algorithm), {"spec": {"roles": {role: {field: 1}}}})
-    with pytest.raises(ConfigurationError, match=rf"spec\.roles\.{role}: nothing needs this model.*'{column}'"):
+    with pytest.raises(ConfigurationError, match=rf"spec\.roles\.{role}: nothing needs .* its layout .*'{column}'"):
         check_algorithm(RLJob.from_wire(job).spec)
 
 
