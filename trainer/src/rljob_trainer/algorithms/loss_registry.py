@@ -51,6 +51,7 @@ from rljob_trainer.algorithms.policy_losses import (
 from rljob_trainer.algorithms.sequence_losses import clipped_geometric_mean, clipped_sequence_ratio
 
 SettingsT = TypeVar("SettingsT", bound=WireModel)
+NOTHING_MORE = Wanted()
 Row = Callable[[Loss], PolicyLoss]
 """From a resolved loss to what computes it."""
 
@@ -68,7 +69,7 @@ def _with_settings(
     compute: Callable[[LossInputs, SettingsT], TokenLosses],
     *,
     needs: Iterable[str] = (),
-    wanted: Wanted = Wanted(),
+    wanted: Wanted = NOTHING_MORE,
     whole_pass: Callable[[WholeInputs, Reduce, SettingsT], Mapping[str, Tensor]] | None = None,
 ) -> Row:
     """A loss with a block of settings; the rest is as in `PolicyLoss`."""
