@@ -222,6 +222,9 @@ def short_job(name: str, examples: Path) -> str:
     document["spec"]["checkpoint"] |= {"everySteps": EVERY_STEPS, "keep": 10}
     if name == "dapo":
         training["algorithm"] = {"type": "DAPO"}
+    if name == "lora":
+        # The only one with a reference, which here is the same model without its adapters.
+        training["algorithm"]["kl"] = {"coefficient": 0.1}
     return json.dumps(document, indent=1)
 
 

@@ -154,6 +154,12 @@ def test_an_advantage_by_itself_has_its_block_and_no_other() -> None:
     assert of_recipe.reinforce_plus_plus == ReinforcePlusPlus(gamma=0.9)
 
 
+def test_the_settings_of_what_is_not_resolved_are_refused() -> None:
+    with pytest.raises(AssertionError, match="Loss: no block of Clipped; resolve the algorithm first"):
+        Algorithm(loss=Loss(type=LossType.CLIPPED)).loss.settings(Clipped)
+    assert resolved({}).loss.settings(Clipped) == clipped_by(0.2, 0.2, 3.0)
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -35,7 +35,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.yaml_text import wire_path
 from rljob_testing.valid_job import REMOVED, Wire, edited, valid_job
-from rljob_trainer.checkpoints.errors import DamagedError
+from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.layout import digest_of, read_manifest
 from rljob_trainer.controller.checkpointing import state_of
 
@@ -238,6 +238,13 @@ def test_the_manifest_of_version_1_is_read(tmp_path: Path) -> None:
     assert [tensor.name for tensor in manifest.tensors] == ["model.w"]
     state = state_of(manifest)
     assert (state.step, state.cursor.epoch, state.cursor.position, state.kl_coefficient) == (6, 1, 16, 0.001)
+
+
+@pytest.mark.parametrize("field", ["isEvaluated", "choices", "cursor.digest"])
+def test_a_checkpoint_without_what_every_save_writes_is_refused(tmp_path: Path, field: str) -> None:
+    manifest, _ = read_manifest(sealed_manifest(tmp_path, edited(golden("manifest"), {f"extra.{field}": REMOVED})))
+    with pytest.raises(CheckpointError, match="its state cannot be read"):
+        state_of(manifest)
 
 
 @pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_testing.golden import GoldenCase, check
+from rljob_testing.golden import GOLDEN, GoldenCase, check
 from rljob_testing.golden_advantages import ADVANTAGE_CASES
 
 
@@ -14,6 +16,27 @@ def test_is_verls(case: GoldenCase) -> None:
     check(case)
 
 
-def test_cases_are_of_advantages() -> None:
+def test_every_type_has_golden_numbers() -> None:
     others = {"discounted returns", "whitening"}
-    assert {case.function for case in ADVANTAGE_CASES} - others <= set(AdvantageType)
+    assert {case.function for case in ADVANTAGE_CASES} == {*AdvantageType, *others} - {AdvantageType.FUNCTION}
+
+
+class Read(dict[str, object]):
+    """A table that notes what is read of it."""
+
+    def __init__(self, table: Mapping[str, object]) -> None:
+        super().__init__(table)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> object:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("kind", ["advantages", "returns"])
+def test_every_golden_number_is_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Read(GOLDEN[kind])
+    monkeypatch.setitem(GOLDEN, kind, read)
+    for case in ADVANTAGE_CASES:
+        case.compare()
+    assert read.names == set(read)

@@ -65,7 +65,7 @@ class Taken(ReplayedRollouts):
 
 
 def cursor() -> PromptCursor[PromptRow]:
-    return PromptCursor(PROMPTS, seed=0, shuffle=False)
+    return PromptCursor(PROMPTS, seed=0, shuffle=False, digest="any")
 
 
 def step_of(run: ReplayedRun, stream: PromptCursor[PromptRow], number: int) -> dict[str, float]:

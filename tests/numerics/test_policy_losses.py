@@ -99,13 +99,13 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
 """One token's loss of log-ratio, new and old log-probability, and advantage."""
 
 
-def plain_gspo(x_T: Tensor, a_T: Tensor) -> Tensor:
+def plain_gspo(x_T: Tensor, _: Tensor, a_T: Tensor) -> Tensor:
     """GSPO-token, equation 14 of the paper: each token has its own advantage."""
     ratio_T = x_T.mean().exp().detach() * (x_T - x_T.detach()).exp()
     return torch.max(-a_T * ratio_T, -a_T * clip(ratio_T, 0.95, 1.1)).mean()
 
 
-def plain_gmpo(x_T: Tensor, a_T: Tensor) -> Tensor:
+def plain_gmpo(x_T: Tensor, _: Tensor, a_T: Tensor) -> Tensor:
     log_ratios = []
     for x, a in zip(x_T, a_T, strict=True):
         held = clip(x, -torch.inf, 0.35) if a > 0 else clip(x, -0.15, torch.inf)
@@ -113,8 +113,11 @@ def plain_gmpo(x_T: Tensor, a_T: Tensor) -> Tensor:
     return -a_T.mean() * torch.stack(log_ratios).mean().exp()
 
 
-PLAIN_OF_ROWS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"GSPO": plain_gspo, "GMPO": plain_gmpo}
-"""One response's loss of log-ratios and advantages."""
+PLAIN_OF_ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "GSPO": plain_gspo,
+    "GMPO": plain_gmpo,
+}
+"""One response's loss of log-ratios, new log-probabilities and advantages: the mean over its tokens."""
 
 # Multiples of 1/64: no kink but that of |0| is met.
 LOGPROB = st.integers(-200, -1).map(lambda number: number / 64)
@@ -159,9 +162,10 @@ def test_losses_of_responses_are_the_formula_in_the_mean_over_each_response(name
     (gradients_N,) = torch.autograd.grad(found_B.sum(), logprobs_N)
     plain_N = batch.logprobs_N.clone().requires_grad_()
     losses = [
-        PLAIN_OF_ROWS[name](x_T, a_T) if len(x_T) else torch.zeros(()).double()
-        for x_T, a_T in zip(
+        PLAIN_OF_ROWS[name](x_T, new_T, a_T) if len(x_T) else torch.zeros(()).double()
+        for x_T, new_T, a_T in zip(
             torch.split_with_sizes(plain_N - batch.old_logprobs_N, list(batch.lengths)),
+            torch.split_with_sizes(plain_N, list(batch.lengths)),
             torch.split_with_sizes(batch.advantages_N, list(batch.lengths)),
             strict=True,
         )

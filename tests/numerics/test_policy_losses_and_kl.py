@@ -183,6 +183,25 @@ def test_straight_through_keeps_the_value_and_takes_the_gradient_of_k2(estimator
     assert gradient_N.tolist() == [0.5, -1.0, 0.0, -100.0]
 
 
+@pytest.mark.parametrize("estimator", list(KlEstimator))
+def test_straight_through_of_an_impossible_token_has_no_gradient(estimator: KlEstimator) -> None:
+    logprobs_N = torch.tensor([-torch.inf, -1.0, -1.0], requires_grad=True)
+    reference_N = torch.tensor([-1.0, -torch.inf, -1.5])
+    plain_N = kl_estimate(logprobs_N, reference_N, estimator)
+    straight_N = kl_estimate(logprobs_N, reference_N, estimator, straight_through=True)
+    assert torch.equal(straight_N, plain_N)
+    (gradient_N,) = torch.autograd.grad(straight_N.sum(), logprobs_N)
+    assert gradient_N.tolist() == [0.0, 0.0, 0.5]
+
+
+def test_the_gradient_of_k3_near_0_is_as_exact_as_log_probabilities_are() -> None:
+    reference_N = torch.full((2_001,), -1.0)
+    logprobs_N = (reference_N + torch.linspace(-0.01, 0.01, 2_001)).requires_grad_()
+    (gradient_N,) = torch.autograd.grad(kl_estimate(logprobs_N, reference_N, KlEstimator.K3).sum(), logprobs_N)
+    expected_N = -(reference_N - logprobs_N.detach()).double().expm1()
+    torch.testing.assert_close(gradient_N.double(), expected_N, rtol=0.0, atol=7e-8)
+
+
 def test_an_absolute_difference_that_is_rounding_has_no_gradient() -> None:
     logprobs_N = torch.tensor([-1.0 + 2e-6, -1.0 - 2e-6, -1.001, -0.999], requires_grad=True)
     found_N = kl_estimate(logprobs_N, torch.full((4,), -1.0), KlEstimator.ABSOLUTE)

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from rljob_operator.errors import SettingsError
 from rljob_operator.manifests.access import derived_token, key_id, network_policy, token_secret
-from rljob_operator.manifests.naming import cluster_name, companion_name, head_service_name, submission_id
+from rljob_operator.manifests.naming import cluster_name, companion_name, submission_id
 from rljob_operator.manifests.objects import JobIdentity
 from rljob_operator.manifests.submission import submission
 from rljob_testing.operator_jobs import DEFAULTS, IDENTITY, spec
@@ -36,8 +36,7 @@ def test_names_of_the_longest_job_are_kept_whole_by_kuberay() -> None:
     cluster = cluster_name("j" * 46, 64)
     assert cluster == "j" * 46 + "-64"
     assert len(cluster) <= 50
-    assert len(head_service_name(cluster)) <= 63
-    assert head_service_name("example-1") == "example-1-head-svc"
+    assert len(f"{cluster}-head-svc") <= 63
     assert submission_id("example", 2, 3) == "example-2-3"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from rljob_api.constants import RAY_HEALTH_CHECK, RAY_NODE_LOST_SECONDS
+from rljob_api.constants import RAY_HEALTH_CHECK
 from rljob_testing.echo_groups import watch_for_seconds
 from rljob_testing.echo_worker import EchoWorker, make_echo
 from rljob_testing.processes import descendants
@@ -27,6 +27,8 @@ from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
+NODE_LOST_SECONDS = 37
+"""So long a node may be silent, by `RAY_HEALTH_CHECK`, before its processes count as dead."""
 ROLES = [RoleSpec("only", EchoWorker, partial(make_echo, "only"))]
 
 
@@ -82,7 +84,7 @@ def test_nodes_that_do_not_answer_any_more(cluster: Cluster, tmp_path: Path) -> 
         assert [process["state"] for process in dump["processes"]] == ["T (stopped by a signal)"]
         with pytest.raises(WorkerDiedError, match=told.format("127.0.0.4")):
             watch_for_seconds(frozen.processes, 120)
-        assert time.monotonic() - silent_since < RAY_NODE_LOST_SECONDS + 5
+        assert time.monotonic() - silent_since < NODE_LOST_SECONDS + 5
 
 
 def test_the_node_of_a_killed_worker_is_asked_for_the_cause(cluster: Cluster) -> None:

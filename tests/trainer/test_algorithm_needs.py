@@ -5,10 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
+from rljob_api.v1alpha1.advantage import GroupRelative
+from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.policy_loss import Clipped
+from rljob_api.v1alpha1.recipes import filled, resolve_algorithm
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training_runs import Document, merged, small_job
+from rljob_trainer.algorithms.advantage_registry import _on_responses as on_responses
+from rljob_trainer.algorithms.interfaces import (
+    GREEDY_REWARDS,
+    ROLLOUT_LOGPROBS,
+    LossInputs,
+    ResponseInputs,
+    TokenLosses,
+    Wanted,
+)
+from rljob_trainer.algorithms.loss_registry import _with_settings as with_settings
 from rljob_trainer.controller.run_checks import check_algorithm, needs_reference
 from rljob_trainer.errors import ConfigurationError
 
@@ -66,7 +81,7 @@ def test_a_function_that_needs_the_reference_gets_one_wherever_it_is() -> None:
 def test_a_layout_of_a_model_that_no_function_needs_is_refused(role: str, column: str, field: str) -> None:
     algorithm: Document = {"loss": function("plain"), "advantage": function("returns")}
     job = merged(small_job(algorithm=algorithm), {"spec": {"roles": {role: {field: 1}}}})
-    with pytest.raises(ConfigurationError, match=rf"spec\.roles\.{role}: nothing needs this model.*'{column}'"):
+    with pytest.raises(ConfigurationError, match=rf"spec\.roles\.{role}: nothing needs .* its layout .*'{column}'"):
         check_algorithm(RLJob.from_wire(job).spec)
 
 
@@ -102,6 +117,21 @@ def test_a_warning_of_a_penalty_without_a_gradient(epochs: int, warns: bool, cap
     job = small_job(algorithm={"loss": {"type": "KLCov"}}, numEpochsPerBatch=epochs)
     check_algorithm(RLJob.from_wire(job).spec)
     assert ("the penalty of KLCov has no gradient" in caplog.text) is warns
+
+
+def test_rows_with_settings_say_what_they_need_and_want() -> None:
+    chosen = resolve_algorithm(Algorithm())
+
+    def advantages(inputs: ResponseInputs, settings: GroupRelative) -> Tensor:
+        return inputs.rewards_B * settings.normalize_by_std
+
+    def losses(inputs: LossInputs, settings: Clipped) -> TokenLosses:
+        return TokenLosses(inputs.logprobs_N * filled(settings.clip_ratio_low))
+
+    estimator = on_responses(GroupRelative, advantages, needs=[GREEDY_REWARDS])(chosen.advantage)
+    assert estimator.needs == {GREEDY_REWARDS}
+    loss = with_settings(Clipped, losses, needs=[ROLLOUT_LOGPROBS], wanted=Wanted(squares=True))(chosen.loss)
+    assert (loss.needs, loss.wanted) == ({ROLLOUT_LOGPROBS}, Wanted(squares=True))
 
 
 def test_an_advantage_on_tokens_has_to_place_the_kl_in_the_reward() -> None:

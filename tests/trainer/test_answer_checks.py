@@ -188,7 +188,7 @@ def test_above_the_limit_rows_are_left_out_when_they_are_drawn(
     drawn = check.run(training, rows("7"))
     assert drawn is not None
     assert check.asked == Counter(["'7'"])
-    cursor = PromptCursor(training, seed=0, shuffle=False, are_usable=drawn.are_usable)
+    cursor = PromptCursor(training, seed=0, shuffle=False, digest="any", are_usable=drawn.are_usable)
     assert [row.answer for row in cursor.next_batch(2)] == ["1", "2"]
     assert [record.getMessage().splitlines() for record in caplog.records] == [
         [
@@ -216,7 +216,7 @@ def test_a_drawn_row_that_ends_its_process_is_left_out(
     training = rows("5", answer, "dies once", "6")
     drawn = check.run(training)
     assert drawn is not None
-    cursor = PromptCursor(training, seed=0, shuffle=False, are_usable=drawn.are_usable)
+    cursor = PromptCursor(training, seed=0, shuffle=False, digest="any", are_usable=drawn.are_usable)
     assert [row.answer for row in cursor.next_batch(6)] == ["5", "dies once", "6"] * 2
     assert (
         "spec.training.dataset: rows skipped because MathAnswer cannot score their answer: 1 now, 1 so far\n"

@@ -8,7 +8,7 @@ import torch
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint
 from rljob_testing.bytes_read import bytes_read
-from rljob_testing.checkpoint_samples import LocalActor, cursor_at
+from rljob_testing.checkpoint_samples import CHOICES, LocalActor, cursor_at
 from rljob_trainer.checkpoints.load import check_checkpoint
 from rljob_trainer.controller.checkpointing import Checkpointing
 
@@ -25,6 +25,7 @@ def saved(root: Path, step: int, keep: int, start: Checkpointing | None = None) 
     """One save on two ranks, made a checkpoint; gives the start that did it."""
     if start is None:
         start = Checkpointing(Checkpoint(keep=keep), root, 1, "job")
+        start.choices = CHOICES
         assert start.find() is None
     actor = LocalActor(weight() + step, num_ranks=2)
     start.begin(step, cursor_at(step), [actor])

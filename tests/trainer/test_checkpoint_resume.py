@@ -9,12 +9,9 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint
-from rljob_api.v1alpha1.model import Dtype
-from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
-from rljob_testing.checkpoint_samples import LocalActor, cursor_at
+from rljob_testing.checkpoint_samples import CHOICES, LocalActor, cursor_at
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.load import find_newest_complete
-from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.errors import ConfigurationError
 
@@ -27,7 +24,9 @@ def value_of(step: int) -> torch.Tensor:
 
 
 def start_of(root: Path, number: int, job_name: str = "job") -> Checkpointing:
-    return Checkpointing(Checkpoint(keep=3), root, number, job_name)
+    start = Checkpointing(Checkpoint(keep=3), root, number, job_name)
+    start.choices = CHOICES
+    return start
 
 
 def save(start: Checkpointing, step: int, num_ranks: int = 2) -> None:
@@ -136,14 +135,10 @@ def test_the_folder_of_another_job_is_left_as_it_is(root: Path) -> None:
 def test_what_the_dtype_stood_for_is_noted(tmp_path: Path) -> None:
     first = start_of(tmp_path, 1)
     assert first.find() is None
-    choices = AutoSettings(
-        dtype=Dtype.BFLOAT16, rollout_engine=RolloutEngine.HUGGING_FACE, rollout_compile=Compile.NEVER
-    )
-    first.choices = choices
     save(first, 10)
     point = start_of(tmp_path, 2).find()
     assert point is not None
-    assert point.state.choices == choices
+    assert point.state.choices == CHOICES
 
 
 def test_the_kl_coefficient_is_the_same_to_the_last_bit(tmp_path: Path) -> None:

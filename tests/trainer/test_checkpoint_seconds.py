@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint
-from rljob_testing.checkpoint_samples import LocalActor, cursor_at
+from rljob_testing.checkpoint_samples import CHOICES, LocalActor, cursor_at
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import list_checkpoint_folders, read_manifest
 from rljob_trainer.controller.checkpointing import Checkpointing
@@ -31,6 +31,7 @@ class Run:
         self.output = RunOutput(folder, [], resumed_from_step, 4, 1)
         self.reporter = RunReporter(folder / "state.json", "job", 1, 4, 1, lambda: self.now)
         checkpointing = Checkpointing(Checkpoint(every_steps=2), folder / "checkpoints", start_number, "job")
+        checkpointing.choices = CHOICES
         point = checkpointing.find()
         if point:
             checkpointing.load(point, [self.actor], 1)

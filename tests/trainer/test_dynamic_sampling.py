@@ -60,7 +60,7 @@ class World:
 
     def __post_init__(self) -> None:
         rows = [PromptRow(index, f"p{index}", "", (1,), None, {}) for index in range(self.num_prompts)]
-        self.cursor = PromptCursor(rows, seed=3, shuffle=self.shuffle)
+        self.cursor = PromptCursor(rows, seed=3, shuffle=self.shuffle, digest="any")
 
     def generate(self, prompts: Sequence[PromptRow], num_drawn: int) -> Rollout:
         """Scores 0 and 1 where a group differs, else 0; the tokens stay where they are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 
@@ -111,6 +112,13 @@ def test_pools_that_lack_two_things_together() -> None:
     assert "not all together: CPU or GPU is missing" in text
 
 
+def test_three_pools_that_lack_something_in_sum_and_those_for_which_no_way_is_known() -> None:
+    asked = [need("x", 1, 2, GPU=1), need("y", 1, 2, GPU=1), need("z", 1, 2, GPU=1)]
+    assert "each fits alone, but not all together: GPU is missing (needed" in refusal(asked, [node("a", GPU=5)])
+    text = refusal(asked, [node("a", GPU=3), node("b", GPU=3)])
+    assert "each fits alone, but no way to place all together was found, though there may be one (needed: x" in text
+
+
 def test_pools_that_share_a_node_are_fine() -> None:
     check_feasible([need("actor", 1, 4, GPU=1), need("critic", 1, 4, GPU=1)], [node("a", GPU=8)])
 
@@ -151,6 +159,22 @@ def test_two_pools_get_nodes_whenever_there_is_a_way(needs: list[Need], rooms: l
         assert is_valid(needs, rooms, places)
 
 
+def test_three_and_four_pools_get_nodes_where_there_is_a_way() -> None:
+    """In cases that are always the same: in one of many thousands others a way may be missed."""
+    pick = random.Random(1)
+    num_with_a_way = 0
+    for _ in range(1_500):
+        rooms = [dict.fromkeys(NAMES, 0.0) | {name: pick.randint(0, 4) for name in NAMES} for _ in range(4)]
+        needs = [(pick.randint(1, 2), {name: pick.randint(0, 3) for name in NAMES}) for _ in range(pick.choice([3, 4]))]
+        places = placed(needs, rooms)
+        if places is None:
+            assert not any_way(needs, rooms)
+        else:
+            num_with_a_way += 1
+            assert is_valid(needs, rooms, places)
+    assert num_with_a_way > 100
+
+
 @given(some_needs(5), ROOMS)
 def test_no_node_gets_more_than_it_has_room_for(needs: list[Need], rooms: list[dict[str, float]]) -> None:
     places = placed(needs, rooms)
@@ -181,6 +205,24 @@ def test_no_node_gets_more_than_it_has_room_for(needs: list[Need], rooms: list[d
             [{"GPU": 8.0, "A100": 1.0}, {"GPU": 4.0}],
             [[1], [0]],
             id="a small pool that needs the special node",
+        ),
+        pytest.param(
+            [(2, {"GPU": 2, "CPU": 8}), (1, {"GPU": 8, "CPU": 2}), (1, {"GPU": 2, "CPU": 1})],
+            [{"GPU": 8.0, "CPU": 16.0}, {"GPU": 8.0, "CPU": 8.0}, {"GPU": 2.0, "CPU": 8.0}],
+            [[0, 2], [1], [0]],
+            id="three pools in another order",
+        ),
+        pytest.param(
+            [(1, {"GPU": 2, "CPU": 8}), (1, {"CPU": 4}), (1, {"GPU": 4, "CPU": 2}), (1, {"GPU": 2, "CPU": 8})],
+            [{"GPU": 8.0, "CPU": 8.0}, {"GPU": 4.0, "CPU": 16.0}],
+            [[1], [0], [0], [1]],
+            id="four pools in another order",
+        ),
+        pytest.param(
+            [(3, {"GPU": 2}), (3, {"GPU": 1}), (3, {"GPU": 1})],
+            [{"GPU": 3.0}, {"GPU": 3.0}, {"GPU": 4.0}, {"GPU": 3.0}],
+            [[0, 1, 2], [0, 2, 3], [1, 2, 3]],
+            id="the emptiest nodes first",
         ),
         pytest.param([(1, {"GPU": 0.1 * 3})], [{"GPU": 0.3}], [[0]], id="parts of a device add up without rounding"),
         pytest.param([(1, {"GPU": 0.3001})], [{"GPU": 0.3}], None, id="a little too much"),

@@ -165,3 +165,7 @@ def test_pools_that_cannot_be_one_are_refused() -> None:
     other = pool("b", settings=replace(SETTINGS, name="other", num_cpus_per_device=2))
     with pytest.raises(ResourceError, match="pool mixed: the processes of main and other ask for different resources"):
         ResourcePool.merged("mixed", [whole, other])
+    detached = pool("b", settings=replace(SETTINGS, name="kept", is_detached=True))
+    with pytest.raises(ResourceError, match="pool mixed: of main and kept only one is detached"):
+        ResourcePool.merged("mixed", [whole, detached])
+    assert ResourcePool.merged("both", [detached, pool("c", settings=detached.settings)]).settings.is_detached

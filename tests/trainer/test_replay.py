@@ -113,4 +113,5 @@ def test_the_jobs_are_the_examples_made_short() -> None:
     kinds = [job["training"]["algorithm"]["type"] for job in jobs.values()]
     assert kinds == ["GRPO", "PPO", "GRPO", "DAPO"]
     assert ["lora" in job["training"]["model"] for job in jobs.values()] == [False, False, True, False]
+    assert ["kl" in job["training"]["algorithm"] for job in jobs.values()] == [False, False, True, False]
     assert {(job["training"]["steps"], job["checkpoint"]["everySteps"]) for job in jobs.values()} == {(6, 3)}

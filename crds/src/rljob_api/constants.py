@@ -98,8 +98,6 @@ RAY_HEALTH_CHECK: Mapping[str, str] = MappingProxyType(
 """Of Ray's head: how it finds a node that is lost or frozen, and with it the worker processes there."""
 RAY_WORKER_NICENESS = ("RAY_worker_niceness", "0")
 """Ray's own default is 15: the processes that compute would wait for whatever else their node does."""
-RAY_NODE_LOST_SECONDS = 37
-"""So long a node may be silent, by `RAY_HEALTH_CHECK`, before its processes count as dead."""
 
 HEAD_GROUP = "head"
 """The head pod, where pods are grouped by pool; no pool has this name."""

@@ -47,7 +47,8 @@ STORED_SPEC = Policy()
 STATUS = Policy(
     optional_fields=("phase", "reason", "gpus", "conditions", "pools", "progress", "checkpoint", "exportUri")
 )
-"""As the operator reads it. Unknown fields stay on the API server, because the operator writes only what has changed.
+"""As the operator reads it. Unknown fields stay on the API server, because the operator writes only what has changed;
+but a list that has changed is written whole, without the unknown fields of its entries, such as those of an attempt.
 The optional fields are for people, and are written anew."""
 AS_FAR_AS_READABLE = Policy(leaves_out_unreadable_parts=True)
 """Of what is only shown, and of deadlines in a spec that cannot be read."""

@@ -33,7 +33,8 @@ class Variants(WireModel):
 
     def settings(self, kind: type[BlockT]) -> BlockT:
         """The block of this class, which is that of the variant in use. For a part that is resolved."""
-        [found] = [value for _, value in self if isinstance(value, kind)]
+        found = next((value for _, value in self if isinstance(value, kind)), None)
+        assert found is not None, f"{type(self).__name__}: no block of {kind.__name__}; resolve the algorithm first"
         return found
 
     @classmethod

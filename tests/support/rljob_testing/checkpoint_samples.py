@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from pydantic import JsonValue
 
+from rljob_api.v1alpha1.model import Dtype
+from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.checkpoints.load import open_checkpoint
 from rljob_trainer.checkpoints.save import (
@@ -20,6 +22,7 @@ from rljob_trainer.checkpoints.save import (
     save_shard_async,
 )
 from rljob_trainer.checkpoints.sharding import ShardedTensor
+from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.datasets.cursor import CursorState
 
 
@@ -49,9 +52,12 @@ def nothing() -> None:
     """What happens at a call unless a test says otherwise."""
 
 
+CHOICES = AutoSettings(dtype=Dtype.BFLOAT16, rollout_engine=RolloutEngine.HUGGING_FACE, rollout_compile=Compile.NEVER)
+
+
 def cursor_at(position: int) -> CursorState:
     """A place in a data set of 100 rows."""
-    return CursorState(epoch=0, position=position, num_rows=100, seed=0, shuffle=False)
+    return CursorState(epoch=0, position=position, num_rows=100, seed=0, shuffle=False, digest="any")
 
 
 class LocalActor:

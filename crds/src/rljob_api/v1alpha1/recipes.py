@@ -1,5 +1,5 @@
-"""Recipes, and what a job's learning rule is with them: resolved, it has a value in every field, and of each part the
-chosen variant alone.
+"""Recipes, and what a job's learning rule is with them: resolved, it has a value in every field that counts, and
+of each part the chosen variant alone.
 
 The trainer works with what is resolved only; `rljob validate --resolved` and the run folder show it as a job file.
 """

@@ -21,8 +21,3 @@ def companion_name(cluster: str, job_uid: str) -> str:
 def submission_id(job: str, attempt: int, submission: int) -> str:
     """What Ray's Jobs API knows a trainer by; `submission` counts from 1 within the attempt."""
     return f"{job}-{attempt}-{submission}"
-
-
-def head_service_name(cluster: str) -> str:
-    """The service that KubeRay makes for the head pod."""
-    return f"{cluster}-head-svc"

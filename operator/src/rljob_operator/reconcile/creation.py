@@ -98,9 +98,8 @@ def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
         draft.change_counters(start_number=number)
         draft.change_attempt(submissions=1, start_number=number)
         report_submission(draft, observed)
-    number = draft.attempt.start_number or draft.counters.start_number
     nodes = tuple((pool.name, pool.nodes) for pool in draft.attempt.nodes)
-    return SubmitJob(newest_submission(draft, observed.job), draft.attempt.number, number, nodes)
+    return SubmitJob(newest_submission(draft, observed.job), draft.attempt.number, draft.counters.start_number, nodes)
 
 
 def let_us_in(draft: StatusDraft) -> tuple[Effect, ...]:

@@ -84,12 +84,16 @@ def _plain(compute: Callable[[ResponseInputs], Tensor], *, needs: Iterable[str] 
     return lambda chosen: AdvantageEstimator(filled(chosen.type), for_responses=compute, needs=frozenset(needs))
 
 
-def _on_responses(kind: type[SettingsT], compute: Callable[[ResponseInputs, SettingsT], Tensor]) -> Row:
+def _on_responses(
+    kind: type[SettingsT], compute: Callable[[ResponseInputs, SettingsT], Tensor], *, needs: Iterable[str] = ()
+) -> Row:
     """With a block of settings."""
 
     def row(chosen: Advantage) -> AdvantageEstimator:
         settings = chosen.settings(kind)
-        return AdvantageEstimator(filled(chosen.type), for_responses=lambda inputs: compute(inputs, settings))
+        return AdvantageEstimator(
+            filled(chosen.type), for_responses=lambda inputs: compute(inputs, settings), needs=frozenset(needs)
+        )
 
     return row
 

@@ -37,6 +37,7 @@ from rljob_trainer.algorithms.interfaces import (
     PolicyLoss,
     Reduce,
     TokenLosses,
+    Wanted,
     WholeInputs,
 )
 from rljob_trainer.algorithms.policy_losses import (
@@ -50,6 +51,7 @@ from rljob_trainer.algorithms.policy_losses import (
 from rljob_trainer.algorithms.sequence_losses import clipped_geometric_mean, clipped_sequence_ratio
 
 SettingsT = TypeVar("SettingsT", bound=WireModel)
+NOTHING_MORE = Wanted()
 Row = Callable[[Loss], PolicyLoss]
 """From a resolved loss to what computes it."""
 
@@ -67,6 +69,7 @@ def _with_settings(
     compute: Callable[[LossInputs, SettingsT], TokenLosses],
     *,
     needs: Iterable[str] = (),
+    wanted: Wanted = NOTHING_MORE,
     whole_pass: Callable[[WholeInputs, Reduce, SettingsT], Mapping[str, Tensor]] | None = None,
 ) -> Row:
     """A loss with a block of settings; the rest is as in `PolicyLoss`."""
@@ -77,6 +80,7 @@ def _with_settings(
             filled(chosen.type),
             lambda inputs: compute(inputs, settings),
             frozenset(needs),
+            wanted,
             whole_pass=None if whole_pass is None else lambda inputs, reduce: whole_pass(inputs, reduce, settings),
         )
 

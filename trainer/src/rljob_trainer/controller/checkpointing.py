@@ -45,11 +45,11 @@ class ControllerState(WireModel):
     cursor: CursorState
     random_states: tuple[JsonValue, ...]
     """One per worker; used where the number of workers is the same. All sampling is seeded by step anyway."""
-    is_evaluated: Flag = True
+    is_evaluated: Flag
     """Whether the evaluation that may be due after this step is done; a stop can come before it."""
     kl_coefficient: NonNegativeNumber | None = None
     """Of the next step, where a controller changes it; else the job's is."""
-    choices: AutoSettings | None = None
+    choices: AutoSettings
     """What the job's `Auto` stood for."""
 
 
@@ -106,7 +106,8 @@ class Checkpointing:
         self.newest: Path | None = None
         """The newest checkpoint that this start has committed or resumed from."""
         self.choices: AutoSettings | None = None
-        """What `Auto` in the job stands for in this run; noted in every checkpoint."""
+        """What `Auto` in the job stands for in this run; noted in every checkpoint. None until it is decided, which the
+        checkpoint that is resumed has a part in."""
 
     def find(self) -> ResumePoint | None:
         """Where this start begins, and announces it, so that former ones cannot write any more.
@@ -153,6 +154,7 @@ class Checkpointing:
 
         Raises CheckpointError; the checkpoints before stay as they are."""
         assert self.pending is None, "finish the former save first"
+        assert self.choices is not None, "decide what `Auto` stands for first"
         sizes = [group.num_checkpoint_bytes() for group in groups]
         folder = begin_save(self.root, step, self.start_number, sum(map(sum, sizes)))
         state = ControllerState(
@@ -160,6 +162,7 @@ class Checkpointing:
             step=step,
             cursor=cursor,
             random_states=tuple(groups[0].random_state()),
+            is_evaluated=False,
             kl_coefficient=kl_coefficient,
             choices=self.choices,
         )

@@ -39,7 +39,6 @@ from rljob_trainer.workers.reward_model import RewardModelSettings, conversation
 
 log = logging.getLogger(__name__)
 
-
 CLASSIFIER = "ForSequenceClassification"
 """End of the names of transformers' classes for such models."""
 
@@ -73,9 +72,6 @@ def critic_model(
             "responses as other texts; choose a model with the policy's tokenizer, or leave it out for the policy's own"
         )
     return place
-
-
-log = logging.getLogger(__name__)
 
 
 def model_reward(spec: RLJobSpec) -> tuple[str, Reward, RewardModel] | None:

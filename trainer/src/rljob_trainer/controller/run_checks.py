@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.policy_loss import LossType
 from rljob_api.v1alpha1.recipes import loss_type, resolve_algorithm
 from rljob_api.v1alpha1.rollout import Rollout, RolloutEngine
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
-from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.spec import RLJobSpec, TrainRole
 from rljob_api.v1alpha1.training import Training
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import REF_LOGPROBS, ROLLOUT_LOGPROBS, VALUES
@@ -38,28 +38,44 @@ MOST_STRETCHED = 1_000_000
 
 def check_algorithm(spec: RLJobSpec) -> None:
     """Loads and tries the user's own parts of the algorithm. Raises ConfigurationError for what is wrong with them, for
-    what they need and cannot get, and where the reference has a pool of its own that nothing needs."""
+    what they need and cannot get, and for what the job says of a model that nothing needs."""
     needed_by_functions = _needed_columns(spec, of_functions=True)
-    kl = spec.training.algorithm.kl
-    if (
-        kl.coefficient > 0
-        and kl.placement is KlPlacement.LOSS
-        and kl.estimator is KlEstimator.K1
-        and not kl.straight_through
-    ):
+    _warn_of_little_use(spec)
+    rollout = spec.training.rollout
+    if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in needed_by_functions:
+        raise ConfigurationError(
+            f"spec.training.rollout: with topP {rollout.top_p:g} and topK {rollout.top_k} the generator's "
+            "log-probabilities are of what the cut left, those of the policy of all tokens, and your function would "
+            f"compare the two; write topP: 1 and topK: 0, or do not need {ROLLOUT_LOGPROBS}"
+        )
+    if not needs_critic(spec):
+        _refuse_role(spec, "critic", spec.roles.critic, "a critic", f"let your advantage need {VALUES!r}")
+        if spec.training.critic is not None:
+            raise ConfigurationError(
+                f"spec.training.critic: nothing needs a critic; remove the block, or let your advantage need {VALUES!r}"
+            )
+    if not needs_reference(spec):
+        advice = f"set training.algorithm.kl.coefficient above 0, or let your function need {REF_LOGPROBS!r}"
+        _refuse_role(spec, "ref", spec.roles.ref, "the reference model", advice)
+
+
+def _warn_of_little_use(spec: RLJobSpec) -> None:
+    """Of what a job may say, and hardly wants."""
+    training, algorithm = spec.training, spec.training.algorithm
+    kl = algorithm.kl
+    is_in_loss = kl.coefficient > 0 and kl.placement is KlPlacement.LOSS
+    if is_in_loss and kl.estimator is KlEstimator.K1 and not kl.straight_through:
         log.warning(
             "spec.training.algorithm.kl: the gradient of K1 in the loss has expectation 0 and only adds noise; write "
             "K2 or K3, straightThrough: true, or placement: Reward"
         )
-    training = spec.training
     has_single_update = training.mini_batch_size in (None, training.batch_size) and training.num_epochs_per_batch == 1
-    if has_single_update and loss_type(training.algorithm) is LossType.KL_COV:
+    if has_single_update and loss_type(algorithm) is LossType.KL_COV:
         log.warning(
             "spec.training.algorithm.loss: with one update per step old and new policy are the same, and the penalty "
             "of KLCov has no gradient; set miniBatchSize below batchSize, or numEpochsPerBatch above 1"
         )
-    rollout, placed = spec.training.rollout, spec.placed_roles()
-    correction = spec.training.algorithm.rollout_correction
+    rollout, correction = training.rollout, algorithm.rollout_correction
     if rollout.sync_every_steps > 1 and correction.type is RolloutCorrectionType.NONE and correction.rejection is None:
         advice = "training.algorithm.rolloutCorrection: {type: TokenTruncated} does"
         if not samples_all_tokens(rollout):
@@ -70,42 +86,20 @@ def check_algorithm(spec: RLJobSpec) -> None:
             rollout.sync_every_steps - 1,
             advice,
         )
-    if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in needed_by_functions:
-        raise ConfigurationError(
-            f"spec.training.rollout: with topP {rollout.top_p:g} and topK {rollout.top_k} the generator's "
-            "log-probabilities are of what the cut left, those of the policy of all tokens, and your function would "
-            f"compare the two; write topP: 1 and topK: 0, or do not need {ROLLOUT_LOGPROBS}"
-        )
-    if not needs_critic(spec) and spec.roles.critic.pool is not None and placed["critic"] != placed["actor"]:
-        raise ConfigurationError(
-            f"spec.roles.critic.pool: nothing needs a critic, and the GPUs of pool {placed['critic']!r} would stay "
-            f"idle; remove the pool, or let your advantage need {VALUES!r}"
-        )
-    if not needs_critic(spec) and spec.training.critic is not None:
-        raise ConfigurationError(
-            f"spec.training.critic: nothing needs a critic; remove the block, or let your advantage need {VALUES!r}"
-        )
-    if not needs_reference(spec) and spec.roles.ref.pool is not None and placed["ref"] != placed["actor"]:
-        raise ConfigurationError(
-            f"spec.roles.ref.pool: nothing needs the reference model, and the GPUs of pool {placed['ref']!r} would "
-            "stay idle; remove the pool, set training.algorithm.kl.coefficient above 0, or let your function need "
-            f"{REF_LOGPROBS}"
-        )
-    _refuse_unused_layouts(spec)
 
 
-def _refuse_unused_layouts(spec: RLJobSpec) -> None:
-    """Of roles that the job's functions might have needed and do not."""
-    roles = spec.roles
-    for name, role, is_needed, column in (
-        ("critic", roles.critic, needs_critic(spec), VALUES),
-        ("ref", roles.ref, needs_reference(spec), REF_LOGPROBS),
-    ):
-        if not is_needed and (role.shard_size, role.sequence_parallel) != (None, None):
-            raise ConfigurationError(
-                f"spec.roles.{name}: nothing needs this model, and its layout would be ignored; remove it, or let your "
-                f"function need {column!r}"
-            )
+def _refuse_role(spec: RLJobSpec, name: str, role: TrainRole, model: str, advice: str) -> None:
+    """Raises ConfigurationError where the job gives a pool or a layout to a role whose model nothing needs."""
+    placed = spec.placed_roles()
+    if role.pool is not None and placed[name] != placed["actor"]:
+        raise ConfigurationError(
+            f"spec.roles.{name}.pool: nothing needs {model}, and the GPUs of pool {placed[name]!r} would stay idle; "
+            f"remove the pool, or {advice}"
+        )
+    if (role.shard_size, role.sequence_parallel) != (None, None):
+        raise ConfigurationError(
+            f"spec.roles.{name}: nothing needs {model}, and its layout would be ignored; remove it, or {advice}"
+        )
 
 
 def check_fit(

@@ -27,7 +27,7 @@ class CursorState(WireModel):
     num_rows: Count
     seed: Count
     shuffle: Flag
-    digest: str | None = None
+    digest: str
     """Of the rows."""
 
 
@@ -48,7 +48,7 @@ class PromptCursor(Generic[Row]):
         *,
         seed: int,
         shuffle: bool,
-        digest: str | None = None,
+        digest: str,
         are_usable: Callable[[Sequence[Row]], Sequence[bool]] | None = None,
     ) -> None:
         """`digest`: of the rows, to tell whether they are those of a checkpoint. `are_usable`: one value for each of
@@ -127,7 +127,7 @@ class PromptCursor(Generic[Row]):
                     f"spec.training.dataset: the checkpoint was made with {name} {saved}, and now it is {now}; resume "
                     "with the same data and seed, or start a new job"
                 )
-        if state.digest and here.digest and state.digest != here.digest:
+        if state.digest != here.digest:
             log.warning("spec.training.dataset: the prompts are not those that the checkpoint's run began with")
         self._epoch, self._position = state.epoch, state.position
         self._order = self._order_of_epoch()

@@ -1,4 +1,4 @@
-"""Which nodes of the cluster take which pools, and, where they do not fit, exactly what is missing. Pure.
+"""Which nodes of the cluster take which pools, and, where they do not fit, what is missing. Pure.
 
 Amounts are Ray's: `CPU` and `GPU` in pieces, `memory` and `object_store_memory` in bytes, an accelerator type as a
 resource `accelerator_type:NAME` of which every node of that type has one.
@@ -10,6 +10,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice, permutations
 
 from rljob_trainer.errors import ResourceError
 
@@ -21,6 +22,10 @@ MAX_LISTED = 8
 UNITS = 10_000
 """Ray counts resources in steps of 1/10,000; whole numbers compare exactly."""
 GPU = "GPU"
+MOST_EXACT = 2
+"""So many pools have a place together whenever one is found for them, and none when none is."""
+MAX_ORDERS = 24
+"""In which pools are placed one after the other: all orders of up to four."""
 _ADVICE = "add nodes or larger ones, or ask for less in spec.pools"
 _GIB = 2**30
 
@@ -71,8 +76,8 @@ def node_order(address: str, node_id: str) -> tuple[int, int, str, str]:
 
 
 def check_feasible(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> None:
-    """Raises ResourceError when the nodes, were they all free, cannot take all pools: it says what each node lacks
-    for a pool that does not fit alone, else which resource is short for all together."""
+    """Raises ResourceError when no place is found for all pools, were all nodes free: it says what each node lacks for
+    a pool that does not fit alone, else which resource is short for all together, or that no way was found."""
     for need in needs:
         gaps = [(node, found) for node in nodes if (found := _gaps(need.per_node, node.total, node))]
         num_fitting = len(nodes) - len(gaps)
@@ -105,25 +110,23 @@ def placed(
 ) -> list[list[int]] | None:
     """Different nodes for each pool (indices of `rooms`, ascending); None when no place is found for one of them.
 
-    `needs` are the number of nodes of each pool and what it takes of each. The pool with the fewest nodes to spare
-    comes first, of equal ones the one that takes most. It gets the nodes whose loss matters least to the pools after
-    it. For two pools a place is found whenever there is one; for more it is not a search of all possibilities."""
+    `needs` are the number of nodes of each pool and what it takes of each. Pools get their nodes one after the other:
+    first the pool with the fewest nodes to spare, of equal ones the one that takes most. Each gets the nodes whose loss
+    matters least to the pools after it. Where a pool finds no place, all is tried again in other orders
+    (`MAX_ORDERS`), and with the emptiest nodes first. For two pools a place is found whenever there is one; for more
+    this is no search of all possibilities, and misses a way in very few cases."""
     free = [{name: units(amount) for name, amount in room.items()} for room in rooms]
-    wanted = [{name: units(amount) for name, amount in amounts.items()} for _, amounts in needs]
-    num_spare = [sum(_fits(wanted[pool], room) for room in free) - needs[pool][0] for pool in range(len(needs))]
-    waiting = sorted(range(len(needs)), key=lambda pool: (num_spare[pool], -wanted[pool].get(GPU, 0), pool))
-    places: dict[int, list[int]] = {}
-    while waiting:
-        pool = waiting.pop(0)
-        others = [wanted[other] for other in waiting]
-        suitable = [index for index, room in enumerate(free) if _fits(wanted[pool], room)]
-        suitable.sort(key=lambda index: _loss(free[index], wanted[pool], others))
-        places[pool] = sorted(suitable[: needs[pool][0]])
-        if len(places[pool]) < needs[pool][0]:
-            return None
-        for index in places[pool]:
-            free[index] = _left(free[index], wanted[pool])
-    return [places[pool] for pool in range(len(needs))]
+    wanted = [(number, {name: units(amount) for name, amount in amounts.items()}) for number, amounts in needs]
+    num_spare = [sum(_fits(amounts, room) for room in free) - number for number, amounts in wanted]
+    if min(num_spare, default=0) < 0:
+        return None
+    first = sorted(range(len(wanted)), key=lambda pool: (num_spare[pool], -wanted[pool][1].get(GPU, 0), pool))
+    for takes_emptiest in (False, True):
+        for order in islice(permutations(first), MAX_ORDERS):
+            places = _placed_in_order(order, wanted, free, takes_emptiest=takes_emptiest)
+            if places is not None:
+                return [places[pool] for pool in range(len(wanted))]
+    return None
 
 
 def waiting_text(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
@@ -193,8 +196,16 @@ def _problem_together(needs: Sequence[PoolNeed], rooms: Sequence[Mapping[str, fl
     wanted = [(need.num_nodes, need.per_node) for need in needs]
     if placed(wanted, rooms) is not None:
         return ""
-    decisive = [name for name in _relevant(needs) if placed([(num, _without(of, name)) for num, of in wanted], rooms)]
-    return f"not all together: {_either(decisive or _relevant(needs))} is missing"
+    names = _relevant(needs)
+    if len(needs) <= MOST_EXACT:
+        missing = [name for name in names if placed([(num, _without(of, name)) for num, of in wanted], rooms)]
+        return f"not all together: {_either(missing or names)} is missing"
+    there = {name: sum(units(room.get(name, 0.0)) for room in rooms) for name in names}
+    asked = {name: sum(num * units(of.get(name, 0.0)) for num, of in wanted) for name in names}
+    missing = [name for name in names if there[name] < asked[name]]
+    if not missing:
+        return "no way to place all together was found, though there may be one"
+    return f"not all together: {_either(missing)} is missing"
 
 
 def _without(amounts: Mapping[str, float], name: str) -> dict[str, float]:
@@ -209,14 +220,40 @@ def _left(room: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int]:
     return {name: amount - wanted.get(name, 0) for name, amount in room.items()}
 
 
-def _loss(room: Mapping[str, int], wanted: Mapping[str, int], others: Sequence[Mapping[str, int]]) -> tuple[int, ...]:
+def _placed_in_order(
+    order: Sequence[int],
+    wanted: Sequence[tuple[int, Mapping[str, int]]],
+    rooms: Sequence[Mapping[str, int]],
+    *,
+    takes_emptiest: bool,
+) -> dict[int, list[int]] | None:
+    """The nodes of each pool when they are placed one after the other; None when one finds too few."""
+    free = list(rooms)
+    places: dict[int, list[int]] = {}
+    for position, pool in enumerate(order):
+        num_nodes, amounts = wanted[pool]
+        others = [wanted[other][1] for other in order[position + 1 :]]
+        suitable = [index for index, room in enumerate(free) if _fits(amounts, room)]
+        if len(suitable) < num_nodes:
+            return None
+        losses = {index: _loss(free[index], amounts, others, takes_emptiest=takes_emptiest) for index in suitable}
+        places[pool] = sorted(sorted(suitable, key=losses.__getitem__)[:num_nodes])
+        for index in places[pool]:
+            free[index] = _left(free[index], amounts)
+    return places
+
+
+def _loss(
+    room: Mapping[str, int], wanted: Mapping[str, int], others: Sequence[Mapping[str, int]], *, takes_emptiest: bool
+) -> tuple[int, ...]:
     """What is lost when a pool takes its part of a node, to compare nodes by: pools that fit no more, pools that could
-    have been there, GPUs of a node that a pool without GPUs does not need, GPUs left over."""
+    have been there, GPUs of a node that a pool without GPUs does not need, GPUs left over (the fewest, or the most)."""
     left = _left(room, wanted)
     fitting = [other for other in others if _fits(other, room)]
     num_lost = sum(not _fits(other, left) for other in fitting)
     idle_gpus = 0 if wanted.get(GPU) else room.get(GPU, 0)
-    return num_lost, len(fitting), idle_gpus, left.get(GPU, 0)
+    gpus_left = left.get(GPU, 0)
+    return (num_lost, idle_gpus, -gpus_left) if takes_emptiest else (num_lost, len(fitting), idle_gpus, gpus_left)
 
 
 def _waiting_for(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:

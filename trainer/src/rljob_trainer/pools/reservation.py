@@ -92,8 +92,8 @@ def reserve(
 ) -> list[list[ReservedNode]]:
     """For each pool its nodes, in the order of their addresses. Groups of pools that are detached outlive this process.
 
-    Raises ResourceError that says what is missing: at once when the cluster cannot take all pools even if it were
-    empty, after the timeout when they do not become free. Nothing stays reserved then, nor after an interrupt."""
+    Raises ResourceError that says what is missing: at once when no place is found for all pools even if the cluster
+    were empty, after the timeout when they do not become free. Nothing stays reserved then, nor after an interrupt."""
     deadline = time.monotonic() + timeout_seconds
     progress = _Progress(needs, report)
     attempt = _Attempt(needs, are_detached, progress)

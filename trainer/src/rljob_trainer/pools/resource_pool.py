@@ -189,7 +189,8 @@ class ResourcePool:
     @staticmethod
     def merged(name: str, pools: Sequence[ResourcePool]) -> PoolView:
         """A view of all slots of several pools, or views, as one. Raises ResourceError for no pool, for a slot that is
-        in two of them, and for pools whose processes ask Ray for different resources."""
+        in two of them, and for pools whose processes ask Ray for different resources, or of which one outlives this
+        process and another does not."""
         if not pools:
             raise ResourceError(f"pool {name}: there is no pool to merge; give one or more")
         slots = [slot for pool in pools for slot in pool.slots()]
@@ -201,6 +202,11 @@ class ResourcePool:
                     f"pool {name}: the processes of {pools[0].settings.name} and {pool.settings.name} ask for "
                     f"different resources ({pools[0].process_resources} and {pool.process_resources}); "
                     "merge equal pools"
+                )
+            if pool.settings.is_detached != pools[0].settings.is_detached:
+                raise ResourceError(
+                    f"pool {name}: of {pools[0].settings.name} and {pool.settings.name} only one is detached, and "
+                    "outlives this process; merge equal pools"
                 )
         return PoolView(replace(pools[0].settings, name=name), slots, pools[0].num_shares)
 

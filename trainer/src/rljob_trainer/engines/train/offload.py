@@ -143,11 +143,6 @@ class HostedGradients:
         if is_last and not any(host.is_pinned() for host in self._hosts.values()):
             self._hosts.clear()
 
-    @property
-    def num_host_bytes(self) -> int:
-        """Of what is on the host."""
-        return sum(host.nbytes for host in self._hosts.values())
-
 
 class Offloading:
     """What of one engine's state is away when; parts that the settings do not name are None, and stay on the device."""
