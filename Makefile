@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Packages and tests are found as they are installed, not where another checkout's shell looks for them.
 unexport PYTHONPATH
+# Nor is each of the hundreds of processes of a test run to compile all modules again, nor pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 DEVICE ?= cpu
 VENV := .venv

@@ -233,7 +233,7 @@ def test_half_precision_on_two_workers_is_near(seen: Seen, name: str) -> None:
         assert 1e-4 < difference(outcome.gradients[0], one.gradients[0]) < 0.1
 
 
-def test_twenty_steps_on_two_workers_are_those_of_one(seen: Seen) -> None:
+def test_ten_steps_on_two_workers_are_those_of_one(seen: Seen) -> None:
     [one] = seen.long[1]
     assert len({step[LEARNING_RATE] for step in one.metrics}) > NUM_STEPS // 2
     # The KL's coefficient follows what was measured.
@@ -245,7 +245,7 @@ def test_twenty_steps_on_two_workers_are_those_of_one(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("name", ["long, four workers", "long, padded", "long, row by row"])
-def test_twenty_steps_in_another_way_are_those_of_one_worker(seen: Seen, name: str) -> None:
+def test_ten_steps_in_another_way_are_those_of_one_worker(seen: Seen, name: str) -> None:
     """The second in small micro-batches, and with activations that are computed again."""
     [one] = seen.long[1]
     assert len(seen.steps[name]) == CASES[name].num_ranks

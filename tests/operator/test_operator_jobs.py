@@ -1,10 +1,8 @@
-"""A whole job through the operator's process, with its real pauses, against a real API server: what it says, when, and
-what it makes."""
+"""A whole job through the operator's process, against a real API server: what it says, when, and what it makes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,18 +16,8 @@ pytestmark = pytest.mark.apiserver
 ORDER = ["SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Checkpointed", "Finished", "Complete"]
 
 
-@pytest.fixture
-def operator(place: JobPlace) -> Iterator[OperatorProcess]:
-    process = place.with_pauses({}).operator()
-    process.start()
-    try:
-        yield process
-    finally:
-        process.kill()
-
-
 def test_a_job_is_brought_to_complete(place: JobPlace, operator: OperatorProcess) -> None:
-    place.dashboard("sorter-1").life = succeeding(14.0)
+    place.dashboard("sorter-1").life = succeeding(5.0)
     # The memory of its GPUs is too small by an estimate, which keeps it from nothing.
     too_large = {
         "spec.training.model.source": "Qwen/Qwen3-32B",

@@ -56,7 +56,7 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "the head's node is lost": (Scenario(starts=(Start(node_lost_at_step=6),)), "Complete", "Succeeded", 2),
     "the cluster is deleted": (Scenario(starts=(Start(cluster_deleted_at_step=6),)), "Complete", "Succeeded", 2),
     "a trainer hangs": (
-        Scenario(spec({"runPolicy": {"stallDeadlineSeconds": 120, "gracePeriodSeconds": 30}}),
+        Scenario(spec({"runPolicy": {"stallDeadlineSeconds": 60, "gracePeriodSeconds": 30}}),
                  (Start(hangs_at_step=6),)), "Complete", "Succeeded", 2,
     ),
     "suspended while it trains": (Scenario(suspended_ticks=range(11, 30)), "Complete", "Succeeded", 2),

@@ -4,6 +4,7 @@ peaks against what a CPU allocates."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,10 @@ class AccountCase:
     defers_reduction: bool = False
     dtype: torch.dtype = torch.float32
 
+    @property
+    def num_ranks(self) -> int:
+        return self.num_shards * self.num_replicas
+
 
 @dataclass(frozen=True)
 class Account:
@@ -74,6 +79,12 @@ def save_configured(name: str, folder: Path) -> Path:
     """`folder`, with a random model of CONFIGS."""
     drawn_model(CONFIGS[name]).save_pretrained(folder)
     return folder
+
+
+def accounts_of(folders: Mapping[str, Path], context: WorkerContext) -> dict[AccountCase, Account]:
+    """Collective. Of all cases on so many ranks; `folders` have the models."""
+    cases = [case for case in CASES if case.num_ranks == context.world_size]
+    return {case: account(case, folders[case.model], context) for case in cases}
 
 
 def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
@@ -144,13 +155,10 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> dict[AccountCase, tupl
     """Of the first rank, which has the most."""
     root = tmp_path_factory.mktemp("models")
     folders = {name: save_configured(name, root / name) for name in {case.model for case in CASES}}
-    runs = [
-        RankedRun(partial(account, case, folders[case.model]), case.num_shards * case.num_replicas) for case in CASES
-    ]
     found = {}
-    for case, (first, *_) in zip(CASES, run_on_ranks(runs), strict=True):
-        assert isinstance(first, Account)
-        found[case] = shape_of(folders[case.model]), first
+    for first, *_ in run_on_ranks([RankedRun(partial(accounts_of, folders), num_ranks) for num_ranks in (1, 2)]):
+        assert isinstance(first, dict)
+        found |= {case: (shape_of(folders[case.model]), each) for case, each in first.items()}
     return found
 
 
@@ -170,7 +178,7 @@ def test_state_is_that_of_the_engine(
         lora=lora_shape(shape, RANK, None, syncs_alone=False) if case.has_adapters else None,
         defers_reduction=case.defers_reduction,
     )
-    layout = TrainLayout(case.num_shards * case.num_replicas, case.num_shards)
+    layout = TrainLayout(case.num_ranks, case.num_shards)
     assert found.parameters == parameter_bytes(model, layout)
     assert found.moments == moment_bytes(model, layout)
     if not case.is_trained:

@@ -1,6 +1,6 @@
 """When the connection to Ray is closed, what is left of worker groups says so and opens no other one.
 
-In a process of its own: a Ray that a process has started leaves settings behind in it, and they break its next one."""
+In a process of its own, which nothing else has connected to Ray."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.ray]
 
 PROGRAM = """
 import gc
+import sys
 import threading
 import time
 
@@ -27,7 +28,7 @@ from rljob_trainer.groups.ray_session import ray_session
 from rljob_trainer.groups.worker_group import spawn
 from rljob_trainer.errors import ResourceError
 
-with ray_session(None, num_cpus=2, num_gpus=0):
+with ray_session(sys.argv[1], 0, 0):
     started = started_echoes(1)
     processes = started.__enter__()
     group = spawn(processes)["first"]
@@ -44,11 +45,10 @@ print(ray.is_initialized(), [thread.name for thread in threading.enumerate() if 
 """
 
 
-def test_after_the_session_nothing_reaches_for_ray(tmp_path: Path) -> None:
+def test_after_the_session_nothing_reaches_for_ray(tmp_path: Path, cluster: str) -> None:
     environment = {**inherited_environment(), "PYTHONPATH": PYTHON_PATH}
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", PROGRAM, cluster]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     advice = "the connection to Ray has been closed; make calls within `ray_session`"
     first, second, third, last = ended.stdout.splitlines()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rljob_testing.settings import inherited_environment
 
 REPOSITORY = Path(__file__).parents[2]
@@ -17,48 +19,54 @@ PACKAGES = (
 )
 
 
-def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """One thread, and nothing of this environment but LIBRARIES and what they need."""
+PROGRAM = f"""
+import importlib, pkgutil, runpy, sys
+for name in {PACKAGES!r}:
+    package = importlib.import_module(f'rljob_trainer.{{name}}')
+    for each in pkgutil.iter_modules(getattr(package, '__path__', ())):
+        importlib.import_module(f'rljob_trainer.{{name}}.{{each.name}}')
+try:
+    import rljob_trainer.groups.ray_session
+except ModuleNotFoundError as error:
+    print(error)
+from rljob_testing.gpu_program import main
+sys.argv[1:] = ['--device', 'cpu', '--only', 'attention', '--json', 'tests.json']
+assert main() == 0
+sys.argv[1:] = ['--device', 'cpu', '--quick', '--json', 'benchmark.json']
+runpy.run_path({str(REPOSITORY / "bench/gpu_step.py")!r}, run_name='__main__')
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where PROGRAM has run: one thread, and nothing of this environment but LIBRARIES and what they need."""
+    folder = tmp_path_factory.mktemp("few")
+    (folder / "program.py").write_text(PROGRAM)
     places = ("crds/src", "trainer/src", "tests/support", "bench")
     environment = inherited_environment() | {
         "PYTHONPATH": ":".join(str(REPOSITORY / place) for place in places),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "rljob_testing.few_libraries", LIBRARIES, program, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "rljob_testing.few_libraries", LIBRARIES, "program.py"]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (folder / "output.txt").write_text(ended.stdout)
+    return folder
 
 
-def test_the_numerics_can_be_imported_and_their_tests_run_without_pytest(tmp_path: Path) -> None:
+def test_the_numerics_can_be_imported_and_their_tests_run_without_pytest(folder: Path) -> None:
     """All of `tests/gpu` runs on this machine's CPU under pytest; here it is the program that is tried."""
-    written = tmp_path / "results.json"
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import importlib, pkgutil, sys\n"
-        f"for name in {PACKAGES!r}:\n"
-        "    package = importlib.import_module(f'rljob_trainer.{name}')\n"
-        "    for each in pkgutil.iter_modules(getattr(package, '__path__', ())):\n"
-        "        importlib.import_module(f'rljob_trainer.{name}.{each.name}')\n"
-        "try:\n    import rljob_trainer.groups.ray_session\n"
-        "except ModuleNotFoundError as error:\n    print(error)\n"
-        "from rljob_testing.gpu_program import main\n"
-        "sys.exit(main())\n"
-    )
-    options = ("--device", "cpu", "--only", "attention", "--json", str(written))
-    result = run(tmp_path, str(program), *options)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "No module named 'ray'" in result.stdout
-    found = json.loads(written.read_text())
+    output = (folder / "output.txt").read_text()
+    assert "No module named 'ray'" in output
+    found = json.loads((folder / "tests.json").read_text())
     assert found["counts"] == {"passed": 1, "skipped": 2, "failed": 0}
     [passed] = [each for each in found["results"] if each["outcome"] == "passed"]
     assert 0 < max(passed["notes"].values()) < 1e-5
-    assert "needs a GPU" in result.stdout
+    assert "needs a GPU" in output
 
 
-def test_the_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
-    written = tmp_path / "results.json"
-    result = run(tmp_path, str(REPOSITORY / "bench/gpu_step.py"), "--device", "cpu", "--quick", "--json", str(written))
-    assert result.returncode == 0, result.stdout + result.stderr
-    speed, memory = json.loads(written.read_text())["measurements"]
+def test_the_benchmark_for_gpus_runs_on_a_cpu(folder: Path) -> None:
+    speed, memory = json.loads((folder / "benchmark.json").read_text())["measurements"]
     assert [*speed["rows"]] == ["kept", "every 2nd layer again", "all again"]
     assert all(row[0] > 0 and row[3] is None and row[4] > 0 for row in speed["rows"].values())
     assert all(row[1] is None for row in memory["rows"].values())

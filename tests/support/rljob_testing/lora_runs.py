@@ -27,7 +27,7 @@ LORA = Lora(rank=3, alpha=6.0)
 REPLAY = Replay(ALGORITHM, Optimizer(learning_rate=1e-2), mini_batch_size=2, lora=LORA)
 MICRO = replace(REPLAY, max_tokens_per_micro_batch=19)
 DROPOUT = replace(REPLAY, lora=Lora(rank=3, alpha=6.0, dropout=0.5))
-EARLIER_STEPS, SAVED_STEP, NUM_STEPS = 2, 2, 4
+EARLIER_STEPS, SAVED_STEP, NUM_STEPS = 1, 1, 2
 """Of the cases, so that B is not zero any more; of the run that is saved and resumed."""
 CASES = {
     "one": Case(REPLAY, step=EARLIER_STEPS),

@@ -40,7 +40,7 @@ REPLAY = Replay(
     # Several micro-batches of a row or two in each of two updates.
     max_tokens_per_micro_batch=2 * (LONGEST_PROMPT + LONGEST_RESPONSE),
 )
-NUM_STEPS, SAVED_STEP = 4, 2
+NUM_STEPS, SAVED_STEP = 2, 1
 SAMPLING = SamplingSettings(1.0, 1.0, 0, 6, ())
 
 Marks = list[tuple[str, Mapping[str, int]]]

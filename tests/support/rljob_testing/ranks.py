@@ -43,8 +43,8 @@ def run_on_ranks(runs: Sequence[RankedRun], libraries: Sequence[str] = TRAINING)
     """For each run the results of its ranks. Raises RuntimeError with the traceback where a rank fails.
 
     Runs go one after the other. All ranks are forked from one process, which this process starts once for each tuple of
-    `libraries`: it loads them, and nothing else. The environment of a rank is that of this process now, except for
-    what the libraries read when they were loaded."""
+    `libraries`: it loads them, and the modules of the programs. The environment of a rank is that of this process now,
+    except for what a module read when it was loaded."""
     with tempfile.TemporaryDirectory() as folder:
         _launcher_with(tuple(libraries)).run(runs, Path(folder))
         failures = sorted(Path(folder).glob("*.failed"))
@@ -85,8 +85,7 @@ class _Launcher:
 
     def run(self, runs: Sequence[RankedRun], folder: Path) -> None:
         """Returns when all ranks have ended."""
-        # Of a program only its ranks load the module.
-        request = _Request(pickle.dumps(list(runs)), [run.num_ranks for run in runs], folder, dict(os.environ))
+        request = _Request(pickle.dumps(list(runs)), folder, dict(os.environ))
         try:
             self._connection.send(request)
             self._connection.recv()
@@ -110,7 +109,6 @@ class _Launcher:
 @dataclass(frozen=True)
 class _Request:
     runs: bytes
-    nums_ranks: list[int]
     folder: Path
     environment: Mapping[str, str]
 
@@ -134,9 +132,14 @@ def _launch(connection: Connection, libraries: tuple[str, ...]) -> None:
             request: _Request = connection.recv()
         except EOFError:
             return
-        for index, num_ranks in enumerate(request.nums_ranks):
+        os.environ.clear()
+        os.environ.update(request.environment)
+        for index, run in enumerate(_loaded(request)):
             port = free_port()
-            ranks = [fork.Process(target=_rank, args=(request, index, rank, port)) for rank in range(num_ranks)]
+            ranks = [
+                fork.Process(target=_rank, args=(run, request.folder, index, rank, port))
+                for rank in range(run.num_ranks)
+            ]
             for process in ranks:
                 process.start()
             for process in ranks:
@@ -144,18 +147,25 @@ def _launch(connection: Connection, libraries: tuple[str, ...]) -> None:
         connection.send(None)
 
 
-def _rank(request: _Request, index: int, rank: int, port: int) -> None:
+def _loaded(request: _Request) -> list[RankedRun]:
+    """With the modules of the programs and what they import: 700 modules, which would cost each rank a second."""
     try:
-        os.environ.clear()
-        os.environ.update(request.environment)
-        run: RankedRun = pickle.loads(request.runs)[index]
+        runs: list[RankedRun] = pickle.loads(request.runs)
+    except Exception:
+        (request.folder / "programs.failed").write_text(f"the programs cannot be loaded:\n{traceback.format_exc()}")
+        return []
+    return runs
+
+
+def _rank(run: RankedRun, folder: Path, index: int, rank: int, port: int) -> None:
+    try:
         context = WorkerContext(rank, run.num_ranks, rank, 0, "127.0.0.1", port, "cpu", 1)
         join_process_group(context)
         result = run.program(context)
         leave_process_group()
-        _result_file(request.folder, index, rank).write_bytes(pickle.dumps(result))
+        _result_file(folder, index, rank).write_bytes(pickle.dumps(result))
     except BaseException:
-        (request.folder / f"{index}-{rank}.failed").write_text(f"rank {rank}:\n{traceback.format_exc()}")
+        (folder / f"{index}-{rank}.failed").write_text(f"rank {rank}:\n{traceback.format_exc()}")
         raise
 
 

@@ -59,7 +59,7 @@ LONG_REPLAY = Replay(ALGORITHM, OPTIMIZER, mini_batch_size=2)
 """Two updates per step: in the second, policy and old policy differ."""
 REPLAY = replace(LONG_REPLAY, algorithm=WITHOUT_KL)
 MORE_HEADS, EXPERTS = "more-heads", "experts"
-NUM_STEPS, SAVED_STEP, RESUMED_STEPS = 20, 3, 3
+NUM_STEPS, SAVED_STEP, RESUMED_STEPS = 10, 3, 3
 """Of the long run; when it is saved; how many steps follow when it is resumed."""
 
 

@@ -19,14 +19,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
     parser.add_argument("--root", type=Path, default=_repository(), help="the repository (default: this one)")
     options = parser.parse_args(arguments)
-    stale = [path for path, text in _outputs(options.root).items() if not _holds(path, text)]
+    outputs = _outputs(options.root)
+    stale = [path for path, text in outputs.items() if not _holds(path, text)]
     if options.check:
         for path in stale:
             print(
                 f"{path}: differs from the types in rljob_api; run `{COMMAND}` and commit the result", file=sys.stderr
             )
         return 1 if stale else 0
-    for path, text in _outputs(options.root).items():
+    for path, text in outputs.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return 0
@@ -38,10 +39,11 @@ def _repository() -> Path:
 
 
 def _outputs(root: Path) -> dict[Path, str]:
+    definition = manifest_text()
     return {
-        root / "crds" / "rljobs.yaml": manifest_text(),
+        root / "crds" / "rljobs.yaml": definition,
         # A chart cannot read files outside itself.
-        root / "charts" / "rljob-operator" / "files" / "rljobs.yaml": manifest_text(),
+        root / "charts" / "rljob-operator" / "files" / "rljobs.yaml": definition,
         root / "docs" / "spec-reference.md": reference_text(),
         root / "docs" / "troubleshooting.md": troubleshooting_text(),
     }
