@@ -28,6 +28,7 @@ from kubernetes.aio.config import incluster_config
 from rljob_operator.__main__ import main
 from rljob_testing.apiserver import ApiServer
 from rljob_testing.ports import free_ports
+from rljob_testing.processes import signal_at_the_parents_end
 from rljob_testing.settings import first_in_python_path, inherited_environment, replace_environment
 
 OPERATOR_NAMESPACE = "rljob-system"
@@ -256,6 +257,7 @@ def _context() -> ForkServerContext:
 
 def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> None:
     """The life of a process."""
+    signal_at_the_parents_end(signal.SIGKILL)()
     # Collecting what was imported would copy all of it into this process.
     gc.freeze()
     with log.open("ab") as output:
