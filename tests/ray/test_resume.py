@@ -69,11 +69,9 @@ def whole(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Ended:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A run that was stopped by Ctrl-C, and two that were refused."""
+    """A run that was stopped by Ctrl-C."""
 
     run: LocalRun
-    refused_beside: LocalRun
-    refused_after: LocalRun
     after_step: int
     checkpoints: list[str]
 
@@ -87,12 +85,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     time.sleep(SECONDS_INTO_STEP)
     assert len(run.of_its_folder()) > 5
     run.process.send_signal(signal.SIGINT)
-    beside = LocalRun(folder, job(folder))
-    beside.end()
     run.end()
-    after = LocalRun(folder, job(folder))
-    after.end()
-    return Stopped(run, beside, after, run.files.state().progress.step, run.files.checkpoint_names())
+    return Stopped(run, run.files.state().progress.step, run.files.checkpoint_names())
 
 
 @dataclass(frozen=True)
@@ -164,18 +158,6 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(stopped: Stopped) 
     assert run.output.endswith("to go on: rljob run job.yaml --resume\n")
     assert stopped.checkpoints == [f"step-{stopped.after_step:08d}.start-0001"]
     assert run.left_behind() == []
-
-
-def test_a_second_run_at_the_same_time_is_refused(stopped: Stopped) -> None:
-    run = stopped.refused_beside
-    assert run.process.returncode == 2
-    assert f"another run is using it (process {stopped.run.process.pid})" in run.output
-
-
-def test_a_second_run_afterwards_needs_resume(stopped: Stopped) -> None:
-    run = stopped.refused_after
-    assert run.process.returncode == 2
-    assert f"holds a run already (step {stopped.after_step} of {NUM_STEPS}, Stopped)" in run.output
 
 
 def test_the_resumed_run_goes_on_where_the_first_stopped(stopped: Stopped, killed: Killed) -> None:
