@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from rljob_operator.controller.loop import JobKey
+from rljob_operator.handlers import relist
 from rljob_operator.handlers.news import JobVersions, News, seconds_until_look
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.kube.cache import ObjectCache
@@ -132,6 +133,25 @@ def run(test: Callable[[World], Coroutine[None, None, None]]) -> None:
         await test(World())
 
     asyncio.run(made())
+
+
+def test_what_is_deleted_while_the_watches_begin_is_missed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No event tells of it, and the next listing would be a minute away."""
+    monkeypatch.setattr(relist, "SECOND_SECONDS", 0.05)
+
+    async def test(world: World) -> None:
+        world.api.objects |= {JOBS: [job({})], PODS: [part(5)]}
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            listing = tasks.create_task(world.relist.run())
+            for num_pods in (1, 0):
+                key = await world.queue.get()
+                world.queue.done(key)
+                assert (key, len(world.cache.of_job(PODS, key.namespace, "j1"))) == (KEY, num_pods)
+                world.api.objects[PODS] = ()
+                world.api.version = 20
+            listing.cancel()
+
+    run(test)
 
 
 def test_nothing_is_worked_on_before_everything_was_listed() -> None:

@@ -79,7 +79,7 @@ def test_a_key_is_exchanged_while_jobs_run(place: JobPlace) -> None:
         place.submit("new")
         place.wait_for("new", "Complete", "Succeeded")
         asked = place.dashboard("steady-1").num_asked
-        place.wait(lambda: place.dashboard("steady-1").num_asked > asked + 5, "further looks at the running job")
+        place.wait(lambda: place.dashboard("steady-1").num_asked > asked + 2, "further looks at the running job")
         assert place.condition("steady", "Progressing")["reason"] == "Training"
 
         (keys / "previous-key").unlink()

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 SECRETS = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/secrets"
 GONE = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+BROKEN = {"kind": "Status", "code": 500, "reason": "InternalError", "message": "etcd"}
 PAGE = "<html><body>The proxy has restarted.</body></html>\n"
 BROKEN_WATCHES: Sequence[Mapping[str, Fault]] = (
     {
@@ -31,8 +32,10 @@ BROKEN_WATCHES: Sequence[Mapping[str, Fault]] = (
         "rayclusters": Fault(200, "", body=json.dumps({"type": "ERROR", "object": GONE}) + "\n"),
         "pods": Fault(200, "", body='{"type": "MODIFIED", "object": {"kind": "Pod"}}\n', num_sent=20),
     },
+    {"pods": Fault(200, "", body=json.dumps({"type": "ERROR", "object": BROKEN}) + "\n")},
+    {},
 )
-"""How the watches of each kind are answered, in each round."""
+"""How the watches of each kind are answered, in each round; in the last one their connections are cut, no more."""
 
 
 def test_what_was_deleted_while_the_operator_was_away(place: JobPlace, operator: OperatorProcess) -> None:
@@ -150,6 +153,7 @@ def test_watches_end_in_any_way_and_begin_anew(place: JobPlace) -> None:
             proxy.fault = fault
             for number, broken in enumerate(BROKEN_WATCHES):
                 before = {kind: proxy.num_asked(f"watch {kind}") for kind in broken}
+                restarts = operator.metric("rljob_operator_watch_restarts_total")
                 pending.update(broken)
                 proxy.cut()
                 place.wait(lambda before=before: begun(before), "watches that bring something")
@@ -159,6 +163,9 @@ def test_watches_end_in_any_way_and_begin_anew(place: JobPlace) -> None:
                 print(f"a job after the watches had ended: complete after {time.monotonic() - began_at:.1f} s")
                 assert place.dashboard(f"after-{number}-1").posts == [f"after-{number}-1-1"]
                 assert not pending
+                restarts = operator.metric("rljob_operator_watch_restarts_total") - restarts
+                # One that ends takes the others with it; a connection that is cut is no reason.
+                assert restarts in range(1 if broken else 0, len(broken) + 1), operator.log()
             assert operator.probe("/healthz") == 200
             assert "mistake in the operator" not in operator.log()
         finally:

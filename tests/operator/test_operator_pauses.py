@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{LEASE_NAME}"
 LEASE = dict.fromkeys(("LEASE_SECONDS", "RENEW_SECONDS", "RETRY_SECONDS"), 2.5)
 """How many times shorter they are here: 6 s until a holder is taken for dead, 4 s in which it must renew."""
-PAUSE_SECONDS = 24.0
+PAUSE_SECONDS = 12.0
 HAND_OVER_SECONDS = 20.0
 LIMIT_SECONDS = TIMEOUT_SECONDS / 4
 RELIST_SECONDS = relist.RELIST_SECONDS / 4

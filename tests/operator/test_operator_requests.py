@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
@@ -169,37 +168,6 @@ def test_requests_that_fail_are_made_again(place: JobPlace, proxy: ApiProxy) -> 
     place.wait_for("patient", "ClusterReady", "Removed", "False")
     assert failed >= {"get rljobs", "patch rljobs/status", "create secrets", "create rayclusters", "delete rayclusters"}
     assert list(place.dashboard("patient-1").started) == ["patient-1-1"]
-
-
-@pytest.mark.long
-def test_watches_that_break_begin_anew(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
-    error = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "reason": "InternalError", "message": "etcd"}}
-    broken: list[str] = []
-
-    def fault(request: SeenRequest) -> Fault | None:
-        if request.verb != "watch" or request.resource != "pods" or broken:
-            return None
-        broken.append("an error in the stream")
-        return Fault(200, "", body=json.dumps(error) + "\n")
-
-    def num_restarts() -> float:
-        return watched.metric("rljob_operator_watch_restarts_total")
-
-    place.wait(lambda: ("watch", "", "pods") in used(proxy), "the pods to be watched")
-    proxy.fault = fault
-    # What the other watches are doing when one fails is different each time.
-    for number in (1, 2):
-        broken.clear()
-        proxy.cut()
-        place.wait(lambda: bool(broken), "the watch to fail")
-        place.wait(lambda number=number: num_restarts() == number, "the watches to end: {}", watched.log)
-        place.submit(f"after-{number}")
-        place.wait_for(f"after-{number}", "Complete", "Succeeded")
-    proxy.cut()
-    place.submit("second")
-    place.wait_for("second", "Complete", "Succeeded")
-    assert num_restarts() == 2, f"a connection that is cut is no reason: {watched.log()}"
-    assert watched.probe("/healthz") == 200
 
 
 @pytest.mark.usefixtures("operator")

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +15,12 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from rljob_api.constants import RAY_HEALTH_CHECK
+from rljob_api.constants import RAY_HEALTH_CHECK, RAY_NODE_LOST_SECONDS
 from rljob_testing.echo_groups import watch_for_seconds
 from rljob_testing.echo_worker import EchoWorker, make_echo
 from rljob_testing.processes import descendants
 from rljob_testing.ray_nodes import RayNode, ray_nodes
-from rljob_testing.stack_dumps import dumped_stacks
+from rljob_testing.stack_dumps import Dump, dumped_stacks
 from rljob_trainer.errors import WorkerDiedError
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
@@ -27,8 +28,6 @@ from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
-NODE_LOST_SECONDS = 37
-"""So long a node may be silent, by `RAY_HEALTH_CHECK`, before its processes count as dead."""
 ROLES = [RoleSpec("only", EchoWorker, partial(make_echo, "only"))]
 
 
@@ -45,8 +44,22 @@ def cluster() -> Iterator[Cluster]:
 class OneNode:
     """A node of its own with one worker, and all processes there."""
 
+    address: str
     processes: WorkerProcesses
     victims: list[int]
+
+    def send(self, number: signal.Signals) -> None:
+        """To all of them."""
+        for victim in self.victims:
+            os.kill(victim, number)
+
+    def seconds_until_missed(self) -> float:
+        """Its worker, from now on."""
+        begun = time.monotonic()
+        told = rf"worker rank 0 \(only; process \d+ on {self.address}\) died: .*node"
+        with pytest.raises(WorkerDiedError, match=told):
+            watch_for_seconds(self.processes, 120)
+        return time.monotonic() - begun
 
 
 @contextmanager
@@ -59,7 +72,7 @@ def one_node(cluster: Cluster, address: str, run_folder: Path) -> Iterator[OneNo
     victims = [raylet, *(process.pid for process in descendants(raylet))]
     assert processes.record.infos[0].process_id in victims
     try:
-        yield OneNode(processes, victims)
+        yield OneNode(address, processes, victims)
     finally:
         for victim in victims:
             end(victim)
@@ -67,40 +80,47 @@ def one_node(cluster: Cluster, address: str, run_folder: Path) -> Iterator[OneNo
         pool.release()
 
 
-def test_nodes_that_do_not_answer_any_more(cluster: Cluster, tmp_path: Path) -> None:
-    """One is lost and one frozen, at the same time: that is noticed by waiting."""
-    lost_folder, frozen_folder = tmp_path / "lost", tmp_path / "frozen"
-    with one_node(cluster, "127.0.0.3", lost_folder) as lost, one_node(cluster, "127.0.0.4", frozen_folder) as frozen:
-        for each, number in ((frozen, signal.SIGSTOP), (lost, signal.SIGKILL)):
-            for victim in each.victims:
-                os.kill(victim, number)
-        silent_since = time.monotonic()
-        told = r"worker rank 0 \(only; process \d+ on {}\) died: .*node"
-        with pytest.raises(WorkerDiedError, match=told.format("127.0.0.3")):
-            watch_for_seconds(lost.processes, 120)
-        assert time.monotonic() - silent_since < 15
-        dump = dumped_stacks(frozen_folder, cluster.address)
-        assert dump["silentNodes"] == [{"node": "127.0.0.4", "reason": "did not answer in time"}]
-        assert [process["state"] for process in dump["processes"]] == ["T (stopped by a signal)"]
-        with pytest.raises(WorkerDiedError, match=told.format("127.0.0.4")):
-            watch_for_seconds(frozen.processes, 120)
-        assert time.monotonic() - silent_since < NODE_LOST_SECONDS + 5
+@dataclass(frozen=True)
+class Frozen:
+    """A node that does not answer any more, and has not told so."""
+
+    seconds_until_missed: Future[float]
+    dump: Future[Dump]
+    """What is written of its run."""
 
 
-def test_the_node_of_a_killed_worker_is_asked_for_the_cause(cluster: Cluster) -> None:
-    node = cluster.add_node(**RayNode("127.0.0.5", num_cpus=1, num_gpus=1).arguments())
-    pool = ResourcePool(PoolSettings("main", 1, 1, True, 0.1, 60))
-    processes = start_processes(pool, {"OMP_NUM_THREADS": "1"})
-    try:
-        processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
-        end(processes.record.infos[0].process_id)
+@pytest.fixture(scope="module")
+def frozen(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frozen]:
+    """That is noticed by waiting, and other tests go on meanwhile."""
+    folder = tmp_path_factory.mktemp("frozen")
+    with one_node(cluster, "127.0.0.4", folder) as node, ThreadPoolExecutor(2) as threads:
+        node.send(signal.SIGSTOP)
+        missed = threads.submit(node.seconds_until_missed)
+        yield Frozen(missed, threads.submit(dumped_stacks, folder, cluster.address))
+
+
+@pytest.mark.usefixtures("frozen")
+def test_a_node_that_is_lost_is_missed_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    with one_node(cluster, "127.0.0.3", tmp_path) as lost:
+        lost.send(signal.SIGKILL)
+        assert lost.seconds_until_missed() < 15
+
+
+@pytest.mark.usefixtures("frozen")
+def test_the_node_of_a_killed_worker_is_asked_for_the_cause(cluster: Cluster, tmp_path: Path) -> None:
+    with one_node(cluster, "127.0.0.5", tmp_path) as node:
+        end(node.processes.record.infos[0].process_id)
         cause = "the kernel killed nothing there for lack of memory, so somebody killed it"
         with pytest.raises(WorkerDiedError, match=rf"on 127.0.0.5\) died: its process ended without a word; {cause}"):
-            watch_for_seconds(processes, 60)
-    finally:
-        processes.close()
-        pool.release()
-        cluster.remove_node(node)
+            watch_for_seconds(node.processes, 60)
+
+
+def test_a_node_that_is_frozen_is_missed_in_time(frozen: Frozen) -> None:
+    assert frozen.seconds_until_missed.result() < RAY_NODE_LOST_SECONDS + 5
+    dump = frozen.dump.result()
+    # Of the nodes of the other tests some may have been there, too.
+    assert {"node": "127.0.0.4", "reason": "did not answer in time"} in dump["silentNodes"]
+    assert [process["state"] for process in dump["processes"]] == ["T (stopped by a signal)"]
 
 
 def end(process_id: int) -> None:

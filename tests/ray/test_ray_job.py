@@ -114,7 +114,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
         "PYTHONPATH": str(folder / "code"),
         "OMP_NUM_THREADS": "1",
     }
-    with pod_cluster(folder, TOKEN, variables) as cluster:
+    with pod_cluster(folder, TOKEN, variables, forks_workers=True) as cluster:
         yield Pods(cluster, folder)
 
 

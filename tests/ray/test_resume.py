@@ -1,8 +1,11 @@
-"""A run that is stopped and resumed ends, bit for bit, where the uninterrupted run ends."""
+"""A run that is stopped, loses a worker and goes on each time ends, bit for bit, like the uninterrupted run."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import re
 import shutil
 import signal
 import time
@@ -15,159 +18,240 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_api.job_file import load_job_file
+from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.model import Dtype
-from rljob_testing.trainer_program import RunTrainer
+from rljob_testing.trainer_program import Ended, RunTrainer
 from rljob_testing.training_runs import Document, LocalRun, function_reward, held_out, small_job
 from rljob_trainer.stack_traces import take_stacks, traced_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
-NUM_STEPS = 4
+NUM_STEPS = 8
 ADAPTIVE = {"type": "Adaptive", "adaptive": {"target": 1.0, "horizon": 10000}}
 SECONDS_INTO_STEP = 0.2
-"""After the save of a step: the next one is under way."""
-
-
+"""After the end of a step: the next one is under way."""
+SECONDS_TO_END = 30.0
+WHERE = {"RLJOB_POD_NAME": "small-1-main-0", "RLJOB_NODE_NAME": "node-7"}
+WORKER = "reward+actor+ref+rollout+hybrid"
+"""What the processes of the workers are called."""
 REWARD = "def score(prompt, response, answer, row):\n    return float(response == answer)\n"
 
 
-def job(folder: Path) -> Document:
-    """Two workers, so that shards are put together again; steps long enough (512 responses) to be stopped in. The
-    reward is beside the job."""
+def job(folder: Path, *, every_steps: int = 1) -> Document:
+    """Two workers, so that shards are put together again; steps long enough (512 responses) to be stopped in. Its rows
+    and its reward are beside it."""
+    numbers = [f"{10_000 + 37 * number}" for number in range(32 * NUM_STEPS)]
+    rows = [{"prompt": f"{number}>", "answer": "".join(sorted(number))} for number in numbers]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "my_rewards.py").write_text(REWARD)
     return small_job(
         num_workers=2,
+        checkpoint={"everySteps": every_steps},
+        dataset={"file": {"path": "rows.jsonl"}},
         rewards=[function_reward("my_rewards:score")],
         batchSize=32,
         rollout={"groupSize": 16},
         optimizer={"warmupSteps": 3},
         algorithm={"kl": {"coefficient": 0.01, "controller": ADAPTIVE}},
-        evaluation=held_out(num_prompts=24, every_steps=4),
+        evaluation=held_out(num_prompts=24, every_steps=NUM_STEPS),
         steps=NUM_STEPS,
     )
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> LocalRun:
-    """Four steps without interruption, except that all processes are asked for their stacks over and over."""
+def whole(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """All steps without interruption."""
     folder = tmp_path_factory.mktemp("whole")
-    run = LocalRun(folder, job(folder))
-    roles: Counter[str] = Counter()
-    while run.process.poll() is None:
-        stacks = take_stacks(traced_processes(run.files.folder), 5)
-        roles.update(each.role for each in stacks if each.text)
-    assert run.end() == 0, run.output
-    # Of two workers and one scorer, in the seconds that four steps take.
-    assert roles["controller"] >= 10, roles
-    assert min(roles["reward+actor+ref+rollout+hybrid"], roles["scorer"]) >= 3, roles
+    run = RunTrainer(folder)(job(folder), cluster)
+    assert run.exit_code == 0, run.terminal
     return run
 
 
 @dataclass(frozen=True)
-class Interrupted:
-    """A run that was stopped after two steps, and its continuation."""
+class Stopped:
+    """A run that was stopped by Ctrl-C."""
 
-    first: LocalRun
-    refused_beside: LocalRun
-    refused_after: LocalRun
-    stopped_after: int
-    checkpoints_of_first: list[str]
-    second: LocalRun
+    run: LocalRun
+    after_step: int
+    checkpoints: list[str]
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
-    """Ctrl-C in the second step (on a machine that stalls it may be another); then once without --resume, and once
-    with it."""
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    """Ctrl-C in the second step (on a machine that stalls it may be another), after which no save is due."""
     folder = tmp_path_factory.mktemp("interrupted")
-    first = LocalRun(folder, job(folder))
-    first.wait_for(lambda: first.files.newest_checkpoint() >= 1)
+    run = LocalRun(folder, job(folder, every_steps=100))
+    run.wait_for(lambda: run.files.training_steps() != [])
     time.sleep(SECONDS_INTO_STEP)
-    first.process.send_signal(signal.SIGINT)
-    beside = LocalRun(folder, job(folder))
-    beside.end()
-    first.end()
-    stopped_after = first.files.state().progress.step
-    checkpoints = first.files.checkpoint_names()
-    after = LocalRun(folder, job(folder))
-    after.end()
-    second = LocalRun(folder, job(folder), "--resume")
-    second.end()
-    return Interrupted(first, beside, after, stopped_after, checkpoints, second)
+    assert len(run.of_its_folder()) > 5
+    run.process.send_signal(signal.SIGINT)
+    run.end()
+    return Stopped(run, run.files.state().progress.step, run.files.checkpoint_names())
 
 
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(interrupted: Interrupted) -> None:
-    run = interrupted.first
+@dataclass(frozen=True)
+class Killed:
+    """A run that went on after the stop, and lost a worker after a checkpoint."""
+
+    run: LocalRun
+    victim: int
+    """Its process."""
+    seconds_to_end: float
+    state: RunState
+    steps: list[int]
+    """Those that had been done then."""
+    newest: str
+    """Of its complete checkpoints."""
+
+    @property
+    def newest_step(self) -> int:
+        """Of that checkpoint."""
+        return int(self.newest.removeprefix("step-").partition(".")[0])
+
+
+@pytest.fixture(scope="module")
+def killed(stopped: Stopped) -> Killed:
+    folder = stopped.run.files.folder.parents[1]
+    run = LocalRun(folder, job(folder), "--resume", **WHERE)
+    run.wait_for(lambda: run.files.state().attempt == 2 and run.files.newest_checkpoint() > stopped.after_step)
+    time.sleep(SECONDS_INTO_STEP)
+    # Not one that a worker has started.
+    victim = min(each.process_id for each in traced_processes(run.files.folder) if each.role == WORKER)
+    os.kill(victim, signal.SIGKILL)
+    killed_at = time.monotonic()
+    run.end()
+    seconds = time.monotonic() - killed_at
+    complete = sorted(path.parent.name for path in run.files.checkpoints.glob("step-*/manifest.json"))
+    return Killed(run, victim, seconds, run.files.state(), run.files.training_steps(), complete[-1])
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run that went on after that, to its end."""
+
+    run: LocalRun
+    roles: Counter[str]
+    """How often processes of each have told their stacks."""
+
+
+@pytest.fixture(scope="module")
+def finished(killed: Killed) -> Finished:
+    """All its processes are asked for their stacks over and over, which changes nothing."""
+    folder = killed.run.files.folder.parents[1]
+    run = LocalRun(folder, job(folder), "--resume")
+    roles: Counter[str] = Counter()
+    while run.process.poll() is None:
+        stacks = take_stacks(traced_processes(run.files.folder), 5)
+        roles.update(each.role for each in stacks if each.text)
+        # So that the run gets somewhere, too.
+        time.sleep(0.2)
+    run.end()
+    return Finished(run, roles)
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(stopped: Stopped) -> None:
+    run = stopped.run
     assert run.process.returncode == 130, run.output
     assert "stopping: the trainer ends its step and saves" in run.output
-    assert 1 <= interrupted.stopped_after < NUM_STEPS
-    assert f"stopped as asked after step {interrupted.stopped_after}; its checkpoint is complete" in run.output
+    assert 1 <= stopped.after_step < NUM_STEPS
+    assert f"stopped as asked after step {stopped.after_step}; its checkpoint is complete" in run.output
     assert run.output.endswith("to go on: rljob run job.yaml --resume\n")
-    saved = [f"step-{step:08d}.start-0001" for step in range(1, interrupted.stopped_after + 1)]
-    assert interrupted.checkpoints_of_first == saved
+    assert stopped.checkpoints == [f"step-{stopped.after_step:08d}.start-0001"]
     assert run.left_behind() == []
 
 
-def test_a_second_run_at_the_same_time_is_refused(interrupted: Interrupted) -> None:
-    run = interrupted.refused_beside
-    assert run.process.returncode == 2
-    assert f"another run is using it (process {interrupted.first.process.pid})" in run.output
+def test_the_resumed_run_goes_on_where_the_first_stopped(stopped: Stopped, killed: Killed) -> None:
+    assert f"resumed from step {stopped.after_step} ({stopped.checkpoints[-1]})" in killed.run.output
+    assert killed.steps == list(range(1, len(killed.steps) + 1))
 
 
-def test_a_second_run_afterwards_needs_resume(interrupted: Interrupted) -> None:
-    run = interrupted.refused_after
-    assert run.process.returncode == 2
-    assert f"holds a run already (step {interrupted.stopped_after} of {NUM_STEPS}, Stopped)" in run.output
+def test_the_error_names_the_rank_and_the_cause(killed: Killed) -> None:
+    run = killed.run
+    assert run.process.returncode == 75, run.output
+    errors = [line for line in run.output.splitlines() if " ERROR " in line]
+    assert len(errors) == 1, run.output
+    expected = (
+        rf"worker rank [01] \(reward, actor, ref, rollout, hybrid; process {killed.victim}"
+        r" on pod small-1-main-0, node node-7\) died( in \S+)?: its process ended without a word; the kernel killed"
+        r" nothing there for lack of memory, .*kill -9.*; its last words are in .*worker-[01]\.log"
+    )
+    assert re.search(expected, errors[0]), errors[0]
+    assert "Traceback" not in run.output
+    assert "exit code 75: a worker or a device was lost" in run.output
 
 
-def test_the_resumed_run_goes_on_where_the_first_stopped(interrupted: Interrupted) -> None:
-    run = interrupted.second
+def test_a_lost_worker_ends_the_run_soon_and_leaves_no_process(killed: Killed) -> None:
+    assert killed.seconds_to_end < SECONDS_TO_END
+    assert len(killed.run.seen) > 5
+    assert killed.run.left_behind() == []
+
+
+def test_run_state_tells_the_same(killed: Killed) -> None:
+    state = killed.state
+    assert state.phase == "Failed"
+    assert state.error is not None
+    assert state.error.kind == "WorkerDiedError"
+    assert f"process {killed.victim} on pod small-1-main-0, node node-7)" in state.error.message
+
+
+def test_the_next_run_resumes_from_the_newest_checkpoint(killed: Killed, finished: Finished) -> None:
+    # Written while the next step is trained, and complete before that step's own is begun: when that step is done and
+    # the worker dies before the saves meet, two steps are lost.
+    assert killed.newest_step in [killed.steps[-1] - lost for lost in (0, 1, 2)]
+    run = finished.run
     assert run.process.returncode == 0, run.output
-    step = interrupted.stopped_after
-    assert f"resumed from step {step} ({interrupted.checkpoints_of_first[-1]})" in run.output
+    assert f"resumed from step {killed.newest_step} ({killed.newest})" in run.output
     state = run.files.state()
-    assert (state.phase, state.attempt, state.resumed_from_step) == ("Complete", 2, step)
+    assert (state.phase, state.attempt, state.resumed_from_step) == ("Complete", 3, killed.newest_step)
     assert run.files.training_steps() == list(range(1, NUM_STEPS + 1))
+    # Checkpoints of the lost attempt that were not complete are gone.
+    assert all((path / "manifest.json").exists() for path in run.files.checkpoints.glob("step-*"))
     assert (run.files.folder / "plots" / "overview.png").exists()
     assert run.left_behind() == []
 
 
-def test_what_auto_became_is_written_down(whole: LocalRun, interrupted: Interrupted) -> None:
+def test_all_processes_told_their_stacks(finished: Finished) -> None:
+    """Of two workers and one scorer, in the seconds that some steps take."""
+    assert finished.roles["controller"] >= 10, finished.roles
+    assert min(finished.roles[WORKER], finished.roles["scorer"]) >= 3, finished.roles
+
+
+def test_what_auto_became_is_written_down(whole: Ended, finished: Finished, tmp_path: Path) -> None:
     """The job leaves the precision open."""
-    for run in (whole, interrupted.second):
+    assert "dtype" not in json.dumps(job(tmp_path))
+    for run in (whole, finished.run):
         resolved = load_job_file(run.files.folder / "resolved.yaml")
         assert resolved.spec.training.model.dtype is Dtype.FLOAT32
-        assert "dtype" not in (run.files.folder.parents[1] / "job.yaml").read_text()
 
 
-def test_both_runs_saw_the_same_prompts_and_gave_the_same_responses(whole: LocalRun, interrupted: Interrupted) -> None:
+def test_both_runs_saw_the_same_prompts_and_gave_the_same_responses(whole: Ended, finished: Finished) -> None:
     for step in range(1, NUM_STEPS + 1):
         expected = whole.files.samples("train", step)
         assert len(expected) == 8
-        assert interrupted.second.files.samples("train", step) == expected
+        assert finished.run.files.samples("train", step) == expected
     # A cursor that starts again would repeat the first step's prompts.
     first, third = ({row["prompt"] for row in whole.files.samples("train", step)} for step in (1, 3))
     assert not first & third
 
 
-def test_both_runs_report_the_same_numbers(whole: LocalRun, interrupted: Interrupted) -> None:
+def test_both_runs_report_the_same_numbers(whole: Ended, finished: Finished) -> None:
     names = ("critic/rewards/mean", "actor/pg_loss", "actor/grad_norm", "actor/lr", "eval/greedy_score")
     for name in (*names, "actor/kl_coefficient"):
         expected = whole.files.series(name)
         assert expected, name
-        assert interrupted.second.files.series(name) == expected
+        assert finished.run.files.series(name) == expected
     assert len(set(whole.files.series("actor/kl_coefficient"))) == NUM_STEPS
 
 
-def test_every_save_is_booked_to_its_step(whole: LocalRun) -> None:
-    assert [row["step"] for row in whole.files.metrics() if "timing_s/save" in row] == [1, 2, 3, 4]
+def test_every_save_is_booked_to_its_step(whole: Ended) -> None:
+    assert [row["step"] for row in whole.files.metrics() if "timing_s/save" in row] == list(range(1, NUM_STEPS + 1))
 
 
-def test_the_final_weights_are_bitwise_equal(whole: LocalRun, interrupted: Interrupted) -> None:
-    assert interrupted.second.files.exported_weights() == whole.files.exported_weights()
+def test_the_final_weights_are_bitwise_equal(whole: Ended, finished: Finished) -> None:
+    assert finished.run.files.exported_weights() == whole.files.exported_weights()
 
 
-def test_the_export_answers_like_the_last_evaluation(whole: LocalRun) -> None:
+def test_the_export_answers_like_the_last_evaluation(whole: Ended) -> None:
     expected = whole.files.samples("eval_greedy", NUM_STEPS)
     assert len(expected) == 24
     folder = whole.files.folder / "export"
@@ -181,22 +265,19 @@ def test_the_export_answers_like_the_last_evaluation(whole: LocalRun) -> None:
     assert answers == [row["response"] for row in expected]
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(whole: LocalRun, run_trainer: RunTrainer, cluster: str) -> None:
-    """On another Ray than the whole run, which changes nothing either."""
+def test_a_damaged_newest_checkpoint_is_passed_over(whole: Ended, run_trainer: RunTrainer, cluster: str) -> None:
     shutil.copytree(whole.files.folder, run_trainer.files.folder)
-    flip_a_byte(run_trainer.files.checkpoints / "step-00000004.start-0001" / "rank-00001.safetensors")
+    before, newest = (f"step-{step:08d}.start-0001" for step in (NUM_STEPS - 1, NUM_STEPS))
+    flip_a_byte(run_trainer.files.checkpoints / newest / "rank-00001.safetensors")
     run = run_trainer(job(run_trainer.folder), cluster, attempt=2)
     assert run.exit_code == 0, run.terminal
-    assert "passed over damaged checkpoint step-00000004.start-0001: rank-00001.safetensors" in run.terminal
-    assert "resumed from step 3 (step-00000003.start-0001)" in run.terminal
-    assert run.files.training_steps() == [1, 2, 3, 4]
+    assert f"passed over damaged checkpoint {newest}: rank-00001.safetensors" in run.terminal
+    assert f"resumed from step {NUM_STEPS - 1} ({before})" in run.terminal
+    assert run.files.training_steps() == list(range(1, NUM_STEPS + 1))
     # The last step is done again, and comes out the same.
     assert run.files.exported_weights() == whole.files.exported_weights()
-    assert run.files.checkpoint_names() == [
-        "step-00000002.start-0001",
-        "step-00000003.start-0001",
-        "step-00000004.start-0002",
-    ]
+    assert run.files.checkpoint_names()[1:] == [before, newest.replace("start-0001", "start-0002")]
+    assert len(run.files.checkpoint_names()) == 3
 
 
 def flip_a_byte(path: Path) -> None:

@@ -20,8 +20,8 @@ from rljob_trainer.controller import model_roles
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.long]
 
-NUM_UPDATES = 3
-NUM_STALE_STEPS = 2
+NUM_UPDATES = 2
+NUM_STALE_STEPS = 1
 CACHE_BYTES = 64 * 2**20
 
 
@@ -82,17 +82,17 @@ def shared_memory() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Whose workers load torch themselves, for one of two shall compile."""
+def compiling_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Whose workers load torch themselves: in those that are forked it compiles nothing."""
     with ray_cluster(2, tmp_path_factory.mktemp("ray") / "ray.log") as address:
         yield address
 
 
 @pytest.fixture(scope="module")
-def data_parallel(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """One engine per rank; after three updates the weights are not handed over any more."""
+def data_parallel(compiling_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """One engine per rank; after some updates the weights are not handed over any more."""
     folder = tmp_path_factory.mktemp("data-parallel")
-    return watch(folder, cluster, 1, NUM_UPDATES + 1 + NUM_STALE_STEPS, stale_from=NUM_UPDATES + 1)
+    return watch(folder, compiling_cluster, 1, NUM_UPDATES + 1 + NUM_STALE_STEPS, stale_from=NUM_UPDATES + 1)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import signal
 import socket
 import ssl
 import subprocess
@@ -28,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from rljob_testing.go_programs import BuildError, ensure_program
 from rljob_testing.ports import free_ports
+from rljob_testing.processes import signal_at_the_parents_end
 from rljob_testing.settings import kubebuilder_assets
 
 START_DEADLINE_SECONDS = 60.0
@@ -186,7 +188,11 @@ class Program:
         """Starts it; does not wait for anything."""
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
-                self._command, stdout=output, stderr=subprocess.STDOUT, cwd=self._log.parent
+                self._command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self._log.parent,
+                preexec_fn=signal_at_the_parents_end(signal.SIGKILL),
             )
 
     def stop(self) -> None:

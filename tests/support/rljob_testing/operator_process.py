@@ -28,6 +28,7 @@ from kubernetes.aio.config import incluster_config
 from rljob_operator.__main__ import main
 from rljob_testing.apiserver import ApiServer
 from rljob_testing.ports import free_ports
+from rljob_testing.processes import signal_at_the_parents_end
 from rljob_testing.settings import first_in_python_path, inherited_environment, replace_environment
 
 OPERATOR_NAMESPACE = "rljob-system"
@@ -193,14 +194,14 @@ class OperatorProcess:
     def probe(self, path: str) -> int:
         """Status of a probe; 0 where nobody answers."""
         try:
-            return httpx.get(f"http://127.0.0.1:{self.health_port}{path}", timeout=5, trust_env=False).status_code
+            return _got(self.health_port, path).status_code
         except httpx.TransportError:
             return 0
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5, trust_env=False).text
-        lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        lines = _got(self.metrics_port, "/metrics").text.splitlines()
+        lines = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     def kill(self) -> None:
@@ -257,6 +258,7 @@ def _context() -> ForkServerContext:
 
 def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> None:
     """The life of a process."""
+    signal_at_the_parents_end(signal.SIGKILL)()
     # Collecting what was imported would copy all of it into this process.
     gc.freeze()
     with log.open("ab") as output:
@@ -270,6 +272,11 @@ def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> No
     for name, times in setup.shorter.items():
         _shorten(name, times)
     sys.exit(main())
+
+
+def _got(port: int, path: str) -> httpx.Response:
+    # By plain HTTP; else the client reads all authorities of this machine first.
+    return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5, trust_env=False, verify=False)
 
 
 def _shorten(name: str, times: float) -> None:

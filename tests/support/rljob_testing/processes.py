@@ -1,9 +1,16 @@
-"""Who started whom, from /proc."""
+"""Who started whom, from /proc; and processes that do not outlive who started them."""
 
 from __future__ import annotations
 
+import ctypes
+import signal
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -32,10 +39,32 @@ def descendants(pid: int) -> set[Process]:
     return found
 
 
+def with_variable(name: str, value: str) -> set[Process]:
+    """All processes that were started with this variable in their environment, whoever their parents are now."""
+    mark = f"{name}={value}".encode()
+    found = set()
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdecimal() and mark in (folder / "environ").read_bytes().split(b"\0"):
+                found |= {entry[0] for entry in [_read(folder)] if entry}
+        except OSError:
+            continue
+    return found
+
+
 def is_alive(process: Process) -> bool:
     """Whether it still runs; a zombie does not."""
     entry = _read(Path("/proc") / str(process.pid))
     return entry is not None and entry[0].started == process.started
+
+
+def signal_at_the_parents_end(number: signal.Signals) -> Callable[[], object]:
+    """For `preexec_fn`: the new process is sent this signal when the thread that has started it is gone, also where a
+    test run is killed and puts nothing in order. Only Linux can do that."""
+    if sys.platform != "linux":
+        return lambda: None
+    # Loaded here: between fork and exec it could wait for a lock that a thread of the parent held.
+    return partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, int(number))
 
 
 def _read(folder: Path) -> tuple[Process, int] | None:

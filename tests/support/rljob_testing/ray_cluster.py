@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from rljob_testing import forked_workers
 from rljob_testing.ports import free_port
+from rljob_testing.processes import signal_at_the_parents_end
 from rljob_testing.ray_jobs import RayCluster
 from rljob_testing.settings import inherited_environment
 from rljob_trainer.settings import worker_environment
@@ -43,14 +45,8 @@ def ray_cluster(num_cpus: int, log_file: Path, *, forks_workers: bool = False) -
     that compile nothing: see `forked_workers`."""
     arguments = [*HEAD, "--include-dashboard=false", f"--num-cpus={num_cpus}", "--num-gpus=0"]
     environment = {"CUDA_VISIBLE_DEVICES": "", "RAY_AUTH_MODE": "disabled"}
-    program: Sequence[str] = RAY
-    if forks_workers:
-        program = (str(Path(forked_workers.__file__)),)
-        environment |= worker_environment("cpu", 1)
-    process, address = _started(arguments, environment, log_file, ADDRESS, program)
+    process, address = _started(arguments, environment, log_file, ADDRESS, forks_workers=forks_workers)
     try:
-        if forks_workers:
-            assert _announced(process, log_file, f"({forked_workers.READY})"), log_file.read_text()
         yield address
     finally:
         _stop(process)
@@ -58,10 +54,16 @@ def ray_cluster(num_cpus: int, log_file: Path, *, forks_workers: bool = False) -
 
 @contextmanager
 def pod_cluster(
-    folder: Path, token: str, variables: Mapping[str, str], *, num_workers: int = NUM_POD_WORKERS
+    folder: Path,
+    token: str,
+    variables: Mapping[str, str],
+    *,
+    num_workers: int = NUM_POD_WORKERS,
+    forks_workers: bool = False,
 ) -> Iterator[RayCluster]:
     """The cluster with all its nodes, whose logs are in `folder`. `variables` are in the environment of all nodes, as
-    those of a pod are. Without a token nothing is said about authentication, as by a KubeRay that does not know it."""
+    those of a pod are. Without a token nothing is said about authentication, as by a KubeRay that does not know it.
+    `forks_workers`: see `ray_cluster`; of the nodes with GPUs."""
     environment = {
         **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}),
         # Else each node takes its time to let work move elsewhere.
@@ -83,7 +85,8 @@ def pod_cluster(
         cluster = RayCluster(port, token, session / "session_latest" / "logs")
         for number in range(num_workers):
             worker = [*limits, f"--address={address}", "--num-gpus=1", "--num-cpus=2"]
-            process, _ = _started(worker, environment, folder / f"worker-{number}.log", "(Ray runtime started)")
+            log_file = folder / f"worker-{number}.log"
+            process, _ = _started(worker, environment, log_file, "(Ray runtime started)", forks_workers=forks_workers)
             stack.callback(_stop, process)
         cluster.wait_for_nodes(1 + num_workers, START_SECONDS)
         yield cluster
@@ -94,15 +97,22 @@ def _started(
     environment: Mapping[str, str],
     log_file: Path,
     announcement: str,
-    program: Sequence[str] = RAY,
+    *,
+    forks_workers: bool = False,
 ) -> tuple[subprocess.Popen[bytes], str]:
     """The process of a node, and what the group of `announcement` (a regular expression) found in what it printed.
 
     On a machine with much else to do Ray's own start can time out, so there is more than one try."""
+    program: Sequence[str] = RAY
+    if forks_workers:
+        program = (str(Path(forked_workers.__file__)),)
+        environment = {**worker_environment("cpu", 1), **environment}
     for _ in range(MAX_STARTS):
         process = _start([*program, *OF_START, *arguments], environment, log_file)
         found = _announced(process, log_file, announcement)
         if found is not None:
+            if forks_workers:
+                assert _announced(process, log_file, f"({forked_workers.READY})"), log_file.read_text()
             return process, found
         _stop(process)
     raise AssertionError(f"Ray did not start:\n{log_file.read_text()}")
@@ -116,6 +126,7 @@ def _start(arguments: list[str], environment: Mapping[str, str], log_file: Path)
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            preexec_fn=signal_at_the_parents_end(signal.SIGTERM),
         )
 
 

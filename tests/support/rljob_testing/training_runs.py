@@ -18,9 +18,9 @@ from typing import NoReturn, cast
 
 from pydantic import JsonValue
 
-from rljob_api.constants import RUN_STATE_FILE_NAME
+from rljob_api.constants import ENV_RUN_FOLDER, RUN_STATE_FILE_NAME
 from rljob_api.run_state import RunState
-from rljob_testing.processes import Process, descendants, is_alive
+from rljob_testing.processes import Process, descendants, is_alive, with_variable
 from rljob_testing.settings import inherited_environment
 
 Document = dict[str, JsonValue]
@@ -171,9 +171,13 @@ class LocalRun:
         self._watcher.join()
         return code
 
+    def of_its_folder(self) -> set[Process]:
+        """Living processes whose environment names the folder of the run."""
+        return with_variable(ENV_RUN_FOLDER, str(self.files.folder))
+
     def left_behind(self) -> list[Process]:
         """Processes of the run that outlived it."""
-        return [process for process in self.seen if is_alive(process)]
+        return [*self.of_its_folder(), *(process for process in self.seen if is_alive(process))]
 
     def _give_up(self) -> NoReturn:
         output = self.output

@@ -1,6 +1,7 @@
 """Lists everything now and then, whatever the watches say: an event may be lost, an unfinished job may not.
 
-What is listed goes to the cache, and with the first listing the operator begins to work.
+What is listed goes to the cache, and with the first listing the operator begins to work. The second one comes soon: no
+event tells of what is deleted between the first one and the beginning of the watches.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from rljob_operator.kube.server_clock import Ages
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 
+SECOND_SECONDS = 5.0
+"""Until the second listing."""
 RELIST_SECONDS = 60.0
 OBJECTS_PER_SECOND = 100.0
 """With more than six thousand objects, all are listed less often."""
@@ -58,10 +61,12 @@ class Relist:
 
     async def run(self) -> None:
         """Relists until it is cancelled."""
+        is_first = True
         while True:
             try:
                 await self.once()
-                await asyncio.sleep(self._pause_seconds())
+                await asyncio.sleep(SECOND_SECONDS if is_first else self._pause_seconds())
+                is_first = False
             except KubeError as error:
                 logger.warning("relist: %s", error)
                 await asyncio.sleep(AFTER_FAILURE_SECONDS if self._cache.is_complete else FIRST_FAILURE_SECONDS)
