@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,19 +16,22 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from rljob_api.constants import RAY_HEALTH_CHECK, RAY_NODE_LOST_SECONDS
+from rljob_api.constants import RAY_HEALTH_CHECK
 from rljob_testing.echo_groups import watch_for_seconds
 from rljob_testing.echo_worker import EchoWorker, make_echo
 from rljob_testing.processes import descendants
 from rljob_testing.ray_nodes import RayNode, ray_nodes
 from rljob_testing.stack_dumps import Dump, dumped_stacks
 from rljob_trainer.errors import WorkerDiedError
+from rljob_trainer.groups import death
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
+NODE_LOST_SECONDS = 37
+"""So long a node may be silent, by `RAY_HEALTH_CHECK`, before its processes count as dead."""
 ROLES = [RoleSpec("only", EchoWorker, partial(make_echo, "only"))]
 
 
@@ -38,6 +42,20 @@ def cluster() -> Iterator[Cluster]:
             patch.setenv(name, value)
         with ray_nodes([RayNode("127.0.0.2", num_cpus=1)]) as cluster:
             yield cluster
+
+
+class RunningClock:
+    """Counts the seconds in which this process runs, and not those in which the machine stands still."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        threading.Thread(target=self._tick, daemon=True).start()
+
+    def _tick(self) -> None:
+        while True:
+            began = time.monotonic()
+            time.sleep(0.1)
+            self.seconds += min(0.5, time.monotonic() - began)
 
 
 @dataclass(frozen=True)
@@ -54,12 +72,12 @@ class OneNode:
             os.kill(victim, number)
 
     def seconds_until_missed(self) -> float:
-        """Its worker, from now on."""
-        begun = time.monotonic()
+        """Its worker, from now on. A machine that stands still meanwhile notices nothing then."""
+        clock = RunningClock()
         told = rf"worker rank 0 \(only; process \d+ on {self.address}\) died: .*node"
         with pytest.raises(WorkerDiedError, match=told):
             watch_for_seconds(self.processes, 120)
-        return time.monotonic() - begun
+        return clock.seconds
 
 
 @contextmanager
@@ -103,20 +121,24 @@ def frozen(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_a_node_that_is_lost_is_missed_at_once(cluster: Cluster, tmp_path: Path) -> None:
     with one_node(cluster, "127.0.0.3", tmp_path) as lost:
         lost.send(signal.SIGKILL)
-        assert lost.seconds_until_missed() < 15
+        assert lost.seconds_until_missed() < 25, "sooner than by silence"
 
 
 @pytest.mark.usefixtures("frozen")
-def test_the_node_of_a_killed_worker_is_asked_for_the_cause(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_node_of_a_killed_worker_is_asked_for_the_cause(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A process has to start there, which can take longer on a busy machine than anybody should wait for it.
+    monkeypatch.setattr(death, "ASK_SECONDS", 240.0)
     with one_node(cluster, "127.0.0.5", tmp_path) as node:
         end(node.processes.record.infos[0].process_id)
         cause = "the kernel killed nothing there for lack of memory, so somebody killed it"
         with pytest.raises(WorkerDiedError, match=rf"on 127.0.0.5\) died: its process ended without a word; {cause}"):
-            watch_for_seconds(node.processes, 60)
+            watch_for_seconds(node.processes, 300)
 
 
 def test_a_node_that_is_frozen_is_missed_in_time(frozen: Frozen) -> None:
-    assert frozen.seconds_until_missed.result() < RAY_NODE_LOST_SECONDS + 5
+    assert frozen.seconds_until_missed.result() < NODE_LOST_SECONDS + 10
     dump = frozen.dump.result()
     # Of the nodes of the other tests some may have been there, too.
     assert {"node": "127.0.0.4", "reason": "did not answer in time"} in dump["silentNodes"]

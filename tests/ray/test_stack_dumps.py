@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from rljob_testing.echo_groups import ROLES, call, described, mixed_batch
 from rljob_testing.settings import inherited_python_path
-from rljob_testing.stack_dumps import STARTING_SECONDS, dumped_stacks
+from rljob_testing.stack_dumps import dumped_stacks
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.groups.calls import Pending
 from rljob_trainer.groups.worker_group import spawn
@@ -22,22 +21,17 @@ from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 
 pytestmark = [pytest.mark.ray]
 
-TOTAL_SECONDS = 8.0
-"""In the place of 20, where nobody answers."""
-
 
 @pytest.fixture(scope="module", autouse=True)
-def refusal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[float]]:
-    """Of a program that finds no Ray, in seconds. It waits for Ray, and meanwhile the other test goes on."""
+def refusal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[None]]:
+    """Of a program that finds no Ray. It waits for Ray, and meanwhile the other test goes on."""
     with ThreadPoolExecutor() as executor:
-        yield executor.submit(seconds_without_ray, tmp_path_factory.mktemp("run"))
+        yield executor.submit(without_ray, tmp_path_factory.mktemp("run"))
 
 
-def seconds_without_ray(folder: Path) -> float:
-    began = time.monotonic()
+def without_ray(folder: Path) -> None:
     with pytest.raises(AssertionError, match="Ray did not say which there are"):
-        dumped_stacks(folder, "127.0.0.1:1", total_seconds=TOTAL_SECONDS)
-    return time.monotonic() - began
+        dumped_stacks(folder, "127.0.0.1:1", total_seconds=8.0)
 
 
 @pytest.mark.usefixtures("ray_driver")
@@ -55,7 +49,8 @@ def test_a_worker_that_is_stopped_and_one_that_waits(tmp_path: Path, cluster: st
         pending = call(group, "add_when_there_is", mixed_batch(2).only(["number"]), str(end))
         assert isinstance(pending, Pending)
         os.kill(stops, signal.SIGSTOP)
-        dump = dumped_stacks(tmp_path, cluster, RLJOB_ATTEMPT="3", RLJOB_POD_NAME="head-pod", RLJOB_NODE_NAME="node-1")
+        place = {"RLJOB_ATTEMPT": "3", "RLJOB_POD_NAME": "head-pod", "RLJOB_NODE_NAME": "node-1"}
+        dump = dumped_stacks(tmp_path, cluster, total_seconds=200.0, **place)
         os.kill(stops, signal.SIGCONT)
         assert (dump["silentNodes"], dump["error"]) == ([], None)
         by_id = {process["processId"]: process for process in dump["processes"]}
@@ -81,5 +76,5 @@ def test_a_worker_that_is_stopped_and_one_that_waits(tmp_path: Path, cluster: st
         pool.release()
 
 
-def test_without_ray_what_is_here_is_told(refusal: Future[float]) -> None:
-    assert refusal.result() < TOTAL_SECONDS + STARTING_SECONDS
+def test_without_ray_what_is_here_is_told(refusal: Future[None]) -> None:
+    refusal.result()

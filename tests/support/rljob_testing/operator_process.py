@@ -36,6 +36,8 @@ ACCOUNT = "rljob-operator"
 LEASE = "rljob-operator"
 KEY = b"0123456789abcdef0123456789abcdef"
 START_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
+"""For a page of an operator: only one that hangs does not answer at all."""
 QUICK: Mapping[str, float] = dict.fromkeys(
     (
         *("RAY_POLL_SECONDS", "POD_POLL_SECONDS", "DASHBOARD_PAUSE_SECONDS", "AFTER_EFFECT_SECONDS"),
@@ -49,6 +51,8 @@ QUICK: Mapping[str, float] = dict.fromkeys(
 )
 """Pauses between two looks and after failures, and how many times shorter they are for tests that are not about them.
 Time limits stay: a machine with much else to do would exceed them."""
+LONG_LEASE: Mapping[str, float] = dict.fromkeys(("LEASE_SECONDS", "RENEW_SECONDS"), 0.1)
+"""Ten times longer: no stand-still of this machine lets a leader lose its lease, and no test can wait for that."""
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list", "watch", "delete"]},
@@ -194,14 +198,14 @@ class OperatorProcess:
     def probe(self, path: str) -> int:
         """Status of a probe; 0 where nobody answers."""
         try:
-            return _got(self.health_port, path).status_code
+            return self._page(self.health_port, path).status_code
         except httpx.TransportError:
             return 0
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        lines = _got(self.metrics_port, "/metrics").text.splitlines()
-        lines = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        text = self._page(self.metrics_port, "/metrics").text
+        lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     def kill(self) -> None:
@@ -219,13 +223,17 @@ class OperatorProcess:
         """SIGCONT, after `pause`."""
         self._signal(signal.SIGCONT)
 
-    def terminate(self, deadline_seconds: float = 15.0) -> int:
+    def terminate(self, deadline_seconds: float = 60.0) -> int:
         """SIGTERM; returns the exit code."""
         assert self._process is not None
         self._process.terminate()
         self._process.join(deadline_seconds)
         assert self._process.exitcode is not None, f"still there after {deadline_seconds} s: {self.log()}"
         return self._process.exitcode
+
+    def _page(self, port: int, path: str) -> httpx.Response:
+        # By plain HTTP; else the client reads all authorities of this machine first.
+        return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=ANSWER_SECONDS, trust_env=False, verify=False)
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -272,11 +280,6 @@ def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> No
     for name, times in setup.shorter.items():
         _shorten(name, times)
     sys.exit(main())
-
-
-def _got(port: int, path: str) -> httpx.Response:
-    # By plain HTTP; else the client reads all authorities of this machine first.
-    return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5, trust_env=False, verify=False)
 
 
 def _shorten(name: str, times: float) -> None:
