@@ -37,9 +37,8 @@ def kl_estimate(
     Absolute: |d|, biased, by `absolute_difference`; its gradient is as large near the reference as far from it.
 
     `straight_through`: the estimator's value with the gradient of K2, d, also where K3 is held; none where d is
-    infinite. Source: verl 0.9.1,
-    `kl_penalty` with "+"; Tang and Munos 2025, arXiv 2506.09477, on why a value that estimates the KL well does not
-    have the KL's gradient.
+    infinite. Source: verl 0.9.1, `kl_penalty` with "+"; Tang and Munos 2025, arXiv 2506.09477, on why a value that
+    estimates the KL well does not have the KL's gradient.
     """
     difference_N = logprobs_N - reference_logprobs_N
     match estimator:
