@@ -237,18 +237,21 @@ def test_follow_waits_for_the_container_and_passes_on_what_comes_at_once(
             when_seen.append(kubelet.more.is_set())
             return len(data)
 
-    def play() -> None:
-        time.sleep(1)
+    def start(_: float) -> None:
+        """While the command waits."""
         statuses = container_statuses(["ray", "driver"], RUNNING)
         small.write_pod_status("small-1-head-a", {"containerStatuses": statuses})
+        player.start()
+
+    def go_on() -> None:
         deadline = time.monotonic() + 30
         while not seen and time.monotonic() < deadline:
             time.sleep(0.05)
         kubelet.more.set()
 
+    player = threading.Thread(target=go_on)
     monkeypatch.setattr("rljob_cli.cluster.logs._standard_output", Output)
-    player = threading.Thread(target=play)
-    player.start()
+    monkeypatch.setattr("rljob_cli.cluster.logs.Clock", lambda: Clock(sleep=start))
     code, _, errors = rljob("logs", "small", "--follow")
     player.join()
     assert code == 0

@@ -235,14 +235,14 @@ def test_two_runs_cannot_use_one_folder_at_once(
     wait_for((workplace.run_folder / "metrics.jsonl").exists)
     assert f"another run is using it (process {first.pid})" in refused("--resume")
     first.send_signal(signal.SIGINT)
-    first.communicate(timeout=30)
+    first.communicate(timeout=120)
 
 
 def test_ctrl_c_saves_and_tells_how_to_go_on(workplace: Workplace, wait_for: WaitFor) -> None:
     process = workplace.start(mode="wait")
     wait_for((workplace.run_folder / "metrics.jsonl").exists)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Ctrl-C again to stop at once" in output
     assert "exit code 130: stopped on request after a checkpoint" in output
@@ -256,7 +256,7 @@ def test_ctrl_c_before_the_first_step_claims_no_checkpoint(workplace: Workplace,
     process = workplace.start(mode="starting")
     wait_for((workplace.run_folder / "rljob-run-state.json").exists)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "exit code 130: stopped on request; no step was done, so there is nothing to save\n" in output
     assert "to go on: rljob run job.yaml --code code\n" in output
@@ -280,7 +280,7 @@ def test_a_second_ctrl_c_stops_at_once_and_says_what_is_lost(
     while "Ctrl-C again" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 137
     assert "stopping at once" in output
     assert "exit code 137: stopped at once, as asked a second time; " + lost in output
@@ -299,7 +299,7 @@ def test_the_trainer_is_asked_to_stop_when_the_command_is_killed(workplace: Work
     wait_for((workplace.run_folder / "metrics.jsonl").exists)
     trainer = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     wait_for(lambda: not alive(trainer))
     assert [folder.name for folder in (workplace.run_folder / "checkpoints").iterdir()] == ["step-1"]
     assert workplace.run("--resume")[0] == 0

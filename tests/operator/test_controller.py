@@ -107,7 +107,7 @@ def test_a_cluster_waits_for_all_pods_of_former_ones(settings: Settings) -> None
         assert not set(CREATED) & set(await world.passes(KEY, 2))
         assert message(world, "ClusterReady") == "pods of a former RayCluster have not ended yet (1)"
         del world.api.objects[PODS, "of-a-former-job"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not set(CREATED) <= set(await world.passes(KEY, 1)):
                 await asyncio.sleep(0.02)
 

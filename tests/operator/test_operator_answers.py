@@ -19,7 +19,8 @@ from rljob_testing.api_proxy import Fault, SeenRequest, api_proxy, in_words
 from rljob_testing.apiserver import ApiServer
 from rljob_testing.job_place import JobPlace, new_place
 from rljob_testing.kuberay_stand_in import KubeRayStandIn
-from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, failing, succeeding
+from rljob_testing.ray_dashboard_stand_in import Life as TrainerLife
+from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, RunMoment, failing, run_state, succeeding
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
@@ -131,6 +132,21 @@ WRITES = {
 }
 
 
+def ending_when_seen(place: JobPlace, number: int, end: TrainerLife) -> TrainerLife:
+    """A trainer that does not end before the operator has written that this attempt's is running, however slow it is:
+    it asks for everything again when it ends."""
+    is_seen = threading.Event()
+
+    def life(age: float, environment: Mapping[str, object]) -> RunMoment:
+        attempts = place.job(JOB).get("status", {}).get("attempts", [])
+        if any((each["number"], each["state"]) == (number, "Running") for each in attempts):
+            is_seen.set()
+        running = RunMoment(run_state=run_state(environment, "Running", 1))
+        return end(max(age, 1.0), dict(environment)) if is_seen.is_set() else running
+
+    return life
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came of a job."""
@@ -145,8 +161,8 @@ class Outcome:
 def live_with(place: JobPlace, lie: Answer, to_writes: bool) -> Outcome:
     """A job whose first attempt ends with a lost node, and whose second one completes."""
     since = place.clusters_version()
-    place.dashboard(f"{JOB}-1").life = failing(75, ("WorkerLostError", "told"), "", after_seconds=2.0)
-    place.dashboard(f"{JOB}-2").life = succeeding(2.0)
+    for number, end in ((1, failing(75, ("WorkerLostError", "told"), "")), (2, succeeding(0.1))):
+        place.dashboard(f"{JOB}-{number}").life = ending_when_seen(place, number, end)
     with api_proxy(place.server) as proxy:
         operator = place.through(proxy.url).operator()
         place.submit(JOB)

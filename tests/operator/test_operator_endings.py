@@ -28,7 +28,6 @@ from rljob_testing.ray_dashboard_stand_in import (
 pytestmark = pytest.mark.apiserver
 
 NO_RETRIES = {"spec.runPolicy.maxAppRetries": 0, "spec.runPolicy.maxInfraRetries": 0}
-SHORT = {**NO_RETRIES, "spec.runPolicy.provisioningDeadlineSeconds": 3}
 LARGE_GROUP = {
     "name": "rollout",
     "state": "PENDING",
@@ -141,12 +140,6 @@ SCENARIOS: Mapping[str, Scenario] = {
         ("The RayCluster spec is invalid",),
         script=ClusterScript(invalid="The RayCluster spec is invalid jobs/x: authOptions"),
     ),
-    "too-late": Scenario(
-        ("Failed", "True", "ProvisioningDeadlineExceeded"),
-        ("within 3 s", "0 of 2 pods ready"),
-        edits=SHORT,
-        script=ClusterScript({"head": STARTING, "main": STARTING}),
-    ),
     "few-gpus": Scenario(
         ("PlacementFeasible", "False", "InsufficientGPUs"), ("1 of 2 GPUs",), dashboard={"num_gpus_missing": 1}
     ),
@@ -256,6 +249,17 @@ def test_the_reason_is_told(jobs: JobPlace, name: str) -> None:
     assert len(condition["message"]) <= 1024
 
 
+def test_pods_that_come_too_late(jobs: JobPlace) -> None:
+    jobs.script("too-late-1", ClusterScript({"head": STARTING, "main": STARTING}))
+    jobs.submit("too-late", NO_RETRIES)
+    # Before that another step would be named as the one that was not done in time.
+    jobs.wait(lambda: "0 of 2 pods ready" in jobs.condition("too-late", "ClusterReady").get("message", ""), "its pods")
+    jobs.change("too-late", {"spec": {"runPolicy": {"provisioningDeadlineSeconds": 3}}})
+    message = jobs.wait_for("too-late", "Failed", "ProvisioningDeadlineExceeded")["message"]
+    assert "within 3 s" in message
+    assert "0 of 2 pods ready" in message
+
+
 def test_what_is_gone_while_the_trainer_runs(jobs: JobPlace) -> None:
     for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
         jobs.dashboard(f"{name}-1").life = running_for_ever()
@@ -264,6 +268,8 @@ def test_what_is_gone_while_the_trainer_runs(jobs: JobPlace) -> None:
         jobs.wait_for(name, "Progressing", "Training")
     jobs.script("no-head-1", ClusterScript(missing=("head-0",)))
     jobs.script("no-memory-1", ClusterScript({"head": OUT_OF_MEMORY}))
+    # Before its dashboard forgets the job: the pod's end explains that.
+    jobs.wait(lambda: is_known_to_have_ended(jobs, "no-memory-1-head-0"), "the end of the head")
     jobs.dashboard("no-memory-1").forgets_jobs = True
     jobs.dashboard("no-driver-1").forgets_jobs = True
     jobs.http.delete(f"/apis/ray.io/v1/namespaces/{jobs.namespace}/rayclusters/no-cluster-1").raise_for_status()
@@ -272,6 +278,12 @@ def test_what_is_gone_while_the_trainer_runs(jobs: JobPlace) -> None:
     assert "no longer knows" in jobs.wait_for("no-driver", "Failed", "DriverLost")["message"]
     jobs.script("no-memory-1", ClusterScript({"head": PodScript(ended=("OOMKilled", 137), restarts=1)}))
     assert "OOMKilled" in jobs.wait_for("no-memory", "Failed", "OutOfMemory")["message"]
+
+
+def is_known_to_have_ended(place: JobPlace, pod: str) -> bool:
+    [found] = [item for item in place.items("pods") if item["metadata"]["name"] == pod]
+    containers = found.get("status", {}).get("containerStatuses", [])
+    return any(each.get("lastState") for each in containers)
 
 
 def test_a_running_job_meets_a_deadline_that_is_set_later(jobs: JobPlace) -> None:

@@ -14,14 +14,15 @@ import pytest
 from rljob_testing.apiserver import DEFINITIONS
 from rljob_testing.job_place import JobPlace
 from rljob_testing.kuberay_stand_in import install_ray_cluster_resource
-from rljob_testing.operator_process import LEASE, OPERATOR_NAMESPACE, OperatorProcess
+from rljob_testing.operator_process import LEASE, LONG_LEASE, OPERATOR_NAMESPACE, QUICK, OperatorProcess
 from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
 from rljob_testing.settings import inherited_environment
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{LEASE}"
-STOP_SECONDS = 8.0
+STOP_SECONDS = 45.0
+"""Well below the 60 s that a slow dashboard takes for an answer."""
 
 
 @contextmanager
@@ -39,6 +40,7 @@ def at_work(*operators: OperatorProcess) -> Iterator[None]:
 
 def test_one_of_two_replicas_leads(place: JobPlace) -> None:
     place = place.with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"})
+    place = place.with_pauses({**QUICK, **LONG_LEASE})
     place.http.delete(LEASE_PATH)
     first, second = place.operator("operator-a"), place.operator("operator-b")
 
@@ -58,15 +60,15 @@ def test_one_of_two_replicas_leads(place: JobPlace) -> None:
             assert second.metric("rljob_operator_passes_total") == 0
 
             first.kill()
-            started = time.monotonic()
+            said_before = len(first.log())
             first.start()
             place.wait(
                 lambda: first.probe("/healthz") == 200 and first.metric("rljob_operator_leader") == 1, "it again"
             )
-            assert time.monotonic() - started < 10, "a container that is restarted waits for its own lease"
+            assert "waiting: " not in first.log()[said_before:], "a container that is restarted has its lease"
 
             assert first.terminate(STOP_SECONDS) == 0
-            place.wait(lambda: second.metric("rljob_operator_leader") == 1, "the second to lead", seconds=10)
+            place.wait(lambda: second.metric("rljob_operator_leader") == 1, "the second to lead")
             place.submit("two")
             place.wait_for("two", "Complete", "Succeeded")
 
@@ -76,19 +78,20 @@ def test_one_of_two_replicas_leads(place: JobPlace) -> None:
                 return place.http.put(LEASE_PATH, json=lease).status_code == 200
 
             place.wait(take, "a moment between two renewals")
-            place.wait(lambda: second.exit_code() == 1, "the end of the second", seconds=15)
+            place.wait(lambda: second.exit_code() == 1, "the end of the second")
             assert "somebody-else holds it" in second.log()
     place.http.delete(LEASE_PATH)
 
 
 def test_the_api_server_goes_away_and_comes_back(place: JobPlace, operator: OperatorProcess) -> None:
-    place.dashboard("long-1").life = succeeding(5.0)
+    place.dashboard("long-1").life = running_for_ever()
     place.submit("long")
     place.wait_for("long", "Progressing", "Training")
     place.server.program.kill()
     time.sleep(3)
     assert operator.probe("/healthz") == 200
     place.start_server_again()
+    place.dashboard("long-1").life = succeeding(0.1)
     place.wait_for("long", "Complete", "Succeeded")
     place.submit("after")
     place.wait_for("after", "Complete", "Succeeded")
@@ -128,8 +131,8 @@ def test_slow_dashboards_delay_nobody_else(place: JobPlace) -> None:
         for name in ("quick", "quicker"):
             place.submit(name)
             place.wait_for(name, "Complete", "Succeeded")
-        # One round through the slow ones takes 30 s: each is given 5 s.
-        assert time.monotonic() - started < 25
+        # Each slow one is given 5 s. Were they waited for, so would be in each of a dozen passes.
+        assert time.monotonic() - started < 60
 
 
 def test_all_namespaces(place: JobPlace) -> None:

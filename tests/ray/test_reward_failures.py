@@ -83,7 +83,7 @@ def test_a_reward_that_fails_ends_the_run_and_is_quoted(
 
 def test_a_reward_that_hangs_is_timed_out_and_counted(run_trainer: RunTrainer, cluster: str, tmp_path: Path) -> None:
     # Half of the responses of each step hang.
-    hanging = job(tmp_path, "12121212", "hangs_on_one", timeoutSeconds=0.3, numProcesses=4)
+    hanging = job(tmp_path, "12121212", "hangs_on_one", timeoutSeconds=1.0, numProcesses=8)
     run = run_trainer(hanging, cluster)
     assert run.exit_code == 0, run.terminal
     assert run.files.training_steps() == [1, 2]

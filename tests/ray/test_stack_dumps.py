@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,17 +23,15 @@ pytestmark = [pytest.mark.ray]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def refusal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[float]]:
-    """Of a program that finds no Ray, in seconds. It waits for Ray, and meanwhile the other test goes on."""
+def refusal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[None]]:
+    """Of a program that finds no Ray. It waits for Ray, and meanwhile the other test goes on."""
     with ThreadPoolExecutor() as executor:
-        yield executor.submit(seconds_without_ray, tmp_path_factory.mktemp("run"))
+        yield executor.submit(without_ray, tmp_path_factory.mktemp("run"))
 
 
-def seconds_without_ray(folder: Path) -> float:
-    began = time.monotonic()
+def without_ray(folder: Path) -> None:
     with pytest.raises(AssertionError, match="Ray did not say which there are"):
         dumped_stacks(folder, "127.0.0.1:1")
-    return time.monotonic() - began
 
 
 @pytest.mark.usefixtures("ray_driver")
@@ -52,7 +49,8 @@ def test_a_worker_that_is_stopped_and_one_that_waits(tmp_path: Path, cluster: st
         pending = call(group, "add_when_there_is", mixed_batch(2).only(["number"]), str(end))
         assert isinstance(pending, Pending)
         os.kill(stops, signal.SIGSTOP)
-        dump = dumped_stacks(tmp_path, cluster, RLJOB_ATTEMPT="3", RLJOB_POD_NAME="head-pod", RLJOB_NODE_NAME="node-1")
+        place = {"RLJOB_ATTEMPT": "3", "RLJOB_POD_NAME": "head-pod", "RLJOB_NODE_NAME": "node-1"}
+        dump = dumped_stacks(tmp_path, cluster, is_patient=True, **place)
         os.kill(stops, signal.SIGCONT)
         assert (dump["silentNodes"], dump["error"]) == ([], None)
         by_id = {process["processId"]: process for process in dump["processes"]}
@@ -78,5 +76,5 @@ def test_a_worker_that_is_stopped_and_one_that_waits(tmp_path: Path, cluster: st
         pool.release()
 
 
-def test_without_ray_what_is_here_is_told(refusal: Future[float]) -> None:
-    assert refusal.result() < 25
+def test_without_ray_what_is_here_is_told(refusal: Future[None]) -> None:
+    refusal.result()

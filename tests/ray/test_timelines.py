@@ -59,18 +59,21 @@ def ray_address(row: str) -> str:
 
 
 @pytest.mark.usefixtures("ray_driver")
-def test_ray_shows_calls_by_role_and_method() -> None:
+def test_ray_shows_calls_by_role_and_method(tmp_path: Path) -> None:
     with started_echoes(1) as processes:
         group = spawn(processes)["first"]
         [(_, _, process, _)] = described(group)
-        pending = call(group, "add_later", mixed_batch(2), seconds=2.0)
+        end = tmp_path / "end"
+        pending = call(group, "add_when_there_is", mixed_batch(2).only(["number"]), str(end))
         assert isinstance(pending, Pending)
-        time.sleep(1)
+        title, deadline = b"ray::RayWorker.first.add_when_there_is", time.monotonic() + 120
+        while not (Path("/proc") / str(process) / "cmdline").read_bytes().startswith(title):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         # The stop hook of a pod must know a worker whatever it is doing.
-        assert (Path("/proc") / str(process) / "cmdline").read_bytes().startswith(b"ray::RayWorker.first.add_later")
         assert process in worker_processes(Path("/proc"))
+        end.touch()
         pending.result()
-        deadline = time.monotonic() + 30
-        while "task::RayWorker.first.add_later" not in (seen := {event["cat"] for event in ray.timeline()}):
+        while "task::RayWorker.first.add_when_there_is" not in (seen := {event["cat"] for event in ray.timeline()}):
             assert time.monotonic() < deadline, seen
             time.sleep(0.5)

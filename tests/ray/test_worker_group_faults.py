@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -68,10 +69,8 @@ def later(group: WorkerGroup, method: str, *arguments: object) -> Pending[DataPr
     ],
 )
 def test_a_worker_that_fails_oddly_has_not_died(group: WorkerGroup, how: str, kind: type[Exception], text: str) -> None:
-    begin = time.monotonic()
     with pytest.raises(kind, match=text) as raised:
         call(group, "go_wrong", how)
-    assert time.monotonic() - begin < 20
     assert len(str(raised.value)) < 100_000
     assert call(group, "rank") == [0, 1]
 
@@ -163,15 +162,18 @@ def test_a_mesh_that_workers_do_not_know_is_an_error_of_its_methods_only(group: 
         call(group, "nowhere", rows())
 
 
-def test_the_first_call_of_a_view_waits_for_nobody(group: WorkerGroup, processes: WorkerProcesses) -> None:
-    busy = threading.Thread(target=call, args=(group, "sleep", 3.0))
+def test_the_first_call_of_a_view_waits_for_nobody(
+    group: WorkerGroup, processes: WorkerProcesses, tmp_path: Path
+) -> None:
+    begun, end = tmp_path / "begun", tmp_path / "end"
+    busy = threading.Thread(target=call, args=(group, "wait", str(begun), str(end)))
     busy.start()
-    time.sleep(0.5)
-    begin = time.monotonic()
+    while not begun.exists():
+        time.sleep(0.01)
     pending = later(spawn(processes)["second"].sub_group(0, 2), "make", rows())
-    assert time.monotonic() - begin < 1
     with pytest.raises(ResourceError, match=r"workers odd: the first of them has been busy for 0\.5 s"):
         attach_processes("odd", timeout_seconds=0.5)
+    end.touch()
     pending.result()
     busy.join()
 
@@ -213,9 +215,10 @@ def test_two_pools_of_one_name_are_refused(group: WorkerGroup) -> None:  # noqa:
     with_no_time.release()
 
 
-def test_a_call_that_is_not_waited_for_has_a_time_limit(group: WorkerGroup) -> None:
+def test_a_call_that_is_not_waited_for_has_a_time_limit(group: WorkerGroup, tmp_path: Path) -> None:
     with pytest.raises(CallTimeoutError):
-        later(group, "make", rows(), 1.0).result(0.1)
+        later(group, "make_when_there_is", rows(), str(tmp_path / "end")).result(0.1)
+    (tmp_path / "end").touch()
     assert torch.equal(
         batch_of(group, "read", later(group, "make", rows(2)))["light"], torch.tensor([0.0, 1.0]).double()
     )

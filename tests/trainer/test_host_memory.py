@@ -208,16 +208,20 @@ def test_less_than_a_page_stays(let_go: Callable[[Iterable[torch.UntypedStorage]
 
 
 def test_lent_memory_is_the_systems_until_it_is_written_to() -> None:
-    tensor = torch.full((NUM_BYTES,), 7, dtype=torch.uint8)
-    before = lent_bytes()
-    HOST_MEMORY.lend_pages([tensor.untyped_storage()])
-    assert lent_bytes() - before > NUM_BYTES * 9 // 10
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    tensor.fill_(3)
-    # Most are still there: nobody wanted them.
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) * mmap.PAGESIZE < NUM_BYTES // 2
-    assert lent_bytes() - before < NUM_BYTES // 10
-    assert int(tensor.long().sum()) == 3 * NUM_BYTES
+    for _ in range(10):
+        tensor = torch.full((NUM_BYTES,), 7, dtype=torch.uint8)
+        before = lent_bytes()
+        HOST_MEMORY.lend_pages([tensor.untyped_storage()])
+        lent = lent_bytes() - before
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        tensor.fill_(3)
+        anew = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) * mmap.PAGESIZE
+        assert lent_bytes() - before < NUM_BYTES // 10
+        assert int(tensor.long().sum()) == 3 * NUM_BYTES
+        # Unless somebody wanted them in this moment they are still there.
+        if lent > NUM_BYTES * 9 // 10 and anew < NUM_BYTES // 2:
+            return
+    pytest.fail(f"of {NUM_BYTES} bytes {lent} were lent, and {anew} came anew")
 
 
 def test_where_nothing_can_be_lent_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:

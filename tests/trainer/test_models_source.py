@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -96,6 +97,7 @@ class StandInHub:
         self.cache = cache
         self.files = {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": "weights"}
         self.calls: list[tuple[str | None, bool]] = []
+        self.between_files: Callable[[], object] = lambda: time.sleep(0.05)
 
     def snapshot_download(
         self,
@@ -114,7 +116,7 @@ class StandInHub:
         for name, text in self.files.items():
             if any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns or ["*"]):
                 (folder / name).write_text(text)
-                time.sleep(0.05)
+                self.between_files()
         return str(folder)
 
 
@@ -152,13 +154,20 @@ def test_a_node_downloads_once_whatever_the_number_of_workers(tmp_path: Path, hu
     assert (place.folder() / "model.safetensors").is_file()
 
 
-@pytest.mark.usefixtures("hub")
-def test_a_download_tells_what_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_tells_what_has_come(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "watched_growth", partial(watched_growth, look_seconds=0.01))
     place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     told: list[int] = []
+
+    def until_it_is_told() -> None:
+        num_files = len(list(hub.cache.glob("models--*/snapshots/*/*")))
+        give_up_at = time.monotonic() + 60
+        while len(told) < num_files and time.monotonic() < give_up_at:
+            time.sleep(0.01)
+
+    hub.between_files = until_it_is_told
     place.folder(told.append)
-    assert len(told) >= 2
+    assert len(told) >= 3
     assert told == sorted(set(told))
     told.clear()
     place.folder(told.append)

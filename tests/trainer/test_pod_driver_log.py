@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -217,7 +216,7 @@ def test_the_program_ends_on_sigterm_after_what_is_still_there(folder: Path, tmp
     # Port 1: nobody listens, as after the end of the head's container.
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder), "1"],
-        env={"RLJOB_RUN_FOLDER": str(tmp_path / "run"), "RLJOB_GRACE_SECONDS": "60"},
+        env={"RLJOB_RUN_FOLDER": str(tmp_path / "run"), "RLJOB_GRACE_SECONDS": "600"},
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
@@ -225,8 +224,7 @@ def test_the_program_ends_on_sigterm_after_what_is_still_there(folder: Path, tmp
     assert process.stdout.readline() == b"one\n"
     add(folder / "job-driver-a.log", "two")
     process.send_signal(signal.SIGTERM)
-    started = time.monotonic()
-    assert process.stdout.read() == b"two\n"
-    assert process.wait(timeout=30) == 0
-    assert time.monotonic() - started < 20
+    # It is not the grace that it waits for.
+    assert process.communicate(timeout=300) == (b"two\n", None)
+    assert process.returncode == 0
     assert (tmp_path / "run" / "logs" / "driver-a.log").read_text() == "one\ntwo"

@@ -6,19 +6,46 @@ import json
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from rljob_testing.quiet_http import QuietHandler
+from rljob_trainer.pod import await_workers as await_workers_program
+from rljob_trainer.pod import stop_driver
 from rljob_trainer.pod.await_workers import await_workers, worker_processes
 from rljob_trainer.pod.ray_jobs import RayJobs, RayJobsError
 from rljob_trainer.pod.stop_driver import stop_jobs
 
 TOKEN = "right"
+
+
+@dataclass
+class Clock:
+    """In place of the module `time`: sleeping takes no time, and what is due by then happens."""
+
+    seconds: float = 0.0
+    due: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+        for each in [each for each in self.due if each[0] <= self.seconds]:
+            self.due.remove(each)
+            each[1]()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (stop_driver, await_workers_program):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 class StandInDashboard(ThreadingHTTPServer):
@@ -95,11 +122,10 @@ def test_a_running_job_is_stopped_once_and_waited_for(dashboard: StandInDashboar
     assert dashboard.states == {"a-1-1": "FAILED", "a-1-2": "STOPPED"}
 
 
-def test_nothing_that_runs_takes_no_time(dashboard: StandInDashboard) -> None:
+def test_nothing_that_runs_takes_no_time(dashboard: StandInDashboard, clock: Clock) -> None:
     dashboard.states = {"a-1-1": "SUCCEEDED", "a-1-2": "STOPPED", "a-1-3": "FAILED"}
-    started = time.monotonic()
     assert stop_jobs(jobs_of(dashboard), 30)
-    assert time.monotonic() - started < 5
+    assert clock.seconds == 0
     assert dashboard.stops == []
 
 
@@ -116,11 +142,10 @@ def test_errors_are_waited_out(dashboard: StandInDashboard, capsys: pytest.Captu
     assert capsys.readouterr().err.count("gave 500") == 2
 
 
-def test_the_time_is_bounded(dashboard: StandInDashboard) -> None:
+def test_the_time_is_bounded(dashboard: StandInDashboard, clock: Clock) -> None:
     dashboard.states, dashboard.polls_until_stopped = {"a-1-1": "RUNNING"}, 1000
-    started = time.monotonic()
-    assert not stop_jobs(jobs_of(dashboard), 1.2)
-    assert time.monotonic() - started < 6
+    assert not stop_jobs(jobs_of(dashboard), 30)
+    assert 29 < clock.seconds <= 30
     assert dashboard.stops == ["a-1-1"]
 
 
@@ -130,10 +155,9 @@ def test_a_refused_token_is_said(dashboard: StandInDashboard, token: str | None,
         jobs_of(dashboard, token).unfinished()
 
 
-def test_a_head_that_is_gone_is_not_waited_for() -> None:
-    started = time.monotonic()
+def test_a_head_that_is_gone_is_not_waited_for(clock: Clock) -> None:
     assert not stop_jobs(RayJobs(1, TOKEN), 30)
-    assert time.monotonic() - started < 5
+    assert clock.seconds == 0
 
 
 def process(folder: Path, number: int, *command: str) -> None:
@@ -153,27 +177,23 @@ def test_only_the_trainers_workers_are_waited_for(tmp_path: Path) -> None:
     assert worker_processes(tmp_path) == [8, 17]
 
 
-def test_without_workers_a_pod_may_go_at_once(tmp_path: Path) -> None:
+def test_without_workers_a_pod_may_go_at_once(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 9, "ray::IDLE")
-    started = time.monotonic()
     assert await_workers(30, tmp_path)
-    assert time.monotonic() - started < 5
+    assert clock.seconds == 0
 
 
-def test_a_pod_goes_when_its_last_worker_has_ended(tmp_path: Path) -> None:
+def test_a_pod_goes_when_its_last_worker_has_ended(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 8, "ray::RayWorker")
-    end = threading.Timer(0.7, (tmp_path / "8" / "cmdline").unlink)
-    end.start()
-    started = time.monotonic()
+    clock.due.append((7.0, (tmp_path / "8" / "cmdline").unlink))
     assert await_workers(30, tmp_path)
-    assert 0.6 < time.monotonic() - started < 10
+    assert 7 <= clock.seconds < 8
 
 
-def test_workers_that_stay_are_waited_for_in_bounds(tmp_path: Path) -> None:
+def test_workers_that_stay_are_waited_for_in_bounds(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 8, "ray::RayWorker")
-    started = time.monotonic()
-    assert not await_workers(1.2, tmp_path)
-    assert time.monotonic() - started < 6
+    assert not await_workers(30, tmp_path)
+    assert 29 < clock.seconds <= 30
 
 
 @pytest.mark.parametrize("program", ["driver_log", "stop_driver", "await_workers"])

@@ -57,9 +57,8 @@ def becoming_another():
 
 def counting():
     print("there", flush=True)
-    until = time.monotonic() + 3
     total = 0
-    while time.monotonic() < until:
+    while not os.path.exists(sys.argv[1] + "/enough"):
         total += sum(range(1000)) == 499500
     print("sums are right" if total and stacks else "", flush=True)
 
@@ -99,7 +98,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.wait()
 
 
-def taken(folder: Path, seconds: float = 10.0) -> list[Stacks]:
+def taken(folder: Path, seconds: float = 300.0) -> list[Stacks]:
     return take_stacks(traced_processes(folder), seconds)
 
 
@@ -133,6 +132,7 @@ def test_it_goes_on_and_is_asked_again(tmp_path: Path, start: Start) -> None:
     seen = [len(each.text) for _ in range(5) for each in taken(tmp_path)]
     assert len(seen) == 5
     assert max(seen) < 2 * min(seen)
+    (tmp_path / "enough").touch()
     assert process.stdout is not None
     assert process.stdout.readline() == "sums are right\n"
 
@@ -159,8 +159,8 @@ def test_a_stopped_process_is_not_waited_for_and_not_asked(tmp_path: Path, start
     while not traced_stopped(process.pid):
         time.sleep(0.01)
     began = time.monotonic()
-    [stacks] = taken(tmp_path, 60.0)
-    assert time.monotonic() - began < 5
+    [stacks] = taken(tmp_path)
+    assert time.monotonic() - began < 150
     assert stacks.text == ""
     assert stacks.state == "T (stopped by a signal)"
     assert stacks.stood_at.startswith("unknown: the process is stopped by a signal")
@@ -168,7 +168,7 @@ def test_a_stopped_process_is_not_waited_for_and_not_asked(tmp_path: Path, start
 
 def test_what_begins_or_ends_and_has_no_handler_is_left_alone(tmp_path: Path, start: Start) -> None:
     process = start("ending")
-    [stacks] = taken(tmp_path, 60.0)
+    [stacks] = taken(tmp_path)
     assert stacks.stood_at.startswith("unknown: the process is beginning or ending")
     # Also where the handler goes between the look and the signal.
     os.kill(process.pid, DUMP_SIGNAL)
@@ -183,8 +183,8 @@ def test_what_has_just_taken_its_role_is_not_waited_for(tmp_path: Path, start: S
     assert process.stdout is not None
     assert process.stdout.readline() == "there\n"
     began = time.monotonic()
-    [stacks] = take_stacks(found, 60.0)
-    assert time.monotonic() - began < 5
+    [stacks] = take_stacks(found, 300.0)
+    assert time.monotonic() - began < 150
     assert (stacks.role, stacks.text) == ("first_role", "")
     assert stacks.stood_at.startswith("unknown: the process is beginning or ending")
     assert [(each.role, each.rank) for each in taken(tmp_path)] == [("second_role", 4)]

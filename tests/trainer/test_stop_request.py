@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 PROGRAM = """
 import os, signal, sys, time
@@ -18,7 +17,7 @@ StopRequest().install()
 try:
     Interrupted()
     print("lost at first", flush=True)
-    time.sleep(20)
+    time.sleep(600)
     sys.exit(1)
 except KeyboardInterrupt:
     sys.exit(130)
@@ -26,9 +25,7 @@ except KeyboardInterrupt:
 
 
 def test_a_stop_in_a_callback_is_not_lost() -> None:
-    started = time.monotonic()
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 130, ended.stderr
     assert ended.stdout == "lost at first\n"
     assert ended.stderr == ""
-    assert time.monotonic() - started < 20

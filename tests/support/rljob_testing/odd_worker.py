@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -54,9 +55,8 @@ class OddWorker(Worker):
         return super().mesh_position(mesh)
 
     @register(blocking=False)
-    def make(self, batch: DataProto, seconds: float = 0.0) -> DataProto:
-        """Its rank in a column of every kind, after so many seconds."""
-        time.sleep(seconds)
+    def make(self, batch: DataProto) -> DataProto:
+        """Its rank in a column of every kind."""
         rank = torch.full((len(batch),), self.context.rank)
         return DataProto(
             {
@@ -66,6 +66,12 @@ class OddWorker(Worker):
             },
             {"list": tuple([0] for _ in range(len(batch))), "text": ("a",) * len(batch)},
         )
+
+    @register(blocking=False)
+    def make_when_there_is(self, batch: DataProto, file: str) -> DataProto:
+        """The same, as soon as there is such a file."""
+        _wait_for(file)
+        return self.make(batch)
 
     @register(blocking=False)
     def make_some(self, batch: DataProto) -> DataProto:
@@ -161,14 +167,20 @@ class OddWorker(Worker):
         raise AssertionError(how)
 
     @register(Dispatch.ONE_TO_ALL)
-    def sleep(self, seconds: float) -> None:
-        """So long."""
-        time.sleep(seconds)
+    def wait(self, begun: str, end: str) -> None:
+        """Makes a file and waits for the other."""
+        Path(begun).touch()
+        _wait_for(end)
 
     @register(Dispatch.ONE_TO_ALL)
     def rank(self) -> int:
         """Of this worker."""
         return self.context.rank
+
+
+def _wait_for(file: str) -> None:
+    while not Path(file).exists():
+        time.sleep(0.02)
 
 
 class Unreadable:

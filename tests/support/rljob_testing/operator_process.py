@@ -35,6 +35,8 @@ ACCOUNT = "rljob-operator"
 LEASE = "rljob-operator"
 KEY = b"0123456789abcdef0123456789abcdef"
 START_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
+"""For a page of an operator: only one that hangs does not answer at all."""
 QUICK: Mapping[str, float] = dict.fromkeys(
     (
         *("RAY_POLL_SECONDS", "POD_POLL_SECONDS", "DASHBOARD_PAUSE_SECONDS", "AFTER_EFFECT_SECONDS"),
@@ -47,6 +49,8 @@ QUICK: Mapping[str, float] = dict.fromkeys(
 )
 """Pauses between two looks and after failures, and how many times shorter they are for tests that are not about them.
 Time limits stay: a machine with much else to do would exceed them."""
+LONG_LEASE: Mapping[str, float] = dict.fromkeys(("LEASE_SECONDS", "RENEW_SECONDS"), 0.1)
+"""Ten times longer: no stand-still of this machine lets a leader lose its lease, and no test can wait for that."""
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list", "watch", "delete"]},
@@ -192,13 +196,13 @@ class OperatorProcess:
     def probe(self, path: str) -> int:
         """Status of a probe; 0 where nobody answers."""
         try:
-            return httpx.get(f"http://127.0.0.1:{self.health_port}{path}", timeout=5, trust_env=False).status_code
+            return self._page(self.health_port, path).status_code
         except httpx.TransportError:
             return 0
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5, trust_env=False).text
+        text = self._page(self.metrics_port, "/metrics").text
         lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
@@ -217,13 +221,16 @@ class OperatorProcess:
         """SIGCONT, after `pause`."""
         self._signal(signal.SIGCONT)
 
-    def terminate(self, deadline_seconds: float = 15.0) -> int:
+    def terminate(self, deadline_seconds: float = 60.0) -> int:
         """SIGTERM; returns the exit code."""
         assert self._process is not None
         self._process.terminate()
         self._process.join(deadline_seconds)
         assert self._process.exitcode is not None, f"still there after {deadline_seconds} s: {self.log()}"
         return self._process.exitcode
+
+    def _page(self, port: int, path: str) -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=ANSWER_SECONDS, trust_env=False)
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None

@@ -132,4 +132,8 @@ def _announced(process: subprocess.Popen[bytes], log_file: Path, announcement: s
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    process.wait(timeout=60)
+    try:
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -23,7 +23,8 @@ from rljob_api.run_state import RunState
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 END_SECONDS = 480.0
-STOP_WAIT_SECONDS = 60
+STOP_WAIT_SECONDS = 240
+"""Ray's, from its stop of a driver to the end of its patience: a step and a checkpoint on a busy machine."""
 Document = dict[str, JsonValue]
 
 
@@ -67,7 +68,7 @@ class RayCluster:
             "runtime_env": {"env_vars": environment},
             "metadata": {"uid": "of-the-job"},
         }
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while (answer := self._http("POST", "/api/jobs/", {}, body)).status_code != 200:
             # A head that has just started may have no agent for jobs yet.
             assert time.monotonic() < deadline, answer.text

@@ -23,8 +23,11 @@ def watched_growth(folder: Path, told: GrowthTold, look_seconds: float = LOOK_SE
     where nothing comes any more, nor where what was there is written again."""
     done = threading.Event()
 
+    # Before anybody writes there.
+    at_first = _bytes_below(folder)
+
     def look() -> None:
-        most_size, most_space = _bytes_below(folder)
+        most_size, most_space = at_first
         while not done.wait(look_seconds):
             size, space = _bytes_below(folder)
             # Some writers reserve a file's size before they fill it; some file systems do not say what is filled.

@@ -33,6 +33,8 @@ MAX_CHUNK = 64
 START_TIMEOUT_SECONDS = 300.0
 DEATH_CHECK_SECONDS = 0.1
 """How often dead processes are looked for whose connection a forked child of theirs still holds open."""
+STANDSTILL_SECONDS = 1.0
+"""A turn that comes so much later than it should: this machine stood still, and its processes with it."""
 INHERITED_VARIABLES = (
     *("PATH", "HOME", "USER", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "VIRTUAL_ENV"),
     *("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", ENV_RUN_FOLDER),
@@ -114,6 +116,7 @@ class ScorerPool:
         self._ready: Future[None] = Future()
         self._pending: deque[_Sample] = deque()
         self._slots: list[_Slot] = []
+        self._turned_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
@@ -195,6 +198,12 @@ class ScorerPool:
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_reader, 4096)
+        now = time.monotonic()
+        late = now - self._turned_at - DEATH_CHECK_SECONDS
+        self._turned_at = now
+        if late > STANDSTILL_SECONDS:
+            for slot in self._slots:
+                slot.deadline += late
         with self._lock:
             self._pending.extend(self._arrived)
             self._arrived = []
@@ -204,7 +213,7 @@ class ScorerPool:
                 self._read(slot)
             if slot.is_garbled or slot.child.has_ended():
                 self._replace(slot, RewardStatus.ERROR)
-            elif time.monotonic() > slot.deadline and (slot.samples or not slot.is_ready):
+            elif now > slot.deadline and (slot.samples or not slot.is_ready):
                 self._replace(slot, RewardStatus.TIMEOUT)
         for slot in self._slots:
             self._hand_out(slot)
