@@ -2,7 +2,8 @@
 
 One thread owns the processes: it hands out responses in chunks that shrink towards the end, reads results as they
 come, and kills the process group of a scorer that runs too long. Only the response in work is lost then; the rest of
-the chunk goes to the next process. A process that dies (exit, signal, out of memory) costs its response the same way.
+the chunk goes to the next process. A process that crashes (exit, signal) costs its response the same way. One that is
+killed by SIGKILL says nothing about its response: memory may be short. The response goes to another process, once.
 
 No process outlives its parent, however the parent ends (see `scoring_program`).
 """
@@ -10,6 +11,7 @@ No process outlives its parent, however the parent ends (see `scoring_program`).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import threading
@@ -28,6 +30,8 @@ from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatu
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.scoring_child import ScoringChild
 from rljob_trainer.rewards.wire import encode
+
+log = logging.getLogger(__name__)
 
 MAX_CHUNK = 64
 START_TIMEOUT_SECONDS = 300.0
@@ -68,6 +72,8 @@ class _Sample:
     batch: _Batch
     index: int
     frame: bytes
+    has_killed: bool = False
+    """A process that worked on it was killed."""
 
 
 @dataclass
@@ -262,23 +268,39 @@ class ScorerPool:
         if not slot.is_ready:
             raise self._not_loaded(slot, status)
         if slot.samples:
-            detail, seconds = _end_of(slot), 0.0
-            if status is RewardStatus.TIMEOUT:
-                detail, seconds = f"ran longer than {self._timeout_seconds:g} s and was killed", self._timeout_seconds
-            outcome = RewardOutcome(0.0, status, detail, seconds, has_died=status is RewardStatus.ERROR)
-            self._finish(slot.samples.popleft(), outcome)
+            self._charge(slot, status)
         self._pending.extendleft(reversed(slot.samples))
         self._slots.append(self._start(slot.number))
+
+    def _charge(self, slot: _Slot, status: RewardStatus) -> None:
+        """Finishes the response in work, or leaves it to another process."""
+        sample = slot.samples[0]
+        was_killed = status is RewardStatus.ERROR and not slot.is_garbled and slot.child.was_killed()
+        if was_killed and not sample.has_killed:
+            sample.has_killed = True
+            log.warning(
+                "reward %s: a scoring process was killed (signal SIGKILL); another one scores its response. Probably "
+                "memory is short",
+                self._name,
+            )
+            return
+        detail, seconds = _end_of(slot), 0.0
+        if status is RewardStatus.TIMEOUT:
+            detail, seconds = f"ran longer than {self._timeout_seconds:g} s and was killed", self._timeout_seconds
+        has_died = status is RewardStatus.ERROR
+        slot.samples.popleft()
+        self._finish(sample, RewardOutcome(0.0, status, detail, seconds, has_died=has_died, was_killed=was_killed))
 
     def _not_loaded(self, slot: _Slot, status: RewardStatus) -> TrainerError:
         has_hung = status is RewardStatus.TIMEOUT
         what = f"did not load within {self._start_timeout_seconds:g} s" if has_hung else _end_of(slot)
         text = f"{self._spec.where}: {self._spec.name} {what}"
-        if isinstance(self._spec, FunctionScorer):
-            return RewardError(f"{text}\nfix what it does when it is imported, or give the trainer more memory")
-        if has_hung or slot.child.was_killed():
+        is_function = isinstance(self._spec, FunctionScorer)
+        if slot.child.was_killed() or (has_hung and not is_function):
             return ResourceError(f"{text}\nthe process was killed while it loaded: memory may be too small")
-        return RewardError(f"{text}\ncheck the installation")
+        return RewardError(
+            f"{text}\n{'fix what it does when it is imported' if is_function else 'check the installation'}"
+        )
 
     def _hand_out(self, slot: _Slot) -> None:
         if slot.child.has_unsent:
@@ -319,7 +341,8 @@ def _end_of(slot: _Slot) -> str:
 def _frame(request: RewardRequest) -> bytes:
     try:
         return encode([request.prompt, request.response, request.answer, request.row])
-    except TypeError as error:
+    except (TypeError, RecursionError, ValueError) as error:
         raise RewardError(
-            f"a dataset row cannot be handed to the reward: {error}; keep only texts, numbers, lists and mappings"
+            f"a dataset row cannot be handed to the reward: {error}; keep only texts, numbers, and lists and mappings "
+            "that are not nested deep"
         ) from error
