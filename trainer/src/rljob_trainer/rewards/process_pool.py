@@ -39,6 +39,8 @@ DEATH_CHECK_SECONDS = 0.1
 """How often dead processes are looked for whose connection a forked child of theirs still holds open."""
 STANDSTILL_SECONDS = 1.0
 """A turn that comes so much later than it should: this machine stood still, and its processes with it."""
+UNCOUNTED_SECONDS = 0.05
+"""A process that has waited longer for a core gets as much more time."""
 INHERITED_VARIABLES = (
     *("PATH", "HOME", "USER", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "VIRTUAL_ENV"),
     *("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", ENV_RUN_FOLDER),
@@ -84,6 +86,8 @@ class _Slot:
     number: int
     deadline: float
     """Monotonic time by which the process must have loaded the scorer, or scored the first of `samples`."""
+    seconds_without_core: float = 0.0
+    """Of the process, as `deadline` takes account of."""
     is_ready: bool = False
     is_garbled: bool = False
     """Its connection carried something that is no score: the scorer has written into it."""
@@ -219,7 +223,7 @@ class ScorerPool:
                 self._read(slot)
             if slot.is_garbled or slot.child.has_ended():
                 self._replace(slot, RewardStatus.ERROR)
-            elif now > slot.deadline and (slot.samples or not slot.is_ready):
+            elif now > slot.deadline and (slot.samples or not slot.is_ready) and not _gets_more_time(slot):
                 self._replace(slot, RewardStatus.TIMEOUT)
         for slot in self._slots:
             self._hand_out(slot)
@@ -239,6 +243,7 @@ class ScorerPool:
         return slot
 
     def _read(self, slot: _Slot) -> None:
+        num_before = len(slot.samples)
         for message in slot.child.receive():
             match message:
                 case [
@@ -249,7 +254,6 @@ class ScorerPool:
                 ] if slot.samples:
                     status = RewardStatus.ERROR if score is None else RewardStatus.OK
                     self._finish(slot.samples.popleft(), RewardOutcome(score or 0.0, status, detail, seconds, found))
-                    slot.deadline = time.monotonic() + self._timeout_seconds
                 case {"ready": True}:
                     slot.is_ready = True
                     if not self._ready.done():
@@ -259,6 +263,8 @@ class ScorerPool:
                 case _:
                     slot.is_garbled = True
                     return
+        if len(slot.samples) < num_before:
+            self._set_deadline(slot)
 
     def _replace(self, slot: _Slot, status: RewardStatus) -> None:
         """Kills the slot's process, charges the response in work, and starts another process."""
@@ -308,9 +314,13 @@ class ScorerPool:
         if not slot.is_ready or slot.samples or not self._pending:
             return
         chunk = min(MAX_CHUNK, -(-len(self._pending) // (2 * self._num_processes)))
-        slot.deadline = time.monotonic() + self._timeout_seconds
+        self._set_deadline(slot)
         slot.samples.extend(self._pending.popleft() for _ in range(chunk))
         slot.child.send(*(sample.frame for sample in slot.samples))
+
+    def _set_deadline(self, slot: _Slot) -> None:
+        slot.deadline = time.monotonic() + self._timeout_seconds
+        slot.seconds_without_core = slot.child.seconds_without_core()
 
     def _finish(self, sample: _Sample, outcome: RewardOutcome) -> None:
         batch = sample.batch
@@ -329,6 +339,17 @@ class ScorerPool:
         for future in {id(sample.batch): sample.batch.future for sample in samples}.values():
             if not future.done():
                 future.set_exception(error)
+
+
+def _gets_more_time(slot: _Slot) -> bool:
+    """Moves the deadline by the time in which other processes had the cores, so that a busy machine costs no response.
+    That time is a part of what has passed, so the deadline comes to an end."""
+    waited = slot.child.seconds_without_core() - slot.seconds_without_core
+    if waited <= UNCOUNTED_SECONDS:
+        return False
+    slot.deadline += waited
+    slot.seconds_without_core += waited
+    return True
 
 
 def _end_of(slot: _Slot) -> str:

@@ -149,6 +149,13 @@ class ScoringChild:
         self.connection.close()
         os.close(self._lifeline)
 
+    def seconds_without_core(self) -> float:
+        """How long the process's main thread has waited for a core so far; 0 where the kernel does not say."""
+        try:
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
     def was_killed(self) -> bool:
         """Whether SIGKILL had ended the process before `kill` did, as the kernel does where memory is short; call after
         `kill`. Nobody can tell whether the process sent that signal to itself."""
