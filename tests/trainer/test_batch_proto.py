@@ -221,3 +221,33 @@ def test_padding_then_chunks_then_concat_gives_the_rows_back(num_rows: int, size
     padded, num_added = batch(num_rows).padded_to_multiple(size)
     together = DataProto.concat(padded.chunk(size))
     assert numbers(together.slice(0, len(together) - num_added)) == list(range(num_rows))
+
+
+def test_what_is_no_batch_and_what_contains_itself_is_refused_by_name() -> None:
+    circular: list[object] = []
+    circular.append(circular)
+    other: list[object] = []
+    other.append(other)
+    deep: object = 1
+    for _ in range(5000):
+        deep = [deep]
+    endless = DataProto(objects={"o": (circular,)})
+    for refused, message in (
+        (
+            lambda: DataProto.concat(each for each in [batch(1)]),
+            r"concat: takes a list of batches \(seen: a generator\)",
+        ),
+        (lambda: DataProto.concat(None), r"concat: takes a list of batches \(seen: a NoneType\)"),
+        (lambda: DataProto.concat([batch(1), "x"]), r"concat: takes batches, which are DataProto \(seen: a str\)"),
+        (lambda: DataProto.from_columns(None), r"from_columns: columns are a mapping from names \(seen: a NoneType\)"),
+        (lambda: DataProto.from_columns([1]), r"from_columns: columns are a mapping from names \(seen: a list\)"),
+        (lambda: DataProto.from_columns({}, [1]), r"batch: meta is a mapping from names to values \(seen: a list\)"),
+        (lambda: batch(1).union(None), r"union: takes batches, which are DataProto \(seen: a NoneType\)"),
+        (endless.num_bytes, "num_bytes: object column 'o' has values that contain themselves, or are nested too deep"),
+        (DataProto(objects={"o": (deep,)}).num_bytes, "num_bytes: object column 'o' has values that"),
+        (lambda: endless.union(DataProto(objects={"o": (other,)})), "union: object column 'o' has values that"),
+        (lambda: DataProto.from_columns({}, {"m": circular}), r"batch: meta 'm' is \[\[.*; it must be a text"),
+        (lambda: DataProto.from_columns({}, {"m": deep}), r"batch: meta 'm' is \[\[.*; it must be a text"),
+    ):
+        with pytest.raises(DataError, match=message):
+            refused()

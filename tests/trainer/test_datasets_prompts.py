@@ -212,6 +212,10 @@ def test_chat_messages_and_the_chat_template(tmp_path: Path, tokenizer: Tokenize
             r"bad\.jsonl, line 2: the prompt holds an unpaired surrogate, half of a character \(at 1\)",
         ),
         ("[" * 100_000, r"bad\.jsonl, line 2: JSON that cannot be read"),
+        (
+            '{"prompt": "1", "extra": ' + "[" * 101 + '"x"' + "]" * 101 + "}",
+            r"bad\.jsonl, line 2: column 'extra' has more than 100 lists or dictionaries in each other; make it",
+        ),
         ('{"prompt": "1", "answer": ' + "9" * 5000 + "}", r"bad\.jsonl, line 2: JSON that cannot be read"),
         (
             '{"prompt": "1234"}',

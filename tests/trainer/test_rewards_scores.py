@@ -267,7 +267,16 @@ def test_long_texts_are_cut_in_the_middle() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [{"a": [1, 2.5, None, True, "ä\n"], "b": {"c": (1, (2, [3]))}}, {1: "x", (2, 3): {"__tuple__": 1}}, [], ""],
+    [
+        *({"a": [1, 2.5, None, True, "ä\n"], "b": {"c": (1, (2, [3]))}}, {1: "x", (2, 3): {"__tuple__": 1}}, [], ""),
+        *(
+            {"__tuple__": [1, 2]},
+            {"a": {"__pairs__": [[1, 2]]}},
+            {"__pairs__": [[[1], 2]]},
+            {"a": {"__pairs__": [[1]]}},
+        ),
+        {"__pairs__": {"__tuple__": [(1,)]}, "other": 1},
+    ],
 )
 def test_values_arrive_as_they_were_sent(value: object) -> None:
     assert decode(encode(value)) == value

@@ -55,6 +55,39 @@ def test_a_machine_that_stood_still_has_cost_no_response(tmp_path: Path, monkeyp
     assert (outcome.status, outcome.score) == ("OK", 1.0)
 
 
+BUSY_REWARD = """
+import os, time
+
+def spin(seconds):
+    while time.process_time() < seconds:
+        pass
+
+def score(prompt, response, answer, row):
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if not all(os.fork() for _ in range(3)):
+        spin(0.4)
+        os._exit(0)
+    spin(time.process_time() + (0.4 if response == "ends" else 600))
+    return 1.0
+"""
+
+
+def test_the_time_limit_does_not_count_what_other_processes_took_of_the_cores(tmp_path: Path) -> None:
+    """A reward that needs 0.4 s of a core shares it with three others, so it takes four times as long."""
+    (tmp_path / "busy.py").write_text(BUSY_REWARD)
+    with ScorerPool(
+        FunctionScorer("busy:score", "here"),
+        name="score",
+        num_processes=1,
+        timeout_seconds=0.7,
+        log_folder=tmp_path / "logs",
+        environment=scorer_environment(os.environ, [], [tmp_path]),
+    ) as pool:
+        outcomes = pool.submit([RewardRequest("p", each, None, {}) for each in ("ends", "loops")]).result(timeout=60)
+    assert [outcome.status for outcome in outcomes] == ["OK", "TIMEOUT"]
+    assert outcomes[0].seconds > 0.7
+
+
 def wait_until(reached: Callable[[], bool]) -> None:
     give_up_at = time.monotonic() + 60
     while not reached():

@@ -59,8 +59,9 @@ def kind_of(column: Column) -> str:
     return "object"
 
 
-def local_bytes(column: Column) -> int:
-    """Payload of a column that is here, 0 for a remote one; of objects an estimate."""
+def local_bytes(name: str, column: Column) -> int:
+    """Payload of a column that is here, 0 for a remote one; of objects an estimate. Raises DataError for objects that
+    contain themselves."""
     match column:
         case torch.Tensor():
             return tensor_bytes(column)
@@ -68,7 +69,10 @@ def local_bytes(column: Column) -> int:
             return column.num_bytes
         case RemoteBlock():
             return 0
-    return value_bytes(column)
+    try:
+        return value_bytes(column)
+    except RecursionError as error:
+        raise _nested_too_deep(f"num_bytes: object column '{name}'") from error
 
 
 def check_same_columns(where: str, batches: Sequence[Mapping[str, Column]]) -> None:
@@ -101,6 +105,13 @@ def check_same(where: str, name: str, left: Column, right: Column) -> None:
                 raise DataError(f"{where}: remote column '{name}' is not the same rows in both; fetch both to compare")
             return
         case _:
-            is_same = same_value(left, right)
+            try:
+                is_same = same_value(left, right)
+            except RecursionError as error:
+                raise _nested_too_deep(f"{where}: object column '{name}'") from error
     if not is_same:
         raise DataError(f"{where}: {kind_of(left)} column '{name}' differs between the two batches")
+
+
+def _nested_too_deep(what: str) -> DataError:
+    return DataError(f"{what} has values that contain themselves, or are nested too deep; make them flat")

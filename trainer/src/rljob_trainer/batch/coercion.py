@@ -16,6 +16,8 @@ from rljob_trainer.errors import DataError
 
 def coerced_columns(columns: Mapping[str, object]) -> LocalColumns:
     """Columns by kind; `DataProto.from_columns` says what becomes what. Raises DataError, naming the column."""
+    if not isinstance(columns, Mapping):
+        raise DataError(f"from_columns: columns are a mapping from names (seen: a {type(columns).__name__})")
     local = LocalColumns()
     for name, column in columns.items():
         where = f"from_columns: '{name}'"

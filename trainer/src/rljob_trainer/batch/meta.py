@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import cast
 
@@ -16,6 +17,8 @@ MetaValue = str | int | float | bool | None | tuple[int, ...] | tuple[float, ...
 
 def coerced_meta(meta: Mapping[str, object]) -> dict[str, MetaValue]:
     """Plain values: lists become tuples, NumPy numbers Python ones. Raises DataError for others, naming them."""
+    if not isinstance(meta, Mapping):
+        raise DataError(f"batch: meta is a mapping from names to values (seen: a {type(meta).__name__})")
     return {name: _coerced(name, value) for name, value in meta.items()}
 
 
@@ -41,8 +44,8 @@ def _coerced(name: str, value: object) -> MetaValue:
     elif plain is None or isinstance(plain, str | int | float):
         return plain
     raise DataError(
-        f"batch: meta '{name}' is {value!r}; it must be a text, a number, a truth value, None, or a list of texts, "
-        "of numbers or of truth values"
+        f"batch: meta '{name}' is {reprlib.repr(value)}; it must be a text, a number, a truth value, None, or a list "
+        "of texts, of numbers or of truth values"
     )
 
 

@@ -147,7 +147,7 @@ class DataProto:
     def column_bytes(self, name: str) -> int:
         """Payload of a column that is here, 0 for a remote one; of objects an estimate (texts and bytes by their
         length, 8 per number). Raises DataError when there is no such column."""
-        return local_bytes(self._column(name))
+        return local_bytes(name, self._column(name))
 
     def num_bytes(self) -> int:
         """Payload of the batch as it travels: columns that are here, and 8 bytes per row for each remote block."""
@@ -244,7 +244,7 @@ class DataProto:
     def union(self, other: DataProto) -> DataProto:
         """Columns and meta of both. A name in both must have equal content (NaN equals NaN); of remote columns, the
         same rows of the same shards. Raises DataError on a conflict. verl changes the first batch in place."""
-        theirs = dict(other.columns())
+        theirs = dict(_checked_batch("union", other).columns())
         for name, column in self.columns():
             if name in theirs:
                 check_same("union", name, column, theirs[name])
@@ -318,8 +318,12 @@ class DataProto:
         """All rows one after the other. Batches must have the same columns, of the same kinds and dtypes, and `meta`
         must be equal where shared; else DataError. verl also merges a meta value called metrics: methods that measure
         return metrics rather than batches here."""
+        if not isinstance(batches, Sequence):
+            raise DataError(f"concat: takes a list of batches (seen: a {type(batches).__name__})")
         if not batches:
             return DataProto()
+        for batch in batches:
+            _checked_batch("concat", batch)
         check_same_columns("concat", [dict(batch.columns()) for batch in batches])
         first = batches[0]
         where = "concat: column '{}'".format
@@ -334,6 +338,12 @@ class DataProto:
     def __reduce__(self) -> tuple[Callable[..., DataProto], tuple[object, ...]]:
         tensors = {name: pack(name, tensor) for name, tensor in self.tensors.items()}
         return _unpickled, (tensors, dict(self.objects), dict(self.meta), dict(self.ragged), self.remote)
+
+
+def _checked_batch(where: str, batch: object) -> DataProto:
+    if not isinstance(batch, DataProto):
+        raise DataError(f"{where}: takes batches, which are DataProto (seen: a {type(batch).__name__})")
+    return batch
 
 
 def _unpickled(

@@ -131,7 +131,7 @@ class AnswerParser:
         outcomes = self._outcomes(new)
         again = {key: row for key, row in new.items() if _may_succeed_later(outcomes[key])}
         outcomes |= self._outcomes(again)
-        for key, row in again.items():
+        for key, row in new.items():
             if _is_lack_of_resources(outcomes[key]) and not (may_blame_answers and self._can_score()):
                 raise ResourceError(self._lack_text(row, outcomes[key]))
         self._reasons |= {key: self._reason(row, outcomes[key]) for key, row in new.items()}
@@ -234,7 +234,8 @@ def _is_lack_of_resources(outcome: RewardOutcome) -> bool:
 
 
 def _may_succeed_later(outcome: RewardOutcome) -> bool:
-    return outcome.status is RewardStatus.TIMEOUT or _is_lack_of_resources(outcome)
+    # At SIGKILL the pool has tried a second time already.
+    return outcome.status is RewardStatus.TIMEOUT or (_is_lack_of_resources(outcome) and not outcome.was_killed)
 
 
 def _distinct(rows: Sequence[PromptRow]) -> dict[AnswerKey, PromptRow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +14,9 @@ from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset, Huggin
 from rljob_trainer.errors import ConfigurationError, DatasetError, ResourceError
 from rljob_trainer.source_paths import local_path, looks_local
 
+MAX_DEPTH = 100
+"""Lists and dictionaries in each other. No data set needs so many, and Python's own functions for nested values, by
+which rows travel, end at a few hundred."""
 Block = TypeVar("Block", FileDataset, HuggingFaceDataset, ReasoningGymDataset)
 
 
@@ -62,6 +65,7 @@ def _read_file(spec: FileDataset, base_folder: Path, where: str, dataset: Datase
 
 def _plain(columns: Mapping[str, object], place: str, dataset: Dataset) -> RawRow:
     """The row without the columns that have no plain form; the prompt and the answer must have one."""
+    _refuse_deep(columns, place)
     plain = plain_row(columns)
     for field in (dataset.prompt_field, dataset.answer_field):
         name = field if field in columns else field.partition(".")[0]
@@ -85,7 +89,25 @@ def _read_json_lines(path: Path) -> Iterator[RawRow]:
         if line.strip():
             place = f"{path}, line {number}"
             # Some editors begin a file with a byte-order mark.
-            yield RawRow(place, _json_object(line, place, "utf-8-sig" if number == 1 else "utf-8"))
+            columns = _json_object(line, place, "utf-8-sig" if number == 1 else "utf-8")
+            _refuse_deep(columns, place)
+            yield RawRow(place, columns)
+
+
+def _refuse_deep(columns: Mapping[str, object], place: str) -> None:
+    for name, value in columns.items():
+        level, depth = [value], 0
+        while level := [item for each in level if isinstance(each, list | tuple | Mapping) for item in _items(each)]:
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise DatasetError(
+                    f"{place}: column {name!r} has more than {MAX_DEPTH} lists or dictionaries in each other; make it "
+                    "flat, or leave the row out"
+                )
+
+
+def _items(value: Sequence[object] | Mapping[str, object]) -> Iterable[object]:
+    return value.values() if isinstance(value, Mapping) else value
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -53,8 +53,10 @@ class RewardOutcome:
     """What the scorer took from the response as its answer, excerpted; empty where it found nothing, None where the
     scorer does not say."""
     has_died: bool = False
-    """The process ended while it worked on this request: a crash, or killed from outside, such as when out of
-    memory."""
+    """The process ended while it worked on this request: a crash, or it was killed."""
+    was_killed: bool = False
+    """SIGKILL ended the process, and another one that was given the request after it: probably memory is short. Says
+    nothing about the response."""
 
 
 @dataclass(frozen=True)

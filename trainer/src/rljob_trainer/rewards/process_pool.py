@@ -2,7 +2,8 @@
 
 One thread owns the processes: it hands out responses in chunks that shrink towards the end, reads results as they
 come, and kills the process group of a scorer that runs too long. Only the response in work is lost then; the rest of
-the chunk goes to the next process. A process that dies (exit, signal, out of memory) costs its response the same way.
+the chunk goes to the next process. A process that crashes (exit, signal) costs its response the same way. One that is
+killed by SIGKILL says nothing about its response: memory may be short. The response goes to another process, once.
 
 No process outlives its parent, however the parent ends (see `scoring_program`).
 """
@@ -10,6 +11,7 @@ No process outlives its parent, however the parent ends (see `scoring_program`).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import threading
@@ -29,12 +31,16 @@ from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.scoring_child import ScoringChild
 from rljob_trainer.rewards.wire import encode
 
+log = logging.getLogger(__name__)
+
 MAX_CHUNK = 64
 START_TIMEOUT_SECONDS = 300.0
 DEATH_CHECK_SECONDS = 0.1
 """How often dead processes are looked for whose connection a forked child of theirs still holds open."""
 STANDSTILL_SECONDS = 1.0
 """A turn that comes so much later than it should: this machine stood still, and its processes with it."""
+UNCOUNTED_SECONDS = 0.05
+"""A process that has waited longer for a core gets as much more time."""
 INHERITED_VARIABLES = (
     *("PATH", "HOME", "USER", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "VIRTUAL_ENV"),
     *("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", ENV_RUN_FOLDER),
@@ -68,6 +74,8 @@ class _Sample:
     batch: _Batch
     index: int
     frame: bytes
+    has_killed: bool = False
+    """A process that worked on it was killed."""
 
 
 @dataclass
@@ -78,6 +86,8 @@ class _Slot:
     number: int
     deadline: float
     """Monotonic time by which the process must have loaded the scorer, or scored the first of `samples`."""
+    seconds_without_core: float = 0.0
+    """Of the process, as `deadline` takes account of."""
     is_ready: bool = False
     is_garbled: bool = False
     """Its connection carried something that is no score: the scorer has written into it."""
@@ -213,7 +223,7 @@ class ScorerPool:
                 self._read(slot)
             if slot.is_garbled or slot.child.has_ended():
                 self._replace(slot, RewardStatus.ERROR)
-            elif now > slot.deadline and (slot.samples or not slot.is_ready):
+            elif now > slot.deadline and (slot.samples or not slot.is_ready) and not _gets_more_time(slot):
                 self._replace(slot, RewardStatus.TIMEOUT)
         for slot in self._slots:
             self._hand_out(slot)
@@ -233,6 +243,7 @@ class ScorerPool:
         return slot
 
     def _read(self, slot: _Slot) -> None:
+        num_before = len(slot.samples)
         for message in slot.child.receive():
             match message:
                 case [
@@ -243,7 +254,6 @@ class ScorerPool:
                 ] if slot.samples:
                     status = RewardStatus.ERROR if score is None else RewardStatus.OK
                     self._finish(slot.samples.popleft(), RewardOutcome(score or 0.0, status, detail, seconds, found))
-                    slot.deadline = time.monotonic() + self._timeout_seconds
                 case {"ready": True}:
                     slot.is_ready = True
                     if not self._ready.done():
@@ -253,6 +263,8 @@ class ScorerPool:
                 case _:
                     slot.is_garbled = True
                     return
+        if len(slot.samples) < num_before:
+            self._set_deadline(slot)
 
     def _replace(self, slot: _Slot, status: RewardStatus) -> None:
         """Kills the slot's process, charges the response in work, and starts another process."""
@@ -262,23 +274,39 @@ class ScorerPool:
         if not slot.is_ready:
             raise self._not_loaded(slot, status)
         if slot.samples:
-            detail, seconds = _end_of(slot), 0.0
-            if status is RewardStatus.TIMEOUT:
-                detail, seconds = f"ran longer than {self._timeout_seconds:g} s and was killed", self._timeout_seconds
-            outcome = RewardOutcome(0.0, status, detail, seconds, has_died=status is RewardStatus.ERROR)
-            self._finish(slot.samples.popleft(), outcome)
+            self._charge(slot, status)
         self._pending.extendleft(reversed(slot.samples))
         self._slots.append(self._start(slot.number))
+
+    def _charge(self, slot: _Slot, status: RewardStatus) -> None:
+        """Finishes the response in work, or leaves it to another process."""
+        sample = slot.samples[0]
+        was_killed = status is RewardStatus.ERROR and not slot.is_garbled and slot.child.was_killed()
+        if was_killed and not sample.has_killed:
+            sample.has_killed = True
+            log.warning(
+                "reward %s: a scoring process was killed (signal SIGKILL); another one scores its response. Probably "
+                "memory is short",
+                self._name,
+            )
+            return
+        detail, seconds = _end_of(slot), 0.0
+        if status is RewardStatus.TIMEOUT:
+            detail, seconds = f"ran longer than {self._timeout_seconds:g} s and was killed", self._timeout_seconds
+        has_died = status is RewardStatus.ERROR
+        slot.samples.popleft()
+        self._finish(sample, RewardOutcome(0.0, status, detail, seconds, has_died=has_died, was_killed=was_killed))
 
     def _not_loaded(self, slot: _Slot, status: RewardStatus) -> TrainerError:
         has_hung = status is RewardStatus.TIMEOUT
         what = f"did not load within {self._start_timeout_seconds:g} s" if has_hung else _end_of(slot)
         text = f"{self._spec.where}: {self._spec.name} {what}"
-        if isinstance(self._spec, FunctionScorer):
-            return RewardError(f"{text}\nfix what it does when it is imported, or give the trainer more memory")
-        if has_hung or slot.child.was_killed():
+        is_function = isinstance(self._spec, FunctionScorer)
+        if slot.child.was_killed() or (has_hung and not is_function):
             return ResourceError(f"{text}\nthe process was killed while it loaded: memory may be too small")
-        return RewardError(f"{text}\ncheck the installation")
+        return RewardError(
+            f"{text}\n{'fix what it does when it is imported' if is_function else 'check the installation'}"
+        )
 
     def _hand_out(self, slot: _Slot) -> None:
         if slot.child.has_unsent:
@@ -286,9 +314,13 @@ class ScorerPool:
         if not slot.is_ready or slot.samples or not self._pending:
             return
         chunk = min(MAX_CHUNK, -(-len(self._pending) // (2 * self._num_processes)))
-        slot.deadline = time.monotonic() + self._timeout_seconds
+        self._set_deadline(slot)
         slot.samples.extend(self._pending.popleft() for _ in range(chunk))
         slot.child.send(*(sample.frame for sample in slot.samples))
+
+    def _set_deadline(self, slot: _Slot) -> None:
+        slot.deadline = time.monotonic() + self._timeout_seconds
+        slot.seconds_without_core = slot.child.seconds_without_core()
 
     def _finish(self, sample: _Sample, outcome: RewardOutcome) -> None:
         batch = sample.batch
@@ -309,6 +341,17 @@ class ScorerPool:
                 future.set_exception(error)
 
 
+def _gets_more_time(slot: _Slot) -> bool:
+    """Moves the deadline by the time in which other processes had the cores, so that a busy machine costs no response.
+    That time is a part of what has passed, so the deadline comes to an end."""
+    waited = slot.child.seconds_without_core() - slot.seconds_without_core
+    if waited <= UNCOUNTED_SECONDS:
+        return False
+    slot.deadline += waited
+    slot.seconds_without_core += waited
+    return True
+
+
 def _end_of(slot: _Slot) -> str:
     """Why a process that has been killed is none any more, for people."""
     if slot.is_garbled:
@@ -319,7 +362,8 @@ def _end_of(slot: _Slot) -> str:
 def _frame(request: RewardRequest) -> bytes:
     try:
         return encode([request.prompt, request.response, request.answer, request.row])
-    except TypeError as error:
+    except (TypeError, RecursionError, ValueError) as error:
         raise RewardError(
-            f"a dataset row cannot be handed to the reward: {error}; keep only texts, numbers, lists and mappings"
+            f"a dataset row cannot be handed to the reward: {error}; keep only texts, numbers, and lists and mappings "
+            "that are not nested deep"
         ) from error

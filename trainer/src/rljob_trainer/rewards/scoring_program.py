@@ -1,9 +1,10 @@
 """The program of one scoring process: loads the scorer once, then scores what comes through a socket, in order.
 
 Started as `python -m rljob_trainer.rewards.scoring_program SOCKET_FD LIFELINE_FD` by `scoring_child`. Imports nothing
-heavy itself. Requests: frames of an 8-byte length and a value (see `wire`), the first one the scorer's class name and
-fields, then `[prompt, response, answer, row]`. Results: JSON lines, first `{"ready": true}` or `{"refused": text}`,
-then `[score or null, detail, seconds, found or null]` for each request.
+heavy itself. Requests: frames of an 8-byte length, a token and a value (see `wire`), the first one the scorer's class
+name and fields, then `[prompt, response, answer, row]`. Results: one JSON line `[token, answer]` for each frame, with
+its token, so that nothing else that is written into the socket can be taken for one; the answer is first
+`{"ready": true}` or `{"refused": text}`, then `[score or null, detail, seconds, found or null]`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ MAX_DETAIL_CHARACTERS = 4000
 NUM_TRACEBACK_LINES = 8
 MAX_LINE = 400
 """Characters of a line of a traceback."""
+TOKEN_CHARACTERS = 16
 SCORERS = {scorer.__name__: scorer for scorer in (FormatScorer, FunctionScorer, MathAnswerScorer, ReasoningGymScorer)}
 
 
@@ -46,14 +48,15 @@ def main() -> None:
     _start_guardian(descriptor, lifeline)
     StackFile(told_run_folder() or "", "scorer")
     frames = _frames(os.fdopen(descriptor, "rb"))
+    token, frame = next(frames)
     try:
-        scorer = _make_spec(next(frames)).load()
+        scorer = _make_spec(frame).load()
     except ConfigurationError as error:
-        _send(descriptor, {"refused": _printable(str(error))})
+        _send(descriptor, token, {"refused": _printable(str(error))})
         return
-    _send(descriptor, {"ready": True})
-    for frame in frames:
-        _send(descriptor, _score(scorer, frame))
+    _send(descriptor, token, {"ready": True})
+    for token, frame in frames:
+        _send(descriptor, token, _score(scorer, frame))
 
 
 def _make_spec(frame: bytes) -> ScorerSpec:
@@ -105,15 +108,17 @@ def _printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _send(descriptor: int, message: object) -> None:
-    data = json.dumps(message).encode() + b"\n"
+def _send(descriptor: int, token: str, answer: object) -> None:
+    data = json.dumps([token, answer]).encode() + b"\n"
     while data:
         data = data[os.write(descriptor, data) :]
 
 
-def _frames(requests: BinaryIO) -> Iterator[bytes]:
+def _frames(requests: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    """Tokens and values."""
     while header := requests.read(8):
-        yield requests.read(int.from_bytes(header, "little"))
+        frame = requests.read(int.from_bytes(header, "little"))
+        yield frame[:TOKEN_CHARACTERS].decode(), frame[TOKEN_CHARACTERS:]
 
 
 def _outlive_stop_signals() -> None:

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 
 TUPLE_TAG = "__tuple__"
 PAIRS_TAG = "__pairs__"
+TAGS = (TUPLE_TAG, PAIRS_TAG)
 
 
 def encode(value: object) -> bytes:
-    """Raises TypeError for anything but None, bool, int, float, str, and lists, tuples and mappings of these."""
+    """Raises TypeError for anything but None, bool, int, float, str, and lists, tuples and mappings of these, and
+    RecursionError or ValueError for what is nested too deep, contains itself, or has too many digits."""
     return json.dumps(_tagged(value)).encode()
 
 
@@ -29,7 +31,8 @@ def _tagged(value: object) -> object:
     if isinstance(value, list):
         return [_tagged(item) for item in value]
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
+        # A mapping with one of our tags for a key would be taken for a tuple, or for pairs, when it is read.
+        if all(isinstance(key, str) and key not in TAGS for key in value):
             return {key: _tagged(item) for key, item in value.items()}
         return {PAIRS_TAG: [[_tagged(key), _tagged(item)] for key, item in value.items()]}
     return value

@@ -19,7 +19,7 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
-from rljob_trainer.errors import RewardError
+from rljob_trainer.errors import ResourceError, RewardError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec, excerpt
 from rljob_trainer.rewards.process_pool import ScorerPool
 from rljob_trainer.workers.columns import (
@@ -156,8 +156,12 @@ def settle(
     """One score per request, in order, `errorScore` for failed ones, after `onError` and `onTimeout`. `where` is the
     reward's place in the job, such as `spec.training.rewards[0]`.
 
-    Raises RewardError about the first failure that the job does not tolerate.
+    Raises ResourceError where processes were killed, whatever the job tolerates: that must not become a score. Raises
+    RewardError about the first failure that the job does not tolerate.
     """
+    for request, outcome in zip(requests, outcomes, strict=True):
+        if outcome.was_killed:
+            raise ResourceError(f"{where} (reward {reward.name}): {scorer_name} {_kill_text(request, outcome)}")
     policies = {RewardStatus.ERROR: reward.on_error, RewardStatus.TIMEOUT: reward.on_timeout}
     counts = Counter(outcome.status for outcome in outcomes)
     for request, outcome in zip(requests, outcomes, strict=True):
@@ -172,12 +176,26 @@ def settle(
 def _failure_text(where: str, request: RewardRequest, outcome: RewardOutcome, seen: str) -> str:
     field = "onError" if outcome.status is RewardStatus.ERROR else "onTimeout"
     return (
-        f"{outcome.detail}\n"
+        f"{outcome.detail}\n{_request_text(request)}"
+        f"{seen} responses failed like this; fix the reward, or set {where}.{field}: Score to give such responses "
+        "errorScore"
+    )
+
+
+def _kill_text(request: RewardRequest, outcome: RewardOutcome) -> str:
+    return (
+        f"{outcome.detail}\n{_request_text(request)}"
+        "two processes were killed at this response, so the trainer is probably out of memory: give it more, or fewer "
+        "numProcesses. If it happens at such responses only, let the reward limit the memory that it takes: then it "
+        "fails by an error of its own, to which onError applies"
+    )
+
+
+def _request_text(request: RewardRequest) -> str:
+    return (
         f"  prompt: {excerpt(request.prompt, MAX_EXCERPT_CHARACTERS)!r}\n"
         f"  response: {excerpt(request.response, MAX_EXCERPT_CHARACTERS)!r}\n"
         f"  answer: {excerpt(str(request.answer), MAX_EXCERPT_CHARACTERS)!r}\n"
-        f"{seen} responses failed like this; fix the reward, or set {where}.{field}: Score to give such responses "
-        "errorScore"
     )
 
 
