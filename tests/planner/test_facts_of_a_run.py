@@ -12,7 +12,7 @@ from rljob_testing.planner_cases import workload
 
 
 def line(step: int, seconds: float, **others: float) -> dict[str, float]:
-    """The parts of a step that are in no phase take a tenth of a second; `_` stands for `/`."""
+    """The parts of a step that are in no phase take a tenth of a second."""
     phases = {"timing_s/generate": seconds / 2, "timing_s/update_actor": seconds / 2 - 0.1}
     lengths = {
         "prompt_length/mean": 10.0,

@@ -3,7 +3,7 @@
 Dense BFloat16 and memory bandwidth: torch 2.13 (`_inductor/analysis/device_info.py`), torchtitan (`tools/utils.py`),
 verl (`utils/flops_counter.py`) and data sheets; H100 and L4 without sparsity. Links: NVLink, Infinity Fabric or PCIe of
 one GPU, per direction. Memory is what torch reports as total, which is less than the data sheet's: 79.1 GiB of an H100
-(pytorch/torchtitan issue 1789), 44.4 of an L40S, 22.0 of an A10 and 192.0 of an MI300X stand in messages of public
+(pytorch/torchtitan issue 1789), 44.4 of an L40S, 22.0 of an A10 and 191.9 of an MI300X stand in messages of public
 issues. Those of A100, H100 NVL, H200, H20, B200, GB200 and L4 are from memory and unchecked.
 """
 
