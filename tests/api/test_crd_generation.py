@@ -74,7 +74,7 @@ def test_below_an_affinity_nothing_is_described() -> None:
 def test_number_bounds_quantities_and_free_maps_take_their_kubernetes_form() -> None:
     by_path = dict(schemas(root_schema()))
     rate = by_path[".spec.training.optimizer.learningRate"]
-    assert rate == {"type": "number", "minimum": 0, "exclusiveMinimum": True, "default": 1e-06}
+    assert rate == {"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 1e12, "default": 1e-06}
     shared = by_path[".spec.pools.items.sharedMemory"]
     assert shared["x-kubernetes-int-or-string"] is True
     assert "type" not in shared

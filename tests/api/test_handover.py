@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -80,6 +81,14 @@ def test_damage_is_refused_with_what_is_wrong() -> None:
     damaged = json.loads(dump_run_state(run_state())) | {"attempt": "one"}
     with pytest.raises(HandoverError, match=r'run state: attempt: must be a whole number \(seen: "one"\)'):
         load_run_state(json.dumps(damaged))
+
+
+@pytest.mark.parametrize("load", [load_job, load_run_state])
+def test_a_document_that_is_nested_too_deep_is_damaged(load: Callable[[str], object]) -> None:
+    for depth in (900, 50_000):
+        with pytest.raises(HandoverError) as caught:
+            load('{"contractVersion":1,"extra":' + "[" * depth + "]" * depth + "}")
+    assert str(caught.value).endswith("it is nested too deep to be read; check what wrote it")
 
 
 def test_the_run_state_survives() -> None:

@@ -88,7 +88,7 @@ def test_every_problem_is_reported_with_its_place_in_the_order_of_the_file() -> 
         ("gpusPerNode: 2", "gpusPerNode: 65", "must be at most 64 (seen: 65); lower it"),
         ("1e-6", "0", "must be above 0 (seen: 0); raise it"),
         ("1e-6", '"1e-6"', 'must be a number (seen: "1e-6"); write it without quotes'),
-        ("1e-6", "1e999", "must be a finite number (seen: Infinity); write a number"),
+        ("1e-6", "1e999", "must be a finite number (seen: 1e999); JSON has no other"),
         ("type: File", "type: file", f'must be one of {DATASETS} (seen: "file"); did you mean File?'),
         ("type: File", "type: 3", f"must be one of {DATASETS} (seen: 3); choose one of them"),
         ("{type: MathAnswer}", "MathAnswer", 'must be a mapping (seen: "MathAnswer"); write its fields below it'),
@@ -275,7 +275,19 @@ def test_a_key_may_not_be_a_boolean_of_yaml_1_1() -> None:
         (
             JOB + "  image: " + "9" * 5000 + "\n",
             (17, 10),
-            "the number is too large; no field takes more than 19 digits",
+            f"the number is too large (seen: {'9' * 40}); no field takes more than 9223372036854775807",
+        ),
+        (
+            JOB + "  image: 0xFFFFFFFFFFFFFFFFFF\n",
+            (17, 10),
+            "the number is too large (seen: 0xFFFFFFFFFFFFFFFFFF); no field takes more than 9223372036854775807",
+        ),
+        (JOB + "  image: 1e400\n", (17, 10), "must be a finite number (seen: 1e400); JSON has no other"),
+        (JOB + "  image: -1e999\n", (17, 10), "must be a finite number (seen: -1e999); JSON has no other"),
+        (
+            JOB + '  image: "a\\ud800"\n',
+            (17, 10),
+            "must be Unicode text (seen: \\ud800, one half of a character); write the character itself",
         ),
         ("a: [b\n", (2, 1), "this is not YAML: expected ',' or ']', but got '<stream end>'"),
         ("a: \x07\n", (1, 1), None),
@@ -306,6 +318,13 @@ def test_aliases_that_multiply_are_refused() -> None:
 
 def test_a_file_that_is_too_long_is_refused_before_it_is_parsed() -> None:
     assert only_problem("x" * (1024 * 1024 + 1))[3] == "the file is longer than 1048576 characters; shorten it"
+
+
+def test_of_a_file_without_an_end_no_more_is_read_than_may_be_there(tmp_path: Path) -> None:
+    endless = tmp_path / "endless.yaml"
+    endless.symlink_to("/dev/zero")
+    with pytest.raises(JobFileError, match="the file is longer than 1048576 characters; shorten it"):
+        load_job_file(endless)
 
 
 def test_a_rule_is_shown_at_the_value_that_breaks_it() -> None:

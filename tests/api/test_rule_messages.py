@@ -117,6 +117,7 @@ def test_the_message(name: str) -> None:
     assert sorted(found) == sorted(expected)
 
 
+LOSS = T + "algorithm.loss.clipped"
 MEMORY = "spec.head.resources.requests.memory"
 QUANTITY = (
     "must be a quantity such as 500m, 2, 1.5, 1e3 or 16Gi, and not negative (seen: {}); write a number, then nothing"
@@ -131,7 +132,10 @@ QUANTITY = (
         (MEMORY, {"Gi": 1}, QUANTITY.format("a mapping")),
         (MEMORY, -1.5, QUANTITY.format("-1.5")),
         (MEMORY, 1e100, QUANTITY.format("1e+100")),
-        (MEMORY, -(2**63) - 1, QUANTITY.format("-9223372036854775809")),
+        (LOSS, {"clipRatioHigh": 1e39}, "must be at most 1000000000000 (seen: 1e+39); lower it"),
+        (T + "algorithm.entropyCoefficient", -1e39, "must be at least -1000000000000 (seen: -1e+39); raise it"),
+        (T + "optimizer.epsilon", 1e-46, "must be at least 1e-30 (seen: 1e-46); raise it"),
+        (T + "rewards[0].timeoutSeconds", 1e9, "must be at most 1000000 (seen: 1000000000.0); lower it"),
         (MEMORY, 1.5, "must be text (seen: 1.5); put it in quotes"),
         (T + "rollout.cpuKvCache", False, QUANTITY.format("false")),
         ("spec.image", ["a"], "must be text (seen: a list of 1); write one value"),

@@ -64,10 +64,10 @@ def main() -> int:
         sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         (run_folder / "orphan.pid").write_text(str(sleeper.pid))
     if mode == "starting":
-        report(job, first_step(), RunPhase.STARTING)
+        report(job, 0, RunPhase.STARTING)
         while not STOPS:
             time.sleep(0.02)
-        report(job, first_step(), RunPhase.STOPPED)
+        report(job, 0, RunPhase.STOPPED)
         return constants.ExitCode.INTERRUPTED
     if mode.startswith("exit-"):
         return int(mode.removeprefix("exit-"))

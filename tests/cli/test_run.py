@@ -258,8 +258,21 @@ def test_ctrl_c_before_the_first_step_claims_no_checkpoint(workplace: Workplace,
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "exit code 130: stopped on request; no step was done, so there is nothing to save\n" in output
+    assert "exit code 130: stopped on request; no step was done by this attempt, so nothing is lost\n" in output
     assert "to go on: rljob run job.yaml --code code\n" in output
+
+
+def test_ctrl_c_while_a_run_goes_on_says_that_its_checkpoints_are_kept(workplace: Workplace, wait_for: WaitFor) -> None:
+    assert workplace.run()[0] == 0
+    process = workplace.start("--resume", mode="starting")
+    wait_for(lambda: '"attempt":2' in (workplace.run_folder / "rljob-run-state.json").read_text())
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "exit code 130: stopped on request; no step was done by this attempt, so nothing is lost\n" in output
+    assert f"checkpoints of former attempts are kept: {workplace.run_folder}/checkpoints\n" in output
+    assert "step 0 of" not in output
+    assert "to go on: rljob run job.yaml --resume --code code\n" in output
 
 
 @pytest.mark.parametrize(

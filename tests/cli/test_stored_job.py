@@ -117,6 +117,31 @@ def test_what_cannot_be_read_is_left_out_and_named(status: object, unread: tuple
     assert unread[0] in shown(stored)
 
 
+def test_no_text_of_a_status_can_steer_a_terminal() -> None:
+    red = "\x1b[31mR\x07"
+    bad = condition("ClusterReady", "False", red, CREATED, f"a {red}\nb {red}")
+    result = {"outcome": red, "reason": red, "message": red, "at": CREATED}
+    attempt = {"number": 1, "cluster": red, "started": CREATED, "state": red, "reason": red, "message": red}
+    common = {"phase": red, "reason": red, "conditions": [bad], "attempts": [attempt], "exportUri": red, red: 1}
+    requests = {"handledRequests": {"stop": red}}
+    for status in (common, common | {"result": result}, common | requests, {"phase": red, "attempts": red}):
+        stored = job(status)
+        assert "R" in shown(stored)
+        assert not set(shown(stored)) & {"\x1b", "\x07"}
+    handled = job(requests).status.handled_requests
+    assert handled is not None
+    assert handled.stop == red, "it is compared with the annotation"
+
+
+@pytest.mark.parametrize("place", ["started", "admittedAt", "silentSince", "progressedAt"])
+@pytest.mark.parametrize("end", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+12:00"])
+def test_times_at_the_ends_of_the_calendar_cannot_be_read(place: str, end: str) -> None:
+    attempt = {"number": 1, "cluster": "c", "started": CREATED} | {place: end}
+    stored = job({"attempts": [attempt]})
+    assert stored.unread[0] == f'status.attempts[0].{place} (seen: "{end}")'
+    assert stored.unread[0] in shown(stored)
+
+
 def test_more_attempts_than_this_version_lists_lose_the_oldest() -> None:
     attempts = [{"number": number, "cluster": f"c{number}", "started": CREATED} for number in range(1, 81)]
     stored = job({"attempts": attempts})

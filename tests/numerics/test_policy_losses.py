@@ -282,6 +282,21 @@ def test_log_ratios_of_any_size_give_finite_losses_and_gradients(name: str, adva
         assert found.gradients_N.isfinite().all()
 
 
+@pytest.mark.parametrize("name", [name for name, wire in WIRES.items() if len(wire) > 1])
+def test_the_smallest_and_largest_numbers_of_a_job_give_finite_losses_and_gradients(name: str) -> None:
+    (block,) = set(WIRES[name]) - {"type"}
+    numbers = WIRES[name][block]
+    assert isinstance(numbers, dict)
+    batch = made_batch((3, 4), seed=1)
+    for field, value in numbers.items():
+        ends = (0.01 if "temperature" in field else 1e-300, 1e12) if isinstance(value, float) else ()
+        for end in ends if field != "tokenShare" else (1e-300, 1.0):
+            loss = named_loss({**WIRES[name], block: {**numbers, field: end}})
+            for found in together(loss, batch).values():
+                assert found.losses_N.isfinite().all(), (field, end)
+                assert found.gradients_N.isfinite().all(), (field, end)
+
+
 @pytest.mark.parametrize("name", WIRES)
 def test_nothing_to_learn_from_is_no_loss(name: str) -> None:
     batch = made_batch((0, 0), seed=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -31,6 +32,7 @@ from rljob_testing.job_place import cluster_job
 from rljob_testing.valid_job import edited
 
 Json = dict[str, object]
+TIME = "2026-01-31T12:00:00Z"
 STATUS: Json = {
     "observedGeneration": 1,
     "phase": "Running",
@@ -207,6 +209,34 @@ def test_words_of_a_newer_status_are_read() -> None:
 def test_a_status_that_is_damaged_is_not_taken_for_an_empty_one() -> None:
     with pytest.raises(KubeError, match=r"RLJob team/job: status\.attempts"):
         job_object(job(status={"attempts": [{"number": "one"}]}))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"counters": {"attempts": 1}},
+        {"nextAttempt": {"reason": "r", "failureClass": "Free", "notBefore": TIME, "sameCluster": True}},
+    ],
+)
+def test_a_status_that_has_lost_its_attempts_is_damaged(said: Json) -> None:
+    message = (
+        "RLJob team/job: status.attempts is empty, and there have been attempts (seen: 1); delete the job and create it"
+        " again"
+    )
+    with pytest.raises(KubeError, match=re.escape(message)):
+        job_object(job(status=said | {"attempts": []}))
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9999-12-31T23:59:59-12:00"])
+def test_a_status_with_times_at_the_ends_of_the_calendar_is_damaged(time: str) -> None:
+    message = "RLJob team/job: status.attempts[0].admittedAt must be a time of the years 1970 to 2999"
+    with pytest.raises(KubeError, match=re.escape(message)):
+        job_object(edited(job(status=STATUS), {"status.attempts[0].admittedAt": time}))
+
+
+def test_a_creation_before_the_calendar_begins_is_none() -> None:
+    raw = edited(job(), {"metadata.creationTimestamp": "0001-01-01T00:00:00+12:00"})
+    assert job_object(raw).observed.created == datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def test_a_cluster_is_read() -> None:

@@ -14,7 +14,9 @@ import torch
 
 from rljob_testing.checkpoint_samples import save_step, values_of
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
+from rljob_trainer.checkpoints.layout import digest_of
 from rljob_trainer.checkpoints.load import find_newest_complete, load_into, open_checkpoint, refuse_existing
+from rljob_trainer.checkpoints.tensor_file import read_header
 from rljob_trainer.errors import ConfigurationError
 
 SHARD = "rank-00001.safetensors"
@@ -61,6 +63,12 @@ def make_folder(path: Path) -> None:
     path.mkdir()
 
 
+def nest_deep(path: Path) -> None:
+    """With the right digest."""
+    content = b'{"contractVersion":1,"extra":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+    path.write_bytes(b'{"content":%s,"digest":"%s"}\n' % (content, digest_of(content).encode()))
+
+
 DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     (SHARD, flip_last_bit, r"rank-00001.safetensors: digest of tensor weight is sha256:\w+, it was written as sha256:"),
     (SHARD, flip_bit_in_header, r"rank-00001.safetensors: digest of the header is sha256:\w+, it was written as"),
@@ -72,6 +80,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     (MANIFEST, truncate, r"manifest.json is cut short or is not a sealed JSON file"),
     (MANIFEST, make_garbage, r"manifest.json is cut short or is not a sealed JSON file \(512 bytes\)"),
     (MANIFEST, make_empty, r"manifest.json is empty"),
+    (MANIFEST, nest_deep, r"manifest.json: its content is nested too deep to be read"),
     (MANIFEST, make_folder, r"manifest.json cannot be read: Is a directory"),
 ]
 
@@ -122,6 +131,13 @@ def test_resume_never_is_refused_where_checkpoints_exist(tmp_path: Path) -> None
     save_step(tmp_path, 20, 1)
     with pytest.raises(ConfigurationError, match=r"is Never, but .* holds 1 checkpoints \(newest step-00000020.start"):
         refuse_existing(tmp_path)
+
+
+def test_a_header_that_is_nested_too_deep_is_none(tmp_path: Path) -> None:
+    header = b"[" * 50_000 + b"]" * 50_000
+    (tmp_path / SHARD).write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(DamagedError, match="does not begin with a safetensors header"):
+        read_header(tmp_path / SHARD)
 
 
 @pytest.mark.parametrize(("file", "damage", "text"), [case for case in DAMAGES if case[0] == SHARD])

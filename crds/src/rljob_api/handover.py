@@ -23,7 +23,7 @@ from rljob_api.errors import HandoverError
 from rljob_api.pydantic_messages import is_echo, plain_message
 from rljob_api.run_state import RunState
 from rljob_api.scalars import PositiveCount
-from rljob_api.tolerant_reading import RUN_STATE, TRAINER_JOB, read_document
+from rljob_api.tolerant_reading import RUN_STATE, TRAINER_JOB, ModelT, Policy, read_document
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import wire_path
@@ -57,12 +57,7 @@ def load_job(text: str) -> TrainerJob:
     """The job that `dump_job` wrote, by a version before this one, of this one, or after it. Raises HandoverError for
     damage, for versions that cannot be read here, and for a field that is set and unknown here, but in its run policy.
     """
-    what = "job"
-    data = _versioned(text, what)
-    try:
-        return read_document(TrainerJob, data, TRAINER_JOB).value
-    except ValidationError as error:
-        raise HandoverError(f"{what}: {_found(error, TrainerJob)}") from None
+    return _read(text, "job", TrainerJob, TRAINER_JOB)
 
 
 def dump_run_state(state: RunState) -> str:
@@ -73,12 +68,7 @@ def dump_run_state(state: RunState) -> str:
 def load_run_state(text: str) -> RunState:
     """The state that `dump_run_state` wrote, by a version before this one, of this one, or after it; what it says in
     fields that are unknown here is left out. Raises HandoverError for damage, and for what cannot be read here."""
-    what = "run state"
-    data = _versioned(text, what)
-    try:
-        return read_document(RunState, data, RUN_STATE).value
-    except ValidationError as error:
-        raise HandoverError(f"{what}: {_found(error, RunState)}") from None
+    return _read(text, "run state", RunState, RUN_STATE)
 
 
 def readable_versions() -> str:
@@ -100,6 +90,15 @@ def _as_the_trainer_reads_it(job: TrainerJob) -> TrainerJob:
 def _dump(wire: dict[str, object], version: int) -> str:
     """One line of JSON. The version is written even if it was left to its default."""
     return json.dumps({"contractVersion": version} | wire, separators=(",", ":"), ensure_ascii=False)
+
+
+def _read(text: str, what: str, kind: type[ModelT], policy: Policy) -> ModelT:
+    try:
+        return read_document(kind, _versioned(text, what), policy).value
+    except ValidationError as error:
+        raise HandoverError(f"{what}: {_found(error, kind)}") from None
+    except RecursionError:
+        raise HandoverError(f"{what}: it is nested too deep to be read; check what wrote it") from None
 
 
 def _versioned(text: str, what: str) -> dict[str, object]:

@@ -4,6 +4,7 @@ with nothing left open.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -23,7 +24,19 @@ from rljob_api.v1alpha1.optional_roles import absent_roles
 from rljob_api.v1alpha1.recipes import advantage_type, resolve_algorithm
 from rljob_api.v1alpha1.reward import LIMITS, WITHOUT_PROCESSES
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
-from rljob_api.yaml_text import Document, Path, YamlProblem, read_yaml, to_yaml, wire_path
+from rljob_api.yaml_text import (
+    MAX_TEXT_CHARACTERS,
+    TOO_LONG,
+    Document,
+    Path,
+    YamlProblem,
+    read_yaml,
+    to_yaml,
+    wire_path,
+)
+
+_MAX_BYTES = 4 * MAX_TEXT_CHARACTERS
+"""So many at least are too many characters; no more of a file than this is held in memory."""
 
 
 def load_job_file(path: FilePath) -> RLJob:
@@ -40,7 +53,11 @@ def read_job_text(path: FilePath) -> str:
     """The text of a job file. A pipe can be read only once, so a command that needs the text twice (for warnings, for
     the lines that it prints) keeps it. Raises JobFileError if the file cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise JobFileError(str(path), [TOO_LONG])
+        return io.StringIO(data.decode(), newline=None).read()
     except OSError as error:
         problem = Problem("", f"the file cannot be read ({error.strerror}); check the path", 1, 1)
         raise JobFileError(str(path), [problem]) from error

@@ -11,7 +11,8 @@ from pydantic_core import PydanticCustomError
 from rljob_api.quantities import QUANTITY_PATTERN
 
 MAX_COUNT = 2_147_483_647
-
+MAX_NUMBER = 1e12
+"""The trainer computes with float32, in which 1e39 is infinite, and the square of 1e20."""
 
 _MAX_JSON_INTEGER = 2**63 - 1
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -119,15 +120,16 @@ Integer = StrictInt
 Count = Annotated[Integer, Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[Integer, Field(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[Integer, Field(ge=1, le=MAX_COUNT)]
-Number = Annotated[StrictFloat, Field(allow_inf_nan=False)]
-NonNegativeNumber = Annotated[Number, Field(ge=0)]
-PositiveNumber = Annotated[Number, Field(gt=0)]
-Temperature = Annotated[Number, Field(ge=0.01)]
-DecayRate = Annotated[Number, Field(ge=0, lt=1)]
+FiniteNumber = Annotated[StrictFloat, Field(allow_inf_nan=False)]
+Number = Annotated[FiniteNumber, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+NonNegativeNumber = Annotated[FiniteNumber, Field(ge=0, le=MAX_NUMBER)]
+PositiveNumber = Annotated[FiniteNumber, Field(gt=0, le=MAX_NUMBER)]
+Temperature = Annotated[FiniteNumber, Field(ge=0.01, le=MAX_NUMBER)]
+DecayRate = Annotated[FiniteNumber, Field(ge=0, lt=1)]
 """A number from 0 to below 1."""
-OpenFraction = Annotated[Number, Field(gt=0, le=1)]
+OpenFraction = Annotated[FiniteNumber, Field(gt=0, le=1)]
 """A number above 0 and up to 1."""
-Fraction = Annotated[Number, Field(ge=0, le=1)]
+Fraction = Annotated[FiniteNumber, Field(ge=0, le=1)]
 """A number from 0 to 1."""
 
 ShortText = Annotated[StrictStr, Field(min_length=1, max_length=253)]

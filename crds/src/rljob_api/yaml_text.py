@@ -8,6 +8,7 @@ The same file must mean the same everywhere, so such plain scalars are refused; 
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,10 +35,14 @@ Path = tuple[str | int, ...]
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 MAX_TEXT_CHARACTERS = 1024 * 1024
+TOO_LONG = Problem("", f"the file is longer than {MAX_TEXT_CHARACTERS} characters; shorten it", 1, 1)
 MAX_VALUES = 20_000
 """Values after all aliases are written out."""
 MAX_DEPTH = 64
+MAX_INTEGER = 2**63 - 1
+"""The API server reads what is larger as a number with decimals."""
 
+_MOST_DIGITS = 100
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -52,6 +57,7 @@ _OLD_NUMBERS = (
     (re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"), "a number in base 60"),
 )
 _OLD_LINE_BREAK = re.compile(r"[\x85\u2028\u2029]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _CONSTANTS: dict[str, Plain] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -90,7 +96,7 @@ def read_yaml(text: str) -> Document:
     """The one document in the text; empty ones beside it (a last `---`, comments only) do not count, as for kubectl.
     Raises YamlProblem at the first thing that cannot be read."""
     if len(text) > MAX_TEXT_CHARACTERS:
-        raise YamlProblem(Problem("", f"the file is longer than {MAX_TEXT_CHARACTERS} characters; shorten it", 1, 1))
+        raise YamlProblem(TOO_LONG)
     if found := _OLD_LINE_BREAK.search(text):
         before = text[: found.start()]
         message = (
@@ -312,6 +318,11 @@ def _is_empty(content: Event) -> bool:
 def _scalar(event: ScalarEvent, path: Path) -> Plain:
     """The value of a scalar by the core schema of YAML 1.2 (section 10.3.2)."""
     text = str(event.value)
+    if found := _SURROGATE.search(text):
+        code = f"\\u{ord(found[0]):04x}"
+        raise _at(
+            event, path, f"must be Unicode text (seen: {code}, one half of a character); write the character itself"
+        )
     if event.style is not None:
         return text
     if text in _CONSTANTS:
@@ -325,11 +336,9 @@ def _scalar(event: ScalarEvent, path: Path) -> Plain:
         return _integer(event, path, 10)
     if _HEXADECIMAL.fullmatch(text):
         return _integer(event, path, 16)
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    if _NOT_FINITE.fullmatch(text):
-        raise _at(event, path, f"must be a finite number (seen: {text}); JSON has no other")
-    return text
+    if _NOT_FINITE.fullmatch(text) or (_NUMBER.fullmatch(text) and math.isinf(float(text))):
+        raise _at(event, path, f"must be a finite number (seen: {_shown(event)}); JSON has no other")
+    return float(text) if _NUMBER.fullmatch(text) else text
 
 
 _CHOICE = "put it in quotes if it is text, else write true or false"
@@ -337,10 +346,13 @@ _NUMBER_CHOICE = "write a plain decimal number, or put it in quotes if it is tex
 
 
 def _integer(event: ScalarEvent, path: Path, base: int) -> int:
-    """Raises for more digits than any field holds; Python would refuse to print or read them much later."""
-    if len(event.value) > 20:
-        raise _at(event, path, "the number is too large; no field takes more than 19 digits")
-    return int(str(event.value), base)
+    """Raises for more than any field holds; of very many digits Python reads none."""
+    text = str(event.value)
+    if len(text) > _MOST_DIGITS or abs(number := int(text, base)) > MAX_INTEGER:
+        raise _at(
+            event, path, f"the number is too large (seen: {_shown(event)}); no field takes more than {MAX_INTEGER}"
+        )
+    return number
 
 
 def _at(event: Event, path: Path, message: str) -> YamlProblem:

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 
 from rljob_api.base import WireModel
 from rljob_api.rule import revision_rule, rule, union_rules
-from rljob_api.scalars import Count, Flag, LongText, PositiveCount, PositiveNumber, ShortText
+from rljob_api.scalars import Count, Flag, LongText, PositiveCount, ShortText, Temperature
 
 _PROMPT = "{prompt}"
 
@@ -95,7 +95,7 @@ class Evaluation(WireModel):
     at_start: Flag = True
     num_samples: Count = 1
     """Sampled responses per prompt, beside the greedy one; 0 for none."""
-    temperature: PositiveNumber = 1.0
+    temperature: Temperature = 1.0
     """Of the sampled responses."""
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Count, DecayRate, NonNegativeNumber, PositiveNumber
+from rljob_api.scalars import MAX_NUMBER, Count, DecayRate, FiniteNumber, NonNegativeNumber, PositiveNumber
 
 
 class OptimizerType(StrEnum):
@@ -31,7 +34,8 @@ class Optimizer(WireModel):
     learning_rate: PositiveNumber = 1e-6
     beta1: DecayRate = 0.9
     beta2: DecayRate = 0.999
-    epsilon: PositiveNumber = 1e-8
+    epsilon: Annotated[FiniteNumber, Field(ge=1e-30, le=MAX_NUMBER)] = 1e-8
+    """Added to the root of the second moment; much less than the least would be 0 as float32."""
     weight_decay: NonNegativeNumber = 0.01
     warmup_steps: Count = 0
     """Training steps over which the learning rate rises linearly from learningRate / warmupSteps."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from rljob_api.base import WireModel
 from rljob_api.rule import required_block_rules, rule
-from rljob_api.scalars import NonNegativeNumber, Number, OpenFraction, PositiveNumber
+from rljob_api.scalars import NonNegativeNumber, Number, OpenFraction, PositiveNumber, Temperature
 from rljob_api.v1alpha1.user_function import Function
 from rljob_api.variants import Variants
 
@@ -80,9 +80,9 @@ class Cispo(WireModel):
 class Sapo(WireModel):
     """Soft adaptive policy optimization (Gao et al. 2025, arXiv 2511.20347)."""
 
-    temperature_positive: PositiveNumber = 1.0
+    temperature_positive: Temperature = 1.0
     """Of the gate of positive advantages; higher closes it sooner."""
-    temperature_negative: PositiveNumber = 1.05
+    temperature_negative: Temperature = 1.05
     """Of the gate of the others."""
 
 

@@ -10,14 +10,18 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from rljob_api.base import WireModel
-from rljob_api.scalars import Count, Integer, LongText, Number, PositiveCount, ShortText
+from rljob_api.scalars import Count, FiniteNumber, Integer, LongText, PositiveCount, ShortText
+
+FIRST_YEAR, LAST_YEAR = 1970, 2999
+"""No clock shows other years, and deadlines are added to times, so there must be room around them."""
 
 
 def _moment(text: str) -> str:
     """An API server refuses a status with any other text, so a trainer's is checked where it is read."""
     if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", text, re.ASCII):
         raise ValueError("must be a time such as 2026-01-31T12:00:00Z")
-    datetime.fromisoformat(text)
+    if not FIRST_YEAR <= datetime.fromisoformat(text).year <= LAST_YEAR:
+        raise ValueError(f"must be a time of the years {FIRST_YEAR} to {LAST_YEAR}")
     return text
 
 
@@ -52,10 +56,10 @@ class Progress(WireModel):
 
     step: Count
     total_steps: Count
-    reward_mean: Number | None = None
-    eval_score: Number | None = None
+    reward_mean: FiniteNumber | None = None
+    eval_score: FiniteNumber | None = None
     """Greedy score of the newest evaluation."""
-    tokens_per_second: Number | None = None
+    tokens_per_second: FiniteNumber | None = None
     updated_at: Timestamp
     eta_seconds: Count | None = None
 

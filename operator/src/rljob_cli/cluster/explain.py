@@ -107,7 +107,7 @@ def explanation(
     if troubles:
         yield Text("\nPods that are not ready:", "bold")
         for pod in waiting[:_MAX_PODS]:
-            yield Text(f"  {pod.metadata.name} ({pod.group}): {shortened(troubles[pod.metadata.name])}")
+            yield Text(f"  {pod.metadata.name} ({pod.group}): {shortened(one_line(troubles[pod.metadata.name]))}")
         if len(waiting) > _MAX_PODS:
             yield Text(f"  and {len(waiting) - _MAX_PODS} more")
     new = [event for event in warnings if not _says_what_is_known(event, troubles)]
@@ -163,7 +163,7 @@ def _says_what_is_known(event: Event, troubles: dict[str, str]) -> bool:
 def _warning(event: Event) -> str:
     times = f" (x{event.times})" if event.times > 1 else ""
     about = f"{event.involved_object.kind} {event.involved_object.name}"
-    return f"{about}: {event.reason}{times}: {shortened(one_line(event.message))}"
+    return f"{one_line(f'{about}: {event.reason}{times}')}: {shortened(one_line(event.message))}"
 
 
 def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:

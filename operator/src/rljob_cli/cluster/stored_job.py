@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
+from rljob_api.standard_streams import printable
 from rljob_api.tolerant_reading import AS_FAR_AS_READABLE, STORED_SPEC, read_document
 from rljob_api.v1alpha1.checkpoint import Checkpoint, CheckpointStorage, Resume
 from rljob_api.v1alpha1.run_policy import RunPolicy
@@ -98,11 +99,23 @@ def stored_job(wire: Mapping[str, object]) -> StoredJob:
     """The job in an answer of the API server. Fields that are unknown here are passed over, and what cannot be read is
     left out: one look at it must always be possible."""
     metadata = ObjectMeta.model_validate(wire.get("metadata"))
-    given = wire.get("status") or {}
+    given = _without_control_characters(wire.get("status") or {})
     conditions, unknown = _known_statuses(given.get("conditions") if isinstance(given, dict) else None)
     readable = {**given, "conditions": conditions} if isinstance(given, dict) and conditions is not None else given
     reading = read_document(RLJobStatus, readable, AS_FAR_AS_READABLE)
     return StoredJob(metadata, reading.value, wire, (*unknown, *map(_unread, reading.unreadable_parts)))
+
+
+def _without_control_characters(status: object) -> object:
+    """The status with texts that cannot steer a terminal. Requests stay as they are: they are compared, not shown."""
+    if isinstance(status, dict):
+        return {
+            name: value if name == "handledRequests" else _without_control_characters(value)
+            for name, value in status.items()
+        }
+    if isinstance(status, list):
+        return [_without_control_characters(value) for value in status]
+    return printable(status) if isinstance(status, str) else status
 
 
 def _unread(part: ErrorDetails) -> str:

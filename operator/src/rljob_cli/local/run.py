@@ -294,7 +294,7 @@ def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bo
 
 def _what_is_lost(state: RunState | None) -> str:
     if state is None or (state.checkpoint is None and state.progress.step == 0):
-        return "no step was done, so there is nothing to save"
+        return "no step was done by this attempt, so nothing is lost"
     if state.checkpoint is None:
         return f"there is no checkpoint yet, so the {state.progress.step} steps done are lost"
     return f"what was done after the checkpoint at step {state.checkpoint.step} is lost"
@@ -305,7 +305,10 @@ def _tell_the_end(
 ) -> None:
     meaning = explain_exit(code, state, was_killed_on_request=process.was_killed_on_request)
     console.print(Text(f"exit code {code}: {meaning}"), soft_wrap=True)
-    if state is not None:
+    if state is not None and state.progress.step == 0 and folder.has_results():
+        # It ended before it had looked at the checkpoints of those before it.
+        console.print(Text(f"checkpoints of former attempts are kept: {folder.checkpoints}"), soft_wrap=True)
+    elif state is not None:
         progress = state.progress
         reached = f"step {progress.step} of {progress.total_steps}"
         if progress.eval_score is not None:

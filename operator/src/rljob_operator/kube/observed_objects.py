@@ -107,10 +107,10 @@ def controller_uid(raw: JsonObject) -> str | None:
 
 
 def time_at(value: object, *path: str) -> datetime | None:
-    """The time at a path, in UTC; None where there is none."""
+    """The time at a path, in UTC; None where there is none, or none of the calendar's years in UTC."""
     try:
         return datetime.fromisoformat(text_at(value, *path)).astimezone(UTC)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -174,13 +174,24 @@ def _status(raw: JsonObject, where: str) -> RLJobStatus:
     if len(attempts) > MAX_ATTEMPTS:
         raw = {**raw, "attempts": list(attempts[-MAX_ATTEMPTS:])}
     try:
-        return read_document(RLJobStatus, raw, STATUS).value
+        status = read_document(RLJobStatus, raw, STATUS).value
     except ValidationError as error:
         first = _errors(error)[0]
-        raise KubeError(
-            f"{where}: status.{wire_path(first['loc'])} {plain_message(first, RLJobStatus)}; delete the job and"
-            " create it again"
-        ) from None
+        raise _damaged(f"{where}: status.{wire_path(first['loc'])} {plain_message(first, RLJobStatus)}") from None
+    if not status.attempts and (num_attempts := _num_attempts(status)) > 0:
+        raise _damaged(f"{where}: status.attempts is empty, and there have been attempts (seen: {num_attempts})")
+    return status
+
+
+def _num_attempts(status: RLJobStatus) -> int:
+    """How many there have been at least, by what is said beside their records."""
+    counted = status.counters.attempts if status.counters is not None else 0
+    goes_on = status.next_attempt is not None and status.next_attempt.same_cluster
+    return max(counted, int(goes_on))
+
+
+def _damaged(found: str) -> KubeError:
+    return KubeError(f"{found}; delete the job and create it again")
 
 
 def _errors(error: ValidationError) -> list[ErrorDetails]:

@@ -9,6 +9,7 @@ import hashlib
 from datetime import timedelta
 
 from rljob_api.conditions import ConditionType, Reason
+from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, JobResult, NextAttempt
 from rljob_operator.manifests.naming import cluster_name
@@ -72,7 +73,7 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
     since = attempt.admitted_at
     if since is not None:
         active = max(0, round(seconds_since(since, draft.now)))
-        draft.change_counters(active_seconds=draft.counters.active_seconds + active)
+        draft.change_counters(active_seconds=min(draft.counters.active_seconds + active, MAX_COUNT))
     found = FAILURE_CLASSES.get(ending.reason)
     draft.change_attempt(
         state=AttemptState.ENDED.value,

@@ -27,7 +27,7 @@ from pydantic import Field, JsonValue, ValidationError
 from rljob_api.base import WireModel
 from rljob_api.handover import is_readable_version, readable_versions
 from rljob_api.scalars import Count, PositiveCount
-from rljob_api.tolerant_reading import CHECKPOINT, read_document
+from rljob_api.tolerant_reading import CHECKPOINT, Reading, read_document
 from rljob_trainer.checkpoints.errors import DamagedError
 
 log = logging.getLogger(__name__)
@@ -187,22 +187,29 @@ def read_sealed(path: Path, document_type: type[DocumentType]) -> tuple[Document
     if digest != expected:
         raise DamagedError(f"{path.name}: digest of the content is {digest}, it was written as {expected}")
     try:
+        reading = _read(path.name, content, document_type)
+    except RecursionError:
+        raise DamagedError(f"{path.name}: its content is nested too deep to be read") from None
+    tell_unknown(path.name, reading.unknown_fields)
+    return reading.value, digest
+
+
+def _read(name: str, content: bytes, document_type: type[DocumentType]) -> Reading[DocumentType]:
+    try:
         data = json.loads(content)
     except ValueError as error:
-        raise DamagedError(f"{path.name}: its content is not JSON ({error})") from error
+        raise DamagedError(f"{name}: its content is not JSON ({error})") from error
     version = data.get("contractVersion") if isinstance(data, dict) else None
     if not is_readable_version(version):
         raise DamagedError(
-            f"{path.name} has contractVersion {json.dumps(version)}; this program reads {readable_versions()}"
+            f"{name} has contractVersion {json.dumps(version)}; this program reads {readable_versions()}"
         )
     try:
-        reading = read_document(document_type, data, CHECKPOINT)
+        return read_document(document_type, data, CHECKPOINT)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise DamagedError(f"{path.name}: {where}: {first['msg']}") from error
-    tell_unknown(path.name, reading.unknown_fields)
-    return reading.value, digest
+        raise DamagedError(f"{name}: {where}: {first['msg']}") from error
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, str]:

@@ -188,7 +188,7 @@ def read_header(path: Path) -> tuple[bytes, dict[str, Span]]:
         entries.pop("__metadata__", None)
         offsets = {name: entry["data_offsets"] for name, entry in entries.items()}
         spans = {name: Span(data_start + start, data_start + end) for name, (start, end) in offsets.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{path.name} does not begin with a safetensors header") from error
     return prefix + text, spans
 
