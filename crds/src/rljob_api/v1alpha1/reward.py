@@ -115,13 +115,8 @@ class Reward(WireModel):
     format: FormatReward | None = None
     overlong: OverlongPenalty | None = None
     reward_model: RewardModel | None = None
-<<<<<<< HEAD
-    timeout_seconds: PositiveNumber = 10.0
-    """For one response, without the time in which other processes had the cores; the process is killed then."""
-=======
     timeout_seconds: Annotated[FiniteNumber, Field(gt=0, le=1_000_000)] = 10.0
-    """For one response, on the wall clock; the process is killed then."""
->>>>>>> fixapi
+    """For one response, without the time in which other processes had the cores; the process is killed then."""
     num_processes: PositiveCount = 2
     """Scoring processes in all. They run beside the workers, which share them out evenly; each has at least one."""
     on_error: ErrorPolicy = ErrorPolicy.FAIL
