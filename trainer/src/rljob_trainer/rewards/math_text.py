@@ -36,7 +36,7 @@ _NAMED = (
     (re.compile(r"\\degree(?![a-zA-Z])"), r"^\\circ"),
     (re.compile(r"\\leqs?lant(?![a-zA-Z])|\\leq(?![a-zA-Z])"), r"\\le"),
     (re.compile(r"\\geqs?lant(?![a-zA-Z])|\\geq(?![a-zA-Z])"), r"\\ge"),
-    (re.compile(r"\\neq(?![a-zA-Z])"), r"\\ne"),
+    (re.compile(r"\\neq(?![a-zA-Z])|\\not\s{0,3}="), r"\\ne "),
     (re.compile(r"\\lbrace(?![a-zA-Z])"), r"\\{"),
     (re.compile(r"\\rbrace(?![a-zA-Z])"), r"\\}"),
     (re.compile(r"\\(?:text|textrm|mathrm|mbox|operatorname)\s*\{\s*(and|or)\s*\}"), r" \1 "),
